@@ -1,0 +1,62 @@
+# make            build/train_gpt for the cpu target        make demo    train on real text, two minutes
+# make test       every test       make bench   speed and memory        make SANITIZE=1 test   with ASan and UBSan
+CC ?= gcc
+CXX ?= g++
+ARCH ?= native
+B := build$(if $(SANITIZE),/sanitize)
+
+# A library is used where its header is found; without any of them the plain OpenMP loops remain.
+has = $(shell printf '\043include <$(1)>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes)
+ifeq ($(call has,oneapi/dnnl/dnnl.h),yes)
+  DEFINES += -DHAVE_ONEDNN
+  LDLIBS += -ldnnl
+endif
+# Debian keeps each BLAS in its own folder, so that /usr/include/cblas.h may be any of them.
+OPENBLAS_INCLUDE ?= $(firstword $(wildcard /usr/include/$(shell $(CC) -print-multiarch)/openblas-openmp /usr/include/openblas))
+ifneq ($(OPENBLAS_INCLUDE),)
+  DEFINES += -DHAVE_OPENBLAS -I$(OPENBLAS_INCLUDE)
+  LDLIBS += $(firstword $(wildcard /usr/lib/$(shell $(CC) -print-multiarch)/openblas-openmp/libopenblas.so) -lopenblas)
+endif
+
+# No -ffast-math: NaN must stay NaN. Reductions that may be reordered say so by `omp simd`.
+CFLAGS ?= -O3 -g
+CFLAGS += -march=$(ARCH) -mprefer-vector-width=512 -fopenmp -fno-math-errno -fno-trapping-math
+WARNINGS := -Wall -Wextra -Werror -Wno-unused-parameter -Wno-unused-function
+CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
+LDLIBS += -lm
+ifdef SANITIZE
+  CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+endif
+COMPILE = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(WARNINGS)
+PRECISION_fp32 :=
+PRECISION_bf16 := -DPRECISION_BF16
+# bf16 with the AMX tiles emulated, so that kernels written on them run everywhere
+PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE
+
+.PHONY: all clean
+all: $(B)/train_gpt
+
+# One copy of the engine per precision, and a main that picks one.
+$(B)/train_gpt: $(B)/main.o $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
+	$(CC) $(CFLAGS) $^ $(LDLIBS) -o $@
+$(B)/main.o: train_gpt.c | $(B)
+	$(COMPILE) -c $< -o $@
+$(B)/engine_cpu_%.o: train_gpt.c | $(B)
+	$(COMPILE) -DENGINE=cpu_$* $(PRECISION_$*) -c $< -o $@
+
+# test/op_NAME.c is built per precision (NAME_fp32, NAME_bf16, NAME_amx); test/unit_NAME.c once.
+$(B)/test/op_%_fp32: test/op_%.c | $(B)/test
+	$(COMPILE) $(PRECISION_fp32) $< $(LDLIBS) -lcmocka -o $@
+$(B)/test/op_%_bf16: test/op_%.c | $(B)/test
+	$(COMPILE) $(PRECISION_bf16) $< $(LDLIBS) -lcmocka -o $@
+$(B)/test/op_%_amx: test/op_%.c | $(B)/test
+	$(COMPILE) $(PRECISION_amx) $< $(LDLIBS) -lcmocka -o $@
+$(B)/test/unit_%: test/unit_%.c | $(B)/test
+	$(COMPILE) $< $(LDLIBS) -lcmocka -o $@
+
+$(B) $(B)/test:
+	mkdir -p $@
+clean:
+	rm -rf build
+
+-include $(wildcard $(B)/*.d $(B)/test/*.d)
