@@ -1,0 +1,80 @@
+// What the tests share: cmocka, random data, comparison by norm.
+#pragma once
+#include <math.h>    // sqrt, fabs, isnan
+#include <setjmp.h>  // cmocka.h needs these four before it
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdio.h>  // printf
+#include <stdlib.h> // malloc
+
+// A small generator of the tests' own (splitmix64), so that test data does not lean on code under test.
+static inline uint64_t test_random(uint64_t *state) {
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+// Uniform in [-1, 1).
+static inline double test_uniform(uint64_t *state) { return (double)(test_random(state) >> 11) * 0x1p-52 - 1.0; }
+
+static inline void *test_malloc(size_t bytes) {
+    void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    assert_non_null(memory);
+    return memory;
+}
+static inline double *test_doubles(int64_t n) {
+    double *x = (double *)test_malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = 0;
+    return x;
+}
+
+// |x - reference| / |reference| in the 2-norm; NaN anywhere gives NaN, which no `<` accepts.
+static inline double relative_error(const double *x, const double *reference, int64_t n) {
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        difference += (x[i] - reference[i]) * (x[i] - reference[i]);
+        norm += reference[i] * reference[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+#define assert_close(x, reference, n, tolerance) \
+    assert_close_at((x), (reference), (n), (tolerance), #x, __FILE__, __LINE__)
+static inline void assert_close_at(const double *x, const double *reference, int64_t n, double tolerance, const char *name,
+                                   const char *file, int line) {
+    const double error = relative_error(x, reference, n);
+    if (!(error <= tolerance)) {
+        print_error("%s:%d: %s differs by %.3g, allowed %.3g\n", file, line, name, error, tolerance);
+        _fail(file, line);
+    }
+}
+
+#ifdef FLOATX_NAME // for tests that include kernels/device.cuh first
+// A random floatX array and the same values (rounded to floatX) in double.
+static inline floatX *test_floats(double **exact, int64_t n, double scale, uint64_t *state) {
+    floatX *x = (floatX *)test_malloc((size_t)n * sizeof *x);
+    *exact = test_doubles(n);
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = to_floatX((float)(scale * test_uniform(state)));
+        (*exact)[i] = to_float(x[i]);
+    }
+    return x;
+}
+static inline double *to_doubles(const floatX *x, int64_t n) {
+    double *result = test_doubles(n);
+    for (int64_t i = 0; i < n; i++)
+        result[i] = to_float(x[i]);
+    return result;
+}
+static inline double *floats_to_doubles(const float *x, int64_t n) {
+    double *result = test_doubles(n);
+    for (int64_t i = 0; i < n; i++)
+        result[i] = x[i];
+    return result;
+}
+// Half a unit in the last place of floatX, relative: what one rounding costs at most.
+static const double FLOATX_ROUNDING = sizeof(floatX) == 2 ? 0x1p-9 : 0x1p-24;
+#endif
