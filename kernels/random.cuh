@@ -1,0 +1,113 @@
+// Random numbers without state: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+//
+// A value is a function of its key and counter alone, so that a dropout mask is never stored and a recomputed one is the
+// same one, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4 of
+// block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest bit
+// set, the upper half of a stream's number (initialisation, sampling, shuffling).
+#pragma once
+#include "kernels/device.cuh" // uint32_t, uint64_t
+#include <math.h>             // sqrtf, logf, cosf, sinf
+
+enum dropout_use { DROPOUT_EMBEDDING, DROPOUT_ATTENTION, DROPOUT_ATTENTION_PROJECTION, DROPOUT_MLP_PROJECTION };
+
+// Which mask is meant. With p = 0 there is no dropout.
+struct dropout {
+    float p; // the part of the elements that becomes 0; the others are scaled by 1 / (1 - p)
+    uint64_t seed, step;
+    uint32_t layer, use; // use: enum dropout_use
+};
+
+struct philox_words {
+    uint32_t word[4];
+};
+
+static inline struct philox_words philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {
+        const uint64_t product0 = (uint64_t)0xd2511f53u * c0, product1 = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)product1;
+        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)product0;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    const struct philox_words result = {{c0, c1, c2, c3}};
+    return result;
+}
+
+// The words of PHILOX_LANES blocks, beginning with `block`. The caller's loops run over whole chunks of this size, as the
+// compiler then makes vectors of the lanes.
+enum { PHILOX_LANES = 16, PHILOX_CHUNK = 4 * PHILOX_LANES };
+static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t c2, uint32_t c3, uint64_t key) {
+#pragma omp simd
+    for (int lane = 0; lane < PHILOX_LANES; lane++) {
+        const uint64_t at = block + (uint64_t)lane;
+        const struct philox_words four =
+            philox4x32((uint32_t)at, (uint32_t)(at >> 32), c2, c3, (uint32_t)key, (uint32_t)(key >> 32));
+        words[4 * lane + 0] = four.word[0];
+        words[4 * lane + 1] = four.word[1];
+        words[4 * lane + 2] = four.word[2];
+        words[4 * lane + 3] = four.word[3];
+    }
+}
+
+// [0, 1) in steps of 2^-24, each exact in fp32.
+static inline float uniform_from_word(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
+
+static inline uint32_t stream_word(uint64_t stream) { return (uint32_t)(stream >> 32) | 0x80000000u; }
+
+// [0, 1)
+static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element) {
+    const uint64_t block = element / 4;
+    const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)stream,
+                                                stream_word(stream), (uint32_t)seed, (uint32_t)(seed >> 32));
+    return uniform_from_word(four.word[element % 4]);
+}
+
+// 0 or 1 / (1 - p)
+static inline float dropout_scale(struct dropout d, uint64_t element) {
+    const uint64_t block = element / 4;
+    const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)d.step,
+                                                d.layer << 8 | d.use, (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
+    return uniform_from_word(four.word[element % 4]) >= d.p ? 1.0f / (1.0f - d.p) : 0.0f;
+}
+
+// out[i] = dropout_scale(d, first_element + i), i < n; many at a time.
+static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n) {
+    const float kept = 1.0f / (1.0f - d.p);
+    const int skip = (int)(first_element % 4); // elements of the first block that lie before first_element
+    for (int i = -skip; i < n; i += PHILOX_CHUNK) {
+        uint32_t words[PHILOX_CHUNK];
+        float scales[PHILOX_CHUNK];
+        philox_chunk(words, (first_element + (uint64_t)(int64_t)i) / 4, (uint32_t)d.step, d.layer << 8 | d.use, d.seed);
+#pragma omp simd
+        for (int k = 0; k < PHILOX_CHUNK; k++)
+            scales[k] = uniform_from_word(words[k]) >= d.p ? kept : 0.0f;
+        const int from = i < 0 ? -i : 0, to = n - i < PHILOX_CHUNK ? n - i : PHILOX_CHUNK;
+        for (int k = from; k < to; k++)
+            out[i + k] = scales[k];
+    }
+}
+
+// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. Box-Muller: the words of a
+// block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
+static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element) {
+    const int64_t skip = (int64_t)(first_element % 4);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = -skip; i < n; i += PHILOX_CHUNK) {
+        uint32_t words[PHILOX_CHUNK];
+        float normals[PHILOX_CHUNK];
+        philox_chunk(words, (first_element + (uint64_t)i) / 4, (uint32_t)stream, stream_word(stream), seed);
+        for (int k = 0; k < PHILOX_CHUNK; k += 2) {
+            // Half a step keeps u1 off 0; all 32 bits of it let z reach 6.7.
+            const float u1 = (float)words[k] * 0x1p-32f + 0x1p-33f, u2 = (float)words[k + 1] * 0x1p-32f;
+            const float radius = std * sqrtf(-2.0f * logf(u1));
+            normals[k] = radius * cosf(6.283185307f * u2);
+            normals[k + 1] = radius * sinf(6.283185307f * u2);
+        }
+        const int from = i < 0 ? (int)-i : 0, to = n - i < PHILOX_CHUNK ? (int)(n - i) : PHILOX_CHUNK;
+        for (int k = from; k < to; k++)
+            out[i + k] = normals[k];
+    }
+}
