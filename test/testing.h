@@ -20,13 +20,13 @@ static inline uint64_t test_random(uint64_t *state) {
 // Uniform in [-1, 1).
 static inline double test_uniform(uint64_t *state) { return (double)(test_random(state) >> 11) * 0x1p-52 - 1.0; }
 
-static inline void *test_malloc(size_t bytes) {
+static inline void *test_alloc(size_t bytes) {
     void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
     assert_non_null(memory);
     return memory;
 }
 static inline double *test_doubles(int64_t n) {
-    double *x = (double *)test_malloc((size_t)n * sizeof *x);
+    double *x = (double *)test_alloc((size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++)
         x[i] = 0;
     return x;
@@ -55,7 +55,7 @@ static inline void assert_close_at(const double *x, const double *reference, int
 #ifdef FLOATX_NAME // for tests that include kernels/device.cuh first
 // A random floatX array and the same values (rounded to floatX) in double.
 static inline floatX *test_floats(double **exact, int64_t n, double scale, uint64_t *state) {
-    floatX *x = (floatX *)test_malloc((size_t)n * sizeof *x);
+    floatX *x = (floatX *)test_alloc((size_t)n * sizeof *x);
     *exact = test_doubles(n);
     for (int64_t i = 0; i < n; i++) {
         x[i] = to_floatX((float)(scale * test_uniform(state)));
