@@ -105,13 +105,20 @@ static size_t plan_rounded(const struct plan_buffer *buffer) {
     return plan_sum(buffer->bytes, PLAN_ALIGNMENT - 1, buffer->name) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
 }
 
+// Longer names lose their end.
+static void plan_copy_name(char *out, const char *name) {
+    const size_t n = strnlen(name, PLAN_NAME_CHARS - 1);
+    memcpy(out, name, n);
+    out[n] = 0;
+}
+
 static int plan_category(struct plan *plan, const char *name) {
     for (int i = 0; i < plan->category_count; i++)
         if (strncmp(plan->categories[i], name, PLAN_NAME_CHARS - 1) == 0)
             return i;
     plan->categories = (char(*)[PLAN_NAME_CHARS])plan_grow(plan->categories, plan->category_count,
                                                            &plan->category_capacity, sizeof *plan->categories);
-    snprintf(plan->categories[plan->category_count], PLAN_NAME_CHARS, "%s", name);
+    plan_copy_name(plan->categories[plan->category_count], name);
     return plan->category_count++;
 }
 
@@ -121,7 +128,7 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
     plan->buffers = (struct plan_buffer *)plan_grow(plan->buffers, plan->count, &plan->capacity, sizeof *plan->buffers);
     struct plan_buffer *buffer = &plan->buffers[plan->count];
     memset(buffer, 0, sizeof *buffer);
-    snprintf(buffer->name, sizeof buffer->name, "%s", name);
+    plan_copy_name(buffer->name, name);
     buffer->category = plan_category(plan, category);
     buffer->layer = layer;
     buffer->bytes = bytes;
@@ -134,7 +141,7 @@ static int plan_add(struct plan *plan, enum plan_arena arena, const char *catego
 static int plan_phase(struct plan *plan, const char *name) {
     plan->phases = (char(*)[PLAN_NAME_CHARS])plan_grow(plan->phases, plan->phase_count, &plan->phase_capacity,
                                                        sizeof *plan->phases);
-    snprintf(plan->phases[plan->phase_count], PLAN_NAME_CHARS, "%s", name);
+    plan_copy_name(plan->phases[plan->phase_count], name);
     return plan->phase_count++;
 }
 
