@@ -46,6 +46,23 @@ static inline float to_float(floatX x) { return x; }
 static inline floatX to_floatX(float x) { return x; }
 #endif
 
+// What the host does with memory of the device. On the cpu target both are one.
+static inline void device_upload(void *device_memory, const void *host, size_t bytes) {
+    memcpy(device_memory, host, bytes);
+}
+static inline void device_download(void *host, const void *device_memory, size_t bytes) {
+    memcpy(host, device_memory, bytes);
+}
+// Zeroes at memory bandwidth, which takes every thread.
+static inline void device_zero(void *device_memory, size_t bytes) {
+    const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;
+#pragma omp parallel for
+    for (int64_t i = 0; i < chunks; i++) {
+        const int64_t begin = i * chunk, rest = (int64_t)bytes - begin;
+        memset((char *)device_memory + begin, 0, (size_t)(rest < chunk ? rest : chunk));
+    }
+}
+
 struct matmul_library; // kernels/matmul.cuh
 
 // What an op runs on. One per process; passed to every op as its last argument.

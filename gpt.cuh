@@ -1,0 +1,807 @@
+// The model: one block forward, one block backward, the head, the micro-step, the update, evaluation and generation.
+//
+// The schedule below is run in two ways. In planning mode each phase records which buffers it touches and executes
+// nothing: that is where the memory plan comes from (memory.cuh). In a real run the same code finds those buffers at
+// their planned places. A phase looks like this:
+//
+//     phase(m, "norm 1", l);                                 // the next phase of the schedule begins
+//     floatX *out = activation(m, pass, l, ACT_NORM1);       // all its buffers are fetched: touched, when planning
+//     RUN(m, norm_forward(out, ...));                        // the op: skipped, when planning
+//
+// Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
+#pragma once
+#include "attention.cuh"          // attention_forward, attention_backward, attention_decode
+#include "config.h"               // struct config
+#include "kernels/activation.cuh" // gelu, swiglu
+#include "kernels/adamw.cuh"      // adamw_update, sum_of_squares
+#include "kernels/embedding.cuh"  // embedding_forward, embedding_backward
+#include "kernels/loss.cuh"       // cross_entropy
+#include "kernels/matmul.cuh"     // matmul_forward, matmul_backward_input, matmul_backward_weight
+#include "kernels/norm.cuh"       // norm_forward, norm_backward, residual_forward
+#include "kernels/rope.cuh"       // rope_forward, rope_backward
+#include "memory.cuh"             // struct plan, struct arenas
+#include "parameters.cuh"         // struct parameters, struct model_shape
+#include "recompute.cuh"          // struct recompute_policy
+#include "runtime/error.h"        // fail
+#include <math.h>                 // sqrt, isfinite
+#include <time.h>                 // clock_gettime
+
+// What runs the schedule, which decides where activations live: a training step's first forward; the forward of some
+// activations again before a layer's backward; validation; one token a sequence against the KV cache.
+enum pass { PASS_TRAIN, PASS_RECOMPUTE, PASS_EVALUATE, PASS_GENERATE, PASS_COUNT };
+
+// The parts of the schedule, each entered at its own first phase.
+enum region { REGION_MICRO_STEP, REGION_UPDATE, REGION_EVALUATE, REGION_GENERATE, REGION_COUNT };
+
+// Buffers of a layer besides its activations, and of the whole model (layer -1).
+enum slot {
+    SLOT_KEYS = ACT_COUNT, // the KV cache
+    SLOT_VALUES,
+    SLOT_TOKENS,
+    SLOT_TARGETS,
+    SLOT_LNF,
+    SLOT_LNF_STATS,
+    SLOT_LOGITS,
+    SLOT_LOSSES,
+    SLOT_D_MLP_PROJ, // gradients: behind the residual dropout,
+    SLOT_D_ACT,      // of the activation's output, and so on
+    SLOT_D_FC,
+    SLOT_D_NORM2,
+    SLOT_D_ATT_PROJ,
+    SLOT_D_ATT,
+    SLOT_D_QKV,
+    SLOT_D_NORM1,
+    SLOT_D_LNF,
+    SLOT_D_RESIDUAL, // of the residual stream, from the head down to the embedding
+    SLOT_COUNT
+};
+
+struct gpt {
+    struct config config;
+    struct model_shape shape;
+    struct parameters table;
+    struct recompute_policy policy;
+    enum attention_backend backend;
+    struct device *dev;
+
+    struct plan plan;
+    struct arenas arenas;
+    bool planning;
+    int phase;                        // index in the plan
+    int region_first[REGION_COUNT];   // first phase of each region
+    int *slots;                       // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
+    int *workspaces;                  // (phases) buffer id of the phase's workspace, -1: none
+    int workspaces_capacity;
+    double *seconds;                  // (phases) time spent so far, where profiling is on; else NULL
+
+    int params_id, grads_id, master_id, m_id, v_id, rope_id;
+    floatX *params;
+    float *grads, *master, *m, *v; // master is NULL in fp32, where the parameters are their own
+    const float *rope;             // (T, D) cosines and sines
+
+    int64_t chunk;       // tokens of a logits chunk
+    uint64_t micro_step; // counts micro-batches of the whole run: the step of dropout masks
+    bool dropout;        // on in training, off in evaluation and generation
+    int position;        // generation: place of the current token
+    float *host_logits;  // (Vp) one row, for sampling
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Phases and buffers
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void region(struct gpt *m, enum region r) {
+    if (m->planning)
+        m->region_first[r] = m->phase + 1;
+    m->phase = m->region_first[r] - 1;
+}
+static const char *const pass_names[PASS_COUNT] = {"forward", "recompute", "evaluate", "generate"};
+static void phase_named(struct gpt *m, const char *part, int layer, const char *op) {
+    m->phase++;
+    if (!m->planning)
+        return;
+    char name[96];
+    if (layer >= 0)
+        snprintf(name, sizeof name, "%s layer %d: %s", part, layer, op);
+    else
+        snprintf(name, sizeof name, "%s: %s", part, op);
+    plan_phase(&m->plan, name);
+}
+static void phase(struct gpt *m, const char *part, const char *op) { phase_named(m, part, -1, op); }
+
+#define RUN(m, op)                                                                                                           \
+    do {                                                                                                                     \
+        if (!(m)->planning) {                                                                                                \
+            const double begin_ = (m)->seconds ? seconds_now() : 0;                                                          \
+            op;                                                                                                              \
+            if ((m)->seconds)                                                                                                \
+                (m)->seconds[(m)->phase] += seconds_now() - begin_;                                                          \
+        }                                                                                                                    \
+    } while (0)
+
+// Planned in this phase, or a bug: a buffer that the phase did not touch when planning may lie under another.
+static void *planned(const struct gpt *m, int id) {
+    const struct plan_buffer *b = id < 0 ? NULL : &m->plan.buffers[id];
+    if (!b || m->phase < b->first_phase || m->phase > b->last_phase) {
+        fprintf(stderr, "train_gpt: internal error: phase %d uses buffer '%s', which is not planned there\n", m->phase,
+                b ? b->name : "?");
+        abort();
+    }
+    return plan_pointer(&m->plan, &m->arenas, id);
+}
+
+static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category, const char *name) {
+    int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
+    if (!m->planning)
+        return planned(m, *id);
+    if (*id < 0)
+        *id = plan_add(&m->plan, ARENA_ACTIVATIONS, category, name, layer, bytes);
+    plan_touch(&m->plan, *id);
+    return NULL;
+}
+
+// Scratch memory of this phase alone.
+static void *workspace(struct gpt *m, size_t bytes) {
+    if (bytes == 0)
+        return NULL;
+    if (!m->planning)
+        return planned(m, m->workspaces[m->phase]);
+    if (m->phase >= m->workspaces_capacity) {
+        const int capacity = 2 * m->phase + 64;
+        m->workspaces = (int *)realloc(m->workspaces, (size_t)capacity * sizeof *m->workspaces);
+        if (!m->workspaces)
+            fail("out of memory for the schedule");
+        for (int i = m->workspaces_capacity; i < capacity; i++)
+            m->workspaces[i] = -1;
+        m->workspaces_capacity = capacity;
+    }
+    m->workspaces[m->phase] = plan_add(&m->plan, ARENA_ACTIVATIONS, "workspace", "workspace", -1, bytes);
+    plan_touch(&m->plan, m->workspaces[m->phase]);
+    return NULL;
+}
+
+// The tokens that a pass works on: B sequences of T, the first at position `start`.
+struct extent {
+    int B, T, start;
+    int64_t N; // B * T
+};
+static struct extent extent_of(const struct gpt *m, enum pass pass) {
+    struct extent e;
+    e.B = pass == PASS_GENERATE ? m->config.sample_count : m->config.micro_batch_size;
+    e.T = pass == PASS_GENERATE ? 1 : m->config.seq_length;
+    e.start = pass == PASS_GENERATE ? m->position : 0;
+    e.N = (int64_t)e.B * e.T;
+    return e;
+}
+
+// An activation of layer l. What the policy keeps is one buffer for forward and backward; what it drops is one buffer
+// in the forward and, made again, another in the backward.
+static void *activation(struct gpt *m, enum pass pass, int l, enum activation id) {
+    const uint32_t kept = l < 0 ? BIT(OUT) : m->policy.kept[l];
+    if (pass == PASS_RECOMPUTE && kept & (1u << id))
+        pass = PASS_TRAIN;
+    if (!m->planning)
+        return buffer(m, pass, l, id, 0, NULL, NULL);
+    const struct activation_row row = activation_row(id, &m->shape.layer);
+    const size_t bytes = (size_t)row.bytes_per_token * (size_t)extent_of(m, pass).N;
+    char category[64];
+    if (pass == PASS_TRAIN)
+        snprintf(category, sizeof category, "activations: %s", row.category);
+    else
+        snprintf(category, sizeof category, "%s", pass == PASS_RECOMPUTE ? "recomputed activations" : pass_names[pass]);
+    return buffer(m, pass, l, id, bytes, category, row.name);
+}
+// A gradient of an activation, (N, width).
+static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
+    static const char *const names[SLOT_COUNT - SLOT_D_MLP_PROJ] = {
+        "d mlp projection", "d activation", "d fc", "d norm 2", "d attention projection", "d attention", "d qkv", "d norm 1",
+        "d final norm", "d residual"};
+    const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
+    return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - SLOT_D_MLP_PROJ]);
+}
+
+// A parameter and its gradient; NULL where this model has none, and when planning.
+static floatX *param(const struct gpt *m, int l, enum parameter id) {
+    const struct tensor *t = parameters_find(&m->table, l, id);
+    return t && m->params ? m->params + t->offset : NULL;
+}
+static float *grad(const struct gpt *m, int l, enum parameter id) {
+    const struct tensor *t = parameters_find(&m->table, l, id);
+    return t && m->grads ? m->grads + t->offset : NULL;
+}
+
+static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
+    struct dropout d;
+    d.p = m->dropout ? (float)p : 0;
+    d.seed = m->config.seed;
+    d.step = m->micro_step;
+    d.layer = (uint32_t)layer;
+    d.use = use;
+    return d;
+}
+static enum norm_kind norm_kind_of(const struct gpt *m) {
+    return m->shape.layer.rmsnorm ? NORM_RMSNORM : NORM_LAYERNORM;
+}
+// Statistics of a norm: (N) reciprocal standard deviations, then, for LayerNorm, (N) means.
+static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
+    return stats && !m->shape.layer.rmsnorm ? stats + N : NULL;
+}
+static struct attention_shape attention_shape_of(const struct gpt *m, struct extent e) {
+    const struct layer_shape *s = &m->shape.layer;
+    struct attention_shape shape;
+    shape.B = e.B;
+    shape.T = e.T;
+    shape.num_heads = s->H;
+    shape.num_query_groups = s->G;
+    shape.head_dim = s->D;
+    shape.scale = (float)(1 / sqrt((double)s->D));
+    return shape;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// One block
+
+// The four ops below fetch their buffers and run in the phase that their caller began.
+static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x, enum parameter weight,
+                 enum parameter bias) {
+    const int64_t N = extent_of(m, pass).N;
+    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, param(m, l, weight), param(m, l, bias), N, m->shape.layer.C,
+                        (float)m->config.norm_epsilon, norm_kind_of(m), m->dev));
+}
+static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floatX *in, enum parameter weight,
+                   enum parameter bias, int n, int k) {
+    const int64_t N = extent_of(m, pass).N;
+    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+    RUN(m, matmul_forward(out, in, param(m, l, weight), param(m, l, bias), N, n, k, ws, m->dev));
+}
+static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *saved, const floatX *qkv) {
+    const struct extent e = extent_of(m, pass);
+    const struct attention_shape shape = attention_shape_of(m, e);
+    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
+    RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, ws, m->dev));
+}
+// Keys or values of every position so far, (B, capacity, G*D). They live from one token to the next.
+static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
+    const struct layer_shape *s = &m->shape.layer;
+    const size_t rows = (size_t)m->config.sample_count * (size_t)m->config.sample_tokens;
+    return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
+                            slot == SLOT_KEYS ? "keys" : "values");
+}
+// Generation: the new token's k and v go into the cache, then its q attends to all that is there.
+static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX *qkv) {
+    const int capacity = m->config.sample_tokens;
+    floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
+    const struct attention_shape shape = attention_shape_of(m, extent_of(m, PASS_GENERATE));
+    void *ws = workspace(m, attention_decode_workspace_bytes(shape, capacity, m->dev));
+    RUN(m, kv_cache_append(keys, values, qkv, m->position, capacity, shape, m->dev));
+    RUN(m, attention_decode(att, qkv, keys, values, m->position, capacity, shape, ws, m->dev));
+}
+
+// Runs the ops whose outputs are in `produce`: all of them in a first forward, those that were not kept before backward.
+static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
+#define ACT(id) activation(m, pass, l, ACT_##id)
+#define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
+    const struct layer_shape *s = &m->shape.layer;
+    const struct extent e = extent_of(m, pass);
+    const int64_t N = e.N;
+    const int qkv_width = (s->H + 2 * s->G) * s->D, fc_width = (s->swiglu ? 2 : 1) * s->F;
+    const char *part = pass_names[pass];
+
+    if (produce & (BIT(NORM1) | BIT(NORM1_STATS))) {
+        phase_named(m, part, l, "norm 1");
+        floatX *out = (floatX *)WANTED(NORM1);
+        float *stats = (float *)WANTED(NORM1_STATS);
+        const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
+        norm(m, pass, l, out, stats, x, PARAM_LN1_W, PARAM_LN1_B);
+    }
+    if (produce & BIT(QKV)) {
+        phase_named(m, part, l, "qkv");
+        floatX *qkv = (floatX *)ACT(QKV);
+        linear(m, pass, l, qkv, (const floatX *)ACT(NORM1), PARAM_QKV_W, PARAM_QKV_B, qkv_width, s->C);
+        if (m->shape.P == 0)
+            RUN(m, rope_forward(qkv, m->rope, e.B, e.T, e.start, s->H, s->G, s->D, m->dev));
+    }
+    if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
+        phase_named(m, part, l, "attention");
+        floatX *att = (floatX *)ACT(ATT);
+        const floatX *qkv = (const floatX *)ACT(QKV);
+        if (pass == PASS_GENERATE)
+            attention_with_cache(m, l, att, qkv);
+        else
+            attention(m, pass, l, att, ACT(SOFTMAX), qkv);
+    }
+    if (produce & BIT(MID)) {
+        phase_named(m, part, l, "attention projection");
+        floatX *mid = (floatX *)ACT(MID);
+        linear(m, pass, l, mid, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D);
+        const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
+        RUN(m, residual_forward(mid, x, mid, N, s->C,
+                                dropout_of(m, m->config.hidden_dropout, l, DROPOUT_ATTENTION_PROJECTION), m->dev));
+    }
+    if (produce & (BIT(NORM2) | BIT(NORM2_STATS))) {
+        phase_named(m, part, l, "norm 2");
+        floatX *out = (floatX *)WANTED(NORM2);
+        float *stats = (float *)WANTED(NORM2_STATS);
+        norm(m, pass, l, out, stats, (const floatX *)ACT(MID), PARAM_LN2_W, PARAM_LN2_B);
+    }
+    if (produce & BIT(FC)) {
+        phase_named(m, part, l, "fc");
+        floatX *fc = (floatX *)ACT(FC);
+        linear(m, pass, l, fc, (const floatX *)ACT(NORM2), PARAM_FC_W, PARAM_FC_B, fc_width, s->C);
+    }
+    if (produce & BIT(ACT)) {
+        phase_named(m, part, l, "activation");
+        floatX *act = (floatX *)ACT(ACT);
+        const floatX *fc = (const floatX *)ACT(FC);
+        if (s->swiglu)
+            RUN(m, swiglu_forward(act, fc, N, s->F, m->dev));
+        else
+            RUN(m, gelu_forward(act, fc, N * s->F, m->dev));
+    }
+    if (produce & BIT(OUT)) {
+        phase_named(m, part, l, "mlp projection");
+        floatX *out = (floatX *)ACT(OUT);
+        linear(m, pass, l, out, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
+        const floatX *mid = (const floatX *)ACT(MID);
+        RUN(m, residual_forward(out, mid, out, N, s->C,
+                                dropout_of(m, m->config.hidden_dropout, l, DROPOUT_MLP_PROJECTION), m->dev));
+    }
+#undef WANTED
+#undef ACT
+}
+
+// Gradients of a linear layer: din (N, k), and dweight (n, k) and dbias (n), which add up over micro-batches.
+static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dout, const floatX *in, enum parameter weight,
+                            enum parameter bias, int n, int k) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+    RUN(m, matmul_backward_input(din, dout, param(m, l, weight), N, n, k, ws, m->dev));
+    RUN(m, matmul_backward_weight(grad(m, l, weight), grad(m, l, bias), dout, in, N, n, k, ws, m->dev));
+}
+// dx += the norm's gradient.
+static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, const float *stats,
+                          enum parameter weight, enum parameter bias) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int C = m->shape.layer.C;
+    void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
+    RUN(m, norm_backward(dx, grad(m, l, weight), grad(m, l, bias), dout, x, param(m, l, weight),
+                         mean_of(m, (float *)stats, N), stats, N, C, norm_kind_of(m), ws, m->dev));
+}
+
+static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
+
+// The gradient of what a projection added to the residual stream: behind the dropout, where there is one, else the
+// residual's own, which is then not stored twice.
+static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dropout_use use) {
+    const floatX *dres = d_residual(m);
+    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);
+    if (dropout.p == 0)
+        return dres;
+    floatX *dproj = d_buffer(m, l, slot, m->shape.layer.C);
+    RUN(m, dropout_backward(dproj, dres, extent_of(m, PASS_TRAIN).N * m->shape.layer.C, dropout, m->dev));
+    return dproj;
+}
+
+// Gradients of layer l's parameters, and of its input, which takes the place of that of its output.
+static void block_backward(struct gpt *m, int l) {
+#define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
+    const struct layer_shape *s = &m->shape.layer;
+    const struct extent e = extent_of(m, PASS_TRAIN);
+    const int att_width = s->H * s->D, qkv_width = (s->H + 2 * s->G) * s->D, fc_width = (s->swiglu ? 2 : 1) * s->F;
+
+    phase_named(m, "backward", l, "mlp projection");
+    const floatX *dproj = d_projection(m, l, SLOT_D_MLP_PROJ, DROPOUT_MLP_PROJECTION);
+    floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
+    linear_backward(m, l, dact, dproj, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
+
+    phase_named(m, "backward", l, "activation");
+    dact = d_buffer(m, l, SLOT_D_ACT, s->F);
+    const floatX *fc = (const floatX *)ACT(FC);
+    // GELU's gradient replaces the one it is made from; SwiGLU's is twice as wide.
+    const enum slot slot_dfc = s->swiglu ? SLOT_D_FC : SLOT_D_ACT;
+    floatX *dfc = d_buffer(m, l, slot_dfc, fc_width);
+    if (s->swiglu)
+        RUN(m, swiglu_backward(dfc, dact, fc, e.N, s->F, m->dev));
+    else
+        RUN(m, gelu_backward(dfc, dact, fc, e.N * s->F, m->dev));
+
+    phase_named(m, "backward", l, "fc");
+    dfc = d_buffer(m, l, slot_dfc, fc_width);
+    floatX *dnorm2 = d_buffer(m, l, SLOT_D_NORM2, s->C);
+    linear_backward(m, l, dnorm2, dfc, (const floatX *)ACT(NORM2), PARAM_FC_W, PARAM_FC_B, fc_width, s->C);
+
+    phase_named(m, "backward", l, "norm 2");
+    dnorm2 = d_buffer(m, l, SLOT_D_NORM2, s->C);
+    norm_gradient(m, l, d_residual(m), dnorm2, (const floatX *)ACT(MID), (const float *)ACT(NORM2_STATS), PARAM_LN2_W,
+                  PARAM_LN2_B);
+
+    phase_named(m, "backward", l, "attention projection");
+    dproj = d_projection(m, l, SLOT_D_ATT_PROJ, DROPOUT_ATTENTION_PROJECTION);
+    floatX *datt = d_buffer(m, l, SLOT_D_ATT, att_width);
+    linear_backward(m, l, datt, dproj, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, att_width);
+
+    phase_named(m, "backward", l, "attention");
+    datt = d_buffer(m, l, SLOT_D_ATT, att_width);
+    floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width);
+    const floatX *qkv = (const floatX *)ACT(QKV), *att = (const floatX *)ACT(ATT);
+    const void *saved = ACT(SOFTMAX);
+    const struct attention_shape shape = attention_shape_of(m, e);
+    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, m->dev));
+    RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, ws, m->dev));
+    if (m->shape.P == 0)
+        RUN(m, rope_backward(dqkv, m->rope, e.B, e.T, e.start, s->H, s->G, s->D, m->dev));
+
+    phase_named(m, "backward", l, "qkv");
+    dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width);
+    floatX *dnorm1 = d_buffer(m, l, SLOT_D_NORM1, s->C);
+    linear_backward(m, l, dnorm1, dqkv, (const floatX *)ACT(NORM1), PARAM_QKV_W, PARAM_QKV_B, qkv_width, s->C);
+
+    phase_named(m, "backward", l, "norm 1");
+    dnorm1 = d_buffer(m, l, SLOT_D_NORM1, s->C);
+    const floatX *x = (const floatX *)activation(m, PASS_RECOMPUTE, l - 1, ACT_OUT);
+    norm_gradient(m, l, d_residual(m), dnorm1, x, (const float *)ACT(NORM1_STATS), PARAM_LN1_W, PARAM_LN1_B);
+#undef ACT
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Embedding and head
+
+static int32_t *token_buffer(struct gpt *m, enum pass pass, enum slot slot) {
+    const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
+    return (int32_t *)buffer(m, pass, -1, slot, bytes, "tokens", slot == SLOT_TOKENS ? "inputs" : "targets");
+}
+
+static void embed(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *targets) {
+    const struct extent e = extent_of(m, pass);
+    phase(m, pass_names[pass], "embedding");
+    int32_t *tokens = token_buffer(m, pass, SLOT_TOKENS);
+    RUN(m, device_upload(tokens, inputs, (size_t)e.N * sizeof *tokens));
+    if (pass != PASS_GENERATE) {
+        int32_t *expected = token_buffer(m, pass, SLOT_TARGETS);
+        RUN(m, device_upload(expected, targets, (size_t)e.N * sizeof *expected));
+    }
+    floatX *out = (floatX *)activation(m, pass, -1, ACT_OUT);
+    RUN(m, embedding_forward(out, tokens, param(m, -1, PARAM_WTE), param(m, -1, PARAM_WPE), e.B, e.T, e.start,
+                             m->shape.layer.C, dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
+}
+
+static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
+
+static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
+    return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
+                            pass == PASS_TRAIN ? "activations: norm" : pass_names[pass], "final norm");
+}
+static float *final_norm_stats(struct gpt *m, enum pass pass) {
+    const size_t floats = m->shape.layer.rmsnorm ? 1 : 2;
+    return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
+                           pass == PASS_TRAIN ? "activations: norm" : pass_names[pass], "final norm statistics");
+}
+static floatX *logits_buffer(struct gpt *m, enum pass pass, int64_t rows) {
+    return (floatX *)buffer(m, pass, -1, SLOT_LOGITS, (size_t)rows * m->shape.Vp * sizeof(floatX), "logits and loss",
+                            "logits");
+}
+static float *losses_buffer(struct gpt *m, enum pass pass) {
+    return (float *)buffer(m, pass, -1, SLOT_LOSSES, (size_t)extent_of(m, pass).N * sizeof(float), "logits and loss",
+                           "losses");
+}
+
+static void final_norm(struct gpt *m, enum pass pass) {
+    phase(m, pass_names[pass], "final norm");
+    floatX *lnf = final_norm_buffer(m, pass);
+    float *stats = final_norm_stats(m, pass);
+    const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
+    norm(m, pass, -1, lnf, stats, x, PARAM_LNF_W, PARAM_LNF_B);
+}
+
+// All chunks have m->chunk rows but the last, which may be short.
+static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
+    const int C = m->shape.layer.C, Vp = m->shape.Vp;
+    const int64_t rest = extent_of(m, pass).N % m->chunk;
+    const size_t whole = matmul_workspace_bytes(m->chunk, Vp, C, m->dev);
+    const size_t last = rest > 0 ? matmul_workspace_bytes(rest, Vp, C, m->dev) : 0;
+    return whole > last ? whole : last;
+}
+
+// Logits, loss and, in training, their gradients for `rows` tokens from `first` on, in two phases.
+static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t rows, float dloss) {
+    const int C = m->shape.layer.C, Vp = m->shape.Vp;
+    const enum parameter weight = head_weight(m);
+    const int64_t row = first * C;
+
+    phase(m, "head", "logits and loss");
+    floatX *logits = logits_buffer(m, pass, m->chunk);
+    const floatX *lnf = final_norm_buffer(m, pass);
+    float *losses = losses_buffer(m, pass);
+    const int32_t *targets = token_buffer(m, pass, SLOT_TARGETS);
+    void *ws = workspace(m, head_workspace_bytes(m, pass));
+    RUN(m, matmul_forward(logits, lnf + row, param(m, -1, weight), NULL, rows, Vp, C, ws, m->dev));
+    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, pass == PASS_TRAIN, m->dev));
+    if (pass != PASS_TRAIN)
+        return;
+
+    phase(m, "head", "gradients");
+    logits = logits_buffer(m, pass, m->chunk);
+    lnf = final_norm_buffer(m, pass);
+    floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
+    ws = workspace(m, head_workspace_bytes(m, pass));
+    RUN(m, matmul_backward_weight(grad(m, -1, weight), NULL, logits, lnf + row, rows, Vp, C, ws, m->dev));
+    RUN(m, matmul_backward_input(dlnf + row, logits, param(m, -1, weight), rows, Vp, C, ws, m->dev));
+}
+
+// The losses of all tokens, and in training the gradient of the residual stream. The logits exist for one chunk at a time.
+// Returns the sum of the losses.
+static double head(struct gpt *m, enum pass pass, float dloss) {
+    const int64_t N = extent_of(m, pass).N;
+    final_norm(m, pass);
+    // One chunk is planned; each runs in the same phases. What a later chunk reads must outlive those: the next phase
+    // touches it once more.
+    const int chunk_phase = m->phase;
+    for (int64_t first = 0; first < (m->planning ? 1 : N); first += m->chunk) {
+        m->phase = chunk_phase;
+        head_chunk(m, pass, first, N - first < m->chunk ? N - first : m->chunk, dloss);
+    }
+    phase(m, "head", "final norm");
+    final_norm_buffer(m, pass);
+    token_buffer(m, pass, SLOT_TARGETS);
+    const float *losses = losses_buffer(m, pass);
+    double sum = 0;
+    RUN(m, sum = losses_sum(losses, N, m->dev));
+    if (pass == PASS_TRAIN) {
+        const floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
+        floatX *dres = d_residual(m);
+        RUN(m, device_zero(dres, (size_t)N * m->shape.layer.C * sizeof *dres));
+        const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
+        norm_gradient(m, -1, dres, dlnf, x, final_norm_stats(m, pass), PARAM_LNF_W, PARAM_LNF_B);
+    }
+    return sum;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The step
+
+// Forward and backward of one micro-batch, (B, T) inputs and targets in host memory. Gradients of `scale` times the mean
+// loss are added to the gradient buffer. Returns the mean loss.
+static double gpt_micro_step(struct gpt *m, const int32_t *inputs, const int32_t *targets, double scale) {
+    const struct layer_shape *s = &m->shape.layer;
+    const struct extent e = extent_of(m, PASS_TRAIN);
+    const int L = m->shape.L;
+    region(m, REGION_MICRO_STEP);
+    m->dropout = true;
+    embed(m, PASS_TRAIN, inputs, targets);
+    for (int l = 0; l < L; l++)
+        block_forward(m, l, ACT_ALL, PASS_TRAIN);
+    const double loss = head(m, PASS_TRAIN, (float)(scale / (double)e.N)) / (double)e.N;
+    for (int l = L - 1; l >= 0; l--) {
+        if (policy_is_group_last(&m->policy, l))
+            for (int k = m->policy.group_first[l]; k <= l; k++)
+                block_forward(m, k, policy_missing(&m->policy, k, s), PASS_RECOMPUTE);
+        block_backward(m, l);
+    }
+    phase(m, "backward", "embedding");
+    const floatX *dres = d_residual(m);
+    const int32_t *tokens = token_buffer(m, PASS_TRAIN, SLOT_TOKENS);
+    RUN(m, embedding_backward(grad(m, -1, PARAM_WTE), grad(m, -1, PARAM_WPE), dres, tokens, e.B, e.T, s->C,
+                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
+    m->dropout = false;
+    m->micro_step++;
+    return loss;
+}
+
+static void gpt_zero_gradients(struct gpt *m) { device_zero(m->grads, (size_t)m->table.flat * sizeof *m->grads); }
+
+// The norm of all gradients.
+static double gpt_gradient_norm(struct gpt *m) {
+    double sum = 0;
+    region(m, REGION_UPDATE);
+    phase(m, "update", "gradient norm");
+    RUN(m, sum = sum_of_squares(m->grads, m->table.flat, m->dev));
+    return sqrt(sum);
+}
+
+// One optimizer step on elements [begin, end) of the flat buffers: tensor by tensor, since some decay and some do not.
+static void gpt_update_range(struct gpt *m, struct adamw adamw, int64_t begin, int64_t end) {
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        const int64_t first = t->offset > begin ? t->offset : begin;
+        const int64_t last = t->offset + t->count < end ? t->offset + t->count : end;
+        if (first >= last)
+            continue;
+        struct adamw a = adamw;
+        a.weight_decay = tensor_decays(t) ? adamw.weight_decay : 0;
+        adamw_update(m->params + first, m->master ? m->master + first : NULL, m->grads + first, m->m + first, m->v + first,
+                     last - first, a, m->dev);
+    }
+}
+
+// Step `step` (from 1) of AdamW with learning rate lr. The gradients are clipped to --clip-grad, given their norm.
+static void gpt_update(struct gpt *m, int64_t step, double lr, double grad_norm) {
+    const struct config *c = &m->config;
+    struct adamw adamw;
+    adamw.lr = (float)lr;
+    adamw.beta1 = (float)c->adam_beta1;
+    adamw.beta2 = (float)c->adam_beta2;
+    adamw.eps = (float)c->adam_eps;
+    adamw.weight_decay = (float)c->weight_decay;
+    adamw.step = step;
+    // torch.nn.utils.clip_grad_norm_: the 1e-6 keeps a zero norm from dividing
+    const double clip = c->clip_grad > 0 ? c->clip_grad / (grad_norm + 1e-6) : 1;
+    adamw.grad_scale = (float)(clip < 1 ? clip : 1);
+    phase(m, "update", "adamw");
+    RUN(m, gpt_update_range(m, adamw, 0, m->table.flat));
+}
+
+// Mean loss of a (B, T) batch, no gradients, no dropout.
+static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *targets) {
+    region(m, REGION_EVALUATE);
+    embed(m, PASS_EVALUATE, inputs, targets);
+    for (int l = 0; l < m->shape.L; l++)
+        block_forward(m, l, ACT_ALL, PASS_EVALUATE);
+    return head(m, PASS_EVALUATE, 0) / (double)extent_of(m, PASS_EVALUATE).N;
+}
+
+// The cache is live in the first and in the last phase of a token, and so from one token to the next.
+static void kv_cache_touch(struct gpt *m) {
+    for (int l = 0; l < m->shape.L; l++) {
+        kv_cache(m, l, SLOT_KEYS);
+        kv_cache(m, l, SLOT_VALUES);
+    }
+}
+
+// Feeds one token of each of --sample-count sequences, at `position`, to the model. Returns where the logits for the
+// next ones are: (sample_count, Vp) on the device.
+static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int position) {
+    const struct layer_shape *s = &m->shape.layer;
+    const int B = m->config.sample_count;
+    m->position = position;
+    region(m, REGION_GENERATE);
+    embed(m, PASS_GENERATE, tokens, NULL);
+    kv_cache_touch(m);
+    for (int l = 0; l < m->shape.L; l++)
+        block_forward(m, l, ACT_ALL & ~BIT(SOFTMAX), PASS_GENERATE);
+    final_norm(m, PASS_GENERATE);
+    phase(m, "generate", "logits");
+    const floatX *lnf = final_norm_buffer(m, PASS_GENERATE);
+    floatX *logits = logits_buffer(m, PASS_GENERATE, B);
+    void *ws = workspace(m, matmul_workspace_bytes(B, m->shape.Vp, s->C, m->dev));
+    RUN(m, matmul_forward(logits, lnf, param(m, -1, head_weight(m)), NULL, B, m->shape.Vp, s->C, ws, m->dev));
+    kv_cache_touch(m);
+    return logits;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Making one
+
+static int add_flat(struct gpt *m, enum plan_arena arena, const char *name, size_t element_bytes) {
+    return plan_add(&m->plan, arena, name, name, -1, (size_t)m->table.flat * element_bytes);
+}
+
+// Runs the schedule in planning mode and places all that it touched. Allocates nothing of the model's.
+static void gpt_make_plan(struct gpt *m) {
+    plan_begin(&m->plan);
+    m->planning = true;
+    m->phase = -1;
+    for (int i = 0; i < PASS_COUNT * (m->shape.L + 1) * SLOT_COUNT; i++)
+        m->slots[i] = -1;
+    for (int i = 0; i < m->workspaces_capacity; i++)
+        m->workspaces[i] = -1;
+    m->params_id = add_flat(m, ARENA_PARAMETERS, "parameters", sizeof(floatX));
+    m->rope_id = -1;
+    if (m->shape.P == 0)
+        m->rope_id = plan_add(&m->plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1,
+                              (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float));
+    m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float));
+    m->master_id = sizeof(floatX) < 4 ? add_flat(m, ARENA_OPTIMIZER, "master weights", sizeof(float)) : -1;
+    m->m_id = add_flat(m, ARENA_OPTIMIZER, "first moments", sizeof(float));
+    m->v_id = add_flat(m, ARENA_OPTIMIZER, "second moments", sizeof(float));
+
+    gpt_micro_step(m, NULL, NULL, 1);
+    gpt_gradient_norm(m);
+    gpt_update(m, 1, 0, 0);
+    if (m->config.val_every > 0)
+        gpt_evaluate(m, NULL, NULL);
+    if (m->config.sample_every > 0)
+        gpt_decode(m, NULL, 0);
+    m->planning = false;
+    m->micro_step = 0;
+    plan_place(&m->plan);
+}
+
+// Chunks of about this many bytes of logits: large enough for the matmuls to run at full speed, small beside the rest.
+enum { LOGITS_CHUNK_BYTES = 128 << 20 };
+
+static int64_t loss_chunk(const struct config *c, int Vp) {
+    const int64_t N = (int64_t)c->micro_batch_size * c->seq_length;
+    if (c->loss_chunk_tokens > 0)
+        return c->loss_chunk_tokens < N ? c->loss_chunk_tokens : N;
+    const int64_t chunks = (N * Vp * (int64_t)sizeof(floatX) + LOGITS_CHUNK_BYTES - 1) / LOGITS_CHUNK_BYTES;
+    const int64_t chunk = ((N + chunks - 1) / chunks + 63) / 64 * 64;
+    return chunk < N ? chunk : N;
+}
+
+// A planned model; nothing of its memory is allocated yet. Takes over the policy.
+static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy, enum attention_backend backend,
+                              struct device *dev) {
+    struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
+    if (!m)
+        fail("out of memory");
+    m->config = *config;
+    m->shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
+    m->table = parameters_create(&m->shape);
+    m->policy = policy;
+    m->backend = backend;
+    m->dev = dev;
+    m->chunk = loss_chunk(config, m->shape.Vp);
+    m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
+    if (!m->slots)
+        fail("out of memory");
+    gpt_make_plan(m);
+    return m;
+}
+
+// Initial parameters: GPT-2's scheme. One tensor at a time goes through the first moments' buffer, which is zeroed after.
+static void gpt_initialise(struct gpt *m) {
+    float *scratch = m->m;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        tensor_initialise(scratch, t, m->config.init_method_std, m->shape.L, m->config.seed);
+        if (m->master)
+            memcpy(m->master + t->offset, scratch, (size_t)t->count * sizeof *scratch);
+        for (int64_t j = 0; j < t->count; j++)
+            m->params[t->offset + j] = to_floatX(scratch[j]);
+    }
+    device_zero(m->m, (size_t)m->table.flat * sizeof *m->m);
+    device_zero(m->v, (size_t)m->table.flat * sizeof *m->v);
+    gpt_zero_gradients(m);
+}
+
+// Allocates the arenas and fills in initial parameters.
+static void gpt_allocate(struct gpt *m) {
+    const struct plan *plan = &m->plan;
+    arenas_allocate(&m->arenas, plan);
+    m->params = (floatX *)plan_pointer(plan, &m->arenas, m->params_id);
+    m->grads = (float *)plan_pointer(plan, &m->arenas, m->grads_id);
+    m->master = (float *)plan_pointer(plan, &m->arenas, m->master_id);
+    m->m = (float *)plan_pointer(plan, &m->arenas, m->m_id);
+    m->v = (float *)plan_pointer(plan, &m->arenas, m->v_id);
+    if (m->rope_id >= 0) {
+        float *table = (float *)plan_pointer(plan, &m->arenas, m->rope_id);
+        rope_table(table, m->config.seq_length, m->shape.layer.D, (float)m->config.rotary_base);
+        m->rope = table;
+    }
+    m->host_logits = (float *)calloc((size_t)m->shape.Vp, sizeof *m->host_logits);
+    if (!m->host_logits)
+        fail("out of memory");
+    gpt_initialise(m);
+}
+
+static void gpt_destroy(struct gpt *m) {
+    arenas_free(&m->arenas);
+    plan_free(&m->plan);
+    policy_free(&m->policy);
+    parameters_free(&m->table);
+    free(m->slots);
+    free(m->workspaces);
+    free(m->host_logits);
+    free(m->seconds);
+    free(m);
+}
+
+// Floating-point operations of one token in forward and backward: 6 for each weight that a matmul reads, and attention's
+// two products at full, not causal, length, by the convention of PaLM (arXiv 2204.02311, appendix B).
+static double gpt_flops_per_token(const struct gpt *m) {
+    const struct layer_shape *s = &m->shape.layer;
+    double weights = (double)m->shape.V * s->C;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        if (t->layer >= 0 && t->cols > 1)
+            weights += (double)t->count;
+    }
+    return 6 * weights + 12.0 * m->shape.L * s->H * s->D * s->T;
+}

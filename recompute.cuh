@@ -1,0 +1,321 @@
+// Which activations a layer keeps for its backward, and which are made again: one table, and the policies over it.
+//
+// Recomputation is block_forward called again with a mask of what to produce (gpt.cuh), so that recomputed values are the
+// same bits by construction. Everything here is arithmetic on those masks; the memory plan, the reports and the search
+// for a policy that fits a budget all read the same table. To add an activation is to add a row.
+#pragma once
+#include "runtime/error.h" // fail
+#include <math.h>          // fabs
+#include <stdbool.h>       // bool
+#include <stdint.h>        // int64_t, uint32_t
+#include <stdio.h>         // snprintf
+#include <stdlib.h>        // calloc, free, strtol, qsort
+#include <string.h>        // strcmp, strlen
+
+// What the sizes in the table depend on.
+struct layer_shape {
+    int C, H, G, D, F;    // hidden size, query heads, key/value heads (query groups), head dim, FFN width
+    int T;                // sequence length
+    int x;                // bytes of floatX
+    bool swiglu;          // else GELU
+    bool rmsnorm;         // else LayerNorm
+    bool materialised;    // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
+};
+
+// The modules of --recompute-modules, as bits.
+enum module {
+    MODULE_CORE_ATTN = 1,
+    MODULE_NORM = 2,
+    MODULE_ACTIVATION = 4,
+    MODULE_MLP = 8,
+    MODULE_QKV = 16,
+};
+enum { NUM_MODULES = 5 };
+static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "activation", "mlp", "qkv"};
+
+// One row an activation. Columns: name; category in the reports; modules that drop it; bytes a token;
+// matmul and attention flops a token to make it again; bytes of memory traffic a token to make it again; made from.
+// `s` is the struct layer_shape. INPUT is the layer's input, which is the OUT of the layer before and not stored twice.
+// The last matmul of the MLP belongs to OUT: no backward reads OUT of its own layer, so full recomputation skips it.
+// SOFTMAX and ATT come from one op, which makes both whenever either is asked for; its cost stands in ATT's row.
+#define ACTIVATION_ROWS(ROW)                                                                                                \
+    ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C *s->x, 0, 2 * s->C * s->x, ACT_INPUT)                                     \
+    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, ACT_INPUT)                          \
+    ROW(QKV, "qkv", "qkv", MODULE_QKV, (s->H + 2 * s->G) * s->D * s->x, 2.0 * s->C * (s->H + 2 * s->G) * s->D,               \
+        2 * (s->H + 2 * s->G) * s->D * s->x, BIT(NORM1))                                                                     \
+    ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN,                      \
+        s->materialised ? (int64_t)s->H * s->T * s->x : 4 * s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,         \
+        BIT(QKV))                                                                                                            \
+    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, s->H *s->D *s->x, 2.0 * s->H * s->D * s->T,             \
+        s->H * s->D * s->x, BIT(QKV))                                                                                        \
+    ROW(MID, "residual after attention", "residual", 0, s->C *s->x, 2.0 * s->H * s->D * s->C, 3 * s->C * s->x,               \
+        ACT_INPUT | BIT(ATT))                                                                                                \
+    ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->C *s->x, 0, 2 * s->C * s->x, BIT(MID))                                      \
+    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, BIT(MID))                           \
+    ROW(FC, s->swiglu ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)(s->swiglu ? 2 : 1) * s->F * s->x,                 \
+        (s->swiglu ? 4.0 : 2.0) * s->C * s->F, (s->swiglu ? 2 : 1) * s->F * s->x, BIT(NORM2))                                \
+    ROW(ACT, s->swiglu ? "swiglu" : "gelu", "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0,       \
+        (s->swiglu ? 3 : 2) * s->F * s->x, BIT(FC))                                                                          \
+    ROW(OUT, "residual after mlp", "residual", 0, s->C *s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
+
+#define BIT(id) (1u << ACT_##id)
+enum activation {
+#define ENUM_ROW(id, name, category, modules, bytes, flops, traffic, from) ACT_##id,
+    ACTIVATION_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        ACT_COUNT
+};
+enum { ACT_INPUT = 1 << ACT_COUNT }; // always there: needs no producing
+
+struct activation_row {
+    const char *name, *category;
+    uint32_t modules;        // modules of --recompute-modules that drop it
+    int64_t bytes_per_token; // exact
+    double flops_per_token, traffic_per_token;
+    uint32_t made_from;
+};
+
+static struct activation_row activation_row(enum activation id, const struct layer_shape *s) {
+    switch (id) {
+#define CASE_ROW(id, name, category, modules, bytes, flops, traffic, from)                                                   \
+    case ACT_##id: {                                                                                                         \
+        const struct activation_row row = {name, category, modules, bytes, (double)(flops), (double)(traffic), from};        \
+        return row;                                                                                                          \
+    }
+        ACTIVATION_ROWS(CASE_ROW)
+#undef CASE_ROW
+    default: break;
+    }
+    const struct activation_row none = {"", "", 0, 0, 0, 0, 0};
+    return none;
+}
+
+static const uint32_t ACT_ALL = (1u << ACT_COUNT) - 1;
+// What the backward of a layer reads, its input apart.
+static const uint32_t ACT_BACKWARD = ((1u << ACT_COUNT) - 1) & ~BIT(OUT);
+
+// Bytes a token that a set of one layer's activations takes.
+static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
+    int64_t bytes = 0;
+    for (int id = 0; id < ACT_COUNT; id++)
+        if (set & (1u << id))
+            bytes += activation_row((enum activation)id, s).bytes_per_token;
+    return bytes;
+}
+
+// `wanted` and all that must be produced on the way to it, given what is kept.
+static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
+    uint32_t produce = wanted & ~kept;
+    for (int id = ACT_COUNT - 1; id >= 0; id--) // rows stand in the order in which they are made
+        if (produce & (1u << id))
+            produce |= activation_row((enum activation)id, s).made_from & ~kept & ACT_ALL;
+    return produce;
+}
+
+struct recompute_policy {
+    int num_layers;
+    uint32_t *kept;   // (num_layers) activations that stay from forward to backward
+    int *group_first; // (num_layers) the first layer of the group that is recomputed together; l itself where alone
+    char description[160];
+};
+
+static struct recompute_policy policy_none(int num_layers) {
+    struct recompute_policy policy;
+    policy.num_layers = num_layers;
+    policy.kept = (uint32_t *)calloc((size_t)num_layers, sizeof *policy.kept);
+    policy.group_first = (int *)calloc((size_t)num_layers, sizeof *policy.group_first);
+    if (!policy.kept || !policy.group_first)
+        fail("out of memory for the recomputation policy of %d layers", num_layers);
+    for (int l = 0; l < num_layers; l++) {
+        policy.kept[l] = ACT_ALL;
+        policy.group_first[l] = l;
+    }
+    snprintf(policy.description, sizeof policy.description, "none: every activation is kept");
+    return policy;
+}
+static void policy_free(struct recompute_policy *policy) {
+    free(policy->kept);
+    free(policy->group_first);
+    policy->kept = NULL;
+    policy->group_first = NULL;
+}
+
+static bool policy_is_group_last(const struct recompute_policy *policy, int l) {
+    return l + 1 == policy->num_layers || policy->group_first[l + 1] == l + 1;
+}
+
+// What backward must produce again of layer l before it runs.
+static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s) {
+    const uint32_t wanted = ACT_BACKWARD | (policy_is_group_last(policy, l) ? 0 : BIT(OUT));
+    return activation_closure(wanted, policy->kept[l], s);
+}
+
+// A layer that keeps nothing but its output, which is the next layer's input.
+static void policy_drop_layer(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
+
+// Full, uniform: groups of `group` layers keep the input of their first layer alone. The last group may be short.
+static struct recompute_policy policy_uniform(int num_layers, int group) {
+    struct recompute_policy policy = policy_none(num_layers);
+    for (int l = 0; l < num_layers; l++) {
+        policy.group_first[l] = l - l % group;
+        policy.kept[l] = 0;
+    }
+    for (int l = 0; l < num_layers; l++)
+        if (policy_is_group_last(&policy, l))
+            policy_drop_layer(&policy, l);
+    snprintf(policy.description, sizeof policy.description, "full, uniform: groups of %d layer%s keep their input", group,
+             group == 1 ? "" : "s");
+    return policy;
+}
+
+// Full, block: the first n layers keep their input alone.
+static struct recompute_policy policy_block(int num_layers, int n) {
+    struct recompute_policy policy = policy_none(num_layers);
+    for (int l = 0; l < n; l++)
+        policy_drop_layer(&policy, l);
+    snprintf(policy.description, sizeof policy.description, "full, block: the first %d of %d layers keep their input", n,
+             num_layers);
+    return policy;
+}
+
+// The activations that a set of modules drops. The statistics of a norm stay: 4 or 8 bytes a token.
+static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s) {
+    uint32_t dropped = 0;
+    for (int id = 0; id < ACT_COUNT; id++)
+        if (activation_row((enum activation)id, s).modules & modules)
+            dropped |= 1u << id;
+    return dropped;
+}
+// "norm,activation" for a set of modules, for reports; `n` bytes of `out`.
+static const char *modules_text(char *out, size_t n, uint32_t modules) {
+    size_t at = 0;
+    out[0] = 0;
+    for (int i = 0; i < NUM_MODULES && at < n; i++)
+        if (modules & (1u << i))
+            at += (size_t)snprintf(out + at, n - at, "%s%s", at ? "," : "", module_names[i]);
+    return out;
+}
+static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s) {
+    struct recompute_policy policy = policy_none(num_layers);
+    for (int l = 0; l < num_layers; l++)
+        policy.kept[l] = ACT_ALL & ~modules_dropped(modules, s);
+    char text[64];
+    snprintf(policy.description, sizeof policy.description, "selective: %s", modules_text(text, sizeof text, modules));
+    return policy;
+}
+
+// A policy that keeps `kept_first` in layers [0, n) and `kept_rest` in the others: what the budget search tries.
+static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n) {
+    struct recompute_policy policy = policy_none(num_layers);
+    for (int l = 0; l < num_layers; l++)
+        policy.kept[l] = l < n ? kept_first : kept_rest;
+    return policy;
+}
+
+// Bytes a token that all layers keep from forward to backward.
+static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s) {
+    int64_t bytes = 0;
+    for (int l = 0; l < policy->num_layers; l++)
+        bytes += activation_bytes(policy->kept[l], s);
+    return bytes;
+}
+
+// Time to make a set of activations again, in units of a flop: a byte of memory traffic counts `flops_per_byte` flops,
+// the machine's balance.
+static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte) {
+    if (set & BIT(SOFTMAX)) // one op makes both
+        set |= BIT(ATT);
+    double cost = 0;
+    for (int id = 0; id < ACT_COUNT; id++)
+        if (set & (1u << id)) {
+            const struct activation_row row = activation_row((enum activation)id, s);
+            cost += row.flops_per_token + flops_per_byte * row.traffic_per_token;
+        }
+    return cost;
+}
+static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte) {
+    double cost = 0;
+    for (int l = 0; l < policy->num_layers; l++)
+        cost += activation_cost(policy_missing(policy, l, s), s, flops_per_byte);
+    return cost;
+}
+
+// The ways to keep less of one layer that the budget search mixes: every subset of the modules, and nothing but the
+// output. Only those stay that no mixture of two others beats in both bytes and cost (the lower convex hull), sorted by
+// falling bytes and rising cost; the first keeps all. Returns how many, at most 33.
+static int recompute_frontier(uint32_t *kept, const struct layer_shape *s, double flops_per_byte) {
+    struct candidate {
+        uint32_t kept;
+        double bytes, cost;
+    } all[(1 << NUM_MODULES) + 1];
+    int n = 0;
+    for (uint32_t modules = 0; modules <= 1u << NUM_MODULES; modules++) {
+        const uint32_t set = modules == 1u << NUM_MODULES ? BIT(OUT) : ACT_ALL & ~modules_dropped(modules, s);
+        all[n].kept = set;
+        all[n].bytes = (double)activation_bytes(set, s);
+        all[n++].cost = activation_cost(activation_closure(ACT_BACKWARD, set, s), s, flops_per_byte);
+    }
+    // From the point that keeps all, go on to whichever saves a byte at the lowest price, until nothing saves more.
+    int count = 0, at = 0;
+    kept[count++] = all[at].kept;
+    for (;;) {
+        int best = -1;
+        double best_price = 0;
+        for (int i = 0; i < n; i++)
+            if (all[i].bytes < all[at].bytes) {
+                const double price = (all[i].cost - all[at].cost) / (all[at].bytes - all[i].bytes);
+                if (best < 0 || price < best_price || (price == best_price && all[i].bytes < all[best].bytes)) {
+                    best = i;
+                    best_price = price;
+                }
+            }
+        if (best < 0)
+            return count;
+        at = best;
+        kept[count++] = all[at].kept;
+    }
+}
+
+// "0-3,8" into a policy that drops those layers. A message names what is wrong with the list.
+static struct recompute_policy policy_of_layers(int num_layers, const char *list) {
+    struct recompute_policy policy = policy_none(num_layers);
+    for (const char *at = list; *at;) {
+        char *end;
+        const long first = strtol(at, &end, 10);
+        long last = first;
+        const bool number = end != at && *at >= '0' && *at <= '9';
+        bool good = number;
+        if (number && *end == '-') {
+            at = end + 1;
+            good = *at >= '0' && *at <= '9';
+            last = strtol(at, &end, 10);
+        }
+        if (!good || (*end && *end != ',') || (*end == ',' && !end[1]))
+            fail("--recompute-layers '%s' is not a list of layers such as 0-3,8", list);
+        if (first > last || last >= num_layers)
+            fail("--recompute-layers '%s' names layers %ld-%ld, but the model has layers 0 to %d", list, first, last,
+                 num_layers - 1);
+        for (long l = first; l <= last; l++)
+            policy_drop_layer(&policy, (int)l);
+        at = *end ? end + 1 : end;
+    }
+    snprintf(policy.description, sizeof policy.description, "full: layers %.100s keep their input", list);
+    return policy;
+}
+
+// "norm,activation" into a set of modules.
+static uint32_t modules_parse(const char *list) {
+    uint32_t modules = 0;
+    for (const char *at = list; *at;) {
+        const size_t n = strcspn(at, ",");
+        int found = -1;
+        for (int i = 0; i < NUM_MODULES; i++)
+            if (strlen(module_names[i]) == n && !strncmp(at, module_names[i], n))
+                found = i;
+        if (found < 0 || (at[n] == ',' && !at[n + 1]))
+            fail("--recompute-modules '%s': '%.*s' is none of core_attn, norm, activation, mlp, qkv", list, (int)n, at);
+        modules |= 1u << found;
+        at += n + (at[n] == ',');
+    }
+    return modules;
+}
