@@ -76,5 +76,5 @@ static inline double *floats_to_doubles(const float *x, int64_t n) {
     return result;
 }
 // Half a unit in the last place of floatX, relative: what one rounding costs at most.
-static const double FLOATX_ROUNDING = sizeof(floatX) == 2 ? 0x1p-9 : 0x1p-24;
+static const double FLOATX_ROUNDING = sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24;
 #endif
