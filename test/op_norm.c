@@ -1,0 +1,305 @@
+// kernels/norm.cuh against the formulas in double, finite differences of those formulas, and threads.
+//
+// Tolerances. fp32: an element passes about five roundings of 2^-24 = 6e-8 each, the sums behind it (vector lanes, random
+// signs) about as many: 5e-7 in the norm. bf16: sums are fp32 and the result is rounded once, so that FLOATX_ROUNDING bounds
+// each element's relative error, hence the norm's; a tenth more for the fp32 work before. A row of one element is special:
+// all terms of LayerNorm's dx cancel and what remains is rstd = 316 times their roundings.
+#include "kernels/norm.cuh"
+#include "test/testing.h"
+#include <omp.h> // omp_set_num_threads
+
+static const double FP32_SUMS = 5e-7;
+#define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : FP32_SUMS)
+#define ONE_ELEMENT 40
+static struct device device = {2, NULL};
+static const double EPS = 1e-5;
+
+static void reference_statistics(double *mean, double *rstd, const double *x, int C, enum norm_kind kind) {
+    double sum = 0, squares = 0;
+    for (int c = 0; c < C; c++)
+        sum += x[c];
+    *mean = kind == NORM_LAYERNORM ? sum / C : 0;
+    for (int c = 0; c < C; c++)
+        squares += (x[c] - *mean) * (x[c] - *mean);
+    *rstd = 1 / sqrt(squares / C + EPS);
+}
+
+static void reference_forward(double *out, const double *x, const double *weight, const double *bias, int N, int C,
+                              enum norm_kind kind) {
+    for (int n = 0; n < N; n++) {
+        double mean, rstd;
+        reference_statistics(&mean, &rstd, x + n * C, C, kind);
+        for (int c = 0; c < C; c++)
+            out[n * C + c] = (x[n * C + c] - mean) * rstd * weight[c] + (bias != NULL ? bias[c] : 0);
+    }
+}
+
+// The derivative of out with respect to x[j], written from the definition (no use of the means that the op computes):
+// d y[c] / d x[j] = rstd * ((c == j) - 1/C) - y[c] y[j] rstd / C.
+static void reference_backward(double *dx, double *dweight, double *dbias, const double *dout, const double *x,
+                               const double *weight, int N, int C, enum norm_kind kind) {
+    for (int n = 0; n < N; n++) {
+        double mean, rstd;
+        const double *row = x + n * C, *d = dout + n * C;
+        reference_statistics(&mean, &rstd, row, C, kind);
+        for (int c = 0; c < C; c++) {
+            dweight[c] += d[c] * (row[c] - mean) * rstd;
+            dbias[c] += d[c];
+        }
+        for (int j = 0; j < C; j++) {
+            const double y_j = (row[j] - mean) * rstd;
+            double sum = 0;
+            for (int c = 0; c < C; c++) {
+                const double y = (row[c] - mean) * rstd;
+                sum += d[c] * weight[c] * rstd * ((c == j) - (kind == NORM_LAYERNORM ? 1.0 / C : 0) - y * y_j / C);
+            }
+            dx[n * C + j] += sum;
+        }
+    }
+}
+
+struct problem {
+    int N, C;
+    enum norm_kind kind;
+    floatX *x, *weight, *bias, *dout, *dx;
+    double *x_exact, *weight_exact, *bias_exact, *dout_exact, *dx_exact;
+};
+static struct problem problem_create(int N, int C, enum norm_kind kind, double shift) {
+    struct problem p;
+    uint64_t random = (uint64_t)(N * 1000 + C);
+    p.N = N;
+    p.C = C;
+    p.kind = kind;
+    p.x = test_floats(&p.x_exact, (int64_t)N * C, 1, &random);
+    p.weight = test_floats(&p.weight_exact, C, 2, &random);
+    p.bias = test_floats(&p.bias_exact, C, 2, &random);
+    p.dout = test_floats(&p.dout_exact, (int64_t)N * C, 1, &random);
+    p.dx = test_floats(&p.dx_exact, (int64_t)N * C, 1, &random);
+    for (int i = 0; i < N * C; i++) {
+        p.x[i] = to_floatX((float)(p.x_exact[i] + shift));
+        p.x_exact[i] = to_float(p.x[i]);
+    }
+    return p;
+}
+static void problem_free(struct problem p) {
+    void *all[] = {p.x,       p.weight,       p.bias,       p.dout,       p.dx,
+                   p.x_exact, p.weight_exact, p.bias_exact, p.dout_exact, p.dx_exact};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+static void check_forward(int N, int C, enum norm_kind kind, double shift, double tolerance) {
+    struct problem p = problem_create(N, C, kind, shift);
+    floatX *out = (floatX *)test_alloc((size_t)N * C * sizeof *out);
+    float *mean = (float *)test_alloc((size_t)N * sizeof *mean), *rstd = (float *)test_alloc((size_t)N * sizeof *rstd);
+    double *expected = test_doubles((int64_t)N * C), *means = test_doubles(N), *rstds = test_doubles(N);
+    for (int n = 0; n < N; n++)
+        reference_statistics(&means[n], &rstds[n], p.x_exact + n * C, C, kind);
+
+    for (int with_bias = 0; with_bias < 2; with_bias++) {
+        memset(out, 0xff, (size_t)N * C * sizeof *out);
+        memset(rstd, 0xff, (size_t)N * sizeof *rstd);
+        norm_forward(out, kind == NORM_LAYERNORM ? mean : NULL, rstd, p.x, p.weight, with_bias ? p.bias : NULL, N, C,
+                     (float)EPS, kind, &device);
+        reference_forward(expected, p.x_exact, p.weight_exact, with_bias ? p.bias_exact : NULL, N, C, kind);
+        double *result = to_doubles(out, (int64_t)N * C), *got_rstd = floats_to_doubles(rstd, N);
+        assert_close(result, expected, (int64_t)N * C, tolerance);
+        assert_close(got_rstd, rstds, N, FP32_SUMS);
+        if (kind == NORM_LAYERNORM) {
+            // The mean of values of size 1 + |shift| may itself be near 0, so its error is absolute.
+            for (int n = 0; n < N; n++)
+                assert_true(fabs(mean[n] - means[n]) <= (1 + fabs(shift)) * 0x1p-23);
+        }
+        free(result);
+        free(got_rstd);
+    }
+    // Without out only the statistics are made, without them only out: the same bits.
+    float *alone = (float *)test_alloc((size_t)N * sizeof *alone);
+    norm_forward(NULL, NULL, alone, p.x, p.weight, p.bias, N, C, (float)EPS, kind, &device);
+    assert_memory_equal(alone, rstd, (size_t)N * sizeof *alone);
+    floatX *out_alone = (floatX *)test_alloc((size_t)N * C * sizeof *out_alone);
+    norm_forward(out_alone, NULL, NULL, p.x, p.weight, p.bias, N, C, (float)EPS, kind, &device);
+    assert_memory_equal(out_alone, out, (size_t)N * C * sizeof *out);
+
+    void *all[] = {out, mean, rstd, expected, means, rstds, alone, out_alone};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    problem_free(p);
+}
+
+static void check_backward(int N, int C, enum norm_kind kind, double shift, double tolerance) {
+    struct problem p = problem_create(N, C, kind, shift);
+    const int64_t n = (int64_t)N * C;
+    float *mean = (float *)test_alloc((size_t)N * sizeof *mean), *rstd = (float *)test_alloc((size_t)N * sizeof *rstd);
+    float *dweight = (float *)test_alloc((size_t)C * sizeof *dweight), *dbias = (float *)test_alloc((size_t)C * sizeof *dbias);
+    double *dweight_expected = test_doubles(C), *dbias_expected = test_doubles(C);
+    for (int c = 0; c < C; c++) // both are added to
+        dweight_expected[c] = dweight[c] = dbias_expected[c] = dbias[c] = 0.5f * (float)(c % 5);
+    norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, (float)EPS, kind, &device);
+    char *workspace = (char *)test_alloc(norm_backward_workspace_bytes(N, C) + 1);
+    memset(workspace, 0xff, norm_backward_workspace_bytes(N, C) + 1);
+    norm_backward(p.dx, dweight, dbias, p.dout, p.x, p.weight, kind == NORM_LAYERNORM ? mean : NULL, rstd, N, C, kind,
+                  workspace, &device);
+    assert_int_equal((unsigned char)workspace[norm_backward_workspace_bytes(N, C)], 0xff);
+    reference_backward(p.dx_exact, dweight_expected, dbias_expected, p.dout_exact, p.x_exact, p.weight_exact, N, C, kind);
+    double *dx = to_doubles(p.dx, n), *dw = floats_to_doubles(dweight, C), *db = floats_to_doubles(dbias, C);
+    assert_close(dx, p.dx_exact, n, tolerance);
+    assert_close(dw, dweight_expected, C, FP32_SUMS);
+    assert_close(db, dbias_expected, C, FP32_SUMS);
+
+    // Without dbias, dweight is the same.
+    double *dw_before = dw;
+    for (int c = 0; c < C; c++)
+        dweight[c] = 0.5f * (float)(c % 5);
+    norm_backward(p.dx, dweight, NULL, p.dout, p.x, p.weight, mean, rstd, N, C, kind, workspace, &device);
+    for (int c = 0; c < C; c++)
+        assert_true(dweight[c] == (float)dw_before[c]);
+
+    void *all[] = {mean, rstd, dweight, dbias, dweight_expected, dbias_expected, workspace, dx, dw, db};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    problem_free(p);
+}
+
+static const int sizes[][2] = {{1, 1}, {1, 5}, {3, 16}, {2, 33}, {7, 48}, {5, 768}, {129, 100}, {300, 31}, {3, 1000}};
+enum { SIZES = sizeof sizes / sizeof *sizes };
+static void forward(void **state) {
+    for (int i = 0; i < SIZES; i++)
+        for (int kind = 0; kind < 2; kind++)
+            check_forward(sizes[i][0], sizes[i][1], (enum norm_kind)kind, 0.1, TOLERANCE * (sizes[i][1] == 1 ? ONE_ELEMENT : 1));
+}
+static void backward(void **state) {
+    for (int i = 0; i < SIZES; i++)
+        for (int kind = 0; kind < 2; kind++)
+            check_backward(sizes[i][0], sizes[i][1], (enum norm_kind)kind, 0.1, TOLERANCE * (sizes[i][1] == 1 ? ONE_ELEMENT : 1));
+}
+
+// Noise of size 1 on a mean of 1000, where fp32's spacing is 6e-5. The noise of bf16 there is a few steps of 4.
+static void large_mean(void **state) {
+    const double scale = sizeof(floatX) == 2 ? 4096 : 1000;
+    check_forward(4, 768, NORM_LAYERNORM, scale, TOLERANCE);
+    check_forward(4, 100, NORM_LAYERNORM, -scale, TOLERANCE);
+    check_backward(4, 768, NORM_LAYERNORM, scale, TOLERANCE);
+    check_backward(4, 100, NORM_LAYERNORM, -scale, TOLERANCE);
+}
+
+// The reference's backward, itself checked by central differences of the reference's forward, in double: h^2 for the
+// truncation and 1e-16 / h for the rounding are both below 1e-9 at h = 1e-5.
+static void reference_by_finite_differences(void **state) {
+    enum { N = 2, C = 7 };
+    for (int kind = 0; kind < 2; kind++) {
+        uint64_t random = 5;
+        double x[N * C], weight[C], bias[C], dout[N * C], out[N * C];
+        double dx[N * C] = {0}, dweight[C] = {0}, dbias[C] = {0}, numeric[N * C + 2 * C], exact[N * C + 2 * C];
+        for (int i = 0; i < N * C; i++) {
+            x[i] = test_uniform(&random);
+            dout[i] = test_uniform(&random);
+        }
+        for (int c = 0; c < C; c++) {
+            weight[c] = test_uniform(&random);
+            bias[c] = test_uniform(&random);
+        }
+        reference_backward(dx, dweight, dbias, dout, x, weight, N, C, (enum norm_kind)kind);
+        for (int i = 0; i < N * C + 2 * C; i++) {
+            double *at = i < N * C ? &x[i] : i < N * C + C ? &weight[i - N * C] : &bias[i - N * C - C];
+            exact[i] = i < N * C ? dx[i] : i < N * C + C ? dweight[i - N * C] : dbias[i - N * C - C];
+            const double before = *at, h = 1e-5;
+            double difference = 0;
+            for (int sign = -1; sign <= 1; sign += 2) {
+                *at = before + sign * h;
+                reference_forward(out, x, weight, bias, N, C, (enum norm_kind)kind);
+                for (int k = 0; k < N * C; k++)
+                    difference += sign * dout[k] * out[k];
+            }
+            *at = before;
+            numeric[i] = difference / (2 * h);
+        }
+        assert_close(numeric, exact, N * C + 2 * C, 1e-8);
+    }
+}
+
+static void same_bits_for_any_threads(void **state) {
+    enum { N = 301, C = 70 };
+    struct problem p = problem_create(N, C, NORM_LAYERNORM, 0.1);
+    float mean[N], rstd[N], dweight[2][C], dbias[2][C];
+    floatX *dx[2];
+    void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
+    norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, (float)EPS, NORM_LAYERNORM, &device);
+    const int threads = omp_get_max_threads();
+    for (int i = 0; i < 2; i++) {
+        dx[i] = (floatX *)test_alloc(sizeof(floatX) * N * C);
+        memcpy(dx[i], p.dx, sizeof(floatX) * N * C);
+        memset(dweight[i], 0, sizeof dweight[i]);
+        memset(dbias[i], 0, sizeof dbias[i]);
+        omp_set_num_threads(i == 0 ? 1 : 5);
+        norm_backward(dx[i], dweight[i], dbias[i], p.dout, p.x, p.weight, mean, rstd, N, C, NORM_LAYERNORM, workspace,
+                      &device);
+    }
+    omp_set_num_threads(threads);
+    assert_memory_equal(dx[0], dx[1], sizeof(floatX) * N * C);
+    assert_memory_equal(dweight[0], dweight[1], sizeof dweight[0]);
+    assert_memory_equal(dbias[0], dbias[1], sizeof dbias[0]);
+    free(dx[0]);
+    free(dx[1]);
+    free(workspace);
+    problem_free(p);
+}
+
+static void residual(void **state) {
+    const int residual_sizes[][2] = {{1, 1}, {3, 5}, {7, 300}, {5, 1024}};
+    for (int i = 0; i < 4; i++)
+        for (int with_dropout = 0; with_dropout < 2; with_dropout++) {
+            const int N = residual_sizes[i][0], C = residual_sizes[i][1];
+            const struct dropout dropout = {with_dropout ? 0.3f : 0, 9, 8, 7, DROPOUT_MLP_PROJECTION};
+            uint64_t random = 3;
+            double *x_exact, *delta_exact, *expected = test_doubles(N * C), *expected_backward = test_doubles(N * C);
+            floatX *x = test_floats(&x_exact, N * C, 1, &random), *delta = test_floats(&delta_exact, N * C, 1, &random);
+            floatX *out = (floatX *)test_alloc(sizeof(floatX) * (size_t)(N * C));
+            for (int k = 0; k < N * C; k++) {
+                expected[k] = x_exact[k] + dropout_scale(dropout, (uint64_t)k) * delta_exact[k];
+                expected_backward[k] = dropout_scale(dropout, (uint64_t)k) * delta_exact[k];
+            }
+            residual_forward(out, x, delta, N, C, dropout, &device);
+            double *result = to_doubles(out, N * C);
+            assert_close(result, expected, N * C, TOLERANCE);
+
+            dropout_backward(out, delta, N * C, dropout, &device);
+            double *result_backward = to_doubles(out, N * C);
+            assert_close(result_backward, expected_backward, N * C, TOLERANCE);
+            // In place; backward first, for delta is still whole.
+            floatX *copy = (floatX *)test_alloc(sizeof(floatX) * (size_t)(N * C));
+            memcpy(copy, delta, sizeof(floatX) * (size_t)(N * C));
+            dropout_backward(copy, copy, N * C, dropout, &device);
+            assert_memory_equal(copy, out, sizeof(floatX) * (size_t)(N * C));
+            residual_forward(out, x, delta, N, C, dropout, &device);
+            residual_forward(delta, x, delta, N, C, dropout, &device);
+            assert_memory_equal(delta, out, sizeof(floatX) * (size_t)(N * C));
+            void *all[] = {x_exact, delta_exact, expected, expected_backward, x, delta, out, result, result_backward, copy};
+            for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+                free(all[k]);
+        }
+}
+
+static void nan_is_not_hidden(void **state) {
+    enum { C = 40 };
+    floatX x[2 * C], weight[C], out[2 * C];
+    for (int i = 0; i < 2 * C; i++) {
+        x[i] = to_floatX((float)i);
+        weight[i % C] = to_floatX(1);
+    }
+    x[7] = to_floatX(NAN);
+    for (int kind = 0; kind < 2; kind++) {
+        norm_forward(out, NULL, NULL, x, weight, NULL, 2, C, (float)EPS, (enum norm_kind)kind, &device);
+        for (int c = 0; c < C; c++)
+            assert_true(isnan(to_float(out[c])) && !isnan(to_float(out[C + c])));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward),           cmocka_unit_test(backward), cmocka_unit_test(large_mean),
+        cmocka_unit_test(reference_by_finite_differences), cmocka_unit_test(same_bits_for_any_threads),
+        cmocka_unit_test(residual),          cmocka_unit_test(nan_is_not_hidden),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
