@@ -1,16 +1,16 @@
 // kernels/norm.cuh against the formulas in double, finite differences of those formulas, and threads.
 //
-// Tolerances. fp32: an element passes about five roundings of 2^-24 = 6e-8 each, the sums behind it (vector lanes, random
-// signs) about as many: 5e-7 in the norm. bf16: sums are fp32 and the result is rounded once, so that FLOATX_ROUNDING bounds
+// Tolerances. fp32: an element passes about five roundings of 2^-24 = 6e-8 each; the sums behind it, where the compiler
+// makes no vector lanes of them, random-walk over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the result is rounded once, so that FLOATX_ROUNDING bounds
 // each element's relative error, hence the norm's; a tenth more for the fp32 work before. A row of one element is special:
 // all terms of LayerNorm's dx cancel and what remains is rstd = 316 times their roundings.
 #include "kernels/norm.cuh"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
 
-static const double FP32_SUMS = 5e-7;
+static const double FP32_SUMS = 2e-6;
 #define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : FP32_SUMS)
-#define ONE_ELEMENT 40
+#define ONE_ELEMENT 10
 static struct device device = {2, NULL};
 static const double EPS = 1e-5;
 
