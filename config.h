@@ -1,0 +1,446 @@
+// Every option of the engine: one struct, one table with a line each, the presets, and the checks between options.
+//
+// Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option, add a
+// field and a line; --help, config.json and the presets follow from the table.
+#pragma once
+#include "runtime/error.h"    // fail
+#include "runtime/json.h"     // config_write_json
+#include "runtime/options.h"  // the parser
+#include "runtime/schedule.h" // enum lr_decay_style
+#include <assert.h>           // static_assert
+#include <math.h>             // INFINITY
+#include <stdbool.h>          // bool
+#include <stdint.h>           // int64_t
+
+// In the order in which the table lists their names.
+enum normalization { NORMALIZATION_LAYERNORM, NORMALIZATION_RMSNORM };
+enum position_embedding_type { POSITION_LEARNED, POSITION_ROPE };
+enum activation { ACTIVATION_GELU, ACTIVATION_SWIGLU };
+enum config_backend { BACKEND_AUTO, BACKEND_FLASH, BACKEND_UNFUSED };
+enum recompute_granularity { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_AUTO };
+enum recompute_method { RECOMPUTE_METHOD_UNSET, RECOMPUTE_METHOD_UNIFORM, RECOMPUTE_METHOD_BLOCK };
+enum config_device { DEVICE_AUTO, DEVICE_CPU };
+enum config_precision { WITH_AUTO, WITH_BF16, WITH_FP32 }; // PRECISION_BF16 is the compiler's -D
+
+enum { CONFIG_ROWS_MAX = 96 };
+
+struct config {
+    // model; config_parse leaves no 0 = choose here
+    int preset; // 0 = none, else presets[preset - 1]
+    int num_layers, hidden_size, num_attention_heads, num_query_groups, kv_channels, ffn_hidden_size;
+    int seq_length, max_position_embeddings, vocab_size;
+    int normalization; // enum normalization
+    float norm_epsilon;
+    int position_embedding_type; // enum position_embedding_type
+    float rotary_base;
+    int activation; // enum activation
+    bool add_bias_linear;
+    bool add_qkv_bias; // q, k and v have biases: this alone says so, add_bias_linear switches it on
+    bool untie_embeddings_and_output_weights;
+    float hidden_dropout, attention_dropout, init_method_std;
+    // attention, recomputation, memory
+    int attention_backend;     // enum config_backend
+    int recompute_granularity; // enum recompute_granularity
+    int recompute_method;      // enum recompute_method
+    int recompute_num_layers;
+    const char *recompute_layers, *recompute_modules;
+    int64_t memory_budget; // bytes, 0 = none given
+    bool plan;
+    const char *plan_json, *plan_picture;
+    int loss_chunk_tokens;
+    // training
+    int micro_batch_size, global_batch_size, train_steps;
+    uint64_t seed;
+    double lr, min_lr;
+    int lr_decay_style; // enum lr_decay_style
+    int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
+    int lr_wsd_decay_style; // enum lr_wsd_decay_style
+    float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
+    int skip_nonfinite;
+    // validation and samples
+    int val_every, val_steps, sample_every, sample_tokens, sample_count;
+    float temperature;
+    int top_k;
+    // data and output
+    const char *train_data, *val_data, *out;
+    int log_every;
+    // device
+    int device;    // enum config_device
+    int precision; // enum config_precision
+    int threads;
+
+    bool given[CONFIG_ROWS_MAX]; // by row of the table: the user set it
+};
+
+// ---- presets ----
+
+struct preset {
+    const char *name;
+    const char *settings[20]; // ended by NULL
+};
+
+#define PRESET_GPT2                                                                                          \
+    "normalization=LayerNorm", "norm-epsilon=1e-5", "position-embedding-type=learned_absolute",             \
+        "activation=gelu", "add-bias-linear=true", "untie-embeddings-and-output-weights=false",             \
+        "vocab-size=50257", "seq-length=1024", "max-position-embeddings=1024"
+#define PRESET_LLAMA                                                                                         \
+    "normalization=RMSNorm", "position-embedding-type=rope", "activation=swiglu", "add-bias-linear=false"
+#define PRESET_LLAMA3 \
+    PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=500000", "vocab-size=128256", "seq-length=4096"
+#define PRESET_QWEN2 \
+    PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=1000000", "add-qkv-bias=true", "seq-length=4096"
+
+// Shapes from the config.json that each model is published with on Hugging Face.
+static const struct preset presets[] = {
+    {"gpt2-124m", {PRESET_GPT2, "num-layers=12", "hidden-size=768", "num-attention-heads=12"}},
+    {"gpt2-350m", {PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16"}},
+    {"gpt2-774m", {PRESET_GPT2, "num-layers=36", "hidden-size=1280", "num-attention-heads=20"}},
+    {"gpt2-1558m", {PRESET_GPT2, "num-layers=48", "hidden-size=1600", "num-attention-heads=25"}},
+    {"llama3.2-1b", {PRESET_LLAMA3, "num-layers=16", "hidden-size=2048", "num-attention-heads=32", "num-query-groups=8",
+                     "ffn-hidden-size=8192", "untie-embeddings-and-output-weights=false"}},
+    {"llama3-8b", {PRESET_LLAMA3, "num-layers=32", "hidden-size=4096", "num-attention-heads=32", "num-query-groups=8",
+                   "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true"}},
+    {"qwen2.5-0.5b", {PRESET_QWEN2, "num-layers=24", "hidden-size=896", "num-attention-heads=14", "num-query-groups=2",
+                      "ffn-hidden-size=4864", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
+    {"qwen2.5-1.5b", {PRESET_QWEN2, "num-layers=28", "hidden-size=1536", "num-attention-heads=12", "num-query-groups=2",
+                      "ffn-hidden-size=8960", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
+    {"qwen2.5-7b", {PRESET_QWEN2, "num-layers=28", "hidden-size=3584", "num-attention-heads=28", "num-query-groups=4",
+                    "ffn-hidden-size=18944", "vocab-size=152064", "untie-embeddings-and-output-weights=true"}},
+    // make demo: 256 bytes and the end of a text
+    {"demo", {PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=256", "num-layers=6", "hidden-size=192",
+              "num-attention-heads=6", "num-query-groups=2", "ffn-hidden-size=512"}},
+};
+#define PRESET_NAMES                                                                                              \
+    "none|gpt2-124m|gpt2-350m|gpt2-774m|gpt2-1558m|llama3.2-1b|llama3-8b|qwen2.5-0.5b|qwen2.5-1.5b|qwen2.5-7b|" \
+    "demo"
+
+// ---- the table ----
+
+// The limits keep every product of sizes within 63 bits; they are far above what any machine holds.
+#define ROW(kind, field, ...) OPTION_ROW(config, OPTION_##kind, field, __VA_ARGS__)
+#define GROUP(name) {name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL}
+static const struct option_row config_rows[] = {
+    GROUP("Model (a preset sets these; any of them given too overrides it):"),
+    ROW(ENUM, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape"),
+    ROW(INT, num_layers, "12", "N", 1, 1 << 16, "Transformer blocks"),
+    ROW(INT, hidden_size, "768", "N", 1, 1 << 20, "Width of the residual stream"),
+    ROW(INT, num_attention_heads, "12", "N", 1, 1 << 16, "Query heads"),
+    ROW(INT, num_query_groups, "0", "N", 0, 1 << 16, "Key and value heads: 1 is MQA, a divisor of the heads GQA; 0: as heads"),
+    ROW(INT, kv_channels, "0", "N", 0, 1 << 16, "Size of a head, a multiple of 8; 0: hidden size over heads"),
+    ROW(INT, ffn_hidden_size, "0", "N", 0, 1 << 22, "Width of the MLP; 0: 4 x hidden for gelu, 8/3 x hidden up to a 128 for swiglu"),
+    ROW(INT, seq_length, "1024", "N", 1, 1 << 24, "Tokens in a sequence; the Llama and Qwen presets say 4096"),
+    ROW(INT, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions, at least the sequence length; 0: as that"),
+    ROW(INT, vocab_size, "50257", "N", 1, 1 << 26, "Tokens in the vocabulary (padded to a multiple of 128 inside)"),
+    ROW(ENUM, normalization, "LayerNorm", "LayerNorm|RMSNorm", 0, 0, "Norm before attention, MLP and head"),
+    ROW(FLOAT, norm_epsilon, "1e-5", "X", 1e-12, 1, "Added to the variance"),
+    ROW(ENUM, position_embedding_type, "learned_absolute", "learned_absolute|rope", 0, 0, "Positions"),
+    ROW(FLOAT, rotary_base, "10000", "X", 1, INFINITY, "Base of the rotary frequencies (theta)"),
+    ROW(ENUM, activation, "gelu", "gelu|swiglu", 0, 0, "MLP: GELU (tanh form), or SiLU(gate) x up"),
+    ROW(BOOL, add_bias_linear, "true", "", 0, 0, "Biases in all linear layers of a block"),
+    ROW(BOOL, add_qkv_bias, "false", "", 0, 0, "Biases for q, k and v; on with --add-bias-linear too"),
+    ROW(BOOL, untie_embeddings_and_output_weights, "false", "", 0, 0, "The head has weights of its own"),
+    ROW(FLOAT, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
+    ROW(FLOAT, attention_dropout, "0", "P", 0, 1, "Dropout on attention's probabilities"),
+    ROW(FLOAT, init_method_std, "0.02", "X", 0, INFINITY, "Standard deviation of initial weights (projections into the residual "
+                                                          "stream: over sqrt(2 x layers))"),
+
+    GROUP("Attention and recomputation:"),
+    ROW(ENUM, attention_backend, "auto", "auto|flash|unfused", 0, 0, "How attention is computed; NVTE_FLASH_ATTN=0 and "
+                                                                     "NVTE_UNFUSED_ATTN=0 switch one off"),
+    ROW(ENUM, recompute_granularity, "none", "none|selective|full|auto", 0, 0, "Activations made again in backward: by module, whole "
+                                                                               "layers, or the cheapest that fits --memory-budget"),
+    ROW(ENUM, recompute_method, "unset", "unset|uniform|block", 0, 0, "full: groups of --recompute-num-layers, or the first ones only"),
+    ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform) or recomputed layers (block)"),
+    ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
+    ROW(STRING, recompute_modules, "", "LIST", 0, 0, "selective: any of core_attn,norm,activation,mlp,qkv"),
+    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: what a step may use, as 6GiB"),
+
+    GROUP("Memory:"),
+    ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing"),
+    ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life"),
+    ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases"),
+    ROW(INT, loss_chunk_tokens, "0", "N", 0, 1 << 30, "Tokens whose logits exist at a time; 0: chosen"),
+
+    GROUP("Training:"),
+    ROW(INT, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
+    ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, a multiple of the micro batch; 0: as that"),
+    ROW(INT, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
+    ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples"),
+    ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
+    ROW(DOUBLE, min_lr, "0", "X", 0, INFINITY, "Learning rate after the decay"),
+    ROW(ENUM, lr_decay_style, "cosine", "cosine|linear|constant|WSD", 0, 0, "Shape of the decay"),
+    ROW(INT, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
+    ROW(INT, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
+    ROW(INT, lr_wsd_decay_steps, "0", "N", 0, INFINITY, "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
+    ROW(ENUM, lr_wsd_decay_style, "exponential", "exponential|linear|cosine|minus_sqrt", 0, 0, "WSD: shape of the decay"),
+    ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "AdamW's decay of matrices and embeddings"),
+    ROW(FLOAT, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
+    ROW(FLOAT, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),
+    ROW(FLOAT, adam_eps, "1e-8", "X", 1e-20, INFINITY, "AdamW's epsilon"),
+    ROW(FLOAT, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
+    ROW(INT, skip_nonfinite, "0", "N", 0, INFINITY, "Steps with a NaN or Inf loss or gradient to skip before stopping"),
+
+    GROUP("Validation and samples:"),
+    ROW(INT, val_every, "100", "N", 0, INFINITY, "Steps between validations, and after the last; 0: never"),
+    ROW(INT, val_steps, "20", "N", 1, INFINITY, "Micro batches of the fixed validation set"),
+    ROW(INT, sample_every, "0", "N", 0, INFINITY, "Steps between samples of the model, and after the last; 0: never"),
+    ROW(INT, sample_tokens, "256", "N", 1, 1 << 24, "Tokens of a sample"),
+    ROW(INT, sample_count, "1", "N", 1, 1 << 16, "Samples at a time"),
+    ROW(FLOAT, temperature, "1", "X", 0, INFINITY, "Sampling temperature; 0: always the likeliest token"),
+    ROW(INT, top_k, "0", "N", 0, INFINITY, "Sample among the k likeliest tokens; 0: all"),
+
+    GROUP("Data and output:"),
+    ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
+    ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
+    ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl and config.json go; made where missing"),
+    ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file"),
+
+    GROUP("Device:"),
+    ROW(ENUM, device, "auto", "auto|cpu", 0, 0, "Where to compute"),
+    ROW(ENUM, precision, "auto", "auto|bf16|fp32", 0, 0, "Parameters and activations; auto: bf16 where the CPU has AMX"),
+    ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use"),
+};
+#undef ROW
+#undef GROUP
+enum { CONFIG_ROWS = sizeof config_rows / sizeof config_rows[0], CONFIG_PRESETS = sizeof presets / sizeof presets[0] };
+static_assert((int)CONFIG_ROWS <= (int)CONFIG_ROWS_MAX, "struct config has room for a flag a row");
+
+static const struct options config_options = {
+    config_rows,
+    CONFIG_ROWS,
+    "train_gpt",
+    "train_gpt 0.1",
+    "Trains GPT-style transformers on tokenized shards.",
+    "An option that is on or off takes =true or =false; --NAME alone switches it on, --no-NAME off. A name may be\n"
+    "shortened as long as it stays unambiguous. BYTES take K, M, G, T or KiB, MiB, ... (1024) and KB, MB, ... (1000).\n",
+};
+
+// Whether the user set the option with this field, rather than a preset or the default.
+static inline bool config_given(const struct config *config, const char *field) {
+    return config->given[option_find(&config_options, field, false)];
+}
+
+// ---- checks ----
+
+// "1, 2, 3, 4, 6, 12"
+static inline void config_divisors(int n, char text[OPTION_TEXT]) {
+    size_t used = 0;
+    for (int d = 1; d <= n && used < OPTION_TEXT; d++)
+        if (n % d == 0)
+            used += (size_t)snprintf(text + used, OPTION_TEXT - used, "%s%d", d > 1 ? ", " : "", d);
+}
+
+static inline void config_resolve_heads(struct config *c) {
+    char divisors[OPTION_TEXT];
+    if (c->num_query_groups == 0)
+        c->num_query_groups = c->num_attention_heads;
+    if (c->num_attention_heads % c->num_query_groups != 0) {
+        config_divisors(c->num_attention_heads, divisors);
+        fail("--num-query-groups %d does not divide --num-attention-heads %d; it may be one of %s", c->num_query_groups,
+             c->num_attention_heads, divisors);
+    }
+    const bool derived = c->kv_channels == 0;
+    if (derived && c->hidden_size % c->num_attention_heads != 0)
+        fail("--hidden-size %d is not a multiple of --num-attention-heads %d; change one of them or give the size of a head "
+             "as --kv-channels",
+             c->hidden_size, c->num_attention_heads);
+    if (derived)
+        c->kv_channels = c->hidden_size / c->num_attention_heads;
+    if (c->kv_channels % 8 != 0)
+        fail("the size of a head must be a multiple of 8, not %d: change %s", c->kv_channels,
+             derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
+}
+
+static inline void config_resolve_model(struct config *c) {
+    config_resolve_heads(c);
+    if (c->ffn_hidden_size == 0)
+        c->ffn_hidden_size = c->activation == ACTIVATION_GELU ? 4 * c->hidden_size
+                                                              : (c->hidden_size * 8 / 3 + 127) / 128 * 128;
+    // A preset's positions grow with a longer sequence; the user's own number is taken at its word.
+    if (c->max_position_embeddings < c->seq_length) {
+        if (c->position_embedding_type == POSITION_LEARNED && c->max_position_embeddings > 0 &&
+            config_given(c, "max_position_embeddings"))
+            fail("--max-position-embeddings %d is less than --seq-length %d; raise it or shorten the sequence",
+                 c->max_position_embeddings, c->seq_length);
+        c->max_position_embeddings = c->seq_length;
+    }
+    if (c->add_bias_linear && !config_given(c, "add_qkv_bias"))
+        c->add_qkv_bias = true;
+}
+
+static inline void config_resolve_batches(struct config *c) {
+    if (c->global_batch_size == 0)
+        c->global_batch_size = c->micro_batch_size;
+    if (c->global_batch_size % c->micro_batch_size != 0)
+        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d; the nearest multiples are %d and %d",
+             c->global_batch_size, c->micro_batch_size,
+             c->global_batch_size < c->micro_batch_size ? c->micro_batch_size
+                                                        : c->global_batch_size / c->micro_batch_size * c->micro_batch_size,
+             (c->global_batch_size / c->micro_batch_size + 1) * c->micro_batch_size);
+}
+
+static inline void config_resolve_schedule(struct config *c) {
+    if (c->min_lr > c->lr)
+        fail("--min-lr %g is above --lr %g; lower it", c->min_lr, c->lr);
+    if (c->lr_decay_steps == 0)
+        c->lr_decay_steps = c->train_steps;
+    if (c->lr_decay_style == LR_DECAY_CONSTANT)
+        return;
+    if (c->lr_warmup_steps > c->lr_decay_steps) {
+        if (config_given(c, "lr_warmup_steps"))
+            fail("--lr-warmup-steps %d is more than the %d steps of the schedule; lower it, or raise --lr-decay-steps or "
+                 "--train-steps",
+                 c->lr_warmup_steps, c->lr_decay_steps);
+        c->lr_warmup_steps = c->lr_decay_steps;
+    }
+    const int after_warmup = c->lr_decay_steps - c->lr_warmup_steps;
+    if (c->lr_wsd_decay_steps == 0)
+        c->lr_wsd_decay_steps = option_minimum(after_warmup, (c->lr_decay_steps + 9) / 10);
+    if (c->lr_decay_style == LR_DECAY_WSD && c->lr_wsd_decay_steps > after_warmup)
+        fail("--lr-wsd-decay-steps %d and --lr-warmup-steps %d do not fit into the %d steps of the schedule; lower one, or "
+             "raise --lr-decay-steps or --train-steps",
+             c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
+}
+
+static inline void config_resolve_data(struct config *c) {
+    if (!*c->train_data && !c->plan)
+        fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print the "
+             "memory plan alone by --plan)");
+    if (!*c->out)
+        fail("--out is empty; name the folder for the results");
+    if (!*c->val_data && c->val_every > 0) {
+        if (config_given(c, "val_every") && !c->plan)
+            fail("--val-every %d needs --val-data: name the token shards to validate on", c->val_every);
+        c->val_every = 0;
+    }
+    if (c->sample_tokens > c->seq_length) {
+        if (config_given(c, "sample_tokens"))
+            fail("--sample-tokens %d is more than --seq-length %d; lower it", c->sample_tokens, c->seq_length);
+        c->sample_tokens = c->seq_length;
+    }
+}
+
+// A list of layers: numbers and ranges, separated by commas.
+static inline bool config_is_layer_list(const char *text) {
+    for (;;) {
+        int from = 0, to = 0, read = 0;
+        if (*text < '0' || *text > '9' || sscanf(text, "%9d%n", &from, &read) != 1)
+            return false;
+        text += read;
+        if (*text == '-') {
+            text++;
+            if (*text < '0' || *text > '9' || sscanf(text, "%9d%n", &to, &read) != 1 || to < from)
+                return false;
+            text += read;
+        }
+        if (!*text)
+            return true;
+        if (*text++ != ',')
+            return false;
+    }
+}
+static inline void config_check_recompute(const struct config *c) {
+    static const char modules[] = "core_attn|norm|activation|mlp|qkv";
+    if (*c->recompute_layers && !config_is_layer_list(c->recompute_layers))
+        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8", c->recompute_layers);
+    for (const char *word = c->recompute_modules; *word;) {
+        char name[OPTION_NAME];
+        const size_t length = strcspn(word, ",");
+        snprintf(name, sizeof name, "%.*s", (int)length, word);
+        if (option_choice(modules, name) < 0 || (word[length] && !word[length + 1]))
+            fail("--recompute-modules: '%s' is not known; expected any of core_attn,norm,activation,mlp,qkv", name);
+        word += length + (word[length] == ',');
+    }
+}
+
+// ---- sizes ----
+
+// In double, which can't overflow: the sum of all parameters.
+static inline double config_parameters(const struct config *c) {
+    const double C = c->hidden_size, F = c->ffn_hidden_size, V = c->vocab_size;
+    const double q = (double)c->num_attention_heads * c->kv_channels, qkv = q + 2.0 * c->num_query_groups * c->kv_channels;
+    const double fc = c->activation == ACTIVATION_SWIGLU ? 2 * F : F; // SwiGLU has a gate beside the up projection
+    const double norm = c->normalization == NORMALIZATION_LAYERNORM ? 2 * C : C;
+    double block = 2 * norm + C * qkv + q * C + C * fc + F * C;
+    if (c->add_qkv_bias)
+        block += qkv;
+    if (c->add_bias_linear)
+        block += C + fc + C;
+    const double positions = c->position_embedding_type == POSITION_LEARNED ? c->max_position_embeddings * C : 0;
+    const double head = c->untie_embeddings_and_output_weights ? V * C : 0;
+    return V * C + positions + c->num_layers * block + norm + head;
+}
+// The parameters of the model, without the padding of the vocabulary. Exact: config_parse admits no more than 2^50.
+static inline int64_t config_parameter_count(const struct config *c) { return (int64_t)config_parameters(c); }
+
+// Later code multiplies sizes in 64 bits (rows of a projection in 32) and relies on this.
+static inline void config_check_sizes(const struct config *c) {
+    const double tokens = (double)c->micro_batch_size * c->seq_length;
+    const double qkv = ((double)c->num_attention_heads + 2.0 * c->num_query_groups) * c->kv_channels;
+    const double scores = (double)c->micro_batch_size * c->num_attention_heads * c->seq_length * c->seq_length;
+    const double per_token = 32.0 * c->hidden_size + 16.0 * qkv + 32.0 * c->ffn_hidden_size;
+    if (qkv >= 0x1p30)
+        fail("--num-attention-heads %d with heads of %d make q, k and v %.3g wide; the limit is 2^30", c->num_attention_heads,
+             c->kv_channels, qkv);
+    if (config_parameters(c) >= 0x1p50)
+        fail("this model has %.3g parameters, more than the 2^50 that can be addressed; lower --num-layers, --hidden-size, "
+             "--ffn-hidden-size or --vocab-size",
+             config_parameters(c));
+    if (tokens >= 0x1p30)
+        fail("--micro-batch-size %d of --seq-length %d are %.3g tokens; a micro batch holds less than 2^30",
+             c->micro_batch_size, c->seq_length, tokens);
+    if (c->num_layers * (tokens * per_token + 8 * scores) >= 0x1p60)
+        fail("the activations of this model at --micro-batch-size %d and --seq-length %d can't be addressed in 64 bits; "
+             "lower one of them, or --num-layers, --hidden-size or --ffn-hidden-size",
+             c->micro_batch_size, c->seq_length);
+    if ((double)c->train_steps * c->global_batch_size * c->seq_length >= 0x1p60)
+        fail("--train-steps %d of --global-batch-size %d are more tokens than 64 bits count; lower one of them",
+             c->train_steps, c->global_batch_size);
+}
+
+// ---- the entry points ----
+
+// Defaults, then the preset, then what the user says; resolved and checked, or the end of the program.
+static inline struct config config_parse(int argc, char **argv) {
+    struct config config;
+    memset(&config, 0, sizeof config);
+    options_set_defaults(&config_options, &config);
+    options_parse(&config_options, &config, config.given, argc, argv);
+    if (config.preset > 0)
+        options_fill(&config_options, &config, config.given, presets[config.preset - 1].settings);
+    config_resolve_model(&config);
+    config_resolve_batches(&config);
+    config_resolve_schedule(&config);
+    config_resolve_data(&config);
+    config_check_recompute(&config);
+    config_check_sizes(&config);
+    return config;
+}
+
+// The resolved configuration, every option by its name.
+static inline void config_write_json(const struct config *config, const char *path) {
+    FILE *const file = fopen(path, "w");
+    if (!file)
+        fail("%s: cannot be written: %s", path, strerror(errno));
+    struct json json = json_writer(file, true);
+    struct config copy = *config;
+    json_object_begin(&json, NULL);
+    options_write_json(&config_options, &copy, &json);
+    json_object_end(&json);
+    const bool written = !ferror(file);
+    if (fclose(file) != 0 || !written)
+        fail("%s: cannot be written: %s", path, strerror(errno));
+}
+
+// The learning-rate schedule that the options describe.
+static inline struct schedule config_schedule(const struct config *c) {
+    struct schedule schedule;
+    schedule.style = (enum lr_decay_style)c->lr_decay_style;
+    schedule.wsd_style = (enum lr_wsd_decay_style)c->lr_wsd_decay_style;
+    schedule.lr = c->lr;
+    schedule.min_lr = c->min_lr;
+    schedule.warmup_steps = c->lr_warmup_steps;
+    schedule.decay_steps = c->lr_decay_steps;
+    schedule.wsd_decay_steps = c->lr_wsd_decay_steps;
+    return schedule;
+}
