@@ -2,7 +2,7 @@
 //
 // A file that is not as described fails the running test with a message; nothing is read outside of it.
 #pragma once
-#include "test/testing.h" // cmocka, test_malloc
+#include "test/testing.h" // cmocka, test_alloc
 
 #include <stdbool.h> // bool
 #include <string.h>  // memcpy, memcmp, strlen
@@ -29,12 +29,12 @@ struct golden {
     struct golden_tensor *tensors;
 };
 
-#define golden_check(g, condition, what)                              \
-    do {                                                              \
-        if (!(condition)) {                                           \
-            print_error("%s: malformed golden file: %s\n", (g)->path, what); \
-            _fail(__FILE__, __LINE__);                                \
-        }                                                             \
+#define golden_check(g, condition, what)                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            print_error("%s: malformed golden file: %s\n", (g)->path, what);                                           \
+            _fail(__FILE__, __LINE__);                                                                                 \
+        }                                                                                                              \
     } while (0)
 
 // The next `bytes` bytes of the file, which must be there.
@@ -82,7 +82,7 @@ static inline void golden_load(struct golden *g) {
     fseek(file, 0, SEEK_END);
     g->size = (size_t)ftell(file);
     rewind(file);
-    g->bytes = (unsigned char *)test_malloc(g->size);
+    g->bytes = (unsigned char *)test_alloc(g->size);
     golden_check(g, fread(g->bytes, 1, g->size, file) == g->size, "cannot be read");
     fclose(file);
 }
@@ -133,6 +133,15 @@ static inline const float *golden_floats(const struct golden *g, const char *nam
     const struct golden_tensor *tensor = golden_tensor(g, name);
     golden_check(g, tensor->floats, name);
     return tensor->floats;
+}
+// A copy in double, which the caller frees.
+static inline double *golden_doubles(const struct golden *g, const char *name) {
+    const float *floats = golden_floats(g, name);
+    const int64_t count = golden_tensor(g, name)->count;
+    double *result = test_doubles(count);
+    for (int64_t i = 0; i < count; i++)
+        result[i] = floats[i];
+    return result;
 }
 static inline const int32_t *golden_ints(const struct golden *g, const char *name) {
     const struct golden_tensor *tensor = golden_tensor(g, name);
