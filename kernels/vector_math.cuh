@@ -1,0 +1,81 @@
+// expf, logf and sine and cosine of a full turn, written so that the compiler makes vectors of loops over them: no branch,
+// no table, no call. libm's are calls, and its vector forms come only with -ffast-math, under which NaN is lost.
+//
+// Each is a range reduction and a polynomial. The coefficients are weighted minimax fits of the relative error over the
+// reduced range (iteratively reweighted least squares on Chebyshev nodes); the fit's own error stands beside each. The
+// errors in units in the last place (ulp) are measured by test/op_vector_math.c over the whole range.
+#pragma once
+#include <math.h>   // INFINITY, NAN
+#include <stdint.h> // uint32_t
+#include <string.h> // memcpy
+
+static inline uint32_t float_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline float float_from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+// Adding 1.5 * 2^23 to a small float leaves its nearest integer in the low bits.
+#define ROUNDING_MAGIC 0x1.8p23f
+
+// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2. At most 1.1 ulp; overflows to infinity and underflows through
+// the denormals to 0 where it should; e^NaN = NaN.
+static inline float vector_expf(float x) {
+    const float at_most = x > 89.0f ? 89.0f : x; // NaN passes both comparisons
+    const float clamped = at_most < -104.0f ? -104.0f : at_most;
+    const float shifted = clamped * 0x1.715476p0f + ROUNDING_MAGIC;
+    const float n = shifted - ROUNDING_MAGIC;
+    const int32_t exponent = (int32_t)(float_bits(shifted) - float_bits(ROUNDING_MAGIC));
+    // ln 2 in two parts; the first has 9 bits, so that its product with n is exact without a fused multiply-add too.
+    const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
+    // (e^r - 1 - r) / r^2, relative error of e^r 2^-28.3
+    const float q = (((0x1.6a23f0p-10f * r + 0x1.123a0ap-7f) * r + 0x1.5558f2p-5f) * r + 0x1.555492p-3f) * r + 0x1.fffffcp-2f;
+    const float e_r = 1.0f + (r + r * r * q);
+    // 2^exponent in two factors, as 2^-150 and 2^128 are no floats. Unsigned, for a NaN's exponent is any number.
+    const int32_t half = exponent >> 1;
+    return e_r * float_from_bits(((uint32_t)half + 127u) << 23) * float_from_bits(((uint32_t)(exponent - half) + 127u) << 23);
+}
+
+// ln x = n ln 2 + ln(1 + f), sqrt(1/2) <= 1 + f < sqrt(2). At most 1.0 ulp; ln 0 = -infinity, ln of a negative = NaN.
+static inline float vector_logf(float x) {
+    const int denormal = x < 0x1p-126f;
+    const uint32_t bits = float_bits(denormal ? x * 0x1p23f : x);
+    const int32_t exponent = (int32_t)(bits - 0x3f3504f3u) >> 23; // 0x3f3504f3 is sqrt(1/2)
+    const float f = float_from_bits(bits - ((uint32_t)exponent << 23)) - 1.0f;
+    const float n = (float)(exponent - (denormal ? 23 : 0));
+    // (ln(1 + f) - f + f^2 / 2) / f^3, relative error of ln(1 + f) 2^-30.3
+    float p = 0x1.1457a2p-4f;
+    p = p * f - 0x1.de3c14p-4f;
+    p = p * f + 0x1.e6f06cp-4f;
+    p = p * f - 0x1.fc2208p-4f;
+    p = p * f + 0x1.233768p-3f;
+    p = p * f - 0x1.555c4ep-3f;
+    p = p * f + 0x1.99a4b6p-3f;
+    p = p * f - 0x1.000006p-2f;
+    p = p * f + 0x1.555548p-2f;
+    const float square = f * f;
+    const float result = n * 0.693359375f + (f + (p * f * square - 0.5f * square - n * 2.12194440e-4f));
+    const float at_zero = x == 0 ? -INFINITY : result;
+    const float in_domain = x < 0 ? NAN : at_zero;
+    return x < INFINITY ? in_domain : x; // infinity and NaN: themselves
+}
+
+// sin(2 pi u) and cos(2 pi u) for 0 <= u <= 1: the turn is cut at odd eighths, and in each quarter the two are polynomials of
+// 2 pi f, |f| <= 1/8 (exact in fp32), that swap places and signs. At most 1.5e-7 absolute.
+static inline void vector_sincos_turn(float *sine, float *cosine, float u) {
+    const float shifted = 4.0f * u + ROUNDING_MAGIC;
+    const uint32_t quarter = float_bits(shifted);
+    const float a = (u - 0.25f * (shifted - ROUNDING_MAGIC)) * 6.283185307f, square = a * a;
+    // relative errors 2^-28.0 and 2^-33.0
+    const float s = a + a * square * ((-0x1.9943e2p-13f * square + 0x1.11073ap-7f) * square - 0x1.555546p-3f);
+    const float c =
+        1.0f - 0.5f * square + square * square * ((0x1.99eb9cp-16f * square - 0x1.6c0c34p-10f) * square + 0x1.55554ap-5f);
+    const float swapped_s = quarter & 1u ? c : s, swapped_c = quarter & 1u ? s : c;
+    *sine = quarter & 2u ? -swapped_s : swapped_s;
+    *cosine = (quarter + 1u) & 2u ? -swapped_c : swapped_c;
+}
