@@ -83,7 +83,10 @@ struct gpt {
     uint64_t micro_step; // counts micro-batches of the whole run: the step of dropout masks
     bool dropout;        // on in training, off in evaluation and generation
     int position;        // generation: place of the current token
-    float *host_logits;  // (Vp) one row, for sampling
+    // Host memory for sampling: a row of logits as it comes and as (2, Vp) floats, a token of each sequence.
+    floatX *host_row;
+    float *host_logits;
+    int32_t *host_tokens;
 };
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 
 // An activation of layer l. What the policy keeps is one buffer for forward and backward; what it drops is one buffer
 // in the forward and, made again, another in the backward.
-static void *activation(struct gpt *m, enum pass pass, int l, enum activation id) {
+static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = l < 0 ? BIT(OUT) : m->policy.kept[l];
     if (pass == PASS_RECOMPUTE && kept & (1u << id))
         pass = PASS_TRAIN;
@@ -775,8 +778,10 @@ static void gpt_allocate(struct gpt *m) {
         rope_table(table, m->config.seq_length, m->shape.layer.D, (float)m->config.rotary_base);
         m->rope = table;
     }
-    m->host_logits = (float *)calloc((size_t)m->shape.Vp, sizeof *m->host_logits);
-    if (!m->host_logits)
+    m->host_row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *m->host_row);
+    m->host_logits = (float *)calloc(2 * (size_t)m->shape.Vp, sizeof *m->host_logits);
+    m->host_tokens = (int32_t *)calloc((size_t)m->config.sample_count + 1, sizeof *m->host_tokens);
+    if (!m->host_row || !m->host_logits || !m->host_tokens)
         fail("out of memory");
     gpt_initialise(m);
 }
@@ -788,7 +793,9 @@ static void gpt_destroy(struct gpt *m) {
     parameters_free(&m->table);
     free(m->slots);
     free(m->workspaces);
+    free(m->host_row);
     free(m->host_logits);
+    free(m->host_tokens);
     free(m->seconds);
     free(m);
 }

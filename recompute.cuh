@@ -59,7 +59,7 @@ static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "acti
     ROW(OUT, "residual after mlp", "residual", 0, s->C *s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
 
 #define BIT(id) (1u << ACT_##id)
-enum activation {
+enum activation_id {
 #define ENUM_ROW(id, name, category, modules, bytes, flops, traffic, from) ACT_##id,
     ACTIVATION_ROWS(ENUM_ROW)
 #undef ENUM_ROW
@@ -75,7 +75,7 @@ struct activation_row {
     uint32_t made_from;
 };
 
-static struct activation_row activation_row(enum activation id, const struct layer_shape *s) {
+static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
 #define CASE_ROW(id, name, category, modules, bytes, flops, traffic, from)                                                   \
     case ACT_##id: {                                                                                                         \
@@ -99,7 +99,7 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     int64_t bytes = 0;
     for (int id = 0; id < ACT_COUNT; id++)
         if (set & (1u << id))
-            bytes += activation_row((enum activation)id, s).bytes_per_token;
+            bytes += activation_row((enum activation_id)id, s).bytes_per_token;
     return bytes;
 }
 
@@ -108,7 +108,7 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
     uint32_t produce = wanted & ~kept;
     for (int id = ACT_COUNT - 1; id >= 0; id--) // rows stand in the order in which they are made
         if (produce & (1u << id))
-            produce |= activation_row((enum activation)id, s).made_from & ~kept & ACT_ALL;
+            produce |= activation_row((enum activation_id)id, s).made_from & ~kept & ACT_ALL;
     return produce;
 }
 
@@ -182,7 +182,7 @@ static struct recompute_policy policy_block(int num_layers, int n) {
 static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s) {
     uint32_t dropped = 0;
     for (int id = 0; id < ACT_COUNT; id++)
-        if (activation_row((enum activation)id, s).modules & modules)
+        if (activation_row((enum activation_id)id, s).modules & modules)
             dropped |= 1u << id;
     return dropped;
 }
@@ -228,7 +228,7 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
     double cost = 0;
     for (int id = 0; id < ACT_COUNT; id++)
         if (set & (1u << id)) {
-            const struct activation_row row = activation_row((enum activation)id, s);
+            const struct activation_row row = activation_row((enum activation_id)id, s);
             cost += row.flops_per_token + flops_per_byte * row.traffic_per_token;
         }
     return cost;
