@@ -1,0 +1,460 @@
+// Token shards to batches.
+//
+// A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T within
+// a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out.
+//
+// The order of samples is one global sequence that depends on the shards, T and the seed alone: epoch after epoch, in
+// each the shards in a shuffled order and within each shard its windows in a shuffled order (without shuffling: file
+// order). The permutations are computed, not stored, so that a shard of any size costs no memory. The position is a
+// number of samples of that sequence, so that a run may resume with another batch size or number of processes.
+//
+// Files are read by pread in a thread, ahead of the step, into a ring of samples. Cold pages, network file systems and
+// the checks of tokens thus cost the step nothing; the result can't depend on timing, because which sample goes where is
+// arithmetic. pread and not a mapping: see read_exactly in runtime/token_file.h.
+#pragma once
+#include <glob.h>     // glob
+#include <inttypes.h> // PRIu64
+#include <math.h>     // sqrt
+#include <pthread.h>  // pthread_create, mutex, condition
+#include <signal.h>   // sigfillset, pthread_sigmask
+#include <stdbool.h>  // bool
+#include <stdint.h>   // uint64_t, int32_t
+#include <stdlib.h>   // calloc, qsort
+#include <string.h>   // memcpy, strcmp
+#include <unistd.h>   // close
+
+#include "runtime/error.h"      // fail
+#include "runtime/error_text.h" // struct error_text
+#include "runtime/token_file.h" // struct token_file
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The order of samples
+
+// The finaliser of splitmix64 (Steele, Lea, Flood 2014): every output bit depends on every input bit.
+static inline uint64_t order_mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+static inline uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream) {
+    return order_mix(order_mix(order_mix(seed) + epoch) + stream);
+}
+
+// A keyed permutation of 0..n-1: the generalised Feistel network of Black and Rogaway (Ciphers with arbitrary finite
+// domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >= n; each round adds a keyed
+// function of one half to the other, modulo its range, which can be undone. A result beyond n is permuted again: since
+// a*b < n + a, that is rare, and what comes out is still a permutation.
+static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
+    enum { ROUNDS = 4 }; // of both halves; the test sees every permutation of small n about equally often
+    uint64_t a = (uint64_t)sqrt((double)n);
+    while (a * a < n) // sqrt rounds, and above 2^53 the conversion does
+        a++;
+    const uint64_t b = (n + a - 1) / a;
+    do {
+        uint64_t left = index % a, right = index / a;
+        for (uint64_t round = 0; round < ROUNDS; round++) {
+            left = (left + order_mix(key + 2 * round + order_mix(right)) % a) % a;
+            right = (right + order_mix(key + 2 * round + 1 + order_mix(left)) % b) % b;
+        }
+        index = left + a * right;
+    } while (index >= n);
+    return index;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The loader
+
+// Reads any sample. Keeps the file of the last one open, and the order of the shards in the last one's epoch.
+struct sample_reader {
+    uint64_t epoch; // of `order`; UINT64_MAX before the first sample
+    int *order;     // (num_files) the shards in this epoch's order
+    uint64_t *first; // (num_files + 1) sample of the epoch at which the shard order[i] begins
+    int file, fd;   // the open file, -1 when none is
+    unsigned char *raw; // T+1 tokens as they are in the file
+};
+
+// The thread's ring. It holds samples first..first+made-1 of this rank's sequence; `used` of them have been taken.
+struct read_ahead {
+    int capacity;               // slots; 0 without a thread
+    int32_t *tokens;            // (capacity, T+1)
+    struct error_text *errors;  // (capacity), what was wrong with a sample
+    bool *bad;                  // (capacity)
+    pthread_t thread;
+    pthread_mutex_t mutex;      // guards the rest; a slot belongs to the thread until it is made, then to the reader
+    pthread_cond_t changed;
+    uint64_t start, made, used; // global position of the plan; samples of this rank since
+    uint64_t plan;              // counts the plans: what the thread made for an older one is dropped
+    int B;                      // samples a rank takes at a time under this plan
+    bool stop;
+};
+
+struct dataloader {
+    const char *option; // that named the files, for messages
+    struct token_file *files;
+    uint64_t *windows; // (num_files)
+    int num_files;
+    int T, vocab_size, rank, ranks;
+    uint64_t seed;
+    bool shuffle;
+    uint64_t samples_per_epoch, total_tokens;
+    uint64_t position;            // the next sample of the global sequence, over all ranks
+    int32_t *sample;              // (T+1) where a sample is read to when there is no thread
+    struct sample_reader reader;  // the thread's, if there is one
+    struct read_ahead ahead;
+};
+
+static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
+    void *memory = calloc(count ? count : 1, bytes);
+    if (!memory)
+        fail("%s: out of memory for %zu x %zu bytes of the data loader", option, count, bytes);
+    return memory;
+}
+
+static void reader_begin_epoch(struct sample_reader *reader, const struct dataloader *loader, uint64_t epoch) {
+    const uint64_t shards = (uint64_t)loader->num_files;
+    const uint64_t key = order_key(loader->seed, epoch, UINT64_MAX); // a stream that no shard has
+    reader->first[0] = 0;
+    for (uint64_t i = 0; i < shards; i++) {
+        reader->order[i] = (int)(loader->shuffle ? order_permute(i, shards, key) : i);
+        reader->first[i + 1] = reader->first[i] + loader->windows[reader->order[i]];
+    }
+    reader->epoch = epoch;
+}
+
+// Where a sample of the global sequence lies: file and first token.
+static void reader_locate(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample, int *file,
+                          uint64_t *first_token) {
+    const uint64_t epoch = sample / loader->samples_per_epoch, rest = sample % loader->samples_per_epoch;
+    if (reader->epoch != epoch)
+        reader_begin_epoch(reader, loader, epoch);
+    int low = 0, high = loader->num_files; // first[low] <= rest < first[high]
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (reader->first[middle] <= rest)
+            low = middle;
+        else
+            high = middle;
+    }
+    *file = reader->order[low];
+    uint64_t window = rest - reader->first[low];
+    if (loader->shuffle)
+        window = order_permute(window, loader->windows[*file], order_key(loader->seed, epoch, (uint64_t)*file));
+    *first_token = window * (uint64_t)loader->T;
+}
+
+// out (T+1) = a sample of the global sequence, each token checked. Returns what is wrong, or NULL.
+static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample, int32_t *out,
+                               struct error_text *error) {
+    int file;
+    uint64_t first_token;
+    reader_locate(reader, loader, sample, &file, &first_token);
+    const struct token_file *tokens = &loader->files[file];
+    if (reader->file != file) {
+        uint64_t bytes;
+        if (reader->fd >= 0)
+            close(reader->fd);
+        reader->file = -1;
+        const char *problem = open_regular(&reader->fd, &bytes, tokens->path, error);
+        if (problem)
+            return problem;
+        reader->file = file;
+    }
+    return token_file_read(out, tokens, reader->fd, first_token, loader->T + 1, loader->vocab_size, reader->raw, error);
+}
+
+// The nth sample, counted from `start`, of a rank that takes B of every B*ranks.
+static uint64_t rank_sample(const struct dataloader *loader, uint64_t start, uint64_t n, uint64_t B) {
+    return start + n / B * B * (uint64_t)loader->ranks + (uint64_t)loader->rank * B + n % B;
+}
+
+static void *read_ahead_main(void *argument) {
+    struct dataloader *loader = (struct dataloader *)argument;
+    struct read_ahead *ahead = &loader->ahead;
+    pthread_mutex_lock(&ahead->mutex);
+    while (!ahead->stop) {
+        if (ahead->made - ahead->used == (uint64_t)ahead->capacity) {
+            pthread_cond_wait(&ahead->changed, &ahead->mutex);
+            continue;
+        }
+        const uint64_t plan = ahead->plan, sample = rank_sample(loader, ahead->start, ahead->made, (uint64_t)ahead->B);
+        const int slot = (int)(ahead->made % (uint64_t)ahead->capacity);
+        pthread_mutex_unlock(&ahead->mutex);
+        int32_t *tokens = ahead->tokens + (size_t)slot * (size_t)(loader->T + 1);
+        ahead->bad[slot] = reader_read(&loader->reader, loader, sample, tokens, &ahead->errors[slot]) != NULL;
+        pthread_mutex_lock(&ahead->mutex);
+        if (ahead->plan == plan) { // otherwise the reader has moved on, and the slot is free again
+            ahead->made++;
+            pthread_cond_broadcast(&ahead->changed);
+        }
+    }
+    pthread_mutex_unlock(&ahead->mutex);
+    return NULL;
+}
+
+// Makes the thread read from the loader's position on, B samples at a time.
+static void read_ahead_plan(struct dataloader *loader, int B) {
+    struct read_ahead *ahead = &loader->ahead;
+    pthread_mutex_lock(&ahead->mutex);
+    ahead->start = loader->position;
+    ahead->B = B;
+    ahead->made = ahead->used = 0;
+    ahead->plan++;
+    pthread_cond_broadcast(&ahead->changed);
+    pthread_mutex_unlock(&ahead->mutex);
+}
+
+static void read_ahead_start(struct dataloader *loader, int B, int batches) {
+    struct read_ahead *ahead = &loader->ahead;
+    ahead->capacity = B * batches;
+    if (ahead->capacity == 0)
+        return;
+    const size_t slots = (size_t)ahead->capacity;
+    ahead->tokens = (int32_t *)dataloader_alloc(loader->option, slots, (size_t)(loader->T + 1) * sizeof(int32_t));
+    ahead->errors = (struct error_text *)dataloader_alloc(loader->option, slots, sizeof *ahead->errors);
+    ahead->bad = (bool *)dataloader_alloc(loader->option, slots, sizeof *ahead->bad);
+    pthread_mutex_init(&ahead->mutex, NULL);
+    pthread_cond_init(&ahead->changed, NULL);
+    read_ahead_plan(loader, B);
+
+    sigset_t all, before; // signals are for the thread that trains
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const int status = pthread_create(&ahead->thread, NULL, read_ahead_main, loader);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (status != 0)
+        fail("%s: can't start the thread that reads ahead: %s", loader->option, strerror(status));
+}
+
+static void read_ahead_stop(struct read_ahead *ahead) {
+    if (ahead->capacity == 0)
+        return;
+    pthread_mutex_lock(&ahead->mutex);
+    ahead->stop = true;
+    pthread_cond_broadcast(&ahead->changed);
+    pthread_mutex_unlock(&ahead->mutex);
+    pthread_join(ahead->thread, NULL);
+    pthread_cond_destroy(&ahead->changed);
+    pthread_mutex_destroy(&ahead->mutex);
+    free(ahead->tokens);
+    free(ahead->errors);
+    free(ahead->bad);
+}
+
+// Waits for the oldest sample in the ring. It stays there until read_ahead_release.
+static const int32_t *read_ahead_take(struct dataloader *loader) {
+    struct read_ahead *ahead = &loader->ahead;
+    pthread_mutex_lock(&ahead->mutex);
+    while (ahead->made == ahead->used)
+        pthread_cond_wait(&ahead->changed, &ahead->mutex);
+    const size_t slot = (size_t)(ahead->used % (uint64_t)ahead->capacity);
+    pthread_mutex_unlock(&ahead->mutex);
+    if (ahead->bad[slot])
+        fail("%s: %s", loader->option, ahead->errors[slot].text);
+    return ahead->tokens + slot * (size_t)(loader->T + 1);
+}
+static void read_ahead_release(struct read_ahead *ahead) {
+    pthread_mutex_lock(&ahead->mutex);
+    ahead->used++;
+    pthread_cond_broadcast(&ahead->changed);
+    pthread_mutex_unlock(&ahead->mutex);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Opening
+
+// Adds what matches one pattern. A file that isn't matched because it doesn't exist is the user's mistake.
+static void glob_add(glob_t *found, const char *pattern, const char *option) {
+    const int flags = GLOB_NOSORT | GLOB_BRACE | GLOB_TILDE | (found->gl_pathc > 0 ? GLOB_APPEND : 0);
+    const int status = glob(pattern, flags, NULL, found);
+    if (status == GLOB_NOMATCH)
+        fail("%s: no file matches '%s'; expected token shards there: make them with scripts/prepare_data.py", option, pattern);
+    if (status != 0)
+        fail("%s: '%s' can't be searched: %s", option, pattern, status == GLOB_NOSPACE ? "out of memory" : "read error");
+}
+
+// Splits at the commas that stand outside {a,b}.
+static void glob_add_all(glob_t *found, const char *patterns, const char *option) {
+    char *copy = strdup(patterns);
+    if (!copy)
+        fail("%s: out of memory", option);
+    int depth = 0;
+    char *begin = copy;
+    for (char *p = copy;; p++) {
+        depth += (*p == '{') - (*p == '}' && depth > 0);
+        const char end = *p;
+        if (end != '\0' && (end != ',' || depth > 0))
+            continue;
+        *p = '\0';
+        if (*begin == '\0')
+            fail("%s: '%s' has an empty pattern; expected file patterns separated by commas, as in 'data/*_train_*.bin'", option,
+                 patterns);
+        glob_add(found, begin, option);
+        if (end == '\0')
+            break;
+        begin = p + 1;
+    }
+    free(copy);
+}
+
+static int compare_paths(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+
+// All matching files, in byte order (glob's own depends on the locale), each once; an .idx stands for its .bin.
+static char **paths_find(const char *patterns, const char *option, int *count) {
+    glob_t found;
+    memset(&found, 0, sizeof found);
+    glob_add_all(&found, patterns, option);
+    char **paths = (char **)dataloader_alloc(option, found.gl_pathc, sizeof *paths);
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        char *bin = with_ending(found.gl_pathv[i], ".idx", ".bin");
+        paths[i] = bin ? bin : strdup(found.gl_pathv[i]);
+        if (!paths[i])
+            fail("%s: out of memory", option);
+    }
+    qsort(paths, found.gl_pathc, sizeof *paths, compare_paths);
+    int unique = 0;
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        if (unique > 0 && strcmp(paths[unique - 1], paths[i]) == 0)
+            free(paths[i]);
+        else
+            paths[unique++] = paths[i];
+    }
+    globfree(&found);
+    *count = unique;
+    return paths;
+}
+
+// Opens every file once and counts its windows.
+static void dataloader_open_files(struct dataloader *loader, char **paths) {
+    struct error_text error;
+    const uint64_t T = (uint64_t)loader->T;
+    for (int i = 0; i < loader->num_files; i++) {
+        struct token_file *file = &loader->files[i];
+        const char *problem = token_file_open(file, paths[i], &error);
+        if (problem)
+            fail("%s: %s", loader->option, problem);
+        const struct token_file *first = &loader->files[0];
+        if (file->format != first->format || file->type != first->type)
+            fail("%s: mixed formats: %s has %s (%s), %s has %s (%s); expected one, since token ids of two tokenizers don't mix: "
+                 "narrow the pattern",
+                 loader->option, first->path, token_format_name(first->format), token_type_name(first->type), file->path,
+                 token_format_name(file->format), token_type_name(file->type));
+        if (file->tokens < T + 1)
+            fail("%s: %s: holds %" PRIu64 " tokens; expected at least %" PRIu64 ", one window of --seq-length %" PRIu64
+                 " and the target of its last token; lower --seq-length, leave the file out, or make larger shards",
+                 loader->option, file->path, file->tokens, T + 1, T);
+        loader->windows[i] = (file->tokens - 1) / T;
+        loader->samples_per_epoch += loader->windows[i];
+        loader->total_tokens += file->tokens;
+    }
+}
+
+static void reader_create(struct sample_reader *reader, const struct dataloader *loader) {
+    const size_t shards = (size_t)loader->num_files;
+    reader->epoch = UINT64_MAX;
+    reader->order = (int *)dataloader_alloc(loader->option, shards, sizeof *reader->order);
+    reader->first = (uint64_t *)dataloader_alloc(loader->option, shards + 1, sizeof *reader->first);
+    reader->raw = (unsigned char *)dataloader_alloc(loader->option, (size_t)loader->T + 1, token_type_bytes(loader->files[0].type));
+    reader->file = reader->fd = -1;
+}
+
+// pattern: globs separated by commas. B: the samples that a rank is expected to take at a time. batches_ahead: how many
+// times B samples are read ahead by a thread; with 0 they are read when asked for. option: names the files in messages.
+// The loader is at sample 0; everything it ever allocates is allocated here.
+static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size, int rank, int ranks,
+                                          int B, int batches_ahead, const char *option) {
+    if (T < 1 || T > INT32_MAX / 16)
+        fail("--seq-length is %d; expected 1 to %d", T, INT32_MAX / 16);
+    if (vocab_size < 1)
+        fail("--vocab-size is %d; expected at least 1", vocab_size);
+    if (B < 1 || batches_ahead < 0 || (batches_ahead > 0 && B > INT32_MAX / batches_ahead))
+        fail("%s: a batch of %d samples, %d batches ahead, can't be read; expected at least 1 sample", option, B, batches_ahead);
+    struct dataloader *loader = (struct dataloader *)dataloader_alloc(option, 1, sizeof *loader);
+    loader->option = option;
+    loader->T = T;
+    loader->vocab_size = vocab_size;
+    loader->seed = seed;
+    loader->shuffle = shuffle;
+    loader->rank = rank;
+    loader->ranks = ranks;
+
+    char **paths = paths_find(pattern, option, &loader->num_files);
+    loader->files = (struct token_file *)dataloader_alloc(option, (size_t)loader->num_files, sizeof *loader->files);
+    loader->windows = (uint64_t *)dataloader_alloc(option, (size_t)loader->num_files, sizeof *loader->windows);
+    dataloader_open_files(loader, paths);
+    for (int i = 0; i < loader->num_files; i++)
+        free(paths[i]);
+    free(paths);
+
+    loader->sample = (int32_t *)dataloader_alloc(option, (size_t)T + 1, sizeof *loader->sample);
+    reader_create(&loader->reader, loader);
+    read_ahead_start(loader, B, batches_ahead);
+    return loader;
+}
+
+static void dataloader_close(struct dataloader *loader) {
+    if (!loader)
+        return;
+    read_ahead_stop(&loader->ahead);
+    if (loader->reader.fd >= 0)
+        close(loader->reader.fd);
+    free(loader->reader.order);
+    free(loader->reader.first);
+    free(loader->reader.raw);
+    for (int i = 0; i < loader->num_files; i++)
+        free(loader->files[i].path);
+    free(loader->files);
+    free(loader->windows);
+    free(loader->sample);
+    free(loader);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Use
+
+// Takes this rank's B of the next B*ranks samples, rank r's being the rth B of them, and moves on by B*ranks.
+static void dataloader_read(struct dataloader *loader, int32_t *inputs /*(B,T)*/, int32_t *targets /*(B,T)*/, int B) {
+    const size_t T = (size_t)loader->T;
+    const bool ahead = loader->ahead.capacity > 0;
+    if (ahead && loader->ahead.B != B) // only this thread writes ahead.B
+        read_ahead_plan(loader, B);
+    for (int b = 0; b < B; b++) {
+        const int32_t *sample = loader->sample;
+        if (ahead) {
+            sample = read_ahead_take(loader);
+        } else {
+            struct error_text error;
+            const uint64_t number = rank_sample(loader, loader->position, (uint64_t)b, (uint64_t)B);
+            const char *problem = reader_read(&loader->reader, loader, number, loader->sample, &error);
+            if (problem)
+                fail("%s: %s", loader->option, problem);
+        }
+        memcpy(inputs + (size_t)b * T, sample, T * sizeof *sample);
+        memcpy(targets + (size_t)b * T, sample + 1, T * sizeof *sample);
+        if (ahead)
+            read_ahead_release(&loader->ahead);
+    }
+    loader->position += (uint64_t)B * (uint64_t)loader->ranks;
+}
+
+// The next sample to be taken, over all ranks: what a checkpoint stores.
+static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
+
+// Goes to a sample of the global sequence.
+static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
+    if (loader->position == sample)
+        return;
+    loader->position = sample;
+    if (loader->ahead.capacity > 0)
+        read_ahead_plan(loader, loader->ahead.B);
+}
+
+static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) { return loader->samples_per_epoch; }
+static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) { return loader->total_tokens; }
+static inline uint64_t dataloader_epoch(const struct dataloader *loader) { return loader->position / loader->samples_per_epoch; }
+static inline int dataloader_num_files(const struct dataloader *loader) { return loader->num_files; }
+static inline const char *dataloader_path(const struct dataloader *loader, int file) { return loader->files[file].path; }
+static inline const char *dataloader_format(const struct dataloader *loader) { return token_format_name(loader->files[0].format); }
+static inline uint64_t dataloader_bytes(const struct dataloader *loader) { // what the samples read ahead take
+    return (uint64_t)loader->ahead.capacity * (uint64_t)(loader->T + 1) * sizeof(int32_t);
+}
