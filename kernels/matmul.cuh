@@ -1,0 +1,136 @@
+// Matrix products of a linear layer, forward and backward.
+//
+//   out = in weight^T + bias        din = dout weight        dweight += dout^T in,  dbias += column sums of dout
+//
+// Shapes and names as torch.nn.Linear has them: in (M, K), weight (N, K), out (M, N). Sums are fp32 over the whole depth
+// and are rounded once.
+#pragma once
+#include "kernels/device.cuh"      // floatX, struct device
+#include "kernels/matmul_fp32.cuh" // gemm_fp32, enum matmul_backend
+#include "kernels/matmul_gemm.cuh" // struct gemm
+#include "runtime/error.h"         // fail
+#include <stdio.h>                 // snprintf
+#include <stdlib.h>                // malloc, free
+
+struct matmul_library {
+    enum matmul_backend backend;
+    char description[64];
+};
+
+static bool matmul_available(enum matmul_backend backend) {
+    switch (backend) {
+#ifdef HAVE_ONEDNN
+    case MATMUL_ONEDNN:
+        return true;
+#endif
+#ifdef HAVE_OPENBLAS
+    case MATMUL_OPENBLAS:
+        return true;
+#endif
+    case MATMUL_PLAIN:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void matmul_set_description(struct matmul_library *library) {
+    switch (library->backend) {
+#ifdef HAVE_ONEDNN
+    case MATMUL_ONEDNN: {
+        const dnnl_version_t *version = dnnl_version();
+        snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major, version->minor,
+                 version->patch);
+        break;
+    }
+#endif
+#ifdef HAVE_OPENBLAS
+    case MATMUL_OPENBLAS:
+        snprintf(library->description, sizeof library->description, "OpenBLAS fp32");
+        break;
+#endif
+    default:
+        snprintf(library->description, sizeof library->description, "plain C fp32");
+    }
+}
+
+// NULL where this machine or build does not have the backend.
+static struct matmul_library *matmul_create_backend(struct device *dev, enum matmul_backend backend) {
+    for (int b = MATMUL_AMX; backend == MATMUL_AUTO; b++)
+        if (matmul_available((enum matmul_backend)b))
+            backend = (enum matmul_backend)b;
+    if (!matmul_available(backend))
+        return NULL;
+    struct matmul_library *library = (struct matmul_library *)calloc(1, sizeof *library);
+    if (library == NULL)
+        fail("no memory for the matmul library's handle");
+    library->backend = backend;
+#ifdef HAVE_OPENBLAS
+    openblas_set_num_threads(dev->threads);
+#endif
+    matmul_set_description(library);
+    return library;
+}
+static struct matmul_library *matmul_create(struct device *dev) { return matmul_create_backend(dev, MATMUL_AUTO); }
+static void matmul_destroy(struct matmul_library *library) { free(library); }
+static const char *matmul_describe(const struct matmul_library *library) { return library->description; }
+
+// Rows of dout that one partial sum of dbias covers. Fixed, so that the sums do not depend on the number of threads.
+enum { DBIAS_ROWS = 256 };
+
+static size_t dbias_workspace_bytes(int64_t M, int N) {
+    return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
+}
+
+static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *workspace, struct device *dev) {
+    float *partial = (float *)workspace; // (chunks, N)
+    const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        float *sum = partial + chunk * N;
+        memset(sum, 0, (size_t)N * sizeof *sum);
+        for (int64_t i = chunk * DBIAS_ROWS; i < gemm_min(M, (chunk + 1) * DBIAS_ROWS); i++) {
+#pragma omp simd
+            for (int j = 0; j < N; j++)
+                sum[j] += to_float(dout[i * N + j]);
+        }
+    }
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+#pragma omp simd
+        for (int j = 0; j < N; j++)
+            dbias[j] += partial[chunk * N + j];
+    }
+}
+
+// Scratch for any of the three calls below.
+static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
+    return (size_t)gemm_max((int64_t)gemm_fp32_workspace_bytes(dev), (int64_t)dbias_workspace_bytes(M, N));
+}
+
+static void matmul_forward(floatX *out,          // (M, N)
+                           const floatX *in,     // (M, K)
+                           const floatX *weight, // (N, K)
+                           const floatX *bias,   // (N) or NULL
+                           int64_t M, int N, int K, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_forward(out, in, weight, bias, M, N, K);
+    gemm_fp32(&gemm, dev->matmul->backend, workspace, dev);
+}
+
+static void matmul_backward_input(floatX *din,          // (M, K)
+                                  const floatX *dout,   // (M, N)
+                                  const floatX *weight, // (N, K)
+                                  int64_t M, int N, int K, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_backward_input(din, dout, weight, M, N, K);
+    gemm_fp32(&gemm, dev->matmul->backend, workspace, dev);
+}
+
+static void matmul_backward_weight(float *dweight,     // (N, K) +=
+                                   float *dbias,       // (N) +=, or NULL
+                                   const floatX *dout, // (M, N)
+                                   const floatX *in,   // (M, K)
+                                   int64_t M, int N, int K, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_backward_weight(dweight, dout, in, M, N, K);
+    gemm_fp32(&gemm, dev->matmul->backend, workspace, dev);
+    if (dbias)
+        dbias_add(dbias, dout, M, N, workspace, dev);
+}

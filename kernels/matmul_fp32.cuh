@@ -1,0 +1,108 @@
+// Matrix products at fp32 rates: by oneDNN, OpenBLAS or plain C. bf16 operands are converted block by block.
+#pragma once
+#include "kernels/device.cuh"       // struct device, floatX
+#include "kernels/matmul_gemm.cuh"  // struct gemm
+#include "kernels/matmul_plain.cuh" // sgemm_plain
+#include "runtime/error.h"          // fail
+#ifdef HAVE_ONEDNN
+#include <oneapi/dnnl/dnnl.h> // dnnl_sgemm
+#endif
+#ifdef HAVE_OPENBLAS
+#include <cblas.h> // cblas_sgemm
+#endif
+
+enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN };
+
+// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way round.
+static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transposed, int64_t rows, int64_t cols,
+                  int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
+                  void *workspace, const struct device *dev) {
+#ifdef HAVE_ONEDNN
+    if (backend == MATMUL_ONEDNN) {
+        if (dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f, a, lda, b, ldb,
+                       add ? 1.0f : 0.0f, c, ldc) != dnnl_success)
+            fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols, (long long)depth);
+        return;
+    }
+#endif
+#ifdef HAVE_OPENBLAS
+    if (backend == MATMUL_OPENBLAS) {
+        cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
+                    (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)lda, b, (blasint)ldb,
+                    add ? 1.0f : 0.0f, c, (blasint)ldc);
+        return;
+    }
+#endif
+    sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
+}
+
+#ifdef PRECISION_BF16
+
+// bf16 operands become fp32 in blocks of at most this many rows and columns: three blocks of 4 MB, whatever the shape.
+// Each element is converted once for every 1024 x 2 operations on it.
+enum { FP32_BLOCK = 1024 };
+
+static size_t gemm_fp32_workspace_bytes(const struct device *dev) {
+    return sizeof(float) * 3 * FP32_BLOCK * FP32_BLOCK + sgemm_plain_workspace_bytes(dev);
+}
+
+static void floats_from_block(float *out, const floatX *in, int64_t ld, int64_t rows, int64_t cols,
+                              const struct device *dev) {
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+    for (int64_t i = 0; i < rows; i++) {
+#pragma omp simd
+        for (int64_t j = 0; j < cols; j++)
+            out[i * cols + j] = to_float(in[i * ld + j]);
+    }
+}
+
+static void block_from_floats(floatX *out, const float *in, const floatX *bias, int64_t ld, int64_t rows, int64_t cols,
+                              const struct device *dev) {
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+    for (int64_t i = 0; i < rows; i++) {
+#pragma omp simd
+        for (int64_t j = 0; j < cols; j++)
+            out[i * ld + j] = to_floatX(in[i * cols + j] + (bias ? to_float(bias[j]) : 0.0f));
+    }
+}
+
+static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *workspace, const struct device *dev) {
+    float *a = (float *)workspace, *b = a + FP32_BLOCK * FP32_BLOCK, *c = b + FP32_BLOCK * FP32_BLOCK;
+    void *rest = c + FP32_BLOCK * FP32_BLOCK;
+    for (int64_t i = 0; i < g->rows; i += FP32_BLOCK)
+        for (int64_t j = 0; j < g->cols; j += FP32_BLOCK) {
+            const int64_t rows = gemm_min(FP32_BLOCK, g->rows - i), cols = gemm_min(FP32_BLOCK, g->cols - j);
+            for (int64_t k = 0; k < g->depth; k += FP32_BLOCK) {
+                const int64_t depth = gemm_min(FP32_BLOCK, g->depth - k);
+                if (g->a_transposed)
+                    floats_from_block(a, g->a + k * g->lda + i, g->lda, depth, rows, dev);
+                else
+                    floats_from_block(a, g->a + i * g->lda + k, g->lda, rows, depth, dev);
+                if (g->b_transposed)
+                    floats_from_block(b, g->b + j * g->ldb + k, g->ldb, cols, depth, dev);
+                else
+                    floats_from_block(b, g->b + k * g->ldb + j, g->ldb, depth, cols, dev);
+                float *target = g->sum ? g->sum + i * g->cols + j : c;
+                sgemm(backend, g->a_transposed, g->b_transposed, rows, cols, depth, a, g->a_transposed ? rows : depth, b,
+                      g->b_transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
+            }
+            if (g->out)
+                block_from_floats(g->out + i * g->cols + j, c, g->bias ? g->bias + j : NULL, g->cols, rows, cols, dev);
+        }
+}
+
+#else
+
+static size_t gemm_fp32_workspace_bytes(const struct device *dev) { return sgemm_plain_workspace_bytes(dev); }
+
+static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *workspace, const struct device *dev) {
+    if (g->bias) { // onto which the product is then added: cheaper than a pass over the result
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+        for (int64_t i = 0; i < g->rows; i++)
+            memcpy(g->out + i * g->cols, g->bias, (size_t)g->cols * sizeof *g->bias);
+    }
+    sgemm(backend, g->a_transposed, g->b_transposed, g->rows, g->cols, g->depth, g->a, g->lda, g->b, g->ldb,
+          g->sum || g->bias, g->sum ? g->sum : g->out, g->cols, workspace, dev);
+}
+
+#endif

@@ -1,0 +1,39 @@
+// The three products of a linear layer as one: C (rows, cols) = A (rows, depth) B (depth, cols), in BLAS's terms.
+#pragma once
+#include "kernels/device.cuh" // floatX
+
+struct gemm {
+    int64_t rows, cols, depth;
+    const floatX *a; // (rows, depth), or (depth, rows) when a_transposed; rows of it are lda apart
+    int64_t lda;
+    bool a_transposed;
+    const floatX *b; // (depth, cols), or (cols, depth) when b_transposed
+    int64_t ldb;
+    bool b_transposed;
+    floatX *out;        // (rows, cols) = A B + bias, or NULL:
+    const floatX *bias; // (cols) or NULL
+    float *sum;         // (rows, cols) += A B
+};
+
+// out = in weight^T + bias
+static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias, int64_t M,
+                                       int N, int K) {
+    const struct gemm gemm = {M, N, K, in, K, false, weight, K, true, out, bias, NULL};
+    return gemm;
+}
+// din = dout weight
+static inline struct gemm gemm_backward_input(floatX *din, const floatX *dout, const floatX *weight, int64_t M, int N,
+                                              int K) {
+    const struct gemm gemm = {M, K, N, dout, N, false, weight, K, false, din, NULL, NULL};
+    return gemm;
+}
+// dweight += dout^T in
+static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, const floatX *in, int64_t M, int N,
+                                               int K) {
+    const struct gemm gemm = {N, K, M, dout, N, true, in, K, false, NULL, NULL, dweight};
+    return gemm;
+}
+
+static inline int64_t gemm_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t gemm_max(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t gemm_round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }

@@ -1,0 +1,324 @@
+// matmul_forward, matmul_backward_input and matmul_backward_weight of every backend that is compiled in, against naive
+// double loops: values, accumulation, writes out of bounds, reads of what was not given, and equal bits for any number
+// of threads where the backend promises them.
+#include "kernels/matmul.cuh" // under test
+#include "test/testing.h"     // cmocka, random data, comparison
+
+struct shape {
+    int64_t M;
+    int N, K;
+};
+// Awkward sizes; depths beyond every backend's depth block, in each of the three calls; columns beyond a panel.
+static const struct shape shapes[] = {{1, 1, 1},      {1, 5, 3},      {33, 17, 65},   {64, 384, 100}, {257, 129, 770},
+                                      {7, 40, 1700},  {1700, 31, 40}, {5, 1700, 65},  {20, 33, 2100}, {20, 2100, 33},
+                                      {96, 64, 64},   {2, 32, 32},    {2600, 3, 5}};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+static const enum matmul_backend backends[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
+enum { BACKENDS = sizeof backends / sizeof backends[0] };
+
+// Those that sum in an order of their own making, whatever the threads; the libraries choose it by the thread count.
+static bool same_bits_for_any_threads(enum matmul_backend backend) {
+    return backend == MATMUL_AMX || backend == MATMUL_PLAIN;
+}
+
+// A sum of K products of random signs has a standard deviation of s sqrt(K); its K roundings, each at most 2^-24 of a
+// partial sum of s sqrt(k), add up to at most s K 2^-24 / sqrt(2): relative to the result, sqrt(K) 2^-24. Two more are for
+// the product and for what the sum is added to; then one rounding to the output.
+static double tolerance(int64_t depth, double output_rounding) {
+    return (sqrt((double)depth) + 2) * 0x1p-24 + output_rounding;
+}
+
+// ---- arrays between guards: NaN around inputs, a pattern around outputs ----
+
+enum { GUARD = 64 }; // elements on each side
+
+static void *guarded(size_t bytes, unsigned char fill) {
+    char *memory = (char *)test_alloc(bytes + 2 * GUARD * sizeof(float));
+    memset(memory, fill, bytes + 2 * GUARD * sizeof(float));
+    return memory + GUARD * sizeof(float);
+}
+static void guarded_free(void *memory) { free((char *)memory - GUARD * sizeof(float)); }
+static void assert_guards(const void *memory, size_t bytes, unsigned char fill) {
+    const unsigned char *before = (const unsigned char *)memory - GUARD * sizeof(float);
+    const unsigned char *after = (const unsigned char *)memory + bytes;
+    for (size_t i = 0; i < GUARD * sizeof(float); i++) {
+        assert_int_equal(before[i], fill);
+        assert_int_equal(after[i], fill);
+    }
+}
+
+enum { NAN_BYTE = 0xff }; // floats and bf16s made of it are NaN
+
+static floatX *random_input(double **exact, int64_t n, uint64_t *state) {
+    floatX *x = (floatX *)guarded((size_t)n * sizeof *x, NAN_BYTE);
+    *exact = test_doubles(n);
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = to_floatX((float)test_uniform(state));
+        (*exact)[i] = to_float(x[i]);
+    }
+    return x;
+}
+
+// ---- the naive reference ----
+
+struct naive {
+    double *in, *weight, *bias, *dout;      // given
+    double *out, *din, *dweight, *dbias;    // computed
+};
+
+static void naive_forward(double *out, const struct naive *x, struct shape s) {
+    for (int64_t m = 0; m < s.M; m++)
+        for (int n = 0; n < s.N; n++) {
+            double sum = x->bias[n];
+            for (int k = 0; k < s.K; k++)
+                sum += x->in[m * s.K + k] * x->weight[(int64_t)n * s.K + k];
+            out[m * s.N + n] = sum;
+        }
+}
+static void naive_backward(struct naive *x, struct shape s) {
+    for (int64_t m = 0; m < s.M; m++)
+        for (int n = 0; n < s.N; n++) {
+            const double dout = x->dout[m * s.N + n];
+            x->dbias[n] += dout;
+            for (int k = 0; k < s.K; k++) {
+                x->din[m * s.K + k] += dout * x->weight[(int64_t)n * s.K + k];
+                x->dweight[(int64_t)n * s.K + k] += dout * x->in[m * s.K + k];
+            }
+        }
+}
+static void naive_free(struct naive *x) {
+    double *all[] = {x->in, x->weight, x->bias, x->dout, x->out, x->din, x->dweight, x->dbias};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
+// One shape's inputs and what the naive loops make of them.
+struct problem {
+    struct shape shape;
+    floatX *in, *weight, *bias, *dout;
+    struct naive naive;
+};
+
+static struct problem problem_make(struct shape s, uint64_t seed) {
+    struct problem p;
+    memset(&p, 0, sizeof p);
+    p.shape = s;
+    p.in = random_input(&p.naive.in, s.M * s.K, &seed);
+    p.weight = random_input(&p.naive.weight, (int64_t)s.N * s.K, &seed);
+    p.bias = random_input(&p.naive.bias, s.N, &seed);
+    p.dout = random_input(&p.naive.dout, s.M * s.N, &seed);
+    p.naive.out = test_doubles(s.M * s.N);
+    p.naive.din = test_doubles(s.M * s.K);
+    p.naive.dweight = test_doubles((int64_t)s.N * s.K);
+    p.naive.dbias = test_doubles(s.N);
+    naive_forward(p.naive.out, &p.naive, s);
+    naive_backward(&p.naive, s);
+    return p;
+}
+static void problem_free(struct problem *p) {
+    guarded_free(p->in);
+    guarded_free(p->weight);
+    guarded_free(p->bias);
+    guarded_free(p->dout);
+    naive_free(&p->naive);
+}
+
+// What a backend makes of a problem; outputs start as NaN, sums as zero, the workspace as NaN before each call.
+struct result {
+    floatX *out, *out_without_bias, *din;
+    float *dweight, *dbias;
+    size_t out_bytes, din_bytes, dweight_bytes, dbias_bytes;
+};
+
+static struct result result_make(struct shape s) {
+    struct result r;
+    r.out_bytes = (size_t)s.M * s.N * sizeof *r.out;
+    r.din_bytes = (size_t)s.M * s.K * sizeof *r.din;
+    r.dweight_bytes = (size_t)s.N * s.K * sizeof *r.dweight;
+    r.dbias_bytes = (size_t)s.N * sizeof *r.dbias;
+    r.out = (floatX *)guarded(r.out_bytes, NAN_BYTE);
+    r.out_without_bias = (floatX *)guarded(r.out_bytes, NAN_BYTE);
+    r.din = (floatX *)guarded(r.din_bytes, NAN_BYTE);
+    r.dweight = (float *)guarded(r.dweight_bytes, NAN_BYTE);
+    r.dbias = (float *)guarded(r.dbias_bytes, NAN_BYTE);
+    memset(r.dweight, 0, r.dweight_bytes);
+    memset(r.dbias, 0, r.dbias_bytes);
+    return r;
+}
+static void result_check_guards(const struct result *r) {
+    assert_guards(r->out, r->out_bytes, NAN_BYTE);
+    assert_guards(r->out_without_bias, r->out_bytes, NAN_BYTE);
+    assert_guards(r->din, r->din_bytes, NAN_BYTE);
+    assert_guards(r->dweight, r->dweight_bytes, NAN_BYTE);
+    assert_guards(r->dbias, r->dbias_bytes, NAN_BYTE);
+}
+static void result_free(struct result *r) {
+    guarded_free(r->out);
+    guarded_free(r->out_without_bias);
+    guarded_free(r->din);
+    guarded_free(r->dweight);
+    guarded_free(r->dbias);
+}
+
+static struct result run(const struct problem *p, int backward_weight_calls, struct device *dev) {
+    const struct shape s = p->shape;
+    struct result r = result_make(s);
+    const size_t bytes = matmul_workspace_bytes(s.M, s.N, s.K, dev);
+    void *workspace = guarded(bytes, NAN_BYTE);
+    matmul_forward(r.out, p->in, p->weight, p->bias, s.M, s.N, s.K, workspace, dev);
+    memset(workspace, NAN_BYTE, bytes);
+    matmul_forward(r.out_without_bias, p->in, p->weight, NULL, s.M, s.N, s.K, workspace, dev);
+    memset(workspace, NAN_BYTE, bytes);
+    matmul_backward_input(r.din, p->dout, p->weight, s.M, s.N, s.K, workspace, dev);
+    for (int i = 0; i < backward_weight_calls; i++) {
+        memset(workspace, NAN_BYTE, bytes);
+        matmul_backward_weight(r.dweight, i % 2 ? NULL : r.dbias, p->dout, p->in, s.M, s.N, s.K, workspace, dev);
+    }
+    assert_guards(workspace, bytes, NAN_BYTE);
+    guarded_free(workspace);
+    result_check_guards(&r);
+    return r;
+}
+
+static void assert_same_as_naive(const struct result *r, const struct problem *p) {
+    const struct shape s = p->shape;
+    double *out = to_doubles(r->out, s.M * s.N), *din = to_doubles(r->din, s.M * s.K);
+    double *dweight = floats_to_doubles(r->dweight, (int64_t)s.N * s.K), *dbias = floats_to_doubles(r->dbias, s.N);
+    assert_close(out, p->naive.out, s.M * s.N, tolerance(s.K, FLOATX_ROUNDING));
+    assert_close(din, p->naive.din, s.M * s.K, tolerance(s.N, FLOATX_ROUNDING));
+    assert_close(dweight, p->naive.dweight, (int64_t)s.N * s.K, tolerance(s.M, 0));
+    assert_close(dbias, p->naive.dbias, s.N, tolerance(s.M, 0));
+    double *without = to_doubles(r->out_without_bias, s.M * s.N), *expected = test_doubles(s.M * s.N);
+    for (int64_t i = 0; i < s.M * s.N; i++)
+        expected[i] = p->naive.out[i] - p->naive.bias[i % s.N];
+    assert_close(without, expected, s.M * s.N, tolerance(s.K, FLOATX_ROUNDING));
+    double *all[] = {out, din, dweight, dbias, without, expected};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
+// Calls `check` with a device for each backend that is there; says which are.
+static void for_each_backend(int threads, void (*check)(struct device *, enum matmul_backend)) {
+    int found = 0;
+    for (int b = 0; b < BACKENDS; b++) {
+        struct device dev = {threads, NULL};
+        dev.matmul = matmul_create_backend(&dev, backends[b]);
+        if (dev.matmul == NULL)
+            continue;
+        print_message("           %s, %d threads\n", matmul_describe(dev.matmul), threads);
+        check(&dev, backends[b]);
+        matmul_destroy(dev.matmul);
+        found++;
+    }
+    assert_true(found > 0);
+}
+
+static void check_values(struct device *dev, enum matmul_backend backend) {
+    for (int i = 0; i < SHAPES; i++) {
+        struct problem p = problem_make(shapes[i], (uint64_t)i + 1);
+        struct result r = run(&p, 1, dev);
+        assert_same_as_naive(&r, &p);
+        result_free(&r);
+        problem_free(&p);
+    }
+}
+static void test_values(void **state) {
+    for_each_backend(1, check_values);
+    for_each_backend(3, check_values);
+}
+
+// dweight and dbias add to what is there: a second call doubles dweight, and dbias where it is asked for again.
+static void check_accumulates(struct device *dev, enum matmul_backend backend) {
+    const struct shape s = {100, 50, 70};
+    struct problem p = problem_make(s, 77);
+    struct result r = run(&p, 3, dev); // dbias in the first and the third only
+    double *dweight = floats_to_doubles(r.dweight, (int64_t)s.N * s.K), *dbias = floats_to_doubles(r.dbias, s.N);
+    for (int i = 0; i < s.N * s.K; i++)
+        p.naive.dweight[i] *= 3;
+    for (int i = 0; i < s.N; i++)
+        p.naive.dbias[i] *= 2;
+    assert_close(dweight, p.naive.dweight, (int64_t)s.N * s.K, tolerance(s.M, 0));
+    assert_close(dbias, p.naive.dbias, s.N, tolerance(s.M, 0));
+    free(dweight);
+    free(dbias);
+    result_free(&r);
+    problem_free(&p);
+}
+static void test_accumulates(void **state) { for_each_backend(2, check_accumulates); }
+
+static void check_threads(struct device *dev, enum matmul_backend backend) {
+    if (!same_bits_for_any_threads(backend))
+        return;
+    for (int i = 0; i < SHAPES; i++) {
+        struct problem p = problem_make(shapes[i], (uint64_t)i + 1);
+        struct result first = run(&p, 1, dev);
+        for (int threads = 2; threads <= 4; threads++) {
+            struct device other = {threads, NULL};
+            other.matmul = matmul_create_backend(&other, backend);
+            struct result r = run(&p, 1, &other);
+            assert_memory_equal(r.out, first.out, r.out_bytes);
+            assert_memory_equal(r.din, first.din, r.din_bytes);
+            assert_memory_equal(r.dweight, first.dweight, r.dweight_bytes);
+            assert_memory_equal(r.dbias, first.dbias, r.dbias_bytes);
+            result_free(&r);
+            matmul_destroy(other.matmul);
+        }
+        result_free(&first);
+        problem_free(&p);
+    }
+}
+static void test_threads(void **state) { for_each_backend(1, check_threads); }
+
+// A NaN or an infinity in one input element reaches exactly the outputs that depend on it.
+static void check_nonfinite(struct device *dev, enum matmul_backend backend) {
+    const struct shape s = {40, 37, 50};
+    struct problem p = problem_make(s, 5);
+    p.in[3 * s.K + 7] = to_floatX(NAN);
+    p.dout[4 * s.N + 11] = to_floatX(INFINITY);
+    struct result r = run(&p, 1, dev);
+    for (int m = 0; m < s.M; m++)
+        for (int n = 0; n < s.N; n++)
+            assert_int_equal(isnan(to_float(r.out[m * s.N + n])), m == 3);
+    for (int m = 0; m < s.M; m++)
+        for (int k = 0; k < s.K; k++)
+            assert_int_equal(isfinite(to_float(r.din[m * s.K + k])), m != 4);
+    for (int n = 0; n < s.N; n++) {
+        assert_int_equal(isfinite(r.dbias[n]), n != 11);
+        for (int k = 0; k < s.K; k++)
+            assert_int_equal(isfinite(r.dweight[n * s.K + k]), n != 11 && k != 7);
+    }
+    result_free(&r);
+    problem_free(&p);
+}
+static void test_nonfinite(void **state) { for_each_backend(2, check_nonfinite); }
+
+// The naive backward is the derivative of the naive forward: out is linear in each input, so that a difference quotient
+// with any step is exact but for the rounding of doubles.
+static void test_naive_by_differences(void **state) {
+    const struct shape s = {3, 4, 5};
+    struct problem p = problem_make(s, 9);
+    double *moved = test_doubles(s.M * s.N);
+    double *inputs[] = {p.naive.in, p.naive.weight, p.naive.bias};
+    double *gradients[] = {p.naive.din, p.naive.dweight, p.naive.dbias};
+    const int64_t sizes[] = {s.M * s.K, (int64_t)s.N * s.K, s.N};
+    for (int x = 0; x < 3; x++)
+        for (int64_t i = 0; i < sizes[x]; i++) {
+            inputs[x][i] += 1;
+            naive_forward(moved, &p.naive, s);
+            inputs[x][i] -= 1;
+            double difference = 0;
+            for (int64_t o = 0; o < s.M * s.N; o++)
+                difference += p.naive.dout[o] * (moved[o] - p.naive.out[o]);
+            assert_true(fabs(difference - gradients[x][i]) < 1e-12);
+        }
+    free(moved);
+    problem_free(&p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_naive_by_differences), cmocka_unit_test(test_values),    cmocka_unit_test(test_accumulates),
+        cmocka_unit_test(test_threads),              cmocka_unit_test(test_nonfinite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
