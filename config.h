@@ -1,7 +1,7 @@
 // Every option of the engine: one struct, one table with a line each, the presets, and the checks between options.
 //
-// Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option, add a
-// field and a line; --help, config.json and the presets follow from the table.
+// Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
+// add a field and a line; --help, config.json and the presets follow from the table.
 #pragma once
 #include "runtime/error.h"    // fail
 #include "runtime/json.h"     // config_write_json
@@ -120,16 +120,16 @@ static const struct preset presets[] = {
 #define ROW(kind, field, ...) OPTION_ROW(config, OPTION_##kind, field, __VA_ARGS__)
 #define GROUP(name) {name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL}
 static const struct option_row config_rows[] = {
-    GROUP("Model (a preset sets these; any of them given too overrides it):"),
+    GROUP("Model (a preset sets these; any of them given too overrides it)"),
     ROW(ENUM, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape"),
     ROW(INT, num_layers, "12", "N", 1, 1 << 16, "Transformer blocks"),
     ROW(INT, hidden_size, "768", "N", 1, 1 << 20, "Width of the residual stream"),
     ROW(INT, num_attention_heads, "12", "N", 1, 1 << 16, "Query heads"),
-    ROW(INT, num_query_groups, "0", "N", 0, 1 << 16, "Key and value heads: 1 is MQA, a divisor of the heads GQA; 0: as heads"),
+    ROW(INT, num_query_groups, "0", "N", 0, 1 << 16, "Key and value heads (1: MQA, a divisor: GQA); 0: as heads"),
     ROW(INT, kv_channels, "0", "N", 0, 1 << 16, "Size of a head, a multiple of 8; 0: hidden size over heads"),
-    ROW(INT, ffn_hidden_size, "0", "N", 0, 1 << 22, "Width of the MLP; 0: 4 x hidden for gelu, 8/3 x hidden up to a 128 for swiglu"),
+    ROW(INT, ffn_hidden_size, "0", "N", 0, 1 << 22, "Width of the MLP; 0: 4 x hidden, swiglu 8/3 x, up to a 128"),
     ROW(INT, seq_length, "1024", "N", 1, 1 << 24, "Tokens in a sequence; the Llama and Qwen presets say 4096"),
-    ROW(INT, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions, at least the sequence length; 0: as that"),
+    ROW(INT, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions; 0: as --seq-length"),
     ROW(INT, vocab_size, "50257", "N", 1, 1 << 26, "Tokens in the vocabulary (padded to a multiple of 128 inside)"),
     ROW(ENUM, normalization, "LayerNorm", "LayerNorm|RMSNorm", 0, 0, "Norm before attention, MLP and head"),
     ROW(FLOAT, norm_epsilon, "1e-5", "X", 1e-12, 1, "Added to the variance"),
@@ -141,27 +141,24 @@ static const struct option_row config_rows[] = {
     ROW(BOOL, untie_embeddings_and_output_weights, "false", "", 0, 0, "The head has weights of its own"),
     ROW(FLOAT, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
     ROW(FLOAT, attention_dropout, "0", "P", 0, 1, "Dropout on attention's probabilities"),
-    ROW(FLOAT, init_method_std, "0.02", "X", 0, INFINITY, "Standard deviation of initial weights (projections into the residual "
-                                                          "stream: over sqrt(2 x layers))"),
+    ROW(FLOAT, init_method_std, "0.02", "X", 0, INFINITY, "Deviation of initial weights (residual ones: / sqrt(2L))"),
 
-    GROUP("Attention and recomputation:"),
-    ROW(ENUM, attention_backend, "auto", "auto|flash|unfused", 0, 0, "How attention is computed; NVTE_FLASH_ATTN=0 and "
-                                                                     "NVTE_UNFUSED_ATTN=0 switch one off"),
-    ROW(ENUM, recompute_granularity, "none", "none|selective|full|auto", 0, 0, "Activations made again in backward: by module, whole "
-                                                                               "layers, or the cheapest that fits --memory-budget"),
-    ROW(ENUM, recompute_method, "unset", "unset|uniform|block", 0, 0, "full: groups of --recompute-num-layers, or the first ones only"),
-    ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform) or recomputed layers (block)"),
+    GROUP("Attention and recomputation"),
+    ROW(ENUM, attention_backend, "auto", "auto|flash|unfused", 0, 0, "How attention is computed"),
+    ROW(ENUM, recompute_granularity, "none", "none|selective|full|auto", 0, 0, "What backward computes again"),
+    ROW(ENUM, recompute_method, "unset", "unset|uniform|block", 0, 0, "full: groups of layers, or the first ones only"),
+    ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
     ROW(STRING, recompute_modules, "", "LIST", 0, 0, "selective: any of core_attn,norm,activation,mlp,qkv"),
-    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: what a step may use, as 6GiB"),
+    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: the memory to fit into, as 6GiB"),
 
-    GROUP("Memory:"),
+    GROUP("Memory"),
     ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing"),
     ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life"),
     ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases"),
     ROW(INT, loss_chunk_tokens, "0", "N", 0, 1 << 30, "Tokens whose logits exist at a time; 0: chosen"),
 
-    GROUP("Training:"),
+    GROUP("Training"),
     ROW(INT, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
     ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, a multiple of the micro batch; 0: as that"),
     ROW(INT, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
@@ -172,7 +169,7 @@ static const struct option_row config_rows[] = {
     ROW(INT, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
     ROW(INT, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
     ROW(INT, lr_wsd_decay_steps, "0", "N", 0, INFINITY, "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
-    ROW(ENUM, lr_wsd_decay_style, "exponential", "exponential|linear|cosine|minus_sqrt", 0, 0, "WSD: shape of the decay"),
+    ROW(ENUM, lr_wsd_decay_style, "exponential", "exponential|linear|cosine|minus_sqrt", 0, 0, "WSD: shape of that"),
     ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "AdamW's decay of matrices and embeddings"),
     ROW(FLOAT, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
     ROW(FLOAT, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),
@@ -180,7 +177,7 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
     ROW(INT, skip_nonfinite, "0", "N", 0, INFINITY, "Steps with a NaN or Inf loss or gradient to skip before stopping"),
 
-    GROUP("Validation and samples:"),
+    GROUP("Validation and samples"),
     ROW(INT, val_every, "100", "N", 0, INFINITY, "Steps between validations, and after the last; 0: never"),
     ROW(INT, val_steps, "20", "N", 1, INFINITY, "Micro batches of the fixed validation set"),
     ROW(INT, sample_every, "0", "N", 0, INFINITY, "Steps between samples of the model, and after the last; 0: never"),
@@ -189,15 +186,15 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, temperature, "1", "X", 0, INFINITY, "Sampling temperature; 0: always the likeliest token"),
     ROW(INT, top_k, "0", "N", 0, INFINITY, "Sample among the k likeliest tokens; 0: all"),
 
-    GROUP("Data and output:"),
+    GROUP("Data and output"),
     ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
     ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
     ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl and config.json go; made where missing"),
     ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file"),
 
-    GROUP("Device:"),
+    GROUP("Device"),
     ROW(ENUM, device, "auto", "auto|cpu", 0, 0, "Where to compute"),
-    ROW(ENUM, precision, "auto", "auto|bf16|fp32", 0, 0, "Parameters and activations; auto: bf16 where the CPU has AMX"),
+    ROW(ENUM, precision, "auto", "auto|bf16|fp32", 0, 0, "Of parameters and activations; auto: bf16 with AMX"),
     ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use"),
 };
 #undef ROW
@@ -212,7 +209,7 @@ static const struct options config_options = {
     "train_gpt 0.1",
     "Trains GPT-style transformers on tokenized shards.",
     "An option that is on or off takes =true or =false; --NAME alone switches it on, --no-NAME off. A name may be\n"
-    "shortened as long as it stays unambiguous. BYTES take K, M, G, T or KiB, MiB, ... (1024) and KB, MB, ... (1000).\n",
+    "shortened as long as it stays unambiguous. BYTES take K, M, G, T or KiB, MiB, ... (1024), KB, MB, ... (1000).\n",
 };
 
 // Whether the user set the option with this field, rather than a preset or the default.
@@ -241,8 +238,8 @@ static inline void config_resolve_heads(struct config *c) {
     }
     const bool derived = c->kv_channels == 0;
     if (derived && c->hidden_size % c->num_attention_heads != 0)
-        fail("--hidden-size %d is not a multiple of --num-attention-heads %d; change one of them or give the size of a head "
-             "as --kv-channels",
+        fail("--hidden-size %d is not a multiple of --num-attention-heads %d; change one of them, or give the size "
+             "of a head as --kv-channels",
              c->hidden_size, c->num_attention_heads);
     if (derived)
         c->kv_channels = c->hidden_size / c->num_attention_heads;
@@ -271,12 +268,10 @@ static inline void config_resolve_model(struct config *c) {
 static inline void config_resolve_batches(struct config *c) {
     if (c->global_batch_size == 0)
         c->global_batch_size = c->micro_batch_size;
+    const int micro_batches = c->global_batch_size / c->micro_batch_size;
     if (c->global_batch_size % c->micro_batch_size != 0)
-        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d; the nearest multiples are %d and %d",
-             c->global_batch_size, c->micro_batch_size,
-             c->global_batch_size < c->micro_batch_size ? c->micro_batch_size
-                                                        : c->global_batch_size / c->micro_batch_size * c->micro_batch_size,
-             (c->global_batch_size / c->micro_batch_size + 1) * c->micro_batch_size);
+        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d; the next multiple is %d",
+             c->global_batch_size, c->micro_batch_size, (micro_batches + 1) * c->micro_batch_size);
 }
 
 static inline void config_resolve_schedule(struct config *c) {
@@ -288,8 +283,8 @@ static inline void config_resolve_schedule(struct config *c) {
         return;
     if (c->lr_warmup_steps > c->lr_decay_steps) {
         if (config_given(c, "lr_warmup_steps"))
-            fail("--lr-warmup-steps %d is more than the %d steps of the schedule; lower it, or raise --lr-decay-steps or "
-                 "--train-steps",
+            fail("--lr-warmup-steps %d is more than the %d steps of the schedule; lower it, or raise --lr-decay-steps "
+                 "or --train-steps",
                  c->lr_warmup_steps, c->lr_decay_steps);
         c->lr_warmup_steps = c->lr_decay_steps;
     }
@@ -297,15 +292,15 @@ static inline void config_resolve_schedule(struct config *c) {
     if (c->lr_wsd_decay_steps == 0)
         c->lr_wsd_decay_steps = option_minimum(after_warmup, (c->lr_decay_steps + 9) / 10);
     if (c->lr_decay_style == LR_DECAY_WSD && c->lr_wsd_decay_steps > after_warmup)
-        fail("--lr-wsd-decay-steps %d and --lr-warmup-steps %d do not fit into the %d steps of the schedule; lower one, or "
-             "raise --lr-decay-steps or --train-steps",
+        fail("--lr-wsd-decay-steps %d and --lr-warmup-steps %d do not fit into the %d steps of the schedule; lower "
+             "one, or raise --lr-decay-steps or --train-steps",
              c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
 }
 
 static inline void config_resolve_data(struct config *c) {
     if (!*c->train_data && !c->plan)
-        fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print the "
-             "memory plan alone by --plan)");
+        fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print "
+             "the memory plan alone by --plan)");
     if (!*c->out)
         fail("--out is empty; name the folder for the results");
     if (!*c->val_data && c->val_every > 0) {
@@ -342,7 +337,8 @@ static inline bool config_is_layer_list(const char *text) {
 static inline void config_check_recompute(const struct config *c) {
     static const char modules[] = "core_attn|norm|activation|mlp|qkv";
     if (*c->recompute_layers && !config_is_layer_list(c->recompute_layers))
-        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8", c->recompute_layers);
+        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8",
+             c->recompute_layers);
     for (const char *word = c->recompute_modules; *word;) {
         char name[OPTION_NAME];
         const size_t length = strcspn(word, ",");
@@ -358,7 +354,8 @@ static inline void config_check_recompute(const struct config *c) {
 // In double, which can't overflow: the sum of all parameters.
 static inline double config_parameters(const struct config *c) {
     const double C = c->hidden_size, F = c->ffn_hidden_size, V = c->vocab_size;
-    const double q = (double)c->num_attention_heads * c->kv_channels, qkv = q + 2.0 * c->num_query_groups * c->kv_channels;
+    const double q = (double)c->num_attention_heads * c->kv_channels;
+    const double qkv = q + 2.0 * c->num_query_groups * c->kv_channels;
     const double fc = c->activation == ACTIVATION_SWIGLU ? 2 * F : F; // SwiGLU has a gate beside the up projection
     const double norm = c->normalization == NORMALIZATION_LAYERNORM ? 2 * C : C;
     double block = 2 * norm + C * qkv + q * C + C * fc + F * C;
@@ -380,18 +377,18 @@ static inline void config_check_sizes(const struct config *c) {
     const double scores = (double)c->micro_batch_size * c->num_attention_heads * c->seq_length * c->seq_length;
     const double per_token = 32.0 * c->hidden_size + 16.0 * qkv + 32.0 * c->ffn_hidden_size;
     if (qkv >= 0x1p30)
-        fail("--num-attention-heads %d with heads of %d make q, k and v %.3g wide; the limit is 2^30", c->num_attention_heads,
-             c->kv_channels, qkv);
+        fail("--num-attention-heads %d with heads of %d make q, k and v %.3g wide; the limit is 2^30",
+             c->num_attention_heads, c->kv_channels, qkv);
     if (config_parameters(c) >= 0x1p50)
-        fail("this model has %.3g parameters, more than the 2^50 that can be addressed; lower --num-layers, --hidden-size, "
-             "--ffn-hidden-size or --vocab-size",
+        fail("this model has %.3g parameters, more than the 2^50 that can be addressed; lower --num-layers, "
+             "--hidden-size, --ffn-hidden-size or --vocab-size",
              config_parameters(c));
     if (tokens >= 0x1p30)
         fail("--micro-batch-size %d of --seq-length %d are %.3g tokens; a micro batch holds less than 2^30",
              c->micro_batch_size, c->seq_length, tokens);
     if (c->num_layers * (tokens * per_token + 8 * scores) >= 0x1p60)
-        fail("the activations of this model at --micro-batch-size %d and --seq-length %d can't be addressed in 64 bits; "
-             "lower one of them, or --num-layers, --hidden-size or --ffn-hidden-size",
+        fail("the activations of this model at --micro-batch-size %d and --seq-length %d can't be addressed in 64 "
+             "bits; lower one of them, or --num-layers, --hidden-size or --ffn-hidden-size",
              c->micro_batch_size, c->seq_length);
     if ((double)c->train_steps * c->global_batch_size * c->seq_length >= 0x1p60)
         fail("--train-steps %d of --global-batch-size %d are more tokens than 64 bits count; lower one of them",

@@ -1,7 +1,7 @@
 // Writes JSON (RFC 8259) to a stream: whatever it is given, what comes out parses.
 //
-// Members are written by a call each; commas, indentation and escapes are this file's business. In an object `key` names
-// the member; in an array (and for the outermost value) it is NULL.
+// Members are written by a call each; commas, indentation and escapes are this file's business. In an object `key`
+// names the member; in an array (and for the outermost value) it is NULL.
 #pragma once
 #include <math.h>    // isfinite
 #include <stdbool.h> // bool
@@ -30,7 +30,7 @@ static inline struct json json_writer(FILE *out, bool pretty) {
 // Bytes of the well-formed UTF-8 sequence at `text` (RFC 3629: no overlong forms, no surrogates), 0 if it is not one.
 static inline int json_utf8_length(const unsigned char *text) {
     const unsigned char c = text[0];
-    const int length = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+    const int length = c < 0x80 ? 1 : c < 0xc2 ? 0 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 0;
     for (int i = 1; i < length; i++)
         if ((text[i] & 0xc0) != 0x80)
             return 0;

@@ -2,13 +2,11 @@
 //
 //     --name VALUE   --name=VALUE   --flag   --flag=false   --no-flag   --unambiguous-abbreviation
 //
-// glibc's argp lays out the help. The names are matched here: argp's own messages can't name the nearest option, and an
-// abbreviation in a job script should not change its meaning silently, so an exact name always wins and an ambiguous one
-// lists its candidates. Every mistake ends in fail().
+// As GNU programs understand them, but without getopt or argp below: those can't name the nearest option, sort the help
+// by the alphabet and break its lines wrongly. Every mistake ends in fail().
 #pragma once
 #include "runtime/error.h" // fail
 #include "runtime/json.h"  // options_write_json
-#include <argp.h>          // argp_help
 #include <errno.h>         // errno, ERANGE
 #include <limits.h>        // INT_MIN, INT_MAX
 #include <math.h>          // isfinite
@@ -92,8 +90,13 @@ static inline int option_unlikeness(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_distance(word, name);
 }
 static inline const char *option_nearest(const struct options *options, const char *word, char nearest[OPTION_NAME]) {
-    option_display(nearest, "help");
-    int best = option_unlikeness(word, "help");
+    static const char *const built_in[] = {"help", "version"};
+    int best = INT_MAX;
+    for (int i = 0; i < 2; i++)
+        if (option_unlikeness(word, built_in[i]) < best) {
+            best = option_unlikeness(word, built_in[i]);
+            option_display(nearest, built_in[i]);
+        }
     for (int i = 0; i < options->count; i++) {
         char name[OPTION_NAME];
         option_display(name, options->rows[i].name);
@@ -105,7 +108,8 @@ static inline const char *option_nearest(const struct options *options, const ch
     return nearest;
 }
 
-// The row that `word` names, in full or by the beginning of one name only; -1 if there is none. `flags` looks among bools.
+// The row that `word` names, in full or by the beginning of one name only; -1 if there is none. `flags` looks among
+// bools only.
 static inline int option_find(const struct options *options, const char *word, bool flags) {
     char wanted[OPTION_NAME], name[OPTION_NAME], candidates[OPTION_TEXT] = "";
     option_display(wanted, word);
@@ -168,8 +172,9 @@ static inline void option_choices_text(char *text, size_t size, const char *list
 
 // What the user should have written.
 static inline void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
-    static const char *const kinds[] = {"",         "an integer", "an integer", "an integer from 0 to 2^64-1", "a number",
-                                        "a number", "a size like 6GiB, 512MiB or 1e9", "true or false", "", "text"};
+    static const char integer[] = "an integer", number[] = "a number", size[] = "a size like 6GiB, 512MiB or 1e9";
+    static const char *const kinds[] = {"",   integer,         integer, "an integer from 0 to 2^64-1", number, number,
+                                        size, "true or false", "",      "text"}; // by enum option_kind
     size_t used = (size_t)snprintf(text, OPTION_TEXT, "%s", kinds[row->kind]);
     if (row->kind == OPTION_ENUM)
         option_choices_text(text, OPTION_TEXT, row->argument);
@@ -310,66 +315,50 @@ static inline void option_set(const struct option_row *row, void *values, const 
 
 // ---- the command line ----
 
-// argp sorts options by name within a group, so each one is a group of its own: a child parser with a single option.
-struct option_help {
-    struct argp_option options[2]; // the second one ends the list
-    struct argp parser;
-    char name[OPTION_NAME], doc[2 * OPTION_TEXT];
-};
-
-static inline void option_help_line(struct option_help *line, const struct option_row *row) {
-    char choices[OPTION_TEXT] = "";
-    const char *argument = row->kind == OPTION_BOOL ? NULL : row->argument;
-    if (row->kind == OPTION_ENUM && strlen(row->argument) > 40) { // too wide for the first column
-        argument = "NAME";
-        snprintf(choices, sizeof choices, ": ");
-        option_choices_text(choices + 2, sizeof choices - 2, row->argument);
+// Text in lines of at most 110 columns, the first of which stands at `column` already and the others are indented to.
+static inline void option_print_wrapped(FILE *out, const char *text, int column) {
+    enum { RIGHT_MARGIN = 110 };
+    int at = column;
+    for (const char *word = text; *word;) {
+        const int length = (int)strcspn(word, " ");
+        if (at > column && at + 1 + length > RIGHT_MARGIN) {
+            fprintf(out, "\n%*s", column, "");
+            at = column;
+        }
+        at += fprintf(out, "%s%.*s", at > column ? " " : "", length, word);
+        word += length + (word[length] == ' ');
     }
-    const char *const text = row->default_text && *row->default_text ? row->default_text : "none";
-    snprintf(line->doc, sizeof line->doc, row->default_text ? "%s%s (default %s)" : "%s", row->help, choices, text);
-    line->options[0].name = option_display(line->name, row->name);
-    line->options[0].key = 256; // not a character: no short option
-    line->options[0].arg = argument;
-    line->options[0].doc = line->doc;
-    line->parser.options = line->options;
+    fputc('\n', out);
+}
+
+static inline void option_help(FILE *out, const struct option_row *row) {
+    enum { COLUMN = 38, WIDEST_LIST = 40 };
+    char name[OPTION_NAME], list[OPTION_TEXT] = "", text[2 * OPTION_TEXT];
+    const bool listed = row->kind == OPTION_ENUM && strlen(row->argument) > WIDEST_LIST; // too wide beside the name
+    if (listed)
+        option_choices_text(list, sizeof list, row->argument);
+    const char *const argument = listed ? "NAME" : row->argument;
+    int at = fprintf(out, "  --%s%s%s", option_display(name, row->name), *argument ? " " : "", argument);
+    if (at > COLUMN - 2) {
+        fputc('\n', out);
+        at = 0;
+    }
+    snprintf(text, sizeof text, "%s%s%s [%s]", row->help, listed ? ": " : "", list,
+             *row->default_text ? row->default_text : "none");
+    fprintf(out, "%*s", COLUMN - at, "");
+    option_print_wrapped(out, text, COLUMN);
 }
 
 static inline void options_help(const struct options *options, FILE *out) {
-    static const struct option_row help_rows[] = {
-        {"Help:", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
-        {"help", OPTION_BOOL, 0, 0, NULL, NULL, 0, 0, "Print this and exit"},
-        {"version", OPTION_BOOL, 0, 0, NULL, NULL, 0, 0, "Print the version and exit"},
-    };
-    const int n = options->count + 3;
-    struct option_help *lines = (struct option_help *)calloc((size_t)n, sizeof *lines);
-    struct argp_child *children = (struct argp_child *)calloc((size_t)n + 1, sizeof *children);
-    if (!lines || !children)
-        fail("out of memory");
-    const char *heading = "";
-    int used = 0;
-    for (int i = 0; i < n; i++) {
-        const struct option_row *row = i < options->count ? &options->rows[i] : &help_rows[i - options->count];
-        if (row->kind == OPTION_GROUP) {
-            heading = row->name;
-            continue;
-        }
-        option_help_line(&lines[used], row);
-        children[used].argp = &lines[used].parser;
-        children[used].header = heading;
-        children[used].group = used + 1;
-        heading = "";
-        used++;
-    }
-    struct argp top;
-    memset(&top, 0, sizeof top);
-    top.children = children;
-    // The columns; a user's own choice of them in the environment wins.
-    setenv("ARGP_HELP_FMT", "short-opt-col=2,long-opt-col=2,opt-doc-col=36,header-col=0,rmargin=118", 0);
-    fprintf(out, "%s\n\n", options->summary);
-    argp_help(&top, out, ARGP_HELP_SHORT_USAGE | ARGP_HELP_LONG, (char *)options->program);
-    fprintf(out, "\n%s", options->notes);
-    free(children);
-    free(lines);
+    fprintf(out, "Usage: %s [--OPTION VALUE]...\n%s The default of each option is in brackets.\n", options->program,
+            options->summary);
+    for (int i = 0; i < options->count; i++)
+        if (options->rows[i].kind == OPTION_GROUP)
+            fprintf(out, "\n%s:\n", options->rows[i].name);
+        else
+            option_help(out, &options->rows[i]);
+    fprintf(out, "\n  -h, --help     Print this and exit\n      --version  Print the version and exit\n\n");
+    fputs(options->notes, out);
 }
 
 static inline void options_set_defaults(const struct options *options, void *values) {
@@ -425,7 +414,7 @@ static inline void options_parse(const struct options *options, void *values, bo
         const char *const word = argv[i];
         option_help_or_version(options, word);
         if (word[0] != '-' || !word[1])
-            fail("'%s' is not an option; every option is written --name VALUE or --name=VALUE (--help lists them)", word);
+            fail("'%s' is not an option; options are written --name VALUE or --name=VALUE (--help lists them)", word);
         if (word[1] != '-')
             fail("unknown option %s; options begin with two dashes (--help lists them)", word);
         const struct option_word parsed = option_word_read(options, word);
@@ -451,7 +440,8 @@ static inline void options_parse(const struct options *options, void *values, bo
 }
 
 // Sets options from "name=value" texts that outlive the values, where the user did not: a preset.
-static inline void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts) {
+static inline void options_fill(const struct options *options, void *values, const bool *given,
+                                const char *const *texts) {
     for (; *texts; texts++) {
         char name[OPTION_NAME];
         const size_t length = strcspn(*texts, "=");

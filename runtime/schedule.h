@@ -27,8 +27,8 @@ static inline double schedule_wsd(enum lr_wsd_decay_style style, double done) {
     return 2 * pow(0.5, done) - 1; // halves, shifted so that it ends at 0
 }
 
-// The rate of the given step (the first is 0). Megatron warms up by step/warmup_steps, so that its first step is spent on
-// lr 0; here it is (step + 1)/warmup_steps, and the decay's first step, step == warmup_steps, has lr in both.
+// The rate of the given step (the first is 0). Megatron warms up by step/warmup_steps, so that its first step is spent
+// on lr 0; here it is (step + 1)/warmup_steps, and the decay's first step, step == warmup_steps, has lr in both.
 static inline double schedule_lr(const struct schedule *s, int64_t step) {
     if (step < s->warmup_steps)
         return s->lr * (double)(step + 1) / (double)s->warmup_steps;
