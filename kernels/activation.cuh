@@ -1,0 +1,85 @@
+// The MLP's activations: GELU in its tanh form (Hendrycks and Gimpel 2016; GPT-2's "gelu_new") and SwiGLU (Shazeer 2020).
+//
+// Both are x times a logistic function: 0.5 (1 + tanh(u)) = sigma(2u), which needs one exponential and, unlike 1 + tanh,
+// loses nothing to cancellation where x is negative.
+#pragma once
+#include "kernels/device.cuh"      // floatX
+#include "kernels/vector_math.cuh" // vector_expf
+
+static inline float logistic(float x) { return 1.0f / (1.0f + vector_expf(-x)); }
+
+// gelu(x) = 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
+static inline float gelu(float x) {
+    const float two_u = 1.5957691216f * x * (1.0f + 0.044715f * x * x);
+    return x / (1.0f + vector_expf(-two_u));
+}
+// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u)
+static inline float gelu_derivative(float x) {
+    const float square = x * x;
+    const float s = logistic(1.5957691216f * x * (1.0f + 0.044715f * square));
+    return s + x * s * (1.0f - s) * 1.5957691216f * (1.0f + 0.134145f * square);
+}
+
+// Elements that a thread takes at a time.
+enum { ACTIVATION_BLOCK = 4096 };
+
+// out = gelu(in)
+static void gelu_forward(floatX *out,      // (n)
+                         const floatX *in, // (n)
+                         int64_t n, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {
+        const int64_t end = n - begin < ACTIVATION_BLOCK ? n : begin + ACTIVATION_BLOCK;
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++)
+            out[i] = to_floatX(gelu(to_float(in[i])));
+    }
+}
+
+// din = dout * gelu'(in); din may be dout.
+static void gelu_backward(floatX *din,        // (n)
+                          const floatX *dout, // (n)
+                          const floatX *in,   // (n)
+                          int64_t n, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {
+        const int64_t end = n - begin < ACTIVATION_BLOCK ? n : begin + ACTIVATION_BLOCK;
+#pragma omp simd
+        for (int64_t i = begin; i < end; i++)
+            din[i] = to_floatX(to_float(dout[i]) * gelu_derivative(to_float(in[i])));
+    }
+}
+
+// out = silu(gate) * up, silu(x) = x sigma(x)
+static void swiglu_forward(floatX *out,           // (N, F)
+                           const floatX *gate_up, // (N, 2F): the gate's row, then the up projection's
+                           int64_t N, int F, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n++) {
+        const floatX *__restrict__ gate = gate_up + n * 2 * F, *__restrict__ up = gate + F;
+        floatX *__restrict__ out_row = out + n * F;
+#pragma omp simd
+        for (int f = 0; f < F; f++) {
+            const float g = to_float(gate[f]);
+            out_row[f] = to_floatX(g / (1.0f + vector_expf(-g)) * to_float(up[f]));
+        }
+    }
+}
+
+// dgate = dout * up * silu'(gate), silu'(x) = s + x s (1 - s); dup = dout * silu(gate). dgate_up may be gate_up.
+static void swiglu_backward(floatX *dgate_up,      // (N, 2F)
+                            const floatX *dout,    // (N, F)
+                            const floatX *gate_up, // (N, 2F)
+                            int64_t N, int F, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n++) {
+        const floatX *gate = gate_up + n * 2 * F, *up = gate + F, *dout_row = dout + n * F;
+        floatX *dgate = dgate_up + n * 2 * F, *dup = dgate + F;
+#pragma omp simd
+        for (int f = 0; f < F; f++) {
+            const float g = to_float(gate[f]), s = logistic(g), d = to_float(dout_row[f]);
+            dgate[f] = to_floatX(d * to_float(up[f]) * (s + g * s * (1.0f - s)));
+            dup[f] = to_floatX(d * g * s);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+// kernels/activation.cuh against the formulas in double (with tanh and exp as the papers write them) and finite differences
+// of those.
+//
+// Tolerances. fp32: exp costs one unit in the last place of a value that enters beside 1, and every formula about six more
+// roundings of 2^-24: 1e-6 covers them in the norm. bf16: one rounding of the result, and a tenth more for the fp32 work.
+#include "kernels/activation.cuh"
+#include "test/testing.h"
+
+#define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 1e-6)
+static struct device device = {2, NULL};
+
+static double gelu_reference(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double silu_reference(double x) { return x / (1 + exp(-x)); }
+// Central difference: h^2 f''' / 6 + 1e-16 / h is below 1e-9 at h = 1e-5.
+static double slope(double (*f)(double), double x) { return (f(x + 1e-5) - f(x - 1e-5)) / 2e-5; }
+
+static const int64_t sizes[] = {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 9001};
+enum { SIZES = sizeof sizes / sizeof *sizes };
+
+static void gelu_both_ways(void **state) {
+    for (int k = 0; k < SIZES; k++) {
+        const int64_t n = sizes[k];
+        uint64_t random = (uint64_t)n;
+        double *in_exact, *dout_exact, *expected = test_doubles(n), *expected_backward = test_doubles(n);
+        floatX *in = test_floats(&in_exact, n, 6, &random), *dout = test_floats(&dout_exact, n, 1, &random);
+        floatX *out = (floatX *)test_alloc((size_t)(n + 1) * sizeof *out);
+        memset(&out[n], 0x5a, sizeof *out);
+        for (int64_t i = 0; i < n; i++) {
+            expected[i] = gelu_reference(in_exact[i]);
+            expected_backward[i] = dout_exact[i] * slope(gelu_reference, in_exact[i]);
+        }
+        gelu_forward(out, in, n, &device);
+        double *result = to_doubles(out, n);
+        assert_close(result, expected, n, TOLERANCE);
+        gelu_backward(out, dout, in, n, &device);
+        double *result_backward = to_doubles(out, n);
+        assert_close(result_backward, expected_backward, n, TOLERANCE);
+        gelu_backward(dout, dout, in, n, &device); // in place
+        assert_memory_equal(dout, out, (size_t)n * sizeof *out);
+        assert_int_equal(((unsigned char *)&out[n])[0], 0x5a);
+        void *all[] = {in_exact, dout_exact, expected, expected_backward, in, dout, out, result, result_backward};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+}
+
+static void swiglu_both_ways(void **state) {
+    const int shapes[][2] = {{1, 1}, {1, 16}, {3, 17}, {5, 100}, {4, 688}, {33, 31}};
+    for (int k = 0; k < 6; k++) {
+        const int N = shapes[k][0], F = shapes[k][1];
+        const int64_t n = (int64_t)N * F;
+        uint64_t random = (uint64_t)n;
+        double *in_exact, *dout_exact, *expected = test_doubles(n), *expected_backward = test_doubles(2 * n);
+        floatX *in = test_floats(&in_exact, 2 * n, 6, &random), *dout = test_floats(&dout_exact, n, 1, &random);
+        floatX *out = (floatX *)test_alloc((size_t)n * sizeof *out);
+        floatX *din = (floatX *)test_alloc((size_t)(2 * n) * sizeof *din);
+        for (int row = 0; row < N; row++)
+            for (int f = 0; f < F; f++) {
+                const double gate = in_exact[row * 2 * F + f], up = in_exact[row * 2 * F + F + f];
+                const double d = dout_exact[row * F + f];
+                expected[row * F + f] = silu_reference(gate) * up;
+                expected_backward[row * 2 * F + f] = d * up * slope(silu_reference, gate);
+                expected_backward[row * 2 * F + F + f] = d * silu_reference(gate);
+            }
+        swiglu_forward(out, in, N, F, &device);
+        double *result = to_doubles(out, n);
+        assert_close(result, expected, n, TOLERANCE);
+        swiglu_backward(din, dout, in, N, F, &device);
+        double *result_backward = to_doubles(din, 2 * n);
+        assert_close(result_backward, expected_backward, 2 * n, TOLERANCE);
+        swiglu_backward(in, dout, in, N, F, &device); // in place
+        assert_memory_equal(in, din, (size_t)(2 * n) * sizeof *in);
+        void *all[] = {in_exact, dout_exact, expected, expected_backward, in, dout, out, din, result, result_backward};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+}
+
+// Far out the functions are 0 or x and the slopes 0 or 1; the left tail keeps its relative precision.
+static void tails_and_nan(void **state) {
+    const float values[] = {-1e4f, -300, -100, 100, 300, 1e4f, 1e10f, NAN};
+    enum { COUNT = 8 };
+    floatX in[2 * COUNT], out[COUNT], one[COUNT], din[2 * COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        in[i] = to_floatX(values[i]);
+        in[COUNT + i] = one[i] = to_floatX(1);
+    }
+    for (int kind = 0; kind < 2; kind++) {
+        if (kind == 0) {
+            gelu_forward(out, in, COUNT, &device);
+            gelu_backward(din, one, in, COUNT, &device);
+        } else {
+            swiglu_forward(out, in, 1, COUNT, &device);
+            swiglu_backward(din, one, in, 1, COUNT, &device);
+        }
+        for (int i = 0; i < 3; i++)
+            assert_true(fabs(to_float(out[i])) < 1e-38 && fabs(to_float(din[i])) < 1e-38);
+        for (int i = 3; i < COUNT - 1; i++)
+            assert_true(to_float(out[i]) == to_float(in[i]) && to_float(din[i]) == 1);
+        assert_true(isnan(to_float(out[COUNT - 1])) && isnan(to_float(din[COUNT - 1])));
+    }
+    // 0.5 x (1 + tanh(u)) = x e^2u / (1 + e^2u): a form of the reference without cancellation
+    for (double x = -5; x < 0; x += 0.01) {
+        const float rounded = (float)x;
+        const double y = exp(2 * sqrt(2 / M_PI) * (rounded + 0.044715 * pow(rounded, 3)));
+        assert_true(fabs(gelu(rounded) / (rounded * y / (1 + y)) - 1) < 5e-6); // 2u up to 17, after 4 roundings of 2^-24
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gelu_both_ways),
+        cmocka_unit_test(swiglu_both_ways),
+        cmocka_unit_test(tails_and_nan),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
