@@ -1,0 +1,86 @@
+// AdamW (Loshchilov and Hutter 2019) as torch.optim.AdamW computes it, and the norm that gradients are clipped by.
+#pragma once
+#include "kernels/device.cuh" // floatX
+#include <math.h>             // pow, sqrt, sqrtf
+
+struct adamw {
+    float lr, beta1, beta2, eps, weight_decay;
+    int64_t step;     // from 1
+    float grad_scale; // what the gradients are multiplied by first: clipping, and the mean over micro-batches
+};
+
+// Elements that a thread takes at a time: a page of fp32.
+enum { ADAMW_BLOCK = 1024 };
+
+// With g = grads * grad_scale:
+//   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+//   master = (1 - lr weight_decay) master - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
+//   params = master, rounded. master NULL (fp32 only): params are the master.
+// One pass: 16 bytes read and 12 written per parameter, and 2 more for a bf16 parameter.
+static void adamw_update(floatX *params,     // (n)
+                         float *master,      // (n)
+                         const float *grads, // (n)
+                         float *m,           // (n)
+                         float *v,           // (n)
+                         int64_t n, struct adamw adamw, struct device *dev) {
+    // In double: 1 - beta2^step loses three digits to cancellation at step 1.
+    const double correction1 = 1 - pow((double)adamw.beta1, (double)adamw.step);
+    const double correction2 = 1 - pow((double)adamw.beta2, (double)adamw.step);
+    const float step_size = (float)(adamw.lr / correction1), inverse_root = (float)(1 / sqrt(correction2));
+    const float keep = (float)(1 - (double)adamw.lr * adamw.weight_decay);
+    const float beta1 = adamw.beta1, rest1 = (float)(1 - (double)adamw.beta1);
+    const float beta2 = adamw.beta2, rest2 = (float)(1 - (double)adamw.beta2);
+    const float eps = adamw.eps, grad_scale = adamw.grad_scale;
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < n; begin += ADAMW_BLOCK) {
+        const int count = n - begin < ADAMW_BLOCK ? (int)(n - begin) : (int)ADAMW_BLOCK;
+        const float *__restrict__ g_block = grads + begin;
+        float *__restrict__ m_block = m + begin, *__restrict__ v_block = v + begin;
+        floatX *__restrict__ params_block = params + begin;
+        if (master != NULL) {
+            float *__restrict__ master_block = master + begin;
+#pragma omp simd
+            for (int i = 0; i < count; i++) {
+                const float g = g_block[i] * grad_scale;
+                const float first = beta1 * m_block[i] + rest1 * g, second = beta2 * v_block[i] + rest2 * (g * g);
+                m_block[i] = first;
+                v_block[i] = second;
+                const float updated = keep * master_block[i] - step_size * first / (sqrtf(second) * inverse_root + eps);
+                master_block[i] = updated;
+                params_block[i] = to_floatX(updated);
+            }
+        } else {
+#pragma omp simd
+            for (int i = 0; i < count; i++) {
+                const float g = g_block[i] * grad_scale;
+                const float first = beta1 * m_block[i] + rest1 * g, second = beta2 * v_block[i] + rest2 * (g * g);
+                m_block[i] = first;
+                v_block[i] = second;
+                params_block[i] =
+                    to_floatX(keep * to_float(params_block[i]) - step_size * first / (sqrtf(second) * inverse_root + eps));
+            }
+        }
+    }
+}
+
+// sum of x[i]^2 in double, over a fixed number of runs that are added in order: the same bits for any number of threads.
+enum { SUM_OF_SQUARES_RUNS = 256 };
+static double sum_of_squares(const float *x, // (n)
+                             int64_t n, struct device *dev) {
+    double sums[SUM_OF_SQUARES_RUNS];
+#pragma omp parallel for schedule(static)
+    for (int64_t run = 0; run < SUM_OF_SQUARES_RUNS; run++) {
+        // n / RUNS first, as n * RUNS could overflow
+        const int64_t begin = n / SUM_OF_SQUARES_RUNS * run, last = run == SUM_OF_SQUARES_RUNS - 1;
+        const int64_t end = last ? n : begin + n / SUM_OF_SQUARES_RUNS;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = begin; i < end; i++)
+            sum += (double)x[i] * (double)x[i];
+        sums[run] = sum;
+    }
+    double total = 0;
+    for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
+        total += sums[run];
+    return total;
+}
