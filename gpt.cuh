@@ -73,6 +73,8 @@ struct gpt {
     int *workspaces;                  // (phases) buffer id of the phase's workspace, -1: none
     int workspaces_capacity;
     double *seconds;                  // (phases) time spent so far, where profiling is on; else NULL
+    bool matmuls_only;                // a benchmark's: skip all but the matmuls
+    void (*on_phase)(struct gpt *);   // called as each phase begins, where set: a test's look at the schedule
 
     int params_id, grads_id, master_id, m_id, v_id, rope_id;
     floatX *params;
@@ -106,8 +108,11 @@ static void region(struct gpt *m, enum region r) {
 static const char *const pass_names[PASS_COUNT] = {"forward", "recompute", "evaluate", "generate"};
 static void phase_named(struct gpt *m, const char *part, int layer, const char *op) {
     m->phase++;
-    if (!m->planning)
+    if (!m->planning) {
+        if (m->on_phase)
+            m->on_phase(m);
         return;
+    }
     char name[96];
     if (layer >= 0)
         snprintf(name, sizeof name, "%s layer %d: %s", part, layer, op);
@@ -117,15 +122,18 @@ static void phase_named(struct gpt *m, const char *part, int layer, const char *
 }
 static void phase(struct gpt *m, const char *part, const char *op) { phase_named(m, part, -1, op); }
 
-#define RUN(m, op)                                                                                                           \
+// Runs an op, unless the schedule is only planned. MATMUL is the same for the matmuls, which a benchmark runs alone.
+#define EXECUTE(m, always, op)                                                                                               \
     do {                                                                                                                     \
-        if (!(m)->planning) {                                                                                                \
+        if (!(m)->planning && ((always) || !(m)->matmuls_only)) {                                                            \
             const double begin_ = (m)->seconds ? seconds_now() : 0;                                                          \
             op;                                                                                                              \
             if ((m)->seconds)                                                                                                \
                 (m)->seconds[(m)->phase] += seconds_now() - begin_;                                                          \
         }                                                                                                                    \
     } while (0)
+#define RUN(m, op) EXECUTE(m, false, op)
+#define MATMUL(m, op) EXECUTE(m, true, op)
 
 // Planned in this phase, or a bug: a buffer that the phase did not touch when planning may lie under another.
 static void *planned(const struct gpt *m, int id) {
@@ -260,7 +268,7 @@ static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floa
                    enum parameter bias, int n, int k) {
     const int64_t N = extent_of(m, pass).N;
     void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
-    RUN(m, matmul_forward(out, in, param(m, l, weight), param(m, l, bias), N, n, k, ws, m->dev));
+    MATMUL(m, matmul_forward(out, in, param(m, l, weight), param(m, l, bias), N, n, k, ws, m->dev));
 }
 static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *saved, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
@@ -364,8 +372,8 @@ static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dou
                             enum parameter bias, int n, int k) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
-    RUN(m, matmul_backward_input(din, dout, param(m, l, weight), N, n, k, ws, m->dev));
-    RUN(m, matmul_backward_weight(grad(m, l, weight), grad(m, l, bias), dout, in, N, n, k, ws, m->dev));
+    MATMUL(m, matmul_backward_input(din, dout, param(m, l, weight), N, n, k, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(grad(m, l, weight), grad(m, l, bias), dout, in, N, n, k, ws, m->dev));
 }
 // dx += the norm's gradient.
 static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, const float *stats,
@@ -524,7 +532,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     float *losses = losses_buffer(m, pass);
     const int32_t *targets = token_buffer(m, pass, SLOT_TARGETS);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
-    RUN(m, matmul_forward(logits, lnf + row, param(m, -1, weight), NULL, rows, Vp, C, ws, m->dev));
+    MATMUL(m, matmul_forward(logits, lnf + row, param(m, -1, weight), NULL, rows, Vp, C, ws, m->dev));
     RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, pass == PASS_TRAIN, m->dev));
     if (pass != PASS_TRAIN)
         return;
@@ -534,8 +542,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     lnf = final_norm_buffer(m, pass);
     floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
     ws = workspace(m, head_workspace_bytes(m, pass));
-    RUN(m, matmul_backward_weight(grad(m, -1, weight), NULL, logits, lnf + row, rows, Vp, C, ws, m->dev));
-    RUN(m, matmul_backward_input(dlnf + row, logits, param(m, -1, weight), rows, Vp, C, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(grad(m, -1, weight), NULL, logits, lnf + row, rows, Vp, C, ws, m->dev));
+    MATMUL(m, matmul_backward_input(dlnf + row, logits, param(m, -1, weight), rows, Vp, C, ws, m->dev));
 }
 
 // The losses of all tokens, and in training the gradient of the residual stream. The logits exist for one chunk at a time.
@@ -673,7 +681,7 @@ static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int positi
     const floatX *lnf = final_norm_buffer(m, PASS_GENERATE);
     floatX *logits = logits_buffer(m, PASS_GENERATE, B);
     void *ws = workspace(m, matmul_workspace_bytes(B, m->shape.Vp, s->C, m->dev));
-    RUN(m, matmul_forward(logits, lnf, param(m, -1, head_weight(m)), NULL, B, m->shape.Vp, s->C, ws, m->dev));
+    MATMUL(m, matmul_forward(logits, lnf, param(m, -1, head_weight(m)), NULL, B, m->shape.Vp, s->C, ws, m->dev));
     kv_cache_touch(m);
     return logits;
 }
@@ -811,4 +819,27 @@ static double gpt_flops_per_token(const struct gpt *m) {
             weights += (double)t->count;
     }
     return 6 * weights + 12.0 * m->shape.L * s->H * s->D * s->T;
+}
+
+// The largest rate that a square matmul reaches here, flop/s: what MFU is held against where the hardware's own peak is
+// not known. Works in the activations' arena, so it runs before anything else does or between steps; the operands are
+// noise, since zeros multiply faster. 0 where the arena is too small to tell.
+static double gpt_measure_peak(struct gpt *m) {
+    const size_t bytes = m->arenas.bytes[ARENA_ACTIVATIONS];
+    int n = 1536;
+    while (n > 128 && 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, m->dev) > bytes)
+        n -= 128;
+    if (3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, m->dev) > bytes)
+        return 0;
+    floatX *out = (floatX *)m->arenas.base[ARENA_ACTIVATIONS], *in = out + (size_t)n * n, *weight = in + (size_t)n * n;
+    for (int64_t i = 0; i < 2 * (int64_t)n * n; i++)
+        in[i] = to_floatX(random_uniform(m->config.seed, 1, (uint64_t)i) - 0.5f);
+    double best = 0;
+    for (int i = 0; i < 6; i++) {
+        const double begin = seconds_now();
+        matmul_forward(out, in, weight, NULL, n, n, n, weight + (size_t)n * n, m->dev);
+        const double rate = 2.0 * n * n * n / (seconds_now() - begin);
+        best = rate > best ? rate : best;
+    }
+    return best;
 }

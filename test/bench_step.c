@@ -1,0 +1,232 @@
+// The speed and memory of whole training steps: tokens a second, a step against its own matmuls alone, recomputation
+// policies and attention backends against none and flash, the plan against what the process holds.
+//
+//     bench_step [--json FILE] [--rounds N] [options of train_gpt]       (without any: gpt2-124m, B4 T1024)
+//
+// Everything that is compared runs in turn, round after round, in one process; figures are medians.
+#include "config.h"
+#include "fit.cuh"
+#include "gpt.cuh"
+#include <omp.h>
+#include <stdio.h>
+
+enum { MAX_SAMPLES = 64, MAX_CASES = 8, STEPS_A_ROUND = 2 };
+
+struct samples {
+    double ms[MAX_SAMPLES];
+    int n;
+};
+static void sample_add(struct samples *s, double ms) {
+    if (s->n < MAX_SAMPLES)
+        s->ms[s->n++] = ms;
+}
+static int compare_doubles(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static double median(struct samples s) {
+    qsort(s.ms, (size_t)s.n, sizeof *s.ms, compare_doubles);
+    return s.n == 0 ? 0 : s.n % 2 ? s.ms[s.n / 2] : (s.ms[s.n / 2 - 1] + s.ms[s.n / 2]) / 2;
+}
+
+struct bench_case {
+    const char *name;
+    enum attention_backend backend;
+    char policy[160];
+    size_t plan_bytes, arena_bytes, resident_bytes;
+    double activation_bytes_per_token_layer;
+    struct samples step, matmuls;
+};
+
+struct bench {
+    struct config config;
+    struct device dev;
+    int32_t *inputs, *targets;
+    struct bench_case cases[MAX_CASES];
+    int num_cases;
+};
+
+static struct recompute_policy case_policy(const struct bench *b, int which, const struct layer_shape *s) {
+    const int L = b->config.num_layers;
+    switch (which) {
+    case 1: return policy_selective(L, MODULE_NORM | MODULE_ACTIVATION, s);
+    case 2: return policy_uniform(L, 1);
+    default: return policy_none(L);
+    }
+}
+
+static double one_step(const struct bench *b, struct gpt *m, int64_t step) {
+    const double begin = seconds_now();
+    if (!m->matmuls_only)
+        gpt_zero_gradients(m);
+    gpt_micro_step(m, b->inputs, b->targets, 1);
+    if (!m->matmuls_only) {
+        const double norm = gpt_gradient_norm(m);
+        gpt_update(m, step, 1e-4, norm);
+    }
+    return 1e3 * (seconds_now() - begin);
+}
+
+// Time by op in one step, the same op of all layers together.
+static void print_profile(struct gpt *m) {
+    struct entry {
+        char name[64];
+        double seconds;
+    } entries[64];
+    int n = 0;
+    double total = 0;
+    for (int p = 0; p < m->plan.phase_count; p++) {
+        char name[64] = "";
+        const char *full = m->plan.phases[p], *op = strstr(full, ": ");
+        if (!op || m->seconds[p] == 0)
+            continue;
+        snprintf(name, sizeof name, "%.*s%s", (int)strcspn(full, " :"), full, op);
+        int i = 0;
+        while (i < n && strcmp(entries[i].name, name))
+            i++;
+        if (i == n) {
+            snprintf(entries[n].name, sizeof entries[n].name, "%s", name);
+            entries[n++].seconds = 0;
+        }
+        entries[i].seconds += m->seconds[p];
+        total += m->seconds[p];
+    }
+    printf("\none step by op (no recomputation)\n");
+    for (int i = 0; i < n; i++)
+        printf("  %-36s %9.2f ms  %5.1f %%\n", entries[i].name, 1e3 * entries[i].seconds, 100 * entries[i].seconds / total);
+}
+
+// One round of a case: a fresh model, a warm-up step, then steps and, in the first case, their matmuls alone in turn.
+static void run_case(struct bench *b, int which, bool last_round) {
+    struct bench_case *k = &b->cases[which];
+    const struct layer_shape s = model_shape_of(&b->config, sizeof(floatX), k->backend == ATTENTION_UNFUSED).layer;
+    struct gpt *m = gpt_create(&b->config, case_policy(b, which, &s), k->backend, &b->dev);
+    memcpy(k->policy, m->policy.description, sizeof k->policy);
+    k->plan_bytes = m->plan.peak_bytes;
+    k->activation_bytes_per_token_layer = (double)policy_bytes_per_token(&m->policy, &s) / b->config.num_layers;
+    gpt_allocate(m);
+    k->arena_bytes = 0;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        k->arena_bytes += m->arenas.bytes[a];
+    one_step(b, m, 1);
+    for (int i = 0; i < STEPS_A_ROUND; i++) {
+        sample_add(&k->step, one_step(b, m, i + 2));
+        if (which == 0) {
+            m->matmuls_only = true;
+            sample_add(&k->matmuls, one_step(b, m, i + 2));
+            m->matmuls_only = false;
+        }
+    }
+    k->resident_bytes = resident_bytes();
+    if (which == 0 && last_round) {
+        m->seconds = (double *)calloc((size_t)m->plan.phase_count, sizeof *m->seconds);
+        one_step(b, m, 9);
+        print_profile(m);
+    }
+    gpt_destroy(m);
+}
+
+static void print_table(const struct bench *b, double peak_flops, double flops_per_token) {
+    const struct bench_case *base = &b->cases[0];
+    const double tokens = (double)b->config.micro_batch_size * b->config.seq_length;
+    printf("\n%-28s %9s %9s %8s %12s %12s %12s %14s\n", "case", "ms/step", "tok/s", "x none", "planned", "allocated", "resident",
+           "B/token/layer");
+    for (int i = 0; i < b->num_cases; i++) {
+        const struct bench_case *k = &b->cases[i];
+        char plan[32], arena[32], resident[32];
+        printf("%-28s %9.1f %9.1f %8.3f %12s %12s %12s %14.1f\n", k->name, median(k->step), 1e3 * tokens / median(k->step),
+               median(k->step) / median(base->step), format_bytes(plan, sizeof plan, k->plan_bytes),
+               format_bytes(arena, sizeof arena, k->arena_bytes), format_bytes(resident, sizeof resident, k->resident_bytes),
+               k->activation_bytes_per_token_layer);
+    }
+    printf("\nthe step's matmuls alone, same calls: %.1f ms; the step takes %.3f x that\n", median(base->matmuls),
+           median(base->step) / median(base->matmuls));
+    const double flops = flops_per_token * tokens;
+    printf("model flops: %.0f GFLOP a step, %.1f GFLOP/s; a large matmul reaches %.1f GFLOP/s here: MFU %.1f %%\n",
+           1e-9 * flops, 1e-6 * flops / median(base->step), 1e-9 * peak_flops,
+           100 * 1e3 * flops / median(base->step) / peak_flops);
+}
+
+static void write_json(const struct bench *b, const char *path, double peak_flops) {
+    FILE *out = fopen(path, "w");
+    if (!out)
+        fail("cannot write %s", path);
+    const double tokens = (double)b->config.micro_batch_size * b->config.seq_length;
+    fprintf(out, "{\"precision\": \"%s\", \"threads\": %d, \"tokens_per_step\": %.0f, \"matmul\": \"%s\", ", FLOATX_NAME,
+            b->dev.threads, tokens, matmul_describe(b->dev.matmul));
+    fprintf(out, "\"peak_gflops\": %.1f, \"matmuls_ms\": %.2f, \"cases\": [", 1e-9 * peak_flops, median(b->cases[0].matmuls));
+    for (int i = 0; i < b->num_cases; i++) {
+        const struct bench_case *k = &b->cases[i];
+        fprintf(out,
+                "%s\n  {\"case\": \"%s\", \"policy\": \"%s\", \"step_ms\": %.2f, \"samples\": %d, \"tokens_per_second\": %.1f, "
+                "\"planned_bytes\": %zu, \"allocated_bytes\": %zu, \"resident_bytes\": %zu, "
+                "\"activation_bytes_per_token_per_layer\": %.2f}",
+                i ? "," : "", k->name, k->policy, median(k->step), k->step.n, 1e3 * tokens / median(k->step), k->plan_bytes,
+                k->arena_bytes, k->resident_bytes, k->activation_bytes_per_token_layer);
+    }
+    fprintf(out, "\n]}\n");
+    if (fclose(out))
+        fail("cannot write %s", path);
+}
+
+int main(int argc, char **argv) {
+    const char *json = NULL;
+    char *defaults[] = {argv[0], (char *)"--preset", (char *)"gpt2-124m"}, *options[64];
+    int rounds = 2, n = 0;
+    while (argc > 2 && (!strcmp(argv[1], "--json") || !strcmp(argv[1], "--rounds"))) {
+        if (!strcmp(argv[1], "--json"))
+            json = argv[2];
+        else
+            rounds = atoi(argv[2]);
+        argv += 2;
+        argc -= 2;
+    }
+    options[n++] = defaults[0];
+    if (argc == 1)
+        for (int i = 1; i < 3; i++)
+            options[n++] = defaults[i];
+    for (int i = 1; i < argc && n < 60; i++)
+        options[n++] = argv[i];
+    options[n++] = (char *)"--plan"; // no data is needed
+    options[n++] = (char *)"--val-every=0";
+    options[n] = NULL;
+
+    struct bench b;
+    memset(&b, 0, sizeof b);
+    b.config = config_parse(n, options);
+    b.dev.threads = b.config.threads > 0 ? b.config.threads : omp_get_num_procs();
+    omp_set_num_threads(b.dev.threads);
+    b.dev.matmul = matmul_create(&b.dev);
+    const size_t tokens = (size_t)b.config.micro_batch_size * (size_t)b.config.seq_length;
+    b.inputs = (int32_t *)calloc(tokens, sizeof *b.inputs);
+    b.targets = (int32_t *)calloc(tokens, sizeof *b.targets);
+    if (!b.inputs || !b.targets)
+        fail("out of memory for a batch");
+    for (size_t i = 0; i < tokens; i++) {
+        b.inputs[i] = (int32_t)(random_uniform(1, 0, i) * (float)b.config.vocab_size);
+        b.targets[i] = (int32_t)(random_uniform(1, 1, i) * (float)b.config.vocab_size);
+    }
+    b.num_cases = 3;
+    b.cases[0].name = "none";
+    b.cases[1].name = "selective: norm, activation";
+    b.cases[2].name = "full, uniform 1";
+    for (int i = 0; i < b.num_cases; i++)
+        b.cases[i].backend = ATTENTION_FLASH;
+
+    printf("%s, B%d T%d, %s, %d threads, matmul: %s\n", argc == 1 ? "gpt2-124m" : "model as given", b.config.micro_batch_size,
+           b.config.seq_length, FLOATX_NAME, b.dev.threads, matmul_describe(b.dev.matmul));
+    for (int round = 0; round < rounds; round++)
+        for (int i = 0; i < b.num_cases; i++)
+            run_case(&b, i, round == rounds - 1);
+    struct gpt *m = gpt_create(&b.config, policy_none(b.config.num_layers), ATTENTION_FLASH, &b.dev);
+    gpt_allocate(m);
+    const double peak = gpt_measure_peak(m);
+    print_table(&b, peak, gpt_flops_per_token(m));
+    if (json)
+        write_json(&b, json, peak);
+    gpt_destroy(m);
+    matmul_destroy(b.dev.matmul);
+    free(b.inputs);
+    free(b.targets);
+    return 0;
+}
