@@ -23,6 +23,7 @@ struct reference_tensor {
     char name[40];
     int64_t rows, cols;        // a vector has one column
     double *value, *gradient;  // (rows, cols)
+    double *stored;            // the value as the ops read it: rounded, where the model rounds
     double *moment1, *moment2; // AdamW's
 };
 
@@ -35,6 +36,10 @@ enum reference_dropout_use {
 };
 typedef double reference_dropout(const void *context, enum reference_dropout_use use, int layer, int64_t element);
 
+// What storing a number makes of it. Applied wherever the engine stores a floatX: parameters, activations, gradients of
+// activations, attention's probabilities and their gradients. Gradients of parameters and statistics stay exact.
+typedef double reference_rounding(void *context, double x);
+
 enum { REFERENCE_MAX_LAYERS = 32 };
 struct reference {
     struct reference_config config;
@@ -42,6 +47,8 @@ struct reference {
     int num_tensors;
     reference_dropout *dropout; // NULL: none
     const void *dropout_context;
+    reference_rounding *rounding; // NULL: none
+    void *rounding_context;
 };
 
 // ---- Parameters ----------------------------------------------------------------------------------------------------
@@ -56,6 +63,7 @@ static inline void reference_add(struct reference *r, int layer, const char *nam
     tensor->cols = cols;
     tensor->value = test_doubles(rows * cols);
     tensor->gradient = test_doubles(rows * cols);
+    tensor->stored = test_doubles(rows * cols);
     tensor->moment1 = test_doubles(rows * cols);
     tensor->moment2 = test_doubles(rows * cols);
 }
@@ -104,6 +112,7 @@ static inline void reference_destroy(struct reference *r) {
     for (int i = 0; i < r->num_tensors; i++) {
         free(r->tensors[i].value);
         free(r->tensors[i].gradient);
+        free(r->tensors[i].stored);
         free(r->tensors[i].moment1);
         free(r->tensors[i].moment2);
     }
@@ -196,6 +205,19 @@ static inline void reference_activations_destroy(struct reference_activations *a
     free(a);
 }
 
+static inline double reference_rounded(const struct reference *r, double x) {
+    return r->rounding ? r->rounding(r->rounding_context, x) : x;
+}
+static inline void reference_store(const struct reference *r, double *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = reference_rounded(r, x[i]);
+}
+static inline void reference_store_parameters(struct reference *r) {
+    for (int i = 0; i < r->num_tensors; i++)
+        for (int64_t j = 0; j < r->tensors[i].rows * r->tensors[i].cols; j++)
+            r->tensors[i].stored[j] = reference_rounded(r, r->tensors[i].value[j]);
+}
+
 // ---- Ops. Every backward adds to the gradients that it is given -----------------------------------------------------
 
 // out = in weight^T + bias
@@ -204,9 +226,9 @@ static inline void reference_linear(double *out, const double *in, const struct 
     const int64_t K = weight->cols;
     for (int64_t n = 0; n < N; n++)
         for (int64_t o = 0; o < weight->rows; o++) {
-            double sum = bias ? bias->value[o] : 0;
+            double sum = bias ? bias->stored[o] : 0;
             for (int64_t k = 0; k < K; k++)
-                sum += in[n * K + k] * weight->value[o * K + k];
+                sum += in[n * K + k] * weight->stored[o * K + k];
             out[n * weight->rows + o] = sum;
         }
 }
@@ -218,7 +240,7 @@ static inline void reference_linear_backward(double *din, struct reference_tenso
         for (int64_t o = 0; o < weight->rows; o++) {
             const double d = dout[n * weight->rows + o];
             for (int64_t k = 0; k < K; k++) {
-                din[n * K + k] += d * weight->value[o * K + k];
+                din[n * K + k] += d * weight->stored[o * K + k];
                 weight->gradient[o * K + k] += d * in[n * K + k];
             }
             if (bias)
@@ -244,7 +266,7 @@ static inline void reference_norm(double *out, const double *x, const struct ref
         double mean, rstd;
         reference_norm_statistics(&mean, &rstd, row, c);
         for (int i = 0; i < c->C; i++)
-            out[n * c->C + i] = (row[i] - mean) * rstd * weight->value[i] + (bias ? bias->value[i] : 0);
+            out[n * c->C + i] = (row[i] - mean) * rstd * weight->stored[i] + (bias ? bias->stored[i] : 0);
     }
 }
 static inline void reference_norm_backward(double *dx, struct reference_tensor *weight, struct reference_tensor *bias,
@@ -255,7 +277,7 @@ static inline void reference_norm_backward(double *dx, struct reference_tensor *
         double mean, rstd, mean_g = 0, mean_gx = 0; // of g = dout weight, and of g times the normalised x
         reference_norm_statistics(&mean, &rstd, row, c);
         for (int i = 0; i < c->C; i++) {
-            const double normalised = (row[i] - mean) * rstd, g = d[i] * weight->value[i];
+            const double normalised = (row[i] - mean) * rstd, g = d[i] * weight->stored[i];
             weight->gradient[i] += d[i] * normalised;
             if (bias)
                 bias->gradient[i] += d[i];
@@ -263,7 +285,7 @@ static inline void reference_norm_backward(double *dx, struct reference_tensor *
             mean_gx += g * normalised / c->C;
         }
         for (int i = 0; i < c->C; i++)
-            dx[n * c->C + i] += rstd * (d[i] * weight->value[i] - mean_g - (row[i] - mean) * rstd * mean_gx);
+            dx[n * c->C + i] += rstd * (d[i] * weight->stored[i] - mean_g - (row[i] - mean) * rstd * mean_gx);
     }
 }
 
@@ -327,7 +349,8 @@ static inline void reference_attention(const struct reference *r, struct referen
         for (int j = 0; j <= i; j++) {
             p[j] /= sum;
             const int64_t element = w.probabilities + (int64_t)i * a->T + j;
-            const double kept = p[j] * reference_scale(r, REFERENCE_DROPOUT_ATTENTION, l, element);
+            const double scale = reference_scale(r, REFERENCE_DROPOUT_ATTENTION, l, element);
+            const double kept = reference_rounded(r, p[j] * scale);
             for (int d = 0; d < c->D; d++)
                 out[d] += kept * v[j * w.stride + d];
         }
@@ -349,12 +372,14 @@ static inline void reference_attention_backward(double *dqkv, const double *datt
             dp[j] = 0;
             for (int d = 0; d < c->D; d++) {
                 dp[j] += scale * dout[d] * v[j * w.stride + d];
-                dqkv[w.v + j * w.stride + d] += scale * p[j] * dout[d];
             }
+            const double kept = reference_rounded(r, scale * p[j]);
+            for (int d = 0; d < c->D; d++)
+                dqkv[w.v + j * w.stride + d] += kept * dout[d];
             mean += p[j] * dp[j];
         }
         for (int j = 0; j <= i; j++) {
-            const double dscore = p[j] * (dp[j] - mean) / sqrt(c->D);
+            const double dscore = reference_rounded(r, p[j] * (dp[j] - mean) / sqrt(c->D));
             for (int d = 0; d < c->D; d++) {
                 dqkv[w.q + i * w.stride + d] += dscore * k[j * w.stride + d];
                 dqkv[w.k + j * w.stride + d] += dscore * q[i * w.stride + d];
@@ -419,7 +444,7 @@ static inline void reference_embedding(struct reference *r, struct reference_act
     const int C = r->config.C;
     for (int64_t n = 0; n < a->N; n++)
         for (int i = 0; i < C; i++) {
-            const double sum = wte->value[a->tokens[n] * C + i] + (wpe ? wpe->value[n % a->T * C + i] : 0);
+            const double sum = wte->stored[a->tokens[n] * C + i] + (wpe ? wpe->stored[n % a->T * C + i] : 0);
             a->layers[0].x[n * C + i] = sum * reference_scale(r, REFERENCE_DROPOUT_EMBEDDING, 0, n * C + i);
         }
 }
@@ -456,83 +481,98 @@ static inline double reference_cross_entropy(double *dlogits, const double *logi
 
 // ---- The model -----------------------------------------------------------------------------------------------------
 
+// A tensor of layer l, in a function that has r and l.
+#define LAYER_TENSOR(name) reference_find_in(r, l, name)
+
 static inline void reference_block(struct reference *r, struct reference_activations *a, int l) {
     const struct reference_config *c = &r->config;
     struct reference_layer *layer = &a->layers[l];
-    const int64_t N = a->N;
-    double *delta = test_doubles(N * c->C);
+    const int64_t N = a->N, qkv_count = N * (c->H + 2 * c->Hkv) * c->D;
+    double *delta = test_doubles(N * c->C), *out = a->layers[l + 1].x;
 
-    reference_norm(layer->norm1, layer->x, reference_find_in(r, l, "ln1.weight"), reference_find_in(r, l, "ln1.bias"),
-                   c, N);
-    reference_linear(layer->qkv, layer->norm1, reference_find_in(r, l, "qkv.weight"),
-                     reference_find_in(r, l, "qkv.bias"), N);
-    if (c->positions == 0)
+    reference_norm(layer->norm1, layer->x, LAYER_TENSOR("ln1.weight"), LAYER_TENSOR("ln1.bias"), c, N);
+    reference_store(r, layer->norm1, N * c->C);
+    reference_linear(layer->qkv, layer->norm1, LAYER_TENSOR("qkv.weight"), LAYER_TENSOR("qkv.bias"), N);
+    reference_store(r, layer->qkv, qkv_count);
+    if (c->positions == 0) {
         reference_rope(layer->qkv, c, N, a->T, 1);
+        reference_store(r, layer->qkv, qkv_count);
+    }
     for (int b = 0; b < a->B; b++)
         for (int h = 0; h < c->H; h++)
             reference_attention(r, a, l, b, h);
-    reference_linear(delta, layer->attention, reference_find_in(r, l, "attproj.weight"),
-                     reference_find_in(r, l, "attproj.bias"), N);
+    reference_store(r, layer->attention, N * c->H * c->D);
+    reference_linear(delta, layer->attention, LAYER_TENSOR("attproj.weight"), LAYER_TENSOR("attproj.bias"), N);
+    reference_store(r, delta, N * c->C);
     reference_residual(layer->middle, layer->x, delta, r, REFERENCE_DROPOUT_ATTENTION_PROJECTION, l, N * c->C);
+    reference_store(r, layer->middle, N * c->C);
 
-    reference_norm(layer->norm2, layer->middle, reference_find_in(r, l, "ln2.weight"),
-                   reference_find_in(r, l, "ln2.bias"), c, N);
-    reference_linear(layer->fc, layer->norm2, reference_find_in(r, l, "fc.weight"), reference_find_in(r, l, "fc.bias"),
-                     N);
+    reference_norm(layer->norm2, layer->middle, LAYER_TENSOR("ln2.weight"), LAYER_TENSOR("ln2.bias"), c, N);
+    reference_store(r, layer->norm2, N * c->C);
+    reference_linear(layer->fc, layer->norm2, LAYER_TENSOR("fc.weight"), LAYER_TENSOR("fc.bias"), N);
+    reference_store(r, layer->fc, N * (c->swiglu ? 2 : 1) * c->F);
     reference_activation(layer->activation, layer->fc, c, N);
-    reference_linear(delta, layer->activation, reference_find_in(r, l, "fcproj.weight"),
-                     reference_find_in(r, l, "fcproj.bias"), N);
-    reference_residual(a->layers[l + 1].x, layer->middle, delta, r, REFERENCE_DROPOUT_MLP_PROJECTION, l, N * c->C);
+    reference_store(r, layer->activation, N * c->F);
+    reference_linear(delta, layer->activation, LAYER_TENSOR("fcproj.weight"), LAYER_TENSOR("fcproj.bias"), N);
+    reference_store(r, delta, N * c->C);
+    reference_residual(out, layer->middle, delta, r, REFERENCE_DROPOUT_MLP_PROJECTION, l, N * c->C);
+    reference_store(r, out, N * c->C);
     free(delta);
 }
 
-// dx: in, the gradient of the block's output; out, that of its input.
+// dx: in, the gradient of the block's output; out, that of what the attention added to. The two halves of a block.
 static inline void reference_mlp_backward(double *dx, struct reference *r, const struct reference_activations *a,
                                           int l) {
     const struct reference_config *c = &r->config;
     const struct reference_layer *layer = &a->layers[l];
-    const int64_t N = a->N;
-    double *ddelta = test_doubles(N * c->C), *dactivation = test_doubles(N * c->F), *dnorm = test_doubles(N * c->C);
-    double *dfc = test_doubles(N * (c->swiglu ? 2 : 1) * c->F);
+    const int64_t N = a->N, fc_count = N * (c->swiglu ? 2 : 1) * c->F;
+    double *ddelta = test_doubles(N * c->C), *dactivation = test_doubles(N * c->F), *dfc = test_doubles(fc_count);
+    double *dnorm = test_doubles(N * c->C);
     reference_residual_backward(ddelta, dx, r, REFERENCE_DROPOUT_MLP_PROJECTION, l, N * c->C);
-    reference_linear_backward(dactivation, reference_find_in(r, l, "fcproj.weight"),
-                              reference_find_in(r, l, "fcproj.bias"), ddelta, layer->activation, N);
+    reference_linear_backward(dactivation, LAYER_TENSOR("fcproj.weight"), LAYER_TENSOR("fcproj.bias"), ddelta,
+                              layer->activation, N);
+    reference_store(r, dactivation, N * c->F);
     reference_activation_backward(dfc, dactivation, layer->fc, c, N);
-    reference_linear_backward(dnorm, reference_find_in(r, l, "fc.weight"), reference_find_in(r, l, "fc.bias"), dfc,
-                              layer->norm2, N);
-    reference_norm_backward(dx, reference_find_in(r, l, "ln2.weight"), reference_find_in(r, l, "ln2.bias"), dnorm,
-                            layer->middle, c, N);
+    reference_store(r, dfc, fc_count);
+    reference_linear_backward(dnorm, LAYER_TENSOR("fc.weight"), LAYER_TENSOR("fc.bias"), dfc, layer->norm2, N);
+    reference_store(r, dnorm, N * c->C);
+    reference_norm_backward(dx, LAYER_TENSOR("ln2.weight"), LAYER_TENSOR("ln2.bias"), dnorm, layer->middle, c, N);
+    reference_store(r, dx, N * c->C);
     free(ddelta);
     free(dactivation);
-    free(dnorm);
     free(dfc);
+    free(dnorm);
 }
-static inline void reference_block_backward(double *dx, struct reference *r, const struct reference_activations *a,
-                                            int l) {
+static inline void reference_attention_half_backward(double *dx, struct reference *r,
+                                                     const struct reference_activations *a, int l) {
     const struct reference_config *c = &r->config;
     const struct reference_layer *layer = &a->layers[l];
-    const int64_t N = a->N;
-    reference_mlp_backward(dx, r, a, l);
-    double *ddelta = test_doubles(N * c->C), *dattention = test_doubles(N * c->H * c->D),
-           *dnorm = test_doubles(N * c->C);
-    double *dqkv = test_doubles(N * (c->H + 2 * c->Hkv) * c->D);
+    const int64_t N = a->N, qkv_count = N * (c->H + 2 * c->Hkv) * c->D, attention_count = N * c->H * c->D;
+    double *ddelta = test_doubles(N * c->C), *dattention = test_doubles(attention_count),
+           *dqkv = test_doubles(qkv_count);
+    double *dnorm = test_doubles(N * c->C);
     reference_residual_backward(ddelta, dx, r, REFERENCE_DROPOUT_ATTENTION_PROJECTION, l, N * c->C);
-    reference_linear_backward(dattention, reference_find_in(r, l, "attproj.weight"),
-                              reference_find_in(r, l, "attproj.bias"), ddelta, layer->attention, N);
+    reference_linear_backward(dattention, LAYER_TENSOR("attproj.weight"), LAYER_TENSOR("attproj.bias"), ddelta,
+                              layer->attention, N);
+    reference_store(r, dattention, attention_count);
     for (int b = 0; b < a->B; b++)
         for (int h = 0; h < c->H; h++)
             reference_attention_backward(dqkv, dattention, r, a, l, b, h);
-    if (c->positions == 0)
+    reference_store(r, dqkv, qkv_count);
+    if (c->positions == 0) {
         reference_rope(dqkv, c, N, a->T, -1);
-    reference_linear_backward(dnorm, reference_find_in(r, l, "qkv.weight"), reference_find_in(r, l, "qkv.bias"), dqkv,
-                              layer->norm1, N);
-    reference_norm_backward(dx, reference_find_in(r, l, "ln1.weight"), reference_find_in(r, l, "ln1.bias"), dnorm,
-                            layer->x, c, N);
+        reference_store(r, dqkv, qkv_count);
+    }
+    reference_linear_backward(dnorm, LAYER_TENSOR("qkv.weight"), LAYER_TENSOR("qkv.bias"), dqkv, layer->norm1, N);
+    reference_store(r, dnorm, N * c->C);
+    reference_norm_backward(dx, LAYER_TENSOR("ln1.weight"), LAYER_TENSOR("ln1.bias"), dnorm, layer->x, c, N);
+    reference_store(r, dx, N * c->C);
     free(ddelta);
     free(dattention);
-    free(dnorm);
     free(dqkv);
+    free(dnorm);
 }
+#undef LAYER_TENSOR
 
 // The caller frees what it gets with reference_activations_destroy.
 static inline struct reference_activations *reference_forward(struct reference *r, const int32_t *tokens /*(B, T)*/,
@@ -541,26 +581,35 @@ static inline struct reference_activations *reference_forward(struct reference *
     struct reference_activations *a = reference_activations_create(c, B, T);
     a->tokens = tokens;
     a->targets = targets;
+    reference_store_parameters(r);
     reference_embedding(r, a);
+    reference_store(r, a->layers[0].x, a->N * c->C);
     for (int l = 0; l < c->L; l++)
         reference_block(r, a, l);
     reference_norm(a->normf, a->layers[c->L].x, reference_find(r, "lnf.weight"), reference_find(r, "lnf.bias"), c,
                    a->N);
+    reference_store(r, a->normf, a->N * c->C);
     reference_linear(a->logits, a->normf, reference_head(r), NULL, a->N);
+    reference_store(r, a->logits, a->N * c->V);
     a->loss = reference_cross_entropy(NULL, a->logits, targets, a->N, c->V);
     return a;
 }
 
-// Adds the gradient of the mean loss to every tensor's gradient.
+// Adds the gradient of the mean loss to every tensor's gradient. The parameters must be those of the forward.
 static inline void reference_backward(struct reference *r, const struct reference_activations *a) {
     const struct reference_config *c = &r->config;
     double *dlogits = test_doubles(a->N * c->V), *dnormf = test_doubles(a->N * c->C), *dx = test_doubles(a->N * c->C);
     reference_cross_entropy(dlogits, a->logits, a->targets, a->N, c->V);
+    reference_store(r, dlogits, a->N * c->V);
     reference_linear_backward(dnormf, reference_head(r), NULL, dlogits, a->normf, a->N);
+    reference_store(r, dnormf, a->N * c->C);
     reference_norm_backward(dx, reference_find(r, "lnf.weight"), reference_find(r, "lnf.bias"), dnormf,
                             a->layers[c->L].x, c, a->N);
-    for (int l = c->L - 1; l >= 0; l--)
-        reference_block_backward(dx, r, a, l);
+    reference_store(r, dx, a->N * c->C);
+    for (int l = c->L - 1; l >= 0; l--) {
+        reference_mlp_backward(dx, r, a, l);
+        reference_attention_half_backward(dx, r, a, l);
+    }
     reference_embedding_backward(r, dx, a);
     free(dlogits);
     free(dnormf);

@@ -1,43 +1,13 @@
 // The double-precision reference model against PyTorch's golden data, and against finite differences where no golden
 // data reaches: other shapes, dropout. Whatever else is compared with the reference leans on this.
-#include "test/golden.h"    // golden_open, golden_tensor
-#include "test/reference.h" // reference_forward, reference_backward, reference_adamw_step
-#include "test/testing.h"   // cmocka, assert_close, test_random
+#include "test/golden.h"           // golden_open, golden_tensor
+#include "test/reference.h"        // reference_forward, reference_backward, reference_adamw_step
+#include "test/reference_golden.h" // reference_of
+#include "test/testing.h"          // cmocka, assert_close, test_random
 
 // Golden values and the reference are both fp64 at heart, so what is left is the one rounding to fp32 of the golden
 // values, half a unit in the last place each: 2^-24 of the norm; and sums in another order, far below that.
 static const double GOLDEN_ROUNDING = 0x1p-24 * 1.001;
-
-static struct reference *reference_of(const struct golden *g) {
-    struct reference_config c;
-    c.L = golden_int(g, "num_layers");
-    c.C = golden_int(g, "hidden_size");
-    c.H = golden_int(g, "num_attention_heads");
-    c.Hkv = golden_int(g, "num_query_groups");
-    c.D = golden_int(g, "kv_channels");
-    c.F = golden_int(g, "ffn_hidden_size");
-    c.V = golden_int(g, "vocab_size");
-    const bool rope = golden_is(g, "position_embedding_type", "rope");
-    c.positions = rope ? 0 : golden_int(g, "max_position_embeddings");
-    c.layernorm = golden_is(g, "normalization", "LayerNorm");
-    c.swiglu = golden_int(g, "swiglu");
-    c.qkv_bias = golden_int(g, "add_qkv_bias");
-    c.biases = golden_int(g, "add_bias_linear");
-    c.tied = !golden_int(g, "untie_embeddings_and_output_weights");
-    c.norm_epsilon = golden_double(g, "norm_epsilon");
-    c.rotary_base = rope ? golden_double(g, "rotary_base") : 0;
-    struct reference *r = reference_create(c);
-    for (int i = 0; i < r->num_tensors; i++) {
-        const struct golden_tensor *tensor = golden_tensor(g, r->tensors[i].name);
-        const int64_t count = r->tensors[i].rows * r->tensors[i].cols;
-        assert_int_equal(tensor->count, count);
-        for (int64_t j = 0; j < count; j++)
-            r->tensors[i].value[j] = tensor->floats[j];
-    }
-    // Each parameter in the file, and its gradient, belongs to a tensor; five other tensors are data.
-    assert_int_equal(g->num_tensors, 2 * r->num_tensors + 5);
-    return r;
-}
 
 static void compare(const double *ours, const struct golden *g, const char *name) {
     double *expected = golden_doubles(g, name);
@@ -58,16 +28,12 @@ static void equals_pytorch(const char *path) {
     struct reference *r = reference_of(g);
     const int B = golden_int(g, "micro_batch_size"), T = golden_int(g, "seq_length"),
               steps = golden_int(g, "train_steps");
-    assert_int_equal(golden_tensor(g, "tokens")->count, steps * B * T);
-    assert_int_equal(golden_tensor(g, "targets")->count, steps * B * T);
-    const struct reference_adamw adamw = {golden_double(g, "lr"),           golden_double(g, "adam_beta1"),
-                                          golden_double(g, "adam_beta2"),   golden_double(g, "adam_eps"),
-                                          golden_double(g, "weight_decay"), golden_double(g, "clip_grad")};
+    // Each parameter in the file, and its gradient, belongs to a tensor; five other tensors are data.
+    assert_int_equal(g->num_tensors, 2 * r->num_tensors + 5);
     double *losses = test_doubles(steps), *norms = test_doubles(steps);
     for (int step = 0; step < steps; step++) {
-        const int64_t batch = (int64_t)step * B * T;
         struct reference_activations *a =
-            reference_forward(r, golden_ints(g, "tokens") + batch, golden_ints(g, "targets") + batch, B, T);
+            reference_forward(r, golden_batch(g, "tokens", step), golden_batch(g, "targets", step), B, T);
         reference_zero_gradients(r);
         reference_backward(r, a);
         if (step == 0) {
@@ -75,7 +41,7 @@ static void equals_pytorch(const char *path) {
             compare_gradients(r, g);
         }
         losses[step] = a->loss;
-        norms[step] = reference_adamw_step(r, adamw, step + 1);
+        norms[step] = reference_adamw_step(r, reference_adamw_of(g), step + 1);
         reference_activations_destroy(a);
     }
     compare(losses, g, "losses");
