@@ -1,0 +1,106 @@
+// kernels/rope.cuh against rotations in double, and the transpose that backward must be, by finite differences.
+//
+// Tolerances. fp32: table entries and two products rounded once each: 3e-7. bf16: one rounding of the result, and a tenth.
+#include "kernels/rope.cuh"
+#include "test/testing.h"
+
+#define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 3e-7)
+static struct device device = {2, NULL};
+
+struct shape {
+    int B, T, start, H, Hkv, D;
+};
+static const struct shape shapes[] = {{1, 1, 0, 1, 1, 2},   {1, 1, 5, 2, 1, 8},     {2, 3, 0, 3, 1, 6},
+                                      {2, 17, 9, 4, 2, 64}, {3, 33, 100, 2, 2, 80}, {1, 7, 8000, 5, 1, 34}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+static const double THETA = 10000;
+
+// rotate_half of Hugging Face: x cos + (-second half, first half) sin, with the angles repeated in both halves.
+static void reference(double *out, const double *in, struct shape s) {
+    const int heads = s.H + 2 * s.Hkv;
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int h = 0; h < heads; h++)
+                for (int i = 0; i < s.D; i++) {
+                    const int64_t head = (((int64_t)b * s.T + t) * heads + h) * s.D;
+                    const double angle = (s.start + t) / pow(THETA, 2.0 * (i % (s.D / 2)) / s.D);
+                    const double half = i < s.D / 2 ? -in[head + i + s.D / 2] : in[head + i - s.D / 2];
+                    out[head + i] = h < s.H + s.Hkv ? in[head + i] * cos(angle) + half * sin(angle) : in[head + i];
+                }
+}
+
+static void forward(void **state) {
+    for (int k = 0; k < SHAPES; k++) {
+        const struct shape s = shapes[k];
+        const int64_t n = (int64_t)s.B * s.T * (s.H + 2 * s.Hkv) * s.D;
+        uint64_t random = (uint64_t)n;
+        double *exact, *expected = test_doubles(n);
+        floatX *qkv = test_floats(&exact, n, 2, &random);
+        float *table = (float *)test_alloc((size_t)(s.start + s.T) * (size_t)s.D * sizeof *table);
+        rope_table(table, s.start + s.T, s.D, (float)THETA);
+        reference(expected, exact, s);
+        rope_forward(qkv, table, s.B, s.T, s.start, s.H, s.Hkv, s.D, &device);
+        double *result = to_doubles(qkv, n);
+        assert_close(result, expected, n, TOLERANCE);
+        // v is not touched
+        for (int64_t token = 0; token < (int64_t)s.B * s.T; token++)
+            for (int i = (s.H + s.Hkv) * s.D; i < (s.H + 2 * s.Hkv) * s.D; i++)
+                assert_true(result[token * (s.H + 2 * s.Hkv) * s.D + i] == exact[token * (s.H + 2 * s.Hkv) * s.D + i]);
+        void *all[] = {exact, expected, qkv, table, result};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+}
+
+// dqkv[j] = sum_i dout[i] d out[i] / d in[j]. The op is linear, so that a central difference is exact but for rounding.
+static void backward(void **state) {
+    const struct shape s = {2, 3, 4, 2, 1, 6};
+    enum { COUNT = 2 * 3 * 4 * 6 };
+    uint64_t random = 11;
+    double *dout_exact, in[COUNT], out[COUNT], expected[COUNT];
+    floatX *dqkv = test_floats(&dout_exact, COUNT, 1, &random);
+    float table[7 * 6];
+    rope_table(table, 7, 6, (float)THETA);
+    for (int i = 0; i < COUNT; i++)
+        in[i] = test_uniform(&random);
+    for (int j = 0; j < COUNT; j++) {
+        const double before = in[j];
+        expected[j] = 0;
+        for (int sign = -1; sign <= 1; sign += 2) {
+            in[j] = before + sign * 0.5;
+            reference(out, in, s);
+            for (int i = 0; i < COUNT; i++)
+                expected[j] += sign * dout_exact[i] * out[i];
+        }
+        in[j] = before;
+    }
+    rope_backward(dqkv, table, s.B, s.T, s.start, s.H, s.Hkv, s.D, &device);
+    double *result = to_doubles(dqkv, COUNT);
+    assert_close(result, expected, COUNT, TOLERANCE);
+    free(result);
+    free(dqkv);
+    free(dout_exact);
+}
+
+// The angle of a far position is right to fp32 although it is many turns.
+static void far_positions(void **state) {
+    enum { T = 131072, D = 4 };
+    float *table = (float *)test_alloc((size_t)T * D * sizeof *table);
+    rope_table(table, T, D, 500000);
+    for (int position = T - 5; position < T; position++)
+        for (int i = 0; i < D / 2; i++) {
+            const double angle = position * pow(500000, -2.0 * i / D);
+            assert_true(fabs(table[position * D + i] - cos(angle)) < 1e-7);
+            assert_true(fabs(table[position * D + D / 2 + i] - sin(angle)) < 1e-7);
+        }
+    free(table);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward),
+        cmocka_unit_test(backward),
+        cmocka_unit_test(far_positions),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
