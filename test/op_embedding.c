@@ -1,0 +1,142 @@
+// kernels/embedding.cuh against sums in double, with tokens that repeat and with dropout, and its backward by finite
+// differences of those sums.
+//
+// Tolerances. fp32: two additions and a product, and in backward up to some tens of additions at one place: 1e-6. bf16: one
+// rounding of the result forward, and a tenth; backward sums in fp32.
+#include "kernels/embedding.cuh"
+#include "test/testing.h"
+#include <omp.h> // omp_set_num_threads
+
+#define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 1e-6)
+static const double FP32_SUMS = 1e-6;
+static struct device device = {2, NULL};
+enum { V = 11, MAX_T = 40 };
+
+struct shape {
+    int B, T, start, C;
+};
+static const struct shape shapes[] = {{1, 1, 0, 1}, {1, 1, 39, 63}, {2, 5, 3, 64}, {3, 7, 0, 65}, {2, 40, 0, 200}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void reference(double *out, const int32_t *tokens, const double *wte, const double *wpe, struct shape s,
+                      struct dropout dropout) {
+    for (int b = 0; b < s.B; b++)
+        for (int t = 0; t < s.T; t++)
+            for (int c = 0; c < s.C; c++) {
+                const int64_t i = ((int64_t)b * s.T + t) * s.C + c;
+                out[i] = dropout_scale(dropout, (uint64_t)i) *
+                         (wte[tokens[b * s.T + t] * s.C + c] + (wpe != NULL ? wpe[(s.start + t) * s.C + c] : 0));
+            }
+}
+static struct dropout test_dropout(int on) {
+    const struct dropout d = {on ? 0.4f : 0, 1, 2, 3, DROPOUT_EMBEDDING};
+    return d;
+}
+static int32_t *test_tokens(int64_t n, uint64_t *random) {
+    int32_t *tokens = (int32_t *)test_alloc((size_t)n * sizeof *tokens);
+    for (int64_t i = 0; i < n; i++)
+        tokens[i] = (int32_t)(test_random(random) % V);
+    return tokens;
+}
+
+static void forward(void **state) {
+    for (int k = 0; k < SHAPES; k++)
+        for (int variant = 0; variant < 4; variant++) {
+            const struct shape s = shapes[k];
+            const int with_position = variant & 1;
+            const int64_t n = (int64_t)s.B * s.T * s.C;
+            uint64_t random = (uint64_t)n;
+            double *wte_exact, *wpe_exact, *expected = test_doubles(n);
+            floatX *wte = test_floats(&wte_exact, V * s.C, 1, &random), *out = (floatX *)test_alloc((size_t)n * sizeof *out);
+            floatX *wpe = test_floats(&wpe_exact, MAX_T * s.C, 1, &random);
+            int32_t *tokens = test_tokens(s.B * s.T, &random);
+            reference(expected, tokens, wte_exact, with_position ? wpe_exact : NULL, s, test_dropout(variant >> 1));
+            embedding_forward(out, tokens, wte, with_position ? wpe : NULL, s.B, s.T, s.start, s.C,
+                              test_dropout(variant >> 1), &device);
+            double *result = to_doubles(out, n);
+            assert_close(result, expected, n, TOLERANCE);
+            void *all[] = {wte_exact, wpe_exact, expected, wte, out, wpe, tokens, result};
+            for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+                free(all[i]);
+        }
+}
+
+// d / d w of sum(dout * out), by differences of the reference, which is linear in the weights.
+static void differences(double *dweights, double *weights, int64_t count, const double *dout, const int32_t *tokens,
+                        const double *wte, const double *wpe, struct shape s, struct dropout dropout) {
+    const int64_t n = (int64_t)s.B * s.T * s.C;
+    double *out = test_doubles(n);
+    for (int64_t j = 0; j < count; j++) {
+        const double before = weights[j];
+        for (int sign = -1; sign <= 1; sign += 2) {
+            weights[j] = before + sign * 0.5;
+            reference(out, tokens, wte, wpe, s, dropout);
+            for (int64_t i = 0; i < n; i++)
+                dweights[j] += sign * dout[i] * out[i];
+        }
+        weights[j] = before;
+    }
+    free(out);
+}
+
+static void backward(void **state) {
+    const struct shape backward_shapes[] = {{1, 1, 0, 1}, {3, 5, 0, 17}, {4, 9, 0, 66}};
+    for (int k = 0; k < 3; k++)
+        for (int variant = 0; variant < 4; variant++) {
+            const struct shape s = backward_shapes[k];
+            const int with_position = variant & 1;
+            const struct dropout dropout = test_dropout(variant >> 1);
+            const int64_t n = (int64_t)s.B * s.T * s.C;
+            uint64_t random = (uint64_t)(n + variant);
+            double *dout_exact, *wte = test_doubles(V * s.C), *wpe = test_doubles(s.T * s.C);
+            double *dwte_expected = test_doubles(V * s.C), *dwpe_expected = test_doubles(s.T * s.C);
+            floatX *dout = test_floats(&dout_exact, n, 1, &random);
+            float *dwte = (float *)test_alloc((size_t)(V * s.C) * sizeof *dwte);
+            float *dwpe = (float *)test_alloc((size_t)(s.T * s.C) * sizeof *dwpe);
+            int32_t *tokens = test_tokens(s.B * s.T, &random);
+            for (int i = 0; i < V * s.C; i++) // both are added to
+                dwte_expected[i] = dwte[i] = 0.25f * (float)(i % 3);
+            for (int i = 0; i < s.T * s.C; i++)
+                dwpe_expected[i] = dwpe[i] = 0.25f * (float)(i % 3);
+            embedding_backward(dwte, with_position ? dwpe : NULL, dout, tokens, s.B, s.T, s.C, dropout, &device);
+            differences(dwte_expected, wte, V * s.C, dout_exact, tokens, wte, wpe, s, dropout);
+            if (with_position)
+                differences(dwpe_expected, wpe, s.T * s.C, dout_exact, tokens, wte, wpe, s, dropout);
+            double *dwte_result = floats_to_doubles(dwte, V * s.C), *dwpe_result = floats_to_doubles(dwpe, s.T * s.C);
+            assert_close(dwte_result, dwte_expected, V * s.C, FP32_SUMS);
+            assert_close(dwpe_result, dwpe_expected, s.T * s.C, FP32_SUMS);
+            void *all[] = {dout_exact, wte, wpe, dwte_expected, dwpe_expected, dout, dwte, dwpe, tokens, dwte_result,
+                           dwpe_result};
+            for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+                free(all[i]);
+        }
+}
+
+static void same_bits_for_any_threads(void **state) {
+    enum { B = 3, T = 40, C = 330 };
+    uint64_t random = 1;
+    double *dout_exact;
+    floatX *dout = test_floats(&dout_exact, B * T * C, 1, &random);
+    int32_t *tokens = test_tokens(B * T, &random);
+    static float dwte[2][V * C], dwpe[2][T * C];
+    const int threads = omp_get_max_threads();
+    for (int i = 0; i < 2; i++) {
+        omp_set_num_threads(i == 0 ? 1 : 5);
+        embedding_backward(dwte[i], dwpe[i], dout, tokens, B, T, C, test_dropout(1), &device);
+    }
+    omp_set_num_threads(threads);
+    assert_memory_equal(dwte[0], dwte[1], sizeof dwte[0]);
+    assert_memory_equal(dwpe[0], dwpe[1], sizeof dwpe[0]);
+    free(dout);
+    free(dout_exact);
+    free(tokens);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward),
+        cmocka_unit_test(backward),
+        cmocka_unit_test(same_bits_for_any_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
