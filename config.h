@@ -290,7 +290,7 @@ static inline void config_resolve_schedule(struct config *c) {
     }
     const int after_warmup = c->lr_decay_steps - c->lr_warmup_steps;
     if (c->lr_wsd_decay_steps == 0)
-        c->lr_wsd_decay_steps = option_minimum(after_warmup, (c->lr_decay_steps + 9) / 10);
+        c->lr_wsd_decay_steps = option_minimum(after_warmup, (c->lr_decay_steps - 1) / 10 + 1);
     if (c->lr_decay_style == LR_DECAY_WSD && c->lr_wsd_decay_steps > after_warmup)
         fail("--lr-wsd-decay-steps %d and --lr-warmup-steps %d do not fit into the %d steps of the schedule; lower "
              "one, or raise --lr-decay-steps or --train-steps",
@@ -343,9 +343,11 @@ static inline void config_check_recompute(const struct config *c) {
         char name[OPTION_NAME];
         const size_t length = strcspn(word, ",");
         snprintf(name, sizeof name, "%.*s", (int)length, word);
-        if (option_choice(modules, name) < 0 || (word[length] && !word[length + 1]))
+        if (option_choice(modules, name) < 0)
             fail("--recompute-modules: '%s' is not known; expected any of core_attn,norm,activation,mlp,qkv", name);
-        word += length + (word[length] == ',');
+        word += length;
+        if (*word == ',' && !*++word)
+            fail("--recompute-modules: '%s' ends in a comma", c->recompute_modules);
     }
 }
 
@@ -420,9 +422,8 @@ static inline void config_write_json(const struct config *config, const char *pa
     if (!file)
         fail("%s: cannot be written: %s", path, strerror(errno));
     struct json json = json_writer(file, true);
-    struct config copy = *config;
     json_object_begin(&json, NULL);
-    options_write_json(&config_options, &copy, &json);
+    options_write_json(&config_options, config, &json);
     json_object_end(&json);
     const bool written = !ferror(file);
     if (fclose(file) != 0 || !written)

@@ -455,22 +455,25 @@ static inline void options_fill(const struct options *options, void *values, con
 }
 
 // Every option as a member of an object.
-static inline void options_write_json(const struct options *options, void *values, struct json *json) {
+static inline void options_write_json(const struct options *options, const void *values, struct json *json) {
     for (int i = 0; i < options->count; i++) {
         const struct option_row *row = &options->rows[i];
-        void *const field = option_field(row, values);
+        const void *const field = (const char *)values + row->offset;
         char name[OPTION_NAME];
         switch (row->kind) {
         case OPTION_GROUP: break;
-        case OPTION_INT: json_int(json, row->name, *(int *)field); break;
+        case OPTION_INT: json_int(json, row->name, *(const int *)field); break;
         case OPTION_INT64:
-        case OPTION_BYTES: json_int(json, row->name, *(int64_t *)field); break;
-        case OPTION_UINT64: json_uint(json, row->name, *(uint64_t *)field); break;
-        case OPTION_FLOAT: json_float(json, row->name, *(float *)field); break;
-        case OPTION_DOUBLE: json_double(json, row->name, *(double *)field); break;
-        case OPTION_BOOL: json_bool(json, row->name, *(bool *)field); break;
-        case OPTION_ENUM: json_string(json, row->name, option_choice_name(row->argument, *(int *)field, name)); break;
-        case OPTION_STRING: json_string(json, row->name, *(const char **)field); break;
+        case OPTION_BYTES: json_int(json, row->name, *(const int64_t *)field); break;
+        case OPTION_UINT64: json_uint(json, row->name, *(const uint64_t *)field); break;
+        case OPTION_FLOAT: json_float(json, row->name, *(const float *)field); break;
+        case OPTION_DOUBLE: json_double(json, row->name, *(const double *)field); break;
+        case OPTION_BOOL: json_bool(json, row->name, *(const bool *)field); break;
+        case OPTION_ENUM:
+            option_choice_name(row->argument, *(const int *)field, name);
+            json_string(json, row->name, name);
+            break;
+        case OPTION_STRING: json_string(json, row->name, *(const char *const *)field); break;
         }
     }
 }
