@@ -3,6 +3,7 @@
 CC ?= gcc
 CXX ?= g++
 ARCH ?= native
+JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 
 # A library is used where its header is found; without any of them the plain OpenMP loops remain.
@@ -33,7 +34,7 @@ PRECISION_bf16 := -DPRECISION_BF16
 # bf16 with the AMX tiles emulated, so that kernels written on them run everywhere
 PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE
 
-.PHONY: all clean
+.PHONY: all demo test test-programs check-headers bench clean
 all: $(B)/train_gpt
 
 # One copy of the engine per precision, and a main that picks one.
@@ -53,6 +54,42 @@ $(B)/test/op_%_amx: test/op_%.c | $(B)/test
 	$(COMPILE) $(PRECISION_amx) $< $(LDLIBS) -lcmocka -o $@
 $(B)/test/unit_%: test/unit_%.c | $(B)/test
 	$(COMPILE) $< $(LDLIBS) -lcmocka -o $@
+
+$(B)/bench_%_fp32: test/bench_%.c | $(B)
+	$(COMPILE) $(PRECISION_fp32) $< $(LDLIBS) -o $@
+$(B)/bench_%_bf16: test/bench_%.c | $(B)
+	$(COMPILE) $(PRECISION_bf16) $< $(LDLIBS) -o $@
+
+OPS := $(patsubst test/%.c,%,$(wildcard test/op_*.c))
+UNITS := $(patsubst test/%.c,%,$(wildcard test/unit_*.c))
+AMX_OPS := op_matmul op_attention op_gpt op_golden
+TESTS := $(addprefix $(B)/test/,$(UNITS) $(OPS:=_fp32) $(OPS:=_bf16) $(addsuffix _amx,$(filter $(AMX_OPS),$(OPS))))
+
+test:
+	scripts/setup.sh test
+	+$(MAKE) -j$(JOBS) --no-print-directory test-programs
+	+$(MAKE) --no-print-directory check-headers
+	TRAIN_GPT=$(B)/train_gpt test/run.sh $(TESTS) $(wildcard test/test_*.py)
+test-programs: $(B)/train_gpt $(TESTS)
+# Each header compiles alone, as C and as C++, in both precisions.
+HEADERS := $(filter-out kernels/ptx.cuh kernels/attention_sm80.cuh,$(wildcard *.cuh *.h kernels/*.cuh runtime/*.h))
+check-headers:
+	@for h in $(HEADERS); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do \
+	  for l in "$(CC) -x c -std=gnu11" "$(CXX) -x c++ -std=c++17"; do \
+	    $$l -I. $(DEFINES) -D_GNU_SOURCE -march=$(ARCH) -fopenmp $(WARNINGS) -fsyntax-only -include $$h /dev/null || exit 1; \
+	  done; done; done
+
+# Real text that every build machine has, unless TEXT names other: a file or a folder.
+TEXT ?= /usr/include
+demo:
+	scripts/setup.sh demo
+	+$(MAKE) -j$(JOBS) --no-print-directory all
+	scripts/demo.sh $(TEXT)
+
+bench:
+	scripts/setup.sh build
+	+$(MAKE) -j$(JOBS) --no-print-directory $(foreach b,matmul attention ops step,$(B)/bench_$(b)_fp32 $(B)/bench_$(b)_bf16)
+	scripts/bench.sh $(B)
 
 $(B) $(B)/test:
 	mkdir -p $@

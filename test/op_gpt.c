@@ -1,0 +1,452 @@
+// The whole model: policies, accumulation, the memory plan against what runs, decoding. Equality with PyTorch is
+// op_golden.c's subject.
+#include "kernels/device.cuh"
+#include "test/testing.h"
+
+#include "fit.cuh"
+#include "gpt.cuh"
+#include "sample.cuh"
+#include <omp.h>
+#include <string.h>
+
+enum { MAX_WORDS = 64 };
+
+// A config from an option line, as from the command line.
+static struct config config_of(const char *shape, const char *options) {
+    static char text[4096]; // the config points into it
+    static char *words[MAX_WORDS];
+    int n = 0;
+    snprintf(text, sizeof text, "train_gpt --plan %s %s", shape, options);
+    for (char *word = strtok(text, " "); word && n < MAX_WORDS - 1; word = strtok(NULL, " "))
+        words[n++] = word;
+    words[n] = NULL;
+    return config_parse(n, words);
+}
+#define SMALL "--vocab-size 150 --micro-batch-size 3 --seq-length 37 --loss-chunk-tokens 50 --sample-every 1 "
+static const char GPT2[] = SMALL "--num-layers 5 --hidden-size 48 --num-attention-heads 3 --sample-tokens 37 --sample-count 3 "
+                                 "--hidden-dropout 0.1 --attention-dropout 0.2";
+static const char LLAMA[] = SMALL "--num-layers 5 --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size "
+                                  "104 --normalization RMSNorm --position-embedding-type rope --activation swiglu "
+                                  "--add-bias-linear=false --add-qkv-bias --untie-embeddings-and-output-weights "
+                                  "--sample-tokens 37 --sample-count 3";
+static const char MQA[] = SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 --hidden-dropout 0.3 "
+                                "--sample-tokens 37 --sample-count 3";
+
+struct setup {
+    struct device dev;
+    struct config config;
+    struct gpt *model;
+    int32_t *inputs, *targets; // two batches
+    int64_t tokens;            // of one batch
+};
+
+static struct setup setup_of(const char *shape, const char *options) {
+    struct setup s;
+    memset(&s, 0, sizeof s);
+    s.dev.threads = omp_get_max_threads();
+    s.dev.matmul = matmul_create(&s.dev);
+    s.config = config_of(shape, options);
+    const enum attention_backend backend =
+        s.config.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : ATTENTION_FLASH;
+    const struct fit f = fit_of(&s.config, backend, &s.dev);
+    s.model = gpt_create(&s.config, fit_policy(&f), backend, &s.dev);
+    gpt_allocate(s.model);
+    s.tokens = (int64_t)s.config.micro_batch_size * s.config.seq_length;
+    s.inputs = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.inputs);
+    s.targets = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.targets);
+    uint64_t random = 5;
+    for (int64_t i = 0; i < 2 * s.tokens; i++) {
+        s.inputs[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
+        s.targets[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
+    }
+    // Larger weights than at a start, so that no gradient is small against rounding.
+    struct gpt *m = s.model;
+    for (int64_t i = 0; i < m->table.flat; i++)
+        m->params[i] = to_floatX(3 * to_float(m->params[i]));
+    if (m->master)
+        for (int64_t i = 0; i < m->table.flat; i++)
+            m->master[i] *= 3;
+    return s;
+}
+static void setup_free(struct setup *s) {
+    gpt_destroy(s->model);
+    matmul_destroy(s->dev.matmul);
+    free(s->inputs);
+    free(s->targets);
+}
+
+// Two steps of two micro-batches each. What is compared: both losses, all gradients of the last step, all parameters.
+struct outcome {
+    double loss[4];
+    float *grads;
+    floatX *params;
+    int64_t flat;
+};
+static struct outcome two_steps(struct setup *s) {
+    struct outcome o;
+    struct gpt *m = s->model;
+    for (int step = 0; step < 2; step++) {
+        gpt_zero_gradients(m);
+        for (int i = 0; i < 2; i++)
+            o.loss[2 * step + i] = gpt_micro_step(m, s->inputs + i * s->tokens, s->targets + i * s->tokens, 0.5);
+        gpt_update(m, step + 1, 1e-3, gpt_gradient_norm(m));
+    }
+    o.flat = m->table.flat;
+    o.grads = (float *)test_alloc((size_t)o.flat * sizeof *o.grads);
+    o.params = (floatX *)test_alloc((size_t)o.flat * sizeof *o.params);
+    memcpy(o.grads, m->grads, (size_t)o.flat * sizeof *o.grads);
+    memcpy(o.params, m->params, (size_t)o.flat * sizeof *o.params);
+    return o;
+}
+static struct outcome outcome_of(const char *shape, const char *options) {
+    struct setup s = setup_of(shape, options);
+    const struct outcome o = two_steps(&s);
+    setup_free(&s);
+    return o;
+}
+static void outcome_free(struct outcome *o) {
+    free(o->grads);
+    free(o->params);
+}
+static void assert_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
+    for (int i = 0; i < 4; i++)
+        if (!(isfinite(a->loss[i]) && a->loss[i] == b->loss[i]))
+            fail_msg("%s: loss %d is %.17g, not %.17g", what, i, b->loss[i], a->loss[i]);
+    if (memcmp(a->grads, b->grads, (size_t)a->flat * sizeof *a->grads))
+        fail_msg("%s: gradients differ", what);
+    if (memcmp(a->params, b->params, (size_t)a->flat * sizeof *a->params))
+        fail_msg("%s: parameters differ", what);
+}
+
+// ---- recomputation ----
+
+static void policies_change_no_bit(const char *shape) {
+    static const char *const policies[] = {
+        "--recompute-granularity full",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", // 2 does not divide 5 or 3
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+        "--recompute-granularity full --recompute-layers 0,2",
+        "--recompute-granularity selective --recompute-modules core_attn",
+        "--recompute-granularity selective --recompute-modules norm",
+        "--recompute-granularity selective --recompute-modules activation",
+        "--recompute-granularity selective --recompute-modules mlp",
+        "--recompute-granularity selective --recompute-modules qkv",
+        "--recompute-granularity selective --recompute-modules core_attn,norm,activation,mlp,qkv",
+    };
+    static const char *const backends[] = {"--attention-backend flash", "--attention-backend unfused"};
+    for (int b = 0; b < 2; b++) {
+        struct outcome none = outcome_of(shape, backends[b]);
+        for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+            char options[256];
+            snprintf(options, sizeof options, "%s %s", backends[b], policies[i]);
+            struct outcome o = outcome_of(shape, options);
+            assert_same_bits(&none, &o, options);
+            outcome_free(&o);
+        }
+        outcome_free(&none);
+    }
+}
+static void test_policies_gpt2_dropout(void **state) { policies_change_no_bit(GPT2); }
+static void test_policies_llama(void **state) { policies_change_no_bit(LLAMA); }
+static void test_policies_mqa(void **state) { policies_change_no_bit(MQA); }
+
+// The bytes a token that a layer keeps, by the formula of the modern transformer layer: 4h norm inputs, 4h norm outputs,
+// 2d(a + 2kv) q, k, v, 2ad attention output, 4a log-sum-exps, 4f GELU or 6f SwiGLU, and the norms' statistics; in 16 bits.
+static void test_activation_bytes(void **state) {
+    static const struct {
+        int h, a, kv, f;
+        bool swiglu;
+    } shapes[] = {{768, 12, 12, 3072, false}, {768, 12, 3, 3072, false}, {768, 12, 1, 2048, true}, {4096, 32, 8, 14336, true}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int wide = 1; wide <= 2; wide++) { // fp32 doubles all but the log-sum-exps and the statistics
+            const int h = shapes[i].h, a = shapes[i].a, kv = shapes[i].kv, f = shapes[i].f, d = h / a;
+            const bool swiglu = shapes[i].swiglu;
+            const struct layer_shape s = {h, a, kv, d, f, 1024, 2 * wide, swiglu, swiglu, false};
+            const int64_t statistics = swiglu ? 2 * 4 : 2 * 8;
+            const int64_t norm_inputs = 4 * h * wide, norm_outputs = 4 * h * wide, qkv = 2 * d * (a + 2 * kv) * wide;
+            const int64_t core = 2 * a * d * wide + 4 * a, act = 2 * f * wide, fc = (swiglu ? 4 : 2) * f * wide;
+            const int64_t all = norm_inputs + norm_outputs + qkv + core + act + fc + statistics;
+            struct expected {
+                struct recompute_policy policy;
+                int64_t bytes;
+            } cases[] = {
+                {policy_none(2), all},
+                {policy_uniform(2, 1), 2 * h * wide},
+                {policy_selective(2, MODULE_CORE_ATTN, &s), all - core},
+                {policy_selective(2, MODULE_NORM, &s), all - norm_outputs},
+                {policy_selective(2, MODULE_ACTIVATION, &s), all - act},
+                {policy_selective(2, MODULE_MLP, &s), all - act - fc},
+                {policy_selective(2, MODULE_QKV, &s), all - qkv},
+                {policy_selective(2, MODULE_NORM | MODULE_ACTIVATION, &s), all - norm_outputs - act},
+                {policy_block(2, 1), (all + 2 * h * wide) / 2},
+            };
+            for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+                assert_int_equal(policy_bytes_per_token(&cases[k].policy, &s), 2 * cases[k].bytes);
+                policy_free(&cases[k].policy);
+            }
+            if (!swiglu && kv == a && wide == 1) // llm.c with cuDNN attention at -r 0: 32C + 4NH + 16
+                assert_int_equal(all, 32 * h + 4 * a + 16);
+        }
+}
+
+// Llama3-8B's layer at 16 bits is 34h, log-sum-exps and statistics apart; Megatron's and the paper's unfused attention
+// keeps the probabilities too.
+static void test_activation_bytes_known(void **state) {
+    const struct layer_shape llama = {4096, 32, 8, 128, 14336, 4096, 2, true, true, false};
+    assert_int_equal(activation_bytes(ACT_ALL, &llama), 34 * 4096 + 4 * 32 + 8);
+    const struct layer_shape unfused = {768, 12, 12, 64, 3072, 1024, 2, false, false, true};
+    assert_int_equal(activation_bytes(ACT_ALL, &unfused), 32 * 768 + 2 * 12 * 1024 + 16);
+}
+
+// What the plan keeps from the last forward to the first backward is the table's sum, and nothing is stored twice: the
+// input of a layer is the output of the one before.
+static void test_plan_keeps_what_the_table_says(void **state) {
+    static const char *const policies[] = {"", "--recompute-granularity full", "--recompute-granularity selective"};
+    for (int i = 0; i < 3; i++) {
+        struct setup s = setup_of(LLAMA, policies[i]);
+        const struct gpt *m = s.model;
+        int head = 0;
+        while (strncmp(m->plan.phases[head], "head", 4))
+            head++;
+        int64_t kept = 0;
+        for (int b = 0; b < m->plan.count; b++) {
+            const struct plan_buffer *buffer = &m->plan.buffers[b];
+            if (buffer->arena == ARENA_ACTIVATIONS && buffer->layer >= 0 && buffer->first_phase < head &&
+                buffer->last_phase > head)
+                kept += (int64_t)buffer->bytes;
+        }
+        assert_int_equal(kept, policy_bytes_per_token(&m->policy, &m->shape.layer) * s.tokens);
+        setup_free(&s);
+    }
+}
+
+// ---- the plan ----
+
+static int latest_phase; // of the region that runs
+
+// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN.
+static void poison(struct gpt *m) {
+    for (int r = 0; r < REGION_COUNT; r++)
+        if (m->phase == m->region_first[r])
+            latest_phase = -1;
+    const bool first_time = m->phase > latest_phase;
+    latest_phase = first_time ? m->phase : latest_phase;
+    const size_t lines = m->plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
+    bool *live = (bool *)calloc(lines + 1, 1);
+    for (int i = 0; i < m->plan.count; i++) {
+        const struct plan_buffer *b = &m->plan.buffers[i];
+        if (b->arena != ARENA_ACTIVATIONS || m->phase < b->first_phase || m->phase > b->last_phase)
+            continue;
+        const bool cache = !strcmp(m->plan.categories[b->category], "kv cache");
+        if (b->first_phase == m->phase && first_time && !cache)
+            continue;
+        memset(live + b->offset / PLAN_ALIGNMENT, 1, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
+    }
+    for (size_t line = 0; line < lines; line++)
+        if (!live[line])
+            memset(m->arenas.base[ARENA_ACTIVATIONS] + line * PLAN_ALIGNMENT, 0xff, PLAN_ALIGNMENT);
+    free(live);
+}
+
+static void poisoned_memory_changes_no_bit(const char *shape) {
+    static const char *const policies[] = {
+        "", "--recompute-granularity selective",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", "--attention-backend unfused"};
+    for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        struct outcome plain = outcome_of(shape, policies[i]);
+        struct setup s = setup_of(shape, policies[i]);
+        s.model->on_phase = poison;
+        struct outcome poisoned = two_steps(&s);
+        assert_same_bits(&plain, &poisoned, policies[i]);
+        assert_true(isfinite(gpt_evaluate(s.model, s.inputs, s.targets)));
+        setup_free(&s);
+        outcome_free(&plain);
+        outcome_free(&poisoned);
+    }
+}
+static void test_poison_gpt2(void **state) { poisoned_memory_changes_no_bit(GPT2); }
+static void test_poison_llama(void **state) { poisoned_memory_changes_no_bit(LLAMA); }
+
+// Every preset and policy: the peak is within 2 % of the largest live sum. Planning a model allocates none of it.
+static void test_plans_are_tight(void **state) {
+    static const char *const names[] = {"gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "llama3.2-1b",
+                                        "llama3-8b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "demo"};
+    static const char *const policies[] = {
+        "", "--recompute-granularity selective", "--recompute-granularity selective --recompute-modules mlp,qkv",
+        "--recompute-granularity full", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 5",
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 4"};
+    struct device dev;
+    dev.threads = 2;
+    dev.matmul = matmul_create(&dev);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        for (size_t k = 0; k < sizeof policies / sizeof *policies; k++) {
+            char options[256];
+            snprintf(options, sizeof options, "--preset %s --sample-every 1 %s", names[i], policies[k]);
+            const struct config config = config_of(options, "");
+            const struct fit f = fit_of(&config, ATTENTION_FLASH, &dev);
+            struct gpt *m = gpt_create(&config, fit_policy(&f), ATTENTION_FLASH, &dev);
+            const double ratio = (double)m->plan.peak_bytes / (double)m->plan.lower_bound_bytes;
+            if (!(ratio <= 1.02))
+                fail_msg("%s: the peak is %.4f x the largest live sum", options, ratio);
+            gpt_destroy(m);
+        }
+    matmul_destroy(dev.matmul);
+}
+
+// The policy found for a budget fits it, the next cheaper one does not, and a larger budget never costs more time.
+static void test_auto_policy(void **state) {
+    struct device dev;
+    dev.threads = 2;
+    dev.matmul = matmul_create(&dev);
+    const struct config config = config_of("--preset gpt2-124m", "");
+    const struct fit f = fit_of(&config, ATTENTION_FLASH, &dev);
+    const size_t most = fit_peak(&f, policy_none(12)), least = fit_peak(&f, policy_uniform(12, 1));
+    double before = 1e9;
+    for (int i = 0; i <= 6; i++) {
+        const size_t budget = least + (most - least) / 6 * (size_t)i + (i == 6 ? 64 : 0);
+        struct recompute_policy policy = fit_budget(&f, (int64_t)budget);
+        const double overhead = fit_overhead(&f, &policy);
+        assert_true(overhead <= before);
+        before = overhead;
+        assert_true(fit_peak(&f, policy) <= budget);
+    }
+    assert_true(before == 0); // all fits: nothing is recomputed
+    matmul_destroy(dev.matmul);
+}
+
+// ---- the step ----
+
+// k micro-batches with scale 1/k equal one batch of k: losses and gradients, within rounding.
+static void accumulation_equals_batch(const char *shape) {
+    const double tolerance = sizeof(floatX) == 2 ? 3e-2 : 1e-5; // bf16: gradients of a token are rounded to 2^-8
+    char options[160];
+    snprintf(options, sizeof options, "--hidden-dropout 0 --attention-dropout 0");
+    struct setup one = setup_of(shape, options);
+    snprintf(options, sizeof options, "--hidden-dropout 0 --attention-dropout 0 --micro-batch-size 6");
+    struct setup two = setup_of(shape, options);
+    gpt_zero_gradients(one.model);
+    gpt_zero_gradients(two.model);
+    double loss = 0;
+    for (int i = 0; i < 2; i++)
+        loss += 0.5 * gpt_micro_step(one.model, one.inputs + i * one.tokens, one.targets + i * one.tokens, 0.5);
+    const double whole = gpt_micro_step(two.model, one.inputs, one.targets, 1);
+    assert_true(fabs(loss - whole) <= tolerance * whole);
+    for (int t = 0; t < one.model->table.num_tensors; t++) {
+        const struct tensor *tensor = &one.model->table.tensors[t];
+        double *a = floats_to_doubles(one.model->grads + tensor->offset, tensor->count);
+        double *b = floats_to_doubles(two.model->grads + tensor->offset, tensor->count);
+        assert_close_at(a, b, tensor->count, tolerance, tensor->name, __FILE__, __LINE__);
+        free(a);
+        free(b);
+    }
+    setup_free(&one);
+    setup_free(&two);
+}
+static void test_accumulation_gpt2(void **state) { accumulation_equals_batch(GPT2); }
+static void test_accumulation_llama(void **state) { accumulation_equals_batch(LLAMA); }
+
+static void test_same_bits_again(void **state) {
+    struct outcome a = outcome_of(GPT2, ""), b = outcome_of(GPT2, "");
+    assert_same_bits(&a, &b, "the same run again");
+    outcome_free(&a);
+    outcome_free(&b);
+}
+
+// Padded rows of the vocabulary are zero at the start, get no gradient, and stay zero.
+static void test_padding_is_invisible(void **state) {
+    struct setup s = setup_of(LLAMA, "");
+    two_steps(&s);
+    const enum parameter tables[] = {PARAM_WTE, PARAM_LM_HEAD};
+    for (int i = 0; i < 2; i++) {
+        const struct tensor *t = parameters_find(&s.model->table, -1, tables[i]);
+        assert_int_equal(t->rows, 256);
+        assert_int_equal(t->visible_rows, 150);
+        for (int64_t j = (int64_t)t->visible_rows * t->cols; j < t->count; j++) {
+            assert_true(s.model->grads[t->offset + j] == 0);
+            assert_true(to_float(s.model->params[t->offset + j]) == 0);
+        }
+    }
+    setup_free(&s);
+}
+
+// One token at a time through the KV cache gives the losses of the whole sequence at once.
+static void decoding_equals_forward(const char *shape) {
+    struct setup s = setup_of(shape, "");
+    struct gpt *m = s.model;
+    const int B = s.config.micro_batch_size, T = s.config.seq_length, V = s.config.vocab_size, Vp = m->shape.Vp;
+    assert_int_equal(B, s.config.sample_count);
+    double sum = 0;
+    int32_t tokens[8];
+    m->on_phase = poison;
+    for (int t = 0; t < T; t++) {
+        for (int b = 0; b < B; b++)
+            tokens[b] = s.inputs[b * T + t];
+        const floatX *logits = gpt_decode(m, tokens, t);
+        for (int b = 0; b < B; b++) {
+            double total = 0;
+            for (int v = 0; v < V; v++)
+                total += exp((double)to_float(logits[b * Vp + v]));
+            sum += log(total) - (double)to_float(logits[b * Vp + s.targets[b * T + t]]);
+        }
+    }
+    const double whole = gpt_evaluate(m, s.inputs, s.targets);
+    const double tolerance = sizeof(floatX) == 2 ? 1e-2 : 1e-5;
+    if (!(fabs(sum / (B * T) - whole) <= tolerance * whole))
+        fail_msg("decoding gives a loss of %.9g, the forward pass %.9g", sum / (B * T), whole);
+    setup_free(&s);
+}
+static void test_decode_gpt2(void **state) { decoding_equals_forward(GPT2); }
+static void test_decode_llama(void **state) { decoding_equals_forward(LLAMA); }
+
+// The model learns: a fixed batch's loss falls by a lot.
+static void test_overfits_a_batch(void **state) {
+    struct setup s = setup_of(LLAMA, "");
+    double first = 0, last = 0;
+    for (int step = 0; step < 60; step++) {
+        gpt_zero_gradients(s.model);
+        last = gpt_micro_step(s.model, s.inputs, s.targets, 1);
+        first = step == 0 ? last : first;
+        gpt_update(s.model, step + 1, 3e-3, gpt_gradient_norm(s.model));
+    }
+    assert_true(last < 0.5 * first);
+    setup_free(&s);
+}
+
+static void test_sampling(void **state) {
+    const float logits[6] = {0, 1, 2, 3, 4, 5};
+    float scratch[6];
+    assert_int_equal(sample_token(logits, 6, 0, 0, 0.5, scratch), 5);
+    int counts[6] = {0};
+    for (int i = 0; i < 1000; i++)
+        counts[sample_token(logits, 6, 1, 3, i / 1000.0, scratch)]++;
+    assert_int_equal(counts[0] + counts[1] + counts[2], 0);
+    const double sum = exp(0) + exp(-1) + exp(-2);
+    for (int v = 3; v < 6; v++)
+        assert_true(fabs(counts[v] / 1000.0 - exp(v - 5) / sum) < 0.002); // u takes each thousandth once
+    assert_int_equal(sample_token(logits, 6, 1, 0, 0.9999999, scratch), 5);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_activation_bytes),
+        cmocka_unit_test(test_activation_bytes_known),
+        cmocka_unit_test(test_plan_keeps_what_the_table_says),
+        cmocka_unit_test(test_plans_are_tight),
+        cmocka_unit_test(test_auto_policy),
+        cmocka_unit_test(test_policies_gpt2_dropout),
+        cmocka_unit_test(test_policies_llama),
+        cmocka_unit_test(test_policies_mqa),
+        cmocka_unit_test(test_poison_gpt2),
+        cmocka_unit_test(test_poison_llama),
+        cmocka_unit_test(test_accumulation_gpt2),
+        cmocka_unit_test(test_accumulation_llama),
+        cmocka_unit_test(test_same_bits_again),
+        cmocka_unit_test(test_padding_is_invisible),
+        cmocka_unit_test(test_decode_gpt2),
+        cmocka_unit_test(test_decode_llama),
+        cmocka_unit_test(test_overfits_a_batch),
+        cmocka_unit_test(test_sampling),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

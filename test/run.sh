@@ -1,0 +1,42 @@
+#!/bin/sh
+# Runs tests and counts: test/run.sh PROGRAM|FILE.py ...   The last line is 'N passed, N failed'.
+# A program is a cmocka test; one that ends before its last test counts as one failure more than it reported.
+passed=0 failed=0 skipped=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+for test in "$@"; do
+    begin=$(date +%s)
+    case "$test" in
+    *.py) TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" python3 -m unittest -v "$test" >"$log" 2>&1 ;;
+    *) CMOCKA_MESSAGE_OUTPUT=TAP "$test" >"$log" 2>&1 ;;
+    esac
+    status=$?
+    case "$test" in
+    *.py)
+        ok=$(grep -c '\.\.\. ok$' "$log")
+        bad=$(grep -cE '\.\.\. (FAIL|ERROR)$' "$log")
+        skip=$(grep -c '\.\.\. skipped' "$log")
+        ;;
+    *)
+        ok=$(grep -c '^ok ' "$log")
+        bad=$(grep -c '^not ok ' "$log")
+        skip=$(grep -c '^ok .*# SKIP' "$log")
+        ok=$((ok - skip))
+        ;;
+    esac
+    # a crash, or a program that ran no test
+    if [ "$bad" -eq 0 ] && { [ "$status" -ne 0 ] || [ $((ok + skip)) -eq 0 ]; }; then
+        bad=1
+    fi
+    printf '%-32s %4d passed %3d failed  %4d s\n' "${test##*/}" "$ok" "$bad" $(($(date +%s) - begin))
+    if [ "$bad" -gt 0 ]; then
+        sed 's/^/    /' "$log"
+    fi
+    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
+done
+if [ "$skipped" -gt 0 ]; then
+    echo "$passed passed, $failed failed, $skipped skipped"
+else
+    echo "$passed passed, $failed failed"
+fi
+[ "$failed" -eq 0 ]
