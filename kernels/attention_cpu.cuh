@@ -1,0 +1,522 @@
+// Flash attention on the CPU, forward and backward: causal, grouped queries, memory linear in T.
+//
+// (Dao, "FlashAttention-2", 2023: online softmax, only the log-sum-exp is kept, backward makes the scores again.)
+// Everything happens on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run down
+// the rows and queries along the lanes, so that maximum, sum, log-sum-exp and D = rowsum(dout * out) are plain vectors and
+// no reduction runs across lanes. A panel is 32 keys, a strip 32 queries: strip g needs the panels 0..g, and only panel g
+// needs the causal mask. That mask hides the padding too, as keys beyond T come after every query.
+//
+//   forward:   S^T = K Q^T     O^T += V^T P^T
+//   backward:  S^T = K Q^T     dP^T = V dO^T     dV += P^T dO     dK += dS^T Q     dQ^T += K^T dS^T
+//
+// K and V are packed once per KV head, for all query heads of its group. No thread ever adds to what another one writes:
+// the same bits for any number of threads.
+//
+// Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
+#pragma once
+#include "kernels/blocks.cuh" // block_product, pack_left, pack_right, vec
+#include "kernels/random.cuh" // struct dropout, dropout_scales
+#include <math.h>             // logf, INFINITY
+
+// Causal self-attention. head_dim is a multiple of 8 up to MAX_HEAD_DIM; num_query_groups, the number of KV heads, divides
+// num_heads; scale > 0.
+struct attention_shape {
+    int B, T, num_heads, num_query_groups, head_dim;
+    float scale;
+};
+
+// STRIPS x D/32 blocks of queries, and of each of their kin, are held at a time; 4 panels share a visit to a sum.
+enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
+
+struct flash {
+    struct attention_shape shape;
+    struct dropout dropout;
+    bool amx;
+    int H, Hkv, D, group; // group: query heads of a KV head
+    int panels, steps;    // blocks along T and along D
+    int strips;           // strips of a query tile
+    int tiles;            // query tiles along T
+    int64_t qkv_stride;   // elements of a token's row
+    char *k, *kt, *v;     // packed keys, their transpose and values, (B, Hkv, panels, steps) blocks each; v^T in forward
+};
+
+static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout) {
+    struct flash f;
+    memset(&f, 0, sizeof f);
+    f.shape = shape;
+    f.dropout = dropout;
+    f.amx = blocks_use_amx();
+    f.H = shape.num_heads;
+    f.Hkv = shape.num_query_groups;
+    f.D = shape.head_dim;
+    f.group = f.H / f.Hkv;
+    f.panels = (shape.T + BLOCK - 1) / BLOCK;
+    f.steps = (f.D + BLOCK - 1) / BLOCK;
+    f.strips = FLASH_QUERY_BLOCKS / f.steps < FLASH_STRIPS ? FLASH_QUERY_BLOCKS / f.steps : FLASH_STRIPS;
+    f.tiles = (f.panels + f.strips - 1) / f.strips;
+    f.qkv_stride = (int64_t)(f.H + 2 * f.Hkv) * f.D;
+    return f;
+}
+static inline size_t flash_packed_bytes(const struct flash *f) {
+    return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(f->amx);
+}
+static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
+    return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
+}
+// The packed blocks of panel `panel` of KV head `head`, counted over the batch.
+static inline void *flash_panel(const struct flash *f, const char *packed, int64_t head, int panel) {
+    return block_at(f->amx, packed, (head * f->panels + panel) * f->steps);
+}
+static inline const floatX *flash_head(const struct flash *f, const floatX *qkv, int b, int t, int head) {
+    return qkv + ((int64_t)b * f->shape.T + t) * f->qkv_stride + (int64_t)head * f->D;
+}
+static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { // of lse, (B, H, T)
+    return ((int64_t)b * f->H + h) * f->shape.T + t;
+}
+
+// S^T's diagonal block: keys after the query lie below the diagonal.
+static inline void flash_mask(float *scores) {
+    for (int key = 1; key < BLOCK; key++)
+        for (int query = 0; query < key; query++)
+            scores[key * BLOCK + query] = -INFINITY;
+}
+
+// Dropout's factors for `panels` blocks of P^T, from panel `first` on, of the queries of strip `strip`.
+static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
+    ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
+    const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
+    memset(rows, 0, sizeof rows);
+    for (int q = 0; q < flash_rows(f, strip); q++) {
+        const uint64_t element = (uint64_t)flash_row(f, b, h, strip * BLOCK + q) * (uint64_t)T + (uint64_t)(first * BLOCK);
+        dropout_scales(rows + q * width, f->dropout, element, panels * BLOCK);
+    }
+    for (int p = 0; p < panels; p++)
+        block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
+}
+
+// One strip's out^T or dQ^T, (D, 32) in blocks, to rows of floatX; row q is scaled by factor[q].
+static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count, int D) {
+    ALIGN_BLOCK float block[BLOCK_ELEMENTS];
+    for (int s = 0; s * BLOCK < D; s++) {
+        const int columns = D - s * BLOCK < BLOCK ? D - s * BLOCK : BLOCK;
+        block_transpose(block, blocks + s * BLOCK_ELEMENTS, BLOCK);
+        for (int q = 0; q < count; q++)
+            for (int i = 0; i < columns; i++)
+                rows[q * stride + s * BLOCK + i] = to_floatX(block[q * BLOCK + i] * factor[q]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Forward
+
+// What a strip of queries carries from panel to panel, in units of log2: m = max(scale S), l = sum 2^(scale S - m).
+struct flash_strip {
+    float max[BLOCK], sum[BLOCK];
+} ALIGN_BLOCK;
+
+// P^T = 2^(scale S^T - m) with the new maximum; `rescale` gets 2^(old m - new m), by which the sums so far shrink.
+// In fp32 P^T takes the place of S^T (p == scores), with AMX it is written as right operands.
+ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct flash_strip *strip, const float *scores,
+                                 const float *factors, int panels, float scale_log2) {
+    const int keys = panels * BLOCK;
+    for (int c = 0; c < BLOCK; c += LANES) {
+        vec m0 = vec_load(scores + c), m1 = m0, m2 = m0, m3 = m0;
+        for (int key = 0; key < keys; key += 4) {
+            const float *s = scores + key * BLOCK + c;
+            m0 = vec_max(m0, vec_load(s));
+            m1 = vec_max(m1, vec_load(s + BLOCK));
+            m2 = vec_max(m2, vec_load(s + 2 * BLOCK));
+            m3 = vec_max(m3, vec_load(s + 3 * BLOCK));
+        }
+        const vec old = vec_load(strip->max + c);
+        const vec m = vec_max(old, scale_log2 * vec_max(vec_max(m0, m1), vec_max(m2, m3)));
+        const vec shrink = vec_exp2(old - m);
+        vec_store(strip->max + c, m);
+        vec_store(rescale + c, shrink);
+        vec sum0 = shrink * vec_load(strip->sum + c), sum1 = sum0 - sum0;
+        for (int key = 0; key < keys; key += 2) {
+            const int at = key * BLOCK + c;
+            vec p0 = vec_exp2(vec_load(scores + at) * scale_log2 - m);
+            vec p1 = vec_exp2(vec_load(scores + at + BLOCK) * scale_log2 - m);
+            sum0 += p0;
+            sum1 += p1;
+            if (factors) {
+                p0 *= vec_load(factors + at);
+                p1 *= vec_load(factors + at + BLOCK);
+            }
+            if (amx) {
+                const int block = key / BLOCK, row = key % BLOCK / 2;
+                vec_store_bf16((word *)block_at(true, p, block) + c / 16 * 256 + row * 16 + c % 16, NULL, NULL, p0, p1);
+            } else {
+                vec_store((float *)p + at, p0);
+                vec_store((float *)p + at + BLOCK, p1);
+            }
+        }
+        vec_store(strip->sum + c, sum0 + sum1);
+    }
+}
+
+static inline void flash_rescale(float *blocks, const float *rescale, int steps) {
+    for (int c = 0; c < BLOCK; c += LANES) {
+        const vec factor = vec_load(rescale + c);
+        for (int row = 0; row < steps * BLOCK; row++)
+            vec_store(blocks + row * BLOCK + c, vec_load(blocks + row * BLOCK + c) * factor);
+    }
+}
+
+// out = O / l and lse = ln 2 * m + ln l of one finished strip
+static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, int b, int h, int strip, const float *blocks,
+                               const struct flash_strip *state) {
+    float inverse[BLOCK];
+    const int count = flash_rows(f, strip), t = strip * BLOCK;
+    for (int q = 0; q < count; q++)
+        inverse[q] = 1.0f / state->sum[q];
+    const int64_t stride = (int64_t)f->H * f->D;
+    flash_write_rows(out + ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D, stride, blocks, inverse, count, f->D);
+    for (int q = 0; lse && q < count; q++)
+        lse[flash_row(f, b, h, t + q)] = 0.6931471806f * state->max[q] + logf(state->sum[q]);
+}
+
+// One tile of queries of one head against all panels that it may see.
+ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, const floatX *qkv, const struct flash *f, int b,
+                                      int h, int tile) {
+    ALIGN_BLOCK float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], sums[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    ALIGN_BLOCK float scores[FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_PANELS * BLOCK_ELEMENTS], rescale[BLOCK];
+    ALIGN_BLOCK bf16 probabilities[FLASH_PANELS * BLOCK_ELEMENTS];
+    struct flash_strip state[FLASH_STRIPS];
+    const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
+    const int steps = f->steps;
+    const int64_t kv_head = (int64_t)b * f->Hkv + h / f->group;
+    const float scale_log2 = f->shape.scale * 1.4426950409f;
+
+    for (int s = 0; s < strips; s++) {
+        pack_right(amx, NULL, block_at(amx, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h), f->qkv_stride,
+                   flash_rows(f, first + s), f->D);
+        for (int q = 0; q < BLOCK; q++) {
+            state[s].max[q] = -INFINITY;
+            state[s].sum[q] = 0;
+        }
+    }
+    for (int panel = 0; panel < first + strips; panel += FLASH_PANELS)
+        for (int s = 0; s < strips; s++) {
+            const int strip = first + s, seen = strip + 1 - panel, panels = seen < FLASH_PANELS ? seen : FLASH_PANELS;
+            if (panels <= 0)
+                continue;
+            float *sum = sums + s * steps * BLOCK_ELEMENTS;
+            for (int p = 0; p < panels; p++)
+                block_product(amx, scores + p * BLOCK_ELEMENTS, flash_panel(f, f->k, kv_head, panel + p), 1,
+                              block_at(amx, qt, s * steps), 1, steps, false);
+            if (panel + panels - 1 == strip)
+                flash_mask(scores + (panels - 1) * BLOCK_ELEMENTS);
+            if (f->dropout.p > 0)
+                flash_dropout(factors, f, b, h, strip, panel, panels);
+            void *p = amx ? (void *)probabilities : (void *)scores;
+            flash_softmax(amx, p, rescale, &state[s], scores, f->dropout.p > 0 ? factors : NULL, panels, scale_log2);
+            if (panel > 0)
+                flash_rescale(sum, rescale, steps);
+            for (int d = 0; d < steps; d++)
+                block_product(amx, sum + d * BLOCK_ELEMENTS,
+                              block_at(amx, flash_panel(f, f->v, kv_head, panel), d), steps, p, 1, panels, panel > 0);
+        }
+    for (int s = 0; s < strips; s++)
+        flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
+}
+
+ALWAYS_INLINE void flash_pack_panel(const bool amx, const struct flash *f, const floatX *qkv, int64_t kv_head, int panel,
+                                    bool backward) {
+    const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv);
+    const floatX *k = flash_head(f, qkv, b, panel * BLOCK, f->H + head);
+    const floatX *v = flash_head(f, qkv, b, panel * BLOCK, f->H + f->Hkv + head);
+    void *packed_v = flash_panel(f, f->v, kv_head, panel);
+    pack_left(amx, flash_panel(f, f->k, kv_head, panel), backward ? flash_panel(f, f->kt, kv_head, panel) : NULL, k,
+              f->qkv_stride, flash_rows(f, panel), f->D);
+    pack_left(amx, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, flash_rows(f, panel), f->D);
+}
+static void flash_pack(const struct flash *f, const floatX *qkv, bool backward) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < (int64_t)f->shape.B * f->Hkv * f->panels; i++)
+        if (f->amx)
+            flash_pack_panel(true, f, qkv, i / f->panels, (int)(i % f->panels), backward);
+        else
+            flash_pack_panel(false, f, qkv, i / f->panels, (int)(i % f->panels), backward);
+}
+
+// Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4.
+static size_t flash_forward_workspace_bytes(struct attention_shape shape) {
+    const struct dropout none = {0, 0, 0, 0, 0};
+    const struct flash f = flash_of(shape, none);
+    return 2 * flash_packed_bytes(&f);
+}
+
+// out = dropout(softmax(scale Q K^T + causal mask)) V; lse = log sum exp of the masked, scaled scores of each row
+static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T) or NULL*/,
+                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape, struct dropout dropout,
+                          void *workspace, struct device *dev) {
+    struct flash f = flash_of(shape, dropout);
+    f.k = (char *)workspace;
+    f.v = f.k + flash_packed_bytes(&f);
+    flash_pack(&f, qkv, false);
+    const int64_t jobs = (int64_t)shape.B * f.H * f.tiles;
+#pragma omp parallel
+    {
+        if (f.amx)
+            amx_begin();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < jobs; i++) { // head by head, so that K and V stay cached; the longest tile of a head first
+            const int64_t head = i / f.tiles;
+            const int b = (int)(head / f.H), h = (int)(head % f.H), tile = f.tiles - 1 - (int)(i % f.tiles);
+            if (f.amx)
+                flash_forward_tile(true, out, lse, qkv, &f, b, h, tile);
+            else
+                flash_forward_tile(false, out, lse, qkv, &f, b, h, tile);
+        }
+        if (f.amx)
+            amx_end();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Backward
+//
+// A unit of work is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by tile;
+// the runs are cut so that their causal areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in fp32 in a
+// place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the segments.
+// The cut depends on the shape alone.
+
+// Enough units for a few dozen threads; each costs 8 * T * D bytes of sums.
+enum { FLASH_UNITS = 32 };
+
+static inline int flash_segments(const struct flash *f) {
+    const int64_t heads = (int64_t)f->shape.B * f->Hkv, pairs = (int64_t)f->tiles * f->group;
+    const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
+    return (int)(wanted < pairs ? wanted : pairs);
+}
+// The first pair of segment s: pair i belongs to tile i / group, whose area is i / group + 1.
+static inline int flash_segment_begin(const struct flash *f, int s, int segments) {
+    const double area = (double)f->group * f->tiles * (f->tiles + 1) / 2;
+    double before = 0;
+    int pair = 0;
+    while (pair < f->tiles * f->group && before + 0.5 * (pair / f->group + 1) < area * s / segments)
+        before += pair++ / f->group + 1;
+    return pair;
+}
+// Panels that the pairs before `pair` reach.
+static inline int flash_reach(const struct flash *f, int pair) {
+    const int reach = pair == 0 ? 0 : ((pair - 1) / f->group + 1) * f->strips;
+    return reach < f->panels ? reach : f->panels;
+}
+
+// What a query tile needs again and again, as right operands: Q^T and dO^T for the scores, Q and dO for dK and dV.
+struct flash_queries {
+    float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], q[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    float doutt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dout[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    float lse_log2[FLASH_STRIPS * BLOCK], delta[FLASH_STRIPS * BLOCK];
+} ALIGN_BLOCK;
+
+// P^T of one panel, dS^T of four, for each strip; blocks as in flash_gradient.
+struct flash_gradients {
+    float p[FLASH_STRIPS * BLOCK_ELEMENTS], ds_left[FLASH_STRIPS * BLOCK_ELEMENTS];
+    float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
+} ALIGN_BLOCK;
+
+// delta = D = rowsum(dout * out); padding rows get 0 everywhere, which makes their P 1 and their dS 0.
+ALWAYS_INLINE void flash_load_queries(const bool amx, struct flash_queries *queries, const struct flash *f,
+                                      const floatX *dout, const floatX *qkv, const floatX *out, const float *lse, int b,
+                                      int h, int first, int strips) {
+    const int64_t stride = (int64_t)f->H * f->D;
+    for (int s = 0; s < strips; s++) {
+        const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
+        const int64_t row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;
+        pack_right(amx, block_at(amx, queries->q, at), block_at(amx, queries->qt, at), flash_head(f, qkv, b, t, h),
+                   f->qkv_stride, count, f->D);
+        pack_right(amx, block_at(amx, queries->dout, at), block_at(amx, queries->doutt, at), dout + row, stride, count, f->D);
+        for (int q = 0; q < BLOCK; q++) {
+            float delta = 0;
+            if (q < count) {
+                const floatX *x = dout + row + q * stride, *y = out + row + q * stride;
+#pragma omp simd reduction(+ : delta)
+                for (int d = 0; d < f->D; d++)
+                    delta += to_float(x[d]) * to_float(y[d]);
+            }
+            queries->delta[s * BLOCK + q] = delta;
+            queries->lse_log2[s * BLOCK + q] = q < count ? 1.4426950409f * lse[flash_row(f, b, h, t + q)] : 0;
+        }
+    }
+}
+
+// P^T = 2^(scale S^T - lse), dS^T = P^T * (dP^T - delta); P^T as a left operand, dS^T as both, which in fp32 are one.
+// The factor `scale` that belongs to dS waits until dQ and dK are written.
+ALWAYS_INLINE void flash_gradient(const bool amx, void *p, void *ds_left, void *ds_right, const float *scores,
+                                  const float *dp, const float *lse_log2, const float *delta, const float *factors,
+                                  float scale_log2) {
+    for (int c = 0; c < BLOCK; c += LANES) {
+        const vec lse = vec_load(lse_log2 + c), shift = vec_load(delta + c);
+        for (int key = 0; key < BLOCK; key += 2) {
+            const int at = key * BLOCK + c;
+            vec p0 = vec_exp2(vec_load(scores + at) * scale_log2 - lse), dp0 = vec_load(dp + at);
+            vec p1 = vec_exp2(vec_load(scores + at + BLOCK) * scale_log2 - lse), dp1 = vec_load(dp + at + BLOCK);
+            if (factors) {
+                dp0 *= vec_load(factors + at);
+                dp1 *= vec_load(factors + at + BLOCK);
+            }
+            const vec ds0 = p0 * (dp0 - shift), ds1 = p1 * (dp1 - shift);
+            if (factors) {
+                p0 *= vec_load(factors + at);
+                p1 *= vec_load(factors + at + BLOCK);
+            }
+            if (amx) {
+                bf16 *p_row = (bf16 *)p + at, *ds_row = (bf16 *)ds_left + at;
+                vec_store_bf16(NULL, p_row, p_row + BLOCK, p0, p1);
+                vec_store_bf16((word *)ds_right + c / 16 * 256 + key / 2 * 16 + c % 16, ds_row, ds_row + BLOCK, ds0, ds1);
+            } else {
+                vec_store((float *)p + at, p0);
+                vec_store((float *)p + at + BLOCK, p1);
+                vec_store((float *)ds_right + at, ds0);
+                vec_store((float *)ds_right + at + BLOCK, ds1);
+            }
+        }
+    }
+}
+
+// One panel against all strips of the tile that see it: P^T and dS^T, and from them this panel's dK and dV, (steps) blocks
+// each. `fresh`: nobody has written these sums before.
+ALWAYS_INLINE void flash_backward_panel(const bool amx, float *dk, float *dv, struct flash_gradients *g,
+                                        const struct flash_queries *queries, const struct flash *f, int64_t kv_head,
+                                        int panel, int slot, int first, int strips, bool fresh) {
+    ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS];
+    const int steps = f->steps, begin = panel > first ? panel - first : 0, depth = strips - begin;
+    const void *k = flash_panel(f, f->k, kv_head, panel), *v = flash_panel(f, f->v, kv_head, panel);
+    for (int s = begin; s < strips; s++) {
+        block_product(amx, scores, k, 1, block_at(amx, queries->qt, s * steps), 1, steps, false);
+        block_product(amx, dp, v, 1, block_at(amx, queries->doutt, s * steps), 1, steps, false);
+        if (first + s == panel)
+            flash_mask(scores);
+        const int at = s * FLASH_PANELS + slot;
+        flash_gradient(amx, block_at(amx, g->p, s), block_at(amx, g->ds_left, s), block_at(amx, g->ds, at), scores, dp,
+                       queries->lse_log2 + s * BLOCK, queries->delta + s * BLOCK,
+                       f->dropout.p > 0 ? g->factors + at * BLOCK_ELEMENTS : NULL, f->shape.scale * 1.4426950409f);
+    }
+    const void *ds = amx ? block_at(amx, g->ds_left, begin) : block_at(amx, g->ds, begin * FLASH_PANELS + slot);
+    for (int d = 0; d < steps; d++) {
+        block_product(amx, dv + d * BLOCK_ELEMENTS, block_at(amx, g->p, begin), 1,
+                      block_at(amx, queries->dout, begin * steps + d), steps, depth, !fresh);
+        block_product(amx, dk + d * BLOCK_ELEMENTS, ds, amx ? 1 : FLASH_PANELS,
+                      block_at(amx, queries->q, begin * steps + d), steps, depth, !fresh);
+    }
+}
+
+// One tile of queries of one head. Of the sums (panels, steps) the first `written` panels hold something already.
+ALWAYS_INLINE void flash_backward_tile(const bool amx, floatX *dqkv, float *dk, float *dv, int written,
+                                       const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                                       const struct flash *f, int b, int h, int tile) {
+    struct flash_queries queries;
+    struct flash_gradients gradients;
+    ALIGN_BLOCK float dqt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
+    const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
+    const int steps = f->steps;
+    const int64_t kv_head = (int64_t)b * f->Hkv + h / f->group, panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
+    flash_load_queries(amx, &queries, f, dout, qkv, out, lse, b, h, first, strips);
+
+    for (int panel = 0; panel < first + strips; panel += FLASH_PANELS) {
+        const int left = first + strips - panel, panels = left < FLASH_PANELS ? left : FLASH_PANELS;
+        for (int s = 0; f->dropout.p > 0 && s < strips; s++)
+            flash_dropout(gradients.factors + s * FLASH_PANELS * BLOCK_ELEMENTS, f, b, h, first + s, panel, panels);
+        for (int p = 0; p < panels; p++)
+            flash_backward_panel(amx, dk + (panel + p) * panel_elements, dv + (panel + p) * panel_elements, &gradients,
+                                 &queries, f, kv_head, panel + p, p, first, strips, panel + p >= written);
+        for (int s = 0; s < strips; s++) {
+            const int seen = first + s + 1 - panel, depth = seen < panels ? seen : panels;
+            for (int d = 0; d < steps && depth > 0; d++)
+                block_product(amx, dqt + (s * steps + d) * BLOCK_ELEMENTS,
+                              block_at(amx, flash_panel(f, f->kt, kv_head, panel), d), steps,
+                              block_at(amx, gradients.ds, s * FLASH_PANELS), 1, depth, panel > 0);
+        }
+    }
+    float scale[BLOCK];
+    for (int q = 0; q < BLOCK; q++)
+        scale[q] = f->shape.scale;
+    for (int s = 0; s < strips; s++)
+        flash_write_rows(dqkv + (flash_head(f, qkv, b, (first + s) * BLOCK, h) - qkv), f->qkv_stride,
+                         dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f->D);
+}
+
+// dK and dV of one panel: the sums of those segments that reached it, in their order.
+static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, int64_t kv_head, int panel,
+                              int segments) {
+    const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
+    const int64_t matrix = (int64_t)f->panels * steps * BLOCK_ELEMENTS; // of dK or dV of a unit
+    int live[FLASH_UNITS], live_count = 0; // the segments that are not empty and reached this panel
+    for (int s = 0; s < segments; s++) {
+        const int begin = flash_segment_begin(f, s, segments), end = flash_segment_begin(f, s + 1, segments);
+        if (begin < end && panel < flash_reach(f, end))
+            live[live_count++] = s;
+    }
+    for (int is_v = 0; is_v < 2; is_v++) {
+        floatX *rows = dqkv + ((int64_t)b * f->shape.T + panel * BLOCK) * f->qkv_stride +
+                       (int64_t)(f->H + is_v * f->Hkv + head) * f->D;
+        const float *sum = sums + (kv_head * segments * 2 + is_v) * matrix + (int64_t)panel * steps * BLOCK_ELEMENTS;
+        const float scale = is_v ? 1.0f : f->shape.scale;
+        for (int r = 0; r < flash_rows(f, panel); r++)
+            for (int d = 0; d < f->D; d += 8) {
+                float total[8] = {0};
+                const float *at = sum + d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK;
+                for (int s = 0; s < live_count; s++)
+                    for (int i = 0; i < 8; i++)
+                        total[i] += at[live[s] * 2 * matrix + i];
+                for (int i = 0; i < 8; i++)
+                    rows[r * f->qkv_stride + d + i] = to_floatX(scale * total[i]);
+            }
+    }
+}
+
+// Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4; and the units'
+// sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at most
+// 31 + max(1, B * Hkv).
+static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
+    const struct dropout none = {0, 0, 0, 0, 0};
+    const struct flash f = flash_of(shape, none);
+    const size_t heads = (size_t)shape.B * f.Hkv, sums = heads * (size_t)f.panels * f.steps * BLOCK_ELEMENTS * sizeof(float);
+    return 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
+}
+
+// The gradient of flash_forward; dqkv is written in full.
+static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
+                           const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
+                           const float *lse /*(B, H, T)*/, struct attention_shape shape, struct dropout dropout,
+                           void *workspace, struct device *dev) {
+    struct flash f = flash_of(shape, dropout);
+    const int segments = flash_segments(&f);
+    const int64_t heads = (int64_t)shape.B * f.Hkv, matrix = (int64_t)f.panels * f.steps * BLOCK_ELEMENTS;
+    f.k = (char *)workspace;
+    f.kt = f.k + flash_packed_bytes(&f);
+    f.v = f.kt + flash_packed_bytes(&f);
+    float *sums = (float *)(f.v + flash_packed_bytes(&f)); // (B, Hkv, segments, 2, panels, steps) blocks
+    flash_pack(&f, qkv, true);
+#pragma omp parallel
+    {
+        if (f.amx)
+            amx_begin();
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t unit = 0; unit < heads * segments; unit++) {
+            const int64_t kv_head = unit / segments;
+            const int segment = (int)(unit % segments), b = (int)(kv_head / f.Hkv), head = (int)(kv_head % f.Hkv);
+            const int begin = flash_segment_begin(&f, segment, segments), end = flash_segment_begin(&f, segment + 1, segments);
+            float *dk = sums + unit * 2 * matrix, *dv = dk + matrix;
+            for (int pair = begin, written = 0; pair < end; pair++, written = flash_reach(&f, pair)) {
+                const int tile = pair / f.group, h = head * f.group + pair % f.group;
+                if (f.amx)
+                    flash_backward_tile(true, dqkv, dk, dv, written, dout, qkv, out, lse, &f, b, h, tile);
+                else
+                    flash_backward_tile(false, dqkv, dk, dv, written, dout, qkv, out, lse, &f, b, h, tile);
+            }
+            for (int panel = 0; segments == 1 && panel < f.panels; panel++) // while the sums are still cached
+                flash_write_panel(dqkv, sums, &f, kv_head, panel, segments);
+        }
+        if (f.amx)
+            amx_end();
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < heads * f.panels; i++)
+            if (segments > 1)
+                flash_write_panel(dqkv, sums, &f, i / f.panels, (int)(i % f.panels), segments);
+    }
+}
