@@ -1,0 +1,530 @@
+#!/usr/bin/env python3
+"""Make token shards for train_gpt from text files, folders of them, or JSONL.
+
+  scripts/prepare_data.py book.txt --out data/book
+  scripts/prepare_data.py /usr/include --include '*.h' --max-bytes 40M --out data/headers
+  scripts/prepare_data.py corpus.jsonl --tokenizer tokenizer.json --out data/corpus
+
+Without --tokenizer a token is a byte (0 to 255) and 256 marks where a document begins; that needs Python alone. A
+Hugging Face tokenizer.json needs the `tokenizers` package.
+
+Written are PREFIX_train_000.bin ..., PREFIX_val_000.bin ... (llm.c's shards: uint16 where token ids fit, otherwise
+uint32) and PREFIX_vocabulary.bin, from which train_gpt prints samples as text. The same input gives the same files on
+any machine: documents are put in an order that their names decide, and each goes to training or validation as its
+content decides. Of documents with the same content one is taken.
+"""
+import argparse
+import collections
+import contextlib
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import struct
+import sys
+import time
+
+SHARD_HEADER_INTS = 256
+SHARD_KINDS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes a token: magic, version
+END_OF_TEXT = "<|endoftext|>"
+BYTE_END_OF_TEXT = 256
+VOCABULARY_MAGIC = b"GPTVOCAB"  # runtime/vocabulary.h has the layout
+VOCABULARY_VERSION = 1
+NO_TOKEN = 0xFFFFFFFF
+WRITE_BYTES = 1 << 22  # tokens are handed to the file in pieces of about this size
+BATCH_BYTES = 1 << 22  # text is handed to a tokenizer in batches of about this size
+
+
+class Mistake(Exception):
+    """What the user has to change; ends the program with status 2."""
+
+
+# --- Documents ---------------------------------------------------------------------------------------------------------
+
+
+class Document:
+    """A piece of a file: a text file or a part of one, or a line of JSONL."""
+
+    __slots__ = ("path", "begin", "end", "line", "order")
+
+    def __init__(self, path, begin, end, line, identity):
+        self.path, self.begin, self.end, self.line = path, begin, end, line
+        self.order = hashlib.blake2b(identity, digest_size=12).digest()
+
+
+def files_of_folder(folder, patterns):
+    """Files below a folder, sorted, as (path, path below the folder). Links to folders are not followed."""
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=lambda error: warn(f"{error.filename}: {error.strerror}; left out")):
+        folders.sort()
+        for name in names:
+            path = os.path.join(parent, name)
+            below = os.path.relpath(path, folder)
+            if any(fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(below, p) for p in patterns) and os.path.isfile(path):
+                found.append((path, below))
+    return sorted(found, key=lambda item: os.fsencode(item[1]))
+
+
+def find_files(inputs, patterns):
+    """All input files as (path, name that decides its place, named by the user). A file with two names counts once."""
+    files, seen = [], set()
+    for number, given in enumerate(inputs):
+        if os.path.isdir(given):
+            below = files_of_folder(given, patterns)
+            if not below:
+                raise Mistake(f"{given}: no file below it matches --include {' '.join(patterns)}")
+            found = [(path, name, False) for path, name in below]
+        elif os.path.isfile(given):
+            found = [(given, os.path.basename(given), True)]
+        else:
+            raise Mistake(f"{given}: no such file or folder")
+        for path, name, named in found:
+            status = os.stat(path)
+            if (status.st_dev, status.st_ino) not in seen:
+                seen.add((status.st_dev, status.st_ino))
+                files.append((path, f"{number}/{name}", named, status.st_size))
+    return files
+
+
+def lines_of_jsonl(path, name):
+    documents, offset = [], 0
+    identity = os.fsencode(name)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                documents.append(Document(path, offset, offset + len(line), number, b"%s:%d" % (identity, number)))
+            offset += len(line)
+    return documents
+
+
+def pieces_of_text(path, name, size, piece_bytes):
+    """A file, cut at line ends into pieces of about piece_bytes if it is much longer."""
+    cuts = [0]
+    if piece_bytes and size > 2 * piece_bytes:
+        with open(path, "rb") as file:
+            while cuts[-1] + 2 * piece_bytes < size:
+                file.seek(cuts[-1] + piece_bytes)
+                line_end = file.read(min(piece_bytes, 1 << 16)).find(b"\n")
+                cuts.append(cuts[-1] + piece_bytes + line_end + 1)  # without a line end: at piece_bytes exactly
+    cuts.append(size)
+    identity = os.fsencode(name)
+    return [Document(path, begin, end, 0, b"%s@%d" % (identity, begin)) for begin, end in zip(cuts, cuts[1:])]
+
+
+def is_jsonl(path):
+    return path.endswith((".jsonl", ".ndjson"))
+
+
+def find_documents(options):
+    """All documents in the order in which they are written."""
+    files = find_files(options.inputs, options.include or ["*"])
+    total = min(sum(size for *_, size in files), options.max_bytes or sys.maxsize)
+    # Validation is chosen by document, which takes documents enough: about ten of them should fall to validation, so a
+    # long file is cut. Between 1 KiB, some windows long, and 1 MiB, since a cut is an end of text inside a text.
+    piece_bytes = min(max(int(total * options.val_fraction / 10), 1 << 10), 1 << 20) if options.val_fraction else 0
+    documents, skipped = [], []
+    for path, name, named, size in files:
+        try:
+            if is_jsonl(path):
+                documents += lines_of_jsonl(path, name)
+            elif size and (named or not is_binary(path)):
+                documents += pieces_of_text(path, name, size, piece_bytes)
+            elif size:
+                skipped.append(path)
+        except OSError as error:
+            if named:
+                raise Mistake(f"{path}: {error.strerror}") from None
+            warn(f"{path}: {error.strerror}; left out")
+    if skipped:
+        warn(f"left out {len(skipped)} files that hold zero bytes and so are no text, such as {skipped[0]}")
+    documents.sort(key=lambda document: document.order)
+    return documents
+
+
+def is_binary(path):
+    with open(path, "rb") as file:
+        return b"\0" in file.read(1 << 16)
+
+
+def text_of_line(document, line, field):
+    where = f"{document.path}, line {document.line}"
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise Mistake(f"{where}: not JSON: {error}; expected one object a line") from None
+    if not isinstance(value, dict):
+        raise Mistake(f"{where}: holds a {type(value).__name__}; expected an object with the field '{field}'")
+    if not isinstance(value.get(field), str):
+        having = ", ".join(f"'{name}'" for name in value if isinstance(value[name], str)) or "none"
+        raise Mistake(f"{where}: has no text in the field '{field}'; fields with text: {having}; name one by --jsonl-field")
+    # A lone surrogate (half of a \u escape) is valid JSON and not valid text.
+    return value[field].encode("utf-8", "replace")
+
+
+def digest(text):
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def read_documents(documents, options, statistics):
+    """The bytes of each document in turn and their digest, up to --max-bytes in all; the last one is cut to fit."""
+    left = options.max_bytes or sys.maxsize
+    file, opened = None, None
+    seen = set()
+    try:
+        for document in documents:
+            if opened != document.path:
+                if file:
+                    file.close()
+                file, opened = open(document.path, "rb"), document.path
+            file.seek(document.begin)
+            text = file.read(document.end - document.begin)
+            if document.line:
+                text = text_of_line(document, text, options.jsonl_field)
+            text = text[:left]
+            key = digest(text)
+            if not text or key in seen:
+                statistics["copies"] += key in seen
+                continue
+            if not options.keep_copies:
+                seen.add(key)
+            left -= len(text)
+            statistics["bytes"] += len(text)
+            yield text, key
+            if not left:
+                return
+    finally:
+        if file:
+            file.close()
+
+
+# --- Tokens ------------------------------------------------------------------------------------------------------------
+
+
+class ByteTokenizer:
+    """A token is a byte."""
+
+    end_of_text = BYTE_END_OF_TEXT
+    width = 2
+
+    def vocabulary(self):
+        return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()]
+
+    def encode(self, texts):
+        """Each text as little-endian tokens, the mark of its beginning first."""
+        begin = struct.pack("<H", BYTE_END_OF_TEXT)
+        for text in texts:
+            tokens = bytearray(2 * len(text))
+            tokens[::2] = text  # the low bytes; the high ones stay 0
+            yield begin + tokens
+
+
+class HuggingFaceTokenizer:
+    """A tokenizer.json, through the `tokenizers` package."""
+
+    def __init__(self, path, end_of_text):
+        try:
+            import tokenizers
+        except ImportError:
+            raise Mistake("--tokenizer needs the Python package 'tokenizers': pip install tokenizers; "
+                          "or leave --tokenizer out for byte-level tokens") from None
+        if not os.path.isfile(path):
+            raise Mistake(f"--tokenizer {path}: no such file; expected a tokenizer.json of Hugging Face")
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_file(path)
+            with open(path, encoding="utf-8") as file:
+                self.description = json.load(file)
+        except Exception as error:  # the package raises bare Exception
+            raise Mistake(f"--tokenizer {path}: {error}; expected a tokenizer.json of Hugging Face") from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.ids = self.tokenizer.get_vocab(with_added_tokens=True)
+        self.end_of_text = self.find_end_of_text(path, end_of_text)
+        self.width = 2 if max(self.ids.values()) < 1 << 16 else 4
+
+    def find_end_of_text(self, path, wanted):
+        usual = [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"]
+        for name in [wanted] if wanted else usual:
+            if name in self.ids:
+                return self.ids[name]
+        special = ", ".join(token["content"] for token in self.description.get("added_tokens", [])[:20]) or "none"
+        raise Mistake(f"--tokenizer {path}: has no token {wanted or ' or '.join(usual)}; "
+                      f"name the one that separates documents by --end-of-text (special tokens: {special})")
+
+    def vocabulary(self):
+        return token_bytes(self.description, self.ids)
+
+    def encode(self, texts):
+        code = "H" if self.width == 2 else "I"
+        for batch in batches(texts, BATCH_BYTES):
+            decoded = [text.decode("utf-8", "replace") for text in batch]
+            for encoding in self.tokenizer.encode_batch(decoded, add_special_tokens=False):
+                ids = encoding.ids
+                yield struct.pack(f"<{len(ids) + 1}{code}", self.end_of_text, *ids)
+
+
+def batches(items, size):
+    batch, filled = [], 0
+    for item in items:
+        batch.append(item)
+        filled += len(item)
+        if filled >= size:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch
+
+
+def byte_level_alphabet():
+    """GPT-2's way of writing bytes as printable characters: those that are printable stand for themselves, the others
+    are numbered from 256 on. Returns character: byte."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+def decoder_types(decoder):
+    if not decoder:
+        return set()
+    return {decoder.get("type")}.union(*(decoder_types(part) for part in decoder.get("decoders", [])))
+
+
+def token_bytes(description, ids):
+    """What each token stands for, as bytes, by id; ids that no token has stand for nothing."""
+    types = decoder_types(description.get("decoder"))
+    added = {token["id"] for token in description.get("added_tokens", [])}
+    alphabet = byte_level_alphabet()
+    table = [b""] * (max(ids.values()) + 1)
+    for token, number in ids.items():
+        if number in added:
+            table[number] = token.encode("utf-8", "replace")
+        elif "ByteLevel" in types and all(character in alphabet for character in token):
+            table[number] = bytes(alphabet[character] for character in token)
+        elif re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token):  # a byte that SentencePiece's vocabulary has no character for
+            table[number] = bytes([int(token[3:5], 16)])
+        else:
+            table[number] = token.replace("\u2581", " ").encode("utf-8", "replace")  # SentencePiece's mark for a space
+    return table
+
+
+def pack_vocabulary(table, end_of_text):
+    offsets = [0]
+    for entry in table:
+        offsets.append(offsets[-1] + len(entry))
+    header = struct.pack("<8s4I", VOCABULARY_MAGIC, VOCABULARY_VERSION, len(table), end_of_text, 0)
+    return header + struct.pack(f"<{len(offsets)}I", *offsets) + b"".join(table)
+
+
+# --- Files -------------------------------------------------------------------------------------------------------------
+
+
+class ShardWriter:
+    """Cuts a stream of tokens into shards. All of them appear under their names at the end, or none does."""
+
+    def __init__(self, prefix, split, width, shard_tokens):
+        self.prefix, self.split, self.width = prefix, split, width
+        self.shard_bytes = shard_tokens * width
+        self.header_bytes = SHARD_HEADER_INTS * 4
+        self.paths, self.file, self.room = [], None, 0
+        self.documents = self.tokens = 0
+        self.pending, self.pending_bytes = [], 0
+
+    def add(self, document):
+        self.documents += 1
+        self.pending.append(document)
+        self.pending_bytes += len(document)
+        if self.pending_bytes >= WRITE_BYTES:
+            self.write_pending()
+
+    def write_pending(self):
+        data = memoryview(b"".join(self.pending))
+        self.pending, self.pending_bytes = [], 0
+        self.tokens += len(data) // self.width
+        while len(data):
+            if not self.room:
+                self.begin_shard()
+            taken = min(len(data), self.room)
+            self.file.write(data[:taken])
+            self.room -= taken
+            data = data[taken:]
+
+    def path_of(self, number):
+        return f"{self.prefix}_{self.split}_{number:03d}.bin"
+
+    def begin_shard(self):
+        if self.file:
+            self.file.close()
+        temporary = f"{self.path_of(len(self.paths))}.tmp"
+        self.paths.append(temporary)
+        self.file = open(temporary, "wb")
+        self.file.write(bytes(self.header_bytes))
+        self.room = self.shard_bytes
+
+    def finish(self):
+        """Completes the temporary files. A short last shard would hold few windows or none: it joins the one before."""
+        self.write_pending()
+        if self.file:
+            self.file.close()
+        if len(self.paths) > 1 and self.room > self.shard_bytes // 2:
+            last = self.paths.pop()
+            with open(last, "rb") as source, open(self.paths[-1], "ab") as target:
+                source.seek(self.header_bytes)
+                while piece := source.read(WRITE_BYTES):
+                    target.write(piece)
+            os.remove(last)
+        for path in self.paths:
+            self.write_header(path)
+
+    def write_header(self, path):
+        with open(path, "r+b") as file:
+            tokens = (os.fstat(file.fileno()).st_size - self.header_bytes) // self.width
+            file.write(struct.pack("<3i", *SHARD_KINDS[self.width], tokens))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def discard(self):
+        if self.file:
+            self.file.close()
+        for path in self.paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+
+def publish(writers, prefix, vocabulary):
+    """Puts everything under its name, and takes away the shards of an earlier run that had more of them."""
+    temporary = f"{prefix}_vocabulary.bin.tmp"
+    with open(temporary, "wb") as file:
+        file.write(vocabulary)
+        file.flush()
+        os.fsync(file.fileno())
+    renames = [(temporary, f"{prefix}_vocabulary.bin")]
+    for writer in writers.values():
+        renames += [(path, path.removesuffix(".tmp")) for path in writer.paths]
+    folder, name = os.path.split(prefix)
+    shard = re.compile(re.escape(name) + r"_(train|val)_\d{3,}\.bin")
+    kept = {path for _, path in renames}
+    for old in sorted(os.listdir(folder or ".")):
+        if shard.fullmatch(old) and os.path.join(folder, old) not in kept:
+            os.remove(os.path.join(folder, old))
+    for old, new in renames:
+        os.replace(old, new)
+
+
+def write_shards(documents, tokenizer, options):
+    writers = {split: ShardWriter(options.out, split, tokenizer.width, options.shard_tokens) for split in ("train", "val")}
+    statistics = {"bytes": 0, "copies": 0}
+    splits = collections.deque()  # of the documents that the tokenizer has been given and not yet given back
+
+    def texts():
+        for text, key in read_documents(documents, options, statistics):
+            splits.append("val" if key < options.val_fraction * 2**64 else "train")
+            yield text
+
+    try:
+        for tokens in tokenizer.encode(texts()):
+            writers[splits.popleft()].add(tokens)
+        for writer in writers.values():
+            writer.finish()
+        for split, fraction in (("train", 1 - options.val_fraction), ("val", options.val_fraction)):
+            if fraction > 0 and not writers[split].tokens:
+                raise Mistake(f"none of {sum(w.documents for w in writers.values())} documents fell to {split} with --val-fraction "
+                              f"{options.val_fraction}; give more documents or another fraction")
+        publish(writers, options.out, pack_vocabulary(tokenizer.vocabulary(), tokenizer.end_of_text))
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
+    return writers, statistics
+
+
+# --- Command line ------------------------------------------------------------------------------------------------------
+
+
+def warn(message):
+    print(f"prepare_data.py: {message}", file=sys.stderr)
+
+
+def count(text):
+    """A positive number, with K, M, G for thousands, millions, billions, or Ki, Mi, Gi for powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(i?)B?", text, re.IGNORECASE)
+    value = 0
+    if match and not (match[3] and not match[2]):
+        value = int(float(match[1]) * (1024 if match[3] else 1000) ** " KMG".index(match[2].upper() or " "))
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number such as 1000000, 40M or 2Gi")
+    return value
+
+
+def fraction(text):
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 up to, not including, 1")
+    return value
+
+
+def parse_options(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="text file, .jsonl file, or folder of either")
+    parser.add_argument("--out", required=True, metavar="PREFIX", help="where to write: PREFIX_train_000.bin and so on")
+    parser.add_argument("--include", action="append", metavar="PATTERN", help="of a folder take only such files, as '*.h'; may be repeated")
+    parser.add_argument("--max-bytes", type=count, metavar="N", help="stop after N bytes of text, as 40M; documents are mixed before")
+    parser.add_argument("--jsonl-field", default="text", metavar="NAME", help="field that holds the text (default: text)")
+    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json of Hugging Face (default: a token is a byte)")
+    parser.add_argument("--end-of-text", metavar="TOKEN", help=f"token of --tokenizer that begins a document (default: {END_OF_TEXT} or alike)")
+    parser.add_argument("--keep-copies", action="store_true", help="take documents with the same content each time they come")
+    parser.add_argument("--val-fraction", type=fraction, default=0.05, metavar="X", help="of the documents, for validation (default: 0.05)")
+    parser.add_argument("--shard-tokens", type=count, default=100_000_000, metavar="N", help="tokens a shard (default: 100M)")
+    options = parser.parse_args(arguments)
+    if options.end_of_text and not options.tokenizer:
+        parser.error("--end-of-text names a token of --tokenizer, which is not given")
+    if options.shard_tokens > 1_000_000_000:
+        parser.error("--shard-tokens: a shard's header counts to 2^31; expected at most 1G")
+    if not os.path.basename(options.out):
+        parser.error(f"--out {options.out}: is a folder; expected a prefix of file names, as {options.out}text")
+    return options
+
+
+def report(writers, statistics, tokenizer, options, seconds):
+    for split, writer in writers.items():
+        shards = len(writer.paths)
+        print(f"{split:>5}: {writer.documents:,} documents, {writer.tokens:,} tokens, {shards} shard{'s' * (shards != 1)}"
+              + (f" {options.out}_{split}_*.bin" if shards else ""))
+    copies = f", left out {statistics['copies']:,} copies" if statistics["copies"] else ""
+    print(f"read {statistics['bytes']:,} bytes in {seconds:.1f} s{copies}; vocabulary of {len(tokenizer.vocabulary())} tokens in {options.out}_vocabulary.bin, "
+          f"{tokenizer.end_of_text} begins a document")
+
+
+def run(arguments):
+    began = time.monotonic()
+    options = parse_options(arguments)
+    tokenizer = HuggingFaceTokenizer(options.tokenizer, options.end_of_text) if options.tokenizer else ByteTokenizer()
+    documents = find_documents(options)
+    if not documents:
+        raise Mistake(f"{' '.join(options.inputs)}: holds no text")
+    os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
+    writers, statistics = write_shards(documents, tokenizer, options)
+    report(writers, statistics, tokenizer, options, time.monotonic() - began)
+
+
+def main(arguments=None):
+    try:
+        run(arguments)
+    except Mistake as mistake:
+        warn(mistake)
+        return 2
+    except OSError as error:
+        warn(f"{error.filename}: {error.strerror}" if error.filename else error)
+        return 2
+    except KeyboardInterrupt:
+        warn("interrupted; nothing was written")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
