@@ -5,8 +5,9 @@
 // block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest bit
 // set, the upper half of a stream's number (initialisation, sampling, shuffling).
 #pragma once
-#include "kernels/device.cuh" // uint32_t, uint64_t
-#include <math.h>             // sqrtf, logf, cosf, sinf
+#include "kernels/device.cuh"      // uint32_t, uint64_t
+#include "kernels/vector_math.cuh" // vector_logf, vector_sincos_turn
+#include <math.h>                  // sqrtf
 
 enum dropout_use { DROPOUT_EMBEDDING, DROPOUT_ATTENTION, DROPOUT_ATTENTION_PROJECTION, DROPOUT_MLP_PROJECTION };
 
@@ -21,18 +22,21 @@ struct philox_words {
     uint32_t word[4];
 };
 
-static inline struct philox_words philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+// The counter's words lie in 64-bit variables: so do the products, and the compiler's vectors stay in lanes of one width.
+static inline struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
+                                             uint32_t k0, uint32_t k1) {
+    uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3;
 #pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
-        const uint64_t product0 = (uint64_t)0xd2511f53u * c0, product1 = (uint64_t)0xcd9e8d57u * c2;
-        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)product1;
-        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)product0;
+        const uint64_t product0 = 0xd2511f53u * c0, product1 = 0xcd9e8d57u * c2;
+        c0 = (product1 >> 32) ^ c1 ^ k0;
+        c1 = product1 & 0xffffffffu;
+        c2 = (product0 >> 32) ^ c3 ^ k1;
+        c3 = product0 & 0xffffffffu;
         k0 += 0x9e3779b9u;
         k1 += 0xbb67ae85u;
     }
-    const struct philox_words result = {{c0, c1, c2, c3}};
+    const struct philox_words result = {{(uint32_t)c0, (uint32_t)c1, (uint32_t)c2, (uint32_t)c3}};
     return result;
 }
 
@@ -99,12 +103,15 @@ static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint6
         uint32_t words[PHILOX_CHUNK];
         float normals[PHILOX_CHUNK];
         philox_chunk(words, (first_element + (uint64_t)i) / 4, (uint32_t)stream, stream_word(stream), seed);
-        for (int k = 0; k < PHILOX_CHUNK; k += 2) {
+#pragma omp simd
+        for (int pair = 0; pair < PHILOX_CHUNK / 2; pair++) {
             // Half a step keeps u1 off 0; all 32 bits of it let z reach 6.7.
-            const float u1 = (float)words[k] * 0x1p-32f + 0x1p-33f, u2 = (float)words[k + 1] * 0x1p-32f;
-            const float radius = std * sqrtf(-2.0f * logf(u1));
-            normals[k] = radius * cosf(6.283185307f * u2);
-            normals[k + 1] = radius * sinf(6.283185307f * u2);
+            const float u1 = (float)words[2 * pair] * 0x1p-32f + 0x1p-33f;
+            const float radius = std * sqrtf(-2.0f * vector_logf(u1));
+            float sine, cosine;
+            vector_sincos_turn(&sine, &cosine, (float)words[2 * pair + 1] * 0x1p-32f);
+            normals[2 * pair] = radius * cosine;
+            normals[2 * pair + 1] = radius * sine;
         }
         const int from = i < 0 ? (int)-i : 0, to = n - i < PHILOX_CHUNK ? (int)(n - i) : PHILOX_CHUNK;
         for (int k = from; k < to; k++)
