@@ -6,6 +6,7 @@
 // and are rounded once.
 #pragma once
 #include "kernels/device.cuh"      // floatX, struct device
+#include "kernels/matmul_amx.cuh"  // gemm_amx
 #include "kernels/matmul_fp32.cuh" // gemm_fp32, enum matmul_backend
 #include "kernels/matmul_gemm.cuh" // struct gemm
 #include "runtime/error.h"         // fail
@@ -19,6 +20,8 @@ struct matmul_library {
 
 static bool matmul_available(enum matmul_backend backend) {
     switch (backend) {
+    case MATMUL_AMX:
+        return sizeof(floatX) == sizeof(bf16) && amx_available();
 #ifdef HAVE_ONEDNN
     case MATMUL_ONEDNN:
         return true;
@@ -36,6 +39,9 @@ static bool matmul_available(enum matmul_backend backend) {
 
 static void matmul_set_description(struct matmul_library *library) {
     switch (library->backend) {
+    case MATMUL_AMX:
+        snprintf(library->description, sizeof library->description, "own AMX bf16");
+        break;
 #ifdef HAVE_ONEDNN
     case MATMUL_ONEDNN: {
         const dnnl_version_t *version = dnnl_version();
@@ -102,9 +108,35 @@ static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *
     }
 }
 
+static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
+#ifdef PRECISION_BF16
+    if (dev->matmul->backend == MATMUL_AMX)
+        return amx_workspace_bytes(gemm, dev);
+#endif
+    return gemm_fp32_workspace_bytes(dev);
+}
+
+// dbias (rows of the gemm) or NULL: += the sums of A, which is dout^T, over its columns.
+static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
+#ifdef PRECISION_BF16
+    if (dev->matmul->backend == MATMUL_AMX) {
+        gemm_amx(gemm, dbias, workspace, dev);
+        return;
+    }
+#endif
+    gemm_fp32(gemm, dev->matmul->backend, workspace, dev);
+    if (dbias)
+        dbias_add(dbias, gemm->a, gemm->depth, (int)gemm->rows, workspace, dev);
+}
+
 // Scratch for any of the three calls below.
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
-    return (size_t)gemm_max((int64_t)gemm_fp32_workspace_bytes(dev), (int64_t)dbias_workspace_bytes(M, N));
+    const struct gemm gemms[] = {gemm_forward(NULL, NULL, NULL, NULL, M, N, K), gemm_backward_input(NULL, NULL, NULL, M, N, K),
+                                 gemm_backward_weight(NULL, NULL, NULL, M, N, K)};
+    int64_t most = (int64_t)dbias_workspace_bytes(M, N);
+    for (int i = 0; i < 3; i++)
+        most = gemm_max(most, (int64_t)gemm_workspace_bytes(&gemms[i], dev));
+    return (size_t)most;
 }
 
 static void matmul_forward(floatX *out,          // (M, N)
@@ -113,7 +145,7 @@ static void matmul_forward(floatX *out,          // (M, N)
                            const floatX *bias,   // (N) or NULL
                            int64_t M, int N, int K, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_forward(out, in, weight, bias, M, N, K);
-    gemm_fp32(&gemm, dev->matmul->backend, workspace, dev);
+    gemm_run(&gemm, NULL, workspace, dev);
 }
 
 static void matmul_backward_input(floatX *din,          // (M, K)
@@ -121,7 +153,7 @@ static void matmul_backward_input(floatX *din,          // (M, K)
                                   const floatX *weight, // (N, K)
                                   int64_t M, int N, int K, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_backward_input(din, dout, weight, M, N, K);
-    gemm_fp32(&gemm, dev->matmul->backend, workspace, dev);
+    gemm_run(&gemm, NULL, workspace, dev);
 }
 
 static void matmul_backward_weight(float *dweight,     // (N, K) +=
@@ -130,7 +162,5 @@ static void matmul_backward_weight(float *dweight,     // (N, K) +=
                                    const floatX *in,   // (M, K)
                                    int64_t M, int N, int K, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_backward_weight(dweight, dout, in, M, N, K);
-    gemm_fp32(&gemm, dev->matmul->backend, workspace, dev);
-    if (dbias)
-        dbias_add(dbias, dout, M, N, workspace, dev);
+    gemm_run(&gemm, dbias, workspace, dev);
 }

@@ -1,0 +1,502 @@
+// bf16 matrix products on AMX tiles.
+//
+// C is computed in blocks of 32 x 32, four accumulator tiles fed by two tiles of A and two of B for each 32 steps of depth:
+// four loads for four dots, which is what the load ports can deliver from L1 and L2. Three levels above that:
+//
+//   B   a panel of at most AMX_PANEL_BYTES, packed once, stays in the core's L2 while all rows pass by
+//   A   32 rows x AMX_A_DEPTH, packed, stays in L1 while all columns of the panel pass by; the next one is prefetched to L2
+//   C   an fp32 block, in L1 or L2 between two pieces of depth, is rounded once, when the last piece is in
+//
+// Every operand is packed on the way: a thread packs the columns of B that it owns itself, so there is neither a copy of
+// the weights to keep nor a barrier to wait at. Only an A that is stored by columns (dweight's) is packed as a whole
+// before, by all threads, because its transpose would otherwise be made again for every panel of B.
+//
+// Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
+#pragma once
+#include "kernels/amx.cuh"         // tiles
+#include "kernels/device.cuh"      // struct device, bf16
+#include "kernels/matmul_gemm.cuh" // struct gemm
+#include <omp.h>                   // omp_get_thread_num
+#ifdef __AVX512F__
+#include <immintrin.h> // _mm512_*
+#endif
+
+#ifdef PRECISION_BF16 // there is no fp32 on tiles
+
+enum {
+    AMX_BLOCK = 32,             // rows and columns of C, and depth, that one step of the inner loop works on
+    AMX_PAIR_BYTES = 2048,      // two tiles: a 32 x 32 block of A or B, packed
+    AMX_C_BYTES = 4096,         // a 32 x 32 block of C
+    AMX_A_DEPTH = 384,          // 24 KB of A, half of L1
+    AMX_PANEL_DEPTH = 1536,     // C goes through memory once for every so many steps
+    AMX_PANEL_BYTES = 1 << 20,  // half of L2
+    AMX_SOURCE_AHEAD = 2,       // blocks that packing prefetches ahead
+};
+
+// ---- packing: 32 x 32 blocks to two tiles ----
+
+// out (16 x 16 words of 32 bits) = in transposed. Rows of `in` are `stride` bytes apart, those of `out` follow each other.
+static inline void amx_transpose(void *out, const void *in, size_t stride) {
+#ifdef __AVX512F__
+    for (int quad = 0; quad < 4; quad++) { // four columns: a 4 x 4 transpose in each 128-bit lane
+        __m512i lane[4];
+        for (int i = 0; i < 4; i++) {
+            const char *row = (const char *)in + (size_t)i * stride + (size_t)quad * 16;
+            lane[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)row));
+            lane[i] = _mm512_inserti32x4(lane[i], _mm_loadu_si128((const __m128i *)(row + 4 * stride)), 1);
+            lane[i] = _mm512_inserti32x4(lane[i], _mm_loadu_si128((const __m128i *)(row + 8 * stride)), 2);
+            lane[i] = _mm512_inserti32x4(lane[i], _mm_loadu_si128((const __m128i *)(row + 12 * stride)), 3);
+        }
+        const __m512i low01 = _mm512_unpacklo_epi32(lane[0], lane[1]), high01 = _mm512_unpackhi_epi32(lane[0], lane[1]);
+        const __m512i low23 = _mm512_unpacklo_epi32(lane[2], lane[3]), high23 = _mm512_unpackhi_epi32(lane[2], lane[3]);
+        char *rows = (char *)out + (size_t)quad * 256;
+        _mm512_storeu_si512(rows, _mm512_unpacklo_epi64(low01, low23));
+        _mm512_storeu_si512(rows + 64, _mm512_unpackhi_epi64(low01, low23));
+        _mm512_storeu_si512(rows + 128, _mm512_unpacklo_epi64(high01, high23));
+        _mm512_storeu_si512(rows + 192, _mm512_unpackhi_epi64(high01, high23));
+    }
+#else
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++)
+            memcpy((char *)out + 64 * j + 4 * i, (const char *)in + (size_t)i * stride + 4 * j, 4);
+#endif
+}
+
+// Two tiles whose row r holds, for 16 columns each, the pairs of rows 2r and 2r+1 of the 32 x 32 block: B's VNNI order.
+// Adds the block's column sums to `sums` where that is given: the values pass through registers here anyway.
+static inline void amx_interleave(uint32_t *tiles, const bf16 *source, int64_t ld, float *sums) {
+    for (int half = 0; half < 2; half++) {
+        const bf16 *column = source + half * 16;
+        uint32_t *tile = tiles + half * 256;
+        float sum[16] = {0};
+        for (int r = 0; r < 16; r++) {
+            const bf16 *even = column + (2 * r) * ld, *odd = even + ld;
+#pragma omp simd
+            for (int n = 0; n < 16; n++)
+                tile[r * 16 + n] = (uint32_t)even[n].bits | (uint32_t)odd[n].bits << 16;
+            if (sums) {
+#pragma omp simd
+                for (int n = 0; n < 16; n++)
+                    sum[n] += bf16_to_float(even[n]) + bf16_to_float(odd[n]);
+            }
+        }
+        if (sums) {
+#pragma omp simd
+            for (int n = 0; n < 16; n++)
+                sums[half * 16 + n] += sum[n];
+        }
+    }
+}
+
+// A matrix of which the product reads lines x depth: A's lines are its rows, B's are its columns.
+struct amx_operand {
+    const bf16 *data;
+    int64_t ld;
+    int64_t lines, depth;
+    bool by_depth; // stored (depth, lines); otherwise (lines, depth)
+};
+
+static inline const bf16 *amx_at(const struct amx_operand *x, int64_t line, int64_t k) {
+    return x->by_depth ? x->data + k * x->ld + line : x->data + line * x->ld + k;
+}
+
+// Packs the 32 lines from `line` x 32 steps from k into two tiles, as A (16 lines x 32 steps) or as B (VNNI).
+static inline void amx_pack(bf16 *tiles, const struct amx_operand *x, int64_t line, int64_t k, bool as_b, float *sums) {
+    const bf16 *source = amx_at(x, line, k);
+    int64_t ld = x->ld;
+    bf16 padded[AMX_BLOCK * AMX_BLOCK];
+    const int64_t lines = x->lines - line, depth = x->depth - k;
+    if (lines < AMX_BLOCK || depth < AMX_BLOCK) { // at the edges: a copy with zeros around
+        memset(padded, 0, sizeof padded);
+        const int64_t rows = gemm_min(AMX_BLOCK, x->by_depth ? depth : lines);
+        const int64_t cols = gemm_min(AMX_BLOCK, x->by_depth ? lines : depth);
+        for (int64_t i = 0; i < rows; i++)
+            memcpy(padded + i * AMX_BLOCK, source + i * ld, (size_t)cols * sizeof *padded);
+        source = padded;
+        ld = AMX_BLOCK;
+    }
+    const size_t stride = (size_t)ld * sizeof *source;
+    if (!x->by_depth && as_b) {
+        amx_transpose(tiles, source, stride);
+        amx_transpose(tiles + 512, source + 16 * ld, stride);
+    } else if (!x->by_depth) {
+        for (int i = 0; i < AMX_BLOCK; i++)
+            memcpy(tiles + i * AMX_BLOCK, source + i * ld, 64);
+    } else if (as_b) {
+        amx_interleave((uint32_t *)tiles, source, ld, sums);
+    } else {
+        uint32_t pairs[512];
+        amx_interleave(pairs, source, ld, sums);
+        amx_transpose(tiles, pairs, 64);
+        amx_transpose(tiles + 512, pairs + 256, 64);
+    }
+}
+
+// Packs lines x depth, both multiples of 32 except at the end of x: block (i, k) goes to tiles + i*line_stride + k*1024.
+// Walks along the rows as they are stored, 32 of them at a time. `sums` (by line) is added to.
+static void amx_pack_panel(bf16 *tiles, int64_t line_stride, const struct amx_operand *x, int64_t line, int64_t lines,
+                           int64_t k0, int64_t depth, bool as_b, float *sums) {
+    const int64_t line_blocks = (lines + AMX_BLOCK - 1) / AMX_BLOCK, k_blocks = (depth + AMX_BLOCK - 1) / AMX_BLOCK;
+    const int64_t inner = x->by_depth ? line_blocks : k_blocks, total = line_blocks * k_blocks;
+    for (int64_t n = 0; n < total; n++) {
+        const int64_t ahead = gemm_min(n + AMX_SOURCE_AHEAD, total - 1);
+        const int64_t next_line = line + AMX_BLOCK * (x->by_depth ? ahead % inner : ahead / inner);
+        const int64_t next_k = k0 + AMX_BLOCK * (x->by_depth ? ahead / inner : ahead % inner);
+        const bf16 *next = amx_at(x, next_line, next_k);
+        for (int i = 0; i < AMX_BLOCK; i++) // beyond the end of x this asks for what is not there, which does no harm
+            __builtin_prefetch((const void *)((uintptr_t)next + (uintptr_t)i * (uintptr_t)x->ld * sizeof *next));
+        const int64_t i = x->by_depth ? n % inner : n / inner, k = x->by_depth ? n / inner : n % inner;
+        amx_pack(tiles + i * line_stride + k * 1024, x, line + i * AMX_BLOCK, k0 + k * AMX_BLOCK, as_b,
+                 sums ? sums + i * AMX_BLOCK : NULL);
+    }
+}
+
+// ---- the inner loop ----
+
+// Cache lines to prefetch, a few at each step of the inner loop: more at once would hold up the loads of B.
+struct amx_prefetch {
+    const char *row;
+    size_t stride;             // between rows
+    int lines, rows;           // cache lines per row; rows that are left
+    int line;                  // of the current row
+    int per_step;
+    bool to_write;
+};
+static inline void amx_prefetch_step(struct amx_prefetch *p) {
+    for (int i = 0; i < p->per_step && p->rows > 0; i++) {
+        if (p->to_write)
+            __builtin_prefetch(p->row + 64 * p->line, 1, 2);
+        else
+            __builtin_prefetch(p->row + 64 * p->line, 0, 2);
+        if (++p->line == p->lines) {
+            p->line = 0;
+            p->rows--;
+            p->row += p->stride;
+        }
+    }
+}
+
+// c (32 x 32, row-major) = a b, plus what c holds unless `first`; a and b are `steps` packed blocks each.
+static inline void amx_block(float *c, const bf16 *a, const bf16 *b, int steps, bool first, struct amx_prefetch *next_a,
+                             struct amx_prefetch *next_c) {
+    enum { ROW_BYTES = AMX_BLOCK * sizeof(float), TILE = 512 };
+    __asm__ volatile("" ::: "memory"); // the tile loads do not tell the compiler that they read memory
+    if (first) {
+        amx_zero(0);
+        amx_zero(1);
+        amx_zero(2);
+        amx_zero(3);
+    } else {
+        amx_load(0, c, ROW_BYTES);
+        amx_load(1, c + 16, ROW_BYTES);
+        amx_load(2, c + 16 * AMX_BLOCK, ROW_BYTES);
+        amx_load(3, c + 16 * AMX_BLOCK + 16, ROW_BYTES);
+    }
+    for (int s = 0; s < steps; s++, a += 2 * TILE, b += 2 * TILE) {
+        amx_load(6, b, 64);
+        amx_load(4, a, 64);
+        amx_dot(0, 4, 6);
+        amx_load(7, b + TILE, 64);
+        amx_dot(1, 4, 7);
+        amx_load(5, a + TILE, 64);
+        amx_dot(2, 5, 6);
+        amx_dot(3, 5, 7);
+        amx_prefetch_step(next_a);
+        amx_prefetch_step(next_c);
+    }
+    amx_store(0, c, ROW_BYTES);
+    amx_store(1, c + 16, ROW_BYTES);
+    amx_store(2, c + 16 * AMX_BLOCK, ROW_BYTES);
+    amx_store(3, c + 16 * AMX_BLOCK + 16, ROW_BYTES);
+}
+
+// ---- what happens to a finished block of C ----
+
+struct amx_output {
+    bf16 *out;        // (rows, cols) = C + bias, or NULL:
+    const bf16 *bias; // (cols) or NULL
+    float *sum;       // (rows, cols) += C, or (cols, rows) += C^T when transposed
+    bool transposed;
+    int64_t rows, cols;
+};
+
+static inline void amx_write_out(const struct amx_output *o, const float *c, int64_t row, int64_t col) {
+    const int rows = (int)gemm_min(AMX_BLOCK, o->rows - row), cols = (int)gemm_min(AMX_BLOCK, o->cols - col);
+    float bias[AMX_BLOCK] = {0};
+    for (int j = 0; o->bias && j < cols; j++)
+        bias[j] = bf16_to_float(o->bias[col + j]);
+    for (int i = 0; i < rows; i++) {
+        bf16 line[AMX_BLOCK];
+#ifdef __AVX512BF16__
+        const __m512 low = _mm512_add_ps(_mm512_loadu_ps(c + i * AMX_BLOCK), _mm512_loadu_ps(bias));
+        const __m512 high = _mm512_add_ps(_mm512_loadu_ps(c + i * AMX_BLOCK + 16), _mm512_loadu_ps(bias + 16));
+        const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
+        memcpy(line, &both, sizeof line);
+#else
+#pragma omp simd
+        for (int j = 0; j < AMX_BLOCK; j++)
+            line[j] = bf16_from_float(c[i * AMX_BLOCK + j] + bias[j]);
+#endif
+        bf16 *to = o->out + (row + i) * o->cols + col;
+        if (cols == AMX_BLOCK)
+            memcpy(to, line, sizeof line);
+        else
+            memcpy(to, line, (size_t)cols * sizeof *line);
+    }
+}
+
+static inline void amx_add_to_sum(const struct amx_output *o, const float *c, int64_t row, int64_t col) {
+    float turned[AMX_BLOCK * AMX_BLOCK], tile[256];
+    if (o->transposed) {
+        for (int i = 0; i < AMX_BLOCK; i += 16)
+            for (int j = 0; j < AMX_BLOCK; j += 16) {
+                amx_transpose(tile, c + i * AMX_BLOCK + j, AMX_BLOCK * sizeof *c);
+                for (int r = 0; r < 16; r++)
+                    memcpy(turned + (j + r) * AMX_BLOCK + i, tile + r * 16, 64);
+            }
+        c = turned;
+    }
+    const int64_t ld = o->transposed ? o->rows : o->cols;
+    const int down = (int)gemm_min(AMX_BLOCK, o->transposed ? o->cols - col : o->rows - row);
+    const int across = (int)gemm_min(AMX_BLOCK, o->transposed ? o->rows - row : o->cols - col);
+    float *to = o->transposed ? o->sum + col * ld + row : o->sum + row * ld + col;
+    for (int i = 0; i < down; i++)
+#pragma omp simd
+        for (int j = 0; j < across; j++)
+            to[i * ld + j] += c[i * AMX_BLOCK + j];
+}
+
+// ---- who computes what ----
+
+// Sizes in blocks of 32.
+struct amx_plan {
+    int64_t rows, cols, depth;
+    int64_t panel_depth; // of a panel of B; depends on the depth alone
+    int64_t panel_cols;  // at most
+    int row_parts, col_parts; // threads along each: their product is at most the number of threads
+    int64_t part_rows, part_cols; // of the largest part
+};
+
+static inline int64_t amx_blocks(int64_t n) { return (n + AMX_BLOCK - 1) / AMX_BLOCK; }
+static inline int64_t amx_divide(int64_t n, int64_t parts) { return (n + parts - 1) / parts; }
+
+// Columns of one panel, for a thread that has `cols`: as even as possible.
+static inline int64_t amx_panel_cols(int64_t cols, int64_t panel_depth) {
+    const int64_t most = gemm_max(1, AMX_PANEL_BYTES / AMX_PAIR_BYTES / panel_depth);
+    return amx_divide(cols, amx_divide(cols, most));
+}
+
+static struct amx_plan amx_plan_make(int64_t rows, int64_t cols, int64_t depth, int threads) {
+    struct amx_plan p;
+    memset(&p, 0, sizeof p);
+    p.rows = amx_blocks(rows);
+    p.cols = amx_blocks(cols);
+    p.depth = amx_blocks(depth);
+    const int64_t most = AMX_PANEL_DEPTH / AMX_BLOCK, unit = AMX_A_DEPTH / AMX_BLOCK;
+    p.panel_depth = p.depth <= most ? p.depth : gemm_round_up(amx_divide(p.depth, amx_divide(p.depth, most)), unit);
+    // Cycles for each 32 steps of depth: a block of C takes 64, a block of A that is copied from L2 about 100, one of B
+    // that is fetched from memory and interleaved about 300.
+    enum { BLOCK_CYCLES = 64, PACK_A_CYCLES = 100, PACK_B_CYCLES = 300 };
+    int64_t least = INT64_MAX;
+    for (int row_parts = 1; row_parts <= threads; row_parts++) {
+        const int col_parts = threads / row_parts;
+        const int64_t part_rows = amx_divide(p.rows, row_parts), part_cols = amx_divide(p.cols, col_parts);
+        const int64_t panel_cols = amx_panel_cols(part_cols, p.panel_depth);
+        const int64_t cost = part_rows * part_cols * BLOCK_CYCLES +
+                             part_rows * amx_divide(part_cols, panel_cols) * PACK_A_CYCLES + part_cols * PACK_B_CYCLES;
+        if (cost >= least)
+            continue;
+        least = cost;
+        p.row_parts = row_parts;
+        p.col_parts = col_parts;
+        p.part_rows = part_rows;
+        p.part_cols = part_cols;
+        p.panel_cols = panel_cols;
+    }
+    return p;
+}
+
+// Each thread's part of the workspace: a panel of B, 32 rows of A, the fp32 blocks of C that wait for the next panel.
+static inline size_t amx_c_bytes(const struct amx_plan *p) {
+    return (size_t)(p->panel_depth < p->depth ? p->part_rows : 1) * (size_t)p->panel_cols * AMX_C_BYTES;
+}
+static inline size_t amx_thread_bytes(const struct amx_plan *p) {
+    const size_t b_bytes = (size_t)p->panel_cols * (size_t)p->panel_depth * AMX_PAIR_BYTES;
+    return b_bytes + AMX_A_DEPTH / AMX_BLOCK * AMX_PAIR_BYTES + amx_c_bytes(p);
+}
+
+// ---- the product ----
+
+struct amx_product {
+    struct amx_plan plan;
+    struct amx_operand a, b;
+    struct amx_output output;
+    bf16 *packed_a;        // all of A, where it is stored by depth: (row block, depth block, two tiles)
+    float *a_sums, *b_sums; // (rows), (cols) in blocks: sums over the depth, or NULL
+    char *thread_memory;
+};
+
+// All of A, each thread some rows, before the product.
+static void amx_pack_a(const struct amx_product *x, int thread, int threads) {
+    const int64_t from = x->plan.rows * thread / threads, to = x->plan.rows * (thread + 1) / threads;
+    const int64_t stride = x->plan.depth * (AMX_PAIR_BYTES / (int64_t)sizeof(bf16));
+    float *sums = x->a_sums ? x->a_sums + from * AMX_BLOCK : NULL;
+    if (sums)
+        memset(sums, 0, (size_t)(to - from) * AMX_BLOCK * sizeof *sums);
+    amx_pack_panel(x->packed_a + from * stride, stride, &x->a, from * AMX_BLOCK, (to - from) * AMX_BLOCK, 0,
+                   x->plan.depth * AMX_BLOCK, false, sums);
+}
+
+// A piece of A, 32 rows x `steps` blocks of depth, as tiles: from the packed A, or packed into `room` now.
+static inline const bf16 *amx_a_tiles(const struct amx_product *x, bf16 *room, int64_t row, int64_t k, int64_t steps) {
+    if (x->packed_a)
+        return x->packed_a + (row * x->plan.depth + k) * 1024;
+    for (int64_t s = 0; s < steps; s++)
+        amx_pack(room + s * 1024, &x->a, row * AMX_BLOCK, (k + s) * AMX_BLOCK, false, NULL);
+    return room;
+}
+// The lines of memory that the next call of amx_a_tiles reads, spread over `block_steps` steps of the inner loop.
+static inline struct amx_prefetch amx_a_prefetch(const struct amx_product *x, int64_t row, int64_t k, int64_t steps,
+                                                 int64_t block_steps) {
+    struct amx_prefetch p;
+    memset(&p, 0, sizeof p);
+    const char *packed = (const char *)x->packed_a + (row * x->plan.depth + k) * AMX_PAIR_BYTES;
+    p.row = x->packed_a ? packed : (const char *)amx_at(&x->a, row * AMX_BLOCK, k * AMX_BLOCK);
+    p.stride = x->packed_a ? (size_t)steps * 64 : (size_t)x->a.ld * sizeof(bf16);
+    p.rows = (int)gemm_min(AMX_BLOCK, x->a.lines - row * AMX_BLOCK);
+    p.lines = (int)steps;
+    p.per_step = (int)amx_divide(steps * AMX_BLOCK, block_steps);
+    return p;
+}
+
+// The lines of `sum` that piece `piece` of `pieces` prefetches for the block at (row, col): some of its rows each.
+static inline struct amx_prefetch amx_sum_prefetch(const struct amx_output *o, int64_t row, int64_t col, int64_t piece,
+                                                   int64_t pieces, int64_t block_steps) {
+    struct amx_prefetch p;
+    memset(&p, 0, sizeof p);
+    if (!o->sum)
+        return p;
+    const int64_t ld = o->transposed ? o->rows : o->cols, first = AMX_BLOCK * piece / pieces;
+    const int64_t down = o->transposed ? o->cols - col : o->rows - row;
+    p.row = (const char *)(o->sum + (o->transposed ? (col + first) * ld + row : (row + first) * ld + col));
+    p.stride = (size_t)ld * sizeof *o->sum;
+    p.rows = (int)(gemm_min(AMX_BLOCK * (piece + 1) / pieces, down) - first);
+    p.lines = AMX_BLOCK * (int)sizeof(float) / 64;
+    p.per_step = (int)amx_divide((int64_t)AMX_BLOCK / pieces * p.lines, block_steps);
+    p.to_write = true;
+    return p;
+}
+
+// 32 rows of C x the columns of a panel of B (cols blocks from col), for the panel's depth (from k, in blocks).
+static void amx_row_of_blocks(const struct amx_product *x, float *c, bf16 *room, const bf16 *panel, int64_t row,
+                              int64_t next_row, int64_t col, int64_t cols, int64_t k, int64_t depth) {
+    const int64_t piece_depth = AMX_A_DEPTH / AMX_BLOCK, pieces = amx_divide(depth, piece_depth);
+    const bool last_panel = k + depth == x->plan.depth;
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        const int64_t at = piece * piece_depth, steps = gemm_min(piece_depth, depth - at);
+        const bf16 *a = amx_a_tiles(x, room, row, k + at, steps);
+        const bool turn = piece + 1 == pieces;
+        const int64_t next = turn ? 0 : at + piece_depth;
+        struct amx_prefetch next_a =
+            amx_a_prefetch(x, turn ? next_row : row, k + next, gemm_min(piece_depth, depth - next), cols * steps);
+        for (int64_t j = 0; j < cols; j++) {
+            struct amx_prefetch next_c =
+                amx_sum_prefetch(&x->output, row * AMX_BLOCK, (col + j) * AMX_BLOCK, piece, pieces, steps);
+            if (!last_panel)
+                next_c.rows = 0;
+            float *block = c + j * AMX_BLOCK * AMX_BLOCK;
+            amx_block(block, a, panel + (j * depth + at) * 1024, (int)steps, k + at == 0, &next_a, &next_c);
+            if (!last_panel || !turn)
+                continue;
+            if (x->output.out)
+                amx_write_out(&x->output, block, row * AMX_BLOCK, (col + j) * AMX_BLOCK);
+            else
+                amx_add_to_sum(&x->output, block, row * AMX_BLOCK, (col + j) * AMX_BLOCK);
+        }
+    }
+}
+
+// One thread's part of C.
+static void amx_part(const struct amx_product *x, int thread) {
+    const struct amx_plan *p = &x->plan;
+    const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;
+    const int64_t row0 = p->rows * row_part / p->row_parts, row1 = p->rows * (row_part + 1) / p->row_parts;
+    const int64_t col0 = p->cols * col_part / p->col_parts, col1 = p->cols * (col_part + 1) / p->col_parts;
+    char *memory = x->thread_memory + (size_t)thread * amx_thread_bytes(p);
+    float *c = (float *)memory;
+    bf16 *room = (bf16 *)(memory + amx_c_bytes(p)), *panel = room + AMX_A_DEPTH * AMX_BLOCK;
+    float *sums = row_part == 0 ? x->b_sums : NULL;
+    if (sums)
+        memset(sums + col0 * AMX_BLOCK, 0, (size_t)(col1 - col0) * AMX_BLOCK * sizeof *sums);
+    for (int64_t col = col0; col < col1; col += p->panel_cols) {
+        const int64_t cols = gemm_min(p->panel_cols, col1 - col);
+        for (int64_t k = 0; k < p->depth; k += p->panel_depth) {
+            const int64_t depth = gemm_min(p->panel_depth, p->depth - k);
+            amx_pack_panel(panel, depth * 1024, &x->b, col * AMX_BLOCK, cols * AMX_BLOCK, k * AMX_BLOCK, depth * AMX_BLOCK,
+                           true, sums ? sums + col * AMX_BLOCK : NULL);
+            for (int64_t row = row0; row < row1; row++) {
+                float *blocks = p->panel_depth < p->depth ? c + (row - row0) * p->panel_cols * AMX_BLOCK * AMX_BLOCK : c;
+                amx_row_of_blocks(x, blocks, room, panel, row, row + 1 < row1 ? row + 1 : row0, col, cols, k, depth);
+            }
+        }
+    }
+}
+
+static void amx_run(const struct amx_product *x, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        if (x->packed_a) {
+#pragma omp for schedule(static)
+            for (int thread = 0; thread < threads; thread++)
+                amx_pack_a(x, thread, threads);
+        }
+        amx_begin();
+#pragma omp for schedule(static)
+        for (int part = 0; part < x->plan.row_parts * x->plan.col_parts; part++)
+            amx_part(x, part);
+        amx_end();
+    }
+}
+
+// dweight^T instead of dweight where dout is the wider of the two: the narrow one is to be A, which is packed as a whole.
+static inline bool amx_turns(const struct gemm *g) { return g->a_transposed && g->rows > g->cols; }
+
+static size_t amx_workspace_bytes(const struct gemm *g, const struct device *dev) {
+    const bool turn = amx_turns(g);
+    const struct amx_plan p = amx_plan_make(turn ? g->cols : g->rows, turn ? g->rows : g->cols, g->depth, dev->threads);
+    const size_t packed_a = g->a_transposed ? (size_t)p.rows * (size_t)p.depth * AMX_PAIR_BYTES : 0;
+    const size_t sums = (size_t)(p.rows > p.cols ? p.rows : p.cols) * AMX_BLOCK * sizeof(float);
+    return packed_a + sums + (size_t)p.row_parts * (size_t)p.col_parts * amx_thread_bytes(&p);
+}
+
+// C = A B as the gemm says. dbias (rows of the gemm) gets the sums of A over the depth, where it is given.
+static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
+    const struct amx_operand a = {g->a, g->lda, g->rows, g->depth, g->a_transposed};
+    const struct amx_operand b = {g->b, g->ldb, g->cols, g->depth, !g->b_transposed};
+    const bool turn = amx_turns(g);
+    struct amx_product x;
+    memset(&x, 0, sizeof x);
+    x.a = turn ? b : a;
+    x.b = turn ? a : b;
+    x.plan = amx_plan_make(x.a.lines, x.b.lines, g->depth, dev->threads);
+    const struct amx_output output = {g->out, g->bias, g->sum, turn, x.a.lines, x.b.lines};
+    x.output = output;
+    char *memory = (char *)workspace;
+    if (x.a.by_depth) {
+        x.packed_a = (bf16 *)memory;
+        memory += x.plan.rows * x.plan.depth * AMX_PAIR_BYTES;
+    }
+    float *sums = (float *)memory;
+    memory += gemm_max(x.plan.rows, x.plan.cols) * AMX_BLOCK * (int64_t)sizeof *sums;
+    x.a_sums = dbias && !turn ? sums : NULL;
+    x.b_sums = dbias && turn ? sums : NULL;
+    x.thread_memory = memory;
+    amx_run(&x, dev->threads);
+    if (dbias) {
+#pragma omp simd
+        for (int64_t i = 0; i < g->rows; i++)
+            dbias[i] += sums[i];
+    }
+}
+
+#endif
