@@ -169,92 +169,116 @@ struct plan_item {
     size_t offset;
 };
 
+// What a placed item takes of the addresses.
+struct plan_span {
+    size_t begin, end;
+};
+
+enum {
+    PLAN_GAP_SEARCH_LIVE = 8,       // stack so many that of the others this many live at a time, on average
+    PLAN_GAP_SEARCH_NEIGHBOURS = 256,
+    PLAN_GAP_SEARCH_WORK = 4000000, // at most so many list heads looked at in one try,
+    PLAN_PACK_WORK = 20000000       // and so many, neighbours included, in all tries: some 0.1 s
+};
+
 struct plan_packing {
-    struct plan_item *items;
-    int count, slots;
+    struct plan_item *items; // by falling length: the first `stacked` are stacked, the others fitted on top
+    int count, stacked, slots;
+    int longest;       // slots of the longest fitted item
     size_t bound;      // the largest live sum: no packing is lower
     size_t *best;      // offsets of the best packing so far
     size_t best_height;
     size_t *skyline;   // per slot, the top of what is stacked there
-    int *order;        // items in the order of placing
-    int *newest, *next;       // per slot, a list of the short-lived items placed that begin there
-    struct plan_item **near_; // the placed items that live together with the one at hand
+    int *newest, *next; // per slot, a list of the fitted items that begin there; -1 ends it
+    int64_t work;      // how much has been looked at
 };
 
 struct plan_key {
     double key;
-    int index;
+    int item;
 };
 
 static int plan_compare_keys(const void *a, const void *b) {
     const struct plan_key *x = (const struct plan_key *)a, *y = (const struct plan_key *)b;
     if (x->key != y->key)
         return x->key > y->key ? -1 : 1;
-    return x->index < y->index ? -1 : 1;
+    return x->item < y->item ? -1 : 1;
 }
 
 static int plan_item_length(const struct plan_item *item) { return item->last - item->first + 1; }
 
-// Puts the item on top of all that is stacked in its slots.
-static void plan_stack(struct plan_packing *packing, struct plan_item *item) {
-    size_t top = 0;
-    for (int s = item->first; s <= item->last; s++)
-        top = packing->skyline[s] > top ? packing->skyline[s] : top;
-    item->offset = top;
-    for (int s = item->first; s <= item->last; s++)
-        packing->skyline[s] = top + item->bytes;
-}
-
-static int plan_compare_offsets(const void *a, const void *b) {
-    const struct plan_item *x = *(struct plan_item *const *)a, *y = *(struct plan_item *const *)b;
-    if (x->offset != y->offset)
-        return x->offset < y->offset ? -1 : 1;
+static int plan_compare_lengths(const void *a, const void *b) {
+    const struct plan_item *x = (const struct plan_item *)a, *y = (const struct plan_item *)b;
+    if (plan_item_length(x) != plan_item_length(y))
+        return plan_item_length(x) > plan_item_length(y) ? -1 : 1;
     return x->id < y->id ? -1 : 1;
 }
 
-// Puts the item into the tightest gap between those short-lived ones that it meets, above what is stacked.
-static void plan_fit(struct plan_packing *packing, struct plan_item *item, int longest) {
-    size_t base = 0;
+// The highest stacked byte under an item.
+static size_t plan_floor(const struct plan_packing *packing, const struct plan_item *item) {
+    size_t top = 0;
     for (int s = item->first; s <= item->last; s++)
-        base = packing->skyline[s] > base ? packing->skyline[s] : base;
-    int near_count = 0;
-    for (int s = item->first - longest + 1 > 0 ? item->first - longest + 1 : 0; s <= item->last; s++)
-        for (int i = packing->newest[s]; i >= 0; i = packing->next[i])
-            if (packing->items[i].last >= item->first)
-                packing->near_[near_count++] = &packing->items[i];
-    qsort(packing->near_, (size_t)near_count, sizeof *packing->near_, plan_compare_offsets);
-    size_t gap_best = SIZE_MAX, offset = SIZE_MAX;
-    for (int i = 0; i < near_count; i++) {
-        const struct plan_item *other = packing->near_[i];
-        if (other->offset > base) {
-            const size_t gap = other->offset - base;
-            if (gap >= item->bytes && gap < gap_best) {
-                gap_best = gap;
-                offset = base;
-            }
-        }
-        base = other->offset + other->bytes > base ? other->offset + other->bytes : base;
-    }
-    item->offset = offset == SIZE_MAX ? base : offset;
-    packing->next[item - packing->items] = packing->newest[item->first];
-    packing->newest[item->first] = (int)(item - packing->items);
+        top = packing->skyline[s] > top ? packing->skyline[s] : top;
+    return top;
 }
 
-// Places all items in packing->order; the first `stacked` of them on top of each other. Keeps the result if it is the
-// best yet. True when nothing better is possible.
-static bool plan_try(struct plan_packing *packing, int stacked) {
+// Stacks the long-lived items, each on top of all that is stacked in its slots: dense where lifetimes nest.
+static void plan_stack(struct plan_packing *packing, const struct plan_key *order) {
     memset(packing->skyline, 0, (size_t)packing->slots * sizeof *packing->skyline);
+    for (int i = 0; i < packing->stacked; i++) {
+        struct plan_item *item = &packing->items[order[i].item];
+        item->offset = plan_floor(packing, item);
+        packing->work += plan_item_length(item) / 4; // these loops are vectors
+        for (int s = item->first; s <= item->last; s++)
+            packing->skyline[s] = item->offset + item->bytes;
+    }
+}
+
+// Puts an item into the tightest gap between the fitted ones that live with it, above what is stacked; on top of them if
+// none is wide enough, or if they are too many to look.
+static void plan_fit(struct plan_packing *packing, int index) {
+    struct plan_item *item = &packing->items[index];
+    const size_t bottom = plan_floor(packing, item);
+    struct plan_span near_[PLAN_GAP_SEARCH_NEIGHBOURS]; // by begin
+    int count = 0;
+    size_t top = bottom;
+    const int from = item->first - packing->longest + 1;
+    for (int s = from > 0 ? from : 0; s <= item->last; s++)
+        for (int other = packing->newest[s]; other >= 0; other = packing->next[other]) {
+            if (packing->items[other].last < item->first)
+                continue;
+            const struct plan_span span = {packing->items[other].offset,
+                                           packing->items[other].offset + packing->items[other].bytes};
+            packing->work++;
+            top = span.end > top ? span.end : top;
+            if (count == PLAN_GAP_SEARCH_NEIGHBOURS)
+                continue;
+            int at = count++;
+            for (; at > 0 && near_[at - 1].begin > span.begin; at--)
+                near_[at] = near_[at - 1];
+            near_[at] = span;
+        }
+    packing->work += plan_item_length(item) + packing->longest;
+    item->offset = top;
+    size_t base = bottom, tightest = SIZE_MAX;
+    for (int i = 0; i < count && count < PLAN_GAP_SEARCH_NEIGHBOURS; i++) {
+        if (near_[i].begin > base && near_[i].begin - base >= item->bytes && near_[i].begin - base < tightest) {
+            tightest = near_[i].begin - base;
+            item->offset = base;
+        }
+        base = near_[i].end > base ? near_[i].end : base;
+    }
+    packing->next[index] = packing->newest[item->first];
+    packing->newest[item->first] = index;
+}
+
+// Fits the short-lived items, in the order given, on what is stacked. Keeps the result if it is the best yet. True when
+// nothing better is possible.
+static bool plan_try(struct plan_packing *packing, const struct plan_key *order) {
     for (int s = 0; s < packing->slots; s++)
         packing->newest[s] = -1;
-    for (int i = 0; i < stacked; i++)
-        plan_stack(packing, &packing->items[packing->order[i]]);
-    int longest = 1;
-    for (int i = stacked; i < packing->count; i++) {
-        const int length = plan_item_length(&packing->items[packing->order[i]]);
-        longest = length > longest ? length : longest;
-    }
-    for (int i = stacked; i < packing->count; i++)
-        plan_fit(packing, &packing->items[packing->order[i]], longest);
+    for (int i = 0; i < packing->count - packing->stacked; i++)
+        plan_fit(packing, order[i].item);
     size_t height = 0;
     for (int i = 0; i < packing->count; i++) {
         const size_t top = packing->items[i].offset + packing->items[i].bytes;
@@ -268,46 +292,69 @@ static bool plan_try(struct plan_packing *packing, int stacked) {
     return packing->best_height == packing->bound;
 }
 
-enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_SIZE, PLAN_BY_START, PLAN_ORDERS };
+enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_BYTES, PLAN_BY_START, PLAN_ORDERS };
 
-static void plan_sort(struct plan_packing *packing, int from, enum plan_order order) {
-    const int n = packing->count - from;
-    struct plan_key *keys = (struct plan_key *)plan_allocate((size_t)n, sizeof *keys);
-    for (int i = 0; i < n; i++) {
-        const struct plan_item *item = &packing->items[packing->order[from + i]];
+static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, int from, int to, enum plan_order order) {
+    for (int i = from; i < to; i++) {
+        const struct plan_item *item = &packing->items[i];
         const double length = plan_item_length(item), bytes = (double)item->bytes;
-        keys[i].key = order == PLAN_BY_LENGTH ? length
-                      : order == PLAN_BY_AREA ? length * bytes
-                      : order == PLAN_BY_SIZE ? bytes
-                                              : -(double)item->first;
-        keys[i].index = packing->order[from + i];
+        keys[i - from].item = i;
+        switch (order) {
+        case PLAN_BY_AREA: keys[i - from].key = length * bytes; break;
+        case PLAN_BY_BYTES: keys[i - from].key = bytes; break;
+        case PLAN_BY_START: keys[i - from].key = -item->first; break;
+        default: keys[i - from].key = length;
+        }
     }
-    qsort(keys, (size_t)n, sizeof *keys, plan_compare_keys);
-    for (int i = 0; i < n; i++)
-        packing->order[from + i] = keys[i].index;
-    free(keys);
+    qsort(keys, (size_t)(to - from), sizeof *keys, plan_compare_keys);
 }
 
+// Squeaky wheel (Joslin & Clements 1999): what stuck out above the bound is placed a little earlier next time. By a fifth
+// of its rank: bigger steps undo what was right (measured: they leave four times as many plans above the bound).
+static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
+    for (int i = 0; i < count; i++) {
+        const struct plan_item *item = &packing->items[keys[i].item];
+        keys[i].key = item->offset + item->bytes > packing->bound ? 0.5 - 0.8 * i : -i;
+    }
+    qsort(keys, (size_t)count, sizeof *keys, plan_compare_keys);
+}
+
+// Splits the items, tries every pair of orders, and goes on with better ones until the bound is met or enough was done.
 static void plan_pack(struct plan_packing *packing) {
-    for (int i = 0; i < packing->count; i++)
-        packing->order[i] = i;
-    plan_sort(packing, 0, PLAN_BY_LENGTH);
-    if (plan_try(packing, packing->count))
-        return;
-    // Stack the long-lived; so many that of the others some 32 live at a time, among which gaps are looked for.
-    int stacked = packing->count;
-    double area = 0;
-    while (stacked > 0) {
-        area += plan_item_length(&packing->items[packing->order[stacked - 1]]);
-        if (area > 32.0 * packing->slots)
+    qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
+    int64_t area = 0;
+    packing->stacked = packing->count;
+    packing->longest = 1;
+    while (packing->stacked > 0) {
+        const int length = plan_item_length(&packing->items[packing->stacked - 1]);
+        area += length;
+        if (area > (int64_t)PLAN_GAP_SEARCH_LIVE * packing->slots ||
+            (int64_t)length * (packing->count - packing->stacked) > PLAN_GAP_SEARCH_WORK)
             break;
-        stacked--;
+        packing->longest = length;
+        packing->stacked--;
     }
-    for (int order = 0; order < PLAN_ORDERS; order++) {
-        plan_sort(packing, stacked, (enum plan_order)order);
-        if (plan_try(packing, stacked))
-            return;
-    }
+    static const enum plan_order stack_orders[2] = {PLAN_BY_START, PLAN_BY_LENGTH};
+    const int fitted = packing->count - packing->stacked;
+    struct plan_key *stack = (struct plan_key *)plan_allocate((size_t)packing->stacked, sizeof *stack);
+    struct plan_key *fit = (struct plan_key *)plan_allocate((size_t)(2 * PLAN_ORDERS * fitted), sizeof *fit);
+    bool done = false;
+    for (int round = 0; !done && packing->work < PLAN_PACK_WORK && round < 50; round++)
+        for (int i = 0; !done && i < 2 * PLAN_ORDERS && packing->work < PLAN_PACK_WORK; i++) {
+            struct plan_key *order = fit + (size_t)i * (size_t)fitted;
+            if (i % PLAN_ORDERS == 0) {
+                plan_sort(packing, stack, 0, packing->stacked, stack_orders[i / PLAN_ORDERS]);
+                plan_stack(packing, stack);
+            }
+            if (round == 0)
+                plan_sort(packing, order, packing->stacked, packing->count, (enum plan_order)(i % PLAN_ORDERS));
+            for (int again = 0; !done && again < 2; again++) { // one promotion often is enough
+                done = plan_try(packing, order);
+                plan_promote(packing, order, fitted);
+            }
+        }
+    free(fit);
+    free(stack);
 }
 
 static void plan_place_activations(struct plan *plan) {
@@ -332,9 +379,7 @@ static void plan_place_activations(struct plan *plan) {
 
     packing.items = (struct plan_item *)plan_allocate((size_t)packing.count, sizeof *packing.items);
     packing.best = (size_t *)plan_allocate((size_t)packing.count, sizeof *packing.best);
-    packing.order = (int *)plan_allocate((size_t)packing.count, sizeof *packing.order);
     packing.next = (int *)plan_allocate((size_t)packing.count, sizeof *packing.next);
-    packing.near_ = (struct plan_item **)plan_allocate((size_t)packing.count, sizeof *packing.near_);
     packing.skyline = (size_t *)plan_allocate((size_t)packing.slots, sizeof *packing.skyline);
     packing.newest = (int *)plan_allocate((size_t)packing.slots, sizeof *packing.newest);
     packing.best_height = SIZE_MAX;
@@ -377,9 +422,7 @@ static void plan_place_activations(struct plan *plan) {
     free(live);
     free(packing.newest);
     free(packing.skyline);
-    free(packing.near_);
     free(packing.next);
-    free(packing.order);
     free(packing.best);
     free(packing.items);
     free(slot_of);
