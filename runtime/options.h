@@ -204,18 +204,18 @@ static inline bool option_parse_number(const char *text, double *value, bool *ov
     char *end;
     *value = strtod(text, &end);
     *overflow = false;
-    if (!*text || !strchr("+-.0123456789", *text) || end == text || *end || isnan(*value))
+    if (end == text || *end || text[strspn(text, "0123456789+-.eE")]) // strtod takes nan, inf, blanks, 0x10 as well
         return false;
     *overflow = isinf(*value);
     return true;
 }
 // GNU's units: K = KiB = 1024, KB = 1000. Long double holds every 64-bit count on the way.
 static inline bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
-    static const char letters[] = "kmgtpe";
+    static const char letters[] = "kmgtp";
     char *unit;
     long double bytes = strtold(text, &unit);
     *overflow = false;
-    if (!((*text >= '0' && *text <= '9') || *text == '.') || unit == text)
+    if (!((*text >= '0' && *text <= '9') || *text == '.') || unit == text || strpbrk(text, "xX"))
         return false;
     const char *letter = *unit ? strchr(letters, *unit | 0x20) : NULL;
     if (letter) {

@@ -1,0 +1,505 @@
+// The parser of options, and the engine's table of them: values, mistakes, presets, help, config.json.
+#include "config.h"          // under test
+#include "test/fails.h"      // assert_fails
+#include "test/json_read.h"  // json_member
+#include "test/testing.h"    // cmocka
+#include <float.h>           // DBL_MAX
+
+// ---- the parser, on a table of its own ----
+
+struct values {
+    int count;
+    int64_t big;
+    uint64_t seed;
+    float share;
+    double rate;
+    int64_t room;
+    bool fast, fast_start;
+    int colour;
+    const char *file;
+};
+static const struct option_row rows[] = {
+    {"Numbers", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
+    OPTION_ROW(values, OPTION_INT, count, "3", "N", 1, 100, "A count"),
+    OPTION_ROW(values, OPTION_INT64, big, "-7", "N", 0, 0, "A big one"),
+    OPTION_ROW(values, OPTION_UINT64, seed, "1", "N", 0, 0, "A seed"),
+    OPTION_ROW(values, OPTION_FLOAT, share, "0.5", "X", 0, 1, "A share"),
+    OPTION_ROW(values, OPTION_DOUBLE, rate, "1e-3", "X", 0, INFINITY, "A rate"),
+    OPTION_ROW(values, OPTION_BYTES, room, "1KiB", "BYTES", 0, INFINITY, "A size"),
+    {"Others", OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL},
+    OPTION_ROW(values, OPTION_BOOL, fast, "false", "", 0, 0, "A flag"),
+    OPTION_ROW(values, OPTION_BOOL, fast_start, "true", "", 0, 0, "Another flag"),
+    OPTION_ROW(values, OPTION_ENUM, colour, "red", "red|dark_red|Green", 0, 0, "A colour"),
+    OPTION_ROW(values, OPTION_STRING, file, "", "FILE", 0, 0, "A file"),
+};
+enum { ROWS = sizeof rows / sizeof rows[0] };
+static const struct options small_table = {rows, ROWS, "small", "small 1.0", "A table for tests.", "The end.\n"};
+
+// The words of a command line, split at blanks; `words` must stay.
+struct command {
+    char text[1024];
+    char *argv[64];
+    int argc;
+};
+static void split(struct command *command, const char *words) {
+    snprintf(command->text, sizeof command->text, "%s", words);
+    command->argc = 0;
+    command->argv[command->argc++] = (char *)"train_gpt";
+    char *rest = NULL;
+    for (char *word = strtok_r(command->text, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        command->argv[command->argc++] = word;
+    command->argv[command->argc] = NULL;
+}
+
+static struct values parse(struct command *command, bool given[ROWS], const char *words) {
+    struct values values;
+    memset(&values, 0, sizeof values);
+    memset(given, 0, ROWS * sizeof *given);
+    split(command, words);
+    options_set_defaults(&small_table, &values);
+    options_parse(&small_table, &values, given, command->argc, command->argv);
+    return values;
+}
+static void parse_in_child(void *words) {
+    struct command command;
+    bool given[ROWS];
+    parse(&command, given, (const char *)words);
+}
+#define assert_rejects(command_line, words) assert_fails(parse_in_child, (void *)(command_line), (words))
+
+static void every_kind_has_its_default_and_takes_a_value(void **state) {
+    struct command command;
+    bool given[ROWS];
+    struct values v = parse(&command, given, "");
+    assert_true(v.count == 3 && v.big == -7 && v.seed == 1 && v.share == 0.5f && v.rate == 1e-3 && v.room == 1024);
+    assert_true(!v.fast && v.fast_start && v.colour == 0 && strcmp(v.file, "") == 0);
+    for (int i = 0; i < ROWS; i++)
+        assert_false(given[i]);
+
+    v = parse(&command, given,
+              "--count 99 --big=-9223372036854775808 --seed 18446744073709551615 --share .25 --rate 1e-300 --room 6GiB "
+              "--fast --no-fast-start --colour green --file=--odd=name");
+    assert_true(v.count == 99 && v.big == INT64_MIN && v.seed == UINT64_MAX && v.share == 0.25f && v.rate == 1e-300);
+    assert_true(v.room == (int64_t)6 << 30 && v.fast && !v.fast_start && v.colour == 2);
+    assert_string_equal(v.file, "--odd=name");
+    for (int i = 0; i < ROWS; i++)
+        assert_int_equal(given[i], rows[i].kind != OPTION_GROUP);
+    v = parse(&command, given, "--count 5 --count 6 --fast=no --fast-start off --fast yes"); // the last of two wins
+    assert_true(v.count == 6 && v.fast && !v.fast_start);
+}
+
+static void sizes_in_bytes_have_gnu_units(void **state) {
+    static const struct {
+        const char *text;
+        int64_t bytes;
+    } sizes[] = {
+        {"0", 0},    {"123", 123},   {"1e9", 1000000000}, {"512MiB", 512 << 20},    {"1.5GiB", (int64_t)3 << 29},
+        {"7b", 7},   {"2k", 2048},   {"6GB", 6000000000}, {".5T", (int64_t)1 << 39}, {"4096PiB", (int64_t)1 << 62},
+        {"3KB", 3000}, {"3kib", 3072}, {"9223372036854775807", INT64_MAX},
+    };
+    struct command command;
+    bool given[ROWS];
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--room %s", sizes[i].text);
+        assert_int_equal(parse(&command, given, words).room, sizes[i].bytes);
+    }
+    static const char *const wrong[] = {"",   "6Gi", "GiB", "0x10", "6GiBs", "6GBB",
+                                        "0x", "nan", "inf", "-1",   "+1",    "1e",   "1..2"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--room=%s", wrong[i]);
+        assert_rejects(words, "--room|6GiB, 512MiB or 1e9");
+    }
+    assert_rejects("--room 8192P", "--room|'8192P' is out of range");
+    assert_rejects("--room 1e40", "--room|out of range");
+}
+
+static void abbreviations_work_while_they_are_unambiguous(void **state) {
+    struct command command;
+    bool given[ROWS];
+    assert_int_equal(parse(&command, given, "--cou 7").count, 7);
+    assert_int_equal(parse(&command, given, "--cou=8").count, 8);
+    assert_true(parse(&command, given, "--fast").fast); // a whole name, though another begins with it
+    assert_false(parse(&command, given, "--no-fast-s").fast_start);
+    assert_rejects("--fas", "--fas is ambiguous|--fast |--fast-start");
+    assert_rejects("--no-fas", "--no-fas is ambiguous|--no-fast |--no-fast-start");
+    assert_rejects("--co 7", "--co is ambiguous|--count|--colour");
+    assert_rejects("--r 7", "ambiguous|--rate|--room");
+}
+
+static void unknown_options_name_the_nearest(void **state) {
+    assert_rejects("--cuont 7", "unknown option --cuont;|--count");
+    assert_rejects("--counts=7", "unknown option --counts;|--count");
+    assert_rejects("--clour 7", "unknown option --clour;|--colour");
+    assert_rejects("--sead 7", "unknown option --sead;|--seed");
+    assert_rejects("--start", "--start;|--fast-start"); // a part of a name counts as near
+    assert_rejects("--no-rate", "unknown option --no-rate;|--rate");
+    assert_rejects("--hepl", "unknown option --hepl;|--help");
+    assert_rejects("--versoin", "unknown option --versoin;|--version");
+    assert_rejects("--=3", "unknown option --;");
+    assert_rejects("--", "unknown option --;");
+    assert_rejects("--a-name-that-is-longer-than-any-option-that-a-table-could-hold-and-some", "unknown option");
+    assert_rejects("-c 3", "unknown option -c; options begin with two dashes");
+}
+
+static void what_is_no_option_is_an_error(void **state) {
+    assert_rejects("seven", "'seven' is not an option");
+    assert_rejects("--count 7 eight", "'eight' is not an option");
+    assert_rejects("--fast maybe", "'maybe' is not an option");
+    assert_rejects("-", "'-' is not an option");
+}
+
+static void values_that_are_missing_or_not_of_their_kind_are_errors(void **state) {
+    assert_rejects("--count", "option --count needs a value: expected an integer of at least 1 and below 100");
+    assert_rejects("--file --fast", "option --file needs a value|after a =");
+    assert_rejects("--no-fast=true", "--no-fast takes no value; write --fast=true");
+    static const char *const not_integers[] = {"", "x", "7x", "7.0", "1e1", "0x7", "--7", "+-7", "nan"};
+    for (size_t i = 0; i < sizeof not_integers / sizeof not_integers[0]; i++) {
+        char words[64], message[64];
+        snprintf(message, sizeof message, "'%s' is not understood|an integer", not_integers[i]);
+        snprintf(words, sizeof words, "--count=%s", not_integers[i]);
+        assert_rejects(words, message);
+        snprintf(words, sizeof words, "--big=%s", not_integers[i]);
+        assert_rejects(words, message);
+        snprintf(words, sizeof words, "--seed=%s", not_integers[i]);
+        assert_rejects(words, message);
+    }
+    static const char *const not_numbers[] = {"",    "x",    "0.5x",     "0x1",  "nan", "-nan",
+                                              "inf", "-inf", "infinity", "0.5,", "--1", "e5"};
+    for (size_t i = 0; i < sizeof not_numbers / sizeof not_numbers[0]; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--share=%s", not_numbers[i]);
+        assert_rejects(words, "--share: |is not understood; expected a number of at least 0 and below 1");
+        snprintf(words, sizeof words, "--rate=%s", not_numbers[i]);
+        assert_rejects(words, "--rate: |is not understood; expected a number of at least 0");
+    }
+    assert_rejects("--fast=perhaps", "--fast: 'perhaps' is not known; expected true or false");
+    assert_rejects("--fast=", "--fast: '' is not known; expected true or false");
+    assert_rejects("--colour blue", "--colour: 'blue' is not known; expected red, dark_red or Green");
+    assert_rejects("--colour=", "--colour: '' is not known");
+    assert_rejects("--colour gree", "--colour: 'gree' is not known");
+    assert_rejects("--seed -1", "--seed: '-1' is not understood"); // strtoull would take it
+}
+
+static void values_out_of_range_are_errors(void **state) {
+    assert_rejects("--count 0", "--count: '0' is out of range; expected an integer of at least 1 and below 100");
+    assert_rejects("--count 100", "--count: '100' is out of range");
+    assert_rejects("--count 4294967298", "--count: '4294967298' is out of range"); // 2 in 32 bits
+    assert_rejects("--count 18446744073709551618", "out of range");
+    assert_rejects("--big 9223372036854775808", "--big: |out of range");
+    assert_rejects("--big -9223372036854775809", "--big: |out of range");
+    assert_rejects("--seed 18446744073709551616", "--seed: |out of range; expected an integer from 0 to 2^64-1");
+    assert_rejects("--share -0.001", "--share: |out of range");
+    assert_rejects("--share 1", "--share: |out of range");
+    assert_rejects("--share 0.9999999999", "--share: |out of range"); // 1 as a float
+    assert_rejects("--share 1e39", "--share: |out of range");
+    assert_rejects("--rate 1e309", "--rate: |out of range");
+    assert_rejects("--rate -1e309", "--rate: |out of range");
+}
+
+static void help_is_laid_out_in_groups_with_defaults(void **state) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *const memory = open_memstream(&text, &bytes);
+    options_help(&small_table, memory);
+    fclose(memory);
+    const char *const numbers = strstr(text, "\nNumbers:\n"), *const others = strstr(text, "\nOthers:\n");
+    assert_true(numbers && others && numbers < others);
+    assert_non_null(strstr(text, "  --count N                           A count [3]\n"));
+    assert_non_null(strstr(text, "  --fast-start                        Another flag [true]\n"));
+    assert_non_null(strstr(text, "  --colour red|dark_red|Green         A colour [red]\n"));
+    assert_non_null(strstr(text, "A file [none]\n"));
+    free(text);
+}
+
+// ---- the engine's options ----
+
+static struct config configure(struct command *command, const char *words) {
+    split(command, words);
+    return config_parse(command->argc, command->argv);
+}
+static void configure_in_child(void *words) {
+    struct command command;
+    configure(&command, (const char *)words);
+}
+#define assert_config_rejects(command_line, words) assert_fails(configure_in_child, (void *)(command_line), (words))
+
+static void the_table_is_consistent(void **state) {
+    static const size_t sizes[] = {0, sizeof(int),  sizeof(int64_t), sizeof(uint64_t), sizeof(float),
+                                   sizeof(double), sizeof(int64_t), sizeof(bool), sizeof(int), sizeof(const char *)};
+    size_t covered = 0;
+    for (int i = 0; i < CONFIG_ROWS; i++) {
+        const struct option_row *row = &config_rows[i];
+        assert_true(row->name && strlen(row->name) < (row->kind == OPTION_GROUP ? 100 : OPTION_NAME));
+        if (row->kind == OPTION_GROUP)
+            continue;
+        assert_int_equal(row->size, sizes[row->kind]); // the field is of the kind's type
+        assert_true(row->help && *row->help && row->argument && row->default_text);
+        covered += row->size;
+        for (int j = 0; j < i; j++) { // no two options share a field or a name
+            const struct option_row *other = &config_rows[j];
+            assert_true(other->kind == OPTION_GROUP || strcmp(row->name, other->name) != 0);
+            assert_true(row->offset >= other->offset + other->size || other->offset >= row->offset + row->size);
+        }
+    }
+    // Every field has an option: what they leave uncovered is at most the alignment of each.
+    assert_in_range(offsetof(struct config, given) - covered, 0, 64);
+    for (int i = 0; i < CONFIG_PRESETS; i++) {
+        char name[OPTION_NAME];
+        assert_string_equal(option_choice_name(PRESET_NAMES, i + 1, name), presets[i].name);
+        assert_null(presets[i].settings[sizeof presets[i].settings / sizeof presets[i].settings[0] - 1]);
+    }
+    assert_int_equal(option_choice(PRESET_NAMES, "demo"), CONFIG_PRESETS); // no name without a preset
+}
+
+// Parameter counts as transformers reports them for the models as published.
+static void presets_have_the_published_parameter_counts(void **state) {
+    static const struct {
+        const char *preset;
+        int64_t parameters;
+        int seq_length;
+    } known[] = {
+        {"gpt2-124m", 124439808, 1024},      {"gpt2-350m", 354823168, 1024},    {"gpt2-774m", 774030080, 1024},
+        {"gpt2-1558m", 1557611200, 1024},    {"llama3.2-1b", 1235814400, 4096}, {"llama3-8b", 8030261248, 4096},
+        {"qwen2.5-0.5b", 494032768, 4096},   {"qwen2.5-1.5b", 1543714304, 4096}, {"qwen2.5-7b", 7615616512, 4096},
+    };
+    struct command command;
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--plan --preset %s", known[i].preset);
+        const struct config c = configure(&command, words);
+        assert_int_equal(config_parameter_count(&c), known[i].parameters);
+        assert_int_equal(c.seq_length, known[i].seq_length);
+        // Positions beyond GPT-2's own are not among the published ones; a shorter sequence changes nothing.
+        snprintf(words, sizeof words, "--plan --preset %s --seq-length 256", known[i].preset);
+        const struct config shorter = configure(&command, words);
+        assert_int_equal(config_parameter_count(&shorter), known[i].parameters);
+    }
+}
+
+static void a_preset_fills_only_what_the_user_left_open(void **state) {
+    struct command command;
+    struct config c = configure(&command, "--plan --preset llama3.2-1b");
+    assert_true(c.num_layers == 16 && c.hidden_size == 2048 && c.num_query_groups == 8 && c.kv_channels == 64);
+    assert_true(c.normalization == NORMALIZATION_RMSNORM && c.position_embedding_type == POSITION_ROPE);
+    assert_true(c.activation == ACTIVATION_SWIGLU && c.rotary_base == 500000 && !c.add_bias_linear && !c.add_qkv_bias);
+    c = configure(&command, "--num-layers 2 --preset llama3.2-1b --rotary-base=10000 --plan"); // before it and after it
+    assert_true(c.num_layers == 2 && c.rotary_base == 10000 && c.hidden_size == 2048);
+    // A value that equals the table's default is the user's word too.
+    c = configure(&command, "--plan --preset llama3-8b --num-layers 12 --seq-length 1024");
+    assert_true(c.num_layers == 12 && c.seq_length == 1024 && c.untie_embeddings_and_output_weights);
+    c = configure(&command, "--plan --preset llama3-8b --no-untie-embeddings-and-output-weights");
+    assert_false(c.untie_embeddings_and_output_weights);
+    c = configure(&command, "--plan --preset qwen2.5-7b");
+    assert_true(c.add_qkv_bias && !c.add_bias_linear && c.norm_epsilon == 1e-6f && c.kv_channels == 128);
+    c = configure(&command, "--plan --preset demo");
+    assert_true(c.vocab_size == 257 && c.num_query_groups < c.num_attention_heads);
+    assert_true(c.position_embedding_type == POSITION_ROPE);
+}
+
+static void sizes_left_open_follow_from_the_others(void **state) {
+    struct command command;
+    struct config c = configure(&command, "--plan");
+    assert_true(c.num_query_groups == 12 && c.kv_channels == 64 && c.ffn_hidden_size == 3072 && c.add_qkv_bias);
+    assert_true(c.max_position_embeddings == 1024 && c.global_batch_size == c.micro_batch_size);
+    assert_true(c.lr_decay_steps == c.train_steps && c.lr_wsd_decay_steps == c.train_steps / 10);
+    assert_int_equal(config_parameter_count(&c), 124439808); // the defaults are GPT-2 124M
+    c = configure(&command, "--plan --activation swiglu --hidden-size 1024 --num-attention-heads 8");
+    assert_true(c.ffn_hidden_size == 2816 && c.kv_channels == 128); // 8/3 x 1024 = 2730.7, up to 22 x 128
+    c = configure(&command, "--plan --hidden-size 100 --num-attention-heads 3 --kv-channels 8");
+    assert_true(c.kv_channels == 8);
+    c = configure(&command, "--plan --no-add-qkv-bias");
+    assert_true(c.add_bias_linear && !c.add_qkv_bias);
+    c = configure(&command, "--plan --no-add-bias-linear");
+    assert_true(!c.add_bias_linear && !c.add_qkv_bias);
+    // GPT-2's 1024 positions grow with the sequence, and so do the parameters.
+    c = configure(&command, "--plan --preset gpt2-124m --seq-length 2048");
+    assert_int_equal(c.max_position_embeddings, 2048);
+    assert_int_equal(config_parameter_count(&c), 124439808 + 1024 * 768);
+    c = configure(&command, "--train-data x --sample-every 5 --seq-length 64 --train-steps 5 --lr-decay-style WSD");
+    assert_true(c.sample_tokens == 64 && c.lr_wsd_decay_steps == 1 && c.val_every == 0); // nothing to validate on
+    c = configure(&command, "--train-data x --val-data y");
+    assert_true(c.val_every > 0);
+    c = configure(&command, "--train-data x --val-data y --val-every 0");
+    assert_int_equal(c.val_every, 0);
+    const struct schedule s = config_schedule(&c);
+    assert_true(s.style == LR_DECAY_COSINE && s.lr == 6e-4 && s.decay_steps == c.train_steps);
+    assert_true(schedule_lr(&s, 0) == 6e-4);
+}
+
+static void contradictions_name_what_to_change(void **state) {
+    assert_config_rejects("--plan --num-query-groups 5", "--num-query-groups 5|12; it may be one of 1, 2, 3, 4, 6, 12");
+    assert_config_rejects("--plan --num-query-groups 24", "--num-query-groups 24|1, 2, 3, 4, 6, 12");
+    assert_config_rejects("--plan --hidden-size 770", "--hidden-size 770|--num-attention-heads 12|--kv-channels");
+    assert_config_rejects("--plan --hidden-size 780", "multiple of 8, not 65|--hidden-size|--kv-channels");
+    assert_config_rejects("--plan --kv-channels 63", "multiple of 8, not 63: change --kv-channels");
+    assert_config_rejects("--plan --seq-length 2048 --max-position-embeddings 1024",
+                          "--max-position-embeddings 1024|--seq-length 2048");
+    assert_config_rejects("--plan --micro-batch-size 4 --global-batch-size 10",
+                          "--global-batch-size 10|--micro-batch-size 4|12");
+    assert_config_rejects("--plan --micro-batch-size 8 --global-batch-size 4",
+                          "--global-batch-size 4|the next multiple is 8");
+    assert_config_rejects("--plan --lr 1e-4 --min-lr 1e-3", "--min-lr 0.001|--lr 0.0001");
+    assert_config_rejects("--plan --train-steps 10 --lr-warmup-steps 11", "--lr-warmup-steps 11|10 steps|raise");
+    assert_config_rejects("--plan --lr-decay-style WSD --lr-warmup-steps 600 --lr-wsd-decay-steps 500",
+                          "--lr-wsd-decay-steps 500|--lr-warmup-steps 600|1000 steps");
+    assert_config_rejects("--out results", "--train-data is missing|--plan");
+    assert_config_rejects("--train-data=", "--train-data is missing");
+    assert_config_rejects("--train-data x --out=", "--out is empty");
+    assert_config_rejects("--train-data x --val-every 10", "--val-every 10 needs --val-data");
+    assert_config_rejects("--train-data x --seq-length 64 --sample-tokens 65", "--sample-tokens 65|--seq-length 64");
+    assert_config_rejects("--plan --num-layer=-1", "--num-layers: '-1' is out of range");
+    assert_config_rejects("--plan --vocab-size 0", "--vocab-size: '0' is out of range");
+    assert_config_rejects("--plan --hidden-dropout 1", "--hidden-dropout: '1' is out of range");
+    assert_config_rejects("--plan --attention-dropout -0.5", "--attention-dropout: '-0.5' is out of range");
+    assert_config_rejects("--plan --adam-beta2 1", "--adam-beta2: '1' is out of range");
+    assert_config_rejects("--plan --preset gpt3", "--preset: 'gpt3' is not known|gpt2-124m|llama3-8b|or demo");
+    assert_config_rejects("--plan --num-heads 3", "unknown option --num-heads;|--num-");
+    assert_config_rejects("--plan --train-iters 3", "unknown option --train-iters;|--train-steps");
+    assert_config_rejects("--plan --recompute full",
+                          "--recompute is ambiguous|--recompute-granularity|--recompute-modules");
+}
+
+static void lists_of_recomputation_are_checked_for_form(void **state) {
+    struct command command;
+    struct config c = configure(&command, "--plan --recompute-layers 0-3,8 --recompute-modules norm,activation");
+    assert_string_equal(c.recompute_layers, "0-3,8");
+    assert_string_equal(c.recompute_modules, "norm,activation");
+    static const char *const wrong[] = {",",    "1,",   ",1", "1-",   "-1",    "3-1",
+                                        "1--2", "1,,2", "a",  "+1,2", "1-2-3", "99999999999"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--plan --recompute-layers=%s", wrong[i]);
+        assert_config_rejects(words, "--recompute-layers: |numbers and ranges like 0-3,8");
+    }
+    assert_config_rejects("--plan --recompute-modules norm,nrom",
+                          "--recompute-modules: 'nrom' is not known|core_attn,norm");
+    assert_config_rejects("--plan --recompute-modules norm,,mlp", "--recompute-modules: '' is not known");
+    assert_config_rejects("--plan --recompute-modules norm,", "--recompute-modules: 'norm,' ends in a comma");
+}
+
+static void products_that_overflow_are_caught(void **state) {
+    struct command command;
+    assert_config_rejects("--plan --num-attention-heads 65535 --kv-channels 65528", "--num-attention-heads 65535|2^30");
+    assert_config_rejects("--plan --num-layers 60000 --hidden-size 1048000 --num-attention-heads 8",
+                          "parameters|--num-layers");
+    assert_config_rejects("--plan --micro-batch-size 16777215", "--micro-batch-size 16777215|--seq-length 1024");
+    assert_config_rejects("--plan --micro-batch-size 60 --seq-length 16777215 "
+                          "--num-attention-heads 60000 --kv-channels 8",
+                          "64 bits|--seq-length 16777215");
+    assert_config_rejects("--plan --train-steps 2147483647 --global-batch-size 16777212 --seq-length 65536",
+                          "--train-steps 2147483647|--global-batch-size 16777212");
+    // Large and legal: nothing on the way overflows (the sanitized build checks).
+    const struct config c = configure(&command, "--plan --train-steps 2147483647 --global-batch-size 16777212 "
+                                                "--num-layers 65535 --seq-length 16");
+    assert_true(config_parameter_count(&c) == (int64_t)65535 * 7087872 + 50257 * 768 + 16 * 768 + 2 * 768);
+}
+
+static void stdout_in_child(void *words) {
+    dup2(STDERR_FILENO, STDOUT_FILENO); // the pipe that the parent reads
+    configure_in_child(words);
+}
+static void help_has_every_option_with_its_default(void **state) {
+    static char text[65536];
+    assert_int_equal(run_in_child(stdout_in_child, (void *)"--help", text, sizeof text), 0);
+    const char *at = text;
+    for (int i = 0; i < CONFIG_ROWS; i++) { // in the table's order
+        const struct option_row *row = &config_rows[i];
+        char name[OPTION_NAME], wanted[2 * OPTION_NAME];
+        option_display(name, row->name);
+        if (row->kind == OPTION_GROUP)
+            snprintf(wanted, sizeof wanted, "\n%s:\n", row->name);
+        else
+            snprintf(wanted, sizeof wanted, "\n  --%s%s", name, row->kind == OPTION_BOOL ? "" : " ");
+        at = strstr(at, wanted);
+        assert_non_null(at);
+        if (row->kind == OPTION_GROUP)
+            continue;
+        snprintf(wanted, sizeof wanted, "[%s]\n", *row->default_text ? row->default_text : "none");
+        const char *const next = strstr(at + 1, "\n  --"), *const value = strstr(at, wanted);
+        assert_true(value && (!next || value < next));
+    }
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1)
+        assert_true(strcspn(line, "\n") <= 110);
+    assert_non_null(strstr(text, "qwen2.5-7b or demo"));
+    assert_int_equal(run_in_child(stdout_in_child, (void *)"--lr 3 -h", text, sizeof text), 0);
+    assert_int_equal(run_in_child(stdout_in_child, (void *)"--version", text, sizeof text), 0);
+    assert_string_equal(text, "train_gpt 0.1\n");
+}
+
+static void config_json_has_every_option_once(void **state) {
+    struct command command;
+    const struct config c = configure(&command, "--preset qwen2.5-0.5b --train-data data/\"x\\y*.bin --lr 3e-4 "
+                                                "--seed 18446744073709551615 --memory-budget 6GiB "
+                                                "--hidden-dropout 0.1 --normalization rmsnorm");
+    char path[] = "/tmp/unit_options_XXXXXX", value[256];
+    const int file = mkstemp(path);
+    assert_true(file >= 0);
+    close(file);
+    config_write_json(&c, path);
+    char *const text = read_text(path);
+    unlink(path);
+    assert_non_null(text);
+    assert_true(json_is_valid(text));
+    int members = 0;
+    for (int i = 0; i < CONFIG_ROWS; i++)
+        if (config_rows[i].kind != OPTION_GROUP) {
+            assert_int_equal(json_member(text, config_rows[i].name, value), 1);
+            members++;
+        }
+    int lines = 0;
+    for (const char *at = text; (at = strchr(at, '\n')); at++)
+        lines++;
+    assert_int_equal(lines, members + 2); // and nothing else
+    static const char *const expected[][2] = {
+        {"preset", "\"qwen2.5-0.5b\""}, {"normalization", "\"RMSNorm\""}, {"recompute_granularity", "\"none\""},
+        {"num_layers", "24"},           {"kv_channels", "64"},            {"seed", "18446744073709551615"},
+        {"norm_epsilon", "1e-06"},      {"rotary_base", "1e+06"},         {"memory_budget", "6442450944"},
+        {"lr", "0.0003"},               {"hidden_dropout", "0.1"},        {"train_data", "\"data/\\\"x\\\\y*.bin\""},
+        {"plan", "false"},              {"add_qkv_bias", "true"},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        json_member(text, expected[i][0], value);
+        assert_string_equal(value, expected[i][1]);
+    }
+    free(text);
+}
+static void write_where_no_file_can_be(void *unused) {
+    struct command command;
+    const struct config c = configure(&command, "--plan");
+    config_write_json(&c, "/dev/null/config.json");
+}
+static void write_to_a_full_disk(void *unused) {
+    struct command command;
+    const struct config c = configure(&command, "--plan");
+    config_write_json(&c, "/dev/full");
+}
+static void a_config_that_cannot_be_written_is_an_error(void **state) {
+    assert_fails(write_where_no_file_can_be, NULL, "/dev/null/config.json: cannot be written");
+    assert_fails(write_to_a_full_disk, NULL, "/dev/full: cannot be written: No space left");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind_has_its_default_and_takes_a_value),
+        cmocka_unit_test(sizes_in_bytes_have_gnu_units),
+        cmocka_unit_test(abbreviations_work_while_they_are_unambiguous),
+        cmocka_unit_test(unknown_options_name_the_nearest),
+        cmocka_unit_test(what_is_no_option_is_an_error),
+        cmocka_unit_test(values_that_are_missing_or_not_of_their_kind_are_errors),
+        cmocka_unit_test(values_out_of_range_are_errors),
+        cmocka_unit_test(help_is_laid_out_in_groups_with_defaults),
+        cmocka_unit_test(the_table_is_consistent),
+        cmocka_unit_test(presets_have_the_published_parameter_counts),
+        cmocka_unit_test(a_preset_fills_only_what_the_user_left_open),
+        cmocka_unit_test(sizes_left_open_follow_from_the_others),
+        cmocka_unit_test(contradictions_name_what_to_change),
+        cmocka_unit_test(lists_of_recomputation_are_checked_for_form),
+        cmocka_unit_test(products_that_overflow_are_caught),
+        cmocka_unit_test(help_has_every_option_with_its_default),
+        cmocka_unit_test(config_json_has_every_option_once),
+        cmocka_unit_test(a_config_that_cannot_be_written_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
