@@ -14,16 +14,10 @@
 //
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
 #pragma once
-#include "kernels/blocks.cuh" // block_product, pack_left, pack_right, vec
-#include "kernels/random.cuh" // struct dropout, dropout_scales
-#include <math.h>             // logf, INFINITY
-
-// Causal self-attention. head_dim is a multiple of 8 up to MAX_HEAD_DIM; num_query_groups, the number of KV heads, divides
-// num_heads; scale > 0.
-struct attention_shape {
-    int B, T, num_heads, num_query_groups, head_dim;
-    float scale;
-};
+#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/blocks.cuh"          // block_product, pack_left, pack_right, vec
+#include "kernels/random.cuh"          // struct dropout, dropout_scales
+#include <math.h>                      // logf, INFINITY
 
 // STRIPS x D/32 blocks of queries, and of each of their kin, are held at a time; 4 panels share a visit to a sum.
 enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };

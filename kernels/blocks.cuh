@@ -33,7 +33,10 @@ typedef uint32_t word __attribute__((may_alias)); // a float's bits or two neigh
 
 static inline vec vec_load(const float *p) { return *(const vec *)p; }
 static inline void vec_store(float *p, vec x) { *(vec *)p = x; }
-static inline vec vec_set(float x) { return x - (vec){0}; }
+static inline vec vec_set(float x) {
+    const vec zero = {0};
+    return x - zero;
+}
 
 // A NaN in b comes through, one in a does not.
 static inline vec vec_max(vec a, vec b) {
@@ -160,7 +163,7 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
             for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
                 for (int v = 0; v < VECS; v++)
-                    sum[r][v] = accumulate ? vec_load(out + r * BLOCK + v * LANES) : (vec){0};
+                    sum[r][v] = accumulate ? vec_load(out + r * BLOCK + v * LANES) : vec_set(0);
             for (int s = 0; s < steps; s++) {
                 const float *left = a + (int64_t)s * a_step * BLOCK_ELEMENTS + r0 * BLOCK;
                 const float *right = b + (int64_t)s * b_step * BLOCK_ELEMENTS + c0;
