@@ -205,18 +205,28 @@ static const char *log_duration(char text[LOG_NUMBER], double seconds) {
 }
 
 enum { LOG_LINE = 256 };
+// Adds to the line what fits.
+static void log_add(char text[LOG_LINE], const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void log_add(char text[LOG_LINE], const char *format, ...) {
+    const size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, LOG_LINE - used, format, arguments);
+    va_end(arguments);
+}
 // The most wanted first: a narrow terminal cuts the end off.
 static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int64_t total_steps, double eta_s) {
-    char number[LOG_NUMBER], total[LOG_NUMBER];
-    const int digits = snprintf(total, sizeof total, "%lld", (long long)total_steps); // so that columns stay in line
-    int n = snprintf(text, LOG_LINE, "step %*lld/%s  loss %.4f  norm %.3f  lr %.2e", digits, (long long)s->step, total,
-                     s->loss, s->grad_norm, s->lr);
+    char number[LOG_NUMBER];
+    const int digits = snprintf(number, sizeof number, "%lld", (long long)total_steps); // so that columns stay in line
+    text[0] = 0;
+    log_add(text, "step %*lld/%s", digits, (long long)s->step, number);
+    log_add(text, "  loss %.4f  norm %.3f  lr %.2e", s->loss, s->grad_norm, s->lr);
     if (isfinite(s->tokens_per_second))
-        n += snprintf(text + n, (size_t)(LOG_LINE - n), "  %.0f tok/s", s->tokens_per_second);
-    n += snprintf(text + n, (size_t)(LOG_LINE - n), "  ETA %s", log_duration(number, eta_s));
+        log_add(text, "  %.0f tok/s", s->tokens_per_second);
+    log_add(text, "  ETA %s", log_duration(number, eta_s));
     if (isfinite(s->mfu))
-        n += snprintf(text + n, (size_t)(LOG_LINE - n), "  MFU %.1f%%", 100 * s->mfu);
-    snprintf(text + n, (size_t)(LOG_LINE - n), "  %s", log_bytes(number, s->peak_bytes));
+        log_add(text, "  MFU %.1f%%", 100 * s->mfu);
+    log_add(text, "  %s", log_bytes(number, s->peak_bytes));
 }
 
 static int log_terminal_width(void) {
