@@ -265,14 +265,19 @@ def png_by_matplotlib(runs, averages, title, path):
     figure.savefig(path, bbox_inches="tight")
 
 
+def pale(colour):
+    """Mixed with white, where a terminal knows no transparency."""
+    return "#" + "".join(f"{255 - (255 - int(colour[i : i + 2], 16)) * 3 // 10:02x}" for i in (1, 3, 5))
+
+
 def png_by_gnuplot(runs, averages, title, path):
     quoted = lambda content: '"' + content.translate(str.maketrans({'"': "'", "\\": "/", "\n": " "})) + '"'
     plots, data = [], []
     for (train, val), run, average in zip(COLOURS, runs, averages):
         prefix = f"{run.name}: " if len(runs) > 1 else ""
-        for points, style in ((run.loss, f'with lines lw 1 lc rgb "#a0{train[1:]}" notitle'),
-                              (average, f'with lines lw 3 lc rgb "{train}" title {quoted(prefix + "training, moving average")}'),
-                              (run.val_loss, f'with linespoints pt 7 ps 0.8 lc rgb "{val}" title {quoted(prefix + "validation")}')):
+        for points, style in ((run.loss, f'with lines lw 1 lc rgb "{pale(train)}" notitle'),
+                              (average, f'with lines lw 4 lc rgb "{train}" title {quoted(prefix + "training, moving average")}'),
+                              (run.val_loss, f'with linespoints lw 2 pt 7 ps 1.8 lc rgb "{val}" title {quoted(prefix + "validation")}')):
             if points:
                 plots.append(f"'-' {style}")
                 data.append("".join(f"{step} {value}\n" for step, value in points) + "e\n")
