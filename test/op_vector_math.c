@@ -6,12 +6,14 @@
 
 static uint64_t stride = 251;
 
-// Error in units of the last place of the true value; denormals have the units of the smallest normal number.
+// Error in units of the last place of the true value, where denormals have the unit of the smallest normal number.
 static double ulps(float got, double expected) {
     if (isnan(expected))
         return isnan(got) ? 0 : INFINITY;
     if (isinf((float)expected)) // rounds to infinity
         return got == (float)expected ? 0 : INFINITY;
+    if (got == 0 && fabs(expected) < 0x1.7p-126) // vector_expf's flush to zero; 2^-125.5 = 0x1.6ap-126
+        return 0;
     int exponent;
     frexp(expected, &exponent);
     const double unit = ldexp(1, exponent - 24 < -149 ? -149 : exponent - 24);
@@ -50,7 +52,8 @@ static void many_log(float *y, const float *x) {
         y[i] = vector_logf(x[i]);
 }
 
-// e_r, r, and q r^2 are rounded once each, the sum 1 + ... once: about one unit. Without fused multiply-add a little more.
+// The last step's rounding is half a unit, those before it reach the result multiplied by r <= 0.35; r's own error, two
+// roundings of up to 0.35, enters in full. Without fused multiply-add a little more.
 static void exponential(void **state) { assert_true(worst(exp, many_exp, "vector_expf") <= 1.25); }
 static void logarithm(void **state) { assert_true(worst(log, many_log, "vector_logf") <= 1.25); }
 
@@ -58,7 +61,7 @@ static void special_values(void **state) {
     assert_true(vector_expf(0) == 1 && vector_expf(-0.0f) == 1);
     assert_true(vector_expf(INFINITY) == INFINITY && vector_expf(-INFINITY) == 0 && isnan(vector_expf(NAN)));
     assert_true(vector_expf(88.72283f) < INFINITY && vector_expf(88.72284f) == INFINITY && vector_expf(3e38f) == INFINITY);
-    assert_true(vector_expf(-103.97f) == 0x1p-149f && vector_expf(-103.98f) == 0 && vector_expf(-3e38f) == 0);
+    assert_true(vector_expf(-86.98f) >= 0x1p-126f && vector_expf(-87.1f) == 0 && vector_expf(-3e38f) == 0);
     assert_true(vector_logf(1) == 0 && vector_logf(0) == -INFINITY && vector_logf(-0.0f) == -INFINITY);
     assert_true(vector_logf(INFINITY) == INFINITY && isnan(vector_logf(NAN)) && isnan(vector_logf(-INFINITY)));
     assert_true(isnan(vector_logf(-1)) && isnan(vector_logf(-0x1p-149f)));
