@@ -7,6 +7,10 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+// cmocka's macro would hide the function of that name in runtime/error.h; fail_msg is built on it.
+#undef fail
+#undef fail_msg
+#define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
 #include <stdio.h>  // printf
 #include <stdlib.h> // malloc
 
