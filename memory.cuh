@@ -13,10 +13,10 @@
 #include <errno.h>         // errno
 #include <stdbool.h>       // bool
 #include <stddef.h>        // size_t
-#include <stdint.h>        // int64_t, SIZE_MAX
-#include <stdio.h>         // FILE, fprintf, snprintf
-#include <stdlib.h>        // realloc, free, qsort, strtoull
-#include <string.h>        // strcmp, strerror, memcpy
+#include <stdint.h>        // int64_t, uintptr_t, SIZE_MAX
+#include <stdio.h>         // FILE, fprintf, snprintf, sscanf
+#include <stdlib.h>        // calloc, realloc, free, qsort, strtoull
+#include <string.h>        // memcpy, memset, strncmp, strstr, strchr, strerror
 #include <sys/mman.h>      // mmap, madvise, munmap
 #include <sys/resource.h>  // getrlimit
 #include <sys/stat.h>      // lstat
@@ -178,7 +178,8 @@ enum {
     PLAN_GAP_SEARCH_LIVE = 8,       // stack so many that of the others this many live at a time, on average
     PLAN_GAP_SEARCH_NEIGHBOURS = 256,
     PLAN_GAP_SEARCH_WORK = 4000000, // at most so many list heads looked at in one try,
-    PLAN_PACK_WORK = 20000000       // and so many, neighbours included, in all tries: some 0.1 s
+    PLAN_PACK_WORK = 20000000,      // and so many, neighbours included, in all tries: some 0.1 s
+    PLAN_PACK_WORK_MOST = 100000000 // or so many, while more than a hundredth is lost
 };
 
 struct plan_packing {
@@ -272,9 +273,8 @@ static void plan_fit(struct plan_packing *packing, int index) {
     packing->newest[item->first] = index;
 }
 
-// Fits the short-lived items, in the order given, on what is stacked. Keeps the result if it is the best yet. True when
-// nothing better is possible.
-static bool plan_try(struct plan_packing *packing, const struct plan_key *order) {
+// Fits the short-lived items, in the order given, on what is stacked. Keeps the result if it is the best yet.
+static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
     for (int s = 0; s < packing->slots; s++)
         packing->newest[s] = -1;
     for (int i = 0; i < packing->count - packing->stacked; i++)
@@ -289,7 +289,6 @@ static bool plan_try(struct plan_packing *packing, const struct plan_key *order)
         for (int i = 0; i < packing->count; i++)
             packing->best[i] = packing->items[i].offset;
     }
-    return packing->best_height == packing->bound;
 }
 
 enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_BYTES, PLAN_BY_START, PLAN_ORDERS };
@@ -319,6 +318,15 @@ static void plan_promote(const struct plan_packing *packing, struct plan_key *ke
     qsort(keys, (size_t)count, sizeof *keys, plan_compare_keys);
 }
 
+static bool plan_goes_on(const struct plan_packing *packing) {
+    if (packing->best_height == packing->bound)
+        return false;
+    if (packing->best_height == SIZE_MAX) // not tried yet
+        return true;
+    const bool near_ = packing->best_height - packing->bound <= packing->bound / 100;
+    return packing->work < (near_ ? PLAN_PACK_WORK : PLAN_PACK_WORK_MOST);
+}
+
 // Splits the items, tries every pair of orders, and goes on with better ones until the bound is met or enough was done.
 static void plan_pack(struct plan_packing *packing) {
     qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
@@ -338,9 +346,8 @@ static void plan_pack(struct plan_packing *packing) {
     const int fitted = packing->count - packing->stacked;
     struct plan_key *stack = (struct plan_key *)plan_allocate((size_t)packing->stacked, sizeof *stack);
     struct plan_key *fit = (struct plan_key *)plan_allocate((size_t)(2 * PLAN_ORDERS * fitted), sizeof *fit);
-    bool done = false;
-    for (int round = 0; !done && packing->work < PLAN_PACK_WORK && round < 50; round++)
-        for (int i = 0; !done && i < 2 * PLAN_ORDERS && packing->work < PLAN_PACK_WORK; i++) {
+    for (int round = 0; round < 50 && plan_goes_on(packing); round++)
+        for (int i = 0; i < 2 * PLAN_ORDERS && plan_goes_on(packing); i++) {
             struct plan_key *order = fit + (size_t)i * (size_t)fitted;
             if (i % PLAN_ORDERS == 0) {
                 plan_sort(packing, stack, 0, packing->stacked, stack_orders[i / PLAN_ORDERS]);
@@ -348,8 +355,8 @@ static void plan_pack(struct plan_packing *packing) {
             }
             if (round == 0)
                 plan_sort(packing, order, packing->stacked, packing->count, (enum plan_order)(i % PLAN_ORDERS));
-            for (int again = 0; !done && again < 2; again++) { // one promotion often is enough
-                done = plan_try(packing, order);
+            for (int again = 0; again < 2 && plan_goes_on(packing); again++) { // one promotion often is enough
+                plan_try(packing, order);
                 plan_promote(packing, order, fitted);
             }
         }
@@ -456,12 +463,408 @@ static const char *format_bytes(char *out, size_t n, size_t bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     double value = (double)bytes;
     int unit = 0;
-    while (value >= 1023.995 && unit < 6) { // what would be printed as 1024.00 is 1.00 of the next unit
+    while (value >= (unit == 0 ? 1024 : 1023.995) && unit < 6) { // what would be printed as 1024.00 is 1.00 of the next
         value /= 1024;
         unit++;
     }
     snprintf(out, n, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
     return out;
+}
+
+// "1,297,612,800"
+static const char *format_exact(char *out, size_t n, size_t bytes) {
+    char digits[32];
+    const int count = snprintf(digits, sizeof digits, "%zu", bytes);
+    size_t at = 0;
+    for (int i = 0; i < count && at + 2 < n; i++) {
+        if (i > 0 && (count - i) % 3 == 0)
+            out[at++] = ',';
+        out[at++] = digits[i];
+    }
+    out[at] = 0;
+    return out;
+}
+
+// False for a buffer of the step that no phase touched: it owns no bytes.
+static bool plan_is_live(const struct plan_buffer *buffer) {
+    return buffer->arena != ARENA_ACTIVATIONS || buffer->first_phase >= 0;
+}
+static int plan_first_phase(const struct plan_buffer *buffer) {
+    return buffer->arena == ARENA_ACTIVATIONS ? buffer->first_phase : 0;
+}
+static int plan_last_phase(const struct plan *plan, const struct plan_buffer *buffer) {
+    return buffer->arena == ARENA_ACTIVATIONS ? buffer->last_phase : plan->phase_count > 0 ? plan->phase_count - 1 : 0;
+}
+
+// live[p]: true bytes of the live buffers in phase p, of one category (or all: -1) and one arena (or all: -1). At least
+// one phase.
+static size_t *plan_live_bytes(const struct plan *plan, int category, int arena) {
+    const int phases = plan->phase_count > 0 ? plan->phase_count : 1;
+    size_t *live = (size_t *)plan_allocate((size_t)phases + 1, sizeof *live); // differences (modulo 2^64), then sums
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *buffer = &plan->buffers[i];
+        if (!plan_is_live(buffer) || (category >= 0 && buffer->category != category) ||
+            (arena >= 0 && (int)buffer->arena != arena))
+            continue;
+        live[plan_first_phase(buffer)] += buffer->bytes;
+        live[plan_last_phase(plan, buffer) + 1] -= buffer->bytes;
+    }
+    for (int p = 1; p < phases; p++)
+        live[p] += live[p - 1];
+    return live;
+}
+
+static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t of, size_t most) {
+    char size[32], exact[32], largest[32];
+    fprintf(file, "  %-36s %11s %23s %5.1f %%", name, format_bytes(size, sizeof size, bytes),
+            format_exact(exact, sizeof exact, bytes), of > 0 ? 100.0 * (double)bytes / (double)of : 0.0);
+    if (most != SIZE_MAX)
+        fprintf(file, " %15s", format_bytes(largest, sizeof largest, most));
+    fputc('\n', file);
+}
+
+// One row a category: what of it lives in the peak phase, and the most that ever does. The rows sum up to the peak.
+static void plan_print(const struct plan *plan, FILE *file) {
+    const int peak_phase = plan->peak_phase >= 0 ? plan->peak_phase : 0;
+    fprintf(file, "memory plan\n  %-36s %11s %23s %7s %15s\n", "category", "at the peak", "bytes", "share",
+            "largest in time");
+    size_t sum = 0;
+    for (int c = 0; c < plan->category_count; c++) {
+        size_t *live = plan_live_bytes(plan, c, -1), most = 0;
+        for (int p = 0; p < plan->phase_count || p < 1; p++)
+            most = live[p] > most ? live[p] : most;
+        if (most > 0)
+            plan_print_row(file, plan->categories[c], live[peak_phase], plan->peak_bytes, most);
+        sum += live[peak_phase];
+        free(live);
+    }
+    plan_print_row(file, "alignment and gaps", plan->peak_bytes - sum, plan->peak_bytes, SIZE_MAX);
+    plan_print_row(file, "peak", plan->peak_bytes, plan->peak_bytes, SIZE_MAX);
+    if (plan->peak_phase >= 0)
+        fprintf(file, "  reached in phase %d of 0 to %d: %s\n", plan->peak_phase, plan->phase_count - 1,
+                plan->phases[plan->peak_phase]);
+    fprintf(file, "arenas (one allocation each)\n");
+    for (int a = 0; a < ARENA_COUNT; a++)
+        plan_print_row(file, plan_arena_name(a), plan->arena_bytes[a], plan->peak_bytes, SIZE_MAX);
+    char bound[32];
+    fprintf(file, "  no placement takes less than %s; this one takes %.2f %% more\n",
+            format_bytes(bound, sizeof bound, plan->lower_bound_bytes),
+            plan->lower_bound_bytes > 0
+                ? 100.0 * (double)(plan->peak_bytes - plan->lower_bound_bytes) / (double)plan->lower_bound_bytes
+                : 0.0);
+}
+
+// A report is written beside its place and moved there when it is whole. What is no plain file (a pipe, a terminal, a
+// link to one) is written directly.
+struct plan_file {
+    FILE *file;
+    const char *option, *path;
+    char *temporary; // NULL: written directly
+};
+
+__attribute__((noreturn)) static void plan_file_fail(const struct plan_file *out) {
+    const char *reason = strerror(errno);
+    if (out->temporary)
+        unlink(out->temporary);
+    fail("%s %s: cannot write it: %s; name a file in a folder that exists, may be written and has room", out->option,
+         out->path, reason);
+}
+
+static struct plan_file plan_file_open(const char *option, const char *path) {
+    struct plan_file out;
+    memset(&out, 0, sizeof out);
+    out.option = option;
+    out.path = path;
+    struct stat status;
+    if (lstat(path, &status) != 0 || S_ISREG(status.st_mode)) {
+        const size_t n = strlen(path) + 32;
+        out.temporary = (char *)plan_allocate(n, 1);
+        snprintf(out.temporary, n, "%s.%ld.tmp", path, (long)getpid());
+    }
+    out.file = fopen(out.temporary ? out.temporary : path, "w");
+    if (!out.file)
+        plan_file_fail(&out);
+    return out;
+}
+
+static void plan_file_close(struct plan_file *out) {
+    const bool written = fflush(out->file) == 0 && !ferror(out->file);
+    if (fclose(out->file) != 0 || !written || (out->temporary && rename(out->temporary, out->path) != 0))
+        plan_file_fail(out);
+    free(out->temporary);
+}
+
+static void plan_write_json_string(FILE *file, const char *text) {
+    fputc('"', file);
+    for (; *text; text++) {
+        const unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\')
+            fprintf(file, "\\%c", c);
+        else if (c < 0x20)
+            fprintf(file, "\\u%04x", c);
+        else
+            fputc(c, file);
+    }
+    fputc('"', file);
+}
+
+static void plan_write_json_strings(FILE *file, const char *key, char (*names)[PLAN_NAME_CHARS], int count) {
+    fprintf(file, "  \"%s\": [", key);
+    for (int i = 0; i < count; i++) {
+        fputs(i > 0 ? ",\n    " : "\n    ", file);
+        plan_write_json_string(file, names[i]);
+    }
+    fputs(count > 0 ? "\n  ],\n" : "],\n", file);
+}
+
+// Offsets in the file count from the start of the first arena, as if the arenas lay one behind the other: any two buffers
+// may be compared, and all lie below peak_bytes. Buffers that nothing touches are left out.
+static void plan_write_json(const struct plan *plan, const char *path) {
+    struct plan_file out = plan_file_open("--plan-json", path);
+    FILE *file = out.file;
+    fprintf(file, "{\n  \"peak_bytes\": %zu,\n  \"lower_bound_bytes\": %zu,\n  \"peak_phase\": %d,\n  \"arenas\": [",
+            plan->peak_bytes, plan->lower_bound_bytes, plan->peak_phase);
+    size_t base[ARENA_COUNT], end = 0;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        base[a] = end;
+        end += plan->arena_bytes[a];
+        fprintf(file, "%s\n    {\"name\": \"%s\", \"offset\": %zu, \"bytes\": %zu}", a > 0 ? "," : "", plan_arena_name(a),
+                base[a], plan->arena_bytes[a]);
+    }
+    fputs("\n  ],\n", file);
+    plan_write_json_strings(file, "categories", plan->categories, plan->category_count);
+    plan_write_json_strings(file, "phases", plan->phases, plan->phase_count);
+    fputs("  \"buffers\": [", file);
+    const char *separator = "\n    ";
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *buffer = &plan->buffers[i];
+        if (!plan_is_live(buffer))
+            continue;
+        fprintf(file, "%s{\"name\": ", separator);
+        plan_write_json_string(file, buffer->name);
+        fputs(", \"category\": ", file);
+        plan_write_json_string(file, plan->categories[buffer->category]);
+        fprintf(file,
+                ", \"layer\": %d, \"arena\": \"%s\", \"bytes\": %zu, \"offset\": %zu, \"first_phase\": %d, "
+                "\"last_phase\": %d}",
+                buffer->layer, plan_arena_name(buffer->arena), buffer->bytes, base[buffer->arena] + buffer->offset,
+                plan_first_phase(buffer), plan_last_phase(plan, buffer));
+        separator = ",\n    ";
+    }
+    fputs(separator[0] == ',' ? "\n  ]\n}\n" : "]\n}\n", file);
+    plan_file_close(&out);
+}
+
+// The picture: addresses of the activations arena upwards, phases to the right; above it a bar of all the arenas.
+struct plan_picture {
+    FILE *file;
+    const struct plan *plan;
+    int *colours; // per category, its number from 1 among those of the activations arena; 0 for the others
+    double width, height, left, right, top, bottom; // of the page, and the margins around the plot
+};
+
+static const char *plan_colour(const struct plan_picture *picture, int category) {
+    static const char *const colours[] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2",
+                                          "#9c755f", "#ff9da7", "#1f4e79", "#a6d854", "#bcbd22", "#17becf", "#7f3c8d",
+                                          "#d37295", "#a0cbe8", "#ffbe7d", "#2e6b34", "#c7c7c7"};
+    return colours[(size_t)(picture->colours[category] - 1) % (sizeof colours / sizeof *colours)];
+}
+
+static double plan_x(const struct plan_picture *picture, int phase) {
+    const int phases = picture->plan->phase_count > 0 ? picture->plan->phase_count : 1;
+    return picture->left + (picture->width - picture->left - picture->right) * phase / phases;
+}
+static double plan_y(const struct plan_picture *picture, size_t bytes) {
+    const size_t most = picture->plan->arena_bytes[ARENA_ACTIVATIONS];
+    const double span = picture->height - picture->top - picture->bottom;
+    return picture->height - picture->bottom - (most > 0 ? span * (double)bytes / (double)most : 0);
+}
+
+static void plan_svg_text(FILE *file, const char *text) {
+    for (; *text; text++)
+        switch (*text) {
+        case '<': fputs("&lt;", file); break;
+        case '>': fputs("&gt;", file); break;
+        case '&': fputs("&amp;", file); break;
+        case '"': fputs("&quot;", file); break;
+        default: fputc((unsigned char)*text < 0x20 ? ' ' : *text, file);
+        }
+}
+
+static void plan_svg_buffer(const struct plan_picture *picture, const struct plan_buffer *buffer) {
+    const struct plan *plan = picture->plan;
+    char size[32];
+    const double x = plan_x(picture, buffer->first_phase), y = plan_y(picture, buffer->offset + buffer->bytes);
+    fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>", x, y,
+            plan_x(picture, buffer->last_phase + 1) - x, plan_y(picture, buffer->offset) - y,
+            plan_colour(picture, buffer->category));
+    if (buffer->layer >= 0)
+        fprintf(picture->file, "layer %d: ", buffer->layer);
+    plan_svg_text(picture->file, buffer->name);
+    fprintf(picture->file, "\n%s (%zu bytes) at %zu\n", format_bytes(size, sizeof size, buffer->bytes), buffer->bytes,
+            buffer->offset);
+    plan_svg_text(picture->file, plan->categories[buffer->category]);
+    fprintf(picture->file, "\nphases %d to %d: ", buffer->first_phase, buffer->last_phase);
+    plan_svg_text(picture->file, plan->phases[buffer->first_phase]);
+    fputs(" ... ", picture->file);
+    plan_svg_text(picture->file, plan->phases[buffer->last_phase]);
+    fputs("</title></rect>\n", picture->file);
+}
+
+// Characters of a phase's name that name its group: those before ": ", or all.
+static int plan_group_chars(const char *phase) {
+    const char *colon = strstr(phase, ": ");
+    return colon ? (int)(colon - phase) : (int)strlen(phase);
+}
+
+// Names below the plot: one a group of phases, as many as have room; shading tells neighbours apart.
+static void plan_svg_phases(const struct plan_picture *picture) {
+    const struct plan *plan = picture->plan;
+    const double bottom = picture->height - picture->bottom;
+    double last_label = -1e9;
+    bool shaded = false;
+    for (int first = 0, next; first < plan->phase_count; first = next, shaded = !shaded) {
+        const int chars = plan_group_chars(plan->phases[first]);
+        for (next = first + 1; next < plan->phase_count; next++)
+            if (plan_group_chars(plan->phases[next]) != chars ||
+                strncmp(plan->phases[first], plan->phases[next], (size_t)chars) != 0)
+                break;
+        const double x = plan_x(picture, first), end = plan_x(picture, next), middle = (x + end) / 2;
+        if (shaded)
+            fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"#f0f0f0\"/>\n", x,
+                    picture->top, end - x, bottom - picture->top);
+        if (middle - last_label < 11) // pixels that a line of text needs
+            continue;
+        last_label = middle;
+        fprintf(picture->file, "<text transform=\"translate(%.2f %.2f) rotate(-90)\" text-anchor=\"end\">", middle + 3.5,
+                bottom + 6);
+        char name[PLAN_NAME_CHARS];
+        memcpy(name, plan->phases[first], (size_t)chars);
+        name[chars] = 0;
+        plan_svg_text(picture->file, name);
+        fputs("</text>\n", picture->file);
+    }
+}
+
+static void plan_svg_addresses(const struct plan_picture *picture) {
+    const size_t most = picture->plan->arena_bytes[ARENA_ACTIVATIONS];
+    size_t step = 1;
+    while (step < most / 8)
+        step *= 2;
+    for (size_t at = 0; at <= most; at += step) {
+        char size[32];
+        const double y = plan_y(picture, at);
+        fprintf(picture->file,
+                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.2f\" y2=\"%.2f\" stroke=\"#ccc\"/>"
+                "<text x=\"%.1f\" y=\"%.2f\" text-anchor=\"end\">%s</text>\n",
+                picture->left - 4, picture->width - picture->right, y, y, picture->left - 8, y + 3.5,
+                format_bytes(size, sizeof size, at));
+        if (SIZE_MAX - at < step)
+            break;
+    }
+}
+
+// The sum of the live buffers in each phase: what a perfect placement would reach there.
+static void plan_svg_live(const struct plan_picture *picture) {
+    size_t *live = plan_live_bytes(picture->plan, -1, ARENA_ACTIVATIONS);
+    fputs("<path fill=\"none\" stroke=\"#000\" stroke-width=\"0.8\" d=\"", picture->file);
+    for (int p = 0; p < picture->plan->phase_count; p++)
+        fprintf(picture->file, "%s%.2f %.2f H%.2f", p == 0 ? "M" : "L", plan_x(picture, p), plan_y(picture, live[p]),
+                plan_x(picture, p + 1));
+    fputs("\"/>\n", picture->file);
+    free(live);
+}
+
+static void plan_svg_legend_row(const struct plan_picture *picture, double y, const char *colour, const char *name,
+                                size_t bytes) {
+    const double x = picture->width - picture->right + 20;
+    char size[32];
+    fprintf(picture->file, "<rect x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%.0f\" y=\"%.0f\">",
+            x, y - 10, colour, x + 18, y);
+    plan_svg_text(picture->file, name);
+    fprintf(picture->file, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", picture->width - 15, y,
+            format_bytes(size, sizeof size, bytes));
+}
+
+// All arenas to scale, one behind the other, and their rows of the legend.
+static void plan_svg_arenas(const struct plan_picture *picture) {
+    static const char *const greys[ARENA_COUNT] = {"#6e6e6e", "#969696", "#bababa", "#dedede"};
+    const double span = picture->width - picture->left - picture->right;
+    double x = picture->left;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        const size_t bytes = picture->plan->arena_bytes[a];
+        const double width = bytes > 0 ? span * (double)bytes / (double)picture->plan->peak_bytes : 0;
+        fprintf(picture->file,
+                "<rect x=\"%.2f\" y=\"48\" width=\"%.2f\" height=\"22\" fill=\"%s\"><title>%s (%zu bytes)</title></rect>\n", x,
+                width, greys[a], plan_arena_name(a), bytes);
+        plan_svg_legend_row(picture, 40 + 20 * a, greys[a], plan_arena_name(a), bytes);
+        x += width;
+    }
+}
+
+static void plan_svg_legend(const struct plan_picture *picture) {
+    const struct plan *plan = picture->plan;
+    const double x = picture->width - picture->right + 20;
+    double y = picture->top + 40;
+    fprintf(picture->file, "<text x=\"%.0f\" y=\"%.0f\" font-weight=\"bold\">activations: most at any time</text>\n", x, y);
+    for (int c = 0; c < plan->category_count; c++) {
+        size_t *live = plan_live_bytes(plan, c, ARENA_ACTIVATIONS), most = 0;
+        for (int p = 0; p < plan->phase_count; p++)
+            most = live[p] > most ? live[p] : most;
+        if (most > 0)
+            plan_svg_legend_row(picture, y += 20, plan_colour(picture, c), plan->categories[c], most);
+        free(live);
+    }
+    y += 24;
+    fprintf(picture->file,
+            "<line x1=\"%.0f\" x2=\"%.0f\" y1=\"%.0f\" y2=\"%.0f\" stroke=\"#000\"/>"
+            "<text x=\"%.0f\" y=\"%.0f\">sum of the live buffers</text>\n",
+            x, x + 12, y - 4, y - 4, x + 18, y);
+}
+
+static int *plan_picture_colours(const struct plan *plan) {
+    int *colours = (int *)plan_allocate((size_t)plan->category_count, sizeof *colours), next = 0;
+    for (int i = 0; i < plan->count; i++)
+        if (plan->buffers[i].arena == ARENA_ACTIVATIONS && colours[plan->buffers[i].category] == 0)
+            colours[plan->buffers[i].category] = ++next;
+    return colours;
+}
+
+static void plan_write_svg(const struct plan *plan, const char *path) {
+    struct plan_file out = plan_file_open("--plan-picture", path);
+    struct plan_picture picture = {out.file, plan, NULL, 1500, 860, 100, 310, 90, 150};
+    picture.colours = plan_picture_colours(plan);
+    char peak[32];
+    fprintf(out.file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
+            "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
+            picture.width, picture.height, picture.width, picture.height);
+    fprintf(out.file, "<text x=\"%.0f\" y=\"34\" font-size=\"17\">Memory of a step: peak %s (%zu bytes)", picture.left,
+            format_bytes(peak, sizeof peak, plan->peak_bytes), plan->peak_bytes);
+    if (plan->peak_phase >= 0) {
+        fputs(", reached in '", out.file);
+        plan_svg_text(out.file, plan->phases[plan->peak_phase]);
+        fputc('\'', out.file);
+    }
+    fputs("</text>\n", out.file);
+    plan_svg_arenas(&picture);
+    plan_svg_phases(&picture);
+    plan_svg_addresses(&picture);
+    fputs("<g stroke=\"#fff\" stroke-width=\"0.25\">\n", out.file);
+    for (int i = 0; i < plan->count; i++)
+        if (plan->buffers[i].arena == ARENA_ACTIVATIONS && plan->buffers[i].first_phase >= 0 && plan->buffers[i].bytes > 0)
+            plan_svg_buffer(&picture, &plan->buffers[i]);
+    fputs("</g>\n", out.file);
+    plan_svg_live(&picture);
+    plan_svg_legend(&picture);
+    fprintf(out.file,
+            "<text transform=\"translate(18 %.0f) rotate(-90)\" text-anchor=\"middle\" font-size=\"13\">address in the "
+            "activations arena</text>\n<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" font-size=\"13\">phases of the "
+            "step</text>\n</svg>\n",
+            (picture.height + picture.top - picture.bottom) / 2, (picture.width + picture.left - picture.right) / 2,
+            picture.height - 10);
+    free(picture.colours);
+    plan_file_close(&out);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -473,22 +876,36 @@ struct arenas {
 };
 
 // One mapping, with huge pages where the kernel has them, each page touched by the thread that a static loop over the
-// arena gives it to: it lies in that thread's memory, and every later access finds it there.
+// arena gives it to: it lies in that thread's memory, and every later access finds it there. This and arena_free are all
+// that another target does otherwise.
 static void *arena_allocate(size_t bytes) {
     if (bytes == 0)
         return NULL;
-    char *base = (char *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) {
+    // A huge page begins at a multiple of its size: map that much more, give the ends back.
+    const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;
+    size_t mapped_bytes;
+    char *mapped = (char *)MAP_FAILED;
+    errno = ENOMEM;
+    if (!__builtin_add_overflow(bytes, slack, &mapped_bytes))
+        mapped = (char *)mmap(NULL, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == (char *)MAP_FAILED) {
         char size[32];
-        fail("cannot allocate %s of memory: %s; lower --micro-batch-size or --seq-length, or recompute activations "
-             "(--recompute-granularity full)",
-             format_bytes(size, sizeof size, bytes), strerror(errno));
+        fail("cannot allocate %s (%zu bytes) of memory: %s; lower --micro-batch-size or --seq-length, or recompute "
+             "activations (--recompute-granularity full); --plan shows what takes how much",
+             format_bytes(size, sizeof size, bytes), bytes, strerror(errno));
     }
-    madvise(base, bytes, MADV_HUGEPAGE);
-    const int64_t page = sysconf(_SC_PAGESIZE), pages = (int64_t)((bytes + (size_t)page - 1) / (size_t)page);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = bytes / page + (bytes % page != 0);
+    const size_t before = slack ? (huge_page - (uintptr_t)mapped % huge_page) % huge_page : 0;
+    char *base = mapped + before;
+    const size_t after = slack - before, used = pages * page;
+    if (before > 0)
+        munmap(mapped, before);
+    if (after > 0)
+        munmap(base + used, after);
+    madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
 #pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < pages; i++)
-        ((volatile char *)base)[i * page] = 0;
+    for (int64_t i = 0; i < (int64_t)pages; i++)
+        ((volatile char *)base)[(size_t)i * page] = 0;
     return base;
 }
 
@@ -519,4 +936,141 @@ static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, 
     if (buffer->arena == ARENA_ACTIVATIONS && buffer->first_phase < 0)
         return NULL;
     return arenas->base[buffer->arena] ? arenas->base[buffer->arena] + buffer->offset : NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// What this machine has, and what this process takes
+
+// Reads a file of the kernel's into `text`; false if there is none.
+static bool memory_read(const char *root, const char *path, char *text, size_t n) {
+    char full[4096];
+    if ((size_t)snprintf(full, sizeof full, "%s%s", root, path) >= sizeof full)
+        return false;
+    FILE *file = fopen(full, "r");
+    if (!file)
+        return false;
+    const size_t count = fread(text, 1, n - 1, file);
+    fclose(file);
+    text[count] = 0;
+    return count > 0;
+}
+
+// The number in the line of `text` that begins with `key`; SIZE_MAX if there is none ("max", say).
+static size_t memory_field(const char *text, const char *key) {
+    const size_t n = strlen(key);
+    for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
+        if (strncmp(line, key, n) == 0) {
+            const char *digits = line + n + strspn(line + n, ": \t");
+            return *digits >= '0' && *digits <= '9' ? (size_t)strtoull(digits, NULL, 10) : SIZE_MAX;
+        }
+    return SIZE_MAX;
+}
+
+static size_t memory_kilobytes(const char *text, const char *key) {
+    const size_t value = memory_field(text, key);
+    return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;
+}
+
+static size_t memory_less(size_t limit, size_t used) { return limit > used ? limit - used : 0; }
+
+// What one cgroup leaves: its limit less what it uses, where file cache that the kernel drops on demand is not used.
+static size_t cgroup_left(const char *root, const char *folder, const char *limit_file, const char *usage_file,
+                          const char *cache_field) {
+    char path[4096], text[16384];
+    snprintf(path, sizeof path, "%s/%s", folder, limit_file);
+    if (!memory_read(root, path, text, sizeof text))
+        return SIZE_MAX;
+    const size_t limit = memory_field(text, "");
+    if (limit >= SIZE_MAX / 2 - 65536) // v1 says "none" by the largest multiple of a page
+        return SIZE_MAX;
+    snprintf(path, sizeof path, "%s/%s", folder, usage_file);
+    size_t used = memory_read(root, path, text, sizeof text) ? memory_field(text, "") : 0;
+    snprintf(path, sizeof path, "%s/memory.stat", folder);
+    if (memory_read(root, path, text, sizeof text)) {
+        const size_t cache = memory_field(text, cache_field);
+        used = cache == SIZE_MAX ? used : memory_less(used, cache);
+    }
+    return memory_less(limit, used);
+}
+
+// The least that a cgroup of the memory controller and those around it leave. A container may see its own group at the
+// root of the mount while /proc names the path outside, so every ancestor up to the root is asked, there or not.
+static size_t cgroups_left(const char *root) {
+    char groups[8192];
+    size_t left = SIZE_MAX;
+    if (!memory_read(root, "/proc/self/cgroup", groups, sizeof groups))
+        return left;
+    for (char *line = groups, *next; line && *line; line = next) { // "4:memory:/path" (v1) or "0::/path" (v2)
+        next = strchr(line, '\n');
+        if (next)
+            *next++ = 0;
+        const bool unified = strncmp(line, "0::", 3) == 0;
+        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!path || (!unified && strncmp(controllers, ":memory:", 8) != 0))
+            continue;
+        path++;
+        for (bool at_root = false; !at_root;) {
+            char folder[4096];
+            char *slash = strrchr(path, '/');
+            if (slash && !slash[1])
+                *slash = 0;
+            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%.3000s", unified ? "" : "/memory", path);
+            const size_t here = unified ? cgroup_left(root, folder, "memory.max", "memory.current", "inactive_file")
+                                        : cgroup_left(root, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                                                      "total_inactive_file");
+            left = here < left ? here : left;
+            slash = strrchr(path, '/');
+            at_root = !slash;
+            if (slash)
+                *slash = 0;
+        }
+    }
+    return left;
+}
+
+// Bytes that this process may still use: what the machine has free, its cgroups, and its own limits. `root` is where
+// /proc and /sys lie: "".
+static size_t memory_left_under(const char *root) {
+    char text[16384];
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t left = cgroups_left(root), here = SIZE_MAX;
+    if (memory_read(root, "/proc/meminfo", text, sizeof text)) {
+        here = memory_kilobytes(text, "MemAvailable");
+        const size_t limit = memory_kilobytes(text, "CommitLimit"), committed = memory_kilobytes(text, "Committed_AS");
+        char mode[16];
+        if (limit != SIZE_MAX && memory_read(root, "/proc/sys/vm/overcommit_memory", mode, sizeof mode) && mode[0] == '2')
+            here = memory_less(limit, committed) < here ? memory_less(limit, committed) : here; // no overcommitment
+    }
+    left = here < left ? here : left;
+    size_t address_pages = 0, data_pages = 0;
+    if (memory_read(root, "/proc/self/statm", text, sizeof text))
+        sscanf(text, "%zu %*u %*u %*u %*u %zu", &address_pages, &data_pages);
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        here = memory_less((size_t)limit.rlim_cur, address_pages * page);
+        left = here < left ? here : left;
+    }
+    if (getrlimit(RLIMIT_DATA, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        here = memory_less((size_t)limit.rlim_cur, data_pages * page);
+        left = here < left ? here : left;
+    }
+    return left;
+}
+
+static size_t machine_memory_bytes(void) { return memory_left_under(""); }
+
+// What of this process lies in memory now, and the most that ever did. 0 where the kernel does not say.
+static size_t resident_bytes(void) {
+    char text[256];
+    size_t pages = 0;
+    if (memory_read("", "/proc/self/statm", text, sizeof text))
+        sscanf(text, "%*u %zu", &pages);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+static size_t resident_peak_bytes(void) {
+    char text[8192];
+    if (!memory_read("", "/proc/self/status", text, sizeof text))
+        return 0;
+    const size_t peak = memory_kilobytes(text, "VmHWM");
+    return peak == SIZE_MAX ? 0 : peak;
 }
