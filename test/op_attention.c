@@ -1,0 +1,542 @@
+// Attention, every backend of the CPU: against naive loops in double, finite differences, and itself.
+#include "attention.cuh"
+#include "test/testing.h"
+#include "test/fails.h"
+#include <float.h> // DBL_MAX
+#include <omp.h>   // omp_set_num_threads
+
+static struct device dev;
+
+#if defined(PRECISION_BF16) && defined(AMX_EMULATE)
+enum { EMULATED = 1 }; // every tile product takes long: fewer and smaller shapes
+#else
+enum { EMULATED = 0 };
+#endif
+
+static struct attention_shape shape_of(int B, int T, int num_heads, int num_query_groups, int head_dim) {
+    struct attention_shape shape;
+    shape.B = B;
+    shape.T = T;
+    shape.num_heads = num_heads;
+    shape.num_query_groups = num_query_groups;
+    shape.head_dim = head_dim;
+    shape.scale = (float)(1 / sqrt((double)head_dim));
+    return shape;
+}
+static struct dropout dropout_of(float p) {
+    struct dropout d;
+    d.p = p;
+    d.seed = 1234;
+    d.step = 5;
+    d.layer = 3;
+    d.use = DROPOUT_ATTENTION;
+    return d;
+}
+static int64_t qkv_count(struct attention_shape s) {
+    return (int64_t)s.B * s.T * (s.num_heads + 2 * s.num_query_groups) * s.head_dim;
+}
+static int64_t out_count(struct attention_shape s) { return (int64_t)s.B * s.T * s.num_heads * s.head_dim; }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The naive form. `rounding` is applied to the result of each op: none makes the reference, that of floatX makes what plain
+// ops in floatX compute.
+
+typedef double (*rounding)(double);
+static double exactly(double x) { return x; }
+static double to_precision(double x) { return (double)to_float(to_floatX((float)x)); }
+
+struct naive {
+    double *out, *lse, *p, *dqkv; // (B,T,H*D), (B,H,T), (B,H,T,T), (B,T,(H+2Hkv)*D)
+};
+
+static double dot(const double *x, const double *y, int n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++)
+        sum += x[i] * y[i];
+    return sum;
+}
+static void add(double *x, double factor, const double *y, int n) {
+    for (int i = 0; i < n; i++)
+        x[i] += factor * y[i];
+}
+// One query of one head. ds: (T) scratch.
+static void naive_row(struct naive r, const double *qkv, const double *dout, struct attention_shape s, struct dropout d,
+                      rounding round, int b, int h, int i, double *ds) {
+    const int H = s.num_heads, Hkv = s.num_query_groups, D = s.head_dim, T = s.T;
+    const int64_t W = (int64_t)(H + 2 * Hkv) * D, k_at = (int64_t)(H + h / (H / Hkv)) * D, v_at = k_at + (int64_t)Hkv * D;
+    const int64_t row = ((int64_t)b * H + h) * T + i, q_at = ((int64_t)b * T + i) * W + (int64_t)h * D;
+    const int64_t out_at = (((int64_t)b * T + i) * H + h) * D;
+    const double *first = qkv + (int64_t)b * T * W;
+    double *p = r.p + row * T, *dfirst = r.dqkv + (int64_t)b * T * W, max = -DBL_MAX, sum = 0, mean = 0;
+    for (int j = 0; j <= i; j++) {
+        p[j] = round(s.scale * round(dot(qkv + q_at, first + j * W + k_at, D)));
+        max = p[j] > max ? p[j] : max;
+    }
+    for (int j = 0; j <= i; j++)
+        sum += exp(p[j] - max);
+    r.lse[row] = max + log(sum);
+    for (int j = 0; j <= i; j++) {
+        p[j] = round(exp(p[j] - max) / sum);
+        const double kept = d.p > 0 ? dropout_scale(d, (uint64_t)(row * T + j)) : 1;
+        add(r.out + out_at, round(p[j] * kept), first + j * W + v_at, D);
+        ds[j] = round(kept * round(dot(dout + out_at, first + j * W + v_at, D)));
+        mean += p[j] * ds[j];
+        add(dfirst + j * W + v_at, round(p[j] * kept), dout + out_at, D);
+    }
+    for (int j = 0; j <= i; j++) {
+        const double g = round(s.scale * round(p[j] * (ds[j] - mean)));
+        add(r.dqkv + q_at, g, first + j * W + k_at, D);
+        add(dfirst + j * W + k_at, g, qkv + q_at, D);
+    }
+    for (int c = 0; c < D; c++)
+        r.out[out_at + c] = round(r.out[out_at + c]);
+}
+static struct naive naive_attention(const double *qkv, const double *dout, struct attention_shape s, struct dropout d,
+                                    rounding round) {
+    const int group = s.num_heads / s.num_query_groups;
+    struct naive r;
+    r.out = test_doubles(out_count(s));
+    r.lse = test_doubles((int64_t)s.B * s.num_heads * s.T);
+    r.p = test_doubles((int64_t)s.B * s.num_heads * s.T * s.T);
+    r.dqkv = test_doubles(qkv_count(s));
+#pragma omp parallel for collapse(2)
+    for (int b = 0; b < s.B; b++)
+        for (int kv = 0; kv < s.num_query_groups; kv++) {
+            double *ds = test_doubles(s.T);
+            for (int h = kv * group; h < (kv + 1) * group; h++)
+                for (int i = 0; i < s.T; i++)
+                    naive_row(r, qkv, dout, s, d, round, b, h, i, ds);
+            free(ds);
+        }
+    for (int64_t i = 0; i < qkv_count(s); i++)
+        r.dqkv[i] = round(r.dqkv[i]);
+    return r;
+}
+static void naive_free(struct naive r) {
+    free(r.out);
+    free(r.lse);
+    free(r.p);
+    free(r.dqkv);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Running a backend in hostile memory: outputs and workspace hold NaNs, and zones around each are checked
+
+enum { GUARD_BYTES = 256, GUARD = 0xff }; // 0xffff.. is a NaN in bf16, fp32 and double
+
+static void *guarded(size_t bytes) {
+    char *memory = (char *)test_alloc(bytes + 2 * GUARD_BYTES);
+    memset(memory, GUARD, bytes + 2 * GUARD_BYTES);
+    return memory + GUARD_BYTES;
+}
+static void guarded_check(const void *memory, size_t bytes) {
+    for (int i = 0; i < GUARD_BYTES; i++) {
+        assert_int_equal(((const unsigned char *)memory)[-1 - i], GUARD);
+        assert_int_equal(((const unsigned char *)memory)[bytes + (size_t)i], GUARD);
+    }
+}
+static void guarded_free(void *memory, size_t bytes) {
+    guarded_check(memory, bytes);
+    free((char *)memory - GUARD_BYTES);
+}
+
+struct result {
+    floatX *out, *dqkv;
+    void *saved;
+};
+static struct result run(const floatX *qkv, const floatX *dout, enum attention_backend backend, struct attention_shape s,
+                         struct dropout d) {
+    const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, &dev);
+    const size_t backward_bytes = attention_backward_workspace_bytes(backend, s, &dev);
+    struct result r;
+    r.out = (floatX *)guarded((size_t)out_count(s) * sizeof(floatX));
+    r.dqkv = (floatX *)guarded((size_t)qkv_count(s) * sizeof(floatX));
+    r.saved = guarded(attention_saved_bytes(backend, s));
+    void *workspace = guarded(forward_bytes);
+    attention_forward(r.out, r.saved, qkv, backend, s, d, workspace, &dev);
+    guarded_free(workspace, forward_bytes);
+    workspace = guarded(backward_bytes);
+    attention_backward(r.dqkv, dout, qkv, r.out, r.saved, backend, s, d, workspace, &dev);
+    guarded_free(workspace, backward_bytes);
+    return r;
+}
+static void result_free(struct result r, enum attention_backend backend, struct attention_shape s) {
+    guarded_free(r.out, (size_t)out_count(s) * sizeof(floatX));
+    guarded_free(r.dqkv, (size_t)qkv_count(s) * sizeof(floatX));
+    guarded_free(r.saved, attention_saved_bytes(backend, s));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tolerances
+//
+// bf16: FlashAttention's rule, max|x - ref| <= 2 max|plain - ref| + 2 max|(ref + 0.3 - 0.3) - ref|, where plain rounds after
+// each op as plain ops in bf16 do, and the last term, in floatX, stands for the rounding of the result itself.
+// fp32: a score is a sum of D products, whose error grows like sqrt(D) roundings of scale * sum |q k| <= scale * D * a^2
+// (a: the largest input). It enters P as a relative error, beside 2e-7 of exp2 and of lse's rounding, and dS through both
+// of its factors; sums over T terms add sqrt(T) roundings. 4 for the factors that meet in a product. That is relative to the
+// largest entry; for dq and dk at least to scale * |dP| * a, since dS is what is left of dP after its mean is taken off, with
+// |dP| about sqrt(D) for inputs in [-1, 1).
+
+struct bound {
+    double relative, least_size; // fp32
+    bool bf16;
+};
+static struct bound bound_of(struct attention_shape s, double input) {
+    struct bound bound;
+    const double score = s.scale * s.head_dim * input * input;
+    bound.bf16 = sizeof(floatX) == 2;
+    bound.least_size = s.scale * sqrt(s.head_dim) * input;
+    bound.relative = 4 * (FLOATX_ROUNDING * (sqrt(s.head_dim) * score + sqrt(s.T) + 4) + 4e-7);
+    return bound;
+}
+// Columns [begin, end) of rows of `width`: q, k or v of dqkv have scales of their own.
+static void check_columns(const char *name, const floatX *x, const double *reference, const double *plain, int64_t rows,
+                          int64_t width, int64_t begin, int64_t end, struct bound bound, struct attention_shape s) {
+    double error = 0, plain_error = 0, rounding_error = 0, size = name[0] == 'd' && name[1] != 'v' ? bound.least_size : 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = begin; c < end; c++) {
+            const int64_t i = r * width + c;
+            const double e = fabs(to_float(x[i]) - reference[i]), pe = fabs(plain[i] - reference[i]);
+            const float shifted = to_float(to_floatX((float)reference[i] + 0.3f));
+            const double re = fabs(to_float(to_floatX(shifted - 0.3f)) - reference[i]);
+            error = e <= error ? error : e; // NaN stays
+            plain_error = pe > plain_error ? pe : plain_error;
+            rounding_error = re > rounding_error ? re : rounding_error;
+            size = fabs(reference[i]) > size ? fabs(reference[i]) : size;
+        }
+    const double allowed = bound.bf16 ? 2 * plain_error + 2 * rounding_error : bound.relative * size;
+    if (!(error <= allowed)) {
+        print_error("B%d T%d H%d/%d D%d: %s differs by %.3g, allowed %.3g\n", s.B, s.T, s.num_heads, s.num_query_groups,
+                    s.head_dim, name, error, allowed);
+        _fail(__FILE__, __LINE__);
+    }
+}
+
+static void check_result(struct result r, enum attention_backend backend, struct naive reference, struct naive plain,
+                         struct attention_shape s, double input) {
+    const struct bound bound = bound_of(s, input);
+    const int64_t rows = (int64_t)s.B * s.T, W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
+    const int64_t k = (int64_t)s.num_heads * s.head_dim, v = k + (int64_t)s.num_query_groups * s.head_dim;
+    check_columns("out", r.out, reference.out, plain.out, rows, k, 0, k, bound, s);
+    check_columns("dq", r.dqkv, reference.dqkv, plain.dqkv, rows, W, 0, k, bound, s);
+    check_columns("dk", r.dqkv, reference.dqkv, plain.dqkv, rows, W, k, v, bound, s);
+    check_columns("dv", r.dqkv, reference.dqkv, plain.dqkv, rows, W, v, W, bound, s);
+    const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
+    if (backend == ATTENTION_UNFUSED)
+        check_columns("probabilities", (const floatX *)r.saved, reference.p, plain.p, lse_rows, s.T, 0, s.T, bound, s);
+    for (int64_t i = 0; backend == ATTENTION_FLASH && i < lse_rows; i++) {
+        const double e = fabs(((const float *)r.saved)[i] - reference.lse[i]);
+        // Scores are fp32 in both precisions, and so is lse: its own rounding, and that of the scores.
+        const double allowed = 0x1p-24 * (2 * fabs(reference.lse[i]) + sqrt(s.head_dim) * s.scale * s.head_dim * input * input);
+        assert_true(e <= 4 * allowed + 1e-6);
+    }
+}
+
+static void check_shape(struct attention_shape s, double q_scale, double k_scale, float dropout) {
+    uint64_t seed = 17 + (uint64_t)(s.T * 1000 + s.head_dim);
+    double *qkv_exact, *dout_exact;
+    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
+    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
+    const int64_t k = (int64_t)s.num_heads * s.head_dim, v = k + (int64_t)s.num_query_groups * s.head_dim;
+    for (int64_t i = 0; i < qkv_count(s); i++) {
+        qkv[i] = to_floatX((float)(qkv_exact[i] * (i % W < k ? q_scale : i % W < v ? k_scale : 1)));
+        qkv_exact[i] = to_float(qkv[i]);
+    }
+    const struct dropout d = dropout_of(dropout);
+    const struct naive reference = naive_attention(qkv_exact, dout_exact, s, d, exactly);
+    const struct naive plain = naive_attention(qkv_exact, dout_exact, s, d, to_precision);
+    for (int backend = ATTENTION_FLASH; backend <= ATTENTION_UNFUSED; backend++) {
+        const struct result r = run(qkv, dout, (enum attention_backend)backend, s, d);
+        check_result(r, (enum attention_backend)backend, reference, plain, s, sqrt(q_scale * k_scale));
+        result_free(r, (enum attention_backend)backend, s);
+    }
+    naive_free(reference);
+    naive_free(plain);
+    free(qkv);
+    free(dout);
+    free(qkv_exact);
+    free(dout_exact);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tests
+
+static void test_exp2(void **state) {
+    double worst = 0;
+    for (double x = -126; x <= 127; x += 253.0 / (1 << 20)) {
+        const float y = vec_exp2(vec_set((float)x))[LANES - 1];
+        const double exact = exp2((double)(float)x);
+        worst = fabs(y / exact - 1) > worst ? fabs(y / exact - 1) : worst;
+    }
+    assert_true(worst < 2.2e-7); // the polynomial's 9.2e-8 and two roundings
+    assert_true(vec_exp2(vec_set(0))[0] == 1);
+    assert_true(vec_exp2(vec_set(-127))[0] == 0);
+    assert_true(vec_exp2(vec_set(-1e9f))[0] == 0);
+    assert_true(vec_exp2(vec_set(-INFINITY))[0] == 0);
+    assert_true(isnan(vec_exp2(vec_set(NAN))[0]));
+}
+
+static const int lengths[] = {1, 2, 3, 64, 113, 128, 217, 239};
+static const int heads[][2] = {{2, 2}, {6, 2}, {4, 1}};
+static const int dims[] = {8, 64, 96, 128, 256, 40};
+enum { LENGTHS = 8, HEADS = 3, DIMS = 6 };
+
+// Every length with every grouping and every length with every size of a head, each pair once or twice.
+static void test_against_naive(void **state) {
+    for (int t = 0; t < LENGTHS; t++)
+        for (int i = 0; i < (EMULATED ? HEADS : DIMS); i++)
+            check_shape(shape_of(1 + (i + t) % 2, lengths[t], heads[(i + t) % HEADS][0], heads[(i + t) % HEADS][1],
+                                 dims[EMULATED ? (2 * i + t) % DIMS : i]),
+                        1, 1, 0);
+    check_shape(shape_of(1, EMULATED ? 289 : 511, 2, 1, 64), 1, 1, 0);
+    if (!EMULATED)
+        check_shape(shape_of(1, 513, 1, 1, 96), 1, 1, 0);
+}
+// One KV head and long sequences: backward cuts the queries into many segments, and adds their dK and dV afterwards.
+static void test_segments(void **state) {
+    check_shape(shape_of(1, EMULATED ? 300 : 1030, 1, 1, 32), 1, 1, 0);
+    check_shape(shape_of(1, 140, 12, 1, 32), 1, 1, 0);
+    check_shape(shape_of(1, 300, 5, 1, 160), 1, 1, 0);
+}
+// Large scores: softmax near a choice of one key, exponents far outside fp32 without the maximum.
+static void test_large_scores(void **state) {
+    check_shape(shape_of(1, 113, 2, 1, 64), 5, 3, 0);
+    check_shape(shape_of(1, 128, 2, 2, 128), 5, 3, 0);
+    check_shape(shape_of(1, 65, 2, 2, 64), 20, 20, 0);
+}
+static void test_dropout(void **state) {
+    check_shape(shape_of(2, 1, 2, 1, 16), 1, 1, 0.5f);
+    check_shape(shape_of(1, 77, 4, 2, 64), 1, 1, 0.1f);
+    check_shape(shape_of(2, 161, 3, 1, 40), 1, 1, 0.3f);
+    check_shape(shape_of(1, EMULATED ? 130 : 300, 2, 1, 64), 1, 1, 0.2f);
+}
+
+// All scores near -200: a padded key scored 0 instead of -inf would overflow exp(0 - lse).
+static void test_low_scores(void **state) {
+    const struct attention_shape s = shape_of(1, 192 - 31, 1, 1, 64);
+    const int64_t n = qkv_count(s), W = 3 * 64;
+    uint64_t seed = 5;
+    double *qkv_exact, *dout_exact;
+    floatX *qkv = test_floats(&qkv_exact, n, 0.1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
+    for (int64_t i = 0; i < n; i++) {
+        const double shift = i % W < 64 ? 5 : i % W < 128 ? -5 : 0;
+        qkv[i] = to_floatX((float)(qkv_exact[i] + shift));
+        qkv_exact[i] = to_float(qkv[i]);
+    }
+    const struct naive reference = naive_attention(qkv_exact, dout_exact, s, dropout_of(0), exactly);
+    const struct naive plain = naive_attention(qkv_exact, dout_exact, s, dropout_of(0), to_precision);
+    assert_true(reference.lse[0] < -150);
+    for (int backend = ATTENTION_FLASH; backend <= ATTENTION_UNFUSED; backend++) {
+        const struct result r = run(qkv, dout, (enum attention_backend)backend, s, dropout_of(0));
+        check_result(r, (enum attention_backend)backend, reference, plain, s, 5.1);
+        result_free(r, (enum attention_backend)backend, s);
+    }
+    naive_free(reference);
+    naive_free(plain);
+    free(qkv);
+    free(dout);
+    free(qkv_exact);
+    free(dout_exact);
+}
+
+// The naive gradient, from which all others are judged, against differences of sum(dout * out) in double.
+static void test_finite_differences(void **state) {
+    const struct attention_shape s = shape_of(2, 5, 4, 2, 8);
+    const struct dropout d = dropout_of(0.25f);
+    uint64_t seed = 9;
+    double *qkv, *dout;
+    free(test_floats(&qkv, qkv_count(s), 1, &seed));
+    free(test_floats(&dout, out_count(s), 1, &seed));
+    const struct naive r = naive_attention(qkv, dout, s, d, exactly);
+    double *differences = test_doubles(qkv_count(s));
+    const double step = 1e-5; // error about step^2 plus 1e-16 / step
+    for (int64_t i = 0; i < qkv_count(s); i++) {
+        const double x = qkv[i];
+        for (int side = -1; side <= 1; side += 2) {
+            qkv[i] = x + side * step;
+            const struct naive moved = naive_attention(qkv, dout, s, d, exactly);
+            differences[i] += side * dot(moved.out, dout, (int)out_count(s)) / (2 * step);
+            naive_free(moved);
+        }
+        qkv[i] = x;
+    }
+    assert_close(r.dqkv, differences, qkv_count(s), 1e-8);
+    naive_free(r);
+    free(differences);
+    free(qkv);
+    free(dout);
+}
+
+// The same bits again and again and with 1, 2, 3 threads; `lse` may be left out.
+static void check_bits(struct attention_shape s, float p) {
+    uint64_t seed = 3;
+    double *qkv_exact, *dout_exact;
+    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
+    const int threads = omp_get_max_threads();
+    for (int backend = ATTENTION_FLASH; backend <= ATTENTION_UNFUSED; backend++) {
+        const enum attention_backend which = (enum attention_backend)backend;
+        const struct result first = run(qkv, dout, which, s, dropout_of(p));
+        for (int i = 0; i < 4; i++) {
+            omp_set_num_threads(i ? i : threads);
+            const struct result again = run(qkv, dout, which, s, dropout_of(p));
+            assert_memory_equal(first.out, again.out, (size_t)out_count(s) * sizeof(floatX));
+            assert_memory_equal(first.dqkv, again.dqkv, (size_t)qkv_count(s) * sizeof(floatX));
+            assert_memory_equal(first.saved, again.saved, attention_saved_bytes(which, s));
+            result_free(again, which, s);
+        }
+        omp_set_num_threads(threads);
+        result_free(first, which, s);
+    }
+    free(qkv);
+    free(dout);
+    free(qkv_exact);
+    free(dout_exact);
+}
+static void test_same_bits(void **state) {
+    check_bits(shape_of(1, 257, 4, 1, 64), 0.1f);
+    check_bits(shape_of(2, 130, 6, 2, 32), 0);
+}
+
+// A NaN reaches every later query and no earlier one of another block.
+static void test_nan(void **state) {
+    const struct attention_shape s = shape_of(1, 150, 1, 1, 16);
+    const int at = 100, clean = at / BLOCK * BLOCK;
+    uint64_t seed = 4;
+    double *exact;
+    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
+    qkv[at * 48 + 16 + 3] = to_floatX(NAN); // k of token `at`
+    for (int backend = ATTENTION_FLASH; backend <= ATTENTION_UNFUSED; backend++) {
+        const struct result r = run(qkv, qkv, (enum attention_backend)backend, s, dropout_of(0));
+        for (int t = 0; t < s.T; t++)
+            for (int d = 0; d < 16; d++) {
+                assert_false(t < clean && isnan(to_float(r.out[t * 16 + d])));
+                assert_true(t < at || isnan(to_float(r.out[t * 16 + d])));
+            }
+        result_free(r, (enum attention_backend)backend, s);
+    }
+    free(qkv);
+    free(exact);
+}
+
+// Without lse, as in evaluation: the same out.
+static void test_without_lse(void **state) {
+    const struct attention_shape s = shape_of(2, 70, 2, 1, 24);
+    uint64_t seed = 8;
+    double *exact;
+    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
+    void *workspace = test_alloc(flash_forward_workspace_bytes(s));
+    floatX *out = (floatX *)test_alloc((size_t)out_count(s) * sizeof(floatX));
+    const struct result r = run(qkv, qkv, ATTENTION_FLASH, s, dropout_of(0));
+    flash_forward(out, NULL, qkv, s, dropout_of(0), workspace, &dev);
+    assert_memory_equal(out, r.out, (size_t)out_count(s) * sizeof(floatX));
+    result_free(r, ATTENTION_FLASH, s);
+    free(workspace);
+    free(out);
+    free(qkv);
+    free(exact);
+}
+
+// Fed token by token through the cache, each row equals forward's.
+static void check_decode(struct attention_shape s, int capacity) {
+    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim, C = (int64_t)s.num_heads * s.head_dim;
+    const size_t cache_bytes = (size_t)s.B * capacity * s.num_query_groups * s.head_dim * sizeof(floatX);
+    uint64_t seed = 6;
+    double *exact;
+    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
+    double *dout = test_doubles(out_count(s));
+    const struct naive reference = naive_attention(exact, dout, s, dropout_of(0), exactly);
+    floatX *keys = (floatX *)guarded(cache_bytes), *values = (floatX *)guarded(cache_bytes);
+    floatX *token = (floatX *)test_alloc((size_t)(s.B * W) * sizeof *token);
+    floatX *out = (floatX *)guarded((size_t)(s.B * C) * sizeof *out);
+    double *rows = test_doubles(out_count(s));
+    for (int t = 0; t < s.T; t++) {
+        for (int b = 0; b < s.B; b++)
+            memcpy(token + b * W, qkv + ((int64_t)b * s.T + t) * W, (size_t)W * sizeof *token);
+        kv_cache_append(keys, values, token, t, capacity, s, &dev);
+        attention_decode(out, token, keys, values, t, capacity, s, NULL, &dev);
+        for (int64_t i = 0; i < s.B * C; i++)
+            rows[(i / C * s.T + t) * C + i % C] = to_float(out[i]);
+    }
+    // Sums are fp32 here in both precisions; the result is rounded once.
+    assert_close(rows, reference.out, out_count(s), FLOATX_ROUNDING + bound_of(s, 1).relative * 0x1p-24 / FLOATX_ROUNDING);
+    guarded_free(keys, cache_bytes);
+    guarded_free(values, cache_bytes);
+    guarded_free(out, (size_t)(s.B * C) * sizeof *out);
+    naive_free(reference);
+    free(rows);
+    free(token);
+    free(dout);
+    free(qkv);
+    free(exact);
+}
+static void test_decode(void **state) {
+    check_decode(shape_of(3, 70, 6, 2, 24), 80);
+    check_decode(shape_of(1, 129, 2, 1, 64), 129);
+    check_decode(shape_of(1, 1, 1, 1, 256), 1);
+}
+
+static void choose(enum attention_backend wanted, const char *flash, const char *unfused, struct attention_choice *choice) {
+    if (flash)
+        setenv("NVTE_FLASH_ATTN", flash, 1);
+    if (unfused)
+        setenv("NVTE_UNFUSED_ATTN", unfused, 1);
+    *choice = attention_choose(wanted, shape_of(1, 8, 2, 1, 64), &dev);
+    unsetenv("NVTE_FLASH_ATTN");
+    unsetenv("NVTE_UNFUSED_ATTN");
+}
+static void choose_none(void *unused) {
+    struct attention_choice c;
+    choose(ATTENTION_AUTO, "0", "0", &c);
+}
+static void choose_contradiction(void *unused) {
+    struct attention_choice c;
+    choose(ATTENTION_FLASH, "0", NULL, &c);
+}
+static void choose_bad_switch(void *unused) {
+    struct attention_choice c;
+    choose(ATTENTION_AUTO, "no", NULL, &c);
+}
+static void choose_head_dim(void *head_dim) {
+    attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, *(int *)head_dim), &dev);
+}
+static void test_choice(void **state) {
+    struct attention_choice c;
+    choose(ATTENTION_AUTO, NULL, NULL, &c);
+    assert_int_equal(c.backend, ATTENTION_FLASH);
+    assert_non_null(strstr(c.reason, "flash"));
+    assert_non_null(strstr(c.reason, blocks_describe()));
+    choose(ATTENTION_AUTO, "1", "0", &c);
+    assert_int_equal(c.backend, ATTENTION_FLASH);
+    choose(ATTENTION_AUTO, "0", "1", &c);
+    assert_int_equal(c.backend, ATTENTION_UNFUSED);
+    assert_non_null(strstr(c.reason, "NVTE_FLASH_ATTN=0"));
+    choose(ATTENTION_UNFUSED, NULL, NULL, &c);
+    assert_int_equal(c.backend, ATTENTION_UNFUSED);
+    assert_non_null(strstr(c.reason, "--attention-backend"));
+    assert_fails(choose_none, NULL, "flash|NVTE_FLASH_ATTN=0|unfused|NVTE_UNFUSED_ATTN=0");
+    assert_fails(choose_contradiction, NULL, "NVTE_FLASH_ATTN=0|unfused|--attention-backend flash");
+    assert_fails(choose_bad_switch, NULL, "NVTE_FLASH_ATTN=no|expected");
+    int head_dim = 12;
+    assert_fails(choose_head_dim, &head_dim, "12|multiple of 8|--kv-channels|--hidden-size");
+    head_dim = 264;
+    assert_fails(choose_head_dim, &head_dim, "264|--kv-channels|--hidden-size");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exp2),
+        cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_against_naive),
+        cmocka_unit_test(test_segments),
+        cmocka_unit_test(test_large_scores),
+        cmocka_unit_test(test_low_scores),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_without_lse),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_choice),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
