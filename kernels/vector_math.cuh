@@ -23,8 +23,9 @@ static inline float float_from_bits(uint32_t bits) {
 // Adding 1.5 * 2^23 to a small float leaves its nearest integer in the low bits.
 #define ROUNDING_MAGIC 0x1.8p23f
 
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2. At most 1.0 ulp; above the largest float infinity; below
-// 2^-125.5 (x < -87) 0, for the denormals would cost a tenth of the time and nobody adds anything that small; e^NaN = NaN.
+// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln(2) / 2. At most 0.85 ulp with fused multiply-add, 1.15 without. Above the
+// largest float infinity; below 2^-125.5 (x < -87) 0, for the denormals would cost a tenth of the time and nobody adds
+// anything that small; e^NaN = NaN.
 static inline float vector_expf(float x) {
     // The magic's extra 126 makes the low bits n + 126, the exponent field of 2^(n - 1): 2^128 is no float, so the polynomial
     // is of 2 e^r.
