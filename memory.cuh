@@ -4,10 +4,10 @@
 // computed. So the lifetimes come from the code that will run. plan_place then finds an offset for every buffer, such
 // that buffers that never live together share bytes; then each arena is one allocation, and there is no other.
 //
-// Placing is offline dynamic storage allocation: rectangles (lifetime x bytes) that may move up and down only, packed to
-// the least height. NP-hard in general (Garey & Johnson, problem SR2), but a training step is regular: activations nest
-// (what layer 0 makes first it frees last), so that stacking them by decreasing lifetime is dense, and what is left, the
-// short-lived buffers on top of that pyramid, is packed by best fit in several orders until the live sum is reached.
+// Placing is offline dynamic storage allocation: rectangles (lifetime x bytes) that may move up and down only, packed
+// to the least height. NP-hard in general (Garey & Johnson, problem SR2), but a training step is regular. Activations
+// nest, since what is made first is freed last, so that stacking them in the order of forward is dense. What is left,
+// the short-lived buffers on top of that pyramid, is fitted into gaps in several orders until the live sum is reached.
 #pragma once
 #include "runtime/error.h" // fail
 #include <errno.h>         // errno
@@ -51,7 +51,7 @@ struct plan {
     // Set by plan_place:
     size_t arena_bytes[ARENA_COUNT];
     size_t peak_bytes;        // of all arenas together: what is allocated
-    size_t lower_bound_bytes; // the largest sum of live buffers over the phases, and the other arenas: no plan takes less
+    size_t lower_bound_bytes; // the largest sum of live buffers over the phases, and the other arenas: no plan is lower
     int peak_phase;           // where that sum is reached first; -1 if nothing lives within the step
 };
 
@@ -160,8 +160,8 @@ static void plan_touch(struct plan *plan, int id) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Placing
 
-// A buffer as the packer sees it. Time runs in slots: the phases in which some buffer begins to live. No other phase can
-// decide anything, since all that lives in it lives in the slot before it too.
+// A buffer as the packer sees it. Time runs in slots: the phases in which some buffer begins to live. No other phase
+// can decide anything, since all that lives in it lives in the slot before it too.
 struct plan_item {
     int first, last; // slots
     int id;
@@ -174,24 +174,27 @@ struct plan_span {
     size_t begin, end;
 };
 
+// Work counts slots and neighbours looked at, some 3 ns each. It bounds the search rather than time does, so that the
+// same schedule has the same plan everywhere.
 enum {
-    PLAN_GAP_SEARCH_LIVE = 8,       // stack so many that of the others this many live at a time, on average
-    PLAN_GAP_SEARCH_NEIGHBOURS = 256,
-    PLAN_GAP_SEARCH_WORK = 4000000, // at most so many list heads looked at in one try,
-    PLAN_PACK_WORK = 20000000,      // and so many, neighbours included, in all tries: some 0.1 s
-    PLAN_PACK_WORK_MOST = 100000000 // or so many, while more than a hundredth is lost
+    PLAN_FITTED_LIVE = 8,           // stack so many that of the others this many live at a time, on average
+    PLAN_FIT_NEIGHBOURS = 256,      // and more neighbours than these are not searched for gaps
+    PLAN_FIT_WORK = 4000000,        // the most in one try; stack more if it would be exceeded
+    PLAN_PACK_WORK = 20000000,      // in all tries,
+    PLAN_PACK_WORK_MOST = 100000000 // and while more than a hundredth is lost
 };
 
 struct plan_packing {
     struct plan_item *items; // by falling length: the first `stacked` are stacked, the others fitted on top
     int count, stacked, slots;
-    int longest;       // slots of the longest fitted item
-    size_t bound;      // the largest live sum: no packing is lower
-    size_t *best;      // offsets of the best packing so far
+    int longest;     // slots of the longest fitted item
+    size_t bound;    // the largest live sum: no packing is lower
+    size_t *best;    // (count) offsets of the best packing so far
     size_t best_height;
-    size_t *skyline;   // per slot, the top of what is stacked there
-    int *newest, *next; // per slot, a list of the fitted items that begin there; -1 ends it
-    int64_t work;      // how much has been looked at
+    size_t *skyline; // (slots) the top of what is stacked
+    int *newest;     // (slots) the fitted item that began there last, -1: none
+    int *next;       // (count) the one that began in its slot before it, -1: none
+    int64_t work;    // how much has been looked at
 };
 
 struct plan_key {
@@ -235,12 +238,12 @@ static void plan_stack(struct plan_packing *packing, const struct plan_key *orde
     }
 }
 
-// Puts an item into the tightest gap between the fitted ones that live with it, above what is stacked; on top of them if
-// none is wide enough, or if they are too many to look.
+// Puts an item into the tightest gap between the fitted ones that live with it, above what is stacked; on top of them
+// if none is wide enough, or if they are too many to look.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
     const size_t bottom = plan_floor(packing, item);
-    struct plan_span near_[PLAN_GAP_SEARCH_NEIGHBOURS]; // by begin
+    struct plan_span near[PLAN_FIT_NEIGHBOURS]; // by begin
     int count = 0;
     size_t top = bottom;
     const int from = item->first - packing->longest + 1;
@@ -252,22 +255,22 @@ static void plan_fit(struct plan_packing *packing, int index) {
                                            packing->items[other].offset + packing->items[other].bytes};
             packing->work++;
             top = span.end > top ? span.end : top;
-            if (count == PLAN_GAP_SEARCH_NEIGHBOURS)
+            if (count == PLAN_FIT_NEIGHBOURS)
                 continue;
             int at = count++;
-            for (; at > 0 && near_[at - 1].begin > span.begin; at--)
-                near_[at] = near_[at - 1];
-            near_[at] = span;
+            for (; at > 0 && near[at - 1].begin > span.begin; at--)
+                near[at] = near[at - 1];
+            near[at] = span;
         }
     packing->work += plan_item_length(item) + packing->longest;
     item->offset = top;
     size_t base = bottom, tightest = SIZE_MAX;
-    for (int i = 0; i < count && count < PLAN_GAP_SEARCH_NEIGHBOURS; i++) {
-        if (near_[i].begin > base && near_[i].begin - base >= item->bytes && near_[i].begin - base < tightest) {
-            tightest = near_[i].begin - base;
+    for (int i = 0; i < count && count < PLAN_FIT_NEIGHBOURS; i++) {
+        if (near[i].begin > base && near[i].begin - base >= item->bytes && near[i].begin - base < tightest) {
+            tightest = near[i].begin - base;
             item->offset = base;
         }
-        base = near_[i].end > base ? near_[i].end : base;
+        base = near[i].end > base ? near[i].end : base;
     }
     packing->next[index] = packing->newest[item->first];
     packing->newest[item->first] = index;
@@ -293,7 +296,8 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
 
 enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_BYTES, PLAN_BY_START, PLAN_ORDERS };
 
-static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, int from, int to, enum plan_order order) {
+static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, int from, int to,
+                      enum plan_order order) {
     for (int i = from; i < to; i++) {
         const struct plan_item *item = &packing->items[i];
         const double length = plan_item_length(item), bytes = (double)item->bytes;
@@ -308,8 +312,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)(to - from), sizeof *keys, plan_compare_keys);
 }
 
-// Squeaky wheel (Joslin & Clements 1999): what stuck out above the bound is placed a little earlier next time. By a fifth
-// of its rank: bigger steps undo what was right (measured: they leave four times as many plans above the bound).
+// Squeaky wheel (Joslin & Clements 1999): what stuck out above the bound is placed a little earlier next time. By a
+// fifth of its rank: bigger steps undo what was right (measured: by a half they leave four times as many plans above
+// the bound, to the front ten times).
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -323,8 +328,8 @@ static bool plan_goes_on(const struct plan_packing *packing) {
         return false;
     if (packing->best_height == SIZE_MAX) // not tried yet
         return true;
-    const bool near_ = packing->best_height - packing->bound <= packing->bound / 100;
-    return packing->work < (near_ ? PLAN_PACK_WORK : PLAN_PACK_WORK_MOST);
+    const size_t lost = packing->best_height - packing->bound;
+    return packing->work < (lost <= packing->bound / 100 ? PLAN_PACK_WORK : PLAN_PACK_WORK_MOST);
 }
 
 // Splits the items, tries every pair of orders, and goes on with better ones until the bound is met or enough was done.
@@ -336,8 +341,8 @@ static void plan_pack(struct plan_packing *packing) {
     while (packing->stacked > 0) {
         const int length = plan_item_length(&packing->items[packing->stacked - 1]);
         area += length;
-        if (area > (int64_t)PLAN_GAP_SEARCH_LIVE * packing->slots ||
-            (int64_t)length * (packing->count - packing->stacked) > PLAN_GAP_SEARCH_WORK)
+        if (area > (int64_t)PLAN_FITTED_LIVE * packing->slots ||
+            (int64_t)length * (packing->count - packing->stacked) > PLAN_FIT_WORK)
             break;
         packing->longest = length;
         packing->stacked--;
@@ -364,72 +369,86 @@ static void plan_pack(struct plan_packing *packing) {
     free(stack);
 }
 
-static void plan_place_activations(struct plan *plan) {
-    struct plan_packing packing;
-    memset(&packing, 0, sizeof packing);
-    // slot_of[p]: the number of phases up to p in which a buffer begins, less one.
-    int *slot_of = (int *)plan_allocate((size_t)plan->phase_count + 1, sizeof *slot_of);
+static bool plan_is_packed(const struct plan_buffer *buffer) {
+    return buffer->arena == ARENA_ACTIVATIONS && buffer->first_phase >= 0 && buffer->bytes > 0;
+}
+
+// slot_of[p]: the last slot that began up to phase p. Counts the slots.
+static int plan_slots(const struct plan *plan, int *slot_of) {
+    for (int i = 0; i < plan->count; i++)
+        if (plan_is_packed(&plan->buffers[i]))
+            slot_of[plan->buffers[i].first_phase] = 1;
+    int slots = 0;
+    for (int p = 0; p < plan->phase_count; p++) {
+        slots += slot_of[p];
+        slot_of[p] = slots - 1;
+    }
+    return slots;
+}
+
+static int plan_items(const struct plan *plan, const int *slot_of, struct plan_item *items) {
+    int count = 0;
     size_t total = 0;
     for (int i = 0; i < plan->count; i++) {
-        struct plan_buffer *buffer = &plan->buffers[i];
-        if (buffer->arena != ARENA_ACTIVATIONS)
-            continue;
-        total = plan_sum(total, plan_rounded(buffer), buffer->name); // so that no height below can overflow
-        buffer->offset = 0;
-        if (buffer->first_phase >= 0 && buffer->bytes > 0) {
-            slot_of[buffer->first_phase] = 1;
-            packing.count++;
-        }
-    }
-    for (int p = 0; p < plan->phase_count; p++)
-        slot_of[p] = slot_of[p] ? packing.slots++ : packing.slots - 1;
-
-    packing.items = (struct plan_item *)plan_allocate((size_t)packing.count, sizeof *packing.items);
-    packing.best = (size_t *)plan_allocate((size_t)packing.count, sizeof *packing.best);
-    packing.next = (int *)plan_allocate((size_t)packing.count, sizeof *packing.next);
-    packing.skyline = (size_t *)plan_allocate((size_t)packing.slots, sizeof *packing.skyline);
-    packing.newest = (int *)plan_allocate((size_t)packing.slots, sizeof *packing.newest);
-    packing.best_height = SIZE_MAX;
-    int n = 0;
-    for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *buffer = &plan->buffers[i];
-        if (buffer->arena != ARENA_ACTIVATIONS || buffer->first_phase < 0 || buffer->bytes == 0)
+        if (!plan_is_packed(buffer))
             continue;
-        struct plan_item *item = &packing.items[n++];
+        struct plan_item *item = &items[count++];
         item->first = slot_of[buffer->first_phase];
         item->last = slot_of[buffer->last_phase];
         item->id = i;
         item->bytes = plan_rounded(buffer);
+        total = plan_sum(total, item->bytes, buffer->name); // all of them fit, so no height can overflow
     }
-    size_t *live = (size_t *)plan_allocate((size_t)packing.slots + 1, sizeof *live); // differences, then their sums
-    for (int i = 0; i < n; i++) {
-        live[packing.items[i].first] += packing.items[i].bytes;
-        live[packing.items[i].last + 1] -= packing.items[i].bytes;
+    return count;
+}
+
+// The largest sum of live items; `slot` is the first where it is reached.
+static size_t plan_bound(const struct plan_packing *packing, int *slot) {
+    size_t *change = (size_t *)plan_allocate((size_t)packing->slots + 1, sizeof *change), sum = 0, most = 0;
+    for (int i = 0; i < packing->count; i++) {
+        change[packing->items[i].first] += packing->items[i].bytes;
+        change[packing->items[i].last + 1] -= packing->items[i].bytes; // modulo 2^64
     }
-    int peak_slot = -1;
-    size_t sum = 0;
-    for (int s = 0; s < packing.slots; s++) {
-        sum += live[s];
-        if (sum > packing.bound) {
-            packing.bound = sum;
-            peak_slot = s;
+    for (int s = 0; s < packing->slots; s++) {
+        sum += change[s];
+        if (sum > most) {
+            most = sum;
+            *slot = s;
         }
     }
-    plan->peak_phase = -1;
-    for (int p = plan->phase_count - 1; p >= 0 && peak_slot >= 0; p--)
-        if (slot_of[p] == peak_slot)
-            plan->peak_phase = p;
-    if (n > 0) {
-        plan_pack(&packing);
-        for (int i = 0; i < n; i++)
-            plan->buffers[packing.items[i].id].offset = packing.best[i];
-        plan->arena_bytes[ARENA_ACTIVATIONS] = packing.best_height;
-    }
+    free(change);
+    return most;
+}
+
+static void plan_place_activations(struct plan *plan) {
+    int *slot_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *slot_of);
+    struct plan_packing packing;
+    memset(&packing, 0, sizeof packing);
+    packing.slots = plan_slots(plan, slot_of);
+    packing.items = (struct plan_item *)plan_allocate((size_t)plan->count, sizeof *packing.items);
+    packing.count = plan_items(plan, slot_of, packing.items);
+    packing.best = (size_t *)plan_allocate((size_t)packing.count, sizeof *packing.best);
+    packing.skyline = (size_t *)plan_allocate((size_t)packing.slots, sizeof *packing.skyline);
+    packing.newest = (int *)plan_allocate((size_t)packing.slots, sizeof *packing.newest);
+    packing.next = (int *)plan_allocate((size_t)packing.count, sizeof *packing.next);
+    packing.best_height = SIZE_MAX;
+    int peak_slot = -1;
+    packing.bound = plan_bound(&packing, &peak_slot);
     plan->lower_bound_bytes = packing.bound;
-    free(live);
+    plan->peak_phase = -1;
+    for (int p = 0; p < plan->phase_count && plan->peak_phase < 0; p++)
+        if (peak_slot >= 0 && slot_of[p] == peak_slot)
+            plan->peak_phase = p;
+    if (packing.count > 0) {
+        plan_pack(&packing);
+        plan->arena_bytes[ARENA_ACTIVATIONS] = packing.best_height;
+        for (int i = 0; i < packing.count; i++)
+            plan->buffers[packing.items[i].id].offset = packing.best[i];
+    }
+    free(packing.next);
     free(packing.newest);
     free(packing.skyline);
-    free(packing.next);
     free(packing.best);
     free(packing.items);
     free(slot_of);
@@ -438,6 +457,8 @@ static void plan_place_activations(struct plan *plan) {
 // Sets every offset, the size of every arena, the peak and its lower bound.
 static void plan_place(struct plan *plan) {
     memset(plan->arena_bytes, 0, sizeof plan->arena_bytes);
+    for (int i = 0; i < plan->count; i++)
+        plan->buffers[i].offset = 0;
     plan_place_activations(plan);
     for (int i = 0; i < plan->count; i++) {
         struct plan_buffer *buffer = &plan->buffers[i];
@@ -617,8 +638,8 @@ static void plan_write_json_strings(FILE *file, const char *key, char (*names)[P
     fputs(count > 0 ? "\n  ],\n" : "],\n", file);
 }
 
-// Offsets in the file count from the start of the first arena, as if the arenas lay one behind the other: any two buffers
-// may be compared, and all lie below peak_bytes. Buffers that nothing touches are left out.
+// Offsets in the file count from the start of the first arena, as if the arenas lay one behind the other: any two
+// buffers may be compared, and all lie below peak_bytes. Buffers that nothing touches are left out.
 static void plan_write_json(const struct plan *plan, const char *path) {
     struct plan_file out = plan_file_open("--plan-json", path);
     FILE *file = out.file;
@@ -628,8 +649,8 @@ static void plan_write_json(const struct plan *plan, const char *path) {
     for (int a = 0; a < ARENA_COUNT; a++) {
         base[a] = end;
         end += plan->arena_bytes[a];
-        fprintf(file, "%s\n    {\"name\": \"%s\", \"offset\": %zu, \"bytes\": %zu}", a > 0 ? "," : "", plan_arena_name(a),
-                base[a], plan->arena_bytes[a]);
+        fprintf(file, "%s\n    {\"name\": \"%s\", \"offset\": %zu, \"bytes\": %zu}", a > 0 ? "," : "",
+                plan_arena_name(a), base[a], plan->arena_bytes[a]);
     }
     fputs("\n  ],\n", file);
     plan_write_json_strings(file, "categories", plan->categories, plan->category_count);
@@ -736,8 +757,8 @@ static void plan_svg_phases(const struct plan_picture *picture) {
         if (middle - last_label < 11) // pixels that a line of text needs
             continue;
         last_label = middle;
-        fprintf(picture->file, "<text transform=\"translate(%.2f %.2f) rotate(-90)\" text-anchor=\"end\">", middle + 3.5,
-                bottom + 6);
+        fprintf(picture->file, "<text transform=\"translate(%.2f %.2f) rotate(-90)\" text-anchor=\"end\">",
+                middle + 3.5, bottom + 6);
         char name[PLAN_NAME_CHARS];
         memcpy(name, plan->phases[first], (size_t)chars);
         name[chars] = 0;
@@ -779,7 +800,9 @@ static void plan_svg_legend_row(const struct plan_picture *picture, double y, co
                                 size_t bytes) {
     const double x = picture->width - picture->right + 20;
     char size[32];
-    fprintf(picture->file, "<rect x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%.0f\" y=\"%.0f\">",
+    fprintf(picture->file,
+            "<rect x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>"
+            "<text x=\"%.0f\" y=\"%.0f\">",
             x, y - 10, colour, x + 18, y);
     plan_svg_text(picture->file, name);
     fprintf(picture->file, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", picture->width - 15, y,
@@ -795,8 +818,9 @@ static void plan_svg_arenas(const struct plan_picture *picture) {
         const size_t bytes = picture->plan->arena_bytes[a];
         const double width = bytes > 0 ? span * (double)bytes / (double)picture->plan->peak_bytes : 0;
         fprintf(picture->file,
-                "<rect x=\"%.2f\" y=\"48\" width=\"%.2f\" height=\"22\" fill=\"%s\"><title>%s (%zu bytes)</title></rect>\n", x,
-                width, greys[a], plan_arena_name(a), bytes);
+                "<rect x=\"%.2f\" y=\"48\" width=\"%.2f\" height=\"22\" fill=\"%s\"><title>%s (%zu bytes)</title>"
+                "</rect>\n",
+                x, width, greys[a], plan_arena_name(a), bytes);
         plan_svg_legend_row(picture, 40 + 20 * a, greys[a], plan_arena_name(a), bytes);
         x += width;
     }
@@ -806,7 +830,8 @@ static void plan_svg_legend(const struct plan_picture *picture) {
     const struct plan *plan = picture->plan;
     const double x = picture->width - picture->right + 20;
     double y = picture->top + 40;
-    fprintf(picture->file, "<text x=\"%.0f\" y=\"%.0f\" font-weight=\"bold\">activations: most at any time</text>\n", x, y);
+    fprintf(picture->file, "<text x=\"%.0f\" y=\"%.0f\" font-weight=\"bold\">activations: most at any time</text>\n", x,
+            y);
     for (int c = 0; c < plan->category_count; c++) {
         size_t *live = plan_live_bytes(plan, c, ARENA_ACTIVATIONS), most = 0;
         for (int p = 0; p < plan->phase_count; p++)
@@ -851,16 +876,18 @@ static void plan_write_svg(const struct plan *plan, const char *path) {
     plan_svg_phases(&picture);
     plan_svg_addresses(&picture);
     fputs("<g stroke=\"#fff\" stroke-width=\"0.25\">\n", out.file);
-    for (int i = 0; i < plan->count; i++)
-        if (plan->buffers[i].arena == ARENA_ACTIVATIONS && plan->buffers[i].first_phase >= 0 && plan->buffers[i].bytes > 0)
-            plan_svg_buffer(&picture, &plan->buffers[i]);
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *buffer = &plan->buffers[i];
+        if (plan_is_packed(buffer))
+            plan_svg_buffer(&picture, buffer);
+    }
     fputs("</g>\n", out.file);
     plan_svg_live(&picture);
     plan_svg_legend(&picture);
     fprintf(out.file,
             "<text transform=\"translate(18 %.0f) rotate(-90)\" text-anchor=\"middle\" font-size=\"13\">address in the "
-            "activations arena</text>\n<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" font-size=\"13\">phases of the "
-            "step</text>\n</svg>\n",
+            "activations arena</text>\n<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" font-size=\"13\">phases of "
+            "the step</text>\n</svg>\n",
             (picture.height + picture.top - picture.bottom) / 2, (picture.width + picture.left - picture.right) / 2,
             picture.height - 10);
     free(picture.colours);
@@ -876,8 +903,8 @@ struct arenas {
 };
 
 // One mapping, with huge pages where the kernel has them, each page touched by the thread that a static loop over the
-// arena gives it to: it lies in that thread's memory, and every later access finds it there. This and arena_free are all
-// that another target does otherwise.
+// arena gives it to: it lies in that thread's memory, and every later access finds it there. This and arena_free are
+// all that another target does otherwise.
 static void *arena_allocate(size_t bytes) {
     if (bytes == 0)
         return NULL;
@@ -1038,8 +1065,9 @@ static size_t memory_left_under(const char *root) {
         here = memory_kilobytes(text, "MemAvailable");
         const size_t limit = memory_kilobytes(text, "CommitLimit"), committed = memory_kilobytes(text, "Committed_AS");
         char mode[16];
-        if (limit != SIZE_MAX && memory_read(root, "/proc/sys/vm/overcommit_memory", mode, sizeof mode) && mode[0] == '2')
-            here = memory_less(limit, committed) < here ? memory_less(limit, committed) : here; // no overcommitment
+        if (memory_read(root, "/proc/sys/vm/overcommit_memory", mode, sizeof mode) && mode[0] == '2' && // never more
+            limit != SIZE_MAX && committed != SIZE_MAX)
+            here = memory_less(limit, committed) < here ? memory_less(limit, committed) : here;
     }
     left = here < left ? here : left;
     size_t address_pages = 0, data_pages = 0;
