@@ -43,7 +43,7 @@ $(B)/train_gpt: $(B)/main.o $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 $(B)/main.o: train_gpt.c | $(B)
 	$(COMPILE) -c $< -o $@
 $(B)/engine_cpu_%.o: train_gpt.c | $(B)
-	$(COMPILE) -DENGINE=cpu_$* $(PRECISION_$*) -c $< -o $@
+	$(COMPILE) -DENGINE=train_cpu_$* $(PRECISION_$*) -c $< -o $@
 
 # test/op_NAME.c is built per precision (NAME_fp32, NAME_bf16, NAME_amx); test/unit_NAME.c once.
 $(B)/test/op_%_fp32: test/op_%.c | $(B)/test

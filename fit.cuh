@@ -51,7 +51,7 @@ static struct recompute_policy fit_candidate(const struct fit *f, const uint32_t
 }
 
 static void fit_describe(struct recompute_policy *policy, const struct layer_shape *s, size_t peak, double overhead) {
-    char dropped[2][64], bytes[32];
+    char dropped[2][48], bytes[32];
     int first = 0;
     const int L = policy->num_layers;
     while (first < L && policy->kept[first] == policy->kept[0])

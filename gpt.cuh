@@ -551,8 +551,11 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
 static double head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     final_norm(m, pass);
-    // One chunk is planned; each runs in the same phases. What a later chunk reads must outlive those: the next phase
-    // touches it once more.
+    // One chunk is planned; each runs in the same two phases. What one chunk leaves for a later one or for what follows
+    // must live through both: the phase before touches what the chunks write, the phase after what they read.
+    losses_buffer(m, pass);
+    if (pass == PASS_TRAIN)
+        d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
     const int chunk_phase = m->phase;
     for (int64_t first = 0; first < (m->planning ? 1 : N); first += m->chunk) {
         m->phase = chunk_phase;

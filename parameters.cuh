@@ -83,7 +83,7 @@ enum parameter {
 };
 
 struct tensor {
-    char name[32];
+    char name[40]; // "layer.3.qkv.weight"
     enum parameter parameter;
     int layer;                // -1: of the whole model
     int rows, cols;           // cols = 1: a vector
@@ -131,9 +131,9 @@ static void parameters_add(struct parameters *p, struct tensor t, int layer) {
     if (t.rows == 0)
         return;
     if (layer >= 0) {
-        char name[sizeof t.name];
-        snprintf(name, sizeof name, "layer.%d.%.16s", layer, t.name);
-        memcpy(t.name, name, sizeof name);
+        char name[sizeof t.name + 32];
+        snprintf(name, sizeof name, "layer.%d.%s", layer, t.name);
+        memcpy(t.name, name, sizeof t.name - 1);
     }
     t.layer = layer;
     t.count = (int64_t)t.rows * t.cols;

@@ -116,7 +116,7 @@ struct recompute_policy {
     int num_layers;
     uint32_t *kept;   // (num_layers) activations that stay from forward to backward
     int *group_first; // (num_layers) the first layer of the group that is recomputed together; l itself where alone
-    char description[160];
+    char description[256];
 };
 
 static struct recompute_policy policy_none(int num_layers) {

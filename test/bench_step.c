@@ -32,7 +32,7 @@ static double median(struct samples s) {
 struct bench_case {
     const char *name;
     enum attention_backend backend;
-    char policy[160];
+    char policy[256];
     size_t plan_bytes, arena_bytes, resident_bytes;
     double activation_bytes_per_token_layer;
     struct samples step, matmuls;

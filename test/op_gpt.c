@@ -33,7 +33,7 @@ static const char MQA[] = SMALL "--num-layers 3 --hidden-size 48 --num-attention
                                 "--sample-tokens 37 --sample-count 3";
 
 struct setup {
-    struct device dev;
+    struct device *dev; // the model points to it
     struct config config;
     struct gpt *model;
     int32_t *inputs, *targets; // two batches
@@ -43,13 +43,15 @@ struct setup {
 static struct setup setup_of(const char *shape, const char *options) {
     struct setup s;
     memset(&s, 0, sizeof s);
-    s.dev.threads = omp_get_max_threads();
-    s.dev.matmul = matmul_create(&s.dev);
+    s.dev = (struct device *)test_alloc(sizeof *s.dev);
+    s.dev->threads = omp_get_max_threads();
+    s.dev->matmul = matmul_create(s.dev);
     s.config = config_of(shape, options);
+    s.config.val_every = 1; // config_parse says never, since there is no --val-data
     const enum attention_backend backend =
         s.config.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : ATTENTION_FLASH;
-    const struct fit f = fit_of(&s.config, backend, &s.dev);
-    s.model = gpt_create(&s.config, fit_policy(&f), backend, &s.dev);
+    const struct fit f = fit_of(&s.config, backend, s.dev);
+    s.model = gpt_create(&s.config, fit_policy(&f), backend, s.dev);
     gpt_allocate(s.model);
     s.tokens = (int64_t)s.config.micro_batch_size * s.config.seq_length;
     s.inputs = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.inputs);
@@ -70,7 +72,8 @@ static struct setup setup_of(const char *shape, const char *options) {
 }
 static void setup_free(struct setup *s) {
     gpt_destroy(s->model);
-    matmul_destroy(s->dev.matmul);
+    matmul_destroy(s->dev->matmul);
+    free(s->dev);
     free(s->inputs);
     free(s->targets);
 }
