@@ -1,0 +1,30 @@
+#!/bin/sh
+# The speed and memory table: scripts/bench.sh BUILD_FOLDER. Text on stdout and in out/bench/*.txt, JSON beside it.
+# bf16 runs where the CPU has AMX, or with BENCH_BF16=1; without AMX it is slower than fp32 and of no use.
+set -eu
+build=${1:-build}
+out=out/bench
+mkdir -p "$out"
+precisions=fp32
+if grep -q amx_bf16 /proc/cpuinfo || [ "${BENCH_BF16:-0}" = 1 ]; then
+    precisions="bf16 fp32"
+fi
+{
+    echo "date: $(date -u +%F)"
+    echo "cpu: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
+    echo "flags: $(grep -om1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo | sort -u | tr '\n' ' ')"
+} | tee "$out/machine.txt"
+for precision in $precisions; do
+    for bench in matmul attention ops; do
+        echo
+        echo "== $bench, $precision"
+        "$build/bench_${bench}_$precision" | tee "$out/$bench-$precision.txt"
+    done
+    echo
+    echo "== training step, $precision"
+    # $BENCH_MODEL: options of train_gpt for another model
+    # shellcheck disable=SC2086
+    "$build/bench_step_$precision" --json "$out/step-$precision.json" ${BENCH_MODEL:-} | tee "$out/step-$precision.txt"
+done
+echo
+echo "tables: $out/*.txt   JSON: $out/step-*.json"

@@ -1,0 +1,32 @@
+#!/bin/sh
+# Trains the demo's model on real text: scripts/demo.sh TEXT, a file or a folder of C headers. What `make demo` runs.
+set -eu
+text=${1:-/usr/include}
+data=data/demo
+out=out/demo
+mkdir -p data
+
+echo "== shards of bytes from $text"
+if [ -d "$text" ]; then
+    if [ "$text" = /usr/include ]; then set -- --include '*.h'; else set --; fi
+else
+    set --
+fi
+rm -f "$data"_train_*.bin "$data"_val_*.bin # shards of another text, if this one makes fewer
+python3 scripts/prepare_data.py "$text" "$@" --max-bytes 40M --out "$data"
+
+echo
+echo "== the memory plan"
+run() {
+    build/train_gpt --preset demo --train-data "${data}_train_*.bin" --val-data "${data}_val_*.bin" --out "$out" \
+        --micro-batch-size 16 --train-steps 450 --lr 4e-3 --lr-warmup-steps 30 --min-lr 2e-4 --val-every 150 --val-steps 16 \
+        --sample-every 450 --sample-count 2 --sample-tokens 256 --temperature 0.8 "$@"
+}
+run --plan --plan-picture data/demo_plan.svg
+
+echo
+echo "== training"
+run
+python3 scripts/plot_loss.py "$out/log.jsonl" "$out/loss.svg"
+echo
+echo "log: $out/log.jsonl   loss curve: $out/loss.svg   memory plan: data/demo_plan.svg"
