@@ -1,0 +1,287 @@
+// The engine against PyTorch: logits, loss, every gradient and ten AdamW steps of the golden models, with each
+// attention backend; logits through the KV cache as well.
+//
+// A tensor is compared by the norm of its difference over its norm, a number by its relative difference. In fp32 all of
+// them are within 1e-5: PyTorch's own fp32 is within 1.5e-6 of the golden values (test/golden/README.md).
+//
+// In bf16 the bounds are computed: the double-precision reference runs with a random relative error, uniform within one
+// unit roundoff either way, on every number that the engine stores as bf16 (Monte Carlo arithmetic: Parker, "Monte
+// Carlo Arithmetic", UCLA CSD-970002, 1997). The root mean square of what that does to a result over DRAWS runs is the
+// standard deviation of what bf16 does to it; each result has to be within three of them. Rounding to nearest is milder
+// than those errors by a factor of about sqrt(2): its relative error is that large at the lower end of a binade only.
+// The norm over a tensor varies little from draw to draw, so that few draws tell it. A loss is one number, whose
+// deviation a few draws tell to a quarter: all steps take the largest deviation of the ten.
+#include "gpt.cuh" // before cmocka.h, which makes `fail` a macro
+
+#include "test/golden.h"           // golden_open, golden_tensor
+#include "test/reference.h"        // reference_forward, reference_backward, reference_adamw_step
+#include "test/reference_golden.h" // reference_of, golden_batch
+#include "test/testing.h"          // cmocka, relative_error
+
+#include <omp.h> // omp_get_num_procs
+
+enum { DRAWS = 8 };
+static const double FP32_BOUND = 1e-5, DEVIATIONS = 3;
+
+// What is compared, as places in an array: the logits, then loss and gradient norm of each step, then each gradient in
+// the order of the file's tensors.
+static int comparisons(const struct golden *g) { return 1 + 2 * golden_int(g, "train_steps") + (int)g->num_tensors; }
+static int place_of_loss(int step) { return 1 + 2 * step; }
+static int place_of_norm(int step) { return 2 + 2 * step; }
+static int place_of_gradients(const struct golden *g) { return 1 + 2 * golden_int(g, "train_steps"); }
+
+static const char *comparison_name(const struct golden *g, int place, char *text, size_t size) {
+    const int first_gradient = place_of_gradients(g);
+    if (place == 0)
+        snprintf(text, size, "logits");
+    else if (place < first_gradient)
+        snprintf(text, size, "%s of step %d", place % 2 == 1 ? "loss" : "gradient norm", (place - 1) / 2 + 1);
+    else
+        snprintf(text, size, "%s", g->tensors[place - first_gradient].name);
+    return text;
+}
+
+static double tensor_error(const struct golden *g, const char *name, const double *ours) {
+    double *expected = golden_doubles(g, name);
+    const double error = relative_error(ours, expected, golden_tensor(g, name)->count);
+    free(expected);
+    return error;
+}
+static double number_error(const struct golden *g, const char *name, int step, double ours) {
+    const double expected = golden_floats(g, name)[step];
+    return fabs(ours - expected) / fabs(expected);
+}
+
+// ---- Bounds --------------------------------------------------------------------------------------------------------
+
+static double perturbed(void *context, double x) {
+    return x * (1 + FLOATX_ROUNDING * test_uniform((uint64_t *)context));
+}
+
+static void reference_errors(double *errors, const struct golden *g, uint64_t seed) {
+    const int B = golden_int(g, "micro_batch_size"), T = golden_int(g, "seq_length");
+    struct reference *r = reference_of(g);
+    r->rounding = perturbed;
+    r->rounding_context = &seed;
+    for (int step = 0; step < golden_int(g, "train_steps"); step++) {
+        struct reference_activations *a =
+            reference_forward(r, golden_batch(g, "tokens", step), golden_batch(g, "targets", step), B, T);
+        reference_zero_gradients(r);
+        reference_backward(r, a);
+        if (step == 0)
+            errors[0] = tensor_error(g, "logits", a->logits);
+        for (int i = 0; step == 0 && i < (int)g->num_tensors; i++)
+            if (strncmp(g->tensors[i].name, "grad.", 5) == 0)
+                errors[place_of_gradients(g) + i] =
+                    tensor_error(g, g->tensors[i].name, reference_find(r, g->tensors[i].name + 5)->gradient);
+        errors[place_of_loss(step)] = number_error(g, "losses", step, a->loss);
+        errors[place_of_norm(step)] =
+            number_error(g, "grad_norms", step, reference_adamw_step(r, reference_adamw_of(g), step + 1));
+        reference_activations_destroy(a);
+    }
+    reference_destroy(r);
+}
+
+// From every second place on: the losses, or the gradient norms.
+static void widen_to_largest_step(double *bounds, int steps) {
+    double largest = 0;
+    for (int step = 0; step < steps; step++)
+        largest = fmax(largest, bounds[2 * step]);
+    for (int step = 0; step < steps; step++)
+        bounds[2 * step] = largest;
+}
+static double *bounds_of(const struct golden *g) {
+    const int n = comparisons(g), steps = golden_int(g, "train_steps");
+    double *bounds = test_doubles(n), *errors = test_doubles(n);
+    for (int draw = 0; sizeof(floatX) == 2 && draw < DRAWS; draw++) {
+        reference_errors(errors, g, (uint64_t)draw);
+        for (int i = 0; i < n; i++)
+            bounds[i] += errors[i] * errors[i] / DRAWS;
+    }
+    for (int i = 0; i < n; i++)
+        bounds[i] = sizeof(floatX) == 2 ? DEVIATIONS * sqrt(bounds[i]) : FP32_BOUND;
+    widen_to_largest_step(bounds + place_of_loss(0), steps);
+    widen_to_largest_step(bounds + place_of_norm(0), steps);
+    free(errors);
+    return bounds;
+}
+
+// ---- The engine ----------------------------------------------------------------------------------------------------
+
+static struct config config_of(const struct golden *g) {
+    struct config c;
+    memset(&c, 0, sizeof c);
+    options_set_defaults(&config_options, &c);
+    c.num_layers = golden_int(g, "num_layers");
+    c.hidden_size = golden_int(g, "hidden_size");
+    c.num_attention_heads = golden_int(g, "num_attention_heads");
+    c.num_query_groups = golden_int(g, "num_query_groups");
+    c.kv_channels = golden_int(g, "kv_channels");
+    c.ffn_hidden_size = golden_int(g, "ffn_hidden_size");
+    c.vocab_size = golden_int(g, "vocab_size");
+    c.seq_length = golden_int(g, "seq_length");
+    c.max_position_embeddings = golden_int(g, "max_position_embeddings");
+    c.micro_batch_size = golden_int(g, "micro_batch_size");
+    c.normalization = golden_is(g, "normalization", "LayerNorm") ? NORMALIZATION_LAYERNORM : NORMALIZATION_RMSNORM;
+    c.norm_epsilon = (float)golden_double(g, "norm_epsilon");
+    c.position_embedding_type = golden_is(g, "position_embedding_type", "rope") ? POSITION_ROPE : POSITION_LEARNED;
+    if (c.position_embedding_type == POSITION_ROPE)
+        c.rotary_base = (float)golden_double(g, "rotary_base");
+    c.activation = golden_int(g, "swiglu") ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
+    c.add_bias_linear = golden_int(g, "add_bias_linear");
+    c.add_qkv_bias = golden_int(g, "add_qkv_bias");
+    c.untie_embeddings_and_output_weights = golden_int(g, "untie_embeddings_and_output_weights");
+    c.weight_decay = (float)golden_double(g, "weight_decay");
+    c.adam_beta1 = (float)golden_double(g, "adam_beta1");
+    c.adam_beta2 = (float)golden_double(g, "adam_beta2");
+    c.adam_eps = (float)golden_double(g, "adam_eps");
+    c.clip_grad = (float)golden_double(g, "clip_grad");
+    c.val_every = c.sample_every = 1; // so that evaluation and generation are planned
+    c.sample_count = c.micro_batch_size;
+    c.sample_tokens = c.seq_length;
+    return c;
+}
+
+// Fills in the golden parameters. Rows that pad the vocabulary become ones, which must have no effect.
+static void load_parameters(struct gpt *m, const struct golden *g) {
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        const int64_t visible = (int64_t)t->visible_rows * t->cols;
+        const float *values = golden_floats(g, t->name);
+        assert_int_equal(golden_tensor(g, t->name)->count, visible);
+        for (int64_t j = 0; j < t->count; j++) {
+            const float value = j < visible ? values[j] : 1;
+            m->params[t->offset + j] = to_floatX(value);
+            if (m->master)
+                m->master[t->offset + j] = value;
+        }
+    }
+    assert_int_equal(g->num_tensors, 2 * m->table.num_tensors + 5); // no parameter of the file is left over
+}
+
+static void engine_gradient_errors(double *errors, const struct gpt *m, const struct golden *g) {
+    for (int i = 0; i < (int)g->num_tensors; i++)
+        for (int k = 0; k < m->table.num_tensors; k++) {
+            const struct tensor *t = &m->table.tensors[k];
+            if (strncmp(g->tensors[i].name, "grad.", 5) != 0 || strcmp(g->tensors[i].name + 5, t->name) != 0)
+                continue;
+            const int64_t visible = (int64_t)t->visible_rows * t->cols;
+            double *gradient = test_doubles(t->count);
+            for (int64_t j = 0; j < t->count; j++)
+                gradient[j] = m->grads[t->offset + j];
+            errors[place_of_gradients(g) + i] = tensor_error(g, g->tensors[i].name, gradient);
+            for (int64_t j = visible; j < t->count; j++)
+                assert_true(gradient[j] == 0);
+            free(gradient);
+        }
+}
+
+// The logits that evaluation leaves behind, where one chunk holds them all.
+static double evaluation_error(struct gpt *m, const struct golden *g) {
+    const int V = m->shape.V, Vp = m->shape.Vp;
+    const int64_t N = extent_of(m, PASS_EVALUATE).N;
+    assert_int_equal(m->chunk, N);
+    gpt_evaluate(m, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0));
+    const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
+    const floatX *logits = (const floatX *)plan_pointer(&m->plan, &m->arenas, id);
+    double *ours = test_doubles(N * V);
+    for (int64_t n = 0; n < N; n++)
+        for (int v = 0; v < V; v++)
+            ours[n * V + v] = to_float(logits[n * Vp + v]);
+    const double error = tensor_error(g, "logits", ours);
+    free(ours);
+    return error;
+}
+
+// The same logits token by token, through the KV cache.
+static double decoding_error(struct gpt *m, const struct golden *g) {
+    const int B = m->config.micro_batch_size, T = m->config.seq_length, V = m->shape.V, Vp = m->shape.Vp;
+    const int32_t *batch = golden_batch(g, "tokens", 0);
+    int32_t *tokens = (int32_t *)test_alloc((size_t)B * sizeof *tokens);
+    double *ours = test_doubles((int64_t)B * T * V);
+    for (int t = 0; t < T; t++) {
+        for (int b = 0; b < B; b++)
+            tokens[b] = batch[b * T + t];
+        const floatX *logits = gpt_decode(m, tokens, t);
+        for (int b = 0; b < B; b++)
+            for (int v = 0; v < V; v++)
+                ours[(int64_t)(b * T + t) * V + v] = to_float(logits[b * Vp + v]);
+    }
+    const double error = tensor_error(g, "logits", ours);
+    free(tokens);
+    free(ours);
+    return error;
+}
+
+static void engine_errors(double *errors, struct gpt *m, const struct golden *g) {
+    for (int step = 0; step < golden_int(g, "train_steps"); step++) {
+        gpt_zero_gradients(m);
+        const double loss = gpt_micro_step(m, golden_batch(g, "tokens", step), golden_batch(g, "targets", step), 1);
+        if (step == 0)
+            engine_gradient_errors(errors, m, g);
+        const double norm_before_clipping = gpt_gradient_norm(m);
+        errors[place_of_loss(step)] = number_error(g, "losses", step, loss);
+        errors[place_of_norm(step)] = number_error(g, "grad_norms", step, norm_before_clipping);
+        gpt_update(m, step + 1, golden_double(g, "lr"), norm_before_clipping);
+    }
+}
+
+// ---- The comparison ------------------------------------------------------------------------------------------------
+
+static void check(const double *errors, const double *bounds, const struct golden *g, const char *what) {
+    char name[80];
+    int nearest = 0, failures = 0;
+    for (int i = 0; i < comparisons(g); i++) {
+        if (!(errors[i] <= bounds[i])) {
+            print_error("%s, %s: %s differs by %.3g, allowed %.3g\n", g->path, what,
+                        comparison_name(g, i, name, sizeof name), errors[i], bounds[i]);
+            failures++;
+        }
+        if (errors[i] * bounds[nearest] > errors[nearest] * bounds[i])
+            nearest = i;
+    }
+    print_message("%s, %s: nearest to its bound is %s with %.2g of %.2g\n", g->path, what,
+                  comparison_name(g, nearest, name, sizeof name), errors[nearest], bounds[nearest]);
+    assert_int_equal(failures, 0);
+}
+
+// The logits are those of evaluation or of decoding: a training step overwrites its own by their gradients.
+static void compare_backend(const struct golden *g, const double *bounds, enum attention_backend backend,
+                            int loss_chunk_tokens, const char *what) {
+    struct device dev;
+    dev.threads = omp_get_num_procs();
+    dev.matmul = matmul_create(&dev);
+    struct config config = config_of(g);
+    config.loss_chunk_tokens = loss_chunk_tokens;
+    struct gpt *m = gpt_create(&config, policy_none(config.num_layers), backend, &dev);
+    gpt_allocate(m);
+    load_parameters(m, g);
+    double *errors = test_doubles(comparisons(g));
+    errors[0] = loss_chunk_tokens == 0 ? evaluation_error(m, g) : decoding_error(m, g);
+    engine_errors(errors, m, g);
+    check(errors, bounds, g, what);
+    free(errors);
+    gpt_destroy(m);
+    matmul_destroy(dev.matmul);
+}
+
+static void equals_pytorch(const char *path) {
+    struct golden *g = golden_open(path);
+    double *bounds = bounds_of(g);
+    compare_backend(g, bounds, ATTENTION_FLASH, 0, "flash attention, logits of an evaluation");
+    compare_backend(g, bounds, ATTENTION_UNFUSED, 17, "unfused attention, head in chunks, logits of decoding");
+    free(bounds);
+    golden_close(g);
+}
+static void gpt2_equals_pytorch(void **state) { equals_pytorch("test/golden/gpt2.golden"); }
+static void llama_equals_pytorch(void **state) { equals_pytorch("test/golden/llama.golden"); }
+static void qwen2_equals_pytorch(void **state) { equals_pytorch("test/golden/qwen2.golden"); }
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gpt2_equals_pytorch),
+        cmocka_unit_test(llama_equals_pytorch),
+        cmocka_unit_test(qwen2_equals_pytorch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
