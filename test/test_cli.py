@@ -1,0 +1,292 @@
+"""The program as its users meet it: options, messages, files, whole small runs. Python's standard library alone."""
+import glob
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
+SMALL = ["--vocab-size", "257", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--num-query-groups",
+         "2", "--seq-length", "32", "--micro-batch-size", "4", "--normalization", "RMSNorm", "--position-embedding-type",
+         "rope", "--activation", "swiglu", "--no-add-bias-linear", "--lr", "3e-3"]
+
+
+def run(*arguments, environment=None, limit_bytes=None, cwd=None):
+    def limit():
+        if limit_bytes:
+            resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, cwd=cwd,
+                          env={**os.environ, **(environment or {})}, preexec_fn=limit)
+
+
+def write_shard(path, tokens, count=None, magic=20240520, version=1, width="H"):
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", magic, version, len(tokens) if count is None else count, *[0] * 253))
+        f.write(struct.pack("<%d%s" % (len(tokens), width), *tokens))
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.path = cls.folder.name
+        text = ("for (int i = 0; i < n; i++)\n    sum += x[i] * y[i];\nreturn sum;\n" * 300).encode()
+        write_shard(cls.path + "/t_train_000.bin", list(text))
+        write_shard(cls.path + "/t_val_000.bin", list(text[:4000]))
+        cls.data = ["--train-data", cls.path + "/t_train_*.bin", "--val-data", cls.path + "/t_val_*.bin"]
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def train(self, name, *arguments, **keywords):
+        """A small run that must succeed: its output, and its log as a list of objects."""
+        out = os.path.join(self.path, name)
+        result = run(*SMALL, *self.data, "--out", out, *arguments, **keywords)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(out + "/log.jsonl") as f:
+            return result, [json.loads(line) for line in f]
+
+    def refused(self, *arguments, words, **keywords):
+        """Must end with status 2, one message on stderr that holds the words, and nothing trained."""
+        result = run(*arguments, **keywords)
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertTrue(result.stderr.startswith("train_gpt: "), result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+        return result
+
+
+class Options(Case):
+    def test_help_on_stdout(self):
+        result = run("--help")
+        self.assertEqual(result.returncode, 0)
+        self.assertEqual(result.stderr, "")
+        for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset"]:
+            self.assertIn(name, result.stdout)
+
+    def test_a_typo_names_the_nearest(self):
+        self.refused("--num-layer-s", 3, words=["--num-layers"])
+        self.refused("--recompute", "full", words=["--recompute-granularity", "--recompute-method"])
+
+    def test_query_groups_must_divide(self):
+        self.refused("--plan", "--num-attention-heads", 12, "--num-query-groups", 5, words=["--num-query-groups", "1, 2, 3, 4, 6"])
+
+    def test_contradictory_shapes(self):
+        self.refused("--plan", "--hidden-size", 100, "--num-attention-heads", 12, words=["--hidden-size"])
+        self.refused("--plan", "--micro-batch-size", 4, "--global-batch-size", 6, words=["--global-batch-size"])
+        self.refused("--plan", "--lr", "nan", words=["--lr"])
+
+    def test_recompute_options_that_contradict(self):
+        self.refused("--plan", "--recompute-modules", "norm", words=["--recompute-granularity selective"])
+        self.refused("--plan", "--recompute-granularity", "auto", words=["--memory-budget"])
+        self.refused("--plan", "--memory-budget", "1GiB", words=["auto"])
+        full = ["--plan", "--recompute-granularity", "full"]
+        self.refused(*full, "--recompute-layers", "0-12", words=["--recompute-layers", "0 to 11"])
+        self.refused(*full, "--recompute-layers", "3-x", words=["--recompute-layers"])
+        self.refused(*full, "--recompute-method", "block", words=["--recompute-num-layers"])
+        self.refused(*full, "--recompute-method", "uniform", "--recompute-num-layers", 13, words=["12 layers"])
+        self.refused("--plan", "--recompute-granularity", "selective", "--recompute-modules", "norm,mpl", words=["mpl"])
+
+    def test_an_out_folder_that_is_a_file(self):
+        self.refused(*SMALL, *self.data, "--out", self.path + "/t_train_000.bin", words=["--out"])
+
+
+class Data(Case):
+    def broken(self, name, words, *arguments, **shard):
+        path = os.path.join(self.path, name)
+        write_shard(path, **shard)
+        self.refused(*SMALL, "--train-data", path, "--out", self.path + "/never", *arguments, words=words)
+        self.assertFalse(os.path.exists(self.path + "/never/log.jsonl") and os.path.getsize(self.path + "/never/log.jsonl"))
+
+    def test_no_file_matches(self):
+        self.refused(*SMALL, "--train-data", self.path + "/none_*.bin", words=["--train-data", "none_"])
+
+    def test_no_data_given(self):
+        self.refused(*SMALL, words=["--train-data"])
+
+    def test_empty_and_truncated_and_foreign_files(self):
+        self.broken("empty.bin", ["empty.bin"], tokens=[])
+        self.broken("short.bin", ["short.bin"], tokens=[1] * 20)
+        self.broken("truncated.bin", ["truncated.bin"], tokens=[1] * 200, count=300)
+        self.broken("longer.bin", ["longer.bin"], tokens=[1] * 200, count=100)
+        self.broken("magic.bin", ["magic.bin"], tokens=[1] * 200, magic=77)
+        self.broken("version.bin", ["version.bin"], tokens=[1] * 200, version=99)
+        open(self.path + "/zero.bin", "w").close()
+        self.refused(*SMALL, "--train-data", self.path + "/zero.bin", words=["zero.bin"])
+
+    def test_a_token_outside_the_vocabulary(self):
+        self.broken("token.bin", ["token.bin", "400", "257"], tokens=[1] * 100 + [400] + [1] * 100)
+
+    def test_uint32_shards(self):
+        path = self.path + "/wide.bin"
+        write_shard(path, list(range(200)) * 40, magic=20240801, version=7, width="I")
+        result = run(*SMALL, "--train-data", path, "--train-steps", 2, "--out", self.path + "/wide")
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+
+class Attention(Case):
+    def test_the_report_says_which_and_why(self):
+        result = run("--plan", "--preset", "demo")
+        self.assertIn("flash", result.stdout)
+        result = run("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("NVTE_FLASH_ATTN", result.stdout)
+        self.assertIn("probabilities", json.dumps(self.plan("--preset", "demo", environment={"NVTE_FLASH_ATTN": "0"})))
+
+    def test_none_left(self):
+        self.refused("--plan", "--preset", "demo", environment={"NVTE_FLASH_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
+                     words=["NVTE_FLASH_ATTN", "NVTE_UNFUSED_ATTN"])
+        self.refused("--plan", "--preset", "demo", "--attention-backend", "flash", environment={"NVTE_FLASH_ATTN": "0"},
+                     words=["NVTE_FLASH_ATTN"])
+
+    def test_backends_agree(self):
+        _, flash = self.train("flash", "--train-steps", 5, "--attention-backend", "flash", "--precision", "fp32")
+        _, unfused = self.train("unfused", "--train-steps", 5, "--attention-backend", "unfused", "--precision", "fp32")
+        for a, b in zip(flash, unfused):
+            self.assertAlmostEqual(a["loss"], b["loss"], delta=1e-4)
+
+    def plan(self, *arguments, **keywords):
+        path = os.path.join(self.path, "plan.json")
+        result = run("--plan", "--plan-json", path, *arguments, **keywords)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(path) as f:
+            return json.load(f)
+
+
+class Memory(Case):
+    plan = Attention.plan
+
+    def test_a_large_plan_on_a_small_machine(self):
+        """llama3-8b is planned within a third of a gigabyte of address space beyond the libraries'."""
+        result = run("--plan", "--preset", "llama3-8b")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("parameters", result.stdout)
+        self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, 300 * 1024)
+
+    def test_no_two_live_buffers_share_a_byte(self):
+        for policy in [[], ["--recompute-granularity", "full"], ["--recompute-granularity", "selective"]]:
+            plan = self.plan("--preset", "gpt2-124m", *policy)
+            self.assertLessEqual(plan["peak_bytes"], 1.02 * plan["lower_bound_bytes"])
+            buffers = [b for b in plan["buffers"] if b["arena"] == "activations" and b["first_phase"] >= 0 and b["bytes"]]
+            self.assertGreater(len(buffers), 100)
+            for i, a in enumerate(buffers):
+                for b in buffers[:i]:
+                    apart_in_time = a["last_phase"] < b["first_phase"] or b["last_phase"] < a["first_phase"]
+                    apart_in_space = a["offset"] + a["bytes"] <= b["offset"] or b["offset"] + b["bytes"] <= a["offset"]
+                    self.assertTrue(apart_in_time or apart_in_space, (a, b))
+
+    def test_the_picture(self):
+        path = self.path + "/plan.svg"
+        self.assertEqual(run("--plan", "--preset", "demo", "--plan-picture", path).returncode, 0)
+        with open(path) as f:
+            self.assertIn("<svg", f.read())
+
+    def test_recomputation_lowers_the_peak(self):
+        peak = [self.plan("--preset", "gpt2-124m", *policy)["peak_bytes"] for policy in (
+            [], ["--recompute-granularity", "selective"],
+            ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", 6],
+            ["--recompute-granularity", "full"])]
+        self.assertEqual(peak, sorted(peak, reverse=True))
+        self.assertEqual(len(set(peak)), 4)
+
+    def test_advice(self):
+        selective = ["--plan", "--preset", "demo", "--recompute-granularity", "selective", "--recompute-modules"]
+        self.assertIn("flash attention never stores", run(*selective, "core_attn").stdout)
+        self.assertNotIn("flash attention never stores", run(*selective, "norm").stdout)
+        full = ["--plan", "--preset", "gpt2-124m", "--recompute-granularity", "full", "--recompute-method", "uniform"]
+        self.assertIn("--recompute-num-layers 1 takes less", run(*full, "--recompute-num-layers", 4).stdout)
+
+    def test_budget(self):
+        most = self.plan("--preset", "gpt2-124m")["peak_bytes"]
+        budget = int(0.85 * most)
+        plan = self.plan("--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget)
+        self.assertLessEqual(plan["peak_bytes"], budget)
+        self.assertGreater(plan["peak_bytes"], 0.95 * budget)
+        report = run("--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget).stdout
+        self.assertRegex(report, r"auto: .*predicted peak .*step \+\d")
+        self.refused("--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", "1GiB",
+                     words=["--memory-budget", "full recomputation"])
+
+    def test_too_large_for_the_machine(self):
+        limit = 3 << 30
+        large = ["--num-layers", 24, "--hidden-size", 256, "--num-attention-heads", 4, "--seq-length", 1024, "--micro-batch-size",
+                 32, "--vocab-size", 257, "--out", self.path + "/large"]
+        result = self.refused(*large, *self.data, limit_bytes=limit, words=["--recompute-granularity full", "--micro-batch-size 16",
+                                                                           "saves", "which fits"])
+        self.assertFalse(os.path.exists(self.path + "/large"))
+
+    @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers keep freed memory")
+    def test_memory_is_flat_from_step_2_on(self):
+        for name, policy in [("none", []), ("full", ["--recompute-granularity", "full"]),
+                             ("selective", ["--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"])]:
+            _, log = self.train("flat_" + name, *policy, "--train-steps", 40, "--val-every", 10, "--val-steps", 4)
+            peaks = [entry["peak_bytes"] for entry in log]
+            self.assertEqual(len(set(peaks[1:])), 1, (name, peaks))
+
+
+class Runs(Case):
+    def test_training_learns_and_logs(self):
+        result, log = self.train("learns", "--train-steps", 60, "--val-every", 30, "--sample-every", 60, "--sample-tokens", 32)
+        self.assertEqual([entry["step"] for entry in log], list(range(1, 61)))
+        for entry in log:
+            self.assertEqual({"step", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "peak_bytes"},
+                             set(entry) - {"val_loss"})
+            self.assertEqual(entry["tokens"], entry["step"] * 4 * 32)
+        self.assertEqual([entry["step"] for entry in log if "val_loss" in entry], [30, 60])
+        self.assertGreater(log[0]["loss"], 5)
+        self.assertLess(log[-1]["val_loss"], 2.5)
+        self.assertIn("sample 1 after step 60", result.stdout)
+        self.assertNotIn("\r", result.stdout)
+        with open(self.path + "/learns/config.json") as f:
+            config = json.load(f)
+        self.assertEqual(config["num_query_groups"], 2)
+        self.assertEqual(config["seq_length"], 32)
+
+    def test_same_run_same_losses_for_any_threads(self):
+        logs = [self.train("again%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--threads", threads)[1]
+                for i, threads in enumerate([1, 2, 2, 3])]
+        losses = [[entry["loss"] for entry in log] for log in logs]
+        self.assertEqual(losses[1], losses[2])
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(losses[0], losses[3])
+
+    def test_policies_give_the_same_losses(self):
+        runs = [self.train("policy%d" % i, "--train-steps", 6, "--hidden-dropout", 0.1, "--attention-dropout", 0.1, *policy)[1]
+                for i, policy in enumerate([[], ["--recompute-granularity", "full"],
+                                            ["--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"]])]
+        losses = [[(entry["loss"], entry["grad_norm"]) for entry in log] for log in runs]
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(losses[0], losses[2])
+
+    def test_never_validate(self):
+        result, log = self.train("never", "--train-steps", 3, "--val-every", 0)
+        self.assertFalse([entry for entry in log if "val_loss" in entry])
+
+    def test_a_diverging_run_stops_before_the_update(self):
+        result = run(*SMALL, *self.data, "--out", self.path + "/diverge", "--train-steps", 20, "--lr", "1e38", "--clip-grad", 0)
+        self.assertEqual(result.returncode, 2, result.stdout)
+        self.assertRegex(result.stderr, r"step \d+: the (loss|gradient norm) is -?(nan|inf).*samples \d+ to \d+")
+        self.assertIn("--skip-nonfinite", result.stderr)
+
+    def test_skips_are_counted(self):
+        result = run(*SMALL, *self.data, "--out", self.path + "/skip", "--train-steps", 20, "--lr", "1e38", "--clip-grad", 0,
+                     "--skip-nonfinite", 3)
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(result.stderr.count("skipped, "), 3)
+
+    def test_bf16_and_fp32_agree(self):
+        _, fp32 = self.train("fp32", "--train-steps", 20, "--precision", "fp32")
+        _, bf16 = self.train("bf16", "--train-steps", 20, "--precision", "bf16")
+        self.assertAlmostEqual(fp32[0]["loss"], bf16[0]["loss"], delta=0.02)
+        self.assertAlmostEqual(fp32[-1]["loss"], bf16[-1]["loss"], delta=0.1)
+
+
+if __name__ == "__main__":
+    unittest.main()
