@@ -124,29 +124,33 @@ ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct
         }
         const vec old = vec_load(strip->max + c);
         const vec m = vec_max(old, scale_log2 * vec_max(vec_max(m0, m1), vec_max(m2, m3)));
-        const vec shrink = vec_exp2(old - m);
+        vec shrink[EXP2_VECS] = {old - m}, sum[EXP2_VECS] = {vec_load(strip->sum + c)};
+        vec_exp2(shrink);
         vec_store(strip->max + c, m);
-        vec_store(rescale + c, shrink);
-        vec sum0 = shrink * vec_load(strip->sum + c), sum1 = sum0 - sum0;
-        for (int key = 0; key < keys; key += 2) {
+        vec_store(rescale + c, shrink[0]);
+        sum[0] *= shrink[0];
+        for (int key = 0; key < keys; key += EXP2_VECS) {
             const int at = key * BLOCK + c;
-            vec p0 = vec_exp2(vec_load(scores + at) * scale_log2 - m);
-            vec p1 = vec_exp2(vec_load(scores + at + BLOCK) * scale_log2 - m);
-            sum0 += p0;
-            sum1 += p1;
-            if (factors) {
-                p0 *= vec_load(factors + at);
-                p1 *= vec_load(factors + at + BLOCK);
+            vec x[EXP2_VECS];
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++)
+                x[i] = vec_load(scores + at + i * BLOCK) * scale_log2 - m;
+            vec_exp2(x);
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++) {
+                sum[i] += x[i];
+                if (factors)
+                    x[i] *= vec_load(factors + at + i * BLOCK);
+                if (!amx)
+                    vec_store((float *)p + at + i * BLOCK, x[i]);
             }
             if (amx) {
-                const int block = key / BLOCK, row = key % BLOCK / 2;
-                vec_store_bf16((word *)block_at(true, p, block) + c / 16 * 256 + row * 16 + c % 16, NULL, NULL, p0, p1);
-            } else {
-                vec_store((float *)p + at, p0);
-                vec_store((float *)p + at + BLOCK, p1);
+                word *pairs = (word *)block_at(true, p, key / BLOCK) + c / 16 * 256 + key % BLOCK / 2 * 16 + c % 16;
+                vec_store_bf16(pairs, NULL, NULL, x[0], x[1]);
+                vec_store_bf16(pairs + 16, NULL, NULL, x[2], x[3]);
             }
         }
-        vec_store(strip->sum + c, sum0 + sum1);
+        vec_store(strip->sum + c, (sum[0] + sum[1]) + (sum[2] + sum[3]));
     }
 }
 
@@ -345,28 +349,31 @@ ALWAYS_INLINE void flash_gradient(const bool amx, void *p, void *ds_left, void *
                                   float scale_log2) {
     for (int c = 0; c < BLOCK; c += LANES) {
         const vec lse = vec_load(lse_log2 + c), shift = vec_load(delta + c);
-        for (int key = 0; key < BLOCK; key += 2) {
+        for (int key = 0; key < BLOCK; key += EXP2_VECS) {
             const int at = key * BLOCK + c;
-            vec p0 = vec_exp2(vec_load(scores + at) * scale_log2 - lse), dp0 = vec_load(dp + at);
-            vec p1 = vec_exp2(vec_load(scores + at + BLOCK) * scale_log2 - lse), dp1 = vec_load(dp + at + BLOCK);
-            if (factors) {
-                dp0 *= vec_load(factors + at);
-                dp1 *= vec_load(factors + at + BLOCK);
+            vec x[EXP2_VECS], ds[EXP2_VECS];
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++)
+                x[i] = vec_load(scores + at + i * BLOCK) * scale_log2 - lse;
+            vec_exp2(x);
+#pragma GCC unroll 4
+            for (int i = 0; i < EXP2_VECS; i++) {
+                ds[i] = vec_load(dp + at + i * BLOCK);
+                if (factors)
+                    ds[i] *= vec_load(factors + at + i * BLOCK);
+                ds[i] = x[i] * (ds[i] - shift);
+                if (factors)
+                    x[i] *= vec_load(factors + at + i * BLOCK);
+                if (!amx) {
+                    vec_store((float *)p + at + i * BLOCK, x[i]);
+                    vec_store((float *)ds_right + at + i * BLOCK, ds[i]);
+                }
             }
-            const vec ds0 = p0 * (dp0 - shift), ds1 = p1 * (dp1 - shift);
-            if (factors) {
-                p0 *= vec_load(factors + at);
-                p1 *= vec_load(factors + at + BLOCK);
-            }
-            if (amx) {
-                bf16 *p_row = (bf16 *)p + at, *ds_row = (bf16 *)ds_left + at;
-                vec_store_bf16(NULL, p_row, p_row + BLOCK, p0, p1);
-                vec_store_bf16((word *)ds_right + c / 16 * 256 + key / 2 * 16 + c % 16, ds_row, ds_row + BLOCK, ds0, ds1);
-            } else {
-                vec_store((float *)p + at, p0);
-                vec_store((float *)p + at + BLOCK, p1);
-                vec_store((float *)ds_right + at, ds0);
-                vec_store((float *)ds_right + at + BLOCK, ds1);
+            for (int i = 0; amx && i < EXP2_VECS; i += 2) {
+                bf16 *p_row = (bf16 *)p + at + i * BLOCK, *ds_row = (bf16 *)ds_left + at + i * BLOCK;
+                word *pairs = (word *)ds_right + c / 16 * 256 + (key + i) / 2 * 16 + c % 16;
+                vec_store_bf16(NULL, p_row, p_row + BLOCK, x[i], x[i + 1]);
+                vec_store_bf16(pairs, ds_row, ds_row + BLOCK, ds[i], ds[i + 1]);
             }
         }
     }

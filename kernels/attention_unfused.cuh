@@ -99,25 +99,38 @@ ALWAYS_INLINE void unfused_multiply(const bool amx, float *sums, const floatX *m
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// One row of a strip's blocks of scores to probabilities, in place. Entries after the query are -inf and become 0.
-static void unfused_softmax(float *row, int panels, float scale_log2) {
-    float max = -INFINITY, sum = 0;
-    for (int p = 0; p < panels; p++)
-        for (int i = 0; i < BLOCK; i++)
-            max = row[p * BLOCK_ELEMENTS + i] > max ? row[p * BLOCK_ELEMENTS + i] : max;
-    const vec shift = vec_set(scale_log2 * max);
-    vec sums = vec_set(0);
+// EXP2_VECS rows of a strip's blocks of scores to probabilities, in place. Entries after the query are -inf and become 0.
+static void unfused_softmax(float *rows, int panels, float scale_log2) {
+    vec shift[EXP2_VECS], sums[EXP2_VECS], x[EXP2_VECS];
+    for (int r = 0; r < EXP2_VECS; r++) {
+        float max = -INFINITY;
+        for (int p = 0; p < panels; p++)
+            for (int i = 0; i < BLOCK; i++) {
+                const float score = rows[p * BLOCK_ELEMENTS + r * BLOCK + i];
+                max = score > max ? score : max;
+            }
+        shift[r] = vec_set(scale_log2 * max);
+        sums[r] = vec_set(0);
+    }
     for (int p = 0; p < panels; p++)
         for (int i = 0; i < BLOCK; i += LANES) {
-            const vec x = vec_exp2(vec_load(row + p * BLOCK_ELEMENTS + i) * scale_log2 - shift);
-            vec_store(row + p * BLOCK_ELEMENTS + i, x);
-            sums += x;
+            float *scores = rows + p * BLOCK_ELEMENTS + i;
+            for (int r = 0; r < EXP2_VECS; r++)
+                x[r] = vec_load(scores + r * BLOCK) * scale_log2 - shift[r];
+            vec_exp2(x);
+            for (int r = 0; r < EXP2_VECS; r++) {
+                vec_store(scores + r * BLOCK, x[r]);
+                sums[r] += x[r];
+            }
         }
-    for (int i = 0; i < LANES; i++)
-        sum += sums[i];
-    for (int p = 0; p < panels; p++)
-        for (int i = 0; i < BLOCK; i++)
-            row[p * BLOCK_ELEMENTS + i] /= sum;
+    for (int r = 0; r < EXP2_VECS; r++) {
+        float sum = 0;
+        for (int i = 0; i < LANES; i++)
+            sum += sums[r][i];
+        for (int p = 0; p < panels; p++)
+            for (int i = 0; i < BLOCK; i++)
+                rows[p * BLOCK_ELEMENTS + r * BLOCK + i] /= sum;
+    }
 }
 
 // One row of a strip's blocks to a row of a stored (T, T) matrix.
@@ -136,10 +149,12 @@ ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *pr
     pack_left(amx, q, NULL, qkv + unfused_at(u, b, first, h), u->qkv_stride, count, u->D);
     for (int p = 0; p <= strip; p++)
         block_product(amx, rows + p * BLOCK_ELEMENTS, q, 1, unfused_panel(u, u->k, kv_head, p), 1, u->steps, false);
-    for (int r = 0; r < count; r++) {
+    for (int r = 0; r < BLOCK; r++)
         for (int i = r + 1; i < BLOCK; i++)
             rows[strip * BLOCK_ELEMENTS + r * BLOCK + i] = -INFINITY;
-        unfused_softmax(rows + r * BLOCK, strip + 1, u->shape.scale * 1.4426950409f);
+    for (int r = 0; r < count; r++) {
+        if (r % EXP2_VECS == 0)
+            unfused_softmax(rows + r * BLOCK, strip + 1, u->shape.scale * 1.4426950409f);
         unfused_store_row(probabilities + (head * u->T + first + r) * u->T, rows + r * BLOCK, u, first + r);
     }
     for (int p = 0; p <= strip; p++)

@@ -53,29 +53,51 @@ static inline vec vec_max(vec a, vec b) {
 #endif
 }
 
-// 2^x to 2e-7 relative; 0 below 2^-126; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of degree 5 with p(0) = 1
-// (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent field by adding 1.5 * 2^23,
-// in whose last bits it then stands, and the exponent's bias 127 with it.
-static inline vec vec_exp2(vec x) {
+// 2^x to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of degree 5 with
+// p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent field by adding
+// 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it: n = -127 makes the factor 0.
+// Four at a time, step by step: one is a chain of 12 dependent operations, and a core's scheduler is too small to look
+// through whole chains for work.
+enum { EXP2_VECS = 4 };
+static inline void vec_exp2(vec x[EXP2_VECS]) {
+    static const float coefficients[5] = {9.671512649e-03f, 5.550733744e-02f, 2.402224209e-01f, 6.931469776e-01f, 1.0f};
     const float magic = 0x1.8p23f + 127;
-    const vec t = x + magic, f = x - (t - magic);
-    const vec p =
-        1.0f + f * (6.931469776e-01f + f * (2.402224209e-01f + f * (5.550733744e-02f + f * (9.671512649e-03f + f * 1.326472707e-03f))));
-    const vec y = p * (vec)((vec_words)t << 23);
-#if defined(__AVX512F__)
-    return (vec)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ), (__m512)y);
-#else
-    return (vec)((vec_words)y & ~(vec_words)(x < -126.0f));
-#endif
+    const vec least = vec_set(-127.0f);
+    vec t[EXP2_VECS], p[EXP2_VECS];
+#define EACH _Pragma("GCC unroll 4") for (int i = 0; i < EXP2_VECS; i++)
+    EACH x[i] = vec_max(least, x[i]);
+    EACH t[i] = x[i] + magic;
+    EACH p[i] = t[i] - magic;
+    EACH x[i] = x[i] - p[i];
+    EACH p[i] = x[i] * 1.326472707e-03f + coefficients[0];
+#pragma GCC unroll 4
+    for (int k = 1; k < 5; k++)
+        EACH p[i] = p[i] * x[i] + coefficients[k];
+    EACH x[i] = p[i] * (vec)((vec_words)t[i] << 23);
+#undef EACH
 }
 
+// Two rows of sums as bf16: `pairs` gets one row of VNNI pairs, `row0` and `row1` plain rows; NULL where not wanted.
+#if defined(__AVX512BF16__)
+static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
+    if (pairs) {
+        const __m512i halves = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                                5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        _mm512_store_si512(pairs, _mm512_permutexvar_epi16(halves, both));
+    }
+    if (row0) {
+        _mm256_store_si256((__m256i *)row0, _mm512_castsi512_si256(both));
+        _mm256_store_si256((__m256i *)row1, _mm512_extracti64x4_epi64(both, 1));
+    }
+}
+#else
 // Rounded to bf16 in the upper half of each word. Unlike bf16_from_float it takes no care of NaNs whose payload begins with
 // ones only: arithmetic makes none.
 static inline vec_words vec_round_bf16(vec x) {
     const vec_words bits = (vec_words)x;
     return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
-// Two rows of sums as bf16: `pairs` gets one row of VNNI pairs, `row0` and `row1` (where given) plain rows.
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const vec_words r0 = vec_round_bf16(x0) >> 16, r1 = vec_round_bf16(x1);
     typedef uint16_t halves __attribute__((vector_size(2 * LANES), may_alias));
@@ -86,6 +108,7 @@ static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, v
         *(halves *)row1 = __builtin_convertvector(r1 >> 16, halves);
     }
 }
+#endif
 
 // out[j][i] = in[i][j] for 16 x 16 words; strides in words.
 static inline void transpose_16x16(word *out, int out_stride, const word *in, int in_stride) {
