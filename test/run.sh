@@ -7,7 +7,7 @@ trap 'rm -f "$log"' EXIT
 for test in "$@"; do
     begin=$(date +%s)
     case "$test" in
-    *.py) TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" python3 -m unittest -v "$test" >"$log" 2>&1 ;;
+    *.py) TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" python3 "$test" -v >"$log" 2>&1 ;;
     *) CMOCKA_MESSAGE_OUTPUT=TAP "$test" >"$log" 2>&1 ;;
     esac
     status=$?
