@@ -128,6 +128,7 @@ static void report(const struct run *r) {
                 (double)c->train_steps * c->global_batch_size / (double)dataloader_samples_per_epoch(r->train));
         log_row("matmul peak", "%.0f GFLOP/s measured, which MFU is held against", 1e-9 * r->peak_flops);
     }
+    fit_advise(&r->fit, stdout);
     printf("\n");
     fflush(stdout);
 }
