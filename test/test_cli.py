@@ -233,16 +233,16 @@ class Memory(Case):
 
 class Runs(Case):
     def test_training_learns_and_logs(self):
-        result, log = self.train("learns", "--train-steps", 60, "--val-every", 30, "--sample-every", 60, "--sample-tokens", 32)
-        self.assertEqual([entry["step"] for entry in log], list(range(1, 61)))
+        result, log = self.train("learns", "--train-steps", 120, "--val-every", 60, "--sample-every", 120, "--sample-tokens", 32)
+        self.assertEqual([entry["step"] for entry in log], list(range(1, 121)))
         for entry in log:
             self.assertEqual({"step", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "peak_bytes"},
                              set(entry) - {"val_loss"})
             self.assertEqual(entry["tokens"], entry["step"] * 4 * 32)
-        self.assertEqual([entry["step"] for entry in log if "val_loss" in entry], [30, 60])
+        self.assertEqual([entry["step"] for entry in log if "val_loss" in entry], [60, 120])
         self.assertGreater(log[0]["loss"], 5)
-        self.assertLess(log[-1]["val_loss"], 2.9)  # the text's bytes alone have an entropy of 3.3 nats
-        self.assertIn("sample 1 after step 60", result.stdout)
+        self.assertLess(log[-1]["val_loss"], 2.5)  # bytes without their context have an entropy of 2.76 nats
+        self.assertIn("sample 1 after step 120", result.stdout)
         self.assertNotIn("\r", result.stdout)
         with open(self.path + "/learns/config.json") as f:
             config = json.load(f)
