@@ -1,7 +1,7 @@
 // Token shards to batches.
 //
-// A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T within
-// a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out.
+// A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T
+// within a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out.
 //
 // The order of samples is one global sequence that depends on the shards, T and the seed alone: epoch after epoch, in
 // each the shards in a shuffled order and within each shard its windows in a shuffled order (without shuffling: file
@@ -9,8 +9,8 @@
 // number of samples of that sequence, so that a run may resume with another batch size or number of processes.
 //
 // Files are read by pread in a thread, ahead of the step, into a ring of samples. Cold pages, network file systems and
-// the checks of tokens thus cost the step nothing; the result can't depend on timing, because which sample goes where is
-// arithmetic. pread and not a mapping: see read_exactly in runtime/token_file.h.
+// the checks of tokens thus cost the step nothing; the result can't depend on timing, because which sample goes where
+// is arithmetic. pread and not a mapping: see read_exactly in runtime/token_file.h.
 #pragma once
 #include <glob.h>     // glob
 #include <inttypes.h> // PRIu64
@@ -67,21 +67,21 @@ static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
 
 // Reads any sample. Keeps the file of the last one open, and the order of the shards in the last one's epoch.
 struct sample_reader {
-    uint64_t epoch; // of `order`; UINT64_MAX before the first sample
-    int *order;     // (num_files) the shards in this epoch's order
-    uint64_t *first; // (num_files + 1) sample of the epoch at which the shard order[i] begins
-    int file, fd;   // the open file, -1 when none is
+    uint64_t epoch;     // of `order`; UINT64_MAX before the first sample
+    int *order;         // (num_files) the shards in this epoch's order
+    uint64_t *first;    // (num_files + 1) sample of the epoch at which the shard order[i] begins
+    int file, fd;       // the open file, -1 when none is
     unsigned char *raw; // T+1 tokens as they are in the file
 };
 
 // The thread's ring. It holds samples first..first+made-1 of this rank's sequence; `used` of them have been taken.
 struct read_ahead {
-    int capacity;               // slots; 0 without a thread
-    int32_t *tokens;            // (capacity, T+1)
-    struct error_text *errors;  // (capacity), what was wrong with a sample
-    bool *bad;                  // (capacity)
+    int capacity;              // slots; 0 without a thread
+    int32_t *tokens;           // (capacity, T+1)
+    struct error_text *errors; // (capacity), what was wrong with a sample
+    bool *bad;                 // (capacity)
     pthread_t thread;
-    pthread_mutex_t mutex;      // guards the rest; a slot belongs to the thread until it is made, then to the reader
+    pthread_mutex_t mutex; // guards the rest; a slot belongs to the thread until it is made, then to the reader
     pthread_cond_t changed;
     uint64_t start, made, used; // global position of the plan; samples of this rank since
     uint64_t plan;              // counts the plans: what the thread made for an older one is dropped
@@ -98,9 +98,9 @@ struct dataloader {
     uint64_t seed;
     bool shuffle;
     uint64_t samples_per_epoch, total_tokens;
-    uint64_t position;            // the next sample of the global sequence, over all ranks
-    int32_t *sample;              // (T+1) where a sample is read to when there is no thread
-    struct sample_reader reader;  // the thread's, if there is one
+    uint64_t position;           // the next sample of the global sequence, over all ranks
+    int32_t *sample;             // (T+1) where a sample is read to when there is no thread
+    struct sample_reader reader; // the thread's, if there is one
     struct read_ahead ahead;
 };
 
@@ -144,8 +144,8 @@ static void reader_locate(struct sample_reader *reader, const struct dataloader 
 }
 
 // out (T+1) = a sample of the global sequence, each token checked. Returns what is wrong, or NULL.
-static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample, int32_t *out,
-                               struct error_text *error) {
+static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
+                               int32_t *out, struct error_text *error) {
     int file;
     uint64_t first_token;
     reader_locate(reader, loader, sample, &file, &first_token);
@@ -268,9 +268,11 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
     const int flags = GLOB_NOSORT | GLOB_BRACE | GLOB_TILDE | (found->gl_pathc > 0 ? GLOB_APPEND : 0);
     const int status = glob(pattern, flags, NULL, found);
     if (status == GLOB_NOMATCH)
-        fail("%s: no file matches '%s'; expected token shards there: make them with scripts/prepare_data.py", option, pattern);
+        fail("%s: no file matches '%s'; expected token shards there: make them with scripts/prepare_data.py", option,
+             pattern);
     if (status != 0)
-        fail("%s: '%s' can't be searched: %s", option, pattern, status == GLOB_NOSPACE ? "out of memory" : "read error");
+        fail("%s: '%s' can't be searched: %s", option, pattern,
+             status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
 // Splits at the commas that stand outside {a,b}.
@@ -287,8 +289,9 @@ static void glob_add_all(glob_t *found, const char *patterns, const char *option
             continue;
         *p = '\0';
         if (*begin == '\0')
-            fail("%s: '%s' has an empty pattern; expected file patterns separated by commas, as in 'data/*_train_*.bin'", option,
-                 patterns);
+            fail(
+                "%s: '%s' has an empty pattern; expected file patterns separated by commas, as in 'data/*_train_*.bin'",
+                option, patterns);
         glob_add(found, begin, option);
         if (end == '\0')
             break;
@@ -297,7 +300,9 @@ static void glob_add_all(glob_t *found, const char *patterns, const char *option
     free(copy);
 }
 
-static int compare_paths(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int compare_paths(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 // All matching files, in byte order (glob's own depends on the locale), each once; an .idx stands for its .bin.
 static char **paths_find(const char *patterns, const char *option, int *count) {
@@ -335,10 +340,11 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
             fail("%s: %s", loader->option, problem);
         const struct token_file *first = &loader->files[0];
         if (file->format != first->format || file->type != first->type)
-            fail("%s: mixed formats: %s has %s (%s), %s has %s (%s); expected one, since token ids of two tokenizers don't mix: "
+            fail("%s: mixed formats: %s has %s (%s), %s has %s (%s); expected one, since token ids of two tokenizers "
+                 "don't mix: "
                  "narrow the pattern",
-                 loader->option, first->path, token_format_name(first->format), token_type_name(first->type), file->path,
-                 token_format_name(file->format), token_type_name(file->type));
+                 loader->option, first->path, token_format_name(first->format), token_type_name(first->type),
+                 file->path, token_format_name(file->format), token_type_name(file->type));
         if (file->tokens < T + 1)
             fail("%s: %s: holds %" PRIu64 " tokens; expected at least %" PRIu64 ", one window of --seq-length %" PRIu64
                  " and the target of its last token; lower --seq-length, leave the file out, or make larger shards",
@@ -354,21 +360,23 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->epoch = UINT64_MAX;
     reader->order = (int *)dataloader_alloc(loader->option, shards, sizeof *reader->order);
     reader->first = (uint64_t *)dataloader_alloc(loader->option, shards + 1, sizeof *reader->first);
-    reader->raw = (unsigned char *)dataloader_alloc(loader->option, (size_t)loader->T + 1, token_type_bytes(loader->files[0].type));
+    reader->raw = (unsigned char *)dataloader_alloc(loader->option, (size_t)loader->T + 1,
+                                                    token_type_bytes(loader->files[0].type));
     reader->file = reader->fd = -1;
 }
 
 // pattern: globs separated by commas. B: the samples that a rank is expected to take at a time. batches_ahead: how many
 // times B samples are read ahead by a thread; with 0 they are read when asked for. option: names the files in messages.
 // The loader is at sample 0; everything it ever allocates is allocated here.
-static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size, int rank, int ranks,
-                                          int B, int batches_ahead, const char *option) {
+static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
+                                          int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
         fail("--seq-length is %d; expected 1 to %d", T, INT32_MAX / 16);
     if (vocab_size < 1)
         fail("--vocab-size is %d; expected at least 1", vocab_size);
     if (B < 1 || batches_ahead < 0 || (batches_ahead > 0 && B > INT32_MAX / batches_ahead))
-        fail("%s: a batch of %d samples, %d batches ahead, can't be read; expected at least 1 sample", option, B, batches_ahead);
+        fail("%s: a batch of %d samples, %d batches ahead, can't be read; expected at least 1 sample", option, B,
+             batches_ahead);
     struct dataloader *loader = (struct dataloader *)dataloader_alloc(option, 1, sizeof *loader);
     loader->option = option;
     loader->T = T;
@@ -449,12 +457,20 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_plan(loader, loader->ahead.B);
 }
 
-static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) { return loader->samples_per_epoch; }
+static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
+    return loader->samples_per_epoch;
+}
 static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) { return loader->total_tokens; }
-static inline uint64_t dataloader_epoch(const struct dataloader *loader) { return loader->position / loader->samples_per_epoch; }
+static inline uint64_t dataloader_epoch(const struct dataloader *loader) {
+    return loader->position / loader->samples_per_epoch;
+}
 static inline int dataloader_num_files(const struct dataloader *loader) { return loader->num_files; }
-static inline const char *dataloader_path(const struct dataloader *loader, int file) { return loader->files[file].path; }
-static inline const char *dataloader_format(const struct dataloader *loader) { return token_format_name(loader->files[0].format); }
+static inline const char *dataloader_path(const struct dataloader *loader, int file) {
+    return loader->files[file].path;
+}
+static inline const char *dataloader_format(const struct dataloader *loader) {
+    return token_format_name(loader->files[0].format);
+}
 static inline uint64_t dataloader_bytes(const struct dataloader *loader) { // what the samples read ahead take
     return (uint64_t)loader->ahead.capacity * (uint64_t)(loader->T + 1) * sizeof(int32_t);
 }

@@ -70,23 +70,28 @@ enum {
 static const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                                     uint64_t file_bytes, const char *name, struct error_text *error) {
     if (file_bytes == 0)
-        return error_format(error, "%s: is empty; expected a token shard; make it again with scripts/prepare_data.py", name);
+        return error_format(error, "%s: is empty; expected a token shard; make it again with scripts/prepare_data.py",
+                            name);
     const uint32_t magic = data_bytes >= 4 ? load_u32(data) : 0;
     if (magic == LLMC_MAGIC_EVALUATION)
-        return error_format(error, "%s: is an evaluation file of llm.c (magic %d), not training tokens; leave it out", name,
-                            LLMC_MAGIC_EVALUATION);
+        return error_format(error, "%s: is an evaluation file of llm.c (magic %d), not training tokens; leave it out",
+                            name, LLMC_MAGIC_EVALUATION);
     if (magic != LLMC_MAGIC_U16 && magic != LLMC_MAGIC_U32)
-        return error_format(error,
-                            "%s: begins with %" PRIu32 "; expected a token shard of llm.c (%d for uint16, %d for uint32), "
-                            "or Megatron tokens with their .idx file beside them; make shards with scripts/prepare_data.py",
-                            name, magic, LLMC_MAGIC_U16, LLMC_MAGIC_U32);
+        return error_format(
+            error,
+            "%s: begins with %" PRIu32 "; expected a token shard of llm.c (%d for uint16, %d for uint32), "
+            "or Megatron tokens with their .idx file beside them; make shards with scripts/prepare_data.py",
+            name, magic, LLMC_MAGIC_U16, LLMC_MAGIC_U32);
     if (data_bytes < LLMC_HEADER_BYTES)
-        return error_format(error, "%s: is %" PRIu64 " bytes long; expected a header of %d bytes; it was cut off: copy or make it again",
+        return error_format(error,
+                            "%s: is %" PRIu64
+                            " bytes long; expected a header of %d bytes; it was cut off: copy or make it again",
                             name, file_bytes, LLMC_HEADER_BYTES);
-    const uint32_t version = load_u32(data + 4), expected = magic == LLMC_MAGIC_U16 ? LLMC_VERSION_U16 : LLMC_VERSION_U32;
+    const uint32_t version = load_u32(data + 4),
+                   expected = magic == LLMC_MAGIC_U16 ? LLMC_VERSION_U16 : LLMC_VERSION_U32;
     if (version != expected)
-        return error_format(error, "%s: has version %" PRIu32 "; expected %" PRIu32 " with magic %" PRIu32, name, version, expected,
-                            magic);
+        return error_format(error, "%s: has version %" PRIu32 "; expected %" PRIu32 " with magic %" PRIu32, name,
+                            version, expected, magic);
 
     file->format = TOKENS_LLMC;
     file->type = magic == LLMC_MAGIC_U16 ? TOKEN_U16 : TOKEN_U32;
@@ -94,17 +99,20 @@ static const char *llmc_shard_parse(struct token_file *file, const unsigned char
     file->tokens = load_u32(data + 8);
     const uint64_t expected_bytes = LLMC_HEADER_BYTES + file->tokens * token_type_bytes(file->type);
     if (file_bytes != expected_bytes)
-        return error_format(error,
-                            "%s: is %" PRIu64 " bytes long; expected %" PRIu64 " for the %" PRIu64
-                            " %s tokens that its header promises; it was cut off or is still being written: copy or make it again",
-                            name, file_bytes, expected_bytes, file->tokens, token_type_name(file->type));
+        return error_format(
+            error,
+            "%s: is %" PRIu64 " bytes long; expected %" PRIu64 " for the %" PRIu64
+            " %s tokens that its header promises; it was cut off or is still being written: copy or make it again",
+            name, file_bytes, expected_bytes, file->tokens, token_type_name(file->type));
     if (file->tokens == 0)
-        return error_format(error, "%s: holds no tokens; leave it out or make it again with scripts/prepare_data.py", name);
+        return error_format(error, "%s: holds no tokens; leave it out or make it again with scripts/prepare_data.py",
+                            name);
     return NULL;
 }
 
 // Megatron's dtype codes; the floating-point ones (6, 7) hold no tokens.
-static const char *megatron_type_parse(enum token_type *type, unsigned code, const char *name, struct error_text *error) {
+static const char *megatron_type_parse(enum token_type *type, unsigned code, const char *name,
+                                       struct error_text *error) {
     switch (code) {
     case 1: *type = TOKEN_U8; return NULL;
     case 2: *type = TOKEN_I8; return NULL;
@@ -119,15 +127,17 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
 
 // Every sequence must follow the one before it: then the .bin is one run of tokens, documents in order. Megatron's
 // writers produce nothing else.
-static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers, uint64_t sequences,
-                                            uint64_t width, uint64_t bin_bytes, const char *name, struct error_text *error) {
+static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
+                                            uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
+                                            struct error_text *error) {
     uint64_t next_byte = 0;
     for (uint64_t i = 0; i < sequences; i++) {
         const uint32_t length = load_u32(lengths + 4 * i);
         const uint64_t pointer = load_u64(pointers + 8 * i);
         if (length > INT32_MAX)
-            return error_format(error, "%s: sequence %" PRIu64 " has the negative length %" PRId32 "; the index is damaged", name, i,
-                                (int32_t)length);
+            return error_format(error,
+                                "%s: sequence %" PRIu64 " has the negative length %" PRId32 "; the index is damaged",
+                                name, i, (int32_t)length);
         if (pointer != next_byte)
             return error_format(error,
                                 "%s: sequence %" PRIu64 " begins at byte %" PRId64 " of the .bin; expected %" PRIu64
@@ -148,8 +158,8 @@ static const char *megatron_sequences_check(const unsigned char *lengths, const 
     return NULL;
 }
 
-static const char *megatron_documents_check(const unsigned char *documents, uint64_t count, uint64_t sequences, const char *name,
-                                            struct error_text *error) {
+static const char *megatron_documents_check(const unsigned char *documents, uint64_t count, uint64_t sequences,
+                                            const char *name, struct error_text *error) {
     uint64_t previous = 0;
     for (uint64_t i = 0; i < count; i++) {
         const uint64_t first = load_u64(documents + 8 * i);
@@ -173,8 +183,8 @@ static const char *megatron_index_parse(struct token_file *file, const unsigned 
     if (memcmp(index, magic, index_bytes < sizeof magic ? index_bytes : sizeof magic) != 0)
         return error_format(error, "%s: doesn't begin with MMIDIDX; expected a memory-mapped Megatron index", name);
     if (index_bytes < HEADER_BYTES)
-        return error_format(error, "%s: is %" PRIu64 " bytes long; expected a header of %d bytes; it was cut off", name, index_bytes,
-                            HEADER_BYTES);
+        return error_format(error, "%s: is %" PRIu64 " bytes long; expected a header of %d bytes; it was cut off", name,
+                            index_bytes, HEADER_BYTES);
     const uint64_t version = load_u64(index + 9);
     if (version != 1)
         return error_format(error, "%s: has version %" PRIu64 "; expected 1", name, version);
@@ -183,7 +193,8 @@ static const char *megatron_index_parse(struct token_file *file, const unsigned 
     if (problem)
         return problem;
 
-    const uint64_t sequences = load_u64(index + 18), documents = load_u64(index + 26), rest = index_bytes - HEADER_BYTES;
+    const uint64_t sequences = load_u64(index + 18), documents = load_u64(index + 26),
+                   rest = index_bytes - HEADER_BYTES;
     const bool plausible = sequences <= rest / 12 && documents <= rest / 8; // so that the next line can't overflow
     const uint64_t expected = plausible ? 12 * sequences + 8 * documents : 0;
     if (!plausible || (rest != expected && rest != expected + sequences)) // a byte a sequence more: multimodal modes
@@ -218,10 +229,12 @@ static const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return error_format(error, "%s: can't be read at byte %" PRIu64 ": %s", name, offset + done, strerror(errno));
+            return error_format(error, "%s: can't be read at byte %" PRIu64 ": %s", name, offset + done,
+                                strerror(errno));
         if (got == 0)
-            return error_format(error, "%s: ends at byte %" PRIu64 "; it was longer when it was opened; don't change it during the run",
-                                name, offset + done);
+            return error_format(
+                error, "%s: ends at byte %" PRIu64 "; it was longer when it was opened; don't change it during the run",
+                name, offset + done);
         done += (uint64_t)got;
     }
     return NULL;
@@ -260,7 +273,8 @@ static const char *llmc_shard_open(struct token_file *file, const char *path, st
 }
 
 // The index is mapped while it is checked: 12 bytes a sequence may be gigabytes, and none of them is needed later.
-static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path, struct error_text *error) {
+static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
+                                 struct error_text *error) {
     int fd;
     uint64_t bin_bytes, index_bytes;
     const char *problem = open_regular(&fd, &bin_bytes, bin_path, error);
@@ -309,19 +323,20 @@ static const char *token_file_open(struct token_file *file, const char *path, st
 
 // Widens raw tokens to int32 and checks each against the vocabulary. Returns n, or the place of the first token that is
 // outside, whose value is then in *outside.
-#define TOKENS_WIDEN(TYPE)                                    \
-    for (int i = 0; i < n; i++) {                             \
-        TYPE value;                                           \
-        memcpy(&value, raw + sizeof(TYPE) * (size_t)i, sizeof(TYPE)); \
-        const int64_t token = (int64_t)value;                 \
-        if (token < 0 || token >= vocab_size) {               \
-            *outside = token;                                 \
-            return i;                                         \
-        }                                                     \
-        out[i] = (int32_t)token;                              \
-    }                                                         \
+#define TOKENS_WIDEN(TYPE)                                                                                             \
+    for (int i = 0; i < n; i++) {                                                                                      \
+        TYPE value;                                                                                                    \
+        memcpy(&value, raw + sizeof(TYPE) * (size_t)i, sizeof(TYPE));                                                  \
+        const int64_t token = (int64_t)value;                                                                          \
+        if (token < 0 || token >= vocab_size) {                                                                        \
+            *outside = token;                                                                                          \
+            return i;                                                                                                  \
+        }                                                                                                              \
+        out[i] = (int32_t)token;                                                                                       \
+    }                                                                                                                  \
     return n
-static int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside) {
+static int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size,
+                        int64_t *outside) {
     switch (type) {
     case TOKEN_U8: TOKENS_WIDEN(uint8_t);
     case TOKEN_I8: TOKENS_WIDEN(int8_t);
@@ -336,17 +351,19 @@ static int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type 
 #undef TOKENS_WIDEN
 
 // out (n) = tokens first..first+n-1 of the file, each checked. `raw` has room for n tokens of the file's type.
-static const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
-                                   unsigned char *raw, struct error_text *error) {
+static const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n,
+                                   int vocab_size, unsigned char *raw, struct error_text *error) {
     const uint64_t width = token_type_bytes(file->type);
-    const char *problem = read_exactly(fd, raw, (uint64_t)n * width, file->first_byte + first * width, file->path, error);
+    const char *problem =
+        read_exactly(fd, raw, (uint64_t)n * width, file->first_byte + first * width, file->path, error);
     if (problem)
         return problem;
     int64_t outside = 0;
     const int place = tokens_widen(out, raw, file->type, n, vocab_size, &outside);
     if (place < n)
         return error_format(error,
-                            "%s: token %" PRIu64 " of the file is %" PRId64 ", outside the vocabulary of %d; set --vocab-size to that of "
+                            "%s: token %" PRIu64 " of the file is %" PRId64
+                            ", outside the vocabulary of %d; set --vocab-size to that of "
                             "the tokenizer that made the file, or make the file again",
                             file->path, first + (uint64_t)place, outside, vocab_size);
     return NULL;

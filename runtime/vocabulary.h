@@ -3,7 +3,7 @@
 // scripts/prepare_data.py writes PREFIX_vocabulary.bin beside the shards PREFIX_train_000.bin. Little-endian:
 //     8 bytes "GPTVOCAB"; u32 version = 1; u32 number of tokens n; u32 id of the end-of-text token (0xffffffff: none);
 //     u32 zero; u32 offset[n + 1], rising from 0; then the tokens' bytes: token i is bytes offset[i] up to offset[i+1].
-// Without such a file a vocabulary of 256 or 257 tokens is taken as bytes (256 = end of text), and any other prints ids.
+// Without such a file a vocabulary of 256 or 257 tokens is taken as bytes (256 = end of text); any other prints ids.
 #pragma once
 #include <errno.h>    // errno
 #include <inttypes.h> // PRIu32
@@ -17,28 +17,31 @@
 #include "runtime/error_text.h" // struct error_text
 
 struct vocabulary {
-    int size;        // tokens that have text; 0 when none has
-    int end_of_text; // -1 when there is none
+    int size;                     // tokens that have text; 0 when none has
+    int end_of_text;              // -1 when there is none
     unsigned char *data;          // the file; owned
     const unsigned char *offsets; // in data, (size + 1) u32, unaligned
     const unsigned char *text;    // in data
 };
 
-static const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes, const char *name,
-                                    struct error_text *error) {
+static const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
+                                    const char *name, struct error_text *error) {
     enum { HEADER_BYTES = 24 };
     uint32_t header[4]; // version, tokens, end of text, zero
     if (data_bytes < HEADER_BYTES || memcmp(data, "GPTVOCAB", 8) != 0)
-        return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote", name);
+        return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote",
+                            name);
     memcpy(header, data + 8, sizeof header);
     const uint32_t version = header[0], tokens = header[1], end_of_text = header[2];
     if (version != 1)
         return error_format(error, "%s: has version %" PRIu32 "; expected 1", name, version);
     if (tokens < 1 || tokens > INT32_MAX || (uint64_t)tokens + 1 > (data_bytes - HEADER_BYTES) / 4)
-        return error_format(error, "%s: promises %" PRIu32 " tokens, but is %" PRIu64 " bytes long; it was cut off: make it again", name,
-                            tokens, data_bytes);
+        return error_format(
+            error, "%s: promises %" PRIu32 " tokens, but is %" PRIu64 " bytes long; it was cut off: make it again",
+            name, tokens, data_bytes);
     if (end_of_text != UINT32_MAX && end_of_text >= tokens)
-        return error_format(error, "%s: names token %" PRIu32 " as the end of text, of %" PRIu32 " tokens", name, end_of_text, tokens);
+        return error_format(error, "%s: names token %" PRIu32 " as the end of text, of %" PRIu32 " tokens", name,
+                            end_of_text, tokens);
 
     const unsigned char *offsets = data + HEADER_BYTES;
     const uint64_t text_bytes = data_bytes - HEADER_BYTES - 4 * ((uint64_t)tokens + 1);
@@ -46,7 +49,8 @@ static const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigne
     for (uint64_t i = 0; i <= tokens; i++) {
         uint32_t offset;
         memcpy(&offset, offsets + 4 * i, sizeof offset);
-        if ((i == 0 && offset != 0) || offset < previous || offset > text_bytes || (i == tokens && offset != text_bytes))
+        if ((i == 0 && offset != 0) || offset < previous || offset > text_bytes ||
+            (i == tokens && offset != text_bytes))
             return error_format(error,
                                 "%s: offset %" PRIu64 " is %" PRIu32 "; expected offsets rising from 0 to %" PRIu64
                                 ", the end of the file; it is damaged: make it again",
@@ -83,13 +87,15 @@ static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_
     return vocabulary_parse(vocabulary, data, data_bytes, "bytes", error);
 }
 
-static const char *vocabulary_read(struct vocabulary *vocabulary, FILE *file, const char *path, struct error_text *error) {
+static const char *vocabulary_read(struct vocabulary *vocabulary, FILE *file, const char *path,
+                                   struct error_text *error) {
     if (fseek(file, 0, SEEK_END) != 0)
         return error_format(error, "%s: can't be read: %s", path, strerror(errno));
     const long bytes = ftell(file);
     rewind(file);
     if (bytes < 0 || bytes > 1 << 30)
-        return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote", path);
+        return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote",
+                            path);
     vocabulary->data = (unsigned char *)malloc((size_t)bytes + 1);
     if (!vocabulary->data || fread(vocabulary->data, 1, (size_t)bytes, file) != (size_t)bytes)
         return error_format(error, "%s: can't be read: %s", path, strerror(errno));
@@ -122,8 +128,8 @@ static void vocabulary_close(struct vocabulary *vocabulary) {
     memset(vocabulary, 0, sizeof *vocabulary);
 }
 
-// The vocabulary file that belongs to a shard: for data/c_train_000.bin the first there is of data/c_train_vocabulary.bin,
-// data/c_vocabulary.bin and data/vocabulary.bin. Writes its path and returns true, or false when there is none.
+// The vocabulary file that belongs to a shard: for data/c_train_000.bin the first there is of
+// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. Writes its path and returns true, or false when there is none.
 static bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes) {
     static const char ending[] = "vocabulary.bin";
     const size_t length = strlen(shard_path);
@@ -205,7 +211,10 @@ static void terminal_byte(struct terminal_text *text, unsigned char byte) {
     }
     text->bytes[0] = byte;
     text->have = 1;
-    text->want = byte >= 0xc2 && byte < 0xe0 ? 2 : byte >= 0xe0 && byte < 0xf0 ? 3 : byte >= 0xf0 && byte < 0xf5 ? 4 : 0;
+    text->want = byte >= 0xc2 && byte < 0xe0   ? 2
+                 : byte >= 0xe0 && byte < 0xf0 ? 3
+                 : byte >= 0xf0 && byte < 0xf5 ? 4
+                                               : 0;
     if (!text->want)
         terminal_escape(text);
 }

@@ -8,6 +8,7 @@
 Training loss thin, its moving average thick, validation as points; the learning rate beneath. The SVG needs Python
 alone; the PNG needs rsvg-convert (the same picture), matplotlib or gnuplot, whichever is there.
 """
+
 import argparse
 import html
 import json
@@ -30,7 +31,7 @@ class Mistake(Exception):
     """What the user has to change; ends the program with status 2."""
 
 
-# --- The log -----------------------------------------------------------------------------------------------------------
+# --- The log ----------------------------------------------------------------------------------------------------------
 
 
 class Run:
@@ -38,7 +39,9 @@ class Run:
 
     def __init__(self, path):
         self.path = path
-        self.name = os.path.basename(os.path.dirname(os.path.abspath(path))) if os.path.basename(path) == "log.jsonl" else path
+        self.name = (
+            os.path.basename(os.path.dirname(os.path.abspath(path))) if os.path.basename(path) == "log.jsonl" else path
+        )
         rows = {}
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = file.readlines()
@@ -54,7 +57,7 @@ class Run:
         self.rows = [rows[step] for step in sorted(rows)]
         self.loss, self.val_loss, self.rate = self.series("loss"), self.series("val_loss"), self.series("lr")
         if not self.loss and not self.val_loss:
-            raise Mistake(f"{path}: has no loss; expected lines such as {{\"step\": 1, \"loss\": 5.5}}")
+            raise Mistake(f'{path}: has no loss; expected lines such as {{"step": 1, "loss": 5.5}}')
 
     def series(self, name):
         return [(row["step"], row[name]) for row in self.rows if finite(row.get(name))]
@@ -66,7 +69,9 @@ class Run:
         if self.val_loss:
             step, best = min(self.val_loss, key=lambda point: point[1])
             last = self.val_loss[-1][1]
-            parts.append(f"validation loss {last:.4g}" + (f" (best {best:.4g} at step {step:,})" if best < last else ""))
+            parts.append(
+                f"validation loss {last:.4g}" + (f" (best {best:.4g} at step {step:,})" if best < last else "")
+            )
         if self.rows and finite(self.rows[-1].get("tokens")):
             parts.append(f"{short(self.rows[-1]['tokens'])} tokens")
         rates = [rate for _, rate in self.series("tokens_per_second")]
@@ -80,7 +85,7 @@ def finite(value):
 
 
 def moving_average(points, window):
-    """The mean of the points around each. Near the start, where the loss falls fast, of fewer: they'd lift the curve."""
+    """The mean of the points around each: of fewer near the start, where the loss falls fast and many would lift it."""
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)
@@ -92,7 +97,7 @@ def moving_average(points, window):
     return average
 
 
-# --- The picture -------------------------------------------------------------------------------------------------------
+# --- The picture ------------------------------------------------------------------------------------------------------
 
 
 def short(value):
@@ -133,16 +138,22 @@ class Axis:
 
 
 def text(x, y, content, size=12, colour=FAINT, anchor="start", weight="normal", more=""):
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}" font-weight="{weight}"{more}>'
-            f"{html.escape(str(content))}</text>")
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}" text-anchor="{anchor}" '
+        f'font-weight="{weight}"{more}>{html.escape(str(content))}</text>'
+    )
 
 
 def line(points, colour, width, opacity=1.0):
     if len(points) == 1:
-        return f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="{width}" fill="{colour}" opacity="{opacity}"/>'
+        return (
+            f'<circle cx="{points[0][0]:.1f}" cy="{points[0][1]:.1f}" r="{width}" fill="{colour}" opacity="{opacity}"/>'
+        )
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return (f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round" '
-            f'stroke-linecap="round" opacity="{opacity}"/>')
+    return (
+        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round" '
+        f'stroke-linecap="round" opacity="{opacity}"/>'
+    )
 
 
 def thinned(points, x):
@@ -163,7 +174,9 @@ def frame(x, y, rate):
     parts = []
     values = ticks(y.low, y.high, 7)
     for value in values:
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="{GRID}"/>')
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="{GRID}"/>'
+        )
         parts.append(text(LEFT - 8, y(value) + 4, tick_text(value, values), anchor="end"))
     bottom = RATE_BOTTOM if rate else LOSS_BOTTOM
     values = [value for value in ticks(x.low, x.high, 8) if value == int(value)]
@@ -173,7 +186,9 @@ def frame(x, y, rate):
         parts.append(text(x(value), bottom + 18, tick_text(value, values), anchor="middle"))
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, bottom + 38, "step", 13, anchor="middle"))
     middle = (LOSS_TOP + LOSS_BOTTOM) / 2
-    parts.append(text(22, middle, "loss, nats a token", 13, anchor="middle", more=f' transform="rotate(-90 22 {middle})"'))
+    parts.append(
+        text(22, middle, "loss, nats a token", 13, anchor="middle", more=f' transform="rotate(-90 22 {middle})"')
+    )
     if rate:
         parts.append(text(LEFT - 8, rate(rate.high) + 4, rate_text(rate.high), anchor="end"))
         parts.append(text(LEFT - 8, rate(0) + 4, "0", anchor="end"))
@@ -186,7 +201,9 @@ def frame(x, y, rate):
 def curves(runs, averages, x, y):
     parts = ['<g clip-path="url(#loss)">']
     for (colour, _), run in zip(COLOURS, runs):
-        parts.append(line([(x(step), y(value)) for step, value in thinned(run.loss, x)], colour, 1, 0.3) if run.loss else "")
+        parts.append(
+            line([(x(step), y(value)) for step, value in thinned(run.loss, x)], colour, 1, 0.3) if run.loss else ""
+        )
     for (colour, _), average in zip(COLOURS, averages):
         parts.append(line([(x(step), y(value)) for step, value in thinned(average, x)], colour, 2.2) if average else "")
     parts.append("</g>")
@@ -194,8 +211,10 @@ def curves(runs, averages, x, y):
         points = [(x(step), y(value)) for step, value in run.val_loss]
         if points:
             parts.append(line(points, colour, 1.4))
-            parts += [f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.4" fill="white" stroke="{colour}" stroke-width="1.8"/>'
-                      for px, py in (points if len(points) <= 80 else points[-1:])]
+            parts += [
+                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.4" fill="white" stroke="{colour}" stroke-width="1.8"/>'
+                for px, py in (points if len(points) <= 80 else points[-1:])
+            ]
     return parts
 
 
@@ -209,13 +228,21 @@ def legend(runs):
         if run.val_loss:
             rows.append((prefix + "validation", val, True))
     left = WIDTH - RIGHT - 40 - 6.6 * max(len(row[0]) for row in rows)
-    parts = [f'<rect x="{left - 10:.0f}" y="{LOSS_TOP + 4}" width="{WIDTH - RIGHT - left + 6:.0f}" height="{20 * len(rows) + 10}" '
-             f'fill="white" opacity="0.85"/>']
+    parts = [
+        f'<rect x="{left - 10:.0f}" y="{LOSS_TOP + 4}" width="{WIDTH - RIGHT - left + 6:.0f}" '
+        f'height="{20 * len(rows) + 10}" fill="white" opacity="0.85"/>'
+    ]
     for i, (name, colour, marked) in enumerate(rows):
         middle = LOSS_TOP + 20 + 20 * i
-        parts.append(f'<line x1="{left:.0f}" x2="{left + 26:.0f}" y1="{middle}" y2="{middle}" stroke="{colour}" stroke-width="2.2"/>')
+        parts.append(
+            f'<line x1="{left:.0f}" x2="{left + 26:.0f}" y1="{middle}" y2="{middle}" stroke="{colour}" '
+            'stroke-width="2.2"/>'
+        )
         if marked:
-            parts.append(f'<circle cx="{left + 13:.0f}" cy="{middle}" r="3.4" fill="white" stroke="{colour}" stroke-width="1.8"/>')
+            parts.append(
+                f'<circle cx="{left + 13:.0f}" cy="{middle}" r="3.4" fill="white" stroke="{colour}" '
+                'stroke-width="1.8"/>'
+            )
         parts.append(text(left + 34, middle + 4, name, colour=TEXT))
     return parts
 
@@ -232,31 +259,42 @@ def draw(runs, averages, title):
     rate = Axis(0, max(rates), RATE_BOTTOM, RATE_TOP + 6) if rates and max(rates) > 0 else None
     height = HEIGHT if rate else HEIGHT - (RATE_BOTTOM - LOSS_BOTTOM)
     subtitle = runs[0].summary(averages[0]) if len(runs) == 1 else f"{len(runs)} runs"
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-             'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
-             f'<clipPath id="loss"><rect x="{LEFT}" y="{LOSS_TOP}" width="{WIDTH - LEFT - RIGHT}" height="{LOSS_BOTTOM - LOSS_TOP}"/></clipPath>',
-             '<rect width="100%" height="100%" fill="white"/>',
-             text(LEFT, 34, title, 18, TEXT, weight="bold"), text(LEFT, 56, subtitle, 13)]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
+        f'<clipPath id="loss"><rect x="{LEFT}" y="{LOSS_TOP}" width="{WIDTH - LEFT - RIGHT}" '
+        f'height="{LOSS_BOTTOM - LOSS_TOP}"/></clipPath>',
+        '<rect width="100%" height="100%" fill="white"/>',
+        text(LEFT, 34, title, 18, TEXT, weight="bold"),
+        text(LEFT, 56, subtitle, 13),
+    ]
     parts += frame(x, y, rate) + curves(runs, averages, x, y)
     if rate:
-        parts += [line([(x(step), rate(value)) for step, value in thinned(run.rate, x)], colours[0], 1.6)
-                  for colours, run in zip(COLOURS, runs) if run.rate]
+        parts += [
+            line([(x(step), rate(value)) for step, value in thinned(run.rate, x)], colours[0], 1.6)
+            for colours, run in zip(COLOURS, runs)
+            if run.rate
+        ]
     return "\n".join(parts + legend(runs) + ["</svg>", ""])
 
 
-# --- PNG ---------------------------------------------------------------------------------------------------------------
+# --- PNG --------------------------------------------------------------------------------------------------------------
 
 
 def png_by_matplotlib(runs, averages, title, path):
     import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
+
     figure, axes = pyplot.subplots(figsize=(9.6, 5.6), dpi=200)
     for (train, val), run, average in zip(COLOURS, runs, averages):
         prefix = f"{run.name}: " if len(runs) > 1 else ""
-        for points, style in ((run.loss, {"color": train, "lw": 0.6, "alpha": 0.35}),
-                              (average, {"color": train, "lw": 1.6, "label": prefix + "training, moving average"}),
-                              (run.val_loss, {"color": val, "lw": 1, "marker": "o", "ms": 3, "label": prefix + "validation"})):
+        for points, style in (
+            (run.loss, {"color": train, "lw": 0.6, "alpha": 0.35}),
+            (average, {"color": train, "lw": 1.6, "label": prefix + "training, moving average"}),
+            (run.val_loss, {"color": val, "lw": 1, "marker": "o", "ms": 3, "label": prefix + "validation"}),
+        ):
             if points:
                 axes.plot(*zip(*points), **style)
     axes.set(title=title, xlabel="step", ylabel="loss, nats a token")
@@ -275,15 +313,19 @@ def png_by_gnuplot(runs, averages, title, path):
     plots, data = [], []
     for (train, val), run, average in zip(COLOURS, runs, averages):
         prefix = f"{run.name}: " if len(runs) > 1 else ""
-        for points, style in ((run.loss, f'with lines lw 1 lc rgb "{pale(train)}" notitle'),
-                              (average, f'with lines lw 4 lc rgb "{train}" title {quoted(prefix + "training, moving average")}'),
-                              (run.val_loss, f'with linespoints lw 2 pt 7 ps 1.8 lc rgb "{val}" title {quoted(prefix + "validation")}')):
+        for points, style in (
+            (run.loss, f'with lines lw 1 lc rgb "{pale(train)}" notitle'),
+            (average, f'with lines lw 4 lc rgb "{train}" title {quoted(prefix + "training, moving average")}'),
+            (run.val_loss, f'with linespoints lw 2 pt 7 ps 1.8 lc rgb "{val}" title {quoted(prefix + "validation")}'),
+        ):
             if points:
                 plots.append(f"'-' {style}")
                 data.append("".join(f"{step} {value}\n" for step, value in points) + "e\n")
-    script = (f'set terminal png size 1920,1120 font ",22"\nset output {quoted(path)}\nset title {quoted(title)} noenhanced\n'
-              'set key noenhanced\nset xlabel "step"\nset ylabel "loss, nats a token"\nset grid\n'
-              f"plot {', '.join(plots)}\n{''.join(data)}")
+    script = (
+        f'set terminal png size 1920,1120 font ",22"\nset output {quoted(path)}\nset title {quoted(title)} noenhanced\n'
+        'set key noenhanced\nset xlabel "step"\nset ylabel "loss, nats a token"\nset grid\n'
+        f"plot {', '.join(plots)}\n{''.join(data)}"
+    )
     subprocess.run(["gnuplot"], input=script, text=True, check=True)
 
 
@@ -295,20 +337,26 @@ def write_png(svg_path, path, runs, averages, title):
         png_by_matplotlib(runs, averages, title, path)
     except ImportError:
         if not shutil.which("gnuplot"):
-            raise Mistake("--png needs rsvg-convert, matplotlib or gnuplot, and none is there: apt-get install librsvg2-bin; "
-                          f"{svg_path} is written") from None
+            raise Mistake(
+                "--png needs rsvg-convert, matplotlib or gnuplot, and none is there: apt-get install librsvg2-bin; "
+                f"{svg_path} is written"
+            ) from None
         png_by_gnuplot(runs, averages, title, path)
 
 
-# --- Command line ------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 def run_script(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("logs", nargs="+", metavar="LOG", help="log.jsonl of a run, or the folder that holds it")
     parser.add_argument("--out", metavar="FILE.svg", help="where to write (default: loss.svg beside the first log)")
     parser.add_argument("--png", action="store_true", help="also write a PNG beside it")
-    parser.add_argument("--smooth", type=int, metavar="STEPS", help="width of the moving average (default: a fortieth of the run)")
+    parser.add_argument(
+        "--smooth", type=int, metavar="STEPS", help="width of the moving average (default: a fortieth of the run)"
+    )
     parser.add_argument("--title", help="headline (default: name of the run's folder)")
     options = parser.parse_args(arguments)
     if len(options.logs) > len(COLOURS):

@@ -13,6 +13,7 @@ uint32) and PREFIX_vocabulary.bin, from which train_gpt prints samples as text. 
 any machine: documents are put in an order that their names decide, and each goes to training or validation as its
 content decides. Of documents with the same content one is taken.
 """
+
 import argparse
 import collections
 import contextlib
@@ -40,7 +41,7 @@ class Mistake(Exception):
     """What the user has to change; ends the program with status 2."""
 
 
-# --- Documents ---------------------------------------------------------------------------------------------------------
+# --- Documents --------------------------------------------------------------------------------------------------------
 
 
 class Document:
@@ -56,12 +57,15 @@ class Document:
 def files_of_folder(folder, patterns):
     """Files below a folder, sorted, as (path, path below the folder). Links to folders are not followed."""
     found = []
-    for parent, folders, names in os.walk(folder, onerror=lambda error: warn(f"{error.filename}: {error.strerror}; left out")):
+    for parent, folders, names in os.walk(
+        folder, onerror=lambda error: warn(f"{error.filename}: {error.strerror}; left out")
+    ):
         folders.sort()
         for name in names:
             path = os.path.join(parent, name)
             below = os.path.relpath(path, folder)
-            if any(fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(below, p) for p in patterns) and os.path.isfile(path):
+            wanted = any(fnmatch.fnmatchcase(name, p) or fnmatch.fnmatchcase(below, p) for p in patterns)
+            if wanted and os.path.isfile(path):
                 found.append((path, below))
     return sorted(found, key=lambda item: os.fsencode(item[1]))
 
@@ -157,7 +161,9 @@ def text_of_line(document, line, field):
         raise Mistake(f"{where}: holds a {type(value).__name__}; expected an object with the field '{field}'")
     if not isinstance(value.get(field), str):
         having = ", ".join(f"'{name}'" for name in value if isinstance(value[name], str)) or "none"
-        raise Mistake(f"{where}: has no text in the field '{field}'; fields with text: {having}; name one by --jsonl-field")
+        raise Mistake(
+            f"{where}: has no text in the field '{field}'; fields with text: {having}; name one by --jsonl-field"
+        )
     # A lone surrogate (half of a \u escape) is valid JSON and not valid text.
     return value[field].encode("utf-8", "replace")
 
@@ -198,7 +204,7 @@ def read_documents(documents, options, statistics):
             file.close()
 
 
-# --- Tokens ------------------------------------------------------------------------------------------------------------
+# --- Tokens -----------------------------------------------------------------------------------------------------------
 
 
 class ByteTokenizer:
@@ -226,8 +232,10 @@ class HuggingFaceTokenizer:
         try:
             import tokenizers
         except ImportError:
-            raise Mistake("--tokenizer needs the Python package 'tokenizers': pip install tokenizers; "
-                          "or leave --tokenizer out for byte-level tokens") from None
+            raise Mistake(
+                "--tokenizer needs the Python package 'tokenizers': pip install tokenizers; "
+                "or leave --tokenizer out for byte-level tokens"
+            ) from None
         if not os.path.isfile(path):
             raise Mistake(f"--tokenizer {path}: no such file; expected a tokenizer.json of Hugging Face")
         try:
@@ -248,8 +256,10 @@ class HuggingFaceTokenizer:
             if name in self.ids:
                 return self.ids[name]
         special = ", ".join(token["content"] for token in self.description.get("added_tokens", [])[:20]) or "none"
-        raise Mistake(f"--tokenizer {path}: has no token {wanted or ' or '.join(usual)}; "
-                      f"name the one that separates documents by --end-of-text (special tokens: {special})")
+        raise Mistake(
+            f"--tokenizer {path}: has no token {wanted or ' or '.join(usual)}; "
+            f"name the one that separates documents by --end-of-text (special tokens: {special})"
+        )
 
     def vocabulary(self):
         return token_bytes(self.description, self.ids)
@@ -317,7 +327,7 @@ def pack_vocabulary(table, end_of_text):
     return header + struct.pack(f"<{len(offsets)}I", *offsets) + b"".join(table)
 
 
-# --- Files -------------------------------------------------------------------------------------------------------------
+# --- Files ------------------------------------------------------------------------------------------------------------
 
 
 class ShardWriter:
@@ -413,7 +423,9 @@ def publish(writers, prefix, vocabulary):
 
 
 def write_shards(documents, tokenizer, options):
-    writers = {split: ShardWriter(options.out, split, tokenizer.width, options.shard_tokens) for split in ("train", "val")}
+    writers = {
+        split: ShardWriter(options.out, split, tokenizer.width, options.shard_tokens) for split in ("train", "val")
+    }
     statistics = {"bytes": 0, "copies": 0}
     splits = collections.deque()  # of the documents that the tokenizer has been given and not yet given back
 
@@ -429,8 +441,10 @@ def write_shards(documents, tokenizer, options):
             writer.finish()
         for split, fraction in (("train", 1 - options.val_fraction), ("val", options.val_fraction)):
             if fraction > 0 and not writers[split].tokens:
-                raise Mistake(f"none of {sum(w.documents for w in writers.values())} documents fell to {split} with --val-fraction "
-                              f"{options.val_fraction}; give more documents or another fraction")
+                raise Mistake(
+                    f"none of {sum(w.documents for w in writers.values())} documents fell to {split} with "
+                    f"--val-fraction {options.val_fraction}; give more documents or another fraction"
+                )
         publish(writers, options.out, pack_vocabulary(tokenizer.vocabulary(), tokenizer.end_of_text))
     except BaseException:
         for writer in writers.values():
@@ -439,7 +453,7 @@ def write_shards(documents, tokenizer, options):
     return writers, statistics
 
 
-# --- Command line ------------------------------------------------------------------------------------------------------
+# --- Command line -----------------------------------------------------------------------------------------------------
 
 
 def warn(message):
@@ -468,17 +482,44 @@ def fraction(text):
 
 
 def parse_options(arguments):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="text file, .jsonl file, or folder of either")
     parser.add_argument("--out", required=True, metavar="PREFIX", help="where to write: PREFIX_train_000.bin and so on")
-    parser.add_argument("--include", action="append", metavar="PATTERN", help="of a folder take only such files, as '*.h'; may be repeated")
-    parser.add_argument("--max-bytes", type=count, metavar="N", help="stop after N bytes of text, as 40M; documents are mixed before")
-    parser.add_argument("--jsonl-field", default="text", metavar="NAME", help="field that holds the text (default: text)")
-    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json of Hugging Face (default: a token is a byte)")
-    parser.add_argument("--end-of-text", metavar="TOKEN", help=f"token of --tokenizer that begins a document (default: {END_OF_TEXT} or alike)")
-    parser.add_argument("--keep-copies", action="store_true", help="take documents with the same content each time they come")
-    parser.add_argument("--val-fraction", type=fraction, default=0.05, metavar="X", help="of the documents, for validation (default: 0.05)")
-    parser.add_argument("--shard-tokens", type=count, default=100_000_000, metavar="N", help="tokens a shard (default: 100M)")
+    parser.add_argument(
+        "--include",
+        action="append",
+        metavar="PATTERN",
+        help="of a folder take only such files, as '*.h'; may be repeated",
+    )
+    parser.add_argument(
+        "--max-bytes", type=count, metavar="N", help="stop after N bytes of text, as 40M; documents are mixed before"
+    )
+    parser.add_argument(
+        "--jsonl-field", default="text", metavar="NAME", help="field that holds the text (default: text)"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="tokenizer.json of Hugging Face (default: a token is a byte)"
+    )
+    parser.add_argument(
+        "--end-of-text",
+        metavar="TOKEN",
+        help=f"token of --tokenizer that begins a document (default: {END_OF_TEXT} or alike)",
+    )
+    parser.add_argument(
+        "--keep-copies", action="store_true", help="take documents with the same content each time they come"
+    )
+    parser.add_argument(
+        "--val-fraction",
+        type=fraction,
+        default=0.05,
+        metavar="X",
+        help="of the documents, for validation (default: 0.05)",
+    )
+    parser.add_argument(
+        "--shard-tokens", type=count, default=100_000_000, metavar="N", help="tokens a shard (default: 100M)"
+    )
     options = parser.parse_args(arguments)
     if options.end_of_text and not options.tokenizer:
         parser.error("--end-of-text names a token of --tokenizer, which is not given")
@@ -492,11 +533,16 @@ def parse_options(arguments):
 def report(writers, statistics, tokenizer, options, seconds):
     for split, writer in writers.items():
         shards = len(writer.paths)
-        print(f"{split:>5}: {writer.documents:,} documents, {writer.tokens:,} tokens, {shards} shard{'s' * (shards != 1)}"
-              + (f" {options.out}_{split}_*.bin" if shards else ""))
+        print(
+            f"{split:>5}: {writer.documents:,} documents, {writer.tokens:,} tokens, {shards} shard{'s' * (shards != 1)}"
+            + (f" {options.out}_{split}_*.bin" if shards else "")
+        )
     copies = f", left out {statistics['copies']:,} copies" if statistics["copies"] else ""
-    print(f"read {statistics['bytes']:,} bytes in {seconds:.1f} s{copies}; vocabulary of {len(tokenizer.vocabulary())} tokens in {options.out}_vocabulary.bin, "
-          f"{tokenizer.end_of_text} begins a document")
+    print(
+        f"read {statistics['bytes']:,} bytes in {seconds:.1f} s{copies}; "
+        f"vocabulary of {len(tokenizer.vocabulary())} tokens in {options.out}_vocabulary.bin, "
+        f"{tokenizer.end_of_text} begins a document"
+    )
 
 
 def run(arguments):

@@ -5,7 +5,7 @@
 #include <stdbool.h>      // bool
 #include <string.h>       // strstr
 #include <sys/wait.h>     // waitpid
-#include <unistd.h>       // fork, pipe, dup2
+#include <unistd.h>       // fork, pipe, dup2, alarm
 
 // A child that failed leaves its memory behind on purpose, so it ends without the sanitizer's search for leaks.
 static void end_child(int status, void *unused) { _exit(status); }
@@ -21,6 +21,7 @@ static inline int run_in_child(void (*run)(void *), void *argument, char *messag
         close(ends[0]);
         dup2(ends[1], STDERR_FILENO);
         on_exit(end_child, NULL);
+        alarm(60); // one that hangs is a failure
         run(argument);
         _exit(0);
     }
@@ -47,7 +48,8 @@ static inline void assert_fails_at(void (*run)(void *), void *argument, const ch
         complete = complete && strstr(message, word);
     const char *end = strchr(message, '\n');
     if (!complete || !end || end[1] != '\0') { // one line, no more
-        print_error("%s:%d: exit status %d, expected 2, one line with: %s\ngot: %s\n", file, line, status, words, message);
+        print_error("%s:%d: exit status %d, expected 2, one line with: %s\ngot: %s\n", file, line, status, words,
+                    message);
         _fail(file, line);
     }
 }

@@ -1,4 +1,5 @@
 """scripts/prepare_data.py: what it writes is what it was given, the same each time, and whole or not at all."""
+
 import collections
 import importlib.util
 import io
@@ -123,8 +124,12 @@ class Bytes(Case):
 
         with mock.patch("os.walk", other_order):
             self.prepare(self.folder / "texts", out="other/x")
-        subprocess.run([sys.executable, SCRIPT, self.folder / "texts", "--out", self.folder / "third/x"], check=True,
-                       env={**os.environ, "PYTHONHASHSEED": "7"}, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, SCRIPT, self.folder / "texts", "--out", self.folder / "third/x"],
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": "7"},
+            stdout=subprocess.DEVNULL,
+        )
         for name in "x_train_000.bin", "x_val_000.bin", "x_vocabulary.bin":
             expected = (self.folder / "out" / name).read_bytes()
             self.assertEqual((self.folder / "other" / name).read_bytes(), expected)
@@ -200,11 +205,17 @@ class Bytes(Case):
                 self.assertTrue(all(size == shard_tokens for size in sizes[:-1]))
                 self.assertTrue(len(sizes) == 1 or shard_tokens / 2 <= sizes[-1] <= 1.5 * shard_tokens, sizes)
                 self.assertEqual(collections.Counter(self.everything("one/x")), collections.Counter(texts))
-                self.assertEqual([shard.name for shard in self.shards("train", "one/x")], [f"x_train_{i:03d}.bin" for i in range(len(sizes))])
+                self.assertEqual(
+                    [shard.name for shard in self.shards("train", "one/x")],
+                    [f"x_train_{i:03d}.bin" for i in range(len(sizes))],
+                )
 
     def test_shards_of_an_earlier_run_go(self):
         self.write_texts(100)
-        kept = [self.write(f"out/{name}", "") for name in ("x_train.bin", "x_train_0.bin", "xy_train_005.bin", "x_train_005.bin.old")]
+        kept = [
+            self.write(f"out/{name}", "")
+            for name in ("x_train.bin", "x_train_0.bin", "xy_train_005.bin", "x_train_005.bin.old")
+        ]
         self.prepare(self.folder / "texts", "--shard-tokens", 500)
         self.assertGreater(len(self.shards("train")), 5)
         self.prepare(self.folder / "texts")
@@ -214,7 +225,9 @@ class Bytes(Case):
 
 class Jsonl(Case):
     def write_lines(self, *lines):
-        return self.write("texts.jsonl", "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+        return self.write(
+            "texts.jsonl", "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n"
+        )
 
     def test_each_line_is_a_document(self):
         texts = [f"text {i} é \u20ac \U0001f389\n" for i in range(100)]
@@ -223,15 +236,21 @@ class Jsonl(Case):
         self.assertEqual(sorted(self.everything()), sorted(text.encode() for text in texts))
 
     def test_field(self):
-        path = self.write_lines({"text": "no", "content": "yes"}, {"content": ""}, {"content": '\\ud83d'.encode().decode("unicode_escape")})
+        path = self.write_lines(
+            {"text": "no", "content": "yes"}, {"content": ""}, {"content": "\\ud83d".encode().decode("unicode_escape")}
+        )
         self.prepare(path, "--jsonl-field", "content", "--val-fraction", 0)
         self.assertEqual(sorted(self.everything()), [b"?", b"yes"])
 
     def test_mistakes_name_file_and_line(self):
         good = {"text": "good"}
-        for bad, words in [("{", "line 3: not JSON"), ("[1]", "line 3: holds a list; expected an object"),
-                           ({"body": "b", "id": 3}, "line 3: has no text in the field 'text'; fields with text: 'body'"),
-                           ({"text": None}, "line 3: has no text"), ("\xff\xfe", "line 3: not JSON")]:
+        for bad, words in [
+            ("{", "line 3: not JSON"),
+            ("[1]", "line 3: holds a list; expected an object"),
+            ({"body": "b", "id": 3}, "line 3: has no text in the field 'text'; fields with text: 'body'"),
+            ({"text": None}, "line 3: has no text"),
+            ("\xff\xfe", "line 3: not JSON"),
+        ]:
             with self.subTest(words):
                 path = self.write_lines(good, "", bad, good)
                 status, _, errors = self.run_script(path)
@@ -282,7 +301,9 @@ class Mistakes(Case):
                     raise error
                 add(writer, document)
 
-            with mock.patch.object(prepare_data.ShardWriter, "add", failing_add), mock.patch.object(prepare_data, "WRITE_BYTES", 20):
+            with mock.patch.object(prepare_data.ShardWriter, "add", failing_add), mock.patch.object(
+                prepare_data, "WRITE_BYTES", 20
+            ):
                 status, _, errors = self.run_script(self.folder / "texts", "--shard-tokens", 50)
             self.assertNotEqual(status, 0)
             self.assertNotIn("Traceback", errors)
@@ -300,10 +321,15 @@ class Vocabularies(Case):
     def test_byte_level(self):
         description = {"decoder": {"type": "ByteLevel"}, "added_tokens": [{"id": 3, "content": "<|endoftext|>"}]}
         ids = {"Ġint": 0, "Ċ": 1, "Ã©": 2, "<|endoftext|>": 3, "Ã": 5}
-        self.assertEqual(prepare_data.token_bytes(description, ids), [b" int", b"\n", "é".encode(), b"<|endoftext|>", b"", b"\xc3"])
+        self.assertEqual(
+            prepare_data.token_bytes(description, ids), [b" int", b"\n", "é".encode(), b"<|endoftext|>", b"", b"\xc3"]
+        )
 
     def test_sentencepiece(self):
-        description = {"decoder": {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}]}, "added_tokens": []}
+        description = {
+            "decoder": {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}]},
+            "added_tokens": [],
+        }
         ids = {"<0x0A>": 0, "▁the": 1, "é": 2, "Ġ": 3}
         self.assertEqual(prepare_data.token_bytes(description, ids), [b"\n", b" the", "é".encode(), "Ġ".encode()])
 
@@ -321,8 +347,12 @@ class Tokenizers(Case):
         tokenizer = tokenizers.Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<|endoftext|>"], show_progress=False,
-                                      initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(
+            vocab_size=320,
+            special_tokens=["<|endoftext|>"],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )
         tokenizer.train_from_iterator(["int main(void) { return 0; }\n"] * 10, trainer)
         tokenizer.enable_truncation(4)  # must not be applied
         self.file = str(self.folder / "tokenizer.json")
@@ -344,8 +374,11 @@ class Tokenizers(Case):
     def test_mistakes(self):
         text = self.write("a.txt", "text")
         broken = self.write("broken.json", "{")
-        for words, *arguments in [("no such file", "--tokenizer", "/missing.json"), ("broken.json: ", "--tokenizer", broken),
-                                  ("has no token </s>; name the one", "--tokenizer", self.file, "--end-of-text", "</s>")]:
+        for words, *arguments in [
+            ("no such file", "--tokenizer", "/missing.json"),
+            ("broken.json: ", "--tokenizer", broken),
+            ("has no token </s>; name the one", "--tokenizer", self.file, "--end-of-text", "</s>"),
+        ]:
             status, _, errors = self.run_script(text, *arguments)
             self.assertEqual(status, 2)
             self.assertIn(words, errors)

@@ -1,5 +1,5 @@
-// The data loader: the order of samples is a permutation of all windows each epoch, whatever the batch, the ranks and the
-// timing; malformed files are errors that say what to do.
+// The data loader: the order of samples is a permutation of all windows each epoch, whatever the batch, the ranks and
+// the timing; malformed files are errors that say what to do.
 #include "dataloader.h"   // under test
 #include "test/fails.h"   // assert_fails
 #include "test/testing.h" // cmocka, test_random
@@ -74,7 +74,16 @@ static void shard_write(const char *name, int width, uint64_t first, int count) 
     file_write(name, bytes.data, bytes.count);
 }
 
-enum { MEGATRON_U8 = 1, MEGATRON_I8, MEGATRON_I16, MEGATRON_I32, MEGATRON_I64, MEGATRON_F64, MEGATRON_F32, MEGATRON_U16 };
+enum {
+    MEGATRON_U8 = 1,
+    MEGATRON_I8,
+    MEGATRON_I16,
+    MEGATRON_I32,
+    MEGATRON_I64,
+    MEGATRON_F64,
+    MEGATRON_F32,
+    MEGATRON_U16
+};
 static const int megatron_width[] = {0, 1, 1, 2, 4, 8, 8, 4, 2};
 
 // An index of sequences of 3, 0, 4, 3, 0, 4, ... tokens, `count` in all, two sequences a document.
@@ -135,7 +144,8 @@ static int order_setup(void **state) {
     return 0;
 }
 static struct dataloader *order_open(uint64_t seed, bool shuffle, int rank, int ranks, int B, int batches_ahead) {
-    return dataloader_open(in_folder("order_*.bin"), T, seed, shuffle, VOCAB, rank, ranks, B, batches_ahead, "--train-data");
+    return dataloader_open(in_folder("order_*.bin"), T, seed, shuffle, VOCAB, rank, ranks, B, batches_ahead,
+                           "--train-data");
 }
 
 // Takes B samples; window (B) = their numbers. Checks every token on the way.
@@ -178,8 +188,8 @@ static void test_shards_and_windows_are_shuffled(void **state) {
     sequence_read(window, 3 * WINDOWS, 42, true);
     sequence_read(again, WINDOWS, 42, true);
     sequence_read(other, WINDOWS, 43, true);
-    assert_memory_equal(window, again, sizeof again);            // same seed, same order
-    assert_memory_not_equal(window, other, sizeof other);        // another seed
+    assert_memory_equal(window, again, sizeof again);                // same seed, same order
+    assert_memory_not_equal(window, other, sizeof other);            // another seed
     assert_memory_not_equal(window, window + WINDOWS, sizeof other); // another epoch
     assert_memory_not_equal(window + WINDOWS, window + 2 * WINDOWS, sizeof other);
     for (uint64_t seed = 0; seed < 64; seed++) {
@@ -203,6 +213,29 @@ static void test_shards_and_windows_are_shuffled(void **state) {
         firsts += found;
     }
     assert_int_equal(firsts, 5); // each shard comes first under some seed
+}
+
+// The windows of one shard come in another order in each epoch, and not in that of another shard of the same size.
+static void test_windows_are_shuffled_anew(void **state) {
+    int window[3 * WINDOWS], order[3][40], count[3] = {0};
+    sequence_read(window, 3 * WINDOWS, 42, true);
+    for (int i = 0; i < 3 * WINDOWS; i++)
+        if (window[i] >= 14 && window[i] < 54) // the third shard's
+            order[i / WINDOWS][count[i / WINDOWS]++] = window[i];
+    assert_memory_not_equal(order[0], order[1], sizeof order[0]);
+    assert_memory_not_equal(order[0], order[2], sizeof order[0]);
+    assert_memory_not_equal(order[1], order[2], sizeof order[0]);
+
+    shard_write("twin_a.bin", 2, 0, 40 * T + 1);
+    shard_write("twin_b.bin", 2, 40 * T, 40 * T + 1);
+    struct dataloader *loader = dataloader_open(in_folder("twin_*.bin"), T, 1, true, VOCAB, 0, 1, 1, 0, "--train-data");
+    int same = 0;
+    for (int i = 0; i < 80; i++)
+        windows_read(loader, window + i, 1);
+    for (int i = 0; i < 40; i++)
+        same += window[i] % 40 == window[40 + i] % 40;
+    assert_in_range(same, 0, 10); // about one by chance
+    dataloader_close(loader);
 }
 
 static void test_without_shuffling_file_order(void **state) {
@@ -261,6 +294,23 @@ static void test_ranks_share_the_order_of_one(void **state) {
                 }
                 dataloader_close(loader);
             }
+}
+
+// The batch may change from one read to the next, as long as it changes on every rank.
+static void test_batch_may_change_on_ranks(void **state) {
+    int expected[4 * WINDOWS], window[64];
+    sequence_read(expected, 4 * WINDOWS, 7, true);
+    for (int batches_ahead = 0; batches_ahead < 3; batches_ahead++)
+        for (int rank = 0; rank < 3; rank++) {
+            struct dataloader *loader = order_open(7, true, rank, 3, 2, batches_ahead);
+            for (int i = 0, B = 2, step = 0; i + 3 * B <= 4 * WINDOWS; step++) {
+                windows_read(loader, window, B);
+                assert_memory_equal(window, expected + i + rank * B, (size_t)B * sizeof *window);
+                i += 3 * B;
+                B = 1 + step / 2 % 5;
+            }
+            dataloader_close(loader);
+        }
 }
 
 // Every permutation of n comes about equally often over keys: chi-square below its 1 - 1e-6 quantile or so.
@@ -329,8 +379,9 @@ static void test_every_format_and_type_reads_the_same(void **state) {
     static const struct {
         const char *pattern;
         const char *format;
-    } cases[] = {{"same_a.bin", "llm.c shards"}, {"same_b.bin", "llm.c shards"}, {"same_c*", "Megatron .bin/.idx"},
-                 {"same_d.idx", "Megatron .bin/.idx"}, {"same_e.bin", "Megatron .bin/.idx"}, {"same_f.idx", "Megatron .bin/.idx"},
+    } cases[] = {{"same_a.bin", "llm.c shards"},       {"same_b.bin", "llm.c shards"},
+                 {"same_c*", "Megatron .bin/.idx"},    {"same_d.idx", "Megatron .bin/.idx"},
+                 {"same_e.bin", "Megatron .bin/.idx"}, {"same_f.idx", "Megatron .bin/.idx"},
                  {"same_g.bin", "Megatron .bin/.idx"}, {"same_h.bin", "Megatron .bin/.idx"}};
     shard_write("same_a.bin", 2, 3, 100);
     shard_write("same_b.bin", 4, 3, 100);
@@ -405,8 +456,8 @@ static void test_truncation_at_every_byte(void **state) {
     }
 }
 
-// Any byte of an index set to any of a few values: a verdict, never a read outside (the sanitizer's build sees that), and
-// what is accepted describes tokens that are there.
+// Any byte of an index set to any of a few values: a verdict, never a read outside (the sanitizer's build sees that),
+// and what is accepted describes tokens that are there.
 static void test_damaged_bytes(void **state) {
     static const unsigned char values[] = {0, 1, 2, 0x7f, 0x80, 0xff};
     struct error_text error;
@@ -430,11 +481,11 @@ static void test_damaged_bytes(void **state) {
         }
 }
 
-#define assert_error(problem, words)                         \
-    do {                                                     \
-        const char *text = (problem);                        \
-        if (!text || !strstr(text, words))                   \
-            fail_msg("expected '%s', got: %s", words, text); \
+#define assert_error(problem, words)                                                                                   \
+    do {                                                                                                               \
+        const char *text = (problem);                                                                                  \
+        if (!text || !strstr(text, words))                                                                             \
+            fail_msg("expected '%s', got: %s", words, text);                                                           \
     } while (0)
 
 static void test_each_damage_is_named(void **state) {
@@ -442,10 +493,12 @@ static void test_each_damage_is_named(void **state) {
     struct bytes shard = shard_bytes(2, 0, 9), index = index_bytes(MEGATRON_I32, 20, false), damaged;
     assert_error(parse_shard(shard.data, 0, 0, &error), "is empty");
     assert_error(parse_shard(shard.data, 500, 500, &error), "header of 1024 bytes");
-    assert_error(parse_shard(shard.data, shard.count, shard.count - 1, &error), "is 1041 bytes long; expected 1042 for the 9 uint16");
+    assert_error(parse_shard(shard.data, shard.count, shard.count - 1, &error),
+                 "is 1041 bytes long; expected 1042 for the 9 uint16");
     assert_error(parse_shard(shard.data, shard.count, shard.count + 1, &error), "is 1043 bytes long; expected 1042");
     const uint32_t changes[][3] = {{0, 20240522, 0}, {0, 1234, 0}, {4, 2, 0}, {8, 0, 0}};
-    const char *const words[] = {"evaluation file", "begins with 1234; expected", "version 2; expected 1", "expected 1024 for the 0"};
+    const char *const words[] = {"evaluation file", "begins with 1234; expected", "version 2; expected 1",
+                                 "expected 1024 for the 0"};
     for (int i = 0; i < 4; i++) {
         damaged = shard;
         memcpy(damaged.data + changes[i][0], &changes[i][1], 4);
@@ -470,6 +523,8 @@ static void test_each_damage_is_named(void **state) {
                          {18, (int64_t)1 << 60, 8, "doesn't fit"},
                          {26, (int64_t)1 << 61, 8, "doesn't fit"},
                          {26, 0, 8, "doesn't fit"},
+                         {18, 9 + ((int64_t)1 << 62), 8, "doesn't fit"}, // 12 times it is 12 * 9 modulo 2^64
+                         {26, 6 + ((int64_t)1 << 61), 8, "doesn't fit"},
                          {34, -3, 4, "negative length -3"},
                          {34 + 4 * 9 + 8, 4, 8, "sequence 1 begins at byte 4 of the .bin; expected 12"},
                          {ends, 1, 8, "entry 0 of the document index is 1"},
@@ -477,6 +532,7 @@ static void test_each_damage_is_named(void **state) {
                          {ends + 16, 1, 8, "entry 2 of the document index is 1"},
                          {ends + 8 * 5, 8, 8, "entry 5 of the document index is 8"}};
     assert_int_equal(load_u64(index.data + 18), 9);
+    assert_int_equal(load_u64(index.data + 26), 6);
     for (size_t i = 0; i < sizeof index_changes / sizeof *index_changes; i++) {
         damaged = index;
         memcpy(damaged.data + index_changes[i].place, &index_changes[i].value, index_changes[i].width);
@@ -496,9 +552,10 @@ struct mistake {
 static void make_mistake(void *argument) {
     const struct mistake *mistake = (const struct mistake *)argument;
     char pattern[600];
-    snprintf(pattern, sizeof pattern, "%s", mistake->pattern[0] == '/' ? mistake->pattern : in_folder(mistake->pattern));
-    struct dataloader *loader = dataloader_open(pattern, mistake->T, 1, false, mistake->vocab_size, 0, 1, 1, mistake->batches_ahead,
-                                                "--train-data");
+    snprintf(pattern, sizeof pattern, "%s",
+             mistake->pattern[0] == '/' ? mistake->pattern : in_folder(mistake->pattern));
+    struct dataloader *loader = dataloader_open(pattern, mistake->T, 1, false, mistake->vocab_size, 0, 1, 1,
+                                                mistake->batches_ahead, "--train-data");
     int32_t inputs[64], targets[64];
     for (int i = 0; i < mistake->samples; i++)
         dataloader_read(loader, inputs, targets, 1);
@@ -552,13 +609,20 @@ static void test_tokens_outside_the_vocabulary(void **state) {
     memcpy(bytes.data + 1024 + 4 * 33, &large, 4);
     file_write("outside.bin", bytes.data, bytes.count);
     megatron_write("negative", MEGATRON_I64, (uint64_t)-20, 50);
+    megatron_write("negative_8", MEGATRON_I8, (uint64_t)-20, 50);
+    megatron_write("negative_16", MEGATRON_I16, (uint64_t)-20, 50);
+    megatron_write("negative_32", MEGATRON_I32, (uint64_t)-20, 50);
     megatron_write("wide", MEGATRON_I64, ((uint64_t)1 << 32) - 20, 50); // would be in range if cut to 32 bits
     shard_write("edge.bin", 2, 0, 50);
 
     // Token 33 belongs to the windows at 24 and, as a first token, none; with 8 a window it is the fifth sample's.
-    assert_mistake("outside.bin", 8, 100, 5, "outside.bin: token 33 of the file is 4000000000, outside the vocabulary of 100|--vocab-size");
+    assert_mistake("outside.bin", 8, 100, 5,
+                   "outside.bin: token 33 of the file is 4000000000, outside the vocabulary of 100|--vocab-size");
     assert_mistake("negative.bin", 8, 100, 1, "negative.bin: token 0 of the file is -20, outside");
-    assert_mistake("wide.bin", 8, 100, 4, "wide.bin: token 0 of the file is 4294967276, outside");
+    assert_mistake("negative_8.bin", 8, 300, 1, "negative_8.bin: token 0 of the file is -20, outside");
+    assert_mistake("negative_16.bin", 8, 70000, 1, "negative_16.bin: token 0 of the file is -20, outside");
+    assert_mistake("negative_32.bin", 8, 100, 1, "negative_32.bin: token 0 of the file is -20, outside");
+    assert_mistake("wide.bin", 8, 100, 1, "wide.bin: token 0 of the file is 4294967276, outside");
     assert_mistake("edge.bin", 8, 48, 6, "edge.bin: token 48 of the file is 48, outside the vocabulary of 48");
     struct mistake unharmed[] = {{"outside.bin", 8, 100, 2, 4}, {"edge.bin", 8, 49, 0, 6}, {"edge.bin", 8, 49, 2, 6}};
     for (int i = 0; i < 3; i++) { // a token that isn't used, though read ahead, stops nothing
@@ -595,7 +659,8 @@ static void far_end_read(int width, int64_t tokens) {
     assert_int_equal(pwrite(fd, far.data, far.count, 1024 + last_window * length * width), far.count);
     close(fd);
 
-    struct dataloader *loader = dataloader_open(in_folder("far.bin"), length, 1, false, 1000, 0, 1, 2, 1, "--train-data");
+    struct dataloader *loader =
+        dataloader_open(in_folder("far.bin"), length, 1, false, 1000, 0, 1, 2, 1, "--train-data");
     assert_int_equal(dataloader_total_tokens(loader), tokens);
     assert_int_equal(dataloader_samples_per_epoch(loader), last_window + 1);
     int32_t inputs[2 * 64], targets[2 * 64];
@@ -634,8 +699,10 @@ static void test_resident_memory_is_flat(void **state) {
     file_write("flat.bin", header.data, header.count);
     assert_int_equal(truncate(in_folder("flat.bin"), 1024 + (off_t)count * 2), 0);
     enum { LENGTH = 1024, BATCH = 16 };
-    int32_t *inputs = (int32_t *)test_alloc(BATCH * LENGTH * sizeof *inputs), *targets = (int32_t *)test_alloc(BATCH * LENGTH * sizeof *targets);
-    struct dataloader *loader = dataloader_open(in_folder("flat.bin"), LENGTH, 1, true, 10, 0, 1, BATCH, 2, "--train-data");
+    int32_t *inputs = (int32_t *)test_alloc(BATCH * LENGTH * sizeof *inputs),
+            *targets = (int32_t *)test_alloc(BATCH * LENGTH * sizeof *targets);
+    struct dataloader *loader =
+        dataloader_open(in_folder("flat.bin"), LENGTH, 1, true, 10, 0, 1, BATCH, 2, "--train-data");
     for (int i = 0; i < 32; i++)
         dataloader_read(loader, inputs, targets, BATCH);
     const long before = resident_pages();
@@ -651,10 +718,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_each_window_once_per_epoch, order_setup),
         cmocka_unit_test(test_shards_and_windows_are_shuffled),
+        cmocka_unit_test(test_windows_are_shuffled_anew),
         cmocka_unit_test(test_without_shuffling_file_order),
         cmocka_unit_test(test_order_is_independent_of_batch_and_read_ahead),
         cmocka_unit_test(test_batch_may_change_and_seek_equals_reading_on),
         cmocka_unit_test(test_ranks_share_the_order_of_one),
+        cmocka_unit_test(test_batch_may_change_on_ranks),
         cmocka_unit_test(test_permutation_is_uniform),
         cmocka_unit_test(test_permutation_at_many_sizes),
         cmocka_unit_test(test_order_is_what_it_was),

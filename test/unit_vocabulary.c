@@ -20,7 +20,8 @@ static size_t file_bytes(unsigned char *out) {
 }
 static const char *parse(const unsigned char *data, size_t bytes, struct error_text *error) {
     struct vocabulary vocabulary;
-    unsigned char *copy = (unsigned char *)malloc(bytes ? bytes : 1); // exact, so that the sanitizer sees a read beyond it
+    unsigned char *copy =
+        (unsigned char *)malloc(bytes ? bytes : 1); // exact, so that the sanitizer sees a read beyond it
     memcpy(copy, data, bytes);
     const char *problem = vocabulary_parse(&vocabulary, copy, bytes, "tiny", error);
     for (int token = 0; !problem && token < vocabulary.size; token++) { // what was accepted can be decoded
@@ -53,9 +54,15 @@ static void test_malformed(void **state) {
         int place;
         uint32_t value;
         const char *words;
-    } changes[] = {{0, 0, "not a vocabulary"},  {8, 2, "version 2; expected 1"},  {12, 0, "promises 0"},
-                   {12, 7, "offset"},           {12, 0xffffffff, "promises 4294967295"}, {16, 6, "names token 6"},
-                   {24, 1, "offset 0 is 1"},    {28, 9, "offset 2 is 1"},         {32, 1000, "offset 2 is 1000"}};
+    } changes[] = {{0, 0, "not a vocabulary"},
+                   {8, 2, "version 2; expected 1"},
+                   {12, 0, "promises 0"},
+                   {12, 7, "offset"},
+                   {12, 0xffffffff, "promises 4294967295"},
+                   {16, 6, "names token 6"},
+                   {24, 1, "offset 0 is 1"},
+                   {28, 9, "offset 2 is 1"},
+                   {32, 1000, "offset 2 is 1000"}};
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         unsigned char damaged[256];
         memcpy(damaged, data, sizeof damaged);
@@ -105,13 +112,18 @@ static void test_bytes(void **state) {
     assert_bytes_print("int x;\n\tif", "int x;\n\tif");
     assert_bytes_print("\x1b]0;title\a\r\b\x7f", "\\x1b]0;title\\x07\\x0d\\x08\\x7f");
     assert_bytes_print("\xc3\xa9\xe2\x82\xac\xf0\x9f\x8e\x89", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x8e\x89"); // 2, 3, 4 bytes
-    assert_bytes_print("\xc2\x9b" "2J", "\\xc2\\x9b2J");                        // C1: an escape sequence in one character
-    assert_bytes_print("\xe2\x80\xae" "x", "\\xe2\\x80\\xaex");                 // right-to-left override
-    assert_bytes_print("\xc3x\xe2\x82", "\\xc3x\\xe2\\x82");                    // unfinished, in the middle and at the end
-    assert_bytes_print("\xe2\x82\xc3\xa9", "\\xe2\\x82\xc3\xa9");               // unfinished, then a whole one
-    assert_bytes_print("\xc0\x9b\x80\xff", "\\xc0\\x9b\\x80\\xff");             // overlong, lone, never valid
+    assert_bytes_print("\xc2\x9b"
+                       "2J",
+                       "\\xc2\\x9b2J"); // C1: an escape sequence in one character
+    assert_bytes_print("\xe2\x80\xae"
+                       "x",
+                       "\\xe2\\x80\\xaex");                         // right-to-left override
+    assert_bytes_print("\xc3x\xe2\x82", "\\xc3x\\xe2\\x82");        // unfinished, in the middle and at the end
+    assert_bytes_print("\xe2\x82\xc3\xa9", "\\xe2\\x82\xc3\xa9");   // unfinished, then a whole one
+    assert_bytes_print("\xc0\x9b\x80\xff", "\\xc0\\x9b\\x80\\xff"); // overlong, lone, never valid
     assert_bytes_print("\xe0\x82\x9b\xed\xa0\x80", "\\xe0\\x82\\x9b\\xed\\xa0\\x80"); // overlong, surrogate
-    assert_bytes_print("\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80");             // beyond Unicode
+    assert_bytes_print("\xe0\x83\xa9", "\\xe0\\x83\\xa9");          // overlong, of a character that is harmless
+    assert_bytes_print("\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"); // beyond Unicode
     struct vocabulary vocabulary = vocabulary_open(NULL, 257);
     const int32_t tokens[] = {256, 'a', 257, 0};
     assert_prints(&vocabulary, tokens, 4, "<|endoftext|>a[257]\\x00");
@@ -187,8 +199,9 @@ static void test_mistakes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_malformed), cmocka_unit_test(test_print), cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_any_bytes_are_harmless), cmocka_unit_test(test_find), cmocka_unit_test(test_mistakes),
+        cmocka_unit_test(test_malformed), cmocka_unit_test(test_print),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_any_bytes_are_harmless),
+        cmocka_unit_test(test_find),      cmocka_unit_test(test_mistakes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
