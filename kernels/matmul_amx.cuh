@@ -29,7 +29,7 @@ enum {
     AMX_C_BYTES = 4096,         // a 32 x 32 block of C
     AMX_A_DEPTH = 384,          // 24 KB of A, half of L1
     AMX_PANEL_DEPTH = 1536,     // C goes through memory once for every so many steps
-    AMX_PANEL_BYTES = 1 << 20,  // half of L2
+    AMX_PANEL_BYTES = 5 << 18,  // 1.25 MB of an L2 of 2 MB
     AMX_SOURCE_AHEAD = 2,       // blocks that packing prefetches ahead
 };
 
@@ -62,29 +62,35 @@ static inline void amx_transpose(void *out, const void *in, size_t stride) {
 #endif
 }
 
+// sums[n] += the sum of column n of a VNNI tile.
+static inline void amx_add_columns(float *sums, const uint32_t *tile) {
+    float sum[16] = {0};
+    for (int r = 0; r < 16; r++) {
+#pragma omp simd
+        for (int n = 0; n < 16; n++) {
+            const bf16 even = {(uint16_t)tile[r * 16 + n]}, odd = {(uint16_t)(tile[r * 16 + n] >> 16)};
+            sum[n] += bf16_to_float(even) + bf16_to_float(odd);
+        }
+    }
+#pragma omp simd
+    for (int n = 0; n < 16; n++)
+        sums[n] += sum[n];
+}
+
 // Two tiles whose row r holds, for 16 columns each, the pairs of rows 2r and 2r+1 of the 32 x 32 block: B's VNNI order.
 // Adds the block's column sums to `sums` where that is given: the values pass through registers here anyway.
 static inline void amx_interleave(uint32_t *tiles, const bf16 *source, int64_t ld, float *sums) {
     for (int half = 0; half < 2; half++) {
         const bf16 *column = source + half * 16;
         uint32_t *tile = tiles + half * 256;
-        float sum[16] = {0};
         for (int r = 0; r < 16; r++) {
             const bf16 *even = column + (2 * r) * ld, *odd = even + ld;
 #pragma omp simd
             for (int n = 0; n < 16; n++)
                 tile[r * 16 + n] = (uint32_t)even[n].bits | (uint32_t)odd[n].bits << 16;
-            if (sums) {
-#pragma omp simd
-                for (int n = 0; n < 16; n++)
-                    sum[n] += bf16_to_float(even[n]) + bf16_to_float(odd[n]);
-            }
         }
-        if (sums) {
-#pragma omp simd
-            for (int n = 0; n < 16; n++)
-                sums[half * 16 + n] += sum[n];
-        }
+        if (sums)
+            amx_add_columns(sums + half * 16, tile);
     }
 }
 
@@ -153,32 +159,39 @@ static void amx_pack_panel(bf16 *tiles, int64_t line_stride, const struct amx_op
 
 // ---- the inner loop ----
 
-// Cache lines to prefetch, a few at each step of the inner loop: more at once would hold up the loads of B.
-struct amx_prefetch {
-    const char *row;
-    size_t stride;             // between rows
-    int lines, rows;           // cache lines per row; rows that are left
-    int line;                  // of the current row
-    int per_step;
-    bool to_write;
+// Memory that is wanted soon, as cache lines `stride` bytes apart. The inner loop asks for a few of them at each step:
+// more at once would hold up its own loads.
+struct amx_lines {
+    const char *at;
+    size_t stride;
+    int left, per_step;
 };
-static inline void amx_prefetch_step(struct amx_prefetch *p) {
-    for (int i = 0; i < p->per_step && p->rows > 0; i++) {
-        if (p->to_write)
-            __builtin_prefetch(p->row + 64 * p->line, 1, 2);
-        else
-            __builtin_prefetch(p->row + 64 * p->line, 0, 2);
-        if (++p->line == p->lines) {
-            p->line = 0;
-            p->rows--;
-            p->row += p->stride;
-        }
+struct amx_ahead {
+    const char *a; // one line of each of a_rows rows at each step: a part of the next piece of A
+    size_t a_stride;
+    int a_rows;
+    struct amx_lines c;      // of the fp32 blocks of the next row
+    struct amx_lines target; // where this block will be written
+};
+static inline void amx_prefetch_lines(struct amx_lines *x) {
+    for (int i = 0; i < x->per_step && x->left > 0; i++, x->left--) {
+        __builtin_prefetch(x->at, 0, 2);
+        x->at += x->stride;
     }
+}
+static inline void amx_prefetch_step(struct amx_ahead *x) {
+    const char *a = x->a;
+    for (int i = 0; i < x->a_rows; i++, a += x->a_stride)
+        __builtin_prefetch(a, 0, 2);
+    x->a += 64;
+    amx_prefetch_lines(&x->c);
+    amx_prefetch_lines(&x->target);
 }
 
 // c (32 x 32, row-major) = a b, plus what c holds unless `first`; a and b are `steps` packed blocks each.
-static inline void amx_block(float *c, const bf16 *a, const bf16 *b, int steps, bool first, struct amx_prefetch *next_a,
-                             struct amx_prefetch *next_c) {
+// Not inlined: on its own its loop keeps all it needs in registers.
+__attribute__((noinline)) static void amx_block(float *c, const bf16 *a, const bf16 *b, int steps, bool first,
+                                                struct amx_ahead ahead) {
     enum { ROW_BYTES = AMX_BLOCK * sizeof(float), TILE = 512 };
     __asm__ volatile("" ::: "memory"); // the tile loads do not tell the compiler that they read memory
     if (first) {
@@ -201,8 +214,7 @@ static inline void amx_block(float *c, const bf16 *a, const bf16 *b, int steps, 
         amx_load(5, a + TILE, 64);
         amx_dot(2, 5, 6);
         amx_dot(3, 5, 7);
-        amx_prefetch_step(next_a);
-        amx_prefetch_step(next_c);
+        amx_prefetch_step(&ahead);
     }
     amx_store(0, c, ROW_BYTES);
     amx_store(1, c + 16, ROW_BYTES);
@@ -246,24 +258,24 @@ static inline void amx_write_out(const struct amx_output *o, const float *c, int
 }
 
 static inline void amx_add_to_sum(const struct amx_output *o, const float *c, int64_t row, int64_t col) {
-    float turned[AMX_BLOCK * AMX_BLOCK], tile[256];
-    if (o->transposed) {
-        for (int i = 0; i < AMX_BLOCK; i += 16)
-            for (int j = 0; j < AMX_BLOCK; j += 16) {
+    for (int i = 0; i < AMX_BLOCK; i += 16)
+        for (int j = 0; j < AMX_BLOCK; j += 16) {
+            float tile[256];
+            if (o->transposed)
                 amx_transpose(tile, c + i * AMX_BLOCK + j, AMX_BLOCK * sizeof *c);
+            else
                 for (int r = 0; r < 16; r++)
-                    memcpy(turned + (j + r) * AMX_BLOCK + i, tile + r * 16, 64);
-            }
-        c = turned;
-    }
-    const int64_t ld = o->transposed ? o->rows : o->cols;
-    const int down = (int)gemm_min(AMX_BLOCK, o->transposed ? o->cols - col : o->rows - row);
-    const int across = (int)gemm_min(AMX_BLOCK, o->transposed ? o->rows - row : o->cols - col);
-    float *to = o->transposed ? o->sum + col * ld + row : o->sum + row * ld + col;
-    for (int i = 0; i < down; i++)
+                    memcpy(tile + r * 16, c + (i + r) * AMX_BLOCK + j, 64);
+            const int64_t rows_left = o->rows - row - i, cols_left = o->cols - col - j;
+            const int64_t ld = o->transposed ? o->rows : o->cols;
+            const int down = (int)gemm_min(16, o->transposed ? cols_left : rows_left);
+            const int across = (int)gemm_min(16, o->transposed ? rows_left : cols_left);
+            float *to = o->sum + (o->transposed ? (col + j) * ld + row + i : (row + i) * ld + col + j);
+            for (int r = 0; r < down; r++, to += ld)
 #pragma omp simd
-        for (int j = 0; j < across; j++)
-            to[i * ld + j] += c[i * AMX_BLOCK + j];
+                for (int n = 0; n < across; n++)
+                    to[n] += tile[r * 16 + n];
+        }
 }
 
 // ---- who computes what ----
@@ -294,9 +306,9 @@ static struct amx_plan amx_plan_make(int64_t rows, int64_t cols, int64_t depth, 
     p.depth = amx_blocks(depth);
     const int64_t most = AMX_PANEL_DEPTH / AMX_BLOCK, unit = AMX_A_DEPTH / AMX_BLOCK;
     p.panel_depth = p.depth <= most ? p.depth : gemm_round_up(amx_divide(p.depth, amx_divide(p.depth, most)), unit);
-    // Cycles for each 32 steps of depth: a block of C takes 64, a block of A that is copied from L2 about 100, one of B
-    // that is fetched from memory and interleaved about 300.
-    enum { BLOCK_CYCLES = 64, PACK_A_CYCLES = 100, PACK_B_CYCLES = 300 };
+    // Cycles for each 32 steps of depth: a block of C takes 64, a block of A that is copied from L2 about 130, one of B
+    // that is fetched from memory and packed about 450.
+    enum { BLOCK_CYCLES = 64, PACK_A_CYCLES = 130, PACK_B_CYCLES = 450 };
     int64_t least = INT64_MAX;
     for (int row_parts = 1; row_parts <= threads; row_parts++) {
         const int col_parts = threads / row_parts;
@@ -355,41 +367,53 @@ static inline const bf16 *amx_a_tiles(const struct amx_product *x, bf16 *room, i
         amx_pack(room + s * 1024, &x->a, row * AMX_BLOCK, (k + s) * AMX_BLOCK, false, NULL);
     return room;
 }
-// The lines of memory that the next call of amx_a_tiles reads, spread over `block_steps` steps of the inner loop.
-static inline struct amx_prefetch amx_a_prefetch(const struct amx_product *x, int64_t row, int64_t k, int64_t steps,
-                                                 int64_t block_steps) {
-    struct amx_prefetch p;
-    memset(&p, 0, sizeof p);
-    const char *packed = (const char *)x->packed_a + (row * x->plan.depth + k) * AMX_PAIR_BYTES;
-    p.row = x->packed_a ? packed : (const char *)amx_at(&x->a, row * AMX_BLOCK, k * AMX_BLOCK);
-    p.stride = x->packed_a ? (size_t)steps * 64 : (size_t)x->a.ld * sizeof(bf16);
-    p.rows = (int)gemm_min(AMX_BLOCK, x->a.lines - row * AMX_BLOCK);
-    p.lines = (int)steps;
-    p.per_step = (int)amx_divide(steps * AMX_BLOCK, block_steps);
-    return p;
+// The memory that block (row, col) of `sum` or `out` will go to: the rows of it that are prefetched during one of the
+// pieces of depth. (row, col) in elements.
+static inline struct amx_lines amx_target_lines(const struct amx_output *o, int64_t row, int64_t col, int64_t piece,
+                                                int64_t pieces, int64_t steps) {
+    const bool turned = o->sum && o->transposed;
+    const int64_t ld = turned ? o->rows : o->cols, element = o->sum ? sizeof *o->sum : sizeof *o->out;
+    const int64_t first = (turned ? col : row) + AMX_BLOCK * piece / pieces, across = turned ? row : col;
+    const int64_t down = AMX_BLOCK * (piece + 1) / pieces - AMX_BLOCK * piece / pieces;
+    struct amx_lines lines;
+    lines.at = (const char *)((uintptr_t)(o->sum ? (const void *)o->sum : (const void *)o->out) +
+                              (uintptr_t)((first * ld + across) * element));
+    lines.stride = (size_t)(ld * element);
+    lines.left = (int)gemm_max(0, gemm_min(down, (turned ? o->cols : o->rows) - first));
+    lines.per_step = (int)amx_divide(down, steps);
+    return lines;
 }
 
-// The lines of `sum` that piece `piece` of `pieces` prefetches for the block at (row, col): some of its rows each.
-static inline struct amx_prefetch amx_sum_prefetch(const struct amx_output *o, int64_t row, int64_t col, int64_t piece,
-                                                   int64_t pieces, int64_t block_steps) {
-    struct amx_prefetch p;
-    memset(&p, 0, sizeof p);
-    if (!o->sum)
-        return p;
-    const int64_t ld = o->transposed ? o->rows : o->cols, first = AMX_BLOCK * piece / pieces;
-    const int64_t down = o->transposed ? o->cols - col : o->rows - row;
-    p.row = (const char *)(o->sum + (o->transposed ? (col + first) * ld + row : (row + first) * ld + col));
-    p.stride = (size_t)ld * sizeof *o->sum;
-    p.rows = (int)(gemm_min(AMX_BLOCK * (piece + 1) / pieces, down) - first);
-    p.lines = AMX_BLOCK * (int)sizeof(float) / 64;
-    p.per_step = (int)amx_divide((int64_t)AMX_BLOCK / pieces * p.lines, block_steps);
-    p.to_write = true;
-    return p;
+// The part of a waiting block of C that is prefetched during one of the pieces of depth.
+static inline struct amx_lines amx_c_lines(const float *block, int64_t piece, int64_t pieces, int64_t steps) {
+    const int64_t first = AMX_C_BYTES / 64 * piece / pieces, end = AMX_C_BYTES / 64 * (piece + 1) / pieces;
+    const struct amx_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
+                                    (int)amx_divide(end - first, steps)};
+    return lines;
+}
+
+// What to prefetch while block j of `cols` in a row is summed over a piece of depth: its share of the next
+// piece of A, which starts at (row, k) in blocks.
+static inline struct amx_ahead amx_ahead_of(const struct amx_product *x, int64_t row, int64_t k, int64_t steps, int64_t j,
+                                            int64_t cols) {
+    struct amx_ahead ahead;
+    memset(&ahead, 0, sizeof ahead);
+    const int64_t first = AMX_BLOCK * j / cols, end = gemm_min(AMX_BLOCK * (j + 1) / cols, x->a.lines - row * AMX_BLOCK);
+    ahead.a_rows = (int)gemm_max(0, end - first);
+    if (x->packed_a) { // the same number of lines, one after another
+        ahead.a_stride = (size_t)steps * 64;
+        ahead.a = (const char *)x->packed_a + (row * x->plan.depth + k) * AMX_PAIR_BYTES + first * steps * 64;
+    } else {
+        ahead.a_stride = (size_t)x->a.ld * sizeof(bf16);
+        ahead.a = (const char *)((uintptr_t)amx_at(&x->a, row * AMX_BLOCK, k * AMX_BLOCK) +
+                                 (uintptr_t)first * ahead.a_stride);
+    }
+    return ahead;
 }
 
 // 32 rows of C x the columns of a panel of B (cols blocks from col), for the panel's depth (from k, in blocks).
-static void amx_row_of_blocks(const struct amx_product *x, float *c, bf16 *room, const bf16 *panel, int64_t row,
-                              int64_t next_row, int64_t col, int64_t cols, int64_t k, int64_t depth) {
+static void amx_row_of_blocks(const struct amx_product *x, float *c, const float *next_c, bf16 *room, const bf16 *panel,
+                              int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k, int64_t depth) {
     const int64_t piece_depth = AMX_A_DEPTH / AMX_BLOCK, pieces = amx_divide(depth, piece_depth);
     const bool last_panel = k + depth == x->plan.depth;
     for (int64_t piece = 0; piece < pieces; piece++) {
@@ -397,15 +421,15 @@ static void amx_row_of_blocks(const struct amx_product *x, float *c, bf16 *room,
         const bf16 *a = amx_a_tiles(x, room, row, k + at, steps);
         const bool turn = piece + 1 == pieces;
         const int64_t next = turn ? 0 : at + piece_depth;
-        struct amx_prefetch next_a =
-            amx_a_prefetch(x, turn ? next_row : row, k + next, gemm_min(piece_depth, depth - next), cols * steps);
         for (int64_t j = 0; j < cols; j++) {
-            struct amx_prefetch next_c =
-                amx_sum_prefetch(&x->output, row * AMX_BLOCK, (col + j) * AMX_BLOCK, piece, pieces, steps);
-            if (!last_panel)
-                next_c.rows = 0;
+            struct amx_ahead ahead = amx_ahead_of(x, turn ? next_row : row, k + next, steps, j, cols);
+            if (next_c && k > 0)
+                ahead.c = amx_c_lines(next_c + j * AMX_BLOCK * AMX_BLOCK, piece, pieces, steps);
+            if (last_panel)
+                ahead.target =
+                    amx_target_lines(&x->output, row * AMX_BLOCK, (col + j) * AMX_BLOCK, piece, pieces, steps);
             float *block = c + j * AMX_BLOCK * AMX_BLOCK;
-            amx_block(block, a, panel + (j * depth + at) * 1024, (int)steps, k + at == 0, &next_a, &next_c);
+            amx_block(block, a, panel + (j * depth + at) * 1024, (int)steps, k + at == 0, ahead);
             if (!last_panel || !turn)
                 continue;
             if (x->output.out)
@@ -434,9 +458,13 @@ static void amx_part(const struct amx_product *x, int thread) {
             const int64_t depth = gemm_min(p->panel_depth, p->depth - k);
             amx_pack_panel(panel, depth * 1024, &x->b, col * AMX_BLOCK, cols * AMX_BLOCK, k * AMX_BLOCK, depth * AMX_BLOCK,
                            true, sums ? sums + col * AMX_BLOCK : NULL);
+            // where C fits into one panel of depth, all rows use the same room for it
+            const int64_t row_stride = p->panel_depth < p->depth ? p->panel_cols * AMX_BLOCK * AMX_BLOCK : 0;
             for (int64_t row = row0; row < row1; row++) {
-                float *blocks = p->panel_depth < p->depth ? c + (row - row0) * p->panel_cols * AMX_BLOCK * AMX_BLOCK : c;
-                amx_row_of_blocks(x, blocks, room, panel, row, row + 1 < row1 ? row + 1 : row0, col, cols, k, depth);
+                float *blocks = c + (row - row0) * row_stride;
+                const int64_t next_row = row + 1 < row1 ? row + 1 : row0;
+                amx_row_of_blocks(x, blocks, row_stride ? c + (next_row - row0) * row_stride : NULL, room, panel, row,
+                                  next_row, col, cols, k, depth);
             }
         }
     }

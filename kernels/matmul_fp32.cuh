@@ -4,6 +4,7 @@
 #include "kernels/matmul_gemm.cuh"  // struct gemm
 #include "kernels/matmul_plain.cuh" // sgemm_plain
 #include "runtime/error.h"          // fail
+#include <omp.h>                    // omp_set_num_threads
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h> // dnnl_sgemm
 #endif
@@ -14,30 +15,47 @@
 enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN };
 
 // C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way round.
+//
+// oneDNN is called by its BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and 3,
+// and nothing to plan or keep. It measures as fast as the best of oneDNN's primitives or faster. GFLOP/s on one AVX-512
+// core whose FMA rate is 125, 512 tokens, K x N; B is the second operand, "packed" by a reorder at each call:
+//
+//              forward                         dX                              dW
+//              sgemm matmul +packed OpenBLAS   sgemm matmul +packed OpenBLAS   sgemm matmul +packed inner OpenBLAS
+//   768x2304     120    114     100      109      97     51     104      103     119     80     110   120      106
+//   3072x768     113    116     101       88      75     48      76       69      81     41      76    81       72
+//   768x50304    115    107      93      105      97     44      91      104     117     66      71   120       71
 static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transposed, int64_t rows, int64_t cols,
                   int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
                   void *workspace, const struct device *dev) {
+    const int threads = omp_get_max_threads(); // from which the libraries take theirs
+    omp_set_num_threads(dev->threads);
+    switch (backend) {
 #ifdef HAVE_ONEDNN
-    if (backend == MATMUL_ONEDNN) {
+    case MATMUL_ONEDNN:
         if (dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f, a, lda, b, ldb,
                        add ? 1.0f : 0.0f, c, ldc) != dnnl_success)
             fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols, (long long)depth);
-        return;
-    }
+        break;
 #endif
 #ifdef HAVE_OPENBLAS
-    if (backend == MATMUL_OPENBLAS) {
+    case MATMUL_OPENBLAS:
         cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
                     (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)lda, b, (blasint)ldb,
                     add ? 1.0f : 0.0f, c, (blasint)ldc);
-        return;
-    }
+        break;
 #endif
-    sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
+    default:
+        sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
+    }
+    omp_set_num_threads(threads);
 }
 
 #ifdef PRECISION_BF16
 
+// oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no bf16 instructions (24 against 96
+// GFLOP/s by the way below, on the core of the table above), so there is no second way.
+//
 // bf16 operands become fp32 in blocks of at most this many rows and columns: three blocks of 4 MB, whatever the shape.
 // Each element is converted once for every 1024 x 2 operations on it.
 enum { FP32_BLOCK = 1024 };
