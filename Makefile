@@ -1,5 +1,6 @@
 # make            build/train_gpt for the cpu target        make demo    train on real text, two minutes
 # make test       every test       make bench   speed and memory        make SANITIZE=1 test   with ASan and UBSan
+MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
 CC ?= gcc
 CXX ?= g++
 ARCH ?= native
