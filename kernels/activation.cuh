@@ -20,8 +20,10 @@ static inline float gelu_derivative(float x) {
     return s + x * s * (1.0f - s) * 1.5957691216f * (1.0f + 0.134145f * square);
 }
 
-// Elements that a thread takes at a time.
-enum { ACTIVATION_BLOCK = 4096 };
+// Elements that GELU computes at a time, into fp32 in the first-level cache, and then rounds to floatX by a second loop. One
+// loop for both takes a sixth longer in bf16: the exponential, the division and the rounding are a longer chain of operations
+// than the core looks ahead, so that it doesn't overlap one vector's with the next. (SwiGLU gained nothing from this.)
+enum { ACTIVATION_BLOCK = 1024 };
 
 // out = gelu(in)
 static void gelu_forward(floatX *out,      // (n)
@@ -29,10 +31,16 @@ static void gelu_forward(floatX *out,      // (n)
                          int64_t n, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {
-        const int64_t end = n - begin < ACTIVATION_BLOCK ? n : begin + ACTIVATION_BLOCK;
+        const int count = n - begin < ACTIVATION_BLOCK ? (int)(n - begin) : (int)ACTIVATION_BLOCK;
+        const floatX *x = in + begin;
+        floatX *y = out + begin;
+        float values[ACTIVATION_BLOCK];
 #pragma omp simd
-        for (int64_t i = begin; i < end; i++)
-            out[i] = to_floatX(gelu(to_float(in[i])));
+        for (int i = 0; i < count; i++)
+            values[i] = gelu(to_float(x[i]));
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            y[i] = to_floatX(values[i]);
     }
 }
 
@@ -43,10 +51,16 @@ static void gelu_backward(floatX *din,        // (n)
                           int64_t n, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {
-        const int64_t end = n - begin < ACTIVATION_BLOCK ? n : begin + ACTIVATION_BLOCK;
+        const int count = n - begin < ACTIVATION_BLOCK ? (int)(n - begin) : (int)ACTIVATION_BLOCK;
+        const floatX *x = in + begin, *dy = dout + begin;
+        floatX *dx = din + begin;
+        float slopes[ACTIVATION_BLOCK];
 #pragma omp simd
-        for (int64_t i = begin; i < end; i++)
-            din[i] = to_floatX(to_float(dout[i]) * gelu_derivative(to_float(in[i])));
+        for (int i = 0; i < count; i++)
+            slopes[i] = gelu_derivative(to_float(x[i]));
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            dx[i] = to_floatX(to_float(dy[i]) * slopes[i]);
     }
 }
 

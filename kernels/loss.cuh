@@ -5,30 +5,61 @@
 #include <float.h>                 // FLT_MAX
 #include <math.h>                  // logf
 
-// Logits whose maximum is taken before their exponentials are added: the second reading comes from the first-level cache.
+// Logits that are taken at a time, so that a second reading comes from the first-level cache.
 enum { LOSS_BLOCK = 1024 };
 
 struct softmax_row {
-    float max, sum; // sum of e^(x - max)
+    float shift, sum; // sum of e^(x - shift)
 };
 
-// One pass with a running maximum (Milakov and Gimelshein 2018). A NaN, and an infinity through infinity - infinity, ends up
-// in `sum`. The maximum begins at a finite number, so that logits of -infinity count as 0.
+static inline float exponentials_sum(const floatX *__restrict__ x, int n, float shift) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++)
+        sum += vector_expf(to_float(x[i]) - shift);
+    return sum;
+}
+static inline float largest(const floatX *__restrict__ x, int n, float at_least) {
+#pragma omp simd reduction(max : at_least)
+    for (int i = 0; i < n; i++)
+        at_least = to_float(x[i]) > at_least ? to_float(x[i]) : at_least;
+    return at_least;
+}
+
+// One pass over the row (Milakov and Gimelshein 2018), with a shift that need not be the maximum: it is the maximum of the
+// first block, and moves only when a later block's sum is too large, not to speak of infinite. So sum is between 1 and
+// 1e15 * blocks, and any logit that counts is far above shift - 87, where exponentials become 0. A NaN, and an infinity
+// through infinity - infinity, ends up in `sum`. The maximum begins at a finite number, so that -infinity counts as 0.
 static inline struct softmax_row softmax_statistics(const floatX *__restrict__ x, int V) {
     struct softmax_row row = {-FLT_MAX, 0};
     for (int begin = 0; begin < V; begin += LOSS_BLOCK) {
-        const int end = V - begin < LOSS_BLOCK ? V : begin + LOSS_BLOCK;
-        float max = row.max, sum = 0;
-#pragma omp simd reduction(max : max)
-        for (int i = begin; i < end; i++)
-            max = to_float(x[i]) > max ? to_float(x[i]) : max;
-#pragma omp simd reduction(+ : sum)
-        for (int i = begin; i < end; i++)
-            sum += vector_expf(to_float(x[i]) - max);
-        row.sum = row.sum * vector_expf(row.max - max) + sum;
-        row.max = max;
+        const int n = V - begin < LOSS_BLOCK ? V - begin : (int)LOSS_BLOCK;
+        float sum = begin > 0 ? exponentials_sum(x + begin, n, row.shift) : INFINITY;
+        if (!(sum < 1e15f)) {
+            const float shift = largest(x + begin, n, row.shift);
+            row.sum *= vector_expf(row.shift - shift);
+            row.shift = shift;
+            sum = exponentials_sum(x + begin, n, shift);
+        }
+        row.sum += sum;
     }
     return row;
+}
+
+// row <- scale * e^(row - shift). Two loops, as one that also rounds to bf16 takes a tenth longer: its chain of operations is
+// longer than the core looks ahead.
+static inline void softmax_gradient(floatX *__restrict__ row, int V, float shift, float scale) {
+    for (int begin = 0; begin < V; begin += LOSS_BLOCK) {
+        const int n = V - begin < LOSS_BLOCK ? V - begin : (int)LOSS_BLOCK;
+        floatX *__restrict__ x = row + begin;
+        float exponentials[LOSS_BLOCK];
+#pragma omp simd
+        for (int i = 0; i < n; i++)
+            exponentials[i] = vector_expf(to_float(x[i]) - shift);
+#pragma omp simd
+        for (int i = 0; i < n; i++)
+            x[i] = to_floatX(scale * exponentials[i]);
+    }
 }
 
 // losses = ln(sum_{j < V} e^logits[j]) - logits[target]; the padded columns V <= j < Vp are not read.
@@ -42,14 +73,12 @@ static void cross_entropy(float *losses,          // (N)
         floatX *__restrict__ row = logits + n * Vp;
         const struct softmax_row softmax = softmax_statistics(row, V);
         // The target's logit is taken off before the logarithm is added: both may be 1e4 where the loss is 1.
-        const float target_logit = to_float(row[targets[n]]) - softmax.max;
+        const float target_logit = to_float(row[targets[n]]) - softmax.shift;
         losses[n] = logf(softmax.sum) - target_logit;
         if (!backward)
             continue;
         const float scale = dloss / softmax.sum;
-#pragma omp simd
-        for (int i = 0; i < V; i++)
-            row[i] = to_floatX(scale * vector_expf(to_float(row[i]) - softmax.max));
+        softmax_gradient(row, V, softmax.shift, scale);
         row[targets[n]] = to_floatX(scale * vector_expf(target_logit) - dloss);
         memset(row + V, 0, (size_t)(Vp - V) * sizeof *row);
     }
