@@ -1,0 +1,198 @@
+// Speed of the ops that are no matmul and no attention, at the sizes of GPT-2 124M, B4 T1024. Memory bandwidth bounds all of
+// them, so the last column compares with a triad, run in turn with the op, as other work on the machine changes both: above
+// 100 % where a cache helps. An argument restricts the list to names that contain it.
+#include "kernels/activation.cuh"
+#include "kernels/adamw.cuh"
+#include "kernels/embedding.cuh"
+#include "kernels/loss.cuh"
+#include "kernels/norm.cuh"
+#include "kernels/random.cuh"
+#include "kernels/rope.cuh"
+#include <omp.h>    // omp_get_wtime, omp_get_max_threads
+#include <stdio.h>  // printf
+#include <stdlib.h> // aligned_alloc, qsort
+
+enum { B = 4, T = 1024, C = 768, F = 3072, V = 50257, VP = 50304, REPEATS = 9 };
+static const int64_t N = B * T, PARAMETERS = 124 * 1000 * 1000;
+
+struct buffers {
+    struct device device;
+    floatX *logits; // (N, VP); the MLP's activations lie here too
+    floatX *hidden_in, *hidden_out;
+    floatX *x, *delta, *out, *weight, *bias, *wte, *wpe, *params;
+    float *mean, *rstd, *dweight, *dbias, *losses, *master, *grads, *m, *v, *table;
+    void *workspace;
+    int32_t *tokens;
+    struct dropout dropout;
+    double sink;
+};
+
+static void *fresh(size_t bytes) {
+    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (memory == NULL) {
+        fprintf(stderr, "bench_ops: no %zu bytes of memory\n", bytes);
+        exit(1);
+    }
+    return memory;
+}
+static floatX *random_floats(int64_t n, float scale) {
+    floatX *x = (floatX *)fresh((size_t)n * sizeof *x);
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < n; begin += 1024) {
+        float values[1024];
+        const int count = n - begin < 1024 ? (int)(n - begin) : 1024;
+        random_normal(values, count, scale, 1, (uint64_t)scale, (uint64_t)begin);
+        for (int i = 0; i < count; i++)
+            x[begin + i] = to_floatX(values[i]);
+    }
+    return x;
+}
+static float *random_fp32(int64_t n, float scale) {
+    float *x = (float *)fresh((size_t)n * sizeof *x);
+    random_normal(x, n, scale, 2, 3, 0);
+    return x;
+}
+static struct buffers buffers_create(void) {
+    struct buffers b;
+    memset(&b, 0, sizeof b);
+    b.device.threads = omp_get_max_threads();
+    b.logits = random_floats(N * VP, 2);
+    b.hidden_in = random_floats(N * 2 * F, 2);
+    b.hidden_out = random_floats(N * 2 * F, 2);
+    b.x = random_floats(N * C, 1);
+    b.delta = random_floats(N * C, 1);
+    b.out = random_floats(N * C, 1);
+    b.weight = random_floats(C, 1);
+    b.bias = random_floats(C, 1);
+    b.wte = random_floats((int64_t)VP * C, 1);
+    b.wpe = random_floats((int64_t)T * C, 1);
+    b.params = random_floats(PARAMETERS, 1);
+    b.mean = random_fp32(N, 1);
+    b.rstd = random_fp32(N, 1);
+    b.dweight = random_fp32(C, 1);
+    b.dbias = random_fp32(C, 1);
+    b.losses = random_fp32(N, 1);
+    b.master = random_fp32(PARAMETERS, 1);
+    b.grads = random_fp32(PARAMETERS, 1);
+    b.m = random_fp32(PARAMETERS, 1);
+    b.v = random_fp32(PARAMETERS, 1);
+#pragma omp parallel for
+    for (int64_t i = 0; i < PARAMETERS; i++)
+        b.v[i] *= b.v[i];
+    b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
+    rope_table(b.table, T, 64, 10000);
+    b.workspace = fresh(norm_backward_workspace_bytes(N, C));
+    b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
+    for (int64_t i = 0; i < N; i++)
+        b.tokens[i] = (int32_t)(random_uniform(7, 8, (uint64_t)i) * V);
+    return b;
+}
+
+static void bench_residual(struct buffers *b) { residual_forward(b->out, b->x, b->delta, N, C, b->dropout, &b->device); }
+static void bench_layernorm(struct buffers *b) {
+    norm_forward(b->delta, b->mean, b->rstd, b->out, b->weight, b->bias, N, C, 1e-5f, NORM_LAYERNORM, &b->device);
+}
+static void bench_rmsnorm(struct buffers *b) {
+    norm_forward(b->delta, NULL, b->rstd, b->out, b->weight, NULL, N, C, 1e-5f, NORM_RMSNORM, &b->device);
+}
+static void bench_residual_layernorm(struct buffers *b) {
+    bench_residual(b);
+    bench_layernorm(b);
+}
+static void bench_norm_backward(struct buffers *b) {
+    norm_backward(b->x, b->dweight, b->dbias, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, NORM_LAYERNORM,
+                  b->workspace, &b->device);
+}
+static void bench_gelu(struct buffers *b) { gelu_forward(b->hidden_out, b->hidden_in, N * F, &b->device); }
+static void bench_gelu_backward(struct buffers *b) {
+    gelu_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, &b->device);
+}
+static void bench_swiglu(struct buffers *b) { swiglu_forward(b->hidden_out, b->hidden_in, N, F, &b->device); }
+static void bench_swiglu_backward(struct buffers *b) {
+    swiglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, &b->device);
+}
+static void bench_rope(struct buffers *b) { rope_forward(b->hidden_in, b->table, B, T, 0, 12, 12, 64, &b->device); }
+static void bench_embedding(struct buffers *b) {
+    embedding_forward(b->out, b->tokens, b->wte, b->wpe, B, T, 0, C, b->dropout, &b->device);
+}
+static void bench_embedding_backward(struct buffers *b) {
+    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, B, T, C, b->dropout, &b->device);
+}
+// The logits become gradients in the first run and are small numbers from then on, which changes no timing.
+static void bench_cross_entropy(struct buffers *b) {
+    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, true, &b->device);
+}
+static void bench_adamw(struct buffers *b) {
+    const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f};
+    adamw_update(b->params, sizeof(floatX) == 2 ? b->master : NULL, b->grads, b->m, b->v, PARAMETERS, adamw, &b->device);
+}
+static void bench_sum_of_squares(struct buffers *b) { b->sink += sum_of_squares(b->grads, PARAMETERS, &b->device); }
+static void bench_dropout(struct buffers *b) {
+    const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION};
+    residual_forward(b->out, b->x, b->delta, N, C, d, &b->device);
+}
+// a = b + s c over arrays that no cache holds; 12 bytes an element, as STREAM counts.
+enum { TRIAD_ELEMENTS = 1 << 24 };
+static void bench_triad(struct buffers *b) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < TRIAD_ELEMENTS; i++)
+        b->grads[i] = b->m[i] + 0.5f * b->v[i];
+}
+
+static int ascending(const void *a, const void *b) { return (*(const double *)a > *(const double *)b) * 2 - 1; }
+static double timed_ms(void (*op)(struct buffers *), struct buffers *b) {
+    const double begin = omp_get_wtime();
+    op(b);
+    return 1e3 * (omp_get_wtime() - begin);
+}
+struct medians {
+    double ms, triad_rate;
+};
+static struct medians measure(void (*op)(struct buffers *), struct buffers *b) {
+    double op_ms[REPEATS], triad_ms[REPEATS];
+    for (int i = 0; i < REPEATS; i++) {
+        triad_ms[i] = timed_ms(bench_triad, b);
+        op(b); // warms the caches with what the op would find there
+        op_ms[i] = timed_ms(op, b);
+    }
+    qsort(op_ms, REPEATS, sizeof *op_ms, ascending);
+    qsort(triad_ms, REPEATS, sizeof *triad_ms, ascending);
+    const struct medians result = {op_ms[REPEATS / 2], 12.0 * TRIAD_ELEMENTS / triad_ms[REPEATS / 2] * 1e-6};
+    return result;
+}
+
+int main(int argc, char **argv) {
+    struct buffers b = buffers_create();
+    const double X = sizeof(floatX), hidden = (double)N * F, rows = (double)N * C, n = (double)PARAMETERS;
+    const struct {
+        const char *name;
+        void (*op)(struct buffers *);
+        double bytes; // each operand read or written once
+    } ops[] = {
+        {"residual", bench_residual, 3 * rows * X},
+        {"residual with dropout", bench_dropout, 3 * rows * X},
+        {"LayerNorm", bench_layernorm, 2 * rows * X},
+        {"RMSNorm", bench_rmsnorm, 2 * rows * X},
+        {"residual + LayerNorm", bench_residual_layernorm, 5 * rows * X},
+        {"LayerNorm backward", bench_norm_backward, 4 * rows * X},
+        {"GELU", bench_gelu, 2 * hidden * X},
+        {"GELU backward", bench_gelu_backward, 3 * hidden * X},
+        {"SwiGLU", bench_swiglu, 3 * hidden * X},
+        {"SwiGLU backward", bench_swiglu_backward, 5 * hidden * X},
+        {"RoPE", bench_rope, 4 * rows * X},
+        {"embedding", bench_embedding, 2 * rows * X},
+        {"embedding backward", bench_embedding_backward, rows * (X + 8)},
+        {"softmax to dlogits", bench_cross_entropy, 2.0 * (double)N * VP * X},
+        {"sum of squares", bench_sum_of_squares, 4 * n},
+        {"AdamW", bench_adamw, X == 2 ? 30 * n : 28 * n},
+    };
+    printf("%s, %d threads\n%-24s %9s %8s %8s %9s\n", FLOATX_NAME, b.device.threads, "", "ms", "GB/s", "triad", "of triad");
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        if (argc > 1 && strstr(ops[i].name, argv[1]) == NULL)
+            continue;
+        const struct medians m = measure(ops[i].op, &b);
+        const double rate = ops[i].bytes / m.ms * 1e-6;
+        printf("%-24s %9.3f %8.1f %8.1f %8.0f%%\n", ops[i].name, m.ms, rate, m.triad_rate, 100 * rate / m.triad_rate);
+    }
+    return b.sink < 0;
+}
