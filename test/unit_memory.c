@@ -4,6 +4,7 @@
 #include "test/json_read.h"            // json_is_valid, json_member, read_text
 #include "test/testing.h"              // cmocka, test_random
 #include "test/transformer_schedule.h" // struct schedule
+#include <signal.h>                    // SIGXFSZ
 #include <time.h>                      // clock_gettime
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -76,8 +77,10 @@ static void random_plan(struct plan *plan, uint64_t *random, int max_count, int 
     int *last = (int *)test_alloc(sizeof(int) * (size_t)(count + 1));
     for (int i = 0; i < count; i++) {
         static const char *const categories[3] = {"some", "others", "yet others"};
-        enum plan_arena arena = test_random(random) % 8 ? ARENA_ACTIVATIONS : (enum plan_arena)(test_random(random) % 4);
-        plan_add(plan, arena, categories[test_random(random) % 3], "buffer", i % 5 - 1, test_random(random) % sizes);
+        const int any = (int)(test_random(random) % ARENA_COUNT);
+        const int arena = test_random(random) % 8 ? ARENA_ACTIVATIONS : any;
+        const char *category = categories[test_random(random) % 3];
+        plan_add(plan, (enum plan_arena)arena, category, "buffer", i % 5 - 1, test_random(random) % sizes);
         first[i] = (int)(test_random(random) % (uint64_t)phases);
         last[i] = first[i] + (int)(test_random(random) % (uint64_t)longest);
         if (test_random(random) % 16 == 0)
@@ -245,8 +248,8 @@ static void transformer_schedules_of_random_sizes(void **state) {
     assert_true(quality.worst <= 1.02);
 }
 
-// A model of 126 layers (405B), and 20,000 buffers in the worst arrangements. The limit is far above what it takes, since
-// a sanitizer may be in, and far below what a search without bounds would take.
+// A model of 126 layers (405B), and 20,000 buffers in the worst arrangements. The limit is far above what it takes,
+// since a sanitizer may be in, and far below what a search without bounds would take.
 static void large_plans_are_placed_in_bounded_time(void **state) {
     struct quality quality = {0, 0, 1, 0};
     for (int policy = 0; policy < POLICIES; policy++) {
@@ -343,6 +346,30 @@ static void touching_before_the_first_phase_and_long_names(void **state) {
     plan_free(&plan);
 }
 
+static void a_buffer_lives_from_its_first_touch_to_its_last(void **state) {
+    struct plan plan;
+    plan_begin(&plan);
+    const int once = plan_add(&plan, ARENA_ACTIVATIONS, "some", "once", -1, 64);
+    const int long_lived = plan_add(&plan, ARENA_ACTIVATIONS, "some", "long-lived", -1, 64);
+    const int later = plan_add(&plan, ARENA_ACTIVATIONS, "some", "later", -1, 64);
+    for (int p = 0; p < 5; p++) {
+        assert_int_equal(plan_phase(&plan, "phase"), p);
+        if (p == 1)
+            plan_touch(&plan, once);
+        if (p == 1 || p == 3)
+            plan_touch(&plan, long_lived);
+        if (p >= 3)
+            plan_touch(&plan, later);
+    }
+    plan_place(&plan);
+    assert_true(plan.buffers[once].first_phase == 1 && plan.buffers[once].last_phase == 1);
+    assert_true(plan.buffers[long_lived].first_phase == 1 && plan.buffers[long_lived].last_phase == 3);
+    assert_true(plan.buffers[later].first_phase == 3 && plan.buffers[later].last_phase == 4);
+    assert_true(plan.peak_bytes == 128 && plan.peak_phase == 1);
+    assert_true(plan.buffers[long_lived].offset != plan.buffers[later].offset); // both live in phase 3
+    plan_free(&plan);
+}
+
 static void overflowing_plan(void *arenas_too) {
     struct plan plan;
     plan_begin(&plan);
@@ -382,6 +409,8 @@ static void bytes_as_text(void **state) {
     assert_true(strlen(format_exact(text, 6, 1297612800)) < 6);
 }
 
+static const char hostile_name[] = "a \"quoted\" \\ <b> & \t name";
+
 static void example_plan(struct plan *plan) {
     struct schedule s;
     schedule_begin(&s, plan, 3);
@@ -389,9 +418,11 @@ static void example_plan(struct plan *plan) {
     s.size[STATS1] += 4; // so that alignment takes something
     s.generated_tokens = 2;
     set_policy(&s, POLICY_NORM_ACTIVATION, 1);
-    plan_add(plan, ARENA_PARAMETERS, "parameters", "a \"quoted\" \\ <b> & \t name", 2, 12345);
+    plan_add(plan, ARENA_PARAMETERS, "parameters", hostile_name, 2, 12345);
     plan_add(plan, ARENA_OPTIMIZER, "optimizer moments", "m", -1, 54321);
     plan_add(plan, ARENA_ACTIVATIONS, "never there", "untouched", -1, 777);
+    plan_phase(plan, hostile_name);
+    plan_touch(plan, plan_add(plan, ARENA_ACTIVATIONS, hostile_name, hostile_name, -1, 777));
     training_step(&s);
     evaluation(&s);
     generation(&s);
@@ -417,6 +448,17 @@ static bool row_bytes(const char *line, const char *name, size_t *bytes) {
     return true;
 }
 
+static size_t category_bytes_at_peak(const struct plan *plan, int category) {
+    size_t sum = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *b = &plan->buffers[i];
+        if (b->category == category && (b->arena != ARENA_ACTIVATIONS || (b->first_phase >= 0 &&
+                                        b->first_phase <= plan->peak_phase && plan->peak_phase <= b->last_phase)))
+            sum += b->bytes;
+    }
+    return sum;
+}
+
 static void the_printed_rows_sum_up_to_the_peak(void **state) {
     struct plan plan;
     example_plan(&plan);
@@ -432,6 +474,7 @@ static void the_printed_rows_sum_up_to_the_peak(void **state) {
         in_arenas = in_arenas || strncmp(line, "arenas", 6) == 0;
         for (int c = 0; c < plan.category_count && !in_arenas; c++)
             if (row_bytes(line, plan.categories[c], &bytes)) {
+                assert_true(bytes == category_bytes_at_peak(&plan, c));
                 sum += bytes;
                 rows++;
             }
@@ -498,7 +541,8 @@ static void json_holds_the_plan(void **state) {
         assert_int_equal(json_member(object, "last_phase", value), 1);
         assert_string_equal(value, wanted);
         assert_int_equal(json_member(object, "category", value), 1);
-        assert_true(strlen(value) == strlen(plan.categories[b->category]) + 2);
+        snprintf(wanted, sizeof wanted, "\"%s\"", plan.categories[b->category]);
+        assert_true(strcmp(value, wanted) == 0 || strstr(value, "a \\\"quoted\\\" \\\\ <b> & \\u0009 name"));
         found++;
     }
     assert_true(found > 50 && strncmp(line + 1, "  ]", 3) == 0);
@@ -524,12 +568,14 @@ static void the_picture_holds_every_buffer(void **state) {
     assert_non_null(text);
     int drawn = 0;
     for (int i = 0; i < plan.count; i++)
-        drawn += plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 && plan.buffers[i].bytes > 0;
+        drawn += plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 &&
+                 plan.buffers[i].bytes > 0;
     assert_int_equal(count_of(text, "<title>"), drawn + ARENA_COUNT);
     assert_int_equal(count_of(text, "</title>"), drawn + ARENA_COUNT);
     assert_int_equal(count_of(text, "<text"), count_of(text, "</text>"));
     assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
     assert_non_null(strstr(text, "</svg>"));
+    assert_true(count_of(text, "&lt;b&gt; &amp;") >= 4 && count_of(text, "<b>") + count_of(text, "& ") == 0);
     free(text);
     unlink(path);
     plan_free(&plan);
@@ -553,6 +599,14 @@ static void write_svg_to(void *path) {
     example_plan(&plan);
     plan_write_svg(&plan, (const char *)path);
 }
+// A disk that fills up: no file may grow beyond 100 bytes. What stood there before stays.
+static void write_json_on_a_full_disk(void *path) {
+    struct rlimit limit;
+    limit.rlim_cur = limit.rlim_max = 100;
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &limit) == 0)
+        write_json_to(path);
+}
 static void a_report_that_cannot_be_written_is_an_error(void **state) {
     char path[256];
     in_folder(path, sizeof path, "no/such/folder.json");
@@ -561,6 +615,16 @@ static void a_report_that_cannot_be_written_is_an_error(void **state) {
     assert_fails(write_json_to, folder, "--plan-json|Is a directory");
     assert_fails(write_svg_to, (void *)"/dev/full", "--plan-picture|/dev/full|No space left");
     assert_fails(write_json_to, (void *)"", "--plan-json");
+    in_folder(path, sizeof path, "plan.json");
+    FILE *old = fopen(path, "w");
+    assert_non_null(old);
+    fputs("old", old);
+    fclose(old);
+    assert_fails(write_json_on_a_full_disk, path, "--plan-json|plan.json|File too large");
+    char *text = read_text(path);
+    assert_string_equal(text, "old");
+    free(text);
+    unlink(path);
     assert_int_equal(rmdir(folder), 0); // nothing was left in it
     assert_int_equal(mkdir(folder, 0700), 0);
 }
@@ -574,16 +638,20 @@ static void arenas_are_what_was_planned(void **state) {
     plan_phase(&plan, "one");
     int ids[8];
     for (int i = 0; i < 8; i++) {
-        ids[i] = plan_add(&plan, (enum plan_arena)(i % ARENA_COUNT), "all", "buffer", -1, (size_t)1000003 * (size_t)(i + 1));
+        const enum plan_arena arena = (enum plan_arena)(i % ARENA_COUNT);
+        ids[i] = plan_add(&plan, arena, "all", "buffer", -1, (size_t)1000003 * (size_t)(i + 1));
         plan_touch(&plan, ids[i]);
     }
+    const int untouched = plan_add(&plan, ARENA_ACTIVATIONS, "all", "untouched", -1, 64);
     plan_place(&plan);
     struct arenas arenas;
     const size_t before = resident_bytes();
     arenas_allocate(&arenas, &plan);
-    const size_t grown = resident_bytes() - before; // each arena is touched already: to the page, and the kernel's count
-    assert_true(grown + (1 << 20) > plan.peak_bytes && grown < plan.peak_bytes + (1 << 20)); // lags by some pages a CPU
+    // Every page is touched already. The kernel's count lags by some pages a CPU.
+    const size_t grown = resident_bytes() - before;
+    assert_true(grown + (1 << 20) > plan.peak_bytes && grown < plan.peak_bytes + (1 << 20));
     assert_true(resident_peak_bytes() + (1 << 20) >= plan.peak_bytes);
+    assert_null(plan_pointer(&plan, &arenas, untouched));
     for (int i = 0; i < 8; i++) {
         char *at = (char *)plan_pointer(&plan, &arenas, ids[i]);
         assert_true((uintptr_t)at % 64 == 0 && at[0] == 0);
@@ -606,7 +674,7 @@ static void arenas_are_what_was_planned(void **state) {
 static void allocate_too_much(void *bytes) { arena_allocate(*(const size_t *)bytes); }
 static void an_arena_that_does_not_fit_is_an_error(void **state) {
     size_t bytes = (size_t)1 << 60;
-    assert_fails(allocate_too_much, &bytes, "1.00 EiB|Cannot allocate memory|--micro-batch-size|--recompute-granularity");
+    assert_fails(allocate_too_much, &bytes, "1.00 EiB|Cannot allocate|--micro-batch-size|--recompute-granularity");
     bytes = SIZE_MAX;
     assert_fails(allocate_too_much, &bytes, "16.00 EiB|Cannot allocate memory|--micro-batch-size");
 }
@@ -634,7 +702,8 @@ static void the_machine_and_its_groups_bound_memory(void **state) {
     char root[256];
     in_folder(root, sizeof root, "root");
     assert_int_equal(mkdir(root, 0700), 0);
-    write_under(root, "/proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    5000 kB\nCommitLimit: 4000 kB\nCommitted_AS: 1000 kB\n");
+    write_under(root, "/proc/meminfo",
+                "MemTotal: 9000 kB\nMemAvailable:    5000 kB\nCommitLimit: 4000 kB\nCommitted_AS: 1000 kB\n");
     assert_true(memory_left_under(root) == 5000 * 1024);
     write_under(root, "/proc/sys/vm/overcommit_memory", "2\n");
     assert_true(memory_left_under(root) == 3000 * 1024);
@@ -695,6 +764,7 @@ int main(void) {
         cmocka_unit_test(transformer_schedules_of_random_sizes),
         cmocka_unit_test(large_plans_are_placed_in_bounded_time),
         cmocka_unit_test(empty_plans),
+        cmocka_unit_test(a_buffer_lives_from_its_first_touch_to_its_last),
         cmocka_unit_test(touching_before_the_first_phase_and_long_names),
         cmocka_unit_test(sums_that_overflow_are_errors),
         cmocka_unit_test(bytes_as_text),
