@@ -129,8 +129,8 @@ static void vocabulary_close(struct vocabulary *vocabulary) {
 }
 
 // The vocabulary file that belongs to a shard: for data/c_train_000.bin the first there is of
-// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. Writes its path and returns true, or false
-// when there is none.
+// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. Writes its path and
+// returns true, or false when there is none.
 static bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes) {
     static const char ending[] = "vocabulary.bin";
     const size_t length = strlen(shard_path);

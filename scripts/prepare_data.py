@@ -57,10 +57,9 @@ class Document:
 def files_of_folder(folder, patterns):
     """Files below a folder, sorted, as (path, path below the folder). Links to folders are not followed."""
     found = []
-    for parent, folders, names in os.walk(
+    for parent, _, names in os.walk(
         folder, onerror=lambda error: warn(f"{error.filename}: {error.strerror}; left out")
     ):
-        folders.sort()
         for name in names:
             path = os.path.join(parent, name)
             below = os.path.relpath(path, folder)
