@@ -1,0 +1,198 @@
+// Every line of inline PTX in the project, one wrapper an instruction, and beside each its model on the host.
+//
+// With CUDA_EMULATED defined (the emulator's build, test/emu/) the same functions are compiled by the host compiler: a
+// model says which lane holds which element, as the PTX ISA's fragment layouts do (sections "Matrix Fragments for
+// mma.m16n8k16", "ldmatrix"). Shared memory is addressed by 32-bit byte addresses throughout. g = lane / 4, t = lane % 4.
+//
+// Shared memory is read and written through these wrappers alone, so that the emulator sees each access.
+#pragma once
+#include <stdint.h> // uint32_t
+
+#if defined(__CUDACC__)
+#define PTX_FUNCTION static __device__ __forceinline__
+#elif defined(CUDA_EMULATED)
+#include "test/emu/warp.h" // emu_*: what the lanes of a warp exchange, shared memory, asynchronous copies
+#define PTX_FUNCTION static inline
+#endif
+
+#if defined(__CUDACC__) || defined(CUDA_EMULATED)
+
+struct float_x4 {
+    float x[4];
+};
+struct word_x4 {
+    uint32_t x[4];
+};
+
+// The block's dynamic shared memory, aligned for any swizzle of up to 1024 bytes.
+PTX_FUNCTION uint32_t shared_memory(void) {
+#if defined(__CUDACC__)
+    extern __shared__ __align__(1024) unsigned char dynamic_shared_memory[];
+    return (uint32_t)__cvta_generic_to_shared(dynamic_shared_memory);
+#else
+    return emu_shared_base();
+#endif
+}
+
+// Starts a copy of 16 bytes from global to shared memory, past L1; where !valid, nothing is read and zeroes are written.
+PTX_FUNCTION void cp_async_16(uint32_t to, const void *from, bool valid) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "r"(valid ? 16 : 0)
+                 : "memory");
+#else
+    emu_copy_async(to, from, 16, valid);
+#endif
+}
+// The same of 8 bytes, through L1.
+PTX_FUNCTION void cp_async_8(uint32_t to, const void *from, bool valid) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "r"(valid ? 8 : 0)
+                 : "memory");
+#else
+    emu_copy_async(to, from, 8, valid);
+#endif
+}
+// Closes a group of this thread's copies.
+PTX_FUNCTION void cp_async_commit(void) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    emu_commit_async();
+#endif
+}
+// Waits until at most PENDING of this thread's groups are under way; the other threads see the data after a barrier.
+template <int PENDING> PTX_FUNCTION void cp_async_wait(void) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#else
+    emu_wait_async(PENDING);
+#endif
+}
+
+PTX_FUNCTION void store_shared_word(uint32_t to, uint32_t value) {
+#if defined(__CUDACC__)
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+#else
+    emu_store_shared(to, &value, 4);
+#endif
+}
+PTX_FUNCTION struct word_x4 load_shared_words(uint32_t from) {
+    struct word_x4 result;
+#if defined(__CUDACC__)
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result.x[0]), "=r"(result.x[1]), "=r"(result.x[2]), "=r"(result.x[3])
+                 : "r"(from)
+                 : "memory");
+#else
+    emu_load_shared(&result, from, 16);
+#endif
+    return result;
+}
+PTX_FUNCTION struct float_x4 load_shared_floats(uint32_t from) {
+    struct float_x4 result;
+#if defined(__CUDACC__)
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(result.x[0]), "=f"(result.x[1]), "=f"(result.x[2]), "=f"(result.x[3])
+                 : "r"(from)
+                 : "memory");
+#else
+    emu_load_shared(&result, from, 16);
+#endif
+    return result;
+}
+
+// Four 8x8 matrices of 16-bit elements: lane 8j + r gives the address of row r of matrix j; word j of the result holds
+// elements (g, 2t) and (g, 2t + 1) of matrix j.
+PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
+    struct word_x4 result;
+#if defined(__CUDACC__)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result.x[0]), "=r"(result.x[1]), "=r"(result.x[2]), "=r"(result.x[3])
+                 : "r"(row)
+                 : "memory");
+#else
+    struct word_x4 rows[32];
+    struct word_x4 mine;
+    emu_load_matrix_row(&mine, row);
+    emu_warp_gather(rows, &mine, sizeof mine);
+    for (int j = 0; j < 4; j++)
+        result.x[j] = rows[8 * j + emu_lane() / 4].x[emu_lane() % 4];
+#endif
+    return result;
+}
+// The same of the transposed matrices: elements (2t, g) and (2t + 1, g).
+PTX_FUNCTION struct word_x4 ldmatrix_x4_trans(uint32_t row) {
+    struct word_x4 result;
+#if defined(__CUDACC__)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(result.x[0]), "=r"(result.x[1]), "=r"(result.x[2]), "=r"(result.x[3])
+                 : "r"(row)
+                 : "memory");
+#else
+    struct word_x4 rows[32];
+    struct word_x4 mine;
+    emu_load_matrix_row(&mine, row);
+    emu_warp_gather(rows, &mine, sizeof mine);
+    const int g = emu_lane() / 4, t = emu_lane() % 4;
+    for (int j = 0; j < 4; j++) {
+        const uint32_t low = rows[8 * j + 2 * t].x[g / 2] >> 16 * (g % 2) & 0xffffu;
+        const uint32_t high = rows[8 * j + 2 * t + 1].x[g / 2] >> 16 * (g % 2) & 0xffffu;
+        result.x[j] = low | high << 16;
+    }
+#endif
+    return result;
+}
+
+// c (16 x 8, fp32) += a (16 x 16, bf16) . b (16 x 8, bf16).
+// a: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..); b: (2t.., g), (2t + 8.., g);
+// c: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1) {
+#if defined(__CUDACC__)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    struct fragments {
+        uint32_t a[4], b[2];
+    } all[32], mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    emu_warp_gather(all, &mine, sizeof mine);
+    const int g = emu_lane() / 4, t = emu_lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        const int column = 2 * t + i % 2;
+        float sum = 0;
+        for (int k = 0; k < 16; k++) {
+            const uint32_t left = all[4 * g + k % 8 / 2].a[i / 2 + 2 * (k / 8)] >> 16 * (k % 2);
+            const uint32_t right = all[4 * column + k % 8 / 2].b[k / 8] >> 16 * (k % 2);
+            sum += emu_bf16(left) * emu_bf16(right);
+        }
+        c[i] += sum;
+    }
+#endif
+}
+
+// Two floats rounded to bf16, the first in the lower half.
+PTX_FUNCTION uint32_t pack_bf16x2(float low, float high) {
+#if defined(__CUDACC__)
+    uint32_t result;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+#else
+    return (uint32_t)emu_to_bf16(low) | (uint32_t)emu_to_bf16(high) << 16;
+#endif
+}
+
+// 2^x to about 2 units in the last place; denormals are flushed to 0. 2^-inf = 0.
+PTX_FUNCTION float exp2_approx(float x) {
+#if defined(__CUDACC__)
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return emu_exp2(x);
+#endif
+}
+
+#endif
