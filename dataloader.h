@@ -241,21 +241,24 @@ static void read_ahead_stop(struct read_ahead *ahead) {
     free(ahead->bad);
 }
 
-// Waits for the oldest sample in the ring. It stays there until read_ahead_release.
-static const int32_t *read_ahead_take(struct dataloader *loader) {
+// The oldest sample in the ring, which stays there until it is released. *count is how many follow one another from
+// there on, ready to be taken; waits until there is one.
+static const int32_t *read_ahead_take(struct dataloader *loader, int *count) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
     while (ahead->made == ahead->used)
         pthread_cond_wait(&ahead->changed, &ahead->mutex);
-    const size_t slot = (size_t)(ahead->used % (uint64_t)ahead->capacity);
+    const int ready = (int)(ahead->made - ahead->used), slot = (int)(ahead->used % (uint64_t)ahead->capacity);
     pthread_mutex_unlock(&ahead->mutex);
     if (ahead->bad[slot])
         fail("%s: %s", loader->option, ahead->errors[slot].text);
-    return ahead->tokens + slot * (size_t)(loader->T + 1);
+    for (*count = 1; *count < ready && slot + *count < ahead->capacity && !ahead->bad[slot + *count];)
+        ++*count;
+    return ahead->tokens + (size_t)slot * (size_t)(loader->T + 1);
 }
-static void read_ahead_release(struct read_ahead *ahead) {
+static void read_ahead_release(struct read_ahead *ahead, int count) {
     pthread_mutex_lock(&ahead->mutex);
-    ahead->used++;
+    ahead->used += (uint64_t)count;
     pthread_cond_broadcast(&ahead->changed);
     pthread_mutex_unlock(&ahead->mutex);
 }
@@ -420,28 +423,44 @@ static void dataloader_close(struct dataloader *loader) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Use
 
+static void sample_split(int32_t *inputs, int32_t *targets, const int32_t *sample, int T) {
+    memcpy(inputs, sample, (size_t)T * sizeof *sample);
+    memcpy(targets, sample + 1, (size_t)T * sizeof *sample);
+}
+
+static void dataloader_read_now(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
+    const size_t T = (size_t)loader->T;
+    for (int b = 0; b < B; b++) {
+        struct error_text error;
+        const uint64_t number = rank_sample(loader, loader->position, (uint64_t)b, (uint64_t)B);
+        const char *problem = reader_read(&loader->reader, loader, number, loader->sample, &error);
+        if (problem)
+            fail("%s: %s", loader->option, problem);
+        sample_split(inputs + (size_t)b * T, targets + (size_t)b * T, loader->sample, loader->T);
+    }
+}
+
+static void dataloader_read_from_ring(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
+    const size_t T = (size_t)loader->T;
+    if (loader->ahead.B != B) // only this thread writes ahead.B
+        read_ahead_plan(loader, B);
+    for (int b = 0; b < B;) {
+        int count;
+        const int32_t *samples = read_ahead_take(loader, &count);
+        if (count > B - b)
+            count = B - b;
+        for (int i = 0; i < count; i++, b++)
+            sample_split(inputs + (size_t)b * T, targets + (size_t)b * T, samples + (size_t)i * (T + 1), loader->T);
+        read_ahead_release(&loader->ahead, count);
+    }
+}
+
 // Takes this rank's B of the next B*ranks samples, rank r's being the rth B of them, and moves on by B*ranks.
 static void dataloader_read(struct dataloader *loader, int32_t *inputs /*(B,T)*/, int32_t *targets /*(B,T)*/, int B) {
-    const size_t T = (size_t)loader->T;
-    const bool ahead = loader->ahead.capacity > 0;
-    if (ahead && loader->ahead.B != B) // only this thread writes ahead.B
-        read_ahead_plan(loader, B);
-    for (int b = 0; b < B; b++) {
-        const int32_t *sample = loader->sample;
-        if (ahead) {
-            sample = read_ahead_take(loader);
-        } else {
-            struct error_text error;
-            const uint64_t number = rank_sample(loader, loader->position, (uint64_t)b, (uint64_t)B);
-            const char *problem = reader_read(&loader->reader, loader, number, loader->sample, &error);
-            if (problem)
-                fail("%s: %s", loader->option, problem);
-        }
-        memcpy(inputs + (size_t)b * T, sample, T * sizeof *sample);
-        memcpy(targets + (size_t)b * T, sample + 1, T * sizeof *sample);
-        if (ahead)
-            read_ahead_release(&loader->ahead);
-    }
+    if (loader->ahead.capacity > 0)
+        dataloader_read_from_ring(loader, inputs, targets, B);
+    else
+        dataloader_read_now(loader, inputs, targets, B);
     loader->position += (uint64_t)B * (uint64_t)loader->ranks;
 }
 

@@ -547,22 +547,26 @@ static void test_each_damage_is_named(void **state) {
 
 struct mistake {
     const char *pattern; // in the folder
-    int T, vocab_size, batches_ahead, samples;
+    int T, vocab_size, batches_ahead, samples, B;
 };
 static void make_mistake(void *argument) {
     const struct mistake *mistake = (const struct mistake *)argument;
     char pattern[600];
     snprintf(pattern, sizeof pattern, "%s",
              mistake->pattern[0] == '/' ? mistake->pattern : in_folder(mistake->pattern));
-    struct dataloader *loader = dataloader_open(pattern, mistake->T, 1, false, mistake->vocab_size, 0, 1, 1,
+    struct dataloader *loader = dataloader_open(pattern, mistake->T, 1, false, mistake->vocab_size, 0, 1, mistake->B,
                                                 mistake->batches_ahead, "--train-data");
     int32_t inputs[64], targets[64];
-    for (int i = 0; i < mistake->samples; i++)
-        dataloader_read(loader, inputs, targets, 1);
+    for (int i = 0; i < mistake->samples; i += mistake->B) {
+        usleep(mistake->B > 1 ? 2000 : 0); // so that the ring is full, most times
+        dataloader_read(loader, inputs, targets, mistake->B);
+    }
 }
 static void assert_mistake(const char *pattern, int length, int vocab_size, int samples, const char *words) {
     for (int batches_ahead = 0; batches_ahead < 3; batches_ahead++) {
-        struct mistake mistake = {pattern, length, vocab_size, batches_ahead, samples};
+        struct mistake mistake = {pattern, length, vocab_size, batches_ahead, samples, 1};
+        assert_fails(make_mistake, &mistake, words);
+        mistake.B = samples > 0 ? samples : 1; // all in one batch
         assert_fails(make_mistake, &mistake, words);
     }
 }
@@ -624,8 +628,10 @@ static void test_tokens_outside_the_vocabulary(void **state) {
     assert_mistake("negative_32.bin", 8, 100, 1, "negative_32.bin: token 0 of the file is -20, outside");
     assert_mistake("wide.bin", 8, 100, 1, "wide.bin: token 0 of the file is 4294967276, outside");
     assert_mistake("edge.bin", 8, 48, 6, "edge.bin: token 48 of the file is 48, outside the vocabulary of 48");
-    struct mistake unharmed[] = {{"outside.bin", 8, 100, 2, 4}, {"edge.bin", 8, 49, 0, 6}, {"edge.bin", 8, 49, 2, 6}};
-    for (int i = 0; i < 3; i++) { // a token that isn't used, though read ahead, stops nothing
+    struct mistake unharmed[] = {
+        {"outside.bin", 8, 100, 2, 4, 1}, {"outside.bin", 8, 100, 2, 4, 4},
+        {"edge.bin", 8, 49, 0, 6, 1}, {"edge.bin", 8, 49, 2, 6, 3}};
+    for (int i = 0; i < 4; i++) { // a token that isn't used, though read ahead, stops nothing
         char message[1024];
         assert_int_equal(run_in_child(make_mistake, &unharmed[i], message, sizeof message), 0);
     }
