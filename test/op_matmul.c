@@ -11,7 +11,7 @@ struct shape {
 // Awkward sizes; depths beyond every backend's depth block, in each of the three calls; columns beyond a panel.
 static const struct shape shapes[] = {{1, 1, 1},      {1, 5, 3},      {33, 17, 65},   {64, 384, 100}, {257, 129, 770},
                                       {7, 40, 1700},  {1700, 31, 40}, {5, 1700, 65},  {20, 33, 2100}, {20, 2100, 33},
-                                      {96, 64, 64},   {2, 32, 32},    {2600, 3, 5}};
+                                      {96, 64, 64},   {2, 32, 32},    {2600, 3, 5}, {4000, 64, 33}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 static const enum matmul_backend backends[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
@@ -227,6 +227,18 @@ static void test_values(void **state) {
     for_each_backend(3, check_values);
 }
 
+// AUTO is the first backend in the order of the enum that is there, and says what it is.
+static void test_auto(void **state) {
+    struct device dev = {1, NULL};
+    struct matmul_library *chosen = matmul_create(&dev), *first = NULL;
+    for (int b = 0; b < BACKENDS && first == NULL; b++)
+        first = matmul_create_backend(&dev, backends[b]);
+    assert_non_null(chosen);
+    assert_string_equal(matmul_describe(chosen), matmul_describe(first));
+    matmul_destroy(chosen);
+    matmul_destroy(first);
+}
+
 // dweight and dbias add to what is there: a second call doubles dweight, and dbias where it is asked for again.
 static void check_accumulates(struct device *dev, enum matmul_backend backend) {
     const struct shape s = {100, 50, 70};
@@ -250,6 +262,8 @@ static void check_threads(struct device *dev, enum matmul_backend backend) {
     if (!same_bits_for_any_threads(backend))
         return;
     for (int i = 0; i < SHAPES; i++) {
+        if (shapes[i].M * shapes[i].N * shapes[i].K > 10000000) // slow where tiles are emulated
+            continue;
         struct problem p = problem_make(shapes[i], (uint64_t)i + 1);
         struct result first = run(&p, 1, dev);
         for (int threads = 2; threads <= 4; threads++) {
@@ -318,7 +332,7 @@ static void test_naive_by_differences(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_naive_by_differences), cmocka_unit_test(test_values),    cmocka_unit_test(test_accumulates),
-        cmocka_unit_test(test_threads),              cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_threads),              cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_auto),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
