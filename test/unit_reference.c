@@ -98,7 +98,7 @@ static void check_slope(struct reference *r, struct reference_tensor *tensor, co
     if (!(fabs(slope - component) <= 1e-9 * sqrt(gradient_norm) + 1e-12)) {
         print_error("%s: slope %.12g, gradient's component %.12g, gradient's norm %.3g\n", tensor->name, slope,
                     component, sqrt(gradient_norm));
-        fail();
+        _fail(__FILE__, __LINE__);
     }
     memcpy(tensor->value, origin, (size_t)count * sizeof *origin);
     free(direction);
