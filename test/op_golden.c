@@ -11,7 +11,7 @@
 // than those errors by a factor of about sqrt(2): its relative error is that large at the lower end of a binade only.
 // The norm over a tensor varies little from draw to draw, so that few draws tell it. A loss is one number, whose
 // deviation a few draws tell to a quarter: all steps take the largest deviation of the ten.
-#include "gpt.cuh" // before cmocka.h, which makes `fail` a macro
+#include "gpt.cuh" // struct gpt, gpt_micro_step, gpt_update, gpt_evaluate, gpt_decode
 
 #include "test/golden.h"           // golden_open, golden_tensor
 #include "test/reference.h"        // reference_forward, reference_backward, reference_adamw_step
