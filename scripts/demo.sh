@@ -12,7 +12,6 @@ if [ -d "$text" ]; then
 else
     set --
 fi
-rm -f "$data"_train_*.bin "$data"_val_*.bin # shards of another text, if this one makes fewer
 python3 scripts/prepare_data.py "$text" "$@" --max-bytes 40M --out "$data"
 
 echo
@@ -27,6 +26,6 @@ run --plan --plan-picture data/demo_plan.svg
 echo
 echo "== training"
 run
-python3 scripts/plot_loss.py "$out/log.jsonl" "$out/loss.svg"
+python3 scripts/plot_loss.py "$out/log.jsonl" --out "$out/loss.svg"
 echo
 echo "log: $out/log.jsonl   loss curve: $out/loss.svg   memory plan: data/demo_plan.svg"

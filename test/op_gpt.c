@@ -6,6 +6,7 @@
 #include "fit.cuh"
 #include "gpt.cuh"
 #include "sample.cuh"
+#include <malloc.h> // mallinfo2
 #include <omp.h>
 #include <string.h>
 
@@ -402,6 +403,24 @@ static void decoding_equals_forward(const char *shape) {
 static void test_decode_gpt2(void **state) { decoding_equals_forward(GPT2); }
 static void test_decode_llama(void **state) { decoding_equals_forward(LLAMA); }
 
+// From the second step on nothing is allocated: the heap holds what it held.
+static void test_steps_allocate_nothing(void **state) {
+    struct setup s = setup_of(LLAMA, "--recompute-granularity selective");
+    struct outcome o = two_steps(&s);
+    outcome_free(&o);
+    const struct mallinfo2 before = mallinfo2();
+    for (int step = 0; step < 3; step++) {
+        gpt_zero_gradients(s.model);
+        gpt_micro_step(s.model, s.inputs, s.targets, 1);
+        gpt_update(s.model, step + 3, 1e-3, gpt_gradient_norm(s.model));
+        gpt_evaluate(s.model, s.inputs, s.targets);
+    }
+    const struct mallinfo2 after = mallinfo2();
+    assert_int_equal(after.uordblks, before.uordblks);
+    assert_int_equal(after.hblkhd, before.hblkhd);
+    setup_free(&s);
+}
+
 // The model learns: a fixed batch's loss falls by a lot.
 static void test_overfits_a_batch(void **state) {
     struct setup s = setup_of(LLAMA, "");
@@ -448,6 +467,7 @@ int main(void) {
         cmocka_unit_test(test_padding_is_invisible),
         cmocka_unit_test(test_decode_gpt2),
         cmocka_unit_test(test_decode_llama),
+        cmocka_unit_test(test_steps_allocate_nothing),
         cmocka_unit_test(test_overfits_a_batch),
         cmocka_unit_test(test_sampling),
     };
