@@ -18,6 +18,7 @@
 #include "kernels/blocks.cuh"          // block_product, pack_left, pack_right, vec
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
 #include <math.h>                      // logf, INFINITY
+#include <omp.h>                       // omp_get_thread_num, omp_get_num_threads
 
 // STRIPS x D/32 blocks of queries, and of each of their kin, are held at a time; 4 panels share a visit to a sum.
 enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
@@ -31,7 +32,7 @@ struct flash {
     int strips;           // strips of a query tile
     int tiles;            // query tiles along T
     int64_t qkv_stride;   // elements of a token's row
-    char *k, *kt, *v;     // packed keys, their transpose and values, (B, Hkv, panels, steps) blocks each; v^T in forward
+    char *k, *kt, *v;     // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
 };
 
 static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout) {
@@ -57,9 +58,9 @@ static inline size_t flash_packed_bytes(const struct flash *f) {
 static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
-// The packed blocks of panel `panel` of KV head `head`, counted over the batch.
-static inline void *flash_panel(const struct flash *f, const char *packed, int64_t head, int panel) {
-    return block_at(f->amx, packed, (head * f->panels + panel) * f->steps);
+// The packed blocks of panel `panel` of the KV head in `place`.
+static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
+    return block_at(f->amx, packed, (place * f->panels + panel) * f->steps);
 }
 static inline const floatX *flash_head(const struct flash *f, const floatX *qkv, int b, int t, int head) {
     return qkv + ((int64_t)b * f->shape.T + t) * f->qkv_stride + (int64_t)head * f->D;
@@ -177,14 +178,13 @@ static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, i
 
 // One tile of queries of one head against all panels that it may see.
 ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, const floatX *qkv, const struct flash *f, int b,
-                                      int h, int tile) {
+                                      int h, int tile, int64_t place) {
     ALIGN_BLOCK float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], sums[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
     ALIGN_BLOCK float scores[FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_PANELS * BLOCK_ELEMENTS], rescale[BLOCK];
     ALIGN_BLOCK bf16 probabilities[FLASH_PANELS * BLOCK_ELEMENTS];
     struct flash_strip state[FLASH_STRIPS];
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
-    const int64_t kv_head = (int64_t)b * f->Hkv + h / f->group;
     const float scale_log2 = f->shape.scale * 1.4426950409f;
 
     for (int s = 0; s < strips; s++) {
@@ -202,7 +202,7 @@ ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, c
                 continue;
             float *sum = sums + s * steps * BLOCK_ELEMENTS;
             for (int p = 0; p < panels; p++)
-                block_product(amx, scores + p * BLOCK_ELEMENTS, flash_panel(f, f->k, kv_head, panel + p), 1,
+                block_product(amx, scores + p * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel + p), 1,
                               block_at(amx, qt, s * steps), 1, steps, false);
             if (panel + panels - 1 == strip)
                 flash_mask(scores + (panels - 1) * BLOCK_ELEMENTS);
@@ -214,29 +214,46 @@ ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, c
                 flash_rescale(sum, rescale, steps);
             for (int d = 0; d < steps; d++)
                 block_product(amx, sum + d * BLOCK_ELEMENTS,
-                              block_at(amx, flash_panel(f, f->v, kv_head, panel), d), steps, p, 1, panels, panel > 0);
+                              block_at(amx, flash_panel(f, f->v, place, panel), d), steps, p, 1, panels, panel > 0);
         }
     for (int s = 0; s < strips; s++)
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
 }
 
 ALWAYS_INLINE void flash_pack_panel(const bool amx, const struct flash *f, const floatX *qkv, int64_t kv_head, int panel,
-                                    bool backward) {
-    const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv);
+                                    int64_t place, bool backward) {
+    const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), rows = flash_rows(f, panel);
     const floatX *k = flash_head(f, qkv, b, panel * BLOCK, f->H + head);
     const floatX *v = flash_head(f, qkv, b, panel * BLOCK, f->H + f->Hkv + head);
-    void *packed_v = flash_panel(f, f->v, kv_head, panel);
-    pack_left(amx, flash_panel(f, f->k, kv_head, panel), backward ? flash_panel(f, f->kt, kv_head, panel) : NULL, k,
-              f->qkv_stride, flash_rows(f, panel), f->D);
-    pack_left(amx, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, flash_rows(f, panel), f->D);
+    void *packed_k = flash_panel(f, f->k, place, panel), *packed_v = flash_panel(f, f->v, place, panel);
+    void *packed_kt = backward ? flash_panel(f, f->kt, place, panel) : NULL;
+    pack_left(amx, packed_k, packed_kt, k, f->qkv_stride, rows, f->D);
+    pack_left(amx, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, rows, f->D);
 }
-static void flash_pack(const struct flash *f, const floatX *qkv, bool backward) {
-#pragma omp parallel for schedule(static)
+static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head, int panel, int64_t place, bool backward) {
+    if (f->amx)
+        flash_pack_panel(true, f, qkv, kv_head, panel, place, backward);
+    else
+        flash_pack_panel(false, f, qkv, kv_head, panel, place, backward);
+}
+// By all threads of the team: every KV head to the place of its number.
+static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backward) {
+#pragma omp for schedule(static)
     for (int64_t i = 0; i < (int64_t)f->shape.B * f->Hkv * f->panels; i++)
-        if (f->amx)
-            flash_pack_panel(true, f, qkv, i / f->panels, (int)(i % f->panels), backward);
-        else
-            flash_pack_panel(false, f, qkv, i / f->panels, (int)(i % f->panels), backward);
+        flash_pack(f, qkv, i / f->panels, (int)(i % f->panels), i / f->panels, backward);
+}
+// Where there are KV heads enough to keep all threads busy to the end, a thread takes whole ones and packs each in the place
+// of the thread's number, which stays in its cache.
+static inline bool flash_whole_heads(const struct flash *f) {
+    return (int64_t)f->shape.B * f->Hkv >= 4 * (int64_t)omp_get_num_threads();
+}
+
+static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const struct flash *f, int64_t head, int tile,
+                              int64_t place) {
+    if (f->amx)
+        flash_forward_tile(true, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
+    else
+        flash_forward_tile(false, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
 }
 
 // Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4.
@@ -253,20 +270,25 @@ static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T) or
     struct flash f = flash_of(shape, dropout);
     f.k = (char *)workspace;
     f.v = f.k + flash_packed_bytes(&f);
-    flash_pack(&f, qkv, false);
-    const int64_t jobs = (int64_t)shape.B * f.H * f.tiles;
 #pragma omp parallel
     {
         if (f.amx)
             amx_begin();
+        if (flash_whole_heads(&f)) {
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < jobs; i++) { // head by head, so that K and V stay cached; the longest tile of a head first
-            const int64_t head = i / f.tiles;
-            const int b = (int)(head / f.H), h = (int)(head % f.H), tile = f.tiles - 1 - (int)(i % f.tiles);
-            if (f.amx)
-                flash_forward_tile(true, out, lse, qkv, &f, b, h, tile);
-            else
-                flash_forward_tile(false, out, lse, qkv, &f, b, h, tile);
+            for (int64_t kv_head = 0; kv_head < (int64_t)shape.B * f.Hkv; kv_head++) {
+                const int64_t place = omp_get_thread_num(), head = kv_head * f.group;
+                for (int panel = 0; panel < f.panels; panel++)
+                    flash_pack(&f, qkv, kv_head, panel, place, false);
+                for (int i = 0; i < f.group * f.tiles; i++)
+                    flash_forward_job(out, lse, qkv, &f, head + i / f.tiles, i % f.tiles, place);
+            }
+        } else {
+            flash_pack_all(&f, qkv, false);
+            const int64_t jobs = (int64_t)shape.B * f.H * f.tiles;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < jobs; i++) // head by head for the cache; of a head the longest tile first
+                flash_forward_job(out, lse, qkv, &f, i / f.tiles, f.tiles - 1 - (int)(i % f.tiles), i / f.tiles / f.group);
         }
         if (f.amx)
             amx_end();
@@ -382,11 +404,11 @@ ALWAYS_INLINE void flash_gradient(const bool amx, void *p, void *ds_left, void *
 // One panel against all strips of the tile that see it: P^T and dS^T, and from them this panel's dK and dV, (steps) blocks
 // each. `fresh`: nobody has written these sums before.
 ALWAYS_INLINE void flash_backward_panel(const bool amx, float *dk, float *dv, struct flash_gradients *g,
-                                        const struct flash_queries *queries, const struct flash *f, int64_t kv_head,
+                                        const struct flash_queries *queries, const struct flash *f, int64_t place,
                                         int panel, int slot, int first, int strips, bool fresh) {
     ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS];
     const int steps = f->steps, begin = panel > first ? panel - first : 0, depth = strips - begin;
-    const void *k = flash_panel(f, f->k, kv_head, panel), *v = flash_panel(f, f->v, kv_head, panel);
+    const void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
     for (int s = begin; s < strips; s++) {
         block_product(amx, scores, k, 1, block_at(amx, queries->qt, s * steps), 1, steps, false);
         block_product(amx, dp, v, 1, block_at(amx, queries->doutt, s * steps), 1, steps, false);
@@ -409,13 +431,13 @@ ALWAYS_INLINE void flash_backward_panel(const bool amx, float *dk, float *dv, st
 // One tile of queries of one head. Of the sums (panels, steps) the first `written` panels hold something already.
 ALWAYS_INLINE void flash_backward_tile(const bool amx, floatX *dqkv, float *dk, float *dv, int written,
                                        const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                                       const struct flash *f, int b, int h, int tile) {
+                                       const struct flash *f, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;
     struct flash_gradients gradients;
     ALIGN_BLOCK float dqt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
-    const int64_t kv_head = (int64_t)b * f->Hkv + h / f->group, panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
+    const int64_t panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
     flash_load_queries(amx, &queries, f, dout, qkv, out, lse, b, h, first, strips);
 
     for (int panel = 0; panel < first + strips; panel += FLASH_PANELS) {
@@ -424,12 +446,12 @@ ALWAYS_INLINE void flash_backward_tile(const bool amx, floatX *dqkv, float *dk, 
             flash_dropout(gradients.factors + s * FLASH_PANELS * BLOCK_ELEMENTS, f, b, h, first + s, panel, panels);
         for (int p = 0; p < panels; p++)
             flash_backward_panel(amx, dk + (panel + p) * panel_elements, dv + (panel + p) * panel_elements, &gradients,
-                                 &queries, f, kv_head, panel + p, p, first, strips, panel + p >= written);
+                                 &queries, f, place, panel + p, p, first, strips, panel + p >= written);
         for (int s = 0; s < strips; s++) {
             const int seen = first + s + 1 - panel, depth = seen < panels ? seen : panels;
             for (int d = 0; d < steps && depth > 0; d++)
                 block_product(amx, dqt + (s * steps + d) * BLOCK_ELEMENTS,
-                              block_at(amx, flash_panel(f, f->kt, kv_head, panel), d), steps,
+                              block_at(amx, flash_panel(f, f->kt, place, panel), d), steps,
                               block_at(amx, gradients.ds, s * FLASH_PANELS), 1, depth, panel > 0);
         }
     }
@@ -441,7 +463,8 @@ ALWAYS_INLINE void flash_backward_tile(const bool amx, floatX *dqkv, float *dk, 
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f->D);
 }
 
-// dK and dV of one panel: the sums of those segments that reached it, in their order.
+// dK and dV of one panel: `sums` (segments, 2, panels, steps) blocks of its KV head, of those segments that reached it, in
+// their order.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, int64_t kv_head, int panel,
                               int segments) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
@@ -455,7 +478,7 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
     for (int is_v = 0; is_v < 2; is_v++) {
         floatX *rows = dqkv + ((int64_t)b * f->shape.T + panel * BLOCK) * f->qkv_stride +
                        (int64_t)(f->H + is_v * f->Hkv + head) * f->D;
-        const float *sum = sums + (kv_head * segments * 2 + is_v) * matrix + (int64_t)panel * steps * BLOCK_ELEMENTS;
+        const float *sum = sums + is_v * matrix + (int64_t)panel * steps * BLOCK_ELEMENTS;
         const float scale = is_v ? 1.0f : f->shape.scale;
         for (int r = 0; r < flash_rows(f, panel); r++)
             for (int d = 0; d < f->D; d += 8) {
@@ -467,6 +490,22 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
                 for (int i = 0; i < 8; i++)
                     rows[r * f->qkv_stride + d + i] = to_floatX(scale * total[i]);
             }
+    }
+}
+
+// The (query tile, query head) pairs of one segment of a KV head; dK and dV stay in `sums`, (2, panels, steps) blocks.
+static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
+                                const float *lse, const struct flash *f, int64_t kv_head, int segment, int segments,
+                                int64_t place) {
+    const int b = (int)(kv_head / f->Hkv), first_head = (int)(kv_head % f->Hkv) * f->group;
+    const int begin = flash_segment_begin(f, segment, segments), end = flash_segment_begin(f, segment + 1, segments);
+    float *dk = sums, *dv = dk + (int64_t)f->panels * f->steps * BLOCK_ELEMENTS;
+    for (int pair = begin, written = 0; pair < end; pair++, written = flash_reach(f, pair)) {
+        const int tile = pair / f->group, h = first_head + pair % f->group;
+        if (f->amx)
+            flash_backward_tile(true, dqkv, dk, dv, written, dout, qkv, out, lse, f, b, h, tile, place);
+        else
+            flash_backward_tile(false, dqkv, dk, dv, written, dout, qkv, out, lse, f, b, h, tile, place);
     }
 }
 
@@ -492,32 +531,30 @@ static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX 
     f.kt = f.k + flash_packed_bytes(&f);
     f.v = f.kt + flash_packed_bytes(&f);
     float *sums = (float *)(f.v + flash_packed_bytes(&f)); // (B, Hkv, segments, 2, panels, steps) blocks
-    flash_pack(&f, qkv, true);
 #pragma omp parallel
     {
+        const bool whole = segments == 1 && flash_whole_heads(&f);
         if (f.amx)
             amx_begin();
+        if (!whole)
+            flash_pack_all(&f, qkv, true);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t unit = 0; unit < heads * segments; unit++) {
-            const int64_t kv_head = unit / segments;
-            const int segment = (int)(unit % segments), b = (int)(kv_head / f.Hkv), head = (int)(kv_head % f.Hkv);
-            const int begin = flash_segment_begin(&f, segment, segments), end = flash_segment_begin(&f, segment + 1, segments);
-            float *dk = sums + unit * 2 * matrix, *dv = dk + matrix;
-            for (int pair = begin, written = 0; pair < end; pair++, written = flash_reach(&f, pair)) {
-                const int tile = pair / f.group, h = head * f.group + pair % f.group;
-                if (f.amx)
-                    flash_backward_tile(true, dqkv, dk, dv, written, dout, qkv, out, lse, &f, b, h, tile);
-                else
-                    flash_backward_tile(false, dqkv, dk, dv, written, dout, qkv, out, lse, &f, b, h, tile);
-            }
+            const int64_t kv_head = unit / segments, place = whole ? omp_get_thread_num() : kv_head;
+            float *unit_sums = sums + (whole ? place : unit) * 2 * matrix;
+            for (int panel = 0; whole && panel < f.panels; panel++)
+                flash_pack(&f, qkv, kv_head, panel, place, true);
+            flash_backward_unit(dqkv, unit_sums, dout, qkv, out, lse, &f, kv_head, (int)(unit % segments), segments, place);
             for (int panel = 0; segments == 1 && panel < f.panels; panel++) // while the sums are still cached
-                flash_write_panel(dqkv, sums, &f, kv_head, panel, segments);
+                flash_write_panel(dqkv, unit_sums, &f, kv_head, panel, 1);
         }
         if (f.amx)
             amx_end();
+        if (segments > 1) {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < heads * f.panels; i++)
-            if (segments > 1)
-                flash_write_panel(dqkv, sums, &f, i / f.panels, (int)(i % f.panels), segments);
+            for (int64_t i = 0; i < heads * f.panels; i++)
+                flash_write_panel(dqkv, sums + i / f.panels * segments * 2 * matrix, &f, i / f.panels, (int)(i % f.panels),
+                                  segments);
+        }
     }
 }
