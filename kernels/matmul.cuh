@@ -2,8 +2,8 @@
 //
 //   out = in weight^T + bias        din = dout weight        dweight += dout^T in,  dbias += column sums of dout
 //
-// Shapes and names as torch.nn.Linear has them: in (M, K), weight (N, K), out (M, N). Sums are fp32 over the whole depth
-// and are rounded once.
+// Shapes and names as torch.nn.Linear has them: in (M, K), weight (N, K), out (M, N). Sums are fp32 over the whole
+// depth and are rounded once.
 #pragma once
 #include "kernels/device.cuh"      // floatX, struct device
 #include "kernels/matmul_amx.cuh"  // gemm_amx
@@ -45,8 +45,8 @@ static void matmul_set_description(struct matmul_library *library) {
 #ifdef HAVE_ONEDNN
     case MATMUL_ONEDNN: {
         const dnnl_version_t *version = dnnl_version();
-        snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major, version->minor,
-                 version->patch);
+        snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major,
+                 version->minor, version->patch);
         break;
     }
 #endif
@@ -131,7 +131,8 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
 
 // Scratch for any of the three calls below.
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
-    const struct gemm gemms[] = {gemm_forward(NULL, NULL, NULL, NULL, M, N, K), gemm_backward_input(NULL, NULL, NULL, M, N, K),
+    const struct gemm gemms[] = {gemm_forward(NULL, NULL, NULL, NULL, M, N, K),
+                                 gemm_backward_input(NULL, NULL, NULL, M, N, K),
                                  gemm_backward_weight(NULL, NULL, NULL, M, N, K)};
     int64_t most = (int64_t)dbias_workspace_bytes(M, N);
     for (int i = 0; i < 3; i++)

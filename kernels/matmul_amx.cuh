@@ -1,14 +1,14 @@
 // bf16 matrix products on AMX tiles.
 //
-// C is computed in blocks of 32 x 32, four accumulator tiles fed by two tiles of A and two of B for each 32 steps of depth:
-// four loads for four dots, which is what the load ports can deliver from L1 and L2. Three levels above that:
+// C is computed in blocks of 32 x 32, four accumulator tiles fed by two tiles of A and two of B for each 32 steps of
+// depth: four loads for four dots, which is what the load ports can deliver from L1 and L2. Three levels above that:
 //
 //   B   a panel of at most AMX_PANEL_BYTES, packed once, stays in the core's L2 while all rows pass by
-//   A   32 rows x AMX_A_DEPTH, packed, stays in L1 while all columns of the panel pass by; the next one is prefetched to L2
+//   A   32 rows x AMX_A_DEPTH, packed, stays in L1 while all columns of the panel pass by; the next is prefetched to L2
 //   C   an fp32 block, in L1 or L2 between two pieces of depth, is rounded once, when the last piece is in
 //
-// Every operand is packed on the way: a thread packs the columns of B that it owns itself, so there is neither a copy of
-// the weights to keep nor a barrier to wait at. Only an A that is stored by columns (dweight's) is packed as a whole
+// Every operand is packed on the way: a thread packs the columns of B that it owns itself, so there is neither a copy
+// of the weights to keep nor a barrier to wait at. Only an A that is stored by columns (dweight's) is packed as a whole
 // before, by all threads, because its transpose would otherwise be made again for every panel of B.
 //
 // Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
@@ -24,18 +24,19 @@
 #ifdef PRECISION_BF16 // there is no fp32 on tiles
 
 enum {
-    AMX_BLOCK = 32,             // rows and columns of C, and depth, that one step of the inner loop works on
-    AMX_PAIR_BYTES = 2048,      // two tiles: a 32 x 32 block of A or B, packed
-    AMX_C_BYTES = 4096,         // a 32 x 32 block of C
-    AMX_A_DEPTH = 384,          // 24 KB of A, half of L1
-    AMX_PANEL_DEPTH = 1536,     // C goes through memory once for every so many steps
-    AMX_PANEL_BYTES = 5 << 18,  // 1.25 MB of an L2 of 2 MB
-    AMX_SOURCE_AHEAD = 2,       // blocks that packing prefetches ahead
+    AMX_BLOCK = 32,            // rows and columns of C, and depth, that one step of the inner loop works on
+    AMX_PAIR_BYTES = 2048,     // two tiles: a 32 x 32 block of A or B, packed
+    AMX_C_BYTES = 4096,        // a 32 x 32 block of C
+    AMX_A_DEPTH = 384,         // 24 KB of A, half of L1
+    AMX_PANEL_DEPTH = 1536,    // C goes through memory once for every so many steps
+    AMX_PANEL_BYTES = 5 << 18, // 1.25 MB of an L2 of 2 MB
+    AMX_SOURCE_AHEAD = 2,      // blocks that packing prefetches ahead
 };
 
 // ---- packing: 32 x 32 blocks to two tiles ----
 
-// out (16 x 16 words of 32 bits) = in transposed. Rows of `in` are `stride` bytes apart, those of `out` follow each other.
+// out (16 x 16 words of 32 bits) = in transposed. Rows of `in` are `stride` bytes apart, those of `out` follow each
+// other.
 static inline void amx_transpose(void *out, const void *in, size_t stride) {
 #ifdef __AVX512F__
     for (int quad = 0; quad < 4; quad++) { // four columns: a 4 x 4 transpose in each 128-bit lane
@@ -138,8 +139,8 @@ static inline void amx_pack(bf16 *tiles, const struct amx_operand *x, int64_t li
     }
 }
 
-// Packs lines x depth, both multiples of 32 except at the end of x: block (i, k) goes to tiles + i*line_stride + k*1024.
-// Walks along the rows as they are stored, 32 of them at a time. `sums` (by line) is added to.
+// Packs lines x depth, both multiples of 32 except at the end of x: block (i, k) goes to tiles + i*line_stride +
+// k*1024. Walks along the rows as they are stored, 32 of them at a time. `sums` (by line) is added to.
 static void amx_pack_panel(bf16 *tiles, int64_t line_stride, const struct amx_operand *x, int64_t line, int64_t lines,
                            int64_t k0, int64_t depth, bool as_b, float *sums) {
     const int64_t line_blocks = (lines + AMX_BLOCK - 1) / AMX_BLOCK, k_blocks = (depth + AMX_BLOCK - 1) / AMX_BLOCK;
@@ -283,9 +284,9 @@ static inline void amx_add_to_sum(const struct amx_output *o, const float *c, in
 // Sizes in blocks of 32.
 struct amx_plan {
     int64_t rows, cols, depth;
-    int64_t panel_depth; // of a panel of B; depends on the depth alone
-    int64_t panel_cols;  // at most
-    int row_parts, col_parts; // threads along each: their product is at most the number of threads
+    int64_t panel_depth;          // of a panel of B; depends on the depth alone
+    int64_t panel_cols;           // at most
+    int row_parts, col_parts;     // threads along each: their product is at most the number of threads
     int64_t part_rows, part_cols; // of the largest part
 };
 
@@ -343,7 +344,7 @@ struct amx_product {
     struct amx_plan plan;
     struct amx_operand a, b;
     struct amx_output output;
-    bf16 *packed_a;        // all of A, where it is stored by depth: (row block, depth block, two tiles)
+    bf16 *packed_a;         // all of A, where it is stored by depth: (row block, depth block, two tiles)
     float *a_sums, *b_sums; // (rows), (cols) in blocks: sums over the depth, or NULL
     char *thread_memory;
 };
@@ -394,11 +395,12 @@ static inline struct amx_lines amx_c_lines(const float *block, int64_t piece, in
 
 // What to prefetch while block j of `cols` in a row is summed over a piece of depth: its share of the next
 // piece of A, which starts at (row, k) in blocks.
-static inline struct amx_ahead amx_ahead_of(const struct amx_product *x, int64_t row, int64_t k, int64_t steps, int64_t j,
-                                            int64_t cols) {
+static inline struct amx_ahead amx_ahead_of(const struct amx_product *x, int64_t row, int64_t k, int64_t steps,
+                                            int64_t j, int64_t cols) {
     struct amx_ahead ahead;
     memset(&ahead, 0, sizeof ahead);
-    const int64_t first = AMX_BLOCK * j / cols, end = gemm_min(AMX_BLOCK * (j + 1) / cols, x->a.lines - row * AMX_BLOCK);
+    const int64_t first = AMX_BLOCK * j / cols,
+                  end = gemm_min(AMX_BLOCK * (j + 1) / cols, x->a.lines - row * AMX_BLOCK);
     ahead.a_rows = (int)gemm_max(0, end - first);
     if (x->packed_a) { // the same number of lines, one after another
         ahead.a_stride = (size_t)steps * 64;
@@ -456,8 +458,8 @@ static void amx_part(const struct amx_product *x, int thread) {
         const int64_t cols = gemm_min(p->panel_cols, col1 - col);
         for (int64_t k = 0; k < p->depth; k += p->panel_depth) {
             const int64_t depth = gemm_min(p->panel_depth, p->depth - k);
-            amx_pack_panel(panel, depth * 1024, &x->b, col * AMX_BLOCK, cols * AMX_BLOCK, k * AMX_BLOCK, depth * AMX_BLOCK,
-                           true, sums ? sums + col * AMX_BLOCK : NULL);
+            amx_pack_panel(panel, depth * 1024, &x->b, col * AMX_BLOCK, cols * AMX_BLOCK, k * AMX_BLOCK,
+                           depth * AMX_BLOCK, true, sums ? sums + col * AMX_BLOCK : NULL);
             // where C fits into one panel of depth, all rows use the same room for it
             const int64_t row_stride = p->panel_depth < p->depth ? p->panel_cols * AMX_BLOCK * AMX_BLOCK : 0;
             for (int64_t row = row0; row < row1; row++) {
@@ -486,7 +488,8 @@ static void amx_run(const struct amx_product *x, int threads) {
     }
 }
 
-// dweight^T instead of dweight where dout is the wider of the two: the narrow one is to be A, which is packed as a whole.
+// dweight^T instead of dweight where dout is the wider of the two: the narrow one is to be A, which is packed as a
+// whole.
 static inline bool amx_turns(const struct gemm *g) { return g->a_transposed && g->rows > g->cols; }
 
 static size_t amx_workspace_bytes(const struct gemm *g, const struct device *dev) {

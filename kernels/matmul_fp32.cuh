@@ -14,20 +14,26 @@
 
 enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN };
 
-// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way round.
+// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
+// round.
 //
-// oneDNN is called by its BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and 3,
-// and nothing to plan or keep. It measures as fast as the best of oneDNN's primitives or faster. GFLOP/s on one AVX-512
-// core whose FMA rate is 125, 512 tokens, K x N; B is the second operand, "packed" by a reorder at each call:
+// oneDNN is called by its BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and
+// 3, and nothing to plan or keep. None of its primitives is faster by more than a few percent, and its matmul with plain
+// tags is far slower in places. GFLOP/s of one AVX-512 core, 512 tokens, all in turn, best of each; "packed" is a matmul
+// whose second operand is reordered to the format it asks for at each call, "inner" an inner product's backward:
 //
-//              forward                         dX                              dW
-//              sgemm matmul +packed OpenBLAS   sgemm matmul +packed OpenBLAS   sgemm matmul +packed inner OpenBLAS
-//   768x2304     120    114     100      109      97     51     104      103     119     80     110   120      106
-//   3072x768     113    116     101       88      75     48      76       69      81     41      76    81       72
-//   768x50304    115    107      93      105      97     44      91      104     117     66      71   120       71
+//    K x N       forward                         dX                              dW
+//                sgemm matmul packed OpenBLAS    sgemm matmul packed OpenBLAS    sgemm matmul packed inner OpenBLAS
+//    768x2304      120    114    103      114      104     57    108      107      122     84    113   122      117
+//    768x768       121    114    106      113      110     92    113      112      116    108    109   114      119
+//    768x3072      123    116    105      117      104     54    110      109      125     87    115   124      116
+//    3072x768      117    122    107      112      119     63    111      114      124     53    109   123      122
+//    768x50304     122    117    106      118      110     47    101      112      125    114    120   129      122
+//
+// The plain loops reach 70 to 85 there.
 static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transposed, int64_t rows, int64_t cols,
-                  int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
-                  void *workspace, const struct device *dev) {
+                  int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c,
+                  int64_t ldc, void *workspace, const struct device *dev) {
     const int threads = omp_get_max_threads(); // from which the libraries take theirs
     omp_set_num_threads(dev->threads);
     switch (backend) {
@@ -35,7 +41,8 @@ static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transpo
     case MATMUL_ONEDNN:
         if (dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f, a, lda, b, ldb,
                        add ? 1.0f : 0.0f, c, ldc) != dnnl_success)
-            fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols, (long long)depth);
+            fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols,
+                 (long long)depth);
         break;
 #endif
 #ifdef HAVE_OPENBLAS
@@ -53,8 +60,8 @@ static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transpo
 
 #ifdef PRECISION_BF16
 
-// oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no bf16 instructions (24 against 96
-// GFLOP/s by the way below, on the core of the table above), so there is no second way.
+// oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no bf16 instructions (24 against
+// 96 GFLOP/s by the way below, on the core of the table above), so there is no second way.
 //
 // bf16 operands become fp32 in blocks of at most this many rows and columns: three blocks of 4 MB, whatever the shape.
 // Each element is converted once for every 1024 x 2 operations on it.
@@ -101,8 +108,8 @@ static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *w
                 else
                     floats_from_block(b, g->b + k * g->ldb + j, g->ldb, depth, cols, dev);
                 float *target = g->sum ? g->sum + i * g->cols + j : c;
-                sgemm(backend, g->a_transposed, g->b_transposed, rows, cols, depth, a, g->a_transposed ? rows : depth, b,
-                      g->b_transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
+                sgemm(backend, g->a_transposed, g->b_transposed, rows, cols, depth, a, g->a_transposed ? rows : depth,
+                      b, g->b_transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
             }
             if (g->out)
                 block_from_floats(g->out + i * g->cols + j, c, g->bias ? g->bias + j : NULL, g->cols, rows, cols, dev);

@@ -16,8 +16,8 @@ struct gemm {
 };
 
 // out = in weight^T + bias
-static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias, int64_t M,
-                                       int N, int K) {
+static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
+                                       int64_t M, int N, int K) {
     const struct gemm gemm = {M, N, K, in, K, false, weight, K, true, out, bias, NULL};
     return gemm;
 }

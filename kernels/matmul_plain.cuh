@@ -1,8 +1,8 @@
 // fp32 matrix product in plain C: what remains where no library is installed.
 //
 // The scheme is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008): B is packed
-// into strips of PLAIN_COLS columns that stay in L1, A into strips of PLAIN_ROWS rows that stay in L2, and a tile of C is
-// held in registers for PLAIN_DEPTH steps. Vectors are GNU C's, so that a compiler for any CPU finds its own.
+// into strips of PLAIN_COLS columns that stay in L1, A into strips of PLAIN_ROWS rows that stay in L2, and a tile of C
+// is held in registers for PLAIN_DEPTH steps. Vectors are GNU C's, so that a compiler for any CPU finds its own.
 #pragma once
 #include "kernels/device.cuh"      // struct device
 #include "kernels/matmul_gemm.cuh" // gemm_min
@@ -75,7 +75,8 @@ static void plain_block(float *c, int64_t ldc, int64_t rows, int64_t cols, const
                        depth, add);
 }
 
-// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way round.
+// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
+// round.
 static void sgemm_plain(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth, const float *a,
                         int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc, void *workspace,
                         const struct device *dev) {

@@ -9,9 +9,9 @@ struct shape {
     int N, K;
 };
 // Awkward sizes; depths beyond every backend's depth block, in each of the three calls; columns beyond a panel.
-static const struct shape shapes[] = {{1, 1, 1},      {1, 5, 3},      {33, 17, 65},   {64, 384, 100}, {257, 129, 770},
-                                      {7, 40, 1700},  {1700, 31, 40}, {5, 1700, 65},  {20, 33, 2100}, {20, 2100, 33},
-                                      {96, 64, 64},   {2, 32, 32},    {2600, 3, 5}, {4000, 64, 33}};
+static const struct shape shapes[] = {{1, 1, 1},     {1, 5, 3},      {33, 17, 65},  {64, 384, 100}, {257, 129, 770},
+                                      {7, 40, 1700}, {1700, 31, 40}, {5, 1700, 65}, {20, 33, 2100}, {20, 2100, 33},
+                                      {96, 64, 64},  {2, 32, 32},    {2600, 3, 5},  {4000, 64, 33}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 static const enum matmul_backend backends[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
@@ -22,8 +22,8 @@ static bool same_bits_for_any_threads(enum matmul_backend backend) {
 }
 
 // A sum of K products of random signs has a standard deviation of s sqrt(K); its K roundings, each at most 2^-24 of a
-// partial sum of s sqrt(k), add up to at most s K 2^-24 / sqrt(2): relative to the result, sqrt(K) 2^-24. Two more are for
-// the product and for what the sum is added to; then one rounding to the output.
+// partial sum of s sqrt(k), add up to at most s K 2^-24 / sqrt(2): relative to the result, sqrt(K) 2^-24. Two more are
+// for the product and for what the sum is added to; then one rounding to the output.
 static double tolerance(int64_t depth, double output_rounding) {
     return (sqrt((double)depth) + 2) * 0x1p-24 + output_rounding;
 }
@@ -62,8 +62,8 @@ static floatX *random_input(double **exact, int64_t n, uint64_t *state) {
 // ---- the naive reference ----
 
 struct naive {
-    double *in, *weight, *bias, *dout;      // given
-    double *out, *din, *dweight, *dbias;    // computed
+    double *in, *weight, *bias, *dout;   // given
+    double *out, *din, *dweight, *dbias; // computed
 };
 
 static void naive_forward(double *out, const struct naive *x, struct shape s) {
@@ -331,8 +331,12 @@ static void test_naive_by_differences(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_naive_by_differences), cmocka_unit_test(test_values),    cmocka_unit_test(test_accumulates),
-        cmocka_unit_test(test_threads),              cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_naive_by_differences),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_accumulates),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_auto),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
