@@ -107,8 +107,8 @@ static const struct preset presets[] = {
     {"qwen2.5-7b", {PRESET_QWEN2, "num-layers=28", "hidden-size=3584", "num-attention-heads=28", "num-query-groups=4",
                     "ffn-hidden-size=18944", "vocab-size=152064", "untie-embeddings-and-output-weights=true"}},
     // make demo: 256 bytes and the end of a text
-    {"demo", {PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=256", "num-layers=6", "hidden-size=192",
-              "num-attention-heads=6", "num-query-groups=2", "ffn-hidden-size=512"}},
+    {"demo", {PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=128", "num-layers=4", "hidden-size=128",
+              "num-attention-heads=4", "num-query-groups=2", "ffn-hidden-size=384"}},
 };
 #define PRESET_NAMES                                                                                              \
     "none|gpt2-124m|gpt2-350m|gpt2-774m|gpt2-1558m|llama3.2-1b|llama3-8b|qwen2.5-0.5b|qwen2.5-1.5b|qwen2.5-7b|" \

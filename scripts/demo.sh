@@ -18,8 +18,8 @@ echo
 echo "== the memory plan"
 run() {
     build/train_gpt --preset demo --train-data "${data}_train_*.bin" --val-data "${data}_val_*.bin" --out "$out" \
-        --micro-batch-size 16 --train-steps 450 --lr 4e-3 --lr-warmup-steps 30 --min-lr 2e-4 --val-every 150 --val-steps 16 \
-        --sample-every 450 --sample-count 2 --sample-tokens 256 --temperature 0.8 "$@"
+        --micro-batch-size 8 --train-steps 2600 --lr 5e-3 --lr-warmup-steps 40 --min-lr 1e-4 --val-every 650 --val-steps 64 \
+        --sample-every 2600 --sample-count 3 --temperature 0.8 --log-every 100 "$@"
 }
 run --plan --plan-picture data/demo_plan.svg
 
