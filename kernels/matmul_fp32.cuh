@@ -19,9 +19,9 @@ enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, M
 //
 // oneDNN is called by its BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and
 // 3, and nothing to plan or keep. None of its primitives is faster by more than a few percent, and its matmul with
-// plain tags is far slower in places. GFLOP/s of one AVX-512 core whose FMA rate is 152, 512 tokens, all in turn, best of
-// each; "packed" is a matmul whose second operand is reordered to the format it asks for at each call, "inner" an inner
-// product's backward:
+// plain tags is far slower in places. GFLOP/s of one AVX-512 core whose FMA rate is 152, 512 tokens, all in turn, best
+// of each; "packed" is a matmul whose second operand is reordered to the format it asks for at each call, "inner" an
+// inner product's backward:
 //
 //    K x N       forward                         dX                              dW
 //                sgemm matmul packed OpenBLAS    sgemm matmul packed OpenBLAS    sgemm matmul packed inner OpenBLAS
