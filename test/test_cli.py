@@ -1,11 +1,9 @@
 """The program as its users meet it: options, messages, files, whole small runs. Python's standard library alone."""
-import glob
 import json
 import os
 import resource
 import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 
@@ -164,7 +162,7 @@ class Memory(Case):
     plan = Attention.plan
 
     def test_a_large_plan_on_a_small_machine(self):
-        """llama3-8b is planned within a third of a gigabyte of address space beyond the libraries'."""
+        """llama3-8b takes 200 GiB; planning it takes less than 0.3."""
         result = run("--plan", "--preset", "llama3-8b")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("parameters", result.stdout)
@@ -214,6 +212,7 @@ class Memory(Case):
         self.refused("--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", "1GiB",
                      words=["--memory-budget", "full recomputation"])
 
+    @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers reserve address space of their own")
     def test_too_large_for_the_machine(self):
         limit = 3 << 30
         large = ["--num-layers", 24, "--hidden-size", 256, "--num-attention-heads", 4, "--seq-length", 1024, "--micro-batch-size",
