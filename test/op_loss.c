@@ -1,9 +1,9 @@
 // kernels/loss.cuh against the formula in double, its gradient by finite differences, and logits that are huge or broken.
 //
 // Tolerances. The loss is an fp32 sum of exponentials of one unit's error each, its logarithm, and a difference of numbers
-// of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: exp(x - max) has two roundings of a
-// difference of up to 16 before the exponential: 16 * 2^-24 = 1e-6, and as much again for the rest: 2e-6. In bf16: one
-// rounding, and a tenth.
+// of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: x - shift is rounded once before the
+// exponential, where |x - shift| <= 34 for all that counts: 34 * 2^-24 = 2e-6 relative, random over the row, and the rest is
+// smaller: 2e-6. In bf16: one rounding, and a tenth.
 #include "kernels/loss.cuh"
 #include "test/testing.h"
 
@@ -27,7 +27,7 @@ struct problem {
     float *losses;
 };
 // The padded columns hold what would spoil every sum that reads them.
-static struct problem problem_create(int N, int V, int Vp, double scale, double shift) {
+static struct problem problem_create(int N, int V, int Vp, double scale, double shift, double slope) {
     struct problem p;
     uint64_t random = (uint64_t)(V + N);
     p.N = N;
@@ -40,7 +40,7 @@ static struct problem problem_create(int N, int V, int Vp, double scale, double 
         p.targets[n] = n == 0 ? V - 1 : n == 1 ? 0 : (int32_t)(test_random(&random) % (uint64_t)V);
         for (int i = 0; i < Vp; i++) {
             const int64_t at = (int64_t)n * Vp + i;
-            p.logits[at] = i < V ? to_floatX((float)(p.exact[at] + shift)) : to_floatX(i % 2 ? NAN : 1e30f);
+            p.logits[at] = i < V ? to_floatX((float)(p.exact[at] + shift + slope * i)) : to_floatX(i % 2 ? NAN : 1e30f);
             p.exact[at] = to_float(p.logits[at]);
         }
     }
@@ -52,8 +52,8 @@ static void problem_free(struct problem p) {
         free(all[i]);
 }
 
-static void check(int N, int V, int Vp, double scale, double shift) {
-    struct problem p = problem_create(N, V, Vp, scale, shift);
+static void check(int N, int V, int Vp, double scale, double shift, double slope) {
+    struct problem p = problem_create(N, V, Vp, scale, shift, slope);
     const float dloss = 0.37f;
     floatX *before = (floatX *)test_alloc((size_t)N * Vp * sizeof *before);
     memcpy(before, p.logits, (size_t)N * Vp * sizeof *before);
@@ -90,15 +90,22 @@ static void sizes(void **state) {
     const int shapes[][3] = {{1, 1, 1},    {2, 2, 128},      {3, 17, 17},       {5, 100, 128},
                              {2, 1023, 1024}, {3, 1025, 1152}, {2, 4096, 4096}, {3, 50257, 50304}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        check(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0);
+        check(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0, 0);
 }
 
 // Logits of 1e4 and -1e4: the loss is a difference of numbers near each other.
 static void huge_logits(void **state) {
     const double scale = sizeof(floatX) == 2 ? 64 : 4; // bf16's spacing at 1e4 is 64
-    check(4, 300, 384, scale, 1e4);
-    check(4, 2100, 2176, scale, -1e4);
-    check(4, 300, 384, 1e4, 0);
+    check(4, 300, 384, scale, 1e4, 0);
+    check(4, 2100, 2176, scale, -1e4, 0);
+    check(4, 300, 384, 1e4, 0, 0);
+}
+
+// Logits that grow or fall along the row, so that the shift of the running sum must move: now and then, often, at each block.
+static void growing_logits(void **state) {
+    const double per_thousand[] = {12, 25, 40, 300, 1e5, -12, -300};
+    for (size_t i = 0; i < sizeof per_thousand / sizeof *per_thousand; i++)
+        check(3, 7000, 7040, 4, 0, per_thousand[i] / 1000);
 }
 
 // The reference gradient by central differences of the reference loss: 1e-10 for truncation and rounding at h = 1e-5.
@@ -134,7 +141,7 @@ static void broken_logits(void **state) {
     for (int k = 0; k < 2; k++)
         for (int at = 0; at < 6; at++)
             for (int target = 0; target < 2; target++) {
-                struct problem p = problem_create(2, V, VP, 8, 0);
+                struct problem p = problem_create(2, V, VP, 8, 0, 0);
                 p.logits[places[at]] = to_floatX(broken[k]);
                 p.targets[0] = target ? places[at] : 77;
                 cross_entropy(p.losses, p.logits, p.targets, 1, 2, V, VP, true, &device);
@@ -144,7 +151,7 @@ static void broken_logits(void **state) {
                 problem_free(p);
             }
     // -infinity is the logit of a probability of 0: allowed, unless it is the target's.
-    struct problem p = problem_create(2, V, VP, 8, 0);
+    struct problem p = problem_create(2, V, VP, 8, 0, 0);
     for (int i = 0; i < 1500; i++)
         p.logits[i] = p.logits[VP + i] = to_floatX(-INFINITY);
     p.targets[0] = 1600;
@@ -158,6 +165,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes),
         cmocka_unit_test(huge_logits),
+        cmocka_unit_test(growing_logits),
         cmocka_unit_test(gradient_by_finite_differences),
         cmocka_unit_test(broken_logits),
     };

@@ -45,6 +45,20 @@ static void row_equals_elements(void **state) {
         }
 }
 
+// Dropped below p, kept from p on: p at an element's own number and at the next float, which may lie between two numbers.
+static void threshold(void **state) {
+    for (uint64_t element = 0; element < 1000; element++) {
+        const struct philox_words four = philox4x32((uint32_t)(element / 4), 0, 5, 6 << 8 | DROPOUT_ATTENTION, 77, 0);
+        const float u = uniform_from_word(four.word[element % 4]);
+        for (int above = 0; above < 2; above++) {
+            const struct dropout d = mask(above ? nextafterf(u, 1) : u, 77, 5, 6, DROPOUT_ATTENTION);
+            float scale;
+            dropout_scales(&scale, d, element, 1);
+            assert_true((scale == 0) == above && (dropout_scale(d, element) == 0) == above);
+        }
+    }
+}
+
 static void limits_of_p(void **state) {
     float row[100];
     dropout_scales(row, mask(0, 1, 2, 3, DROPOUT_EMBEDDING), 0, 100);
@@ -165,6 +179,7 @@ static void normal_formula(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(known_answers),  cmocka_unit_test(row_equals_elements), cmocka_unit_test(limits_of_p),
+        cmocka_unit_test(threshold),
         cmocka_unit_test(masks_differ),   cmocka_unit_test(statistics_of_masks), cmocka_unit_test(uniform_numbers),
         cmocka_unit_test(normal_numbers), cmocka_unit_test(normal_parts),        cmocka_unit_test(normal_formula),
     };
