@@ -44,7 +44,6 @@ static inline void amx_dot(int c, int a, int b) {
 #elif defined(__x86_64__) && defined(__linux__)
 
 #include <cpuid.h>       // __cpuid_count
-#include <immintrin.h>   // _tile_*
 #include <sys/syscall.h> // SYS_arch_prctl
 #include <unistd.h>      // syscall
 
@@ -71,10 +70,17 @@ static inline void amx_begin(void) {
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 static inline void amx_end(void) { __asm__ volatile("tilerelease"); }
-#define amx_load(tile, base, stride_bytes) _tile_loadd(tile, base, stride_bytes)
-#define amx_store(tile, base, stride_bytes) _tile_stored(tile, base, stride_bytes)
-#define amx_zero(tile) _tile_zero(tile)
-#define amx_dot(c, a, b) _tile_dpbf16ps(c, a, b)
+// Not gcc's intrinsics: their loads don't say that they read memory, so that a store that comes before one may be moved
+// behind it.
+#define AMX_TILE(tile) "%%tmm" #tile
+#define amx_load(tile, base, stride_bytes)                                                                              \
+    __asm__ volatile("tileloadd (%0,%1,1), " AMX_TILE(tile)::"r"((const void *)(base)), "r"((long)(stride_bytes))       \
+                     : "memory")
+#define amx_store(tile, base, stride_bytes)                                                                             \
+    __asm__ volatile("tilestored " AMX_TILE(tile) ", (%0,%1,1)" ::"r"((void *)(base)), "r"((long)(stride_bytes))        \
+                     : "memory")
+#define amx_zero(tile) __asm__ volatile("tilezero " AMX_TILE(tile)::)
+#define amx_dot(c, a, b) __asm__ volatile("tdpbf16ps " AMX_TILE(b) ", " AMX_TILE(a) ", " AMX_TILE(c)::)
 
 #else
 

@@ -194,7 +194,6 @@ static inline void amx_prefetch_step(struct amx_ahead *x) {
 __attribute__((noinline)) static void amx_block(float *c, const bf16 *a, const bf16 *b, int steps, bool first,
                                                 struct amx_ahead ahead) {
     enum { ROW_BYTES = AMX_BLOCK * sizeof(float), TILE = 512 };
-    __asm__ volatile("" ::: "memory"); // the tile loads do not tell the compiler that they read memory
     if (first) {
         amx_zero(0);
         amx_zero(1);
