@@ -10,7 +10,7 @@ static void check(struct schedule s, int64_t step, double expected) {
     const double lr = schedule_lr(&s, step);
     if (!(fabs(lr - expected) < 1e-12)) {
         print_error("step %lld: %.17g, expected %.17g\n", (long long)step, lr, expected);
-        fail();
+        _fail(__FILE__, __LINE__);
     }
 }
 
