@@ -47,11 +47,19 @@ struct flash_arguments {
     bf16 *dqkv;       // (B, T, (H + 2 Hkv) D)
     float2 *rows;     // (B, H, T): lse log2(e), delta
     int T, H, Hkv;
+    int qkv_stride, out_stride; // elements from token to token
+    uint32_t group_magic;       // h / (H / Hkv) = h group_magic >> 31, so that a head's addresses stay in uniform registers
     float scale;
     struct dropout dropout;
 };
 
 static const float LOG2E = 1.44269504088896f;
+
+// threadIdx.x. What a thread makes of it for a tile is cheap, but kept from tile to tile it takes the registers that
+// accumulators need: the forward kernels spill 80 to 120 bytes where it is not hidden, at D = 64 where it is hidden everywhere.
+template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
+    return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
+}
 
 // --- Tiles: rows of D bf16 in shared memory -----------------------------------------------------------------------
 
@@ -76,12 +84,12 @@ template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row
 // The block at (0, 0) with its four 8 x 8 matrices in the order down, then right: a left operand, or, transposed by
 // ldmatrix, two right operands of 16 x 8 side by side.
 template <int D> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = thread_index<(D > 64)>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
 }
 // In the order right, then down: rows 0-7 and 8-15 as two right operands that are used transposed.
 template <int D> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
-    const int lane = (int)threadIdx.x % 32;
+    const int lane = thread_index<(D > 64)>() % 32;
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
@@ -91,8 +99,10 @@ template <int D, int ROWS, int THREADS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const bf16 *matrix, int row_stride, int first, int T) {
     constexpr int GROUP = tile_layout<D>::GROUP, ROWS_AT_ONCE = THREADS / GROUP;
     static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0, "every thread copies the same number of pieces");
-    const int row = (int)threadIdx.x / GROUP, piece = (int)threadIdx.x % GROUP;
-    const bf16 *from = matrix + (int64_t)(first + row) * row_stride + piece * 8; // past T it is not followed
+    const int thread = thread_index<true>(), row = thread / GROUP, piece = thread % GROUP;
+    // The block's part of the address and the thread's are kept apart: the thread's takes one register. Past T it is not
+    // followed.
+    const bf16 *from = matrix + (int64_t)first * row_stride + (uint32_t)(row * row_stride + piece * 8);
     const uint32_t to = tile + tile_offset<D>(row, piece);
 #pragma unroll
     for (int i = 0; i < ROWS; i += ROWS_AT_ONCE)
@@ -286,7 +296,7 @@ template <int HEAD_DIM, bool WITH_DROPOUT> struct forward_plan {
     static constexpr bool DROPOUT = WITH_DROPOUT;
     static constexpr int M = D == 256 ? 1 : 2;                                       // 16-row blocks of a warp
     static constexpr int QUERIES = 16 * M * WARPS;                                   // of a block
-    static constexpr int KEYS = D == 64 ? 128 : 64;  // of a tile
+    static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT ? 2 : 1); // of a tile
     static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * 2 * D;
 };
 
@@ -331,7 +341,8 @@ DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct
 
 template <class plan>
 DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first_row, int first_column) {
-    const int row = first_row - first_column + lane_row() - lane_column(); // as seen from the column
+    const int lane = thread_index<(plan::D > 64)>() % 32;
+    const int row = first_row - first_column + lane / 4 - lane % 4 * 2; // as seen from the column
 #pragma unroll
     for (int m = 0; m < plan::M; m++)
 #pragma unroll
@@ -354,23 +365,20 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// Where the parts of one (batch, query head) lie.
+// Where the parts of one (batch, query head) lie: the head's first query, its group's first key and value.
 struct head_views {
     const bf16 *q, *k, *v;
-    int qkv_stride, out_stride;     // from token to token
-    int64_t qkv_offset, out_offset; // of this head's first query
+    int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
 };
 template <int D> DEVICE_FUNCTION struct head_views view_head(const struct flash_arguments &a, int b, int h) {
     struct head_views view;
     const int64_t token = (int64_t)b * a.T;
-    const int group = h / (a.H / a.Hkv);
-    view.qkv_stride = (a.H + 2 * a.Hkv) * D;
-    view.out_stride = a.H * D;
-    view.qkv_offset = token * view.qkv_stride + h * D;
-    view.out_offset = token * view.out_stride + h * D;
+    const int group = (int)((uint64_t)(uint32_t)h * a.group_magic >> 31);
+    view.qkv_offset = token * a.qkv_stride + h * D;
+    view.out_offset = token * a.out_stride + h * D;
     view.q = a.qkv + view.qkv_offset;
-    view.k = a.qkv + token * view.qkv_stride + (a.H + group) * D;
-    view.v = view.k + (int64_t)a.Hkv * D;
+    view.k = a.qkv + token * a.qkv_stride + (a.H + group) * D;
+    view.v = view.k + a.Hkv * D;
     return view;
 }
 
@@ -381,13 +389,13 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struc
                                   const struct head_views &view, int64_t head, int first_row, int tile, uint32_t queries,
                                   uint32_t keys, uint32_t values) {
     constexpr int D = plan::D, M = plan::M, KEYS = plan::KEYS;
-    const int warp_row = 16 * M * ((int)threadIdx.x / 32);
+    const int warp_row = 16 * M * (thread_index<(D > 64)>() / 32);
     float s[M][KEYS / 8][4];
     struct dropout_bits<M, KEYS> kept;
     const bool visible = !MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1; // to this warp
     cp_async_wait<0>();
     __syncthreads();
-    load_tile<D, KEYS, plan::THREADS>(values, view.v, view.qkv_stride, tile * KEYS, a.T);
+    load_tile<D, KEYS, plan::THREADS>(values, view.v, a.qkv_stride, tile * KEYS, a.T);
     cp_async_commit();
     if (visible) {
         if (plan::DROPOUT)
@@ -398,8 +406,8 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struc
         struct left_rows<D, M, false> q;
         q.open(queries, warp_row);
         clear<M, KEYS / 8>(s);
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
+#pragma unroll 1
+        for (int k = 0; k < D / 16; k++) { // unrolled, ptxas loads so many operands ahead that it spills
             struct word_x4 left[M];
             q.at(left, k);
             multiply_transposed<D, M, KEYS / 8>(s, left, origin_right<D>(keys), 0, k);
@@ -410,7 +418,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struc
     cp_async_wait<0>();
     __syncthreads();
     if (tile > 0)
-        load_tile<D, KEYS, plan::THREADS>(keys, view.k, view.qkv_stride, (tile - 1) * KEYS, a.T);
+        load_tile<D, KEYS, plan::THREADS>(keys, view.k, a.qkv_stride, (tile - 1) * KEYS, a.T);
     cp_async_commit();
     if (visible) {
         forward_softmax<plan>(s, state, a.scale * LOG2E);
@@ -448,7 +456,7 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const str
             }
         }
     // This warp alone has read its rows of Q, and will not again.
-    store_rows<plan::D, 16 * plan::M, plan::D>(a.out + view.out_offset, view.out_stride, first_row + warp_row, a.T, queries,
+    store_rows<plan::D, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a.T, queries,
                                                warp_row, 0, state.o);
 }
 
@@ -473,8 +481,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
             state.sum[m][half] = 0;
         }
     int tile = (end - 1) / KEYS;
-    load_tile<D, QUERIES, plan::THREADS>(queries, view.q, view.qkv_stride, first_row, a.T);
-    load_tile<D, KEYS, plan::THREADS>(keys, view.k, view.qkv_stride, tile * KEYS, a.T);
+    load_tile<D, QUERIES, plan::THREADS>(queries, view.q, a.qkv_stride, first_row, a.T);
+    load_tile<D, KEYS, plan::THREADS>(keys, view.k, a.qkv_stride, tile * KEYS, a.T);
     cp_async_commit();
     for (; (tile + 1) * KEYS - 1 > first_row && tile >= 0; tile--)
         forward_tile<true, plan>(state, a, view, head, first_row, tile, queries, keys, values);
@@ -539,7 +547,7 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
             if (row < a.T)
 #pragma unroll
                 for (int piece = t; piece < plan::D / 8; piece += 4) {
-                    const int64_t at = view.out_offset + (int64_t)row * view.out_stride + piece * 8;
+                    const int64_t at = view.out_offset + (int64_t)row * a.out_stride + piece * 8;
                     const uint4 out = *(const uint4 *)(a.out + at), dout = *(const uint4 *)(a.dout + at);
                     const uint32_t x[4] = {out.x, out.y, out.z, out.w}, y[4] = {dout.x, dout.y, dout.z, dout.w};
 #pragma unroll
@@ -622,8 +630,8 @@ DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &stat
         cp_async_wait<0>();
     __syncthreads(); // this tile is there, and what lies where the next one goes has been read
     if (next < tiles) {
-        load_tile<D, KEYS, THREADS>(next_stage, view.k, view.qkv_stride, next * KEYS, a.T);
-        load_tile<D, KEYS, THREADS>(next_stage + plan::TILE_BYTES, view.v, view.qkv_stride, next * KEYS, a.T);
+        load_tile<D, KEYS, THREADS>(next_stage, view.k, a.qkv_stride, next * KEYS, a.T);
+        load_tile<D, KEYS, THREADS>(next_stage + plan::TILE_BYTES, view.v, a.qkv_stride, next * KEYS, a.T);
     }
     cp_async_commit();
     if (plan::STAGES == 1) {
@@ -644,8 +652,8 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     const struct head_views view = view_head<D>(a, b, h);
     const uint32_t shared = shared_memory(), stages = shared + plan::STAGES_AT;
 
-    load_tile<D, QUERIES, THREADS>(shared, view.q, view.qkv_stride, first_row, a.T);
-    load_tile<D, QUERIES, THREADS>(shared + plan::ROWS_BYTES, a.dout + view.out_offset, view.out_stride, first_row, a.T);
+    load_tile<D, QUERIES, THREADS>(shared, view.q, a.qkv_stride, first_row, a.T);
+    load_tile<D, QUERIES, THREADS>(shared + plan::ROWS_BYTES, a.dout + view.out_offset, a.out_stride, first_row, a.T);
     cp_async_commit();
     struct backward_query_state<plan> state;
     clear<plan::M, D / 8>(state.dq);
@@ -657,8 +665,8 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     const int end = first_row + QUERIES < a.T ? first_row + QUERIES : a.T, tiles = (end + KEYS - 1) / KEYS;
     if (plan::STAGES > 1) {
         __syncthreads(); // Q and dO have been read
-        load_tile<D, KEYS, THREADS>(stages, view.k, view.qkv_stride, 0, a.T);
-        load_tile<D, KEYS, THREADS>(stages + plan::TILE_BYTES, view.v, view.qkv_stride, 0, a.T);
+        load_tile<D, KEYS, THREADS>(stages, view.k, a.qkv_stride, 0, a.T);
+        load_tile<D, KEYS, THREADS>(stages + plan::TILE_BYTES, view.v, a.qkv_stride, 0, a.T);
         cp_async_commit();
     }
 
@@ -670,7 +678,7 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
     __syncthreads();
     scale_all<plan::M, D / 8>(state.dq, a.scale);
-    store_rows<D, 16 * plan::M, D>(a.dqkv + view.qkv_offset, view.qkv_stride, first_row + warp_row, a.T, shared, warp_row, 0,
+    store_rows<D, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a.T, shared, warp_row, 0,
                                    state.dq);
 }
 
@@ -717,8 +725,8 @@ DEVICE_FUNCTION void load_queries(const struct flash_arguments &a, const struct 
     constexpr int D = plan::D, QUERIES = plan::QUERIES;
     const int h = steps.first_head + step / steps.tiles, first = (steps.first_tile + step % steps.tiles) * QUERIES;
     const struct head_views view = view_head<D>(a, steps.b, h);
-    load_tile<D, QUERIES, plan::THREADS>(stage, view.q, view.qkv_stride, first, a.T);
-    load_tile<D, QUERIES, plan::THREADS>(stage + plan::TILE_BYTES, a.dout + view.out_offset, view.out_stride, first, a.T);
+    load_tile<D, QUERIES, plan::THREADS>(stage, view.q, a.qkv_stride, first, a.T);
+    load_tile<D, QUERIES, plan::THREADS>(stage + plan::TILE_BYTES, a.dout + view.out_offset, a.out_stride, first, a.T);
     const int row = first + (int)threadIdx.x;
     if ((int)threadIdx.x < QUERIES)
         cp_async_8(stage + 2 * plan::TILE_BYTES + 8 * threadIdx.x,
@@ -822,8 +830,8 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     const struct query_steps steps = {b, group * heads, first_key / plan::QUERIES,
                                       (a.T + plan::QUERIES - 1) / plan::QUERIES - first_key / plan::QUERIES};
 
-    load_tile<D, KEYS, plan::THREADS>(shared, view.k, view.qkv_stride, first_key, a.T);
-    load_tile<D, KEYS, plan::THREADS>(shared + plan::KEYS_BYTES, view.v, view.qkv_stride, first_key, a.T);
+    load_tile<D, KEYS, plan::THREADS>(shared, view.k, a.qkv_stride, first_key, a.T);
+    load_tile<D, KEYS, plan::THREADS>(shared + plan::KEYS_BYTES, view.v, a.qkv_stride, first_key, a.T);
     cp_async_commit();
     struct backward_key_state<plan> state;
     clear<plan::M, plan::COLUMNS / 8>(state.dk);
@@ -843,9 +851,9 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     __syncthreads();
     scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
     bf16 *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
-    store_rows<D, 16 * plan::M, plan::COLUMNS>(dk, view.qkv_stride, first_key + warp_key, a.T, shared, warp_key, warp_column,
+    store_rows<D, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a.T, shared, warp_key, warp_column,
                                                state.dk);
-    store_rows<D, 16 * plan::M, plan::COLUMNS>(dv, view.qkv_stride, first_key + warp_key, a.T, shared + plan::KEYS_BYTES,
+    store_rows<D, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, first_key + warp_key, a.T, shared + plan::KEYS_BYTES,
                                                warp_key, warp_column, state.dv);
 }
 
@@ -900,6 +908,9 @@ static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *
     a.T = shape.T;
     a.H = shape.num_heads;
     a.Hkv = shape.num_query_groups;
+    a.qkv_stride = (a.H + 2 * a.Hkv) * shape.head_dim;
+    a.out_stride = a.H * shape.head_dim;
+    a.group_magic = ((1u << 31) - 1) / (uint32_t)(a.H / a.Hkv) + 1;
     a.scale = shape.scale;
     a.dropout = dropout;
     return a;

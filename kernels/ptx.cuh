@@ -24,6 +24,15 @@ struct word_x4 {
     uint32_t x[4];
 };
 
+// x; the compiler can't know that it is the same value as last time, and so makes again what depends on it instead of
+// keeping that in registers.
+PTX_FUNCTION int hide_value(int x) {
+#if defined(__CUDACC__)
+    asm volatile("" : "+r"(x));
+#endif
+    return x;
+}
+
 // The block's dynamic shared memory, aligned for any swizzle of up to 1024 bytes.
 PTX_FUNCTION uint32_t shared_memory(void) {
 #if defined(__CUDACC__)
