@@ -1,7 +1,8 @@
-// The MLP's activations: GELU in its tanh form (Hendrycks and Gimpel 2016; GPT-2's "gelu_new") and SwiGLU (Shazeer 2020).
+// The MLP's activations: GELU in its tanh form (Hendrycks and Gimpel 2016; GPT-2's "gelu_new") and SwiGLU (Shazeer
+// 2020).
 //
-// Both are x times a logistic function: 0.5 (1 + tanh(u)) = sigma(2u), which needs one exponential and, unlike 1 + tanh,
-// loses nothing to cancellation where x is negative.
+// Both are x times a logistic function: 0.5 (1 + tanh(u)) = sigma(2u), which needs one exponential and, unlike 1 +
+// tanh, loses nothing to cancellation where x is negative.
 #pragma once
 #include "kernels/device.cuh"      // floatX
 #include "kernels/vector_math.cuh" // vector_expf
@@ -20,9 +21,10 @@ static inline float gelu_derivative(float x) {
     return s + x * s * (1.0f - s) * 1.5957691216f * (1.0f + 0.134145f * square);
 }
 
-// Elements that GELU computes at a time, into fp32 in the first-level cache, and then rounds to floatX by a second loop. One
-// loop for both takes a sixth longer in bf16: the exponential, the division and the rounding are a longer chain of operations
-// than the core looks ahead, so that it doesn't overlap one vector's with the next. (SwiGLU gained nothing from this.)
+// Elements that GELU computes at a time, into fp32 in the first-level cache, and then rounds to floatX by a second
+// loop. One loop for both takes a sixth longer in bf16: the exponential, the division and the rounding are a longer
+// chain of operations than the core looks ahead, so that it doesn't overlap one vector's with the next. (SwiGLU gained
+// nothing from this.)
 enum { ACTIVATION_BLOCK = 1024 };
 
 // out = gelu(in)

@@ -45,7 +45,8 @@ static void adamw_update(floatX *params,     // (n)
                 const float first = beta1 * m_block[i] + rest1 * g, second = beta2 * v_block[i] + rest2 * (g * g);
                 m_block[i] = first;
                 v_block[i] = second;
-                const float updated = keep * master_block[i] - step_size * first / (sqrtf(second) * inverse_root + eps);
+                const float change = step_size * first / (sqrtf(second) * inverse_root + eps);
+                const float updated = keep * master_block[i] - change;
                 master_block[i] = updated;
                 params_block[i] = to_floatX(updated);
             }
@@ -56,14 +57,15 @@ static void adamw_update(floatX *params,     // (n)
                 const float first = beta1 * m_block[i] + rest1 * g, second = beta2 * v_block[i] + rest2 * (g * g);
                 m_block[i] = first;
                 v_block[i] = second;
-                params_block[i] =
-                    to_floatX(keep * to_float(params_block[i]) - step_size * first / (sqrtf(second) * inverse_root + eps));
+                const float change = step_size * first / (sqrtf(second) * inverse_root + eps);
+                params_block[i] = to_floatX(keep * to_float(params_block[i]) - change);
             }
         }
     }
 }
 
-// sum of x[i]^2 in double, over a fixed number of runs that are added in order: the same bits for any number of threads.
+// sum of x[i]^2 in double, over a fixed number of runs that are added in order: the same bits for any number of
+// threads.
 enum { SUM_OF_SQUARES_RUNS = 256 };
 static double sum_of_squares(const float *x, // (n)
                              int64_t n, struct device *dev) {

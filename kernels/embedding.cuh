@@ -48,8 +48,8 @@ static void embedding_forward(floatX *out,           // (B * T, C)
 
 // dwte[tokens[b, t]] += d, dwpe[t] += d, d = dropout's mask and scale * dout[b, t]; dwpe NULL: none.
 //
-// A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add to one
-// place, and the order of the sum is the same for any number of threads.
+// A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add to
+// one place, and the order of the sum is the same for any number of threads.
 static void embedding_backward(float *dwte,           // (Vp, C)
                                float *dwpe,           // (at least T, C)
                                const floatX *dout,    // (B * T, C)

@@ -26,10 +26,11 @@ static inline float largest(const floatX *__restrict__ x, int n, float at_least)
     return at_least;
 }
 
-// One pass over the row (Milakov and Gimelshein 2018), with a shift that need not be the maximum: it is the maximum of the
-// first block, and moves only when a later block's sum is too large, not to speak of infinite. So sum is between 1 and
-// 1e15 * blocks, and any logit that counts is far above shift - 87, where exponentials become 0. A NaN, and an infinity
-// through infinity - infinity, ends up in `sum`. The maximum begins at a finite number, so that -infinity counts as 0.
+// One pass over the row (Milakov and Gimelshein 2018), with a shift that need not be the maximum: it is the maximum of
+// the first block, and moves only when a later block's sum is too large, not to speak of infinite. So sum is between 1
+// and 1e15 * blocks, and any logit that counts is far above shift - 87, where exponentials become 0. A NaN, and an
+// infinity through infinity - infinity, ends up in `sum`. The maximum begins at a finite number, so that -infinity
+// counts as 0.
 static inline struct softmax_row softmax_statistics(const floatX *__restrict__ x, int V) {
     struct softmax_row row = {-FLT_MAX, 0};
     for (int begin = 0; begin < V; begin += LOSS_BLOCK) {
@@ -46,8 +47,8 @@ static inline struct softmax_row softmax_statistics(const floatX *__restrict__ x
     return row;
 }
 
-// row <- scale * e^(row - shift). Two loops, as one that also rounds to bf16 takes a tenth longer: its chain of operations is
-// longer than the core looks ahead.
+// row <- scale * e^(row - shift). Two loops, as one that also rounds to bf16 takes a tenth longer: its chain of
+// operations is longer than the core looks ahead.
 static inline void softmax_gradient(floatX *__restrict__ row, int V, float shift, float scale) {
     for (int begin = 0; begin < V; begin += LOSS_BLOCK) {
         const int n = V - begin < LOSS_BLOCK ? V - begin : (int)LOSS_BLOCK;

@@ -1,5 +1,5 @@
-// LayerNorm (Ba, Kiros and Hinton 2016), RMSNorm (Zhang and Sennrich 2019), and the residual additions that stand before
-// them.
+// LayerNorm (Ba, Kiros and Hinton 2016), RMSNorm (Zhang and Sennrich 2019), and the residual additions that stand
+// before them.
 //
 // The mean of a row is rounded to fp32, which costs half a unit of the mean itself: much, where |mean| is far above the
 // standard deviation. So each pass over a row also takes the mean of what is left after subtracting it, and subtracts
@@ -41,14 +41,14 @@ static inline struct norm_statistics layernorm_statistics(const floatX *x, int C
     return result;
 }
 
-// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); for RMSNorm the mean is 0 and the variance the
-// mean square. mean, rstd: either may be NULL, then it is not written; out NULL: only statistics; bias NULL: none.
-static void norm_forward(floatX *out,         // (N, C)
-                         float *mean,         // (N)
-                         float *rstd,         // (N)
-                         const floatX *x,     // (N, C)
+// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); for RMSNorm the mean is 0 and the variance
+// the mean square. mean, rstd: either may be NULL, then it is not written; out NULL: only statistics; bias NULL: none.
+static void norm_forward(floatX *out,          // (N, C)
+                         float *mean,          // (N)
+                         float *rstd,          // (N)
+                         const floatX *x,      // (N, C)
                          const floatX *weight, // (C)
-                         const floatX *bias,  // (C)
+                         const floatX *bias,   // (C)
                          int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
@@ -79,16 +79,16 @@ static void norm_forward(floatX *out,         // (N, C)
     }
 }
 
-// The rows are cut into at most this many runs. Each run's sums for dweight and dbias lie in the workspace and are added
-// in the order of the runs, so that the result doesn't depend on the number of threads.
+// The rows are cut into at most this many runs. Each run's sums for dweight and dbias lie in the workspace and are
+// added in the order of the runs, so that the result doesn't depend on the number of threads.
 enum { NORM_BACKWARD_RUNS = 128 };
 static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
 static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)norm_backward_runs(N) * 2 * (size_t)C * sizeof(float);
 }
 
-// With y the normalised row and g = dout * weight: dx += rstd * (g - mean(g) - y * mean(g * y)), without the middle term
-// for RMSNorm; dweight_sum += dout * y; dbias_sum += dout.
+// With y the normalised row and g = dout * weight: dx += rstd * (g - mean(g) - y * mean(g * y)), without the middle
+// term for RMSNorm; dweight_sum += dout * y; dbias_sum += dout.
 static inline void norm_backward_row(floatX *__restrict__ dx, float *__restrict__ dweight_sum,
                                      float *__restrict__ dbias_sum, const floatX *__restrict__ dout,
                                      const floatX *__restrict__ x, const floatX *__restrict__ weight, float mean,

@@ -1,9 +1,9 @@
 // Random numbers without state: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //
-// A value is a function of its key and counter alone, so that a dropout mask is never stored and a recomputed one is the
-// same one, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4 of
-// block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest bit
-// set, the upper half of a stream's number (initialisation, sampling, shuffling).
+// A value is a function of its key and counter alone, so that a dropout mask is never stored and a recomputed one is
+// the same one, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4
+// of block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest
+// bit set, the upper half of a stream's number (initialisation, sampling, shuffling).
 #pragma once
 #include "kernels/device.cuh"      // uint32_t, uint64_t
 #include "kernels/vector_math.cuh" // vector_logf, vector_sincos_turn
@@ -25,7 +25,8 @@ struct philox_words {
     uint32_t word[4];
 };
 
-// The counter's words lie in 64-bit variables: so do the products, and the compiler's vectors stay in lanes of one width.
+// The counter's words lie in 64-bit variables: so do the products, and the compiler's vectors stay in lanes of one
+// width.
 static inline struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
                                              uint32_t k0, uint32_t k1) {
     uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3;
@@ -46,8 +47,8 @@ static inline struct philox_words philox4x32(uint32_t counter0, uint32_t counter
 // The words of PHILOX_LANES blocks, beginning with `block`, as the loops below take them.
 enum { PHILOX_LANES = 16, PHILOX_CHUNK = 4 * PHILOX_LANES };
 #ifdef __AVX512F__
-// By hand, because gcc 12 multiplies whole 64-bit lanes (three operations) where the lower halves suffice (one): half the
-// time. The upper halves of the lanes hold leftovers, which neither the product nor the last step reads.
+// By hand, because gcc 12 multiplies whole 64-bit lanes (three operations) where the lower halves suffice (one): half
+// the time. The upper halves of the lanes hold leftovers, which neither the product nor the last step reads.
 static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counter2, uint32_t counter3, uint64_t key) {
     const __m512i multiplier0 = _mm512_set1_epi64(0xd2511f53), multiplier1 = _mm512_set1_epi64(0xcd9e8d57);
     for (int lane = 0; lane < PHILOX_LANES; lane += 8) {
@@ -67,7 +68,8 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
         // Lane i: c0 and c1 of block i as one 64-bit number, then c2 and c3; then the two in turn.
         const __m512i low = _mm512_mask_blend_epi32(0xaaaa, c0, _mm512_slli_epi64(c1, 32));
         const __m512i high = _mm512_mask_blend_epi32(0xaaaa, c2, _mm512_slli_epi64(c3, 32));
-        const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0), second = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
+        const __m512i first = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0);
+        const __m512i second = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
         _mm512_storeu_si512(words + 4 * lane, _mm512_permutex2var_epi64(low, first, high));
         _mm512_storeu_si512(words + 4 * lane + 16, _mm512_permutex2var_epi64(low, second, high));
     }
@@ -128,8 +130,8 @@ static void dropout_scales(float *out, struct dropout d, uint64_t first_element,
     }
 }
 
-// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. Box-Muller: the words of a
-// block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
+// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. Box-Muller: the words of
+// a block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
 static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element) {
     const int64_t skip = (int64_t)(first_element % 4);
 #pragma omp parallel for schedule(static)

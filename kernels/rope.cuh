@@ -4,8 +4,8 @@
 #include "kernels/device.cuh" // floatX
 #include <math.h>             // pow, cos, sin
 
-// Row p holds D/2 cosines, then D/2 sines, of position p's angles. Computed in double: at position 100,000 an angle in fp32
-// would already be off by 0.004.
+// Row p holds D/2 cosines, then D/2 sines, of position p's angles. Computed in double: at position 100,000 an angle in
+// fp32 would already be off by 0.004.
 static void rope_table(float *table, // (T, D)
                        int T, int D, float theta) {
 #pragma omp parallel for schedule(static)

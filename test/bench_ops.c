@@ -1,6 +1,6 @@
-// Speed of the ops that are no matmul and no attention, at the sizes of GPT-2 124M, B4 T1024. Memory bandwidth bounds all of
-// them, so the last column compares with a triad, run in turn with the op, as other work on the machine changes both: above
-// 100 % where a cache helps. An argument restricts the list to names that contain it.
+// Speed of the ops that are no matmul and no attention, at the sizes of GPT-2 124M, B4 T1024. Memory bandwidth is the
+// bound that they should come near, so the last column compares with a triad, run in turn with the op, as other work on
+// the machine changes both: above 100 % where a cache helps. An argument restricts the list to names that contain it.
 #include "kernels/activation.cuh"
 #include "kernels/adamw.cuh"
 #include "kernels/embedding.cuh"
@@ -88,7 +88,9 @@ static struct buffers buffers_create(void) {
     return b;
 }
 
-static void bench_residual(struct buffers *b) { residual_forward(b->out, b->x, b->delta, N, C, b->dropout, &b->device); }
+static void bench_residual(struct buffers *b) {
+    residual_forward(b->out, b->x, b->delta, N, C, b->dropout, &b->device);
+}
 static void bench_layernorm(struct buffers *b) {
     norm_forward(b->delta, b->mean, b->rstd, b->out, b->weight, b->bias, N, C, 1e-5f, NORM_LAYERNORM, &b->device);
 }
@@ -124,7 +126,8 @@ static void bench_cross_entropy(struct buffers *b) {
 }
 static void bench_adamw(struct buffers *b) {
     const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f};
-    adamw_update(b->params, sizeof(floatX) == 2 ? b->master : NULL, b->grads, b->m, b->v, PARAMETERS, adamw, &b->device);
+    float *master = sizeof(floatX) == 2 ? b->master : NULL;
+    adamw_update(b->params, master, b->grads, b->m, b->v, PARAMETERS, adamw, &b->device);
 }
 static void bench_sum_of_squares(struct buffers *b) { b->sink += sum_of_squares(b->grads, PARAMETERS, &b->device); }
 static void bench_dropout(struct buffers *b) {
@@ -186,7 +189,8 @@ int main(int argc, char **argv) {
         {"sum of squares", bench_sum_of_squares, 4 * n},
         {"AdamW", bench_adamw, X == 2 ? 30 * n : 28 * n},
     };
-    printf("%s, %d threads\n%-24s %9s %8s %8s %9s\n", FLOATX_NAME, b.device.threads, "", "ms", "GB/s", "triad", "of triad");
+    printf("%s, %d threads\n", FLOATX_NAME, b.device.threads);
+    printf("%-24s %9s %8s %8s %9s\n", "", "ms", "GB/s", "triad", "of triad");
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (argc > 1 && strstr(ops[i].name, argv[1]) == NULL)
             continue;

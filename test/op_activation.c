@@ -1,8 +1,9 @@
-// kernels/activation.cuh against the formulas in double (with tanh and exp as the papers write them) and finite differences
-// of those.
+// kernels/activation.cuh against the formulas in double (with tanh and exp as the papers write them) and finite
+// differences of those.
 //
-// Tolerances. fp32: exp costs one unit in the last place of a value that enters beside 1, and every formula about six more
-// roundings of 2^-24: 1e-6 covers them in the norm. bf16: one rounding of the result, and a tenth more for the fp32 work.
+// Tolerances. fp32: exp costs one unit in the last place of a value that enters beside 1, and every formula about six
+// more roundings of 2^-24: 1e-6 covers them in the norm. bf16: one rounding of the result, and a tenth more for the
+// fp32 work.
 #include "kernels/activation.cuh"
 #include "test/testing.h"
 
@@ -103,7 +104,8 @@ static void tails_and_nan(void **state) {
     for (double x = -5; x < 0; x += 0.01) {
         const float rounded = (float)x;
         const double y = exp(2 * sqrt(2 / M_PI) * (rounded + 0.044715 * pow(rounded, 3)));
-        assert_true(fabs(gelu(rounded) / (rounded * y / (1 + y)) - 1) < 5e-6); // 2u up to 17, after 4 roundings of 2^-24
+        // 2u is up to 17, after 4 roundings of 2^-24
+        assert_true(fabs(gelu(rounded) / (rounded * y / (1 + y)) - 1) < 5e-6);
     }
 }
 

@@ -1,7 +1,7 @@
 // kernels/adamw.cuh against torch.optim.AdamW's algorithm in double over 20 steps, and the sum of squares.
 //
-// Tolerances. Each step rounds every state a few times, 2^-24 each, and the errors of 20 steps add up like a random walk:
-// 1e-6 for m, v and the parameters. bf16 parameters are exactly the rounded master.
+// Tolerances. Each step rounds every state a few times, 2^-24 each, and the errors of 20 steps add up like a random
+// walk: 1e-6 for m, v and the parameters. bf16 parameters are exactly the rounded master.
 #include "kernels/adamw.cuh"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
@@ -22,8 +22,10 @@ static void reference_step(double *p, double *m, double *v, double g, struct ada
 static void check(int64_t n, bool with_master, float weight_decay) {
     uint64_t random = (uint64_t)n;
     double *p = test_doubles(n), *m = test_doubles(n), *v = test_doubles(n);
-    float *master = (float *)test_alloc((size_t)n * sizeof *master), *grads = (float *)test_alloc((size_t)n * sizeof *grads);
-    float *m_got = (float *)test_alloc((size_t)n * sizeof *m_got), *v_got = (float *)test_alloc((size_t)n * sizeof *v_got);
+    float *master = (float *)test_alloc((size_t)n * sizeof *master);
+    float *grads = (float *)test_alloc((size_t)n * sizeof *grads);
+    float *m_got = (float *)test_alloc((size_t)n * sizeof *m_got);
+    float *v_got = (float *)test_alloc((size_t)n * sizeof *v_got);
     floatX *params = (floatX *)test_alloc((size_t)(n + 1) * sizeof *params);
     memset(params, 0x5a, (size_t)(n + 1) * sizeof *params);
     for (int64_t i = 0; i < n; i++) {

@@ -1,8 +1,8 @@
 // kernels/embedding.cuh against sums in double, with tokens that repeat and with dropout, and its backward by finite
 // differences of those sums.
 //
-// Tolerances. fp32: two additions and a product, and in backward up to some tens of additions at one place: 1e-6. bf16: one
-// rounding of the result forward, and a tenth; backward sums in fp32.
+// Tolerances. fp32: two additions and a product, and in backward up to some tens of additions at one place: 1e-6. bf16:
+// one rounding of the result forward, and a tenth; backward sums in fp32.
 #include "kernels/embedding.cuh"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
@@ -47,7 +47,8 @@ static void forward(void **state) {
             const int64_t n = (int64_t)s.B * s.T * s.C;
             uint64_t random = (uint64_t)n;
             double *wte_exact, *wpe_exact, *expected = test_doubles(n);
-            floatX *wte = test_floats(&wte_exact, V * s.C, 1, &random), *out = (floatX *)test_alloc((size_t)n * sizeof *out);
+            floatX *wte = test_floats(&wte_exact, V * s.C, 1, &random);
+            floatX *out = (floatX *)test_alloc((size_t)n * sizeof *out);
             floatX *wpe = test_floats(&wpe_exact, MAX_T * s.C, 1, &random);
             int32_t *tokens = test_tokens(s.B * s.T, &random);
             reference(expected, tokens, wte_exact, with_position ? wpe_exact : NULL, s, test_dropout(variant >> 1));

@@ -1,9 +1,10 @@
-// kernels/loss.cuh against the formula in double, its gradient by finite differences, and logits that are huge or broken.
+// kernels/loss.cuh against the formula in double, its gradient by finite differences, and logits that are huge or
+// broken.
 //
-// Tolerances. The loss is an fp32 sum of exponentials of one unit's error each, its logarithm, and a difference of numbers
-// of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: x - shift is rounded once before the
-// exponential, where |x - shift| <= 34 for all that counts: 34 * 2^-24 = 2e-6 relative, random over the row, and the rest is
-// smaller: 2e-6. In bf16: one rounding, and a tenth.
+// Tolerances. The loss is an fp32 sum of exponentials of one unit's error each, its logarithm, and a difference of
+// numbers of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: x - shift is rounded once
+// before the exponential, where |x - shift| <= 34 for all that counts: 34 * 2^-24 = 2e-6 relative, random over the row,
+// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth.
 #include "kernels/loss.cuh"
 #include "test/testing.h"
 
@@ -101,7 +102,8 @@ static void huge_logits(void **state) {
     check(4, 300, 384, 1e4, 0, 0);
 }
 
-// Logits that grow or fall along the row, so that the shift of the running sum must move: now and then, often, at each block.
+// Logits that grow or fall along the row, so that the shift of the running sum must move: now and then, often, at each
+// block.
 static void growing_logits(void **state) {
     const double per_thousand[] = {12, 25, 40, 300, 1e5, -12, -300};
     for (size_t i = 0; i < sizeof per_thousand / sizeof *per_thousand; i++)
@@ -133,7 +135,8 @@ static void gradient_by_finite_differences(void **state) {
     free(result);
 }
 
-// A NaN or an infinity anywhere in a row, the target's column or not, makes the loss of this row, and no other, not finite.
+// A NaN or an infinity anywhere in a row, the target's column or not, makes the loss of this row, and no other, not
+// finite.
 static void broken_logits(void **state) {
     enum { V = 2100, VP = 2176 };
     const float broken[] = {NAN, INFINITY};

@@ -1,9 +1,10 @@
 // kernels/norm.cuh against the formulas in double, finite differences of those formulas, and threads.
 //
 // Tolerances. fp32: an element passes about five roundings of 2^-24 = 6e-8 each; the sums behind it, where the compiler
-// makes no vector lanes of them, random-walk over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the result is rounded once, so that FLOATX_ROUNDING bounds
-// each element's relative error, hence the norm's; a tenth more for the fp32 work before. A row of one element is special:
-// all terms of LayerNorm's dx cancel and what remains is rstd = 316 times their roundings.
+// makes no vector lanes of them, random-walk over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the
+// result is rounded once, so that FLOATX_ROUNDING bounds each element's relative error, hence the norm's; a tenth more
+// for the fp32 work before. A row of one element is special: all terms of LayerNorm's dx cancel and what remains is
+// rstd = 316 times their roundings.
 #include "kernels/norm.cuh"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
@@ -131,7 +132,8 @@ static void check_backward(int N, int C, enum norm_kind kind, double shift, doub
     struct problem p = problem_create(N, C, kind, shift);
     const int64_t n = (int64_t)N * C;
     float *mean = (float *)test_alloc((size_t)N * sizeof *mean), *rstd = (float *)test_alloc((size_t)N * sizeof *rstd);
-    float *dweight = (float *)test_alloc((size_t)C * sizeof *dweight), *dbias = (float *)test_alloc((size_t)C * sizeof *dbias);
+    float *dweight = (float *)test_alloc((size_t)C * sizeof *dweight);
+    float *dbias = (float *)test_alloc((size_t)C * sizeof *dbias);
     double *dweight_expected = test_doubles(C), *dbias_expected = test_doubles(C);
     for (int c = 0; c < C; c++) // both are added to
         dweight_expected[c] = dweight[c] = dbias_expected[c] = dbias[c] = 0.5f * (float)(c % 5);
@@ -141,7 +143,8 @@ static void check_backward(int N, int C, enum norm_kind kind, double shift, doub
     norm_backward(p.dx, dweight, dbias, p.dout, p.x, p.weight, kind == NORM_LAYERNORM ? mean : NULL, rstd, N, C, kind,
                   workspace, &device);
     assert_int_equal((unsigned char)workspace[norm_backward_workspace_bytes(N, C)], 0xff);
-    reference_backward(p.dx_exact, dweight_expected, dbias_expected, p.dout_exact, p.x_exact, p.weight_exact, N, C, kind);
+    reference_backward(p.dx_exact, dweight_expected, dbias_expected, p.dout_exact, p.x_exact, p.weight_exact, N, C,
+                       kind);
     double *dx = to_doubles(p.dx, n), *dw = floats_to_doubles(dweight, C), *db = floats_to_doubles(dbias, C);
     assert_close(dx, p.dx_exact, n, tolerance);
     assert_close(dw, dweight_expected, C, FP32_SUMS);
@@ -166,12 +169,14 @@ enum { SIZES = sizeof sizes / sizeof *sizes };
 static void forward(void **state) {
     for (int i = 0; i < SIZES; i++)
         for (int kind = 0; kind < 2; kind++)
-            check_forward(sizes[i][0], sizes[i][1], (enum norm_kind)kind, 0.1, TOLERANCE * (sizes[i][1] == 1 ? ONE_ELEMENT : 1));
+            check_forward(sizes[i][0], sizes[i][1], (enum norm_kind)kind, 0.1,
+                          TOLERANCE * (sizes[i][1] == 1 ? ONE_ELEMENT : 1));
 }
 static void backward(void **state) {
     for (int i = 0; i < SIZES; i++)
         for (int kind = 0; kind < 2; kind++)
-            check_backward(sizes[i][0], sizes[i][1], (enum norm_kind)kind, 0.1, TOLERANCE * (sizes[i][1] == 1 ? ONE_ELEMENT : 1));
+            check_backward(sizes[i][0], sizes[i][1], (enum norm_kind)kind, 0.1,
+                           TOLERANCE * (sizes[i][1] == 1 ? ONE_ELEMENT : 1));
 }
 
 // Noise of size 1 on a mean of 1000, where fp32's spacing is 6e-5. The noise of bf16 there is a few steps of 4.
@@ -274,7 +279,8 @@ static void residual(void **state) {
             residual_forward(out, x, delta, N, C, dropout, &device);
             residual_forward(delta, x, delta, N, C, dropout, &device);
             assert_memory_equal(delta, out, sizeof(floatX) * (size_t)(N * C));
-            void *all[] = {x_exact, delta_exact, expected, expected_backward, x, delta, out, result, result_backward, copy};
+            void *all[] = {x_exact, delta_exact, expected, expected_backward, x,
+                           delta,   out,         result,   result_backward,   copy};
             for (size_t k = 0; k < sizeof all / sizeof *all; k++)
                 free(all[k]);
         }

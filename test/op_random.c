@@ -1,5 +1,6 @@
-// kernels/random.cuh: Random123's known answers, the vector form against the scalar one, and statistics. The bounds of the
-// statistics are in standard deviations of the estimate; data is fixed, so that a test either always passes or never.
+// kernels/random.cuh: Random123's known answers, the vector form against the scalar one, and statistics. The bounds of
+// the statistics are in standard deviations of the estimate; data is fixed, so that a test either always passes or
+// never.
 #include "kernels/random.cuh"
 #include "test/testing.h"
 
@@ -45,7 +46,8 @@ static void row_equals_elements(void **state) {
         }
 }
 
-// Dropped below p, kept from p on: p at an element's own number and at the next float, which may lie between two numbers.
+// Dropped below p, kept from p on: p at an element's own number and at the next float, which may lie between two
+// numbers.
 static void threshold(void **state) {
     for (uint64_t element = 0; element < 1000; element++) {
         const struct philox_words four = philox4x32((uint32_t)(element / 4), 0, 5, 6 << 8 | DROPOUT_ATTENTION, 77, 0);
@@ -125,7 +127,8 @@ static void uniform_numbers(void **state) {
     assert_true(lowest >= 0 && highest < 1 && lowest < 40.0 / MANY && highest > 1 - 40.0 / MANY);
     assert_true(fabs(sum / MANY - 0.5) < 4 * sqrt(1.0 / 12 / MANY));
     assert_true(fabs(squares / MANY - 1.0 / 3) < 4 * sqrt(4.0 / 45 / MANY));
-    assert_true(random_uniform(9, 1, 5) != random_uniform(9, 2, 5) && random_uniform(9, 1, 5) != random_uniform(8, 1, 5));
+    assert_true(random_uniform(9, 1, 5) != random_uniform(9, 2, 5));
+    assert_true(random_uniform(9, 1, 5) != random_uniform(8, 1, 5));
     assert_true(random_uniform(9, 1, 5) != random_uniform(9, 1 + ((uint64_t)1 << 32), 5));
 }
 
@@ -167,7 +170,8 @@ static void normal_formula(void **state) {
     for (uint32_t block = 0; block < 16; block++) {
         const struct philox_words four = philox4x32(block, 0, 45, 0x80000000u, 123, 0);
         for (int pair = 0; pair < 2; pair++) {
-            const double u1 = (four.word[2 * pair] + 0.5) / 0x1p32, angle = 2 * M_PI * (four.word[2 * pair + 1] / 0x1p32);
+            const double u1 = (four.word[2 * pair] + 0.5) / 0x1p32;
+            const double angle = 2 * M_PI * (four.word[2 * pair + 1] / 0x1p32);
             // u2 is rounded to 2^-25, an angle of 2e-7, on top of a few roundings of the radius
             const double radius = sqrt(-2 * log(u1));
             assert_true(fabs(z[4 * block + 2 * pair] - radius * cos(angle)) < 1e-6 * (1 + radius));

@@ -1,6 +1,7 @@
 // kernels/rope.cuh against rotations in double, and the transpose that backward must be, by finite differences.
 //
-// Tolerances. fp32: table entries and two products rounded once each: 3e-7. bf16: one rounding of the result, and a tenth.
+// Tolerances. fp32: table entries and two products rounded once each: 3e-7. bf16: one rounding of the result, and a
+// tenth.
 #include "kernels/rope.cuh"
 #include "test/testing.h"
 

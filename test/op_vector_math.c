@@ -1,5 +1,5 @@
-// kernels/vector_math.cuh against libm in double, over the whole range of floats: every STRIDE-th bit pattern (a prime, so
-// that all exponents and all kinds of mantissa come), or each one when the program is given an argument.
+// kernels/vector_math.cuh against libm in double, over the whole range of floats: every STRIDE-th bit pattern (a prime,
+// so that all exponents and all kinds of mantissa come), or each one when the program is given an argument.
 #include "kernels/vector_math.cuh"
 #include "kernels/device.cuh"
 #include "test/testing.h"
@@ -60,7 +60,8 @@ static void logarithm(void **state) { assert_true(worst(log, many_log, "vector_l
 static void special_values(void **state) {
     assert_true(vector_expf(0) == 1 && vector_expf(-0.0f) == 1);
     assert_true(vector_expf(INFINITY) == INFINITY && vector_expf(-INFINITY) == 0 && isnan(vector_expf(NAN)));
-    assert_true(vector_expf(88.72283f) < INFINITY && vector_expf(88.72284f) == INFINITY && vector_expf(3e38f) == INFINITY);
+    assert_true(vector_expf(88.72283f) < INFINITY && vector_expf(88.72284f) == INFINITY);
+    assert_true(vector_expf(3e38f) == INFINITY);
     assert_true(vector_expf(-86.98f) >= 0x1p-126f && vector_expf(-87.1f) == 0 && vector_expf(-3e38f) == 0);
     assert_true(vector_logf(1) == 0 && vector_logf(0) == -INFINITY && vector_logf(-0.0f) == -INFINITY);
     assert_true(vector_logf(INFINITY) == INFINITY && isnan(vector_logf(NAN)) && isnan(vector_logf(-INFINITY)));
