@@ -288,6 +288,23 @@ static void test_exp2(void **state) {
     assert_true(isnan(exp2_of(NAN, 0)));
 }
 
+// Sums to bf16: rounded as bf16_from_float rounds, in rows and in pairs of rows.
+static void test_bf16_rows(void **state) {
+    ALIGN_BLOCK float x[2 * LANES];
+    ALIGN_BLOCK bf16 rows[2 * LANES], pairs[2 * LANES];
+    uint64_t seed = 2;
+    for (int run = 0; run < 1000; run++) {
+        for (int i = 0; i < 2 * LANES; i++)
+            x[i] = (float)(test_uniform(&seed) * exp2(run % 40 - 30));
+        x[0] = run % 2 ? 1 + 0x1p-8f : 1 + 0x3p-8f; // ties
+        vec_store_bf16((word *)pairs, rows, rows + LANES, vec_load(x), vec_load(x + LANES));
+        for (int i = 0; i < 2 * LANES; i++) {
+            assert_int_equal(rows[i].bits, bf16_from_float(x[i]).bits);
+            assert_int_equal(pairs[i].bits, bf16_from_float(x[i / 2 + i % 2 * LANES]).bits);
+        }
+    }
+}
+
 static const int lengths[] = {1, 2, 3, 64, 113, 128, 217, 239};
 static const int heads[][2] = {{2, 2}, {6, 2}, {4, 1}};
 static const int dims[] = {8, 64, 96, 128, 256, 40};
@@ -407,6 +424,8 @@ static void check_bits(struct attention_shape s, float p) {
 static void test_same_bits(void **state) {
     check_bits(shape_of(1, 257, 4, 1, 64), 0.1f);
     check_bits(shape_of(2, 130, 6, 2, 32), 0);
+    check_bits(shape_of(2, 70, 8, 4, 16), 0); // 8 KV heads: whole ones for each of 2 threads, but not of 3
+    check_bits(shape_of(4, SLOW ? 70 : 200, 8, 8, 32), 0); // 32 KV heads: one segment each, whole ones for each thread
 }
 
 // A NaN reaches every later query and no earlier one of another block.
@@ -537,6 +556,7 @@ static void test_choice(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exp2),
+        cmocka_unit_test(test_bf16_rows),
         cmocka_unit_test(test_finite_differences),
         cmocka_unit_test(test_against_naive),
         cmocka_unit_test(test_segments),
