@@ -869,8 +869,7 @@ template <class plan>
 static void flash_launch(void (*kernel)(struct flash_arguments), int rows, int heads, const struct flash_arguments &a,
                          struct attention_shape shape, struct device *dev) {
     cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES));
-    cudaLaunchConfig_t config;
-    memset(&config, 0, sizeof config);
+    cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)((shape.T + rows - 1) / rows), (unsigned)heads, (unsigned)shape.B);
     config.blockDim = dim3(plan::THREADS);
     config.dynamicSmemBytes = plan::SHARED_BYTES;

@@ -122,10 +122,9 @@ PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
                  : "r"(row)
                  : "memory");
 #else
-    struct word_x4 rows[32];
     struct word_x4 mine;
     emu_load_matrix_row(&mine, row);
-    emu_warp_gather(rows, &mine, sizeof mine);
+    const struct word_x4 *rows = (const struct word_x4 *)emu_warp_exchange(&mine, sizeof mine);
     for (int j = 0; j < 4; j++)
         result.x[j] = rows[8 * j + emu_lane() / 4].x[emu_lane() % 4];
 #endif
@@ -140,10 +139,9 @@ PTX_FUNCTION struct word_x4 ldmatrix_x4_trans(uint32_t row) {
                  : "r"(row)
                  : "memory");
 #else
-    struct word_x4 rows[32];
     struct word_x4 mine;
     emu_load_matrix_row(&mine, row);
-    emu_warp_gather(rows, &mine, sizeof mine);
+    const struct word_x4 *rows = (const struct word_x4 *)emu_warp_exchange(&mine, sizeof mine);
     const int g = emu_lane() / 4, t = emu_lane() % 4;
     for (int j = 0; j < 4; j++) {
         const uint32_t low = rows[8 * j + 2 * t].x[g / 2] >> 16 * (g % 2) & 0xffffu;
@@ -166,8 +164,8 @@ PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uin
 #else
     struct fragments {
         uint32_t a[4], b[2];
-    } all[32], mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
-    emu_warp_gather(all, &mine, sizeof mine);
+    } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const struct fragments *all = (const struct fragments *)emu_warp_exchange(&mine, sizeof mine);
     const int g = emu_lane() / 4, t = emu_lane() % 4;
     for (int i = 0; i < 4; i++) {
         const int column = 2 * t + i % 2;
