@@ -278,7 +278,7 @@ static void test_plans_are_tight(void **state) {
                                         "llama3-8b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "demo"};
     static const char *const policies[] = {
         "", "--recompute-granularity selective", "--recompute-granularity selective --recompute-modules mlp,qkv",
-        "--recompute-granularity full", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 5",
+        "--recompute-granularity full", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
         "--recompute-granularity full --recompute-method block --recompute-num-layers 4"};
     struct device dev;
     dev.threads = 2;
