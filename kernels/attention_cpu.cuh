@@ -96,15 +96,18 @@ static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, 
         const int columns = D - s * BLOCK < BLOCK ? D - s * BLOCK : BLOCK;
         block_transpose(block, blocks + s * BLOCK_ELEMENTS, BLOCK);
         for (int q = 0; q < count; q++)
-            for (int i = 0; i < columns; i++)
-                rows[q * stride + s * BLOCK + i] = to_floatX(block[q * BLOCK + i] * factor[q]);
+            row_store(rows + q * stride + s * BLOCK, block + q * BLOCK, factor[q], columns);
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// What a strip of queries carries from panel to panel, in units of log2: m = max(scale S), l = sum 2^(scale S - m).
+// m follows the largest score only when it is behind by more than this, so that P stays below 2^8 and the sums are rarely
+// rescaled. Any m gives the same quotient; fp32 and bf16 are as precise at 2^8 as at 1.
+#define FLASH_SLACK_LOG2 8.0f
+
+// What a strip of queries carries from panel to panel, in units of log2: m near max(scale S), l = sum 2^(scale S - m).
 struct flash_strip {
     float max[BLOCK], sum[BLOCK];
 } ALIGN_BLOCK;
@@ -124,7 +127,9 @@ ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct
             m3 = vec_max(m3, vec_load(s + 3 * BLOCK));
         }
         const vec old = vec_load(strip->max + c);
-        const vec m = vec_max(old, scale_log2 * vec_max(vec_max(m0, m1), vec_max(m2, m3)));
+        const vec top = scale_log2 * vec_max(vec_max(m0, m1), vec_max(m2, m3));
+        const vec_words raised = (vec_words)(top > old + FLASH_SLACK_LOG2);
+        const vec m = (vec)((raised & (vec_words)top) | (~raised & (vec_words)old));
         vec shrink[EXP2_VECS] = {old - m}, sum[EXP2_VECS] = {vec_load(strip->sum + c)};
         vec_exp2(shrink);
         vec_store(strip->max + c, m);
@@ -158,6 +163,11 @@ ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct
 static inline void flash_rescale(float *blocks, const float *rescale, int steps) {
     for (int c = 0; c < BLOCK; c += LANES) {
         const vec factor = vec_load(rescale + c);
+        int changed = 0;
+        for (int i = 0; i < LANES; i++)
+            changed |= rescale[c + i] != 1.0f;
+        if (!changed)
+            continue;
         for (int row = 0; row < steps * BLOCK; row++)
             vec_store(blocks + row * BLOCK + c, vec_load(blocks + row * BLOCK + c) * factor);
     }
@@ -480,16 +490,20 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
                        (int64_t)(f->H + is_v * f->Hkv + head) * f->D;
         const float *sum = sums + is_v * matrix + (int64_t)panel * steps * BLOCK_ELEMENTS;
         const float scale = is_v ? 1.0f : f->shape.scale;
-        for (int r = 0; r < flash_rows(f, panel); r++)
-            for (int d = 0; d < f->D; d += 8) {
-                float total[8] = {0};
-                const float *at = sum + d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK;
-                for (int s = 0; s < live_count; s++)
-                    for (int i = 0; i < 8; i++)
-                        total[i] += at[live[s] * 2 * matrix + i];
-                for (int i = 0; i < 8; i++)
-                    rows[r * f->qkv_stride + d + i] = to_floatX(scale * total[i]);
+        for (int block = 0; block < steps; block++) {
+            const int columns = f->D - block * BLOCK < BLOCK ? f->D - block * BLOCK : BLOCK;
+            for (int r = 0; r < flash_rows(f, panel); r++) {
+                const float *at = sum + block * BLOCK_ELEMENTS + r * BLOCK, *row = at + live[0] * 2 * matrix;
+                ALIGN_BLOCK float total[BLOCK];
+                for (int c = 0; c < BLOCK && live_count > 1; c += LANES) {
+                    vec x = vec_load(row + c);
+                    for (int s = 1; s < live_count; s++)
+                        x += vec_load(at + live[s] * 2 * matrix + c);
+                    vec_store(total + c, x);
+                }
+                row_store(rows + r * f->qkv_stride + block * BLOCK, live_count > 1 ? total : row, scale, columns);
             }
+        }
     }
 }
 

@@ -257,23 +257,44 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// Row-major blocks (steps) of 32 rows: `count` rows of D elements, `stride` apart.
+// n of a row's elements to and from a block's row. Full rows are the rule: with a constant count the compiler makes straight
+// lines of vectors.
+ALWAYS_INLINE void row_load_some(const bool amx, void *row, const floatX *in, int n) {
+    bf16 *row16 = (bf16 *)row;
+    float *row32 = (float *)row;
+    for (int i = 0; i < n; i++)
+        if (amx)
+            row16[i] = floatX_to_bf16(in[i]);
+        else
+            row32[i] = to_float(in[i]);
+}
+ALWAYS_INLINE void row_store_some(floatX *out, const float *row, float factor, int n) {
+    for (int i = 0; i < n; i++)
+        out[i] = to_floatX(factor * row[i]);
+}
+ALWAYS_INLINE void row_load(const bool amx, void *row, const floatX *in, int n) {
+    if (n == BLOCK)
+        row_load_some(amx, row, in, BLOCK);
+    else
+        row_load_some(amx, row, in, n);
+}
+ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n) {
+    if (n == BLOCK)
+        row_store_some(out, row, factor, BLOCK);
+    else
+        row_store_some(out, row, factor, n);
+}
+
+// Row-major blocks, roundup(D, 32) / 32 of them, of 32 rows: `count` rows of D elements, `stride` apart.
 ALWAYS_INLINE void pack_rows(const bool amx, void *blocks, const floatX *rows, int64_t stride, int count, int D) {
+    const size_t row_bytes = block_bytes(amx) / BLOCK;
     for (int s = 0; s * BLOCK < D; s++) {
         const int columns = D - s * BLOCK < BLOCK ? D - s * BLOCK : BLOCK;
+        char *block = (char *)block_at(amx, blocks, s);
         if (count < BLOCK || columns < BLOCK)
-            memset(block_at(amx, blocks, s), 0, block_bytes(amx));
-        for (int r = 0; r < count; r++) {
-            const floatX *in = rows + r * stride + s * BLOCK;
-            bf16 *out16 = (bf16 *)block_at(amx, blocks, s) + r * BLOCK;
-            float *out32 = (float *)block_at(amx, blocks, s) + r * BLOCK;
-            const int n = columns == BLOCK ? BLOCK : columns;
-            for (int i = 0; i < n; i++)
-                if (amx)
-                    out16[i] = floatX_to_bf16(in[i]);
-                else
-                    out32[i] = to_float(in[i]);
-        }
+            memset(block, 0, block_bytes(amx));
+        for (int r = 0; r < count; r++)
+            row_load(amx, block + (size_t)r * row_bytes, rows + r * stride + s * BLOCK, columns);
     }
 }
 
