@@ -56,6 +56,11 @@ $(B)/test/op_%_amx: test/op_%.c | $(B)/test
 $(B)/test/unit_%: test/unit_%.c | $(B)/test
 	$(COMPILE) $< $(LDLIBS) -lcmocka -o $@
 
+# CUDA kernels on the host: the same source, its threads as fibers (which the sanitizers do not follow).
+$(B)/test/emu_%: test/cuda/%_check.cu | $(B)/test
+	$(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DCUDA_EMULATED -DPRECISION_BF16 $(CFLAGS) $(WARNINGS) -Wno-unknown-pragmas \
+	  -x c++ $< -lm -o $@
+
 $(B)/bench_%_fp32: test/bench_%.c | $(B)
 	$(COMPILE) $(PRECISION_fp32) $< $(LDLIBS) -o $@
 $(B)/bench_%_bf16: test/bench_%.c | $(B)
@@ -65,6 +70,9 @@ OPS := $(patsubst test/%.c,%,$(wildcard test/op_*.c))
 UNITS := $(patsubst test/%.c,%,$(wildcard test/unit_*.c))
 AMX_OPS := op_matmul op_attention op_gpt op_golden
 TESTS := $(addprefix $(B)/test/,$(UNITS) $(OPS:=_fp32) $(OPS:=_bf16) $(addsuffix _amx,$(filter $(AMX_OPS),$(OPS))))
+ifndef SANITIZE
+  TESTS += $(patsubst test/cuda/%_check.cu,$(B)/test/emu_%,$(wildcard test/cuda/*_check.cu))
+endif
 
 test:
 	scripts/setup.sh test
