@@ -9,12 +9,13 @@
 // - Packed (B, T, (H + 2 Hkv) D) is read and its gradient written in place, in 16-byte accesses; K and V are never
 //   expanded: query head h reads KV head h / (H / Hkv).
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits.
-// - Rows past T are zeroes in shared memory and are not written. A query below T attends to no key past T because of the
+// - Rows past T are zeroes in shared memory and are not written. A query below T attends to no key past T because of
+// the
 //   causal mask, so that no other test of T is needed.
 // - Backward is two kernels. One holds dQ of a block of queries in registers and runs over the keys; it also makes
-//   delta = rowsum(dO O). The other holds dK and dV of a block of keys of one KV head and runs over the queries of every
-//   query head of the group. S and dP are made twice, which costs 7 matmuls where 5 are the minimum; in return dQ needs
-//   neither an fp32 buffer in memory nor an order among blocks, and nothing is zeroed or converted afterwards.
+//   delta = rowsum(dO O). The other holds dK and dV of a block of keys of one KV head and runs over the queries of
+//   every query head of the group. S and dP are made twice, which costs 7 matmuls where 5 are the minimum; in return dQ
+//   needs neither an fp32 buffer in memory nor an order among blocks, and nothing is zeroed or converted afterwards.
 // - In shared memory the 16-byte pieces of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #pragma once
@@ -48,15 +49,17 @@ struct flash_arguments {
     float2 *rows;     // (B, H, T): lse log2(e), delta
     int T, H, Hkv;
     int qkv_stride, out_stride; // elements from token to token
-    uint32_t group_magic;       // h / (H / Hkv) = h group_magic >> 31, so that a head's addresses stay in uniform registers
+    uint32_t group_magic; // h / (H / Hkv) = h group_magic >> 31, so that a head's addresses stay in uniform registers
     float scale;
     struct dropout dropout;
 };
 
 static const float LOG2E = 1.44269504088896f;
 
-// threadIdx.x. What a thread makes of it for a tile is cheap, but kept from tile to tile it takes the registers that
-// accumulators need: the forward kernels spill 80 to 120 bytes where it is not hidden, at D = 64 where it is hidden everywhere.
+// threadIdx.x. What a thread makes of it for a tile is cheap to make, but kept from tile to tile it takes registers
+// that the accumulators need. Where HIDDEN, it is made again. Which uses are hidden, and how far forward's loop over D
+// is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any forward kernel, on sm_80 and sm_90a; with
+// nothing hidden and all unrolled it spills up to 120 bytes. scripts/gpu_check.sh fails on a spill.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
 }
@@ -83,25 +86,25 @@ template <int D> DEVICE_FUNCTION uint32_t block_address(uint32_t origin, int row
 }
 // The block at (0, 0) with its four 8 x 8 matrices in the order down, then right: a left operand, or, transposed by
 // ldmatrix, two right operands of 16 x 8 side by side.
-template <int D> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
-    const int lane = thread_index<(D > 64)>() % 32;
+template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_down(uint32_t tile) {
+    const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 16, lane / 16);
 }
 // In the order right, then down: rows 0-7 and 8-15 as two right operands that are used transposed.
-template <int D> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
-    const int lane = thread_index<(D > 64)>() % 32;
+template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint32_t tile) {
+    const int lane = thread_index<HIDDEN>() % 32;
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Starts copying rows first .. first + ROWS - 1 of a matrix of T rows to a tile; rows past T become zeroes. A thread's rows
-// are a multiple of 8 apart, so that its address in the tile is one offset plus constants.
+// Starts copying rows first .. first + ROWS - 1 of a matrix of T rows to a tile; rows past T become zeroes. A thread's
+// rows are a multiple of 8 apart, so that its address in the tile is one offset plus constants.
 template <int D, int ROWS, int THREADS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const bf16 *matrix, int row_stride, int first, int T) {
     constexpr int GROUP = tile_layout<D>::GROUP, ROWS_AT_ONCE = THREADS / GROUP;
     static_assert(ROWS % ROWS_AT_ONCE == 0 && ROWS_AT_ONCE % 8 == 0, "every thread copies the same number of pieces");
     const int thread = thread_index<true>(), row = thread / GROUP, piece = thread % GROUP;
-    // The block's part of the address and the thread's are kept apart: the thread's takes one register. Past T it is not
-    // followed.
+    // The block's part of the address and the thread's are kept apart: the thread's takes one register. Past T it is
+    // not followed.
     const bf16 *from = matrix + (int64_t)first * row_stride + (uint32_t)(row * row_stride + piece * 8);
     const uint32_t to = tile + tile_offset<D>(row, piece);
 #pragma unroll
@@ -112,8 +115,8 @@ DEVICE_FUNCTION void load_tile(uint32_t tile, const bf16 *matrix, int row_stride
                         first + row + i < T);
 }
 
-// Writes this warp's ROWS x COLUMNS of accumulators, as bf16, by way of its own part of a tile, so that global memory sees
-// 16-byte writes. Rows past T are left out. acc is ROWS/16 x COLUMNS/8 fragments.
+// Writes this warp's ROWS x COLUMNS of accumulators, as bf16, by way of its own part of a tile, so that global memory
+// sees 16-byte writes. Rows past T are left out. acc is ROWS/16 x COLUMNS/8 fragments.
 template <int D, int ROWS, int COLUMNS>
 DEVICE_FUNCTION void store_rows(bf16 *matrix, int row_stride, int first, int T, uint32_t tile, int tile_row,
                                 int tile_column, const float acc[ROWS / 16][COLUMNS / 8][4]) {
@@ -188,8 +191,8 @@ template <int M, int N> DEVICE_FUNCTION void scale_all(float acc[M][N][4], float
 
 // One step k of acc (16 M x 8 N) += left (16 M x D) . rows^T, with `rows` N/2 blocks of 16 rows from row `first` on.
 template <int D, int M, int N>
-DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x4 left[M], uint32_t right_origin, int first,
-                                         int k) {
+DEVICE_FUNCTION void multiply_transposed(float acc[M][N][4], const struct word_x4 left[M], uint32_t right_origin,
+                                         int first, int k) {
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {
         const struct word_x4 right = ldmatrix_x4(block_address<D>(right_origin, first + 16 * n, 16 * k));
@@ -215,7 +218,8 @@ DEVICE_FUNCTION void multiply(float acc[M][N][4], const struct word_x4 left[M], 
     }
 }
 
-// Accumulator fragments of columns 16 k .. 16 k + 15, rounded to bf16, as left operands: no lane needs another's values.
+// Accumulator fragments of columns 16 k .. 16 k + 15, rounded to bf16, as left operands: no lane needs another's
+// values.
 template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], const float acc[M][N][4], int k) {
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -224,8 +228,9 @@ template <int M, int N> DEVICE_FUNCTION void to_left(struct word_x4 left[M], con
             left[m].x[i] = pack_bf16x2(acc[m][2 * k + i / 2][i % 2 * 2], acc[m][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
-// Element i of fragment (m, n) of a warp is at row 16 m + 8 (i / 2) + lane_row() and column 8 n + i % 2 + lane_column(). The
-// lane's part is kept apart from the constants, so that a comparison takes one register, not one for each column.
+// Element i of fragment (m, n) of a warp is at row 16 m + 8 (i / 2) + lane_row() and column 8 n + i % 2 +
+// lane_column(). The lane's part is kept apart from the constants, so that a comparison takes one register, not one for
+// each column.
 DEVICE_FUNCTION int lane_row(void) { return (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int lane_column(void) { return 2 * ((int)threadIdx.x % 4); }
 DEVICE_FUNCTION constexpr int fragment_row(int m, int i) { return 16 * m + 8 * (i / 2); }
@@ -256,8 +261,8 @@ DEVICE_FUNCTION uint32_t dropout_keeps(const struct dropout &d, const struct wor
     return (float)((element & 1 ? odd : even) >> 8) * 0x1p-24f >= d.p;
 }
 
-// Which of this lane's elements of 16 M x COLUMNS accumulators are kept, as bits: made before the accumulators are, in a
-// rolled loop, because Philox in the middle of them would take their registers. Fragment (m, n), element i is bit
+// Which of this lane's elements of 16 M x COLUMNS accumulators are kept, as bits: made before the accumulators are, in
+// a rolled loop, because Philox in the middle of them would take their registers. Fragment (m, n), element i is bit
 // ((2 m + i / 2) COLUMNS / 8 + n) 2 + i % 2.
 template <int M, int COLUMNS> struct dropout_bits {
     static constexpr int PAIRS = 2 * M * COLUMNS / 8, WORDS = (PAIRS + 15) / 16;
@@ -267,8 +272,8 @@ template <int M, int COLUMNS> struct dropout_bits {
         const int bit = ((2 * m + i / 2) * (COLUMNS / 8) + n) * 2 + i % 2;
         return word[bit / 32] >> bit % 32 & 1 ? kept : 0.0f;
     }
-    // first: number of the lane's first element; a step to the right and one down add `right` and `down` to it. The lane's
-    // elements come in pairs side by side; where `right` is 1, mostly both are in one block of four.
+    // first: number of the lane's first element; a step to the right and one down add `right` and `down` to it. The
+    // lane's elements come in pairs side by side; where `right` is 1, mostly both are in one block of four.
     __device__ __forceinline__ void make(const struct dropout &d, uint64_t first, uint64_t right, uint64_t down) {
 #pragma unroll
         for (int w = 0; w < WORDS; w++) {
@@ -276,8 +281,8 @@ template <int M, int COLUMNS> struct dropout_bits {
 #pragma unroll 1
             for (int j = 0; j < PAIRS - 16 * w && j < 16; j++) {
                 const int pair = 16 * w + j;
-                const uint64_t e0 = first + (uint64_t)(pair % (COLUMNS / 8) * 8) * right +
-                                    (uint64_t)(pair / (COLUMNS / 8) * 8) * down;
+                const uint64_t e0 =
+                    first + (uint64_t)(pair % (COLUMNS / 8) * 8) * right + (uint64_t)(pair / (COLUMNS / 8) * 8) * down;
                 const uint64_t e1 = e0 + right;
                 const struct word_x4 words0 = dropout_words(d, e0);
                 const struct word_x4 words1 = e0 / 4 == e1 / 4 ? words0 : dropout_words(d, e1);
@@ -294,8 +299,9 @@ template <int M, int COLUMNS> struct dropout_bits {
 template <int HEAD_DIM, bool WITH_DROPOUT> struct forward_plan {
     static constexpr int D = HEAD_DIM, WARPS = 4, THREADS = 32 * WARPS;
     static constexpr bool DROPOUT = WITH_DROPOUT;
-    static constexpr int M = D == 256 ? 1 : 2;                                       // 16-row blocks of a warp
-    static constexpr int QUERIES = 16 * M * WARPS;                                   // of a block
+    static constexpr int M = D == 256 ? 1 : 2;                            // 16-row blocks of a warp
+    static constexpr int QUERIES = 16 * M * WARPS;                        // of a block
+    static constexpr int UNROLL = D == 128 && !DROPOUT ? 2 : 1;           // of the loop over D
     static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT ? 2 : 1); // of a tile
     static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * 2 * D;
 };
@@ -382,17 +388,18 @@ template <int D> DEVICE_FUNCTION struct head_views view_head(const struct flash_
     return view;
 }
 
-// One tile of keys. K of this tile and everything before it is under way; leaves with K of the next tile under way. There
-// is one buffer each for K and V: V arrives while S is made, the next K while O is.
+// One tile of keys. K of this tile and everything before it is under way; leaves with K of the next tile under way.
+// There is one buffer each for K and V: V arrives while S is made, the next K while O is.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struct flash_arguments &a,
-                                  const struct head_views &view, int64_t head, int first_row, int tile, uint32_t queries,
-                                  uint32_t keys, uint32_t values) {
+                                  const struct head_views &view, int64_t head, int first_row, int tile,
+                                  uint32_t queries, uint32_t keys, uint32_t values) {
     constexpr int D = plan::D, M = plan::M, KEYS = plan::KEYS;
     const int warp_row = 16 * M * (thread_index<(D > 64)>() / 32);
     float s[M][KEYS / 8][4];
     struct dropout_bits<M, KEYS> kept;
-    const bool visible = !MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1; // to this warp
+    const bool visible =
+        !MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1; // to this warp
     cp_async_wait<0>();
     __syncthreads();
     load_tile<D, KEYS, plan::THREADS>(values, view.v, a.qkv_stride, tile * KEYS, a.T);
@@ -406,11 +413,11 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struc
         struct left_rows<D, M, false> q;
         q.open(queries, warp_row);
         clear<M, KEYS / 8>(s);
-#pragma unroll 1
-        for (int k = 0; k < D / 16; k++) { // unrolled, ptxas loads so many operands ahead that it spills
+#pragma unroll(MASKED ? 1 : plan::UNROLL)
+        for (int k = 0; k < D / 16; k++) { // unrolled further, operands are loaded so far ahead that there are spills
             struct word_x4 left[M];
             q.at(left, k);
-            multiply_transposed<D, M, KEYS / 8>(s, left, origin_right<D>(keys), 0, k);
+            multiply_transposed<D, M, KEYS / 8>(s, left, origin_right<D, plan::DROPOUT>(keys), 0, k);
         }
         if (MASKED)
             forward_mask<plan>(s, first_row + warp_row, tile * KEYS);
@@ -428,7 +435,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struc
         for (int k = 0; k < KEYS / 16; k++) {
             struct word_x4 p[M];
             to_left<M, KEYS / 8>(p, s, k);
-            multiply<D, M, D / 8>(state.o, p, origin_down<D>(values), 16 * k);
+            multiply<D, M, D / 8>(state.o, p, origin_down<D, plan::DROPOUT>(values), 16 * k);
         }
     }
 }
@@ -456,8 +463,8 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const str
             }
         }
     // This warp alone has read its rows of Q, and will not again.
-    store_rows<plan::D, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a.T, queries,
-                                               warp_row, 0, state.o);
+    store_rows<plan::D, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a.T,
+                                               queries, warp_row, 0, state.o);
 }
 
 // One block: plan::QUERIES queries of one head. Keys are visited from the diagonal down to 0, so that the masked tiles
@@ -493,8 +500,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
 
 // --- Backward: P and dS of a chunk --------------------------------------------------------------------------------
 
-// From an element of S and dP: P = exp2(scale_log2 S - lse_log2), dS = P (dP - delta). `mask` is dropout's: P is scaled by it
-// as in forward, and dP before it is used.
+// From an element of S and dP: P = exp2(scale_log2 S - lse_log2), dS = P (dP - delta). `mask` is dropout's: P is scaled
+// by it as in forward, and dP before it is used.
 struct backward_element {
     float p, ds;
 };
@@ -512,14 +519,15 @@ DEVICE_FUNCTION struct backward_element backward_one(float s, float dp, float sc
 template <int HEAD_DIM, bool WITH_DROPOUT> struct backward_query_plan {
     static constexpr int D = HEAD_DIM;
     static constexpr bool DROPOUT = WITH_DROPOUT;
-    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8, THREADS = 32 * WARPS, BLOCKS = D == 64 || D == 256 ? 2 : 1;
-    static constexpr int M = D == 64 ? 2 : 1;        // 16-row blocks of a warp
-    static constexpr int QUERIES = 16 * M * WARPS;   // of a block
-    static constexpr int KEYS = D == 256 ? 32 : 64;  // of a tile
+    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8, THREADS = 32 * WARPS,
+                         BLOCKS = D == 64 || D == 256 ? 2 : 1;
+    static constexpr int M = D == 64 ? 2 : 1;                   // 16-row blocks of a warp
+    static constexpr int QUERIES = 16 * M * WARPS;              // of a block
+    static constexpr int KEYS = D == 256 ? 32 : 64;             // of a tile
     static constexpr int CHUNK = D == 256 || D == 64 ? 16 : 32; // keys whose S and dP are in registers at a time
-    static constexpr int UNROLL = D == 256 || DROPOUT ? 1 : 4; // chunks
+    static constexpr int UNROLL = D == 256 || DROPOUT ? 1 : 4;  // chunks
     static constexpr int STAGES = D == 256 ? 1 : 2;
-    static constexpr bool IN_REGISTERS = D < 256;    // Q and dO
+    static constexpr bool IN_REGISTERS = D < 256; // Q and dO
     static constexpr int ROWS_BYTES = QUERIES * 2 * D, TILE_BYTES = KEYS * 2 * D, STAGE_BYTES = 2 * TILE_BYTES;
     // Where Q and dO stay in registers, K and V come to where they were.
     static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * ROWS_BYTES;
@@ -533,7 +541,8 @@ template <class plan> struct backward_query_state {
     float lse_log2[plan::M][2], delta[plan::M][2];
 };
 
-// delta = rowsum(dO O) of this lane's rows, each row by its quad; both it and lse log2(e) are kept for the other kernel.
+// delta = rowsum(dO O) of this lane's rows, each row by its quad; both it and lse log2(e) are kept for the other
+// kernel.
 template <class plan>
 DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const struct flash_arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
@@ -619,8 +628,8 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
 // One tile: waits for its K and V, starts the copy of the next, multiplies.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const struct flash_arguments &a,
-                                         const struct head_views &view, int64_t head, int first_row, int tile, int tiles,
-                                         uint32_t stages) {
+                                         const struct head_views &view, int64_t head, int first_row, int tile,
+                                         int tiles, uint32_t stages) {
     constexpr int D = plan::D, KEYS = plan::KEYS, THREADS = plan::THREADS;
     const int warp_row = 16 * plan::M * ((int)threadIdx.x / 32);
     const int next = plan::STAGES == 1 ? tile : tile + 1;
@@ -678,29 +687,29 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
     __syncthreads();
     scale_all<plan::M, D / 8>(state.dq, a.scale);
-    store_rows<D, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a.T, shared, warp_row, 0,
-                                   state.dq);
+    store_rows<D, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a.T, shared, warp_row,
+                                   0, state.dq);
 }
 
 // --- Backward: dK and dV ------------------------------------------------------------------------------------------
 
-// S and dP are made transposed, keys x queries, so that P and dS are left operands of dV += P^T dO and dK += dS^T Q as they
-// stand in registers.
+// S and dP are made transposed, keys x queries, so that P and dS are left operands of dV += P^T dO and dK += dS^T Q as
+// they stand in registers.
 template <int HEAD_DIM, bool WITH_DROPOUT> struct backward_key_plan {
     static constexpr int D = HEAD_DIM;
     static constexpr bool DROPOUT = WITH_DROPOUT;
     static constexpr int M = D == 64 ? 2 : 1; // 16-row blocks of a warp
-    // At 256 two warps share the same keys, each with half of the columns of dK and dV: all of them would not fit into the
-    // registers of one. Both make S and dP.
+    // At 256 two warps share the same keys, each with half of the columns of dK and dV: all of them would not fit into
+    // the registers of one. Both make S and dP.
     static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8, COLUMN_WARPS = D == 256 ? 2 : 1;
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
-    static constexpr int KEYS = 16 * M * KEY_WARPS;     // of a block
-    static constexpr int QUERIES = D == 256 ? 32 : 64;  // of a tile
-    static constexpr int CHUNK = 16;                    // queries whose S and dP are in registers at a time
+    static constexpr int KEYS = 16 * M * KEY_WARPS;            // of a block
+    static constexpr int QUERIES = D == 256 ? 32 : 64;         // of a tile
+    static constexpr int CHUNK = 16;                           // queries whose S and dP are in registers at a time
     static constexpr int UNROLL = D == 256 || DROPOUT ? 1 : 4; // chunks
     static constexpr int STAGES = D == 256 ? 1 : 2;
-    static constexpr bool IN_REGISTERS = D < 256;       // K and V
+    static constexpr bool IN_REGISTERS = D < 256; // K and V
     static constexpr int KEYS_BYTES = KEYS * 2 * D, TILE_BYTES = QUERIES * 2 * D;
     static constexpr int STAGE_BYTES = 2 * TILE_BYTES + QUERIES * (int)sizeof(float2);
     static constexpr int STAGES_AT = IN_REGISTERS ? 0 : 2 * KEYS_BYTES;
@@ -735,8 +744,8 @@ DEVICE_FUNCTION void load_queries(const struct flash_arguments &a, const struct 
 
 // dV += P^T dO and dK += dS^T Q over one tile of queries, a chunk at a time.
 template <bool MASKED, class plan>
-DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const struct flash_arguments &a, int64_t head,
-                                       int first_key, int first_query, uint32_t stage) {
+DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const struct flash_arguments &a,
+                                       int64_t head, int first_key, int first_query, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8, COLUMNS = plan::COLUMNS;
     const float scale_log2 = a.scale * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
     const uint32_t queries_right = origin_right<D>(stage), douts_right = queries_right + plan::TILE_BYTES;
@@ -851,8 +860,8 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     __syncthreads();
     scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
     bf16 *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
-    store_rows<D, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a.T, shared, warp_key, warp_column,
-                                               state.dk);
+    store_rows<D, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a.T, shared, warp_key,
+                                               warp_column, state.dk);
     store_rows<D, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, first_key + warp_key, a.T, shared + plan::KEYS_BYTES,
                                                warp_key, warp_column, state.dv);
 }
@@ -868,7 +877,8 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
 template <class plan>
 static void flash_launch(void (*kernel)(struct flash_arguments), int rows, int heads, const struct flash_arguments &a,
                          struct attention_shape shape, struct device *dev) {
-    cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES));
+    cuda_check(
+        cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES));
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((unsigned)((shape.T + rows - 1) / rows), (unsigned)heads, (unsigned)shape.B);
     config.blockDim = dim3(plan::THREADS);
@@ -891,11 +901,11 @@ static void flash_backward_launch(const struct flash_arguments &a, struct attent
 }
 typedef void flash_launcher(const struct flash_arguments &, struct attention_shape, struct device *);
 
-static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *aligned[3], struct attention_shape shape,
-                                                 struct dropout dropout) {
+static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *aligned[3],
+                                                 struct attention_shape shape, struct dropout dropout) {
     if (shape.num_query_groups < 1 || shape.num_heads % shape.num_query_groups != 0)
-        fail("attention: %d query heads are not a multiple of %d query groups; change --num-query-groups", shape.num_heads,
-             shape.num_query_groups);
+        fail("attention: %d query heads are not a multiple of %d query groups; change --num-query-groups",
+             shape.num_heads, shape.num_query_groups);
     if (shape.B > 65535) // the grid's third dimension
         fail("attention: flash attention on CUDA takes at most 65535 sequences at a time; reduce --micro-batch-size");
     for (int i = 0; i < 3; i++)
@@ -919,10 +929,11 @@ static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *
 static bool flash_supports_head_dim(int head_dim) {
     return head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
 }
-static void flash_choose(flash_launcher *const with[4][2], const struct flash_arguments &a, struct attention_shape shape,
-                         struct device *dev) {
+static void flash_choose(flash_launcher *const with[4][2], const struct flash_arguments &a,
+                         struct attention_shape shape, struct device *dev) {
     if (!flash_supports_head_dim(shape.head_dim))
-        fail("attention: flash attention on CUDA takes head dimensions 64, 96, 128 and 256, not %d; set NVTE_FLASH_ATTN=0",
+        fail("attention: flash attention on CUDA takes head dimensions 64, 96, 128 and 256, not %d; set "
+             "NVTE_FLASH_ATTN=0",
              shape.head_dim);
     const int index = shape.head_dim == 64 ? 0 : shape.head_dim == 96 ? 1 : shape.head_dim == 128 ? 2 : 3;
     with[index][a.dropout.p > 0](a, shape, dev);
@@ -931,14 +942,15 @@ static void flash_choose(flash_launcher *const with[4][2], const struct flash_ar
 static size_t flash_forward_workspace_bytes(struct attention_shape shape) { return 0; }
 
 // out = dropout(softmax(scale Q K^T, causal)) V; lse (B, H, T). Pointers aligned to 16 bytes.
-static void flash_forward(floatX *out,        // (B, T, H D)
-                          float *lse,         // (B, H, T)
-                          const floatX *qkv,  // (B, T, (H + 2 Hkv) D)
+static void flash_forward(floatX *out,       // (B, T, H D)
+                          float *lse,        // (B, H, T)
+                          const floatX *qkv, // (B, T, (H + 2 Hkv) D)
                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
-    static flash_launcher *const launchers[4][2] = {{flash_forward_launch<64, false>, flash_forward_launch<64, true>},
-                                                    {flash_forward_launch<96, false>, flash_forward_launch<96, true>},
-                                                    {flash_forward_launch<128, false>, flash_forward_launch<128, true>},
-                                                    {flash_forward_launch<256, false>, flash_forward_launch<256, true>}};
+    static flash_launcher *const launchers[4][2] = {
+        {flash_forward_launch<64, false>, flash_forward_launch<64, true>},
+        {flash_forward_launch<96, false>, flash_forward_launch<96, true>},
+        {flash_forward_launch<128, false>, flash_forward_launch<128, true>},
+        {flash_forward_launch<256, false>, flash_forward_launch<256, true>}};
     const void *aligned[3] = {qkv, out, NULL};
     struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = out;
@@ -958,10 +970,11 @@ static void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) D)
                            const floatX *out,  // (B, T, H D)
                            const float *lse,   // (B, H, T)
                            struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
-    static flash_launcher *const launchers[4][2] = {{flash_backward_launch<64, false>, flash_backward_launch<64, true>},
-                                                    {flash_backward_launch<96, false>, flash_backward_launch<96, true>},
-                                                    {flash_backward_launch<128, false>, flash_backward_launch<128, true>},
-                                                    {flash_backward_launch<256, false>, flash_backward_launch<256, true>}};
+    static flash_launcher *const launchers[4][2] = {
+        {flash_backward_launch<64, false>, flash_backward_launch<64, true>},
+        {flash_backward_launch<96, false>, flash_backward_launch<96, true>},
+        {flash_backward_launch<128, false>, flash_backward_launch<128, true>},
+        {flash_backward_launch<256, false>, flash_backward_launch<256, true>}};
     const void *aligned[3] = {qkv, dout, dqkv};
     struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;

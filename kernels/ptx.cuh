@@ -2,7 +2,8 @@
 //
 // With CUDA_EMULATED defined (the emulator's build, test/emu/) the same functions are compiled by the host compiler: a
 // model says which lane holds which element, as the PTX ISA's fragment layouts do (sections "Matrix Fragments for
-// mma.m16n8k16", "ldmatrix"). Shared memory is addressed by 32-bit byte addresses throughout. g = lane / 4, t = lane % 4.
+// mma.m16n8k16", "ldmatrix"). Shared memory is addressed by 32-bit byte addresses throughout. g = lane / 4, t = lane
+// % 4.
 //
 // Shared memory is read and written through these wrappers alone, so that the emulator sees each access.
 #pragma once
@@ -43,11 +44,12 @@ PTX_FUNCTION uint32_t shared_memory(void) {
 #endif
 }
 
-// Starts a copy of 16 bytes from global to shared memory, past L1; where !valid, nothing is read and zeroes are written.
+// Starts a copy of 16 bytes from global to shared memory, past L1; where !valid, nothing is read and zeroes are
+// written.
 PTX_FUNCTION void cp_async_16(uint32_t to, const void *from, bool valid) {
 #if defined(__CUDACC__)
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
-                 "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(valid ? 16 : 0)
                  : "memory");
 #else
     emu_copy_async(to, from, 16, valid);

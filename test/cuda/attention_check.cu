@@ -6,10 +6,10 @@
 // Compiled by nvcc for a GPU, or by the host compiler against test/emu/ (CUDA_EMULATED), where shapes are smaller.
 // The tolerance is FlashAttention's rule: with `plain` the same computation whose every result is rounded to bf16,
 //   max|x - reference| <= 2 max|plain - reference| + 2 max|(reference + 0.3 - 0.3) - reference|,
-// the last sum in bf16: an error of twice what any bf16 implementation makes, plus the grain of bf16 at the magnitude 0.3.
-// Beside it the error of the whole tensor in the 2-norm, since a maximum alone would let a few wrong small rows pass:
-// P, dS and the results are each rounded once (2^-9 at most, relative), delta comes from a rounded O, and dP - delta
-// cancels, so that gradients get 2^-6, O 2^-7. Fewer than 1 in 2^5 such errors add up in phase.
+// the last sum in bf16: an error of twice what any bf16 implementation makes, plus the grain of bf16 at the magnitude
+// 0.3. Beside it the error of the whole tensor in the 2-norm, since a maximum alone would let a few wrong small rows
+// pass: P, dS and the results are each rounded once (2^-9 at most, relative), delta comes from a rounded O, and dP -
+// delta cancels, so that gradients get 2^-6, O 2^-7. Fewer than 1 in 2^5 such errors add up in phase.
 #include "kernels/attention_sm80.cuh" // flash_forward, flash_backward
 #include <math.h>                     // sqrt, fabs, exp, log
 #include <stdio.h>                    // printf
@@ -42,7 +42,8 @@ static float random_value(uint64_t *state) {
     return sum * 1.7320508f;
 }
 
-// Device memory of n elements between two stretches of NaN, where nothing may be written and from where no NaN may come.
+// Device memory of n elements between two stretches of NaN, where nothing may be written and from where no NaN may
+// come.
 enum { GUARD_BYTES = 4096 };
 struct guarded {
     char *memory;
@@ -87,9 +88,10 @@ static void add_scaled(double *to, double factor, const double *x, int n) {
 }
 
 // One query: its output, lse and dq, and what it adds to the head's dk and dv (T, D). s, dp: T numbers each.
-static void reference_row(struct check_case c, struct dropout dropout, int64_t head, int i, const double *q, const double *k,
-                          const double *v, int64_t stride, const double *dout, double *out, double *lse, double *dq,
-                          double *dk, double *dv, double *s, double *dp, double *mask, bool plain) {
+static void reference_row(struct check_case c, struct dropout dropout, int64_t head, int i, const double *q,
+                          const double *k, const double *v, int64_t stride, const double *dout, double *out,
+                          double *lse, double *dq, double *dk, double *dv, double *s, double *dp, double *mask,
+                          bool plain) {
     const double scale = 1 / sqrt((double)c.D);
     double maximum = -INFINITY, sum = 0, delta = 0;
     for (int j = 0; j <= i; j++) {
@@ -248,7 +250,8 @@ static int64_t take_part(bf16 *x, double *exact, double *plain, struct check_cas
     return n;
 }
 
-// T = 1: P = 1 whatever Q and K are, so that dQ = dK = 0 but for rounding: dP - delta, both of the order of |dO| |V| sqrt(D).
+// T = 1: P = 1 whatever Q and K are, so that dQ = dK = 0 but for rounding: dP - delta, both of the order of |dO| |V|
+// sqrt(D).
 static bool accept(struct comparison x, double norm_allowed, bool single_key) {
     return x.error <= x.allowed && (single_key || x.norm_error <= norm_allowed);
 }
@@ -285,7 +288,8 @@ static bool check(struct check_case c, struct device *dev) {
     struct comparison o, d[3];
     compare(&o, out, g[0].out, g[1].out, n_out);
     bf16 *x = (bf16 *)malloc(sizeof *x * (size_t)n_qkv);
-    double *exact = (double *)malloc(sizeof(double) * (size_t)n_qkv), *plain = (double *)malloc(sizeof(double) * (size_t)n_qkv);
+    double *exact = (double *)malloc(sizeof(double) * (size_t)n_qkv),
+           *plain = (double *)malloc(sizeof(double) * (size_t)n_qkv);
     for (int part = 0; part < 3; part++)
         compare(&d[part], x, exact, plain, take_part(x, exact, plain, c, part, dqkv, g[0].dqkv, g[1].dqkv));
     double lse_error = 0, lse_size = 1; // fp32 sums of D products of bf16, and one logarithm
@@ -295,13 +299,15 @@ static bool check(struct check_case c, struct device *dev) {
         lse_size = fabs(g[0].lse[i]) > lse_size ? fabs(g[0].lse[i]) : lse_size;
     }
     const bool passed = intact && accept(o, 0x1p-7, false) && accept(d[0], 0x1p-6, c.T == 1) &&
-                        accept(d[1], 0x1p-6, c.T == 1) && accept(d[2], 0x1p-6, false) && lse_error <= 0x1p-18 * lse_size;
-    printf("%s D=%-3d B=%d T=%-4d H=%d/%d%s%s error/allowed o %.2f dq %.2f dk %.2f dv %.2f, norm o %.1e dq %.1e dk %.1e dv "
+                        accept(d[1], 0x1p-6, c.T == 1) && accept(d[2], 0x1p-6, false) &&
+                        lse_error <= 0x1p-18 * lse_size;
+    printf("%s D=%-3d B=%d T=%-4d H=%d/%d%s%s error/allowed o %.2f dq %.2f dk %.2f dv %.2f, norm o %.1e dq %.1e dk "
+           "%.1e dv "
            "%.1e, lse %.1e%s\n",
            passed ? "ok  " : "FAIL", c.D, c.B, c.T, c.H, c.Hkv, c.q_scale != 1 ? " large" : "",
            c.dropout > 0 ? " dropout" : "", o.error / o.allowed, d[0].error / d[0].allowed, d[1].error / d[1].allowed,
-           d[2].error / d[2].allowed, o.norm_error, d[0].norm_error, d[1].norm_error, d[2].norm_error, lse_error / lse_size,
-           intact ? "" : ", WROTE OUTSIDE");
+           d[2].error / d[2].allowed, o.norm_error, d[0].norm_error, d[1].norm_error, d[2].norm_error,
+           lse_error / lse_size, intact ? "" : ", WROTE OUTSIDE");
     fflush(stdout);
     run_free(&run);
     for (int i = 0; i < 2; i++) {
@@ -345,8 +351,8 @@ static bool check_repeats(struct check_case c, int repeats, struct device *dev) 
             free(now);
         }
     }
-    printf("%s D=%-3d B=%d T=%-4d H=%d/%d%s %d repeats give %s bits\n", same ? "ok  " : "FAIL", c.D, c.B, c.T, c.H, c.Hkv,
-           c.dropout > 0 ? " dropout" : "", repeats, same ? "the same" : "DIFFERENT");
+    printf("%s D=%-3d B=%d T=%-4d H=%d/%d%s %d repeats give %s bits\n", same ? "ok  " : "FAIL", c.D, c.B, c.T, c.H,
+           c.Hkv, c.dropout > 0 ? " dropout" : "", repeats, same ? "the same" : "DIFFERENT");
     for (int i = 0; i < 3; i++)
         free(first[i]);
     free(data);
@@ -416,7 +422,8 @@ static void bench(struct check_case c, struct device *dev) {
     for (size_t i = 0; i < n_qkv + n_out; i++)
         data[i] = i < 1 << 20 ? bf16_from_float(random_value(&state)) : data[i - (1 << 20) + 1];
     struct run run = run_new(c, data, data + n_qkv);
-    // 4 T^2 D for the two products of a head, half of it below the diagonal; backward has five products where forward has two.
+    // 4 T^2 D for the two products of a head, half of it below the diagonal; backward has five products where forward
+    // has two.
     const double flops = 2.0 * c.B * c.H * c.T * c.T * c.D;
     const float forward = median_ms(run_forward, &run, dev), backward = median_ms(run_backward, &run, dev);
     printf("%-8s %-8s %4d %3d %3d %3d %6d %9.4f %7.1f\n", "ours", "forward", c.D, c.H, c.Hkv, c.B, c.T, forward,

@@ -17,17 +17,17 @@ struct emu_thread_dim {
         operator unsigned() const { return (unsigned)emu->current % emu->size.x; }
     } x;
 };
-#define EMU_DIM(name, of) \
-    static const struct emu_##name { \
-        struct X { \
-            operator unsigned() const { return emu->of.x; } \
-        } x; \
-        struct Y { \
-            operator unsigned() const { return emu->of.y; } \
-        } y; \
-        struct Z { \
-            operator unsigned() const { return emu->of.z; } \
-        } z; \
+#define EMU_DIM(name, of)                                                                                              \
+    static const struct emu_##name {                                                                                   \
+        struct X {                                                                                                     \
+            operator unsigned() const { return emu->of.x; }                                                            \
+        } x;                                                                                                           \
+        struct Y {                                                                                                     \
+            operator unsigned() const { return emu->of.y; }                                                            \
+        } y;                                                                                                           \
+        struct Z {                                                                                                     \
+            operator unsigned() const { return emu->of.z; }                                                            \
+        } z;                                                                                                           \
     } name = {}
 EMU_DIM(blockIdx, block_index);
 EMU_DIM(blockDim, size);
@@ -73,7 +73,9 @@ typedef struct {
     cudaStream_t stream;
 } cudaLaunchConfig_t;
 
-static inline const char *cudaGetErrorString(cudaError_t status) { return status == cudaSuccess ? "no error" : "error"; }
+static inline const char *cudaGetErrorString(cudaError_t status) {
+    return status == cudaSuccess ? "no error" : "error";
+}
 static inline cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 static inline cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
 static inline cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value) {
@@ -108,7 +110,10 @@ template <class A> struct emu_call {
 };
 template <class A>
 static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(A), const A &argument) {
-    struct emu_call<A> call = {kernel, argument};
-    emu_conflicts += emu_launch(config->gridDim, config->blockDim, (uint32_t)config->dynamicSmemBytes, emu_call<A>::run, &call);
+    struct emu_call<A> call = {
+        kernel, argument
+    };
+    emu_conflicts +=
+        emu_launch(config->gridDim, config->blockDim, (uint32_t)config->dynamicSmemBytes, emu_call<A>::run, &call);
     return cudaSuccess;
 }

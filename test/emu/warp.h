@@ -1,11 +1,13 @@
-// A functional model of one thread block, for the host: what kernels/ptx.cuh's models and cuda_runtime.h's stand-ins use.
+// A functional model of one thread block, for the host: what kernels/ptx.cuh's models and cuda_runtime.h's stand-ins
+// use.
 //
 // The threads of a block are fibers that run in turn until they wait. It is stricter than a GPU:
 // - asynchronous copies land at the wait that asks for them, not before, and their destination is poisoned meanwhile;
 // - shared memory is poisoned (NaN) when a block starts;
-// - two threads that touch one word of shared memory, one of them writing, without a barrier between them are reported, as
-//   are misaligned accesses, accesses past the block's shared memory, lanes of a warp that wait at different collectives,
-//   and blocks that can't go on;
+// - two threads that touch one word of shared memory, one of them writing, without a barrier between them are reported,
+// as
+//   are misaligned accesses, accesses past the block's shared memory, lanes of a warp that wait at different
+//   collectives, and blocks that can't go on;
 // - ldmatrix reports the bank conflicts of its rows.
 // A finding ends the program with status 3, naming block and thread.
 #pragma once
@@ -85,8 +87,8 @@ static inline uint32_t emu_shared_base(void) { return EMU_SHARED_BASE; }
 static inline int emu_lane(void) { return emu->current % 32; }
 
 __attribute__((noreturn)) static void emu_report(const char *what, uint32_t address) {
-    fprintf(stderr, "emu: block (%u, %u, %u) thread %d: %s, shared address %d\n", emu->block_index.x, emu->block_index.y,
-            emu->block_index.z, emu->current, what, (int)address - EMU_SHARED_BASE);
+    fprintf(stderr, "emu: block (%u, %u, %u) thread %d: %s, shared address %d\n", emu->block_index.x,
+            emu->block_index.y, emu->block_index.z, emu->current, what, (int)address - EMU_SHARED_BASE);
     fflush(stderr);
     _Exit(3);
 }
@@ -146,7 +148,8 @@ static void emu_fiber_main(void) {
 
 // --- Warps and barriers -------------------------------------------------------------------------------------------
 
-// Every lane gives `bytes`; returns those of all lanes, one after another, which stay until the lane's next but one call.
+// Every lane gives `bytes`; returns those of all lanes, one after another, which stay until the lane's next but one
+// call.
 static const void *emu_warp_exchange(const void *mine, int bytes) {
     struct emu_warp *warp = &emu->warps[emu->current / 32];
     const unsigned generation = warp->generation;
@@ -191,13 +194,15 @@ static void emu_touch_word(struct emu_word *word, bool write, uint32_t address) 
     const uint64_t warp_epoch = emu->warps[my_warp].epoch;
     if (word->write_epoch == emu->epoch && word->writer != me &&
         !(word->writer / 32 == my_warp && word->write_warp_epoch < warp_epoch))
-        emu_report(write ? "two threads write a word without a barrier between" : "reads what another thread wrote before a "
-                                                                                  "barrier",
+        emu_report(write ? "two threads write a word without a barrier between"
+                         : "reads what another thread wrote before a "
+                           "barrier",
                    address);
     const bool read_now = word->read_epoch == emu->epoch;
     if (write) {
-        const int reader_warp = word->reader >= EMU_MANY ? -1 : word->reader >= EMU_WARP ? word->reader - EMU_WARP
-                                                                                         : word->reader / 32;
+        const int reader_warp = word->reader >= EMU_MANY   ? -1
+                                : word->reader >= EMU_WARP ? word->reader - EMU_WARP
+                                                           : word->reader / 32;
         if (read_now && word->reader != me && !(reader_warp == my_warp && word->read_warp_epoch < warp_epoch))
             emu_report("writes what another thread read before a barrier", address);
         word->write_epoch = emu->epoch;
@@ -348,7 +353,8 @@ static void emu_block_free(struct emu_block *block) {
     free(block);
 }
 
-// Runs every block of a grid, in a shuffled order, on all of the host's threads. Returns the bank conflicts of ldmatrix.
+// Runs every block of a grid, in a shuffled order, on all of the host's threads. Returns the bank conflicts of
+// ldmatrix.
 static uint64_t emu_launch(struct emu_dim3 grid, struct emu_dim3 size, uint32_t shared_bytes, void (*body)(void *),
                            void *argument) {
     const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
@@ -371,8 +377,8 @@ static uint64_t emu_launch(struct emu_dim3 grid, struct emu_dim3 size, uint32_t 
 #pragma omp for schedule(dynamic)
         for (uint64_t i = 0; i < blocks; i++) {
             const uint64_t at = i * stride % blocks;
-            emu->block_index = emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y),
-                                        (unsigned)(at / grid.x / grid.y));
+            emu->block_index =
+                emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y));
             emu_run_block();
         }
         conflicts = emu->bank_conflicts;
