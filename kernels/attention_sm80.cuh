@@ -19,10 +19,11 @@
 // - In shared memory the 16-byte pieces of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #pragma once
-#include "kernels/device.cuh" // bf16, floatX, struct device
-#include "kernels/ptx.cuh"    // mma_m16n8k16, ldmatrix_x4, cp_async_16, exp2_approx, pack_bf16x2
-#include "kernels/random.cuh" // struct dropout
-#include "runtime/error.h"    // fail
+#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/device.cuh"          // bf16, floatX, struct device
+#include "kernels/ptx.cuh"             // mma_m16n8k16, ldmatrix_x4, cp_async_16, exp2_approx, pack_bf16x2
+#include "kernels/random.cuh"          // struct dropout
+#include "runtime/error.h"             // fail
 
 #if (defined(__CUDACC__) || defined(CUDA_EMULATED)) && defined(PRECISION_BF16)
 #include <cuda_runtime.h> // streams, launches
@@ -30,11 +31,7 @@
 
 #define DEVICE_FUNCTION static __device__ __forceinline__
 
-struct attention_shape {
-    int B, T, num_heads, num_query_groups, head_dim;
-    float scale;
-};
-// The CUDA form of struct device.
+// What struct device is to carry on the cuda target.
 struct cuda_device : device {
     cudaStream_t stream;
 };

@@ -53,7 +53,8 @@ say "GPU: ${gpu:-none found}; $("$NVCC" --version | grep release); $(date +%Y-%m
 # 1675: #pragma GCC unroll in host code
 compile() {
     "$NVCC" -std=c++17 -O3 -I. -DPRECISION_BF16 -lineinfo -Xptxas -v -diag-suppress 1675 \
-        -gencode="arch=compute_$1,code=sm_$1" -Xcompiler -O3,-fopenmp test/cuda/attention_check.cu -o "$OUT/attention_check_$1"
+        -gencode="arch=compute_$1,code=sm_$1" -Xcompiler -O3,-march=native,-fopenmp \
+        test/cuda/attention_check.cu -o "$OUT/attention_check_$1"
 }
 # One line a kernel: registers and bytes of spills, from what ptxas said.
 resources() {

@@ -369,6 +369,8 @@ static int check_lengths(const int *lengths, int num_lengths, struct device *dev
                 const int T = lengths[i];
                 if (EMULATED && (i + h) % 3 != d % 3) // a third of them, each head dimension with each heads
                     continue;
+                if (T >= 4096 && heads[h][0] > 3) // the reference takes most of the time
+                    continue;
                 const struct check_case c = {dims[d], T <= 300 ? 2 : 1, T, heads[h][0], heads[h][1], 1, 1, 1, 0};
                 failures += !check(c, dev);
             }
