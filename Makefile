@@ -63,12 +63,16 @@ ifneq ($(CUDA),)
   find_include = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(patsubst %/$(1),%,$(wildcard $d/include/$(1)))))
   find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/x86_64-linux/lib, \
     $(wildcard $d/$l/$(1).so $d/$l/$(1).so.*))))
-  CUDA_INCLUDES := $(sort $(call find_include,cublasLt.h,$(CUBLASLT_DIR)) $(call find_include,nvtx3/nvToolsExt.h))
+  # nvcc's own is left out: gcc drops a -I folder that is named again as a system's, and another CUDA's would come first.
+  CUDA_INCLUDES := $(filter-out $(realpath $(dir $(realpath $(NVCC)))../include), \
+    $(realpath $(sort $(call find_include,cublasLt.h,$(CUBLASLT_DIR)) $(call find_include,nvtx3/nvToolsExt.h))))
   CUBLASLT := $(call find_library,libcublasLt,$(CUBLASLT_DIR))
   ifeq ($(and $(call find_include,cublasLt.h,$(CUBLASLT_DIR)),$(CUBLASLT)),)
     $(error no cublasLt.h or no libcublasLt.so in $(CUBLASLT_DIR) $(CUDA_DIRS); CUBLASLT_DIR= names the folder that holds \
       include/ and lib/, make CUDA= builds for the cpu alone)
   endif
+  # nvcc takes no name that ends in .so.13, which is all that a wheel has.
+  LINK_CUBLASLT := -Xlinker $(CUBLASLT),-rpath,$(dir $(CUBLASLT))
   # The release has machine code for sm_80 (which sm_86 and sm_89 run) and sm_90a, and PTX that any newer GPU's driver can
   # compile, which it could not of a newer PTX. sm_90 alone would be without wgmma.
   GPU_ARCH ?= $(if $(RELEASE),release,$(if $(GPU),native,release))
@@ -97,7 +101,7 @@ cuda:
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 ifneq ($(CUDA),)
 $(B)/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
-	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(CUBLASLT) -Xlinker -rpath,$(dir $(CUBLASLT)) -o $@
+	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUBLASLT) -o $@
 else
 $(B)/train_gpt: $(B)/main.o $(CPU_ENGINES)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@

@@ -1,5 +1,6 @@
 // The whole model: policies, accumulation, the memory plan against what runs, decoding. Equality with PyTorch is
 // op_golden.c's subject.
+#include <malloc.h> // mallinfo2; before testing.h, which may redefine free
 #include "kernels/device.cuh"
 #include "test/testing.h"
 
@@ -7,7 +8,6 @@
 #include "gpt.cuh"
 #include "sample.cuh"
 #include "test/model.h"
-#include <malloc.h> // mallinfo2
 #include <omp.h>
 #include <string.h>
 
