@@ -21,8 +21,12 @@ ifneq ($(DEPS),)
   LDFLAGS += -L$(DEPS_LIB) -Wl,--disable-new-dtags,-rpath,$(DEPS_LIB),-rpath,$(DEPS_LIB)/openblas-openmp
 endif
 
-# A library is used where its header is found; without any of them the plain OpenMP loops remain.
 has = $(shell printf '\043include <$(1)>\n' | $(CC) $(DEFINES) -E -x c - >/dev/null 2>&1 && echo yes)
+# Needed: JSON, checksums of checkpoints, the patterns by which tokenizers split text.
+DEFINES += -DPCRE2_CODE_UNIT_WIDTH=8
+LDLIBS += -ljansson -lpcre2-8
+MISSING := $(foreach h,jansson.h xxhash.h pcre2.h,$(if $(call has,$h),,$h))
+# Used where its header is found; without any of them the plain OpenMP loops remain.
 ifeq ($(call has,oneapi/dnnl/dnnl.h),yes)
   DEFINES += -DHAVE_ONEDNN
   LDLIBS += -ldnnl
@@ -87,13 +91,15 @@ ifneq ($(CUDA),)
   endif
   # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
   # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.
-  NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA $(CFLAGS) -lineinfo \
-    $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) -Werror all-warnings $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas \
+  NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) -lineinfo \
+    $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) -Werror all-warnings $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas \
     -Wno-maybe-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all cuda emu ptxas demo test test-programs check-headers bench clean
-all: $(B)/train_gpt
+.PHONY: all libraries cuda emu ptxas demo test test-programs check-headers bench clean
+all: libraries $(B)/train_gpt
+libraries:
+	$(if $(MISSING),$(error $(MISSING) not found; scripts/setup.sh build installs what is missing))
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
 

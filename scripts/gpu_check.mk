@@ -5,7 +5,7 @@ G := $(B)/cuda
 GPU_OPS := $(patsubst test/op_%.c,%,$(wildcard test/op_*.c))
 GPU_TESTS := $(foreach o,$(GPU_OPS),$G/op_$o_fp32 $G/op_$o_bf16)
 # Tests look at device memory from the host.
-GPU_CHECK_COMPILE = $(NVCC_COMPILE) $(GENCODE) -DDEVICE_MEMORY_MANAGED -MMD -MP $(DEPS:%=-isystem %/include)
+GPU_CHECK_COMPILE = $(NVCC_COMPILE) $(GENCODE) -DDEVICE_MEMORY_MANAGED -MMD -MP
 
 .PHONY: gpu-check
 gpu-check: $(GPU_TESTS) $G/op_attention_quick $G/attention_bench

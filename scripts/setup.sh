@@ -9,9 +9,9 @@
 # that this tree with that folder builds where packages can't be installed: no root, no network.
 #
 # Each thing is looked for itself (a header that compiles, a command that is there), not its package, so that any
-# distribution will do. Where nothing is missing, nothing is touched. The compiler and make must be here, Python for the
-# demo, cmocka (and g++, which compiles the headers as C++) for the tests; without oneDNN and OpenBLAS the engine builds
-# on its own loops, more slowly.
+# distribution will do. Where nothing is missing, nothing is touched. The compiler, make, jansson, xxHash and PCRE2 must
+# be here, Python for the demo, cmocka (and g++, which compiles the headers as C++) for the tests; without oneDNN and
+# OpenBLAS the engine builds on its own loops, more slowly.
 set -u
 
 into=
@@ -40,7 +40,7 @@ have_command() { command -v "$1" >/dev/null 2>&1; }
 # CC may be a command with options, so it is split on purpose. The four come before cmocka.h, which needs them.
 # shellcheck disable=SC2086
 have_header() {
-    printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h "$1" | $CC -isystem "$deps/include" -E -x c - >/dev/null 2>&1
+    printf '#include <%s>\n' stdarg.h stddef.h stdint.h setjmp.h "$1" | $CC -DPCRE2_CODE_UNIT_WIDTH=8 -isystem "$deps/include" -E -x c - >/dev/null 2>&1
 }
 # Debian keeps OpenBLAS's header in a folder of its architecture, one for each kind of threads.
 have_openblas() {
@@ -58,7 +58,7 @@ have_compiler() { have_command "${CC%% *}" && have_header stdio.h; }
 # shellcheck disable=SC2086
 packages_to_unpack() {
     apt-cache $lists depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
-        libdnnl-dev libopenblas-openmp-dev libcmocka-dev |
+        libjansson-dev libxxhash-dev libpcre2-dev libdnnl-dev libopenblas-openmp-dev libcmocka-dev |
         grep -E '^[a-z0-9]' | grep -vE '^(libc6|libgcc-s1|libstdc\+\+6|libgomp1|libc6-dev|gcc-[0-9]+-base)(:|$)' | sort -u
 }
 # shellcheck disable=SC2086
@@ -87,7 +87,7 @@ unpack_into() {
         # shellcheck disable=SC2086
         apt-get -qq $lists -o Acquire::http::Timeout=20 update >"$download/log" 2>&1
         if ! download_packages; then
-            echo "setup.sh: can't download the packages of oneDNN, OpenBLAS and cmocka:" >&2
+            echo "setup.sh: can't download the packages of jansson, xxHash, PCRE2, oneDNN, OpenBLAS and cmocka:" >&2
             sed 's/^/    /' "$download/log" >&2
             exit 2
         fi
@@ -107,6 +107,9 @@ find_missing() {
     required='' optional=''
     have_compiler || required="$required gcc libc6-dev"
     have_command make || required="$required make"
+    have_header jansson.h || required="$required libjansson-dev"
+    have_header xxhash.h || required="$required libxxhash-dev"
+    have_header pcre2.h || required="$required libpcre2-dev"
     if [ "$goal" = demo ]; then
         have_command python3 || required="$required python3"
     fi
