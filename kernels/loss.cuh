@@ -15,8 +15,14 @@ struct softmax_row {
 #ifdef TARGET_CUDA
 
 // One block a row, so that a row is read from memory once: the gradient's reading finds it in the caches. Two blocks of
-// 1024 threads on each of 132 multiprocessors have 26 MB of a vocabulary of 50k in bf16 under way.
+// 1024 threads on each of 132 multiprocessors have 26 MB of a vocabulary of 50k in bf16 under way. Multiprocessors that
+// are not 8.0, 9.0 or 10.x hold 1536 threads, and so one block; ptxas warns where two are asked for.
 enum { LOSS_THREADS = 1024 };
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 800 && __CUDA_ARCH__ / 100 != 9 && __CUDA_ARCH__ / 100 != 10
+enum { LOSS_BLOCKS = 1 };
+#else
+enum { LOSS_BLOCKS = 2 };
+#endif
 
 // e^x. Two exponentials an element are more than the FMA units do in the time of its memory traffic, so it is the special
 // function unit's; x <= 0 counts down to -87, where it becomes 0. The argument is a difference of logits already: a factor
@@ -92,7 +98,7 @@ DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, i
     }
 }
 
-static __global__ void __launch_bounds__(LOSS_THREADS, 2)
+static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, int V, int Vp, bool backward) {
     // The last row first: it is the one that was written last.
     const int64_t n = (int64_t)gridDim.x - 1 - blockIdx.x;

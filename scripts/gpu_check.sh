@@ -73,10 +73,12 @@ no_spills_in_forward() {
 }
 
 run_tests() {
-    local test
+    local test blocking
     for test in build/cuda/op_*_fp32 build/cuda/op_*_bf16; do
-        # Tests read results on the host right after the call.
-        step "$(basename "$test")" timeout 150 env CUDA_LAUNCH_BLOCKING=1 "$test"
+        # Tests of ops read results on the host right after the call; those of the model wait for them, as training does.
+        blocking=1
+        [[ $test == */op_gpt_* || $test == */op_golden_* ]] && blocking=0
+        step "$(basename "$test")" timeout 150 env CUDA_LAUNCH_BLOCKING=$blocking "$test"
     done
 }
 
