@@ -1067,7 +1067,12 @@ static size_t resident_peak_bytes(void) {
 
 // What a plan may use of the device's memory, and the most that the run has used of it so far.
 #ifdef TARGET_CUDA
-static size_t device_available_bytes(struct device *dev) { return device_free_bytes(dev); }
+// The reserve is for what the driver takes as kernels and graphs load, after the plan: a supposition, not measured.
+enum { DRIVER_RESERVE_BYTES = 256 << 20 };
+static size_t device_available_bytes(struct device *dev) {
+    const size_t free_bytes = device_free_bytes(dev);
+    return free_bytes > DRIVER_RESERVE_BYTES ? free_bytes - DRIVER_RESERVE_BYTES : 0;
+}
 static size_t device_peak_bytes(const struct plan *plan) { return plan->peak_bytes; } // all is allocated at start-up
 #else
 static size_t device_available_bytes(struct device *dev) { return machine_memory_bytes(); }

@@ -172,7 +172,8 @@ static __global__ void squares_kernel(double *sums, const float *x, int64_t n) {
     if (threadIdx.x == 0)
         sums[blockIdx.x] = sum;
 }
-static __global__ void squares_total_kernel(double *total, const double *sums) { // one block, a thread a sum
+static __global__ void __launch_bounds__(SQUARES_BLOCKS)
+squares_total_kernel(double *total, const double *sums) { // one block, a thread a sum
     const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
     if (threadIdx.x == 0)
         *total = sum;

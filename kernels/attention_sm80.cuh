@@ -38,8 +38,8 @@ static void flash_obstacle(char *reason, size_t size, struct attention_shape sha
         snprintf(reason, size, "takes bf16 alone: --precision bf16");
     else if (shape.head_dim % 8 != 0 || shape.head_dim > FLASH_MAX_HEAD_DIM)
         snprintf(reason, size, "takes heads of a multiple of 8 up to %d, not %d", FLASH_MAX_HEAD_DIM, shape.head_dim);
-    else if (shape.B > 65535) // the grid's third dimension
-        snprintf(reason, size, "takes at most 65535 sequences: lower --micro-batch-size");
+    else if (shape.B > 65535 || shape.num_heads > 65535) // the grid's other dimensions
+        snprintf(reason, size, "takes at most 65535 sequences and heads: lower --micro-batch-size");
 }
 static const char *flash_describe(void) { return "mma.sync bf16"; }
 

@@ -123,7 +123,8 @@ static void cross_entropy(float *losses,          // (N)
                Vp, backward);
 }
 
-static __global__ void losses_sum_kernel(double *total, const float *losses, int64_t N, double scale) {
+static __global__ void __launch_bounds__(LOSS_THREADS)
+losses_sum_kernel(double *total, const float *losses, int64_t N, double scale) {
     double sum = 0;
 #pragma unroll 8
     for (int64_t n = threadIdx.x; n < N; n += LOSS_THREADS)

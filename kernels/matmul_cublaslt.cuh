@@ -158,7 +158,7 @@ static void matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_libr
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(matmul_handle(library), &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c,
                                        &preference, 1, &best, &found);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0))
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && (found == 0 || best.state != CUBLAS_STATUS_SUCCESS)))
         fail("%s has no algorithm for a product of (%lld x %lld) by (%lld x %lld): use sizes that are multiples of 8 for "
              "--hidden-size, --ffn-hidden-size and --kv-channels",
              library->description, (long long)plan->key.rows, (long long)plan->key.depth, (long long)plan->key.depth,
