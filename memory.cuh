@@ -11,17 +11,17 @@
 #pragma once
 #include "kernels/device_memory.cuh" // device_allocate, device_free
 #include "kernels/device_queue.cuh"  // device_free_bytes
-#include "runtime/error.h" // fail
-#include <stdbool.h>       // bool
-#include <stddef.h>        // size_t
-#include <stdint.h>        // int64_t, uintptr_t, SIZE_MAX
-#include <stdio.h>         // FILE, fprintf, snprintf, sscanf
-#include <errno.h>         // errno
-#include <stdlib.h>        // calloc, realloc, free, qsort, strtoull
-#include <string.h>        // memcpy, memset, strncmp, strstr, strchr, strerror
-#include <sys/resource.h>  // getrlimit
-#include <sys/stat.h>      // lstat
-#include <unistd.h>        // sysconf, getpid, unlink
+#include "runtime/error.h"           // fail
+#include <errno.h>                   // errno
+#include <stdbool.h>                 // bool
+#include <stddef.h>                  // size_t
+#include <stdint.h>                  // int64_t, SIZE_MAX
+#include <stdio.h>                   // FILE, fprintf, snprintf, sscanf
+#include <stdlib.h>                  // calloc, realloc, free, qsort, strtoull
+#include <string.h>                  // memcpy, memset, strncmp, strstr, strchr, strerror
+#include <sys/resource.h>            // getrlimit
+#include <sys/stat.h>                // lstat
+#include <unistd.h>                  // sysconf, getpid, unlink
 
 // One allocation each. ACTIVATIONS holds all whose lifetime lies within the step: activations, temporaries, logits,
 // workspace. Buffers of the other arenas live always.

@@ -1,6 +1,6 @@
 // train_gpt: reads the options, builds the memory plan, runs the training loop.
 //
-// This file is compiled several times. With ENGINE defined (cpu_fp32, cpu_bf16, ...) it is one copy of the engine, whose
+// This file is compiled several times. With ENGINE defined (train_cpu_fp32, ...) it is one copy of the engine, whose
 // floatX is that precision, exporting one entry point; without it, it is main, which picks a copy and calls it.
 #include "config.h"         // struct config: every option
 #include "kernels/amx.cuh"  // amx_available

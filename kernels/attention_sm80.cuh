@@ -480,7 +480,7 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const str
         }
     // This warp alone has read its rows of Q, and will not again.
     store_rows<plan, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a,
-                                               queries, warp_row, 0, state.o);
+                                            queries, warp_row, 0, state.o);
 }
 
 // One block: plan::QUERIES queries of one head. Keys are visited from the diagonal down to 0, so that the masked tiles
@@ -709,7 +709,7 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     __syncthreads();
     scale_all<plan::M, D / 8>(state.dq, a.scale);
     store_rows<plan, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a, shared, warp_row,
-                                   0, state.dq);
+                                     0, state.dq);
 }
 
 // --- Backward: dK and dV ------------------------------------------------------------------------------------------
@@ -884,9 +884,9 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
     bf16 *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
     store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a, shared, warp_key,
-                                               warp_column, state.dk);
+                                                  warp_column, state.dk);
     store_rows<plan, 16 * plan::M, plan::COLUMNS>(dv, a.qkv_stride, first_key + warp_key, a, shared + plan::KEYS_BYTES,
-                                               warp_key, warp_column, state.dv);
+                                                  warp_key, warp_column, state.dv);
 }
 
 // --- Launches -----------------------------------------------------------------------------------------------------

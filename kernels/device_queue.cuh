@@ -2,10 +2,10 @@
 #pragma once
 #include "kernels/device.cuh"   // struct device, cuda_check
 #include "kernels/gpu_peak.cuh" // gpu_peak_flops
-#include <stdio.h>            // snprintf
+#include <stdio.h>              // snprintf
 
-// Named ranges that a profiler shows (NVTX). The names must be those of the schedule, since they are looked up by
-// address in a trace.
+// Named ranges that a profiler shows (NVTX), around what the host enqueues: work that a graph enqueues again has none
+// (--cuda-graphs=false shows all of it).
 #if defined(TARGET_CUDA) && defined(__CUDACC__)
 #include <nvtx3/nvToolsExt.h>
 static inline void range_begin(const char *name) { nvtxRangePushA(name); }

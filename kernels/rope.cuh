@@ -5,8 +5,8 @@
 #include "kernels/packed_floats.cuh" // packed_load_some, floats_load_some
 #include <math.h>                    // pow, cos, sin
 
-// Row p holds D/2 cosines, then D/2 sines, of position p's angles. `table` is memory of the host. Computed in double: at position 100,000 an angle in
-// fp32 would already be off by 0.004.
+// Row p holds D/2 cosines, then D/2 sines, of position p's angles. `table` is memory of the host. Computed in double: at
+// position 100,000 an angle in fp32 would already be off by 0.004.
 static void rope_table(float *table, // (T, D)
                        int T, int D, float theta) {
 #pragma omp parallel for schedule(static)
