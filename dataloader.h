@@ -490,6 +490,3 @@ static inline const char *dataloader_path(const struct dataloader *loader, int f
 static inline const char *dataloader_format(const struct dataloader *loader) {
     return token_format_name(loader->files[0].format);
 }
-static inline uint64_t dataloader_bytes(const struct dataloader *loader) { // what the samples read ahead take
-    return (uint64_t)loader->ahead.capacity * (uint64_t)(loader->T + 1) * sizeof(int32_t);
-}

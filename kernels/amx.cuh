@@ -7,8 +7,6 @@
 #include "kernels/device.cuh" // bf16
 #include <stdint.h>           // uint8_t, uint16_t
 
-enum { AMX_ROWS = 16, AMX_COLS = 16, AMX_DEPTH = 32, AMX_TILE_BYTES = 1024 };
-
 #if defined(AMX_EMULATE)
 
 struct amx_tile {
