@@ -10,7 +10,7 @@
 // the short-lived buffers on top of that pyramid, is fitted into gaps in several orders until the live sum is reached.
 #pragma once
 #include "kernels/device_memory.cuh" // device_allocate, device_free
-#include "kernels/device_queue.cuh"  // device_free_bytes
+#include "kernels/device_queue.cuh"  // device_free_bytes, device_used_bytes
 #include "runtime/error.h"           // fail
 #include <errno.h>                   // errno
 #include <stdbool.h>                 // bool
@@ -1073,8 +1073,8 @@ static size_t device_available_bytes(struct device *dev) {
     const size_t free_bytes = device_free_bytes(dev);
     return free_bytes > DRIVER_RESERVE_BYTES ? free_bytes - DRIVER_RESERVE_BYTES : 0;
 }
-static size_t device_peak_bytes(const struct plan *plan) { return plan->peak_bytes; } // all is allocated at start-up
+static size_t device_peak_bytes(struct device *dev) { return device_used_bytes(dev); } // which never falls during a run
 #else
 static size_t device_available_bytes(struct device *dev) { return machine_memory_bytes(); }
-static size_t device_peak_bytes(const struct plan *plan) { return resident_peak_bytes(); }
+static size_t device_peak_bytes(struct device *dev) { return resident_peak_bytes(); }
 #endif

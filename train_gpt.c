@@ -215,7 +215,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     entry->step_ms = 1e3 * seconds;
     entry->tokens_per_second = tokens / seconds;
     entry->mfu = r->peak_flops > 0 ? tokens * gpt_flops_per_token(r->model) / seconds / r->peak_flops : NAN;
-    entry->peak_bytes = (int64_t)device_peak_bytes(&r->model->plan);
+    entry->peak_bytes = (int64_t)device_peak_bytes(&r->dev);
     int bad = -1; // micro-batch
     for (int i = micro_steps - 1; i >= 0; i--)
         if (!isfinite(losses[i]))

@@ -37,12 +37,26 @@ static const char *device_obstacle(void) {
     return properties.major >= 8 ? "" : "the GPU's compute capability is below 8.0";
 }
 
+// Bytes of the GPU's memory that nobody has taken.
+static size_t device_free_bytes(struct device *dev) {
+    size_t available = 0, total = 0;
+    cuda_check(cudaMemGetInfo(&available, &total));
+    return available;
+}
+// Bytes taken since device_open: not the context, but all that libraries and graphs take, and what other processes on the
+// GPU have taken meanwhile.
+static size_t device_used_bytes(struct device *dev) {
+    const size_t available = device_free_bytes(dev);
+    return available < dev->free_bytes ? dev->free_bytes - available : 0;
+}
+
 // One process uses one GPU: the first that CUDA_VISIBLE_DEVICES leaves.
 static void device_open(struct device *dev) {
     cuda_check(cudaSetDevice(0));
     cuda_check(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
     for (int i = 0; i < DEVICE_MARKS; i++)
         cuda_check(cudaEventCreateWithFlags(&dev->marks[i], cudaEventDisableTiming));
+    dev->free_bytes = device_free_bytes(dev);
     dev->open = true;
 }
 static void device_close(struct device *dev) {
@@ -52,11 +66,6 @@ static void device_close(struct device *dev) {
         cuda_check(cudaEventDestroy(dev->marks[i]));
     cuda_check(cudaStreamDestroy(dev->stream));
     dev->open = false;
-}
-static size_t device_free_bytes(struct device *dev) {
-    size_t available = 0, total = 0;
-    cuda_check(cudaMemGetInfo(&available, &total));
-    return available;
 }
 // "NVIDIA H200, compute capability 9.0"
 static const char *device_describe(char *text, size_t n, const struct device *dev) {

@@ -57,6 +57,7 @@ class CudaEngine(unittest.TestCase):
         result = run("--train-data", self.path + "/t_train_*.bin", "--val-data", self.path + "/t_val_*.bin", "--out", out, *TRAINING,
                      *arguments)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.output = result.stdout
         with open(out + "/log.jsonl") as f:
             return [json.loads(line) for line in f]
 
@@ -126,6 +127,17 @@ class CudaEngine(unittest.TestCase):
         self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
         self.assertRegex(result.stderr, r"step \d+: the (loss|gradient norm) is (-?nan|-?inf); batch: samples \d+ to \d+")
         self.assertRegex(result.stderr, r"the parameters are those of step \d+")
+
+    def test_a_run_takes_what_was_planned(self):
+        """To the byte on the emulator. On a GPU CUDA rounds allocations up, and keeps kernels and graphs in its memory too."""
+        log = self.train(*LLAMA, "--train-steps", 4, "--val-every", 2, "--val-steps", 1, "--sample-every", 2, "--sample-tokens", 4,
+                         "--device", "cuda", "--plan-json", self.path + "/plan.json")
+        with open(self.path + "/plan.json") as f:
+            planned = json.load(f)["peak_bytes"]
+        more = 0 if "emulated GPU" in self.output else 256 << 20
+        for entry in log:
+            self.assertGreaterEqual(entry["peak_bytes"], planned)
+            self.assertLessEqual(entry["peak_bytes"], planned + more)
 
     def test_a_plan_that_does_not_fit(self):
         result = run("--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/big", "--preset", "llama3-8b", "--seq-length",
