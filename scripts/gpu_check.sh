@@ -55,8 +55,9 @@ bench() {
     shift
     if [ "$SECONDS" -gt "$limit" ]; then
         skip "$name" "no time left"
-    elif step "$name" timeout 240 "$@"; then
-        grep '^{' "$out/$name.txt" >>"$out/bench.jsonl"
+    else
+        step "$name" timeout 240 "$@"
+        grep '^{' "$out/$name.txt" >>"$out/bench.jsonl" # a failure is a row too
     fi
 }
 

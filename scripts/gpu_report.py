@@ -61,17 +61,19 @@ def option(options, name, default=None):
 
 
 def run(folder, options):
-    log = os.path.join(folder, "log.jsonl")
+    log, plan = os.path.join(folder, "log.jsonl"), os.path.join(folder, "plan.json")
+    os.makedirs(folder, exist_ok=True)
     if os.path.exists(log):
         os.remove(log)
-    result = subprocess.run([TRAIN_GPT, "--out", folder, "--val-every", "0", "--log-every", "1000", *options],
+    result = subprocess.run([TRAIN_GPT, "--out", folder, "--plan-json", plan, "--val-every", "0", "--log-every", "1000", *options],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     sys.stdout.write(result.stdout)
     row = {"bench": "train", "engine": "ours", "preset": option(options, "--preset"),
            "length": int(option(options, "--seq-length", 0)), "batch": int(option(options, "--micro-batch-size", 0)),
            "policy": option(options, "--recompute-granularity", "none")}
     if result.returncode != 0:
-        row["error"] = (result.stdout.strip().splitlines() or ["no output"])[-1]
+        said = [line for line in result.stdout.splitlines() if line.startswith("train_gpt: ")]  # advice may follow
+        row["error"] = said[-1].removeprefix("train_gpt: ").split(". ")[0] if said else f"status {result.returncode}"
         print(json.dumps(row))
         return result.returncode
     steps = [step for step in read_lines(log) if step["step"] > WARM_UP]
@@ -84,6 +86,8 @@ def run(folder, options):
                loss=steps[-1]["loss"])
     shares = [step["mfu"] for step in steps if step["mfu"] is not None]
     row["mfu"] = statistics.median(shares) if shares else None
+    with open(plan, encoding="utf-8") as file:
+        row["planned_bytes"] = json.load(file)["peak_bytes"]
     print(json.dumps(row))
     return 0 if math.isfinite(row["loss"]) else 1
 
@@ -128,8 +132,8 @@ def attention_table(rows):
 
 def training_table(rows):
     rows = [row for row in rows if row.get("bench") == "train" and row.get("preset")]
-    lines = ["| model | T | B | | recompute | tokens/s | MFU | peak GiB | tokens/s, over torch.compile |",
-             "|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| model | T | B | | recompute | tokens/s | MFU | peak GiB | planned GiB | tokens/s, over torch.compile |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         same = [r for r in rows if (r["preset"], r["length"]) == (row["preset"], row["length"])]
         peer = next((r.get("tokens_per_second") for r in same if r["engine"] == "torch"), None)
@@ -140,7 +144,8 @@ def training_table(rows):
         ratio = rate / peer if rate and peer and row["engine"] == "ours" else None
         lines.append(f"| {row['preset']} | {row['length']} | {row['batch']} | {row['engine']} | {row['policy']} | "
                      f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | "
-                     f"{number(row.get('peak_bytes'), '{:.1f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
+                     f"{number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
+                     f"{number(row.get('planned_bytes'), '{:.2f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
     return lines if rows else []
 
 

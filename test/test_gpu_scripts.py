@@ -58,7 +58,8 @@ class Report(unittest.TestCase):
                 {**attention, "engine": "ours", "tflops": 300.0},
                 {**attention, "engine": "torch flash", "tflops": 200.0},
                 {**attention, "engine": "torch cudnn", "error": "none"},
-                {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30},
+                {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30,
+                 "planned_bytes": 11 << 30},
                 {**train, "engine": "ours", "policy": "full", "error": "failed"},
                 {**train, "engine": "torch", "tokens_per_second": 4e5, "peak_bytes": 14 << 30}])
             self.assertEqual(script("gpu_report.py", "report", folder).returncode, 0)
@@ -68,9 +69,9 @@ class Report(unittest.TestCase):
                 self.assertEqual(len(json.load(file)["benchmarks"]), 6)
         for line in ("1 checks passed, failed: two; skipped: three (no time left)",
                      "| forward | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |",
-                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.0 | 1.25 |",
-                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - |",
-                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.0 | - |"):
+                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |",
+                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |",
+                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |"):
             self.assertIn(line, text)
 
 
