@@ -121,12 +121,12 @@ $(B)/engine_cpu_%.o: train_gpt.c | $(B)
 $(B)/engine_cuda_%.o: train_gpt.c | $(B)
 	$(NVCC_COMPILE) $(GENCODE) -MMD -MP -DENGINE=train_cuda_$* $(PRECISION_$*) -c $< -o $@
 
-# A line for each kernel, precision and architecture.
+# A line for each kernel, precision and architecture; fails where one spills more than the script allows.
 ptxas:
 	+$(MAKE) --no-print-directory CUDA=yes $(B)/ptxas.txt
 PTXAS_LOGS := $(foreach a,sm_80 sm_90a,$(B)/ptxas_fp32_$a.log $(B)/ptxas_bf16_$a.log)
 $(B)/ptxas.txt: scripts/ptxas_table.py $(PTXAS_LOGS)
-	$^ >$@
+	$^ >$@ || { mv $@ $@.failed; exit 1; }
 ptxas = $(NVCC_COMPILE) -DENGINE=train_cuda_$(1) $(PRECISION_$(1)) -arch=$* -Xptxas -v -cubin $< -o $(@:log=cubin) 2>$@ || \
   { cat $@; rm $@; exit 1; }
 $(B)/ptxas_fp32_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) | $(B)

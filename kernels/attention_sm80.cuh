@@ -71,7 +71,7 @@ static const float LOG2E = 1.44269504088896f;
 // threadIdx.x. What a thread makes of it for a tile is cheap to make, but kept from tile to tile it takes registers
 // that the accumulators need. Where HIDDEN, it is made again. Which uses are hidden, and how far forward's loop over D
 // is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any forward kernel, on sm_80 and sm_90a; with
-// nothing hidden and all unrolled it spills up to 120 bytes. scripts/gpu_check.sh fails on a spill.
+// nothing hidden and all unrolled it spills up to 120 bytes. `make ptxas` fails on a spill.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
 }

@@ -44,6 +44,28 @@ class Curve(unittest.TestCase):
         self.assertEqual(self.compare([], []), 1)
 
 
+class Spills(unittest.TestCase):
+    def table(self, *kernels):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "ptxas_bf16_sm_80.log")
+            with open(path, "w", encoding="utf-8") as file:
+                for name, stores in kernels:
+                    file.write(f"ptxas info    : Compiling entry function '{name}' for 'sm_80'\n"
+                               f"    16 bytes stack frame, {stores} bytes spill stores, 8 bytes spill loads\n"
+                               f"ptxas info    : Used 255 registers, used 1 barriers, 16 bytes smem, 400 bytes cmem[0]\n")
+            return script("ptxas_table.py", path)
+
+    def test_bounds(self):
+        table = self.table(("flash_forward_kernel", 0), ("flash_backward_key_kernel", 120), ("rope_kernel", 0))
+        self.assertEqual(table.returncode, 0, table.stderr)
+        self.assertIn("flash_backward_key_kernel bf16_sm_80         255      16     16          120           8", table.stdout)
+        for kernel, stores in (("flash_forward_kernel", 4), ("flash_backward_key_kernel", 124), ("rope_kernel", 4)):
+            table = self.table(("flash_forward_kernel", 0), (kernel, stores))
+            self.assertEqual(table.returncode, 1)
+            self.assertIn(f"{kernel} of bf16_sm_80 spills {stores} bytes", table.stderr)
+        self.assertEqual(self.table().returncode, 1)  # no kernel at all
+
+
 class Report(unittest.TestCase):
     def test_tables(self):
         attention = {"bench": "attention", "direction": "forward", "head_dim": 64, "heads": 32, "groups": 32, "batch": 16,
