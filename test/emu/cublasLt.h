@@ -10,7 +10,7 @@
 // - reductions that round the parts of a sum to the output's type, which our results would show.
 // It fills both ends of the workspace with NaN.
 #pragma once
-#include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range
+#include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range, emu_bf16
 #include <stdint.h>       // uint64_t
 #include <stdio.h>        // fprintf
 #include <stdlib.h>       // malloc, _Exit
@@ -225,22 +225,13 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
 // ---- the product ----
 
 static inline float emu_lt_load(const void *x, int64_t i, cudaDataType_t type) {
-    if (type == CUDA_R_32F)
-        return ((const float *)x)[i];
-    const uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return type == CUDA_R_32F ? ((const float *)x)[i] : emu_bf16(((const uint16_t *)x)[i]);
 }
 static inline void emu_lt_store(void *x, int64_t i, cudaDataType_t type, float value) {
-    if (type == CUDA_R_32F) {
+    if (type == CUDA_R_32F)
         ((float *)x)[i] = value;
-        return;
-    }
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-    ((uint16_t *)x)[i] = (uint16_t)(is_nan ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    else
+        ((uint16_t *)x)[i] = emu_to_bf16(value);
 }
 
 // Blocks of EMU_LT_M x EMU_LT_N of D, from operands that are packed as (block, depth, EMU_LT_M or EMU_LT_N).

@@ -71,35 +71,9 @@ template <class To, class From> static inline To emu_bits(From from) {
     return to;
 }
 static inline float __uint_as_float(uint32_t bits) { return emu_bits<float>(bits); }
-static inline uint32_t __float_as_uint(float value) { return emu_bits<uint32_t>(value); }
-static inline float __int_as_float(int bits) { return emu_bits<float>(bits); }
-static inline int __float_as_int(float value) { return emu_bits<int>(value); }
-static inline unsigned __umulhi(unsigned x, unsigned y) { return (unsigned)((uint64_t)x * y >> 32); }
-static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-static inline int __ffs(int x) { return __builtin_ffs(x); }
-static inline float __fdividef(float x, float y) { return x / y; }
-// Macros: the C library has functions of these names.
-#define __expf(x) expf(x)
-#define __logf(x) logf(x)
-#define rsqrtf(x) (1.0f / sqrtf(x))
-static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
-static inline int min(int x, int y) { return x < y ? x : y; }
-static inline int max(int x, int y) { return x > y ? x : y; }
-template <class T> static inline T __ldg(const T *from) {
-    emu_access_global(from, sizeof *from, false);
-    return *from;
-}
-template <class T> static inline T __ldcs(const T *from) { return __ldg(from); }
-template <class T> static inline void __stcs(T *to, T value) {
-    emu_access_global(to, sizeof *to, true);
-    *to = value;
-}
 
 static inline void __syncthreads(void) { emu_syncthreads(); }
 static inline void __syncwarp(unsigned mask = ~0u) { emu_syncwarp(mask); }
-static inline void __threadfence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline void __threadfence_block(void) {}
 
 // A lane whose source is not in the mask gets an undefined value on a GPU, and here a report.
 template <class T> static inline T emu_shuffle(unsigned mask, T value, int source, const char *what) {
@@ -150,18 +124,6 @@ template <class T> static inline T emu_atomic(T *at, T (*change)(T, T), T operan
 template <class T> static inline T atomicAdd(T *at, T x) {
     return emu_atomic<T>(at, [](T a, T b) -> T { return a + b; }, x);
 }
-template <class T> static inline T atomicMax(T *at, T x) {
-    return emu_atomic<T>(at, [](T a, T b) -> T { return a > b ? a : b; }, x);
-}
-template <class T> static inline T atomicMin(T *at, T x) {
-    return emu_atomic<T>(at, [](T a, T b) -> T { return a < b ? a : b; }, x);
-}
-template <class T> static inline T atomicOr(T *at, T x) {
-    return emu_atomic<T>(at, [](T a, T b) -> T { return a | b; }, x);
-}
-template <class T> static inline T atomicExch(T *at, T x) {
-    return emu_atomic<T>(at, [](T a, T b) -> T { return b; }, x);
-}
 template <class T> static inline T atomicCAS(T *at, T expected, T x) {
     emu_access_global(at, sizeof *at, true);
     __atomic_compare_exchange(at, &expected, &x, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
@@ -170,15 +132,6 @@ template <class T> static inline T atomicCAS(T *at, T expected, T x) {
 
 // --- The device ---------------------------------------------------------------------------------------------------
 
-enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMaxSharedMemoryPerBlock = 8,
-    cudaDevAttrWarpSize = 10,
-    cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76,
-    cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
-};
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin;
@@ -216,7 +169,6 @@ static inline const char *cudaGetErrorString(cudaError_t status) {
     }
     return "unrecognized error code";
 }
-static inline cudaError_t cudaPeekAtLastError(void) { return emu_last_error; }
 static inline cudaError_t cudaGetLastError(void) {
     const cudaError_t status = emu_last_error;
     emu_last_error = cudaSuccess;
@@ -233,10 +185,6 @@ static inline cudaError_t cudaSetDevice(int device) {
     const cudaError_t status = cudaGetDeviceCount(&count);
     return status != cudaSuccess ? status : emu_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
 }
-static inline cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
-    return cudaSuccess;
-}
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     memset(properties, 0, sizeof *properties);
     snprintf(properties->name, sizeof properties->name, "emulated GPU");
@@ -250,21 +198,6 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *propert
     properties->l2CacheSize = 1 << 20;
     return emu_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
 }
-static inline cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-    *value = attribute == cudaDevAttrMaxThreadsPerBlock             ? EMU_MAX_THREADS
-             : attribute == cudaDevAttrMaxSharedMemoryPerBlock      ? EMU_DEFAULT_SHARED_BYTES
-             : attribute == cudaDevAttrWarpSize                     ? 32
-             : attribute == cudaDevAttrMultiProcessorCount          ? EMU_MULTIPROCESSORS
-             : attribute == cudaDevAttrComputeCapabilityMajor       ? 9
-             : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? EMU_MAX_SHARED_BYTES
-                                                                    : 0;
-    return emu_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
-}
-static inline cudaError_t cudaRuntimeGetVersion(int *version) {
-    *version = 13000;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
 
 // --- Memory -------------------------------------------------------------------------------------------------------
 
@@ -275,7 +208,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum { cudaMemAttachGlobal = 1, cudaHostAllocDefault = 0 };
+enum { cudaMemAttachGlobal = 1 };
 
 static inline cudaError_t emu_allocate(void **memory, size_t bytes, enum emu_memory_kind kind) {
     const cudaError_t status = emu_forbid_while_recording();
@@ -304,9 +237,6 @@ static inline cudaError_t cudaMallocManaged(T **memory, size_t bytes, unsigned f
 }
 template <class T> static inline cudaError_t cudaMallocHost(T **memory, size_t bytes) {
     return emu_allocate((void **)memory, bytes, EMU_PINNED);
-}
-static inline cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
-    return emu_allocate(memory, bytes, EMU_PINNED);
 }
 static inline cudaError_t cudaFree(void *memory) { return emu_free(memory, false); }
 static inline cudaError_t cudaFreeHost(void *memory) { return emu_free(memory, true); }
@@ -339,28 +269,10 @@ static inline cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes,
     emu_check_range(memory, bytes, "cudaMemset writes");
     return bytes == 0 ? cudaSuccess : emu_enqueue(stream, "cudaMemset", [=] { memset(memory, value, bytes); });
 }
-static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-    const cudaError_t status = emu_forbid_while_recording();
-    return status != cudaSuccess ? status : cudaMemcpyAsync(to, from, bytes, kind, NULL);
-}
-static inline cudaError_t cudaMemset(void *memory, int value, size_t bytes) {
-    const cudaError_t status = emu_forbid_while_recording();
-    return status != cudaSuccess ? status : cudaMemsetAsync(memory, value, bytes, NULL);
-}
-static inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*function)(void *), void *argument) {
-    return emu_enqueue(stream, "a host function", [=] { function(argument); });
-}
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-enum cudaFuncAttribute {
-    cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
-    cudaFuncAttributePreferredSharedMemoryCarveout = 9
-};
-struct cudaFuncAttributes {
-    size_t sharedSizeBytes, localSizeBytes;
-    int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes;
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 typedef struct {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
@@ -381,8 +293,6 @@ static inline int emu_shared_limit_of(const void *kernel) {
 }
 template <class Kernel>
 static inline cudaError_t cudaFuncSetAttribute(Kernel *kernel, enum cudaFuncAttribute attribute, int value) {
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
-        return cudaSuccess;
     if (value < 0 || value > EMU_MAX_SHARED_BYTES)
         return emu_error(cudaErrorInvalidValue);
     for (struct emu_shared_limit &limit : emu_shared_limits)
@@ -392,13 +302,6 @@ static inline cudaError_t cudaFuncSetAttribute(Kernel *kernel, enum cudaFuncAttr
         }
     const struct emu_shared_limit limit = {(const void *)kernel, value};
     emu_shared_limits.push_back(limit);
-    return cudaSuccess;
-}
-template <class Kernel>
-static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, Kernel *kernel) {
-    memset(attributes, 0, sizeof *attributes);
-    attributes->maxThreadsPerBlock = EMU_MAX_THREADS;
-    attributes->maxDynamicSharedSizeBytes = emu_shared_limit_of((const void *)kernel);
     return cudaSuccess;
 }
 

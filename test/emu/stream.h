@@ -207,11 +207,6 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         emu_run_until(event->stream, event->position);
     return cudaSuccess;
 }
-static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
-    if (event->capture)
-        return emu_error(cudaErrorCapturedEvent);
-    return emu_event_done(event) ? cudaSuccess : cudaStreamQuery(event->stream);
-}
 // An event of a stream that records makes this stream part of the recording.
 static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0) {
     if (event->capture && stream) {
@@ -246,11 +241,6 @@ enum cudaStreamCaptureMode {
     cudaStreamCaptureModeThreadLocal,
     cudaStreamCaptureModeRelaxed
 };
-enum cudaStreamCaptureStatus {
-    cudaStreamCaptureStatusNone,
-    cudaStreamCaptureStatusActive,
-    cudaStreamCaptureStatusInvalidated
-};
 
 static inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
     if (!stream)
@@ -259,12 +249,6 @@ static inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaS
         return emu_error(cudaErrorIllegalState);
     stream->capture = std::make_shared<struct emu_graph>();
     stream->began_capture = true;
-    return cudaSuccess;
-}
-static inline cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    *status = !stream || !stream->capture ? cudaStreamCaptureStatusNone
-              : stream->capture->spoiled  ? cudaStreamCaptureStatusInvalidated
-                                          : cudaStreamCaptureStatusActive;
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
@@ -293,11 +277,6 @@ static inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream
         for (const struct emu_work &work : graph->works)
             emu_run_work(&work);
     });
-}
-static inline cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) { return cudaSuccess; }
-static inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void *nodes, size_t *count) {
-    *count = graph->graph->works.size();
-    return cudaSuccess;
 }
 static inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     delete graph;
