@@ -17,6 +17,7 @@
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/blocks.cuh"          // block_product, pack_left, pack_right, vec
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
+#include "kernels/vector_math.cuh"     // LOG2E
 #include <math.h>                      // logf, INFINITY
 #include <omp.h>                       // omp_get_thread_num, omp_get_num_threads
 
@@ -195,7 +196,7 @@ ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, c
     struct flash_strip state[FLASH_STRIPS];
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
-    const float scale_log2 = f->shape.scale * 1.4426950409f;
+    const float scale_log2 = f->shape.scale * LOG2E;
 
     for (int s = 0; s < strips; s++) {
         pack_right(amx, NULL, block_at(amx, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h), f->qkv_stride,
@@ -369,7 +370,7 @@ ALWAYS_INLINE void flash_load_queries(const bool amx, struct flash_queries *quer
                     delta += to_float(x[d]) * to_float(y[d]);
             }
             queries->delta[s * BLOCK + q] = delta;
-            queries->lse_log2[s * BLOCK + q] = q < count ? 1.4426950409f * lse[flash_row(f, b, h, t + q)] : 0;
+            queries->lse_log2[s * BLOCK + q] = q < count ? LOG2E * lse[flash_row(f, b, h, t + q)] : 0;
         }
     }
 }
@@ -427,7 +428,7 @@ ALWAYS_INLINE void flash_backward_panel(const bool amx, float *dk, float *dv, st
         const int at = s * FLASH_PANELS + slot;
         flash_gradient(amx, block_at(amx, g->p, s), block_at(amx, g->ds_left, s), block_at(amx, g->ds, at), scores, dp,
                        queries->lse_log2 + s * BLOCK, queries->delta + s * BLOCK,
-                       f->dropout.p > 0 ? g->factors + at * BLOCK_ELEMENTS : NULL, f->shape.scale * 1.4426950409f);
+                       f->dropout.p > 0 ? g->factors + at * BLOCK_ELEMENTS : NULL, f->shape.scale * LOG2E);
     }
     const void *ds = amx ? block_at(amx, g->ds_left, begin) : block_at(amx, g->ds, begin * FLASH_PANELS + slot);
     for (int d = 0; d < steps; d++) {

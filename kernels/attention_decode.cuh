@@ -5,6 +5,7 @@
 #include "kernels/packed.cuh"          // packed_load_some, packed_store_some
 #include "kernels/ptx.cuh"             // shared memory, exp2_approx
 #include "kernels/reduce.cuh"          // lanes_sum
+#include "kernels/vector_math.cuh"     // LOG2E
 #include <float.h>                     // FLT_MAX
 #include <math.h>                      // expf, INFINITY
 
@@ -72,7 +73,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     const int team = threadIdx.x / lanes, teams = DECODE_THREADS / lanes, at = threadIdx.x % lanes * DECODE_PIECE;
     struct decode_piece q = decode_load(qkv + (b * (H + 2 * Hkv) + h) * D, at, D);
     for (int i = 0; i < DECODE_PIECE; i++)
-        q.x[i] *= shape.scale * 1.4426950409f;
+        q.x[i] *= shape.scale * LOG2E;
 
     struct decode_sums sums = {-FLT_MAX, 0, {{0}}};
     for (int first = 0; first < count; first += teams) { // every lane goes on to the end: they add together

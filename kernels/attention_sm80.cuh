@@ -25,6 +25,7 @@
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
 #include "kernels/ptx.cuh"             // mma_m16n8k16, ldmatrix_x4, cp_async_16, exp2_approx, pack_bf16x2
 #include "kernels/random.cuh"          // struct dropout, philox4x32
+#include "kernels/vector_math.cuh"     // LOG2E
 #include "runtime/error.h"             // fail
 #include <math.h>                      // logf, INFINITY
 #include <stdio.h>                     // snprintf
@@ -65,8 +66,6 @@ struct flash_arguments {
     float scale;
     struct dropout dropout;
 };
-
-static const float LOG2E = 1.44269504088896f;
 
 // threadIdx.x. What a thread makes of it for a tile is cheap to make, but kept from tile to tile it takes registers
 // that the accumulators need. Where HIDDEN, it is made again. Which uses are hidden, and how far forward's loop over D

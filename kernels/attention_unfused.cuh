@@ -7,6 +7,7 @@
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
+#include "kernels/vector_math.cuh"     // LOG2E
 #include <math.h>                      // INFINITY
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh"    // shared memory, exp2_approx
@@ -139,7 +140,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) unfused_softmax_kernel(fl
     const int h = (int)(head % u.H), first = (int)(gridDim.y - 1 - blockIdx.y) * TILE;
     const struct unfused_matrix q = unfused_rows(u, qkv, u.qkv_stride, b, h);
     const struct unfused_matrix k = unfused_rows(u, qkv, u.qkv_stride, b, u.H + h / u.group);
-    const float scale_log2 = u.scale * 1.4426950409f;
+    const float scale_log2 = u.scale * LOG2E;
     floatX *rows = probabilities + head * u.T * u.T;
     float max[4], sum[4]; // of scale_log2 scores, of 2^(those - max); this thread's part of a row
     for (int i = 0; i < 4; i++) {
@@ -428,7 +429,7 @@ ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *pr
             rows[strip * BLOCK_ELEMENTS + r * BLOCK + i] = -INFINITY;
     for (int r = 0; r < count; r++) {
         if (r % EXP2_VECS == 0)
-            unfused_softmax(rows + r * BLOCK, strip + 1, u->shape.scale * 1.4426950409f);
+            unfused_softmax(rows + r * BLOCK, strip + 1, u->shape.scale * LOG2E);
         unfused_store_row(probabilities + (head * u->T + first + r) * u->T, rows + r * BLOCK, u, first + r);
     }
     for (int p = 0; p <= strip; p++)

@@ -4,7 +4,7 @@
 #include "kernels/packed.cuh"      // packed_load, packed_store_some
 #include "kernels/ptx.cuh"         // exp2_approx, shared memory
 #include "kernels/reduce.cuh"      // lanes_sum, lanes_max, block_sum_double
-#include "kernels/vector_math.cuh" // vector_expf
+#include "kernels/vector_math.cuh" // LOG2E, vector_expf
 #include <float.h>                 // FLT_MAX
 #include <math.h>                  // logf
 
@@ -27,7 +27,7 @@ enum { LOSS_BLOCKS = 2 };
 // e^x. Two exponentials an element are more than the FMA units do in the time of its memory traffic, so it is the special
 // function unit's; x <= 0 counts down to -87, where it becomes 0. The argument is a difference of logits already: a factor
 // taken into x and shift apart would round each, and lose the difference of large ones.
-DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * 1.4426950409f); }
+DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 
 // A pack of the row's logits from column `at` on; columns past the V that count are -infinity, a probability of 0.
 DEVICE_FUNCTION struct packed logits_load(const floatX *row, int at, int V) {

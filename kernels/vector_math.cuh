@@ -7,9 +7,11 @@
 // errors in units in the last place (ulp) are measured by test/op_vector_math.c over the whole range.
 #pragma once
 #include "kernels/device.cuh" // HOST_DEVICE
-#include <math.h>   // INFINITY, NAN
-#include <stdint.h> // uint32_t
-#include <string.h> // memcpy
+#include <math.h>             // INFINITY, NAN
+#include <stdint.h>           // uint32_t
+#include <string.h>           // memcpy
+
+#define LOG2E 1.4426950409f // e^x = 2^(x LOG2E)
 
 HOST_DEVICE uint32_t float_bits(float x) {
     uint32_t bits;
