@@ -23,6 +23,7 @@
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
+#include "kernels/packed.cuh"          // packed_check
 #include "kernels/ptx.cuh"             // mma_m16n8k16, ldmatrix_x4, cp_async_16, exp2_approx, pack_bf16x2
 #include "kernels/random.cuh"          // struct dropout, philox4x32
 #include "kernels/vector_math.cuh"     // LOG2E
@@ -153,9 +154,11 @@ DEVICE_FUNCTION void store_rows(bf16 *matrix, int row_stride, int first, const s
     for (int i = 0; i < ROWS * COLUMNS / 8 / 32; i++) {
         const int at = 32 * i + lane, row = at / (COLUMNS / 8), piece = at % (COLUMNS / 8);
         const struct word_x4 words = load_shared_words(tile + tile_offset<D>(tile_row + row, tile_column / 8 + piece));
-        if (first + row < a.T && (!plan::PADDED || tile_column + 8 * piece < a.head_dim))
-            *(uint4 *)(matrix + (int64_t)(first + row) * row_stride + tile_column + piece * 8) =
-                make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+        if (first + row < a.T && (!plan::PADDED || tile_column + 8 * piece < a.head_dim)) {
+            bf16 *to = matrix + (int64_t)(first + row) * row_stride + tile_column + piece * 8;
+            packed_check(to, true);
+            *(uint4 *)to = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+        }
     }
 }
 
@@ -576,6 +579,8 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
                     if (plan::PADDED && 8 * piece >= a.head_dim)
                         break;
                     const int64_t at = view.out_offset + (int64_t)row * a.out_stride + piece * 8;
+                    packed_check(a.out + at, false);
+                    packed_check(a.dout + at, false);
                     const uint4 out = *(const uint4 *)(a.out + at), dout = *(const uint4 *)(a.dout + at);
                     const uint32_t x[4] = {out.x, out.y, out.z, out.w}, y[4] = {dout.x, dout.y, dout.z, dout.w};
 #pragma unroll
