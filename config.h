@@ -150,7 +150,7 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, recompute_method, "unset", "unset|uniform|block", 0, 0, "full: groups of layers, or the first ones only"),
     ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
-    ROW(STRING, recompute_modules, "", "LIST", 0, 0, "selective: any of core_attn,norm,activation,mlp,qkv"),
+    ROW(STRING, recompute_modules, "", "LIST", 0, 0, "selective: any of core_attn,norm,activation,mlp,qkv; none: norm,activation"),
     ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: the memory to fit into, as 6GiB"),
 
     GROUP("Memory"),
