@@ -92,6 +92,7 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
     return backend == ATTENTION_UNFUSED ? unfused_backward_workspace_bytes(shape) : flash_backward_workspace_bytes(shape);
 }
 
+// out = dropout(softmax(scale Q K^T, causal)) V, query head h with KV head h / (H / Hkv).
 static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attention_saved_bytes*/,
                               const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, enum attention_backend backend,
                               struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
@@ -100,6 +101,7 @@ static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attenti
     else
         flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev);
 }
+// dqkv = the gradient by qkv, all of it written. The dropout and `saved` are forward's.
 static void attention_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
                                const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
                                const void *saved /*attention_saved_bytes*/, enum attention_backend backend,

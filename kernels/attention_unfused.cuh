@@ -246,6 +246,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
+// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
 static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /*(B, H, T, T)*/,
                             const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
                             struct dropout dropout, void *workspace, struct device *dev) {
@@ -460,6 +461,7 @@ static void unfused_pack(const struct unfused *u, char *x, char *transposed, con
     }
 }
 
+// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
 static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /*(B, H, T, T)*/,
                             const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
                             struct dropout dropout, void *workspace, struct device *dev) {

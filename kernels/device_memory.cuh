@@ -17,6 +17,8 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const c
          (double)bytes / (1 << 30), bytes, why);
 }
 
+// `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; NULL for 0 bytes.
+// Fails where there are not so many.
 #ifdef TARGET_CUDA
 
 static void *device_allocate(size_t bytes) {

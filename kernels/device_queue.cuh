@@ -90,6 +90,7 @@ static double device_data_sheet_flops(const struct device *dev) {
 static inline void device_synchronize(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
 // Mark i is reached when all work enqueued so far is done.
 static inline void device_mark(struct device *dev, int i) { cuda_check(cudaEventRecord(dev->marks[i], dev->stream)); }
+// Until mark i, where it was last set, is reached; at once where it never was.
 static inline void device_wait(struct device *dev, int i) { cuda_check(cudaEventSynchronize(dev->marks[i])); }
 
 // Everything enqueued until graph_end is recorded instead of run.
@@ -118,7 +119,6 @@ static void graph_free(struct work_graph *graph) {
 struct work_graph {
     int unused;
 };
-static const char *device_obstacle(void) { return ""; }
 static void device_open(struct device *dev) {}
 static void device_close(struct device *dev) {}
 static const char *device_describe(char *text, size_t n, const struct device *dev) {
