@@ -21,6 +21,7 @@ enum recompute_granularity { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL
 enum recompute_method { RECOMPUTE_METHOD_UNSET, RECOMPUTE_METHOD_UNIFORM, RECOMPUTE_METHOD_BLOCK };
 enum config_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum config_precision { WITH_AUTO, WITH_BF16, WITH_FP32 }; // PRECISION_BF16 is the compiler's -D
+enum config_checkpoint_dtype { CHECKPOINT_AUTO, CHECKPOINT_BF16, CHECKPOINT_FP32 };
 
 enum { CONFIG_ROWS_MAX = 96 };
 
@@ -59,8 +60,16 @@ struct config {
     int skip_nonfinite;
     // validation and samples
     int val_every, val_steps, sample_every, sample_tokens, sample_count;
-    float temperature;
+    float temperature, top_p;
     int top_k;
+    const char *generate; // prompts, each ended by OPTION_LIST_END
+    bool eval_only;
+    // checkpoints
+    const char *init_from, *resume;
+    int checkpoint_every, keep_checkpoints;
+    int checkpoint_dtype; // enum config_checkpoint_dtype
+    bool checkpoint_async;
+    float max_shard_gib, exit_after;
     // data and output
     const char *train_data, *val_data, *out;
     int log_every;
@@ -71,6 +80,8 @@ struct config {
     int threads;
 
     bool given[CONFIG_ROWS_MAX]; // by row of the table: the user set it
+    const struct config *asked;  // what was asked for, before 0 = choose was resolved; what a checkpoint remembers
+    const char *checkpoint;      // the folder that the run goes on from, verified; "": it begins
 };
 
 // ---- presets ----
@@ -183,14 +194,30 @@ static const struct option_row config_rows[] = {
     ROW(INT, val_steps, "20", "N", 1, INFINITY, "Micro batches of the fixed validation set"),
     ROW(INT, sample_every, "0", "N", 0, INFINITY, "Steps between samples of the model, and after the last; 0: never"),
     ROW(INT, sample_tokens, "256", "N", 1, 1 << 24, "Tokens of a sample"),
-    ROW(INT, sample_count, "1", "N", 1, 1 << 16, "Samples at a time"),
+    ROW(INT, sample_count, "1", "N", 1, 1 << 16, "Samples at a time, of each prompt"),
     ROW(FLOAT, temperature, "1", "X", 0, INFINITY, "Sampling temperature; 0: always the likeliest token"),
     ROW(INT, top_k, "0", "N", 0, INFINITY, "Sample among the k likeliest tokens; 0: all"),
+    ROW(FLOAT, top_p, "1", "P", 0, 1.0000001, "Sample among the likeliest tokens that together reach this probability"),
+    ROW(LIST, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times"),
+    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss and exit"),
+
+    GROUP("Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
+    ROW(STRING, init_from, "", "DIR", 0, 0,
+        "Begin with the parameters of a GPT-2, Llama or Qwen2 folder, or of an llm.c .bin; sets the model's options"),
+    ROW(STRING, resume, "none", "auto|none|DIR", 0, 0,
+        "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one"),
+    ROW(INT, checkpoint_every, "1000", "N", 0, INFINITY, "Steps between checkpoints, and after the last; 0: never"),
+    ROW(INT, keep_checkpoints, "0", "N", 0, INFINITY, "Keep the newest N; 0: all"),
+    ROW(ENUM, checkpoint_dtype, "auto", "auto|bf16|fp32", 0, 0, "Of model.safetensors; auto: as --precision"),
+    ROW(FLOAT, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
+    ROW(BOOL, checkpoint_async, "true", "", 0, 0,
+        "Copy what a checkpoint holds and write it in a thread; takes 12 bytes of the host's memory per parameter"),
+    ROW(FLOAT, exit_after, "0", "MINUTES", 0, INFINITY, "Save and exit after this time, for a job's limit; 0: never"),
 
     GROUP("Data and output"),
     ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
     ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
-    ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl and config.json go; made where missing"),
+    ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing"),
     ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file"),
 
     GROUP("Device"),
@@ -299,8 +326,17 @@ static inline void config_resolve_schedule(struct config *c) {
              c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
 }
 
+// Whether the run updates parameters.
+static inline bool config_trains(const struct config *c) { return !c->eval_only && !*c->generate; }
+
 static inline void config_resolve_data(struct config *c) {
-    if (!*c->train_data && !c->plan)
+    if (c->eval_only && *c->generate)
+        fail("--eval-only and --generate are two runs; give one of them");
+    if (c->eval_only && !*c->val_data)
+        fail("--eval-only needs --val-data: name the token shards to validate on");
+    if (!config_trains(c) && !*c->init_from && !c->plan)
+        fail("--%s needs --init-from: name the folder of the model", c->eval_only ? "eval-only" : "generate");
+    if (!*c->train_data && !c->plan && config_trains(c))
         fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print "
              "the memory plan alone by --plan)");
     if (!*c->out)
@@ -401,20 +437,34 @@ static inline void config_check_sizes(const struct config *c) {
 
 // ---- the entry points ----
 
-// Defaults, then the preset, then what the user says; resolved and checked, or the end of the program.
-static inline struct config config_parse(int argc, char **argv) {
+// Defaults, and over them what the user says.
+static inline struct config config_read(int argc, char **argv) {
     struct config config;
     memset(&config, 0, sizeof config);
     options_set_defaults(&config_options, &config);
     options_parse(&config_options, &config, config.given, argc, argv);
-    if (config.preset > 0)
-        options_fill(&config_options, &config, config.given, presets[config.preset - 1].settings);
-    config_resolve_model(&config);
-    config_resolve_batches(&config);
-    config_resolve_schedule(&config);
-    config_resolve_data(&config);
-    config_check_recompute(&config);
-    config_check_sizes(&config);
+    config.checkpoint = "";
+    return config;
+}
+// The preset where nothing was given, and a value for all that is left to choose; checked, or the end of the program.
+static inline void config_resolve(struct config *config) {
+    struct config *const asked = (struct config *)malloc(sizeof *asked); // lives as long as the program
+    if (!asked)
+        fail("out of memory");
+    *asked = *config;
+    config->asked = asked;
+    if (config->preset > 0)
+        options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
+    config_resolve_model(config);
+    config_resolve_batches(config);
+    config_resolve_schedule(config);
+    config_resolve_data(config);
+    config_check_recompute(config);
+    config_check_sizes(config);
+}
+static inline struct config config_parse(int argc, char **argv) {
+    struct config config = config_read(argc, argv);
+    config_resolve(&config);
     return config;
 }
 

@@ -29,6 +29,7 @@ enum option_kind {
     OPTION_BOOL,   // bool
     OPTION_ENUM,   // int: the position in `argument`, which lists the names as first|second|third
     OPTION_STRING, // const char *, never NULL
+    OPTION_LIST,   // const char *, never NULL: what was given, each time ended by OPTION_LIST_END
 };
 
 struct option_row {
@@ -53,7 +54,7 @@ struct options {
     const char *notes;   // below them
 };
 
-enum { OPTION_TEXT = 512, OPTION_NAME = 64 };
+enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' }; // ASCII's record separator
 
 // ---- names ----
 
@@ -174,7 +175,7 @@ static inline void option_choices_text(char *text, size_t size, const char *list
 static inline void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
     static const char integer[] = "an integer", number[] = "a number", size[] = "a size like 6GiB, 512MiB or 1e9";
     static const char *const kinds[] = {"",   integer,         integer, "an integer from 0 to 2^64-1", number, number,
-                                        size, "true or false", "",      "text"}; // by enum option_kind
+                                        size, "true or false", "",      "text", "text"}; // by enum option_kind
     size_t used = (size_t)snprintf(text, OPTION_TEXT, "%s", kinds[row->kind]);
     if (row->kind == OPTION_ENUM)
         option_choices_text(text, OPTION_TEXT, row->argument);
@@ -236,6 +237,22 @@ static inline bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
+// Adds an element to a list, in memory that lives as long as the program. The default, "", is no element.
+static inline const char *option_append(const char **list, const char *text) {
+    const size_t before = *list ? strlen(*list) : 0, length = strlen(text);
+    char *const longer = length == 0 && before == 0 ? NULL : (char *)malloc(before + length + 2);
+    if (!longer) {
+        *list = before ? *list : "";
+        return length ? "too long: out of memory" : NULL;
+    }
+    memcpy(longer, *list ? *list : "", before);
+    memcpy(longer + before, text, length);
+    longer[before + length] = OPTION_LIST_END;
+    longer[before + length + 1] = 0;
+    *list = longer;
+    return NULL;
+}
+
 // Reads the text into the field, which is of the row's kind. Returns what is wrong with it, NULL if nothing is.
 static inline const char *option_read(const struct option_row *row, void *field, const char *text) {
     bool is_number = true, overflow = false;
@@ -246,6 +263,7 @@ static inline const char *option_read(const struct option_row *row, void *field,
     switch (row->kind) {
     case OPTION_GROUP: return NULL;
     case OPTION_STRING: memcpy(field, &text, sizeof text); return NULL;
+    case OPTION_LIST: return option_append((const char **)field, text);
     case OPTION_BOOL:
     case OPTION_ENUM: {
         const char *const names = row->kind == OPTION_BOOL ? "false|true|no|yes|off|on|0|1" : row->argument;
@@ -473,7 +491,28 @@ static inline void options_write_json(const struct options *options, const void 
             option_choice_name(row->argument, *(const int *)field, name);
             json_string(json, row->name, name);
             break;
-        case OPTION_STRING: json_string(json, row->name, *(const char *const *)field); break;
+        case OPTION_STRING:
+        case OPTION_LIST: json_string(json, row->name, *(const char *const *)field); break;
         }
     }
+}
+
+// The value as a user would write it, so that it reads back as the same one.
+static inline const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values) {
+    const void *const field = (const char *)values + row->offset;
+    text[0] = 0;
+    switch (row->kind) {
+    case OPTION_GROUP: break;
+    case OPTION_INT: snprintf(text, OPTION_TEXT, "%d", *(const int *)field); break;
+    case OPTION_INT64:
+    case OPTION_BYTES: snprintf(text, OPTION_TEXT, "%lld", (long long)*(const int64_t *)field); break;
+    case OPTION_UINT64: snprintf(text, OPTION_TEXT, "%llu", (unsigned long long)*(const uint64_t *)field); break;
+    case OPTION_FLOAT: snprintf(text, OPTION_TEXT, "%.9g", (double)*(const float *)field); break;
+    case OPTION_DOUBLE: snprintf(text, OPTION_TEXT, "%.17g", *(const double *)field); break;
+    case OPTION_BOOL: snprintf(text, OPTION_TEXT, "%s", *(const bool *)field ? "true" : "false"); break;
+    case OPTION_ENUM: option_choice_name(row->argument, *(const int *)field, text); break;
+    case OPTION_STRING:
+    case OPTION_LIST: return *(const char *const *)field;
+    }
+    return text;
 }
