@@ -155,7 +155,7 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
         if (reader->fd >= 0)
             close(reader->fd);
         reader->file = -1;
-        const char *problem = open_regular(&reader->fd, &bytes, tokens->path, error);
+        const char *problem = open_regular(&reader->fd, &bytes, tokens->path, TOKEN_FILES_EXPECTED, error);
         if (problem)
             return problem;
         reader->file = file;

@@ -103,7 +103,7 @@ static inline void json_object_end(struct json *json) { json_close(json, '}'); }
 static inline void json_array_begin(struct json *json, const char *key) { json_open(json, key, '['); }
 static inline void json_array_end(struct json *json) { json_close(json, ']'); }
 
-static inline void json_string(struct json *json, const char *key, const char *value) {
+static inline void json_str(struct json *json, const char *key, const char *value) {
     json_begin_value(json, key);
     json_quote(json->out, value);
 }

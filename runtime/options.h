@@ -489,10 +489,10 @@ static inline void options_write_json(const struct options *options, const void 
         case OPTION_BOOL: json_bool(json, row->name, *(const bool *)field); break;
         case OPTION_ENUM:
             option_choice_name(row->argument, *(const int *)field, name);
-            json_string(json, row->name, name);
+            json_str(json, row->name, name);
             break;
         case OPTION_STRING:
-        case OPTION_LIST: json_string(json, row->name, *(const char *const *)field); break;
+        case OPTION_LIST: json_str(json, row->name, *(const char *const *)field); break;
         }
     }
 }

@@ -3,24 +3,19 @@
 // The parsers take bytes in memory, trust none of them, and return an error text or NULL (runtime/error_text.h).
 // Offsets are 64 bits everywhere: shards above 2 GiB are normal.
 #pragma once
-#include <errno.h>     // errno, EINTR
-#include <fcntl.h>     // open
-#include <inttypes.h>  // PRIu64, PRId64
-#include <stdbool.h>   // bool
-#include <stdint.h>    // uint64_t, int32_t
-#include <stdlib.h>    // malloc, free
-#include <string.h>    // memcpy, memcmp, strerror
-#include <sys/mman.h>  // mmap
-#include <sys/stat.h>  // fstat
-#include <sys/types.h> // off_t
-#include <unistd.h>    // pread, close, access
+#include <errno.h>    // errno
+#include <inttypes.h> // PRIu64, PRId64
+#include <stdbool.h>  // bool
+#include <stdint.h>   // uint64_t, int32_t
+#include <stdlib.h>   // malloc, free
+#include <string.h>   // memcpy, memcmp, strerror
+#include <sys/mman.h> // mmap
+#include <unistd.h>   // close, access
 
 #include "runtime/error_text.h" // struct error_text
+#include "runtime/file_read.h"  // open_regular, read_exactly, load_u32, load_u64
 
-#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "token files are little-endian and read by memcpy"
-#endif
-enum { OFF_T_HAS_64_BITS = 1 / (sizeof(off_t) == 8) };
+#define TOKEN_FILES_EXPECTED "token shards: name them, as in 'FOLDER/*.bin'"
 
 enum token_format { TOKENS_LLMC, TOKENS_MEGATRON };
 enum token_type { TOKEN_U8, TOKEN_I8, TOKEN_I16, TOKEN_U16, TOKEN_I32, TOKEN_U32, TOKEN_I64 };
@@ -43,17 +38,6 @@ static inline const char *token_type_name(enum token_type type) {
 static inline uint64_t token_type_bytes(enum token_type type) {
     static const uint8_t bytes[] = {1, 1, 2, 2, 4, 4, 8};
     return bytes[type];
-}
-
-static inline uint32_t load_u32(const unsigned char *p) {
-    uint32_t value;
-    memcpy(&value, p, sizeof value);
-    return value;
-}
-static inline uint64_t load_u64(const unsigned char *p) {
-    uint64_t value;
-    memcpy(&value, p, sizeof value);
-    return value;
 }
 
 // llm.c: 256 int32, of which [0] magic, [1] version, [2] number of tokens, then the tokens.
@@ -220,48 +204,11 @@ static const char *megatron_index_parse(struct token_file *file, const unsigned 
     return NULL;
 }
 
-// Reads exactly `bytes` at `offset`, or says why not. Not from a mapping: a file that shrinks during the run is then
-// an error with a message instead of a SIGBUS, and no page stays in this process's resident memory.
-static const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
-                                struct error_text *error) {
-    for (uint64_t done = 0; done < bytes;) {
-        const ssize_t got = pread(fd, out + done, bytes - done, (off_t)(offset + done));
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return error_format(error, "%s: can't be read at byte %" PRIu64 ": %s", name, offset + done,
-                                strerror(errno));
-        if (got == 0)
-            return error_format(
-                error, "%s: ends at byte %" PRIu64 "; it was longer when it was opened; don't change it during the run",
-                name, offset + done);
-        done += (uint64_t)got;
-    }
-    return NULL;
-}
-
-// Opens a regular file for reading; *bytes is its length. Looks before it opens, since to open a pipe can block.
-static const char *open_regular(int *fd, uint64_t *bytes, const char *path, struct error_text *error) {
-    struct stat status;
-    *fd = -1;
-    if (stat(path, &status) != 0)
-        return error_format(error, "%s: can't be opened: %s", path, strerror(errno));
-    if (S_ISDIR(status.st_mode))
-        return error_format(error, "%s: is a folder; expected token shards: name them, as in '%s/*.bin'", path, path);
-    if (!S_ISREG(status.st_mode))
-        return error_format(error, "%s: is not a regular file; expected a token shard", path);
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (*fd < 0)
-        return error_format(error, "%s: can't be opened: %s", path, strerror(errno));
-    *bytes = (uint64_t)status.st_size;
-    return NULL;
-}
-
 static const char *llmc_shard_open(struct token_file *file, const char *path, struct error_text *error) {
     unsigned char header[LLMC_HEADER_BYTES];
     int fd;
     uint64_t file_bytes;
-    const char *problem = open_regular(&fd, &file_bytes, path, error);
+    const char *problem = open_regular(&fd, &file_bytes, path, TOKEN_FILES_EXPECTED, error);
     if (problem)
         return problem;
     const uint64_t header_bytes = file_bytes < sizeof header ? file_bytes : sizeof header;
@@ -277,11 +224,11 @@ static const char *megatron_open(struct token_file *file, const char *bin_path, 
                                  struct error_text *error) {
     int fd;
     uint64_t bin_bytes, index_bytes;
-    const char *problem = open_regular(&fd, &bin_bytes, bin_path, error);
+    const char *problem = open_regular(&fd, &bin_bytes, bin_path, TOKEN_FILES_EXPECTED, error);
     if (problem)
         return problem;
     close(fd);
-    problem = open_regular(&fd, &index_bytes, index_path, error);
+    problem = open_regular(&fd, &index_bytes, index_path, "a Megatron index", error);
     if (problem)
         return problem;
     void *index = index_bytes > 0 ? mmap(NULL, index_bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;

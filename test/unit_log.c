@@ -25,7 +25,7 @@ static void json_nests_and_separates(void **state) {
     json_uint(&json, "most", UINT64_MAX);
     json_array_begin(&json, "list");
     json_bool(&json, NULL, true);
-    json_string(&json, NULL, "x");
+    json_str(&json, NULL, "x");
     json_array_end(&json);
     json_object_begin(&json, "empty");
     json_object_end(&json);
@@ -48,7 +48,7 @@ static void json_nests_and_separates(void **state) {
 
 static void check_string(const char *value, const char *expected) {
     struct json json = json_of_begin(false);
-    json_string(&json, NULL, value);
+    json_str(&json, NULL, value);
     json_of_end(&json);
     assert_string_equal(json_text, expected);
     assert_true(json_is_valid(json_text));
@@ -71,7 +71,7 @@ static void json_escapes_what_json_must_not_hold(void **state) {
         value[length] = 0;
         struct json json = json_of_begin(false);
         json_object_begin(&json, NULL);
-        json_string(&json, value, value);
+        json_str(&json, value, value);
         json_object_end(&json);
         json_of_end(&json);
         assert_true(json_is_valid(json_text));
