@@ -1,0 +1,167 @@
+// Signals become requests that are each seen once, reads go on, a second Ctrl-C ends the process; deadlines.
+#include "runtime/deadline.h" // under test
+#include "runtime/signals.h"  // under test
+#include "test/testing.h"     // cmocka
+#include <errno.h>            // EFBIG, EPIPE
+#include <pthread.h>          // pthread_create
+#include <sys/resource.h>     // setrlimit
+#include <sys/wait.h>         // waitpid
+#include <unistd.h>           // fork, pipe, alarm
+
+// Signals act on whole processes, so each test has one of its own. Returns its status as waitpid gives it.
+static int in_child(int (*run)(void *), void *argument) {
+    int status = 0;
+    fflush(stdout);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(60); // one that hangs is a failure
+        _exit(run(argument));
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return status;
+}
+// In a child: the line that failed is its exit status, so lines above 255 won't do.
+#define check(condition)     \
+    do {                     \
+        if (!(condition))    \
+            return __LINE__; \
+    } while (0)
+static void sleep_ms(int ms) {
+    const struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
+    nanosleep(&time, NULL);
+}
+
+static int run_save(void *unused) {
+    signals_install();
+    check(!signals_take_save_request());
+    raise(SIGUSR1);
+    check(signals_take_save_request());
+    check(!signals_take_save_request());
+    raise(SIGUSR1);
+    raise(SIGUSR1);
+    check(signals_take_save_request()); // two that nobody looked at between are one
+    check(!signals_take_save_request());
+    check(!signals_stop_requested());
+    return 0;
+}
+static void a_save_request_is_taken_once(void **state) { assert_int_equal(in_child(run_save, NULL), 0); }
+
+static int run_stop(void *number) {
+    signals_install();
+    check(signals_stop_requested() == 0);
+    raise(*(int *)number);
+    check(signals_stop_requested() == *(int *)number);
+    check(signals_stop_requested() == *(int *)number); // it stays
+    raise(SIGTERM);                                    // the same request, come by another way
+    raise(SIGINT);
+    check(signals_stop_requested() == *(int *)number);
+    raise(SIGUSR1); // a save while stopping is a save
+    check(signals_take_save_request());
+    return 0;
+}
+static void a_stop_request_stays(void **state) {
+    int numbers[] = {SIGTERM, SIGINT};
+    assert_int_equal(in_child(run_stop, &numbers[0]), 0);
+    assert_int_equal(in_child(run_stop, &numbers[1]), 0);
+}
+
+static int run_stop_twice(void *numbers) {
+    signals_install();
+    raise(((int *)numbers)[0]);
+    sleep_ms(600);
+    raise(((int *)numbers)[1]);
+    return 1; // never reached
+}
+static void a_second_one_ends_the_process(void **state) {
+    int numbers[4][2] = {{SIGINT, SIGINT}, {SIGTERM, SIGTERM}, {SIGTERM, SIGINT}, {SIGINT, SIGTERM}};
+    for (int i = 0; i < 4; i++) {
+        const int status = in_child(run_stop_twice, numbers[i]);
+        assert_true(WIFSIGNALED(status)); // so that a shell, mpirun or Slurm sees what it was
+        assert_int_equal(WTERMSIG(status), numbers[i][1]);
+    }
+}
+
+// Signals this process some time later, then ends the read that it is in.
+struct interruption {
+    pthread_t reader;
+    int pipe;
+};
+static void *interrupt_read(void *argument) {
+    const struct interruption *const interruption = (const struct interruption *)argument;
+    for (int i = 0; i < 3; i++) {
+        sleep_ms(20);
+        pthread_kill(interruption->reader, i == 0 ? SIGUSR1 : i == 1 ? SIGTERM : SIGINT);
+    }
+    sleep_ms(20);
+    return write(interruption->pipe, "x", 1) == 1 ? NULL : argument;
+}
+static int run_read(void *unused) {
+    int ends[2];
+    char byte = 0;
+    pthread_t thread;
+    signals_install();
+    check(pipe(ends) == 0);
+    struct interruption interruption = {pthread_self(), ends[1]};
+    check(pthread_create(&thread, NULL, interrupt_read, &interruption) == 0);
+    check(read(ends[0], &byte, 1) == 1 && byte == 'x'); // no EINTR
+    void *failed = NULL;
+    check(pthread_join(thread, &failed) == 0 && !failed);
+    check(signals_take_save_request() && signals_stop_requested() == SIGTERM);
+    return 0;
+}
+static void reads_go_on(void **state) { assert_int_equal(in_child(run_read, NULL), 0); }
+
+static int run_failed_writes(void *unused) {
+    int ends[2];
+    signals_install();
+    check(pipe(ends) == 0 && close(ends[0]) == 0);
+    check(write(ends[1], "x", 1) == -1 && errno == EPIPE);
+    FILE *const file = tmpfile();
+    const struct rlimit limit = {1, 1};
+    check(file && setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    check(write(fileno(file), "x", 1) == 1);
+    check(write(fileno(file), "x", 1) == -1 && errno == EFBIG);
+    return 0;
+}
+static void failed_writes_are_errors(void **state) { assert_int_equal(in_child(run_failed_writes, NULL), 0); }
+
+static int run_ignored(void *unused) {
+    signal(SIGINT, SIG_IGN);
+    signals_install();
+    raise(SIGINT);
+    check(signals_stop_requested() == 0);
+    raise(SIGTERM);
+    check(signals_stop_requested() == SIGTERM);
+    return 0;
+}
+static void an_interrupt_key_that_was_ignored_stays_so(void **state) {
+    assert_int_equal(in_child(run_ignored, NULL), 0);
+}
+
+static void deadlines(void **state) {
+    const double now = deadline_clock_s();
+    const struct deadline never = deadline_after_minutes(now, 0), far = deadline_after_minutes(now, 10),
+                          past = deadline_after_minutes(now - 61, 1);
+    assert_true(deadline_allows(never, 1e18));
+    assert_true(isinf(deadline_left_s(never)));
+    assert_true(deadline_allows(deadline_after_minutes(now, -1), 1e18));
+    assert_true(deadline_allows(far, 500));
+    assert_false(deadline_allows(far, 600.001));
+    assert_true(deadline_left_s(far) > 500 && deadline_left_s(far) <= 600);
+    assert_false(deadline_allows(past, 0));
+    assert_true(deadline_left_s(past) < -0.99);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_save_request_is_taken_once),
+        cmocka_unit_test(a_stop_request_stays),
+        cmocka_unit_test(a_second_one_ends_the_process),
+        cmocka_unit_test(reads_go_on),
+        cmocka_unit_test(failed_writes_are_errors),
+        cmocka_unit_test(an_interrupt_key_that_was_ignored_stays_so),
+        cmocka_unit_test(deadlines),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
