@@ -57,7 +57,7 @@ static inline void assert_fails_at(void (*run)(void *), void *argument, const ch
 // What a parser says (runtime/error_text.h): a text that holds `words`.
 #define assert_error(problem, words)                                                                                   \
     do {                                                                                                               \
-        const char *assert_error_said = (problem);                                                                                  \
-        if (!assert_error_said || !strstr(assert_error_said, words))                                                                             \
-            fail_msg("expected '%s', got: %s", words, assert_error_said ? assert_error_said : "no error");                                       \
+        const char *said_ = (problem);                                                                                 \
+        if (!said_ || !strstr(said_, words))                                                                           \
+            fail_msg("expected '%s', got: %s", words, said_ ? said_ : "no error");                                     \
     } while (0)
