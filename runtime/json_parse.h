@@ -15,6 +15,7 @@
 #include <jansson.h>  // json_t, json_loadb
 #include <stdbool.h>  // bool
 #include <stdint.h>   // int64_t
+#include <stdio.h>    // snprintf
 #include <string.h>   // strlen
 
 #include "runtime/error_text.h" // struct error_text

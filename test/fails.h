@@ -53,3 +53,11 @@ static inline void assert_fails_at(void (*run)(void *), void *argument, const ch
         _fail(file, line);
     }
 }
+
+// What a parser says (runtime/error_text.h): a text that holds `words`.
+#define assert_error(problem, words)                                                                                   \
+    do {                                                                                                               \
+        const char *said_ = (problem);                                                                                 \
+        if (!said_ || !strstr(said_, words))                                                                           \
+            fail_msg("expected '%s', got: %s", words, said_ ? said_ : "no error");                                     \
+    } while (0)

@@ -481,13 +481,6 @@ static void test_damaged_bytes(void **state) {
         }
 }
 
-#define assert_error(problem, words)                                                                                   \
-    do {                                                                                                               \
-        const char *text = (problem);                                                                                  \
-        if (!text || !strstr(text, words))                                                                             \
-            fail_msg("expected '%s', got: %s", words, text);                                                           \
-    } while (0)
-
 static void test_each_damage_is_named(void **state) {
     struct error_text error;
     struct bytes shard = shard_bytes(2, 0, 9), index = index_bytes(MEGATRON_I32, 20, false), damaged;
