@@ -6,7 +6,8 @@
 // The order of samples is one global sequence that depends on the shards, T and the seed alone: epoch after epoch, in
 // each the shards in a shuffled order and within each shard its windows in a shuffled order (without shuffling: file
 // order). The permutations are computed, not stored, so that a shard of any size costs no memory. The position is a
-// number of samples of that sequence, so that a run may resume with another batch size or number of processes.
+// number of samples of that sequence, so that a run may resume with another batch size or number of processes. Shards
+// that are added at the end of the list while a run is stopped join in at the next epoch (dataloader_resume).
 //
 // Files are read by pread in a thread, ahead of the step, into a ring of samples. Cold pages, network file systems and
 // the checks of tokens thus cost the step nothing; the result can't depend on timing, because which sample goes where
@@ -68,10 +69,18 @@ static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
 // Reads any sample. Keeps the file of the last one open, and the order of the shards in the last one's epoch.
 struct sample_reader {
     uint64_t epoch;     // of `order`; UINT64_MAX before the first sample
-    int *order;         // (num_files) the shards in this epoch's order
-    uint64_t *first;    // (num_files + 1) sample of the epoch at which the shard order[i] begins
+    int files;          // of this epoch
+    int *order;         // (files) the shards in this epoch's order
+    uint64_t *first;    // (files + 1) sample of the epoch at which the shard order[i] begins
     int file, fd;       // the open file, -1 when none is
     unsigned char *raw; // T+1 tokens as they are in the file
+};
+
+// From this epoch on, the data is the first `files` of the shards.
+struct data_change {
+    uint64_t first_epoch;
+    int files;
+    uint64_t first_sample, samples_per_epoch; // follow from the changes before and the shards
 };
 
 // The thread's ring. It holds samples first..first+made-1 of this rank's sequence; `used` of them have been taken.
@@ -97,7 +106,9 @@ struct dataloader {
     int T, vocab_size, rank, ranks;
     uint64_t seed;
     bool shuffle;
-    uint64_t samples_per_epoch, total_tokens;
+    uint64_t samples_per_epoch, total_tokens; // of all shards
+    struct data_change *changes; // (num_changes) the first at epoch 0
+    int num_changes;
     uint64_t position;           // the next sample of the global sequence, over all ranks
     int32_t *sample;             // (T+1) where a sample is read to when there is no thread
     struct sample_reader reader; // the thread's, if there is one
@@ -111,8 +122,8 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-static void reader_begin_epoch(struct sample_reader *reader, const struct dataloader *loader, uint64_t epoch) {
-    const uint64_t shards = (uint64_t)loader->num_files;
+static void reader_begin_epoch(struct sample_reader *reader, const struct dataloader *loader, uint64_t epoch, int files) {
+    const uint64_t shards = (uint64_t)files;
     const uint64_t key = order_key(loader->seed, epoch, UINT64_MAX); // a stream that no shard has
     reader->first[0] = 0;
     for (uint64_t i = 0; i < shards; i++) {
@@ -120,15 +131,26 @@ static void reader_begin_epoch(struct sample_reader *reader, const struct datalo
         reader->first[i + 1] = reader->first[i] + loader->windows[reader->order[i]];
     }
     reader->epoch = epoch;
+    reader->files = files;
+}
+
+// The change that a sample of the global sequence comes under.
+static const struct data_change *dataloader_change_at(const struct dataloader *loader, uint64_t sample) {
+    int i = loader->num_changes - 1;
+    while (i > 0 && loader->changes[i].first_sample > sample)
+        i--;
+    return &loader->changes[i];
 }
 
 // Where a sample of the global sequence lies: file and first token.
 static void reader_locate(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample, int *file,
                           uint64_t *first_token) {
-    const uint64_t epoch = sample / loader->samples_per_epoch, rest = sample % loader->samples_per_epoch;
+    const struct data_change *change = dataloader_change_at(loader, sample);
+    const uint64_t since = sample - change->first_sample;
+    const uint64_t epoch = change->first_epoch + since / change->samples_per_epoch, rest = since % change->samples_per_epoch;
     if (reader->epoch != epoch)
-        reader_begin_epoch(reader, loader, epoch);
-    int low = 0, high = loader->num_files; // first[low] <= rest < first[high]
+        reader_begin_epoch(reader, loader, epoch, change->files);
+    int low = 0, high = reader->files; // first[low] <= rest < first[high]
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;
         if (reader->first[middle] <= rest)
@@ -358,6 +380,25 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
     }
 }
 
+// Takes over first_epoch and files of the changes, none for "always all", and derives the rest.
+static void dataloader_set_changes(struct dataloader *loader, const struct data_change *changes, int count) {
+    free(loader->changes);
+    loader->changes = (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *loader->changes);
+    loader->num_changes = count > 0 ? count : 1;
+    if (count > 0)
+        memcpy(loader->changes, changes, (size_t)count * sizeof *changes);
+    else
+        loader->changes[0].files = loader->num_files;
+    for (int i = 0; i < loader->num_changes; i++) {
+        struct data_change *change = &loader->changes[i];
+        change->samples_per_epoch = 0;
+        for (int f = 0; f < change->files; f++)
+            change->samples_per_epoch += loader->windows[f];
+        change->first_sample = i == 0 ? 0 : change[-1].first_sample +
+            (change->first_epoch - change[-1].first_epoch) * change[-1].samples_per_epoch;
+    }
+}
+
 static void reader_create(struct sample_reader *reader, const struct dataloader *loader) {
     const size_t shards = (size_t)loader->num_files;
     reader->epoch = UINT64_MAX;
@@ -397,6 +438,7 @@ static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t s
         free(paths[i]);
     free(paths);
 
+    dataloader_set_changes(loader, NULL, 0);
     loader->sample = (int32_t *)dataloader_alloc(option, (size_t)T + 1, sizeof *loader->sample);
     reader_create(&loader->reader, loader);
     read_ahead_start(loader, B, batches_ahead);
@@ -416,6 +458,7 @@ static void dataloader_close(struct dataloader *loader) {
         free(loader->files[i].path);
     free(loader->files);
     free(loader->windows);
+    free(loader->changes);
     free(loader->sample);
     free(loader);
 }
@@ -476,12 +519,38 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_plan(loader, loader->ahead.B);
 }
 
+// Goes on at a sample of a run whose data had these changes, of which first_epoch and files count. There may be more
+// shards now, behind those of then; they are part of every epoch that has not begun.
+static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count, uint64_t sample) {
+    const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;
+    read_ahead_stop(&loader->ahead);
+    memset(&loader->ahead, 0, sizeof loader->ahead);
+    dataloader_set_changes(loader, changes, count);
+    struct data_change *last = &loader->changes[count - 1]; // there is room for one more
+    if (last->files < loader->num_files) {
+        const uint64_t since = sample > last->first_sample ? sample - last->first_sample : 0;
+        const uint64_t epoch = last->first_epoch + (since + last->samples_per_epoch - 1) / last->samples_per_epoch;
+        struct data_change *next = epoch > last->first_epoch ? last + 1 : last;
+        next->first_epoch = epoch;
+        next->files = loader->num_files;
+        struct data_change *all = (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *all);
+        const int now = (int)(next - loader->changes) + 1;
+        memcpy(all, loader->changes, (size_t)now * sizeof *all);
+        dataloader_set_changes(loader, all, now);
+        free(all);
+    }
+    loader->position = sample;
+    loader->reader.epoch = UINT64_MAX;
+    read_ahead_start(loader, B, batches);
+}
+
 static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {
     return loader->samples_per_epoch;
 }
 static inline uint64_t dataloader_total_tokens(const struct dataloader *loader) { return loader->total_tokens; }
 static inline uint64_t dataloader_epoch(const struct dataloader *loader) {
-    return loader->position / loader->samples_per_epoch;
+    const struct data_change *change = dataloader_change_at(loader, loader->position);
+    return change->first_epoch + (loader->position - change->first_sample) / change->samples_per_epoch;
 }
 static inline int dataloader_num_files(const struct dataloader *loader) { return loader->num_files; }
 static inline const char *dataloader_path(const struct dataloader *loader, int file) {

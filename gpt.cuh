@@ -61,6 +61,9 @@ enum slot {
     SLOT_COUNT
 };
 
+// The fp32 flat buffers that a checkpoint holds: moments, and master weights (in fp32 the parameters themselves).
+enum flat { FLAT_M, FLAT_V, FLAT_MASTER, FLAT_COUNT };
+
 // What a step leaves in the device's memory until the host asks for it, which can be a step later.
 struct step_results {
     struct gradient_check check;
@@ -89,13 +92,18 @@ struct gpt {
     bool matmuls_only;                // a benchmark's: skip all but the matmuls
     void (*on_phase)(struct gpt *);   // called as each phase begins, where set: a test's look at the schedule
 
-    int params_id, grads_id, master_id, m_id, v_id, rope_id, results_id, losses_id;
+    int params_id, grads_id, master_id, m_id, v_id, rope_id, results_id, losses_id, copy_ids[FLAT_COUNT];
     floatX *params;
     float *grads, *master, *m, *v; // master is NULL in fp32, where the parameters are their own
+    float *copy[FLAT_COUNT];       // of exact parameters and moments in the host's memory, for a checkpoint; or NULL
     const float *rope;             // (T, D) cosines and sines
     struct step_results *results;  // in the device's memory, like
     double *losses;                // (micro-steps) mean loss of each micro-batch of the step
 
+    bool trains;         // has gradients and an optimizer; else it validates and generates
+    bool copies;         // checkpoints are written from a copy, while the training goes on
+    int sequences;       // generation: that many at a time,
+    int decode_tokens;   // each of at most so many
     int64_t chunk;       // tokens of a logits chunk
     int micro_steps;     // of a step
     uint64_t micro_step; // counts micro-batches of the whole run
@@ -111,7 +119,7 @@ struct gpt {
     unsigned batches;                  // sent so far
     struct step_results *host_results; // (2)
     double *host_losses;               // (2, micro-steps)
-    // Host memory for sampling: a row of logits as it comes and as (2, Vp) floats, a token of each sequence.
+    // Host memory for sampling: a row of logits as it comes and as (3, Vp) floats, a token of each sequence.
     floatX *host_row;
     float *host_logits;
     int32_t *host_tokens;
@@ -213,7 +221,7 @@ struct extent {
 };
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
     struct extent e;
-    e.B = pass == PASS_GENERATE ? m->config.sample_count : m->config.micro_batch_size;
+    e.B = pass == PASS_GENERATE ? m->sequences : m->config.micro_batch_size;
     e.T = pass == PASS_GENERATE ? 1 : m->config.seq_length;
     e.start = pass == PASS_GENERATE ? m->position : 0;
     e.N = (int64_t)e.B * e.T;
@@ -318,13 +326,13 @@ static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *s
 // Keys or values of every position so far, (B, capacity, G*D). They live from one token to the next.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
-    const size_t rows = (size_t)m->config.sample_count * (size_t)m->config.sample_tokens;
+    const size_t rows = (size_t)m->sequences * (size_t)m->decode_tokens;
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
 // Generation: the new token's k and v go into the cache, then its q attends to all that is there.
 static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX *qkv) {
-    const int capacity = m->config.sample_tokens;
+    const int capacity = m->decode_tokens;
     floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
     const struct attention_shape shape = attention_shape_of(m, extent_of(m, PASS_GENERATE));
     void *ws = workspace(m, attention_decode_workspace_bytes(shape, capacity, m->dev));
@@ -776,11 +784,11 @@ static void kv_cache_touch(struct gpt *m) {
     }
 }
 
-// Feeds one token of each of --sample-count sequences, at `position`, to the model. Returns where the logits for the
-// next ones are: (sample_count, Vp) on the device.
+// Feeds one token of each sequence, at `position`, to the model. Returns where the logits for the next ones are:
+// (sequences, Vp) on the device.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int position) {
     const struct layer_shape *s = &m->shape.layer;
-    const int B = m->config.sample_count;
+    const int B = m->sequences;
     m->position = position;
     region(m, REGION_GENERATE);
     upload_batch(m, PASS_GENERATE, tokens, NULL);
@@ -818,19 +826,28 @@ static void gpt_make_plan(struct gpt *m) {
     if (m->shape.P == 0)
         m->rope_id = plan_add(&m->plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1,
                               (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float));
-    m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float));
-    m->master_id = sizeof(floatX) < 4 ? add_flat(m, ARENA_OPTIMIZER, "master weights", sizeof(float)) : -1;
-    m->m_id = add_flat(m, ARENA_OPTIMIZER, "first moments", sizeof(float));
-    m->v_id = add_flat(m, ARENA_OPTIMIZER, "second moments", sizeof(float));
+    m->grads_id = m->master_id = m->m_id = m->v_id = -1;
+    for (int i = 0; i < FLAT_COUNT; i++)
+        m->copy_ids[i] = -1;
+    if (m->trains) {
+        m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float));
+        m->master_id = sizeof(floatX) < 4 ? add_flat(m, ARENA_OPTIMIZER, "master weights", sizeof(float)) : -1;
+        m->m_id = add_flat(m, ARENA_OPTIMIZER, "first moments", sizeof(float));
+        m->v_id = add_flat(m, ARENA_OPTIMIZER, "second moments", sizeof(float));
+        for (int i = 0; i < FLAT_COUNT && m->copies && DEVICE_MEMORY_IS_HOSTS; i++)
+            m->copy_ids[i] = add_flat(m, ARENA_OPTIMIZER, "copy for checkpoints", sizeof(float));
+    }
     m->results_id = plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->losses_id = plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "losses of micro-batches", -1,
                             (size_t)m->micro_steps * sizeof(double));
 
-    gpt_micro_step(m, 0, NULL, NULL, 1);
-    gpt_update(m, 1, 0);
-    if (m->config.val_every > 0)
+    if (m->trains) {
+        gpt_micro_step(m, 0, NULL, NULL, 1);
+        gpt_update(m, 1, 0);
+    }
+    if (m->config.val_every > 0 || m->config.eval_only)
         gpt_evaluate(m, NULL, NULL);
-    if (m->config.sample_every > 0)
+    if (m->config.sample_every > 0 || *m->config.generate)
         gpt_decode(m, NULL, 0);
     m->planning = false;
     m->micro_step = 0;
@@ -866,9 +883,14 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->backend = backend;
     m->dev = dev;
     m->chunk = loss_chunk(config, m->shape.Vp);
+    m->trains = config_trains(config);
+    m->copies = m->trains && config->checkpoint_async && config->checkpoint_every > 0 &&
+                config->checkpoint_every < config->train_steps;
+    m->sequences = config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
+    m->decode_tokens = config->sample_tokens;
     m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
-    if (config->sample_count > m->host_batch_tokens)
-        m->host_batch_tokens = config->sample_count;
+    if (m->sequences > m->host_batch_tokens)
+        m->host_batch_tokens = m->sequences;
     m->micro_steps = config->global_batch_size / config->micro_batch_size;
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
     if (!m->slots)
@@ -898,9 +920,11 @@ static void gpt_initialise(struct gpt *m) {
             device_synchronize(m->dev);
         }
     }
-    device_zero(m->m, (size_t)m->table.flat * sizeof *m->m, m->dev);
-    device_zero(m->v, (size_t)m->table.flat * sizeof *m->v, m->dev);
-    gpt_zero_gradients(m);
+    if (m->trains) {
+        device_zero(m->m, (size_t)m->table.flat * sizeof *m->m, m->dev);
+        device_zero(m->v, (size_t)m->table.flat * sizeof *m->v, m->dev);
+        gpt_zero_gradients(m);
+    }
     host_free(exact);
     host_free(rounded);
 }
@@ -924,6 +948,12 @@ static void gpt_allocate(struct gpt *m) {
     m->master = (float *)plan_pointer(plan, &m->arenas, m->master_id);
     m->m = (float *)plan_pointer(plan, &m->arenas, m->m_id);
     m->v = (float *)plan_pointer(plan, &m->arenas, m->v_id);
+    for (int i = 0; i < FLAT_COUNT && m->copies; i++) {
+        const size_t bytes = (size_t)m->table.flat * sizeof(float);
+        m->copy[i] = DEVICE_MEMORY_IS_HOSTS ? (float *)plan_pointer(plan, &m->arenas, m->copy_ids[i]) : (float *)malloc(bytes);
+        if (!m->copy[i])
+            fail("out of the host's memory for the copy that checkpoints are written from; --no-checkpoint-async does without");
+    }
     m->results = (struct step_results *)plan_pointer(plan, &m->arenas, m->results_id);
     m->losses = (double *)plan_pointer(plan, &m->arenas, m->losses_id);
     device_zero(m->results, sizeof *m->results, m->dev);
@@ -933,15 +963,57 @@ static void gpt_allocate(struct gpt *m) {
     m->host_results = (struct step_results *)host_allocate(2 * sizeof *m->host_results, m->dev);
     m->host_losses = (double *)host_allocate(2 * (size_t)m->micro_steps * sizeof(double), m->dev);
     m->host_row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *m->host_row);
-    m->host_logits = (float *)calloc(2 * (size_t)m->shape.Vp, sizeof *m->host_logits);
-    m->host_tokens = (int32_t *)calloc((size_t)m->config.sample_count + 1, sizeof *m->host_tokens);
+    m->host_logits = (float *)calloc(3 * (size_t)m->shape.Vp, sizeof *m->host_logits);
+    m->host_tokens = (int32_t *)calloc((size_t)m->sequences + 1, sizeof *m->host_tokens);
     if (!m->host_row || !m->host_logits || !m->host_tokens)
         fail("out of memory");
     gpt_initialise(m);
     device_synchronize(m->dev);
 }
 
+// One of the flat buffers of a checkpoint, in the device's memory.
+static const float *gpt_flat(const struct gpt *m, enum flat flat) {
+    if (flat == FLAT_MASTER)
+        return m->master ? m->master : (const float *)m->params;
+    return flat == FLAT_M ? m->m : m->v;
+}
+
+// Copies what a checkpoint holds into the host's memory. Takes the time of the copy and no more.
+static void gpt_copy_state(struct gpt *m) {
+    const int64_t PIECE = 4 << 20, n = m->table.flat; // elements
+    if (DEVICE_MEMORY_IS_HOSTS) {
+        for (int flat = 0; flat < FLAT_COUNT; flat++) {
+            const float *from = gpt_flat(m, (enum flat)flat);
+#pragma omp parallel for schedule(static)
+            for (int64_t first = 0; first < n; first += PIECE / 64)
+                memcpy(m->copy[flat] + first, from + first,
+                       (size_t)(n - first < PIECE / 64 ? n - first : PIECE / 64) * sizeof *from);
+        }
+        return;
+    }
+    // Pinned memory is copied to at the bus' full speed: while one piece comes, the one before goes to its place.
+    float *pinned = (float *)host_allocate(2 * (size_t)PIECE * sizeof *pinned, m->dev);
+    const int64_t pieces = (n + PIECE - 1) / PIECE;
+    for (int64_t i = 0; i <= FLAT_COUNT * pieces; i++) {
+        float *came = pinned + (i + 1) % 2 * PIECE;
+        if (i > 0)
+            device_synchronize(m->dev);
+        if (i < FLAT_COUNT * pieces) {
+            const int64_t first = i % pieces * PIECE, count = n - first < PIECE ? n - first : PIECE;
+            device_download_begin(pinned + i % 2 * PIECE, gpt_flat(m, (enum flat)(i / pieces)) + first,
+                                  (size_t)count * sizeof *pinned, m->dev);
+        }
+        if (i > 0) {
+            const int64_t first = (i - 1) % pieces * PIECE, count = n - first < PIECE ? n - first : PIECE;
+            memcpy(m->copy[(i - 1) / pieces] + first, came, (size_t)count * sizeof *came);
+        }
+    }
+    host_free(pinned);
+}
+
 static void gpt_destroy(struct gpt *m) {
+    for (int i = 0; i < FLAT_COUNT && !DEVICE_MEMORY_IS_HOSTS; i++)
+        free(m->copy[i]);
     graph_free(&m->graph);
     host_free(m->host_batches);
     host_free(m->host_results);

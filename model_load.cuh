@@ -243,18 +243,17 @@ static const char *model_load_folder(struct gpt *m, const char *path, enum archi
 // The optimizer of a checkpoint
 
 // Moments and, where model.safetensors is not fp32, master weights, by our own tensors' names.
-enum optimizer_part { OPTIMIZER_M, OPTIMIZER_V, OPTIMIZER_MASTER, OPTIMIZER_PARTS };
-static const char *const optimizer_part_names[OPTIMIZER_PARTS] = {"exp_avg", "exp_avg_sq", "master"};
+static const char *const optimizer_names[FLAT_COUNT] = {"exp_avg", "exp_avg_sq", "master"};
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
 static const char *model_load_part(struct model_loader *loader, const struct safetensors *file, const char *file_name,
-                                   enum optimizer_part part, const struct tensor *t, struct error_text *error) {
+                                   enum flat part, const struct tensor *t, struct error_text *error) {
     struct gpt *m = loader->m;
     char name[sizeof t->name + 16];
     const struct safetensors_tensor *tensor;
     const uint64_t shape[2] = {(uint64_t)t->visible_rows, (uint64_t)t->cols};
     const int64_t count = (int64_t)t->visible_rows * t->cols;
-    snprintf(name, sizeof name, "%s.%s", optimizer_part_names[part], t->name);
+    snprintf(name, sizeof name, "%s.%s", optimizer_names[part], t->name);
     LOAD_CHECK(safetensors_get(&tensor, file, name, shape, t->cols > 1 ? 2 : 1, file_name, error));
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
@@ -262,10 +261,10 @@ static const char *model_load_part(struct model_loader *loader, const struct saf
     for (int64_t first = 0; first < count; first += LOAD_PIECE) {
         const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
         LOAD_CHECK(model_read(loader, file, file_name, tensor, first, n, error));
-        if (part == OPTIMIZER_MASTER)
+        if (part == FLAT_MASTER)
             model_store(m, t, first, loader->values, n, loader->rounded);
         else
-            device_upload((part == OPTIMIZER_M ? m->m : m->v) + t->offset + first, loader->values,
+            device_upload((part == FLAT_M ? m->m : m->v) + t->offset + first, loader->values,
                           (size_t)n * sizeof(float), m->dev);
         device_synchronize(m->dev);
     }
@@ -279,9 +278,9 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
         return error_format(error, "%.500s: the name is too long", folder);
     LOAD_CHECK(safetensors_open(&file, path, error));
     const char *problem = model_loader_create(&loader, m, error);
-    for (int part = 0; part < (with_master ? OPTIMIZER_PARTS : OPTIMIZER_MASTER); part++)
+    for (int part = 0; part < (with_master ? FLAT_COUNT : FLAT_MASTER); part++)
         for (int i = 0; i < m->table.num_tensors && !problem; i++)
-            problem = model_load_part(&loader, &file, path, (enum optimizer_part)part, &m->table.tensors[i], error);
+            problem = model_load_part(&loader, &file, path, (enum flat)part, &m->table.tensors[i], error);
     model_loader_free(&loader);
     safetensors_close(&file);
     return problem;

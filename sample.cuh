@@ -30,9 +30,32 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-// Draws a token from softmax(logits / temperature) over the top_k largest (0: all). Temperature 0 takes the largest.
-// `u` is uniform in [0, 1); `scratch` holds V floats.
-static int sample_token(const float *logits, int V, double temperature, int top_k, double u, float *scratch) {
+static int compare_descending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+// The smallest weight of those that together, the largest first, reach `share` of the sum. `sorted` holds V floats.
+static float smallest_of_share(const float *weights, int V, double share, float *sorted) {
+    int n = 0;
+    double sum = 0, reached = 0;
+    for (int i = 0; i < V; i++)
+        if (weights[i] > 0) {
+            sorted[n++] = weights[i];
+            sum += weights[i];
+        }
+    qsort(sorted, (size_t)n, sizeof *sorted, compare_descending);
+    for (int i = 0; i < n; i++) {
+        reached += sorted[i];
+        if (reached >= share * sum)
+            return sorted[i];
+    }
+    return 0;
+}
+
+// Draws a token from softmax(logits / temperature) over the top_k largest (0: all) and, of these, over the likeliest that
+// together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the largest. `u` is uniform in
+// [0, 1); `scratch` holds 2 V floats.
+static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u, float *scratch) {
     int largest = 0;
     for (int i = 1; i < V; i++)
         if (logits[i] > logits[largest])
@@ -49,6 +72,14 @@ static int sample_token(const float *logits, int V, double temperature, int top_
         scratch[i] = logits[i] < threshold ? 0 : (float)exp((logits[i] - logits[largest]) / temperature);
         sum += scratch[i];
     }
+    if (top_p < 1) {
+        const float least = smallest_of_share(scratch, V, top_p, scratch + V);
+        sum = 0;
+        for (int i = 0; i < V; i++) {
+            scratch[i] = scratch[i] < least ? 0 : scratch[i];
+            sum += scratch[i];
+        }
+    }
     double left = u * sum;
     int last = largest;
     for (int i = 0; i < V; i++)
@@ -61,22 +92,29 @@ static int sample_token(const float *logits, int V, double temperature, int top_
     return last;
 }
 
-// Fills tokens (sample_count, sample_tokens) from one first token on. The same seed and stream give the same text.
-static void gpt_generate(struct gpt *m, int32_t *tokens, int first_token, uint64_t stream) {
+// Continues tokens (sequences, n), whose rows begin with lengths[b] tokens of their own, 1 at least; n - 1 is at most
+// decode_tokens. The same seed and stream give the same text. `stop`, where given, is asked between tokens; false where it
+// ended the text.
+static bool gpt_generate(struct gpt *m, int32_t *tokens, const int *lengths, int n, uint64_t stream, bool (*stop)(void)) {
     const struct config *c = &m->config;
-    const int B = c->sample_count, n = c->sample_tokens, Vp = m->shape.Vp;
+    const int B = m->sequences, Vp = m->shape.Vp;
     int32_t *current = m->host_tokens;
-    for (int b = 0; b < B; b++)
-        current[b] = first_token;
-    for (int t = 0; t < n; t++) {
+    for (int t = 0; t + 1 < n; t++) {
+        if (stop && stop())
+            return false;
+        for (int b = 0; b < B; b++)
+            current[b] = tokens[(int64_t)b * n + t];
         const floatX *logits = gpt_decode(m, current, t);
         for (int b = 0; b < B; b++) {
+            if (t + 1 < lengths[b])
+                continue;
             device_download(m->host_row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *m->host_row, m->dev);
             for (int i = 0; i < Vp; i++)
                 m->host_logits[i] = to_float(m->host_row[i]);
             const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)B + (uint64_t)b);
-            current[b] = sample_token(m->host_logits, m->shape.V, c->temperature, c->top_k, u, m->host_logits + Vp);
-            tokens[(int64_t)b * n + t] = current[b];
+            tokens[(int64_t)b * n + t + 1] =
+                sample_token(m->host_logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, m->host_logits + Vp);
         }
     }
+    return true;
 }

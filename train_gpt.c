@@ -21,6 +21,8 @@ engine_obstacle train_cuda_fp32_obstacle, train_cuda_bf16_obstacle;
 
 #ifndef ENGINE
 
+#include "start.h" // from nothing, a model's folder or a checkpoint
+
 #ifdef HAVE_CUDA
 static engine_entry *const cuda_engines[2] = {train_cuda_fp32, train_cuda_bf16};
 static const char *cuda_obstacle(void) { return train_cuda_bf16_obstacle(); }
@@ -48,7 +50,10 @@ static engine_entry *choose_engine(struct config *config) {
 }
 
 int main(int argc, char **argv) {
-    struct config config = config_parse(argc, argv);
+    struct config config = config_read(argc, argv);
+    start_find(&config);
+    config_resolve(&config);
+    start_check(&config);
     return choose_engine(&config)(&config);
 }
 
@@ -58,8 +63,14 @@ int main(int argc, char **argv) {
 #include "dataloader.h"         // token shards to batches
 #include "fit.cuh"              // options to a policy, a plan that fits
 #include "gpt.cuh"              // the model and its step
+#include "model_load.cuh"       // parameters from a model's folder or a checkpoint
+#include "model_save.cuh"       // a checkpoint's folder
+#include "runtime/checkpoint_thread.h" // writes while the training goes on
+#include "runtime/deadline.h"   // --exit-after
 #include "runtime/log.h"        // progress line, log.jsonl
 #include "runtime/schedule.h"   // learning rate
+#include "runtime/signals.h"    // save, stop
+#include "runtime/trainer_state.h" // where the run stands
 #include "runtime/vocabulary.h" // tokens to text
 #include "sample.cuh"           // generation
 
@@ -75,7 +86,8 @@ struct run {
     struct schedule schedule;
     struct log log;
     int32_t *inputs, *targets;  // (micro batch, T) of the current micro-batch
-    int32_t *samples;           // (sample_count, sample_tokens)
+    int32_t *samples;           // (sequences, sample_tokens + 1), the prompt included
+    int *prompt_tokens;         // (sequences) tokens of each prompt
     double peak_flops;          // what MFU is held against, in flop/s
     char peak_source[64];       // where that comes from
     int skipped;                // steps not taken because of a NaN or Inf
@@ -84,7 +96,19 @@ struct run {
     uint64_t first_sample[2];   // of a step, by the parity of its number
     double lr[2];
     double last_finish;         // seconds_now() when the last step's results came
+    // Checkpoints
+    struct saver saver;
+    int first_step;             // of this start; the samples before it:
+    uint64_t samples_before;
+    double best_val_loss;       // NAN: none yet
+    int best_val_step;
+    bool validation_due;        // of the last finished step: a signal came before its end
+    struct deadline deadline;
+    double slowest_step;        // seconds
+    bool save_wanted, stopped;  // asked for by a signal or the deadline; the run ended early
 };
+
+enum { EXIT_STOPPED = 3 }; // the run was asked to stop before its last step, and saved
 
 // ---- start-up ----
 
@@ -120,23 +144,179 @@ static void write_plan(const struct run *r) {
         plan_write_svg(plan, r->config->plan_picture);
 }
 
+// Tokens to text, by the file beside the shards or, without data, in the model's folder.
+static void open_vocabulary(struct run *r) {
+    const struct config *c = r->config;
+    char path[PATH_MAX];
+    bool found = r->train && vocabulary_find(dataloader_path(r->train, 0), path, sizeof path);
+    if (!found && *c->init_from) {
+        snprintf(path, sizeof path, "%s/vocabulary.bin", c->init_from);
+        found = access(path, R_OK) == 0;
+    }
+    r->vocabulary = vocabulary_open(found ? path : NULL, c->vocab_size);
+}
+
 static void open_data(struct run *r) {
     const struct config *c = r->config;
     const size_t batch = (size_t)c->micro_batch_size * (size_t)c->seq_length;
     enum { BATCHES_AHEAD = 4 };
-    r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, 0, 1, c->micro_batch_size,
-                               BATCHES_AHEAD, "--train-data");
-    if (*c->val_data)
+    if (config_trains(c))
+        r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, 0, 1, c->micro_batch_size,
+                                   BATCHES_AHEAD, "--train-data");
+    if (*c->val_data && !*c->generate)
         r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, 0, 1, c->micro_batch_size, 0,
                                  "--val-data");
-    char path[PATH_MAX];
-    const bool found = vocabulary_find(dataloader_path(r->train, 0), path, sizeof path);
-    r->vocabulary = vocabulary_open(found ? path : NULL, c->vocab_size);
     r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);
     r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
-    r->samples = (int32_t *)calloc((size_t)c->sample_count * (size_t)c->sample_tokens, sizeof *r->samples);
-    if (!r->inputs || !r->targets || !r->samples)
+    if (!r->inputs || !r->targets)
         fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
+}
+
+// Room for the samples of a training run, which begin with one token.
+static void open_samples(struct run *r) {
+    const struct config *c = r->config;
+    r->samples = (int32_t *)calloc((size_t)c->sample_count * ((size_t)c->sample_tokens + 1), sizeof *r->samples);
+    r->prompt_tokens = (int *)calloc((size_t)c->sample_count, sizeof *r->prompt_tokens);
+    if (!r->samples || !r->prompt_tokens)
+        fail("out of memory for samples");
+    for (int i = 0; i < c->sample_count; i++)
+        r->prompt_tokens[i] = 1;
+}
+
+// ---- checkpoints ----
+
+// The shards must be those of the checkpoint, with more behind them at most.
+static void check_data(const struct run *r, const struct trainer_state *state) {
+    const int now = dataloader_num_files(r->train);
+    for (int i = 0; i < state->num_files; i++) {
+        const char *path = i < now ? dataloader_path(r->train, i) : "none", *slash = strrchr(path, '/');
+        const char *name = slash ? slash + 1 : path;
+        if (i >= now || strcmp(name, state->files[i].name) != 0 || r->train->files[i].tokens != state->files[i].tokens)
+            fail("--train-data: file %d is %s with %llu tokens, but it was %s with %llu in %s; the data may only grow, by "
+                 "files whose names sort last",
+                 i + 1, name, (unsigned long long)(i < now ? r->train->files[i].tokens : 0),
+                 json_show(state->files[i].name).text, (unsigned long long)state->files[i].tokens, r->config->checkpoint);
+    }
+}
+
+static void resume_data(struct run *r, const struct trainer_state *state) {
+    struct data_change *changes = (struct data_change *)calloc((size_t)state->num_changes, sizeof *changes);
+    if (!changes)
+        fail("out of memory");
+    check_data(r, state);
+    for (int i = 0; i < state->num_changes; i++) {
+        changes[i].first_epoch = state->changes[i].first_epoch;
+        changes[i].files = state->changes[i].files;
+    }
+    dataloader_resume(r->train, changes, state->num_changes, state->samples);
+    free(changes);
+}
+
+static struct trainer_state read_state(const char *folder) {
+    char path[PATH_MAX];
+    unsigned char *data = NULL;
+    uint64_t bytes;
+    struct trainer_state state;
+    struct error_text error;
+    snprintf(path, sizeof path, "%s/trainer_state.json", folder);
+    const char *problem = read_whole(&data, &bytes, 1 << 26, path, "a checkpoint's state", &error);
+    if (!problem)
+        problem = trainer_state_parse(&state, data, bytes, path, &error);
+    if (problem)
+        fail("%s", problem);
+    free(data);
+    return state;
+}
+
+// The parameters that the run begins with, and where it stands.
+static void load_model(struct run *r) {
+    const struct config *c = r->config;
+    struct error_text error;
+    struct stat status;
+    const char *problem = NULL;
+    bool exact;
+    r->best_val_loss = NAN;
+    if (*c->checkpoint) {
+        struct trainer_state state = read_state(c->checkpoint);
+        problem = model_load_checkpoint(r->model, c->checkpoint, &error);
+        resume_data(r, &state);
+        if (state.step > INT_MAX)
+            fail("%s: step %lld is beyond what can be counted", c->checkpoint, (long long)state.step);
+        r->first_step = r->enqueued = r->finished = (int)state.step;
+        r->skipped = (int)state.skipped;
+        r->samples_before = state.samples;
+        r->model->micro_step = state.micro_steps;
+        r->best_val_loss = state.best_val_loss;
+        r->best_val_step = (int)state.best_val_step;
+        r->validation_due = state.validation_due;
+        trainer_state_free(&state);
+    } else if (*c->init_from && stat(c->init_from, &status) == 0 && S_ISDIR(status.st_mode))
+        problem = model_load_folder(r->model, c->init_from, folder_architecture(r->model, c->init_from), &exact, &error);
+    else if (*c->init_from)
+        problem = model_load_llmc(r->model, c->init_from, &error);
+    if (problem)
+        fail("%s", problem);
+}
+
+// trainer_state.json of this moment: no step is under way.
+static char *state_json(const struct run *r, size_t *bytes) {
+    const struct config *c = r->config;
+    struct trainer_state state;
+    memset(&state, 0, sizeof state);
+    state.step = r->finished;
+    state.skipped = r->skipped;
+    state.samples = dataloader_position(r->train);
+    state.micro_steps = r->model->micro_step;
+    state.best_val_loss = r->best_val_loss;
+    state.best_val_step = r->best_val_step;
+    state.validation_due = r->validation_due;
+    state.precision = sizeof(floatX) == 2 ? "bf16" : "fp32";
+    state.num_files = dataloader_num_files(r->train);
+    state.num_changes = r->train->num_changes;
+    state.files = (struct trainer_file *)calloc((size_t)state.num_files, sizeof *state.files);
+    state.changes = (struct trainer_data_change *)calloc((size_t)state.num_changes, sizeof *state.changes);
+    char *text = NULL;
+    FILE *out = open_memstream(&text, bytes);
+    if (!state.files || !state.changes || !out)
+        fail("out of memory for a checkpoint");
+    for (int i = 0; i < state.num_files; i++) {
+        const char *path = dataloader_path(r->train, i), *slash = strrchr(path, '/');
+        state.files[i].name = slash ? slash + 1 : path;
+        state.files[i].tokens = r->train->files[i].tokens;
+    }
+    for (int i = 0; i < state.num_changes; i++) {
+        state.changes[i].first_epoch = r->train->changes[i].first_epoch;
+        state.changes[i].files = r->train->changes[i].files;
+    }
+    trainer_state_write(out, &state, &config_options, c->asked, c->asked->given, c);
+    if (fclose(out) != 0)
+        fail("out of memory for a checkpoint");
+    free(state.files);
+    free(state.changes);
+    return text;
+}
+
+// Says how the save ended that was begun last. A failed one leaves the run and the checkpoints before it as they are.
+static void report_save(struct run *r) {
+    struct saver *saver = &r->saver;
+    if (!saver->running)
+        return;
+    const double seconds = seconds_now() - saver->begun_s;
+    const char *problem = saver_wait(saver);
+    log_end_line(&r->log);
+    if (problem)
+        fprintf(stderr, "train_gpt: %s\n", problem);
+    else
+        log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)saver->last_step, seconds);
+}
+
+static void save(struct run *r) {
+    report_save(r); // of the one before
+    size_t bytes = 0;
+    char *state = state_json(r, &bytes);
+    saver_save(&r->saver, r->finished, state, bytes);
+    if (!r->model->copies)
+        report_save(r);
 }
 
 static void write_config(const struct config *c) {
@@ -175,8 +355,15 @@ static void report(const struct run *r) {
                 c->global_batch_size / c->micro_batch_size);
         log_row("steps", "%d, %.3g epochs", c->train_steps,
                 (double)c->train_steps * c->global_batch_size / (double)dataloader_samples_per_epoch(r->train));
+        if (c->checkpoint_every > 0)
+            log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoint_every, r->saver.job.root,
+                    *huggingface_note(c) ? "; " : "", huggingface_note(c));
         log_row("matmul peak", "%.0f GFLOP/s %s, which MFU is held against", 1e-9 * r->peak_flops, r->peak_source);
     }
+    if (*c->checkpoint)
+        log_row("goes on from", "%s", c->checkpoint);
+    else if (*c->init_from)
+        log_row("begins from", "%s", c->init_from);
     fit_advise(&r->fit, stdout);
     printf("\n");
     fflush(stdout);
@@ -205,11 +392,12 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     const struct step_results results = gpt_results(r->model, slot, &losses);
     const double tokens = (double)c->global_batch_size * c->seq_length, now = seconds_now();
     const double seconds = now - r->last_finish;
+    r->slowest_step = seconds > r->slowest_step ? seconds : r->slowest_step;
     const int micro_steps = r->model->micro_steps;
     r->last_finish = now;
     memset(entry, 0, sizeof *entry);
     entry->step = step + 1;
-    entry->tokens = (int64_t)(step + 1) * (int64_t)tokens;
+    entry->tokens = ((int64_t)r->samples_before + (int64_t)(r->finished - r->first_step) * c->global_batch_size) * c->seq_length;
     entry->lr = r->lr[slot];
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
@@ -249,7 +437,11 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// Mean loss over the first --val-steps batches of the validation data, the same ones each time.
+// A signal or --exit-after asks for an end.
+static bool stop_asked(void) { return signals_stop_requested() != 0; }
+
+// Mean loss over the first --val-steps batches of the validation data, the same ones each time. NAN where a signal came
+// before the end.
 static double validate(struct run *r) {
     const struct config *c = r->config;
     const uint64_t batches = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
@@ -257,6 +449,8 @@ static double validate(struct run *r) {
     double loss = 0;
     dataloader_seek(r->val, 0);
     for (int i = 0; i < steps; i++) {
+        if (stop_asked())
+            return NAN;
         dataloader_read(r->val, r->inputs, r->targets, c->micro_batch_size);
         loss += gpt_evaluate(r->model, r->inputs, r->targets) / steps;
     }
@@ -265,12 +459,15 @@ static double validate(struct run *r) {
 
 static void print_samples(struct run *r, int step) {
     const struct config *c = r->config;
+    const int n = c->sample_tokens + 1, end = r->vocabulary.end_of_text;
     // A document begins behind the end of the one before; without such a mark, behind token 0.
-    const int end = r->vocabulary.end_of_text;
-    gpt_generate(r->model, r->samples, end >= 0 && end < c->vocab_size ? end : 0, (uint64_t)step);
+    for (int i = 0; i < c->sample_count; i++)
+        r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
+    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, (uint64_t)step, stop_asked))
+        return;
     for (int i = 0; i < c->sample_count; i++) {
         log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
-        vocabulary_print(stdout, &r->vocabulary, r->samples + (size_t)i * (size_t)c->sample_tokens, c->sample_tokens);
+        vocabulary_print(stdout, &r->vocabulary, r->samples + (size_t)i * (size_t)n + 1, n - 1);
         log_event(&r->log, "\n---");
     }
 }
@@ -278,26 +475,56 @@ static void print_samples(struct run *r, int step) {
 // True every `every` steps and after the last; 0 is never.
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// What is done once a step's results are known. Validation and samples need the parameters of that very step: nothing
-// else may be enqueued then.
+// Validates after step `done`; false where a signal came before the end, and a resumed run will have to.
+static bool validate_step(struct run *r, int done, double *loss) {
+    *loss = validate(r);
+    r->validation_due = isnan(*loss) && stop_asked();
+    if (r->validation_due)
+        return false;
+    if (!(*loss >= r->best_val_loss)) {
+        r->best_val_loss = *loss;
+        r->best_val_step = done;
+    }
+    return true;
+}
+
+// What is done once a step's results are known. Validation, samples and checkpoints need the parameters of that very step:
+// nothing else may be enqueued then.
 static void report_step(struct run *r, struct log_step *entry, bool good) {
     const struct config *c = r->config;
     const int done = entry->step;
-    entry->has_val_loss = r->val && due(c->val_every, done, c->train_steps);
-    if (entry->has_val_loss)
-        entry->val_loss = validate(r);
+    if (r->val && due(c->val_every, done, c->train_steps))
+        entry->has_val_loss = validate_step(r, done, &entry->val_loss);
     log_step(&r->log, entry);
     if (entry->has_val_loss)
-        log_event(&r->log, "step %d: validation loss %.4f", done, entry->val_loss);
-    if (good && due(c->sample_every, done, c->train_steps))
+        log_event(&r->log, "step %d: validation loss %.4f%s", done, entry->val_loss,
+                  r->best_val_step == done ? ", the best so far" : "");
+    if (good && due(c->sample_every, done, c->train_steps) && !r->validation_due)
         print_samples(r, done);
+    if (checkpoint_thread_done(&r->saver.thread))
+        report_save(r);
 }
+
+// Looks, once a step, for what asks for a save or an end from outside.
+static void look_for_requests(struct run *r) {
+    if (signals_take_save_request())
+        r->save_wanted = true;
+    const bool time_is_up = !deadline_allows(r->deadline, 2 * r->slowest_step);
+    if ((stop_asked() || time_is_up) && !r->stopped) {
+        log_event(&r->log, "%s: the run is saved and ends",
+                  stop_asked() ? strsignal(signals_stop_requested()) : "--exit-after");
+        r->stopped = true;
+    }
+}
+
+// A step ends with nothing enqueued behind it: what needs its parameters can run.
+static bool step_is_last_enqueued(const struct run *r) { return r->finished == r->enqueued; }
 
 static void train(struct run *r) {
     const struct config *c = r->config;
     struct log_step entry;
     r->last_finish = seconds_now();
-    while (r->finished < c->train_steps) {
+    while (r->finished < c->train_steps && !(r->stopped && step_is_last_enqueued(r))) {
         const bool more = r->enqueued < c->train_steps;
         if (more)
             enqueue_gradients(r);
@@ -307,18 +534,44 @@ static void train(struct run *r) {
         }
         if (more)
             enqueue_update(r);
+        look_for_requests(r);
         const int step = r->enqueued;
-        const bool wanted_now = !DEVICE_RUNS_AHEAD || (r->val && due(c->val_every, step, c->train_steps)) ||
+        const bool save_now = due(c->checkpoint_every, step, c->train_steps) || r->save_wanted || r->stopped;
+        const bool wanted_now = !DEVICE_RUNS_AHEAD || save_now || (r->val && due(c->val_every, step, c->train_steps)) ||
                                 due(c->sample_every, step, c->train_steps);
         if (more && wanted_now) {
             const bool good = finish_step(r, &entry);
             report_step(r, &entry, good);
+            look_for_requests(r); // a signal may have ended a validation
+            if (save_now || r->save_wanted || r->stopped)
+                save(r);
+            r->save_wanted = false;
             r->last_finish = seconds_now();
         }
     }
 }
 
+// A validation that a signal broke off before this start.
+static void make_up_for_validation(struct run *r) {
+    double loss;
+    if (!r->validation_due || !r->val)
+        return;
+    if (validate_step(r, r->finished, &loss)) {
+        log_val_loss(&r->log, r->finished, loss);
+        log_event(&r->log, "step %d: validation loss %.4f", r->finished, loss);
+    }
+}
+
+// ---- evaluation and generation alone ----
+
+static int evaluate_only(struct run *r) {
+    const double loss = validate(r);
+    printf("validation loss %.9g, perplexity %.6g, %d tokens\n", loss, exp(loss), validation_tokens(r));
+    return isnan(loss) && stop_asked() ? EXIT_STOPPED : 0;
+}
+
 static void finish(struct run *r) {
+    saver_close(&r->saver);
     dataloader_close(r->train);
     dataloader_close(r->val);
     vocabulary_close(&r->vocabulary);
@@ -328,6 +581,7 @@ static void finish(struct run *r) {
     free(r->inputs);
     free(r->targets);
     free(r->samples);
+    free(r->prompt_tokens);
 }
 
 int ENGINE(const struct config *config) {

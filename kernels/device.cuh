@@ -82,7 +82,7 @@ struct device {
     bool open;                     // false: nothing is run, only planned, and no GPU is needed
 };
 // The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.
-enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1 };
+enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
 // A square matmul that shows the device's peak, and how many of them take long enough to time.
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
 
@@ -112,7 +112,7 @@ struct device {
     int threads;                   // OpenMP threads
     struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create
 };
-enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0 };
+enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0, DEVICE_MEMORY_IS_HOSTS = 1 };
 enum { DEVICE_PEAK_MATMUL = 1536, DEVICE_PEAK_REPEATS = 1 };
 
 #endif

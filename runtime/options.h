@@ -253,6 +253,13 @@ static inline const char *option_append(const char **list, const char *text) {
     return NULL;
 }
 
+static inline int option_list_count(const char *list) {
+    int count = 0;
+    for (; *list; list++)
+        count += *list == OPTION_LIST_END;
+    return count;
+}
+
 // Reads the text into the field, which is of the row's kind. Returns what is wrong with it, NULL if nothing is.
 static inline const char *option_read(const struct option_row *row, void *field, const char *text) {
     bool is_number = true, overflow = false;
