@@ -105,12 +105,14 @@ static void test_reads_the_reference(void **state) {
     assert_error(safetensors_get(&tensor, &file, "none", flat, 1, "m", &error), "m: has no tensor 'none'");
     assert_error(safetensors_get(&tensor, &file, "z.half", cube, 2, "m", &error),
                  "m: tensor 'z.half' has the shape (2, 3); expected (1, 3)");
+    assert_error(safetensors_get(&tensor, &file, "z.half", square, 1, "m", &error), "shape (2, 3); expected (2)");
     assert_error(safetensors_get(&tensor, &file, "scalar", flat, 1, "m", &error), "has the shape (); expected (6)");
     float two[2];
     assert_null(safetensors_get(&tensor, &file, "single", cube, 3, "m", &error));
     assert_null(safetensors_read(&file, tensor, 8, 8, two, &error)); // a part of it
     assert_true(two[0] == 1 && two[1] == -2.5f);
     assert_error(safetensors_read(&file, tensor, 16, 9, two, &error), "has 24 bytes, of which 9 from 16 on");
+    assert_error(safetensors_read(&file, tensor, 16, UINT64_MAX - 8, two, &error), "were asked for");
     assert_error(safetensors_read(&file, tensor, UINT64_MAX, 2, two, &error), "were asked for");
     safetensors_close(&file);
     safetensors_close(&file); // harmless
@@ -239,6 +241,7 @@ static void test_each_rule_refuses(void **state) {
         {"{" TENSOR("a", "U8", "1", "0", "\"1\"") "}", 1, "data_offsets[1] is a string; expected an integer"},
         {"{" TENSOR("a", "F32", "2,3", "0", "23") "}", 23,
          "m: tensor 'a': has 23 bytes of data; expected 24 for F32 of shape (2, 3)"},
+        {"{" TENSOR("a", "U8", "1", "0", "2") "}", 2, "has 2 bytes of data; expected 1 for U8 of shape (1)"},
         {"{" TENSOR("a", "F32", "", "0", "0") "}", 0, "has 0 bytes of data; expected 4 for F32 of shape ()"},
         {"{" TENSOR("a", "U8", "1", "1", "2") "}", 2,
          "m: tensor 'a' begins at byte 1 of the data; expected 0, the end of the tensor before it: there is a hole"},
@@ -463,6 +466,15 @@ static void test_index_rules(void **state) {
                                        "{\"metadata\":null,\"weight_map\":{\"a\":\".f\"},\"more\":1}"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         assert_null(parse_index_bytes(good[i], strlen(good[i]), &error));
+    static const char unsorted[] = "{\"weight_map\":{\"c\":\"x\",\"a\":\"y\",\"d\":\"x\",\"b\":\"w\"}}";
+    struct safetensors_index index;
+    assert_null(safetensors_index_parse(&index, (const unsigned char *)unsorted, strlen(unsorted), "i", &error));
+    for (const char *name = "abcd"; *name; name++) {
+        const char tensor[] = {*name, '\0'};
+        assert_string_equal(safetensors_index_find(&index, tensor), *name == 'a' ? "y" : *name == 'b' ? "w" : "x");
+    }
+    assert_int_equal(index.file_count, 3);
+    safetensors_index_close(&index);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
