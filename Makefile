@@ -2,6 +2,7 @@
 # make cuda       for both, whatever is here; RELEASE=1: for every GPU from sm_80 on, not only the one here
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
+# make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
 CC ?= gcc
@@ -24,7 +25,8 @@ endif
 has = $(shell printf '\043include <$(1)>\n' | $(CC) $(DEFINES) -E -x c - >/dev/null 2>&1 && echo yes)
 # Needed: JSON, checksums of checkpoints, the patterns by which tokenizers split text.
 DEFINES += -DPCRE2_CODE_UNIT_WIDTH=8
-LDLIBS += -ljansson -lpcre2-8
+RUNTIME_LDLIBS := -ljansson -lpcre2-8 -lm
+LDLIBS += $(RUNTIME_LDLIBS)
 MISSING := $(strip $(foreach h,jansson.h xxhash.h pcre2.h,$(if $(call has,$h),,$h)))
 # Used where its header is found; without any of them the plain OpenMP loops remain.
 ifeq ($(call has,oneapi/dnnl/dnnl.h),yes)
@@ -43,7 +45,6 @@ CFLAGS ?= -O3 -g
 CFLAGS += -march=$(ARCH) -mprefer-vector-width=512 -fopenmp -fno-math-errno -fno-trapping-math
 WARNINGS := -Wall -Wextra -Werror -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
-LDLIBS += -lm
 ifdef SANITIZE
   CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 endif
@@ -96,7 +97,7 @@ ifneq ($(CUDA),)
     -Wno-maybe-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all libraries cuda emu ptxas demo test test-programs check-headers bench clean
+.PHONY: all libraries cuda emu ptxas demo test test-programs check-headers fuzz bench clean
 all: libraries $(B)/train_gpt
 libraries:
 	$(if $(MISSING),$(error $(MISSING) not found; scripts/setup.sh build installs what is missing))
@@ -143,6 +144,9 @@ $(B)/test/op_%_amx: test/op_%.c | $(B)/test
 	$(COMPILE) $(PRECISION_amx) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
 $(B)/test/unit_%: test/unit_%.c | $(B)/test
 	$(COMPILE) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
+# A parser's fuzz target on its corpus alone.
+$(B)/test/fuzz_%: test/fuzz/fuzz_%.c | $(B)/test
+	$(COMPILE) -DFUZZ_CORPUS='"test/fuzz/corpus/$*"' $< $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
 
 # The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA.
 # -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host.
@@ -168,7 +172,9 @@ OPS := $(patsubst test/%.c,%,$(wildcard test/op_*.c))
 UNITS := $(patsubst test/%.c,%,$(wildcard test/unit_*.c))
 # op_gpt's many steps on emulated tiles take too long under the sanitizers, which see the same code in op_golden.
 AMX_OPS := op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt)
-TESTS := $(addprefix $(B)/test/,$(UNITS) $(OPS:=_fp32) $(OPS:=_bf16) $(addsuffix _amx,$(filter $(AMX_OPS),$(OPS))))
+FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
+TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_bf16) \
+  $(addsuffix _amx,$(filter $(AMX_OPS),$(OPS))))
 # On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_gpt's fp32
 # would run for long and show what op_golden's shows.
 EMU_OPS := $(filter-out op_random op_vector_math,$(OPS))
@@ -193,6 +199,23 @@ check-headers:
 	    $$l -I. $(DEFINES) -D_GNU_SOURCE -march=$(ARCH) -fopenmp $(WARNINGS) -fsyntax-only -include $$h /dev/null || exit 1; \
 	  done; done; done
 
+# Each parser on input that libFuzzer grows from its corpus; fuzz-NAME is one of them. An input that does harm is left in
+# $(B)/fuzz, as are those that reached new code.
+CLANG ?= clang
+FUZZ_SECONDS ?= 60
+fuzz:
+	scripts/setup.sh fuzz
+	+$(MAKE) -j$(JOBS) --no-print-directory $(FUZZ:%=fuzz-%)
+fuzz-%: $(B)/fuzz/%
+	@mkdir -p $(B)/fuzz/reached_$*
+	@$< -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+	  -artifact_prefix=$(B)/fuzz/$*- $(B)/fuzz/reached_$* test/fuzz/corpus/$* >$(B)/fuzz/$*.log 2>&1 || \
+	  { tail -n 60 $(B)/fuzz/$*.log; echo "fuzz: $*: failed"; exit 1; }
+	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
+$(B)/fuzz/%: test/fuzz/fuzz_%.c | $(B)/fuzz
+	$(CLANG) -std=gnu11 $(CPPFLAGS) -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(WARNINGS) $< \
+	  $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
+
 # Real text that every build machine has, unless TEXT names other: a file or a folder.
 TEXT ?= /usr/include
 demo:
@@ -205,9 +228,9 @@ bench:
 	+$(MAKE) -j$(JOBS) --no-print-directory $(foreach b,matmul attention ops step,$(B)/bench_$(b)_fp32 $(B)/bench_$(b)_bf16)
 	scripts/bench.sh $(B)
 
-$(B) $(B)/test $(B)/emu:
+$(B) $(B)/test $(B)/emu $(B)/fuzz:
 	mkdir -p $@
 clean:
 	rm -rf build
 
--include $(wildcard $(B)/*.d $(B)/test/*.d $(B)/emu/*.d)
+-include $(wildcard $(B)/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d)

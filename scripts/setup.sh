@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks that what a goal needs is here, and installs through apt what is missing.
 #
-#   scripts/setup.sh [build|test|demo]
+#   scripts/setup.sh [build|test|demo|fuzz]
 #   scripts/setup.sh --into .deps
 #
 # The second form installs nothing. It downloads the libraries that the engine and its tests are built with (Debian's or
@@ -10,8 +10,8 @@
 #
 # Each thing is looked for itself (a header that compiles, a command that is there), not its package, so that any
 # distribution will do. Where nothing is missing, nothing is touched. The compiler, make, jansson, xxHash and PCRE2 must
-# be here, Python for the demo, cmocka (and g++, which compiles the headers as C++) for the tests; without oneDNN and
-# OpenBLAS the engine builds on its own loops, more slowly.
+# be here, Python for the demo, cmocka (and g++, which compiles the headers as C++) for the tests, clang with libFuzzer to
+# fuzz; without oneDNN and OpenBLAS the engine builds on its own loops, more slowly.
 set -u
 
 into=
@@ -25,9 +25,9 @@ if [ "${1-}" = --into ]; then
 fi
 goal=${1-build}
 case $goal in
-build | test | demo) ;;
+build | test | demo | fuzz) ;;
 *)
-    echo "setup.sh: '$goal' is no goal; expected build, test or demo" >&2
+    echo "setup.sh: '$goal' is no goal; expected build, test, demo or fuzz" >&2
     exit 2
     ;;
 esac
@@ -53,6 +53,16 @@ have_openblas() {
 }
 # gcc alone is not enough: stdio.h comes with the C library's own package.
 have_compiler() { have_command "${CC%% *}" && have_header stdio.h; }
+# Debian has the libraries of clang's sanitizers and of libFuzzer in a package of their own, by version.
+have_fuzzer() {
+    [ -f "$(clang -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer-$(uname -m).a" ] ||
+        [ -f "$(clang -print-runtime-dir 2>/dev/null)/libclang_rt.fuzzer.a" ]
+}
+fuzzer_package() {
+    version=$(clang -dumpversion 2>/dev/null || apt-cache depends clang 2>/dev/null | sed -n 's/.*Depends: clang-//p')
+    version=${version:-14} # of Debian 12, where apt has no lists yet
+    echo "libclang-rt-${version%%.*}-dev"
+}
 
 # The needed packages and what they need, but for what comes with a compiler and its C library.
 # shellcheck disable=SC2086
@@ -117,6 +127,11 @@ find_missing() {
         have_command "${CXX%% *}" || required="$required g++"
         have_command python3 || required="$required python3"
         have_header cmocka.h || required="$required libcmocka-dev"
+    fi
+    if [ "$goal" = fuzz ]; then
+        have_command clang || required="$required clang"
+        have_fuzzer || required="$required $(fuzzer_package)"
+        return # the parsers need no matmuls
     fi
     have_header oneapi/dnnl/dnnl.h || optional="$optional libdnnl-dev"
     have_openblas || optional="$optional libopenblas-openmp-dev"

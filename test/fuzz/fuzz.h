@@ -1,0 +1,94 @@
+// A fuzz target is a file test/fuzz/fuzz_NAME.c that includes this header and defines fuzz_parse. The Makefile needs no
+// line for it, and builds it twice:
+//   make fuzz     with clang's libFuzzer and sanitizers, for FUZZ_SECONDS on inputs that grow from corpus/NAME/
+//   make test     with a plain main, which runs corpus/NAME/ alone: each file must be refused in the words that
+//                 corpus/NAME.expected has for it, or accepted, and each file cut at every byte must do no harm
+// NAME.expected has a line 'FILE: words' or 'FILE: accepted' for each file of the folder.
+#pragma once
+#include <dirent.h> // opendir
+#include <stdint.h> // uint8_t
+#include <stdio.h>  // printf
+#include <stdlib.h> // malloc, abort
+#include <string.h> // memcpy, strstr
+
+#include "runtime/error_text.h" // struct error_text
+#include "runtime/file_read.h"  // read_whole
+
+// Parses the bytes, uses what the parser accepted in every way there is, and gives back what the parser said.
+static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error);
+
+// What must hold for whatever was accepted.
+#define fuzz_require(condition)                                                                                        \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #condition);                             \
+            abort();                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+#ifndef FUZZ_CORPUS
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    struct error_text error;
+    const char *problem = fuzz_parse(data, bytes, &error);
+    fuzz_require(!problem || memchr(problem, 0, sizeof error.text));
+    return 0;
+}
+#else
+// In memory of exactly that size, so that a sanitizer sees a read beyond it.
+static const char *replay_part(const unsigned char *data, size_t bytes, struct error_text *error) {
+    unsigned char *copy = (unsigned char *)malloc(bytes ? bytes : 1);
+    fuzz_require(copy);
+    memcpy(copy, data, bytes);
+    const char *problem = fuzz_parse(copy, bytes, error);
+    free(copy);
+    return problem;
+}
+static bool replay_file(int number, const char *file, const char *words) {
+    char path[2048];
+    unsigned char *data;
+    uint64_t bytes;
+    struct error_text error;
+    snprintf(path, sizeof path, FUZZ_CORPUS "/%s", file);
+    const char *said = read_whole(&data, &bytes, 1 << 20, path, "a file of the corpus", &error);
+    if (!said) {
+        for (size_t count = 0; count < bytes; count++)
+            replay_part(data, count, &error);
+        said = replay_part(data, bytes, &error);
+        free(data);
+    }
+    const bool ok = strcmp(words, "accepted") == 0 ? !said : said && strstr(said, words);
+    printf("%sok %d - %s\n", ok ? "" : "not ", number, file);
+    if (!ok)
+        printf("# expected: %s\n# got: %s\n", words, said ? said : "accepted");
+    return ok;
+}
+static int files_in_corpus(void) {
+    int count = 0;
+    DIR *folder = opendir(FUZZ_CORPUS);
+    for (struct dirent *entry; folder && (entry = readdir(folder));)
+        count += entry->d_name[0] != '.';
+    if (folder)
+        closedir(folder);
+    return count;
+}
+
+int main(void) {
+    char line[1024];
+    int listed = 0, failed = 0;
+    FILE *expected = fopen(FUZZ_CORPUS ".expected", "r");
+    while (expected && fgets(line, sizeof line, expected)) {
+        char *words = strstr(line, ": ");
+        line[strcspn(line, "\n")] = '\0';
+        fuzz_require(words && words[2]); // no words would fit whatever is said
+        *words = '\0';
+        failed += !replay_file(++listed, line, words + 2);
+    }
+    if (expected)
+        fclose(expected);
+    if (listed == 0 || listed != files_in_corpus()) {
+        failed++;
+        printf("not ok %d - " FUZZ_CORPUS ".expected lists each file of the folder\n", listed + 1);
+    }
+    return failed > 0;
+}
+#endif

@@ -1,0 +1,15 @@
+// An .idx file of Megatron-LM. The first 8 bytes of the input are the length of the .bin beside it.
+#include "runtime/token_file.h" // under test
+#include "test/fuzz/fuzz.h"     // fuzz_require
+
+static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {
+    struct token_file file;
+    if (bytes < 8)
+        return "no length of the .bin";
+    const uint64_t bin_bytes = load_u64(data);
+    const char *problem = megatron_index_parse(&file, data + 8, bytes - 8, bin_bytes, "index", error);
+    if (problem)
+        return problem;
+    fuzz_require(file.tokens > 0 && file.tokens * token_type_bytes(file.type) == bin_bytes);
+    return NULL;
+}

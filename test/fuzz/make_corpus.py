@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""Writes corpus/NAME/ and corpus/NAME.expected: for each parser a few good files and, field by field, bad ones, each with
+the words in which it must be refused. Run it after a change here; `make test` replays what it wrote."""
+import json
+import shutil
+import struct
+from pathlib import Path
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+
+
+def u32(*values):
+    return struct.pack("<%dI" % len(values), *values)
+
+
+def i64(*values):
+    return struct.pack("<%dq" % len(values), *values)
+
+
+def changed(data, place, new):
+    return data[:place] + new + data[place + len(new) :]
+
+
+def shard():
+    def make(magic, version, tokens, width):
+        header = u32(magic, version, len(tokens)) + bytes(1024 - 12)
+        return header + b"".join(t.to_bytes(width, "little") for t in tokens)
+
+    good = make(20240520, 1, [0, 1, 50256], 2)
+    yield "good_u16", good, "accepted"
+    yield "good_u32", make(20240801, 7, [0, 128000], 4), "accepted"
+    yield "empty", b"", "is empty"
+    yield "magic", changed(good, 0, u32(1)), "begins with 1; expected"
+    yield "magic_evaluation", changed(good, 0, u32(20240522)), "is an evaluation file"
+    yield "header_cut", good[:1023], "expected a header of 1024 bytes"
+    yield "version", changed(good, 4, u32(7)), "has version 7; expected 1"
+    yield "tokens_none", make(20240520, 1, [], 2), "holds no tokens"
+    yield "tokens_more", changed(good, 8, u32(0xFFFFFFFF)), "expected 8589935614 for the 4294967295"
+    yield "tokens_less", changed(good, 8, u32(2)), "expected 1028 for the 2"
+    yield "width", changed(good, 0, u32(20240801, 7)), "expected 1036 for the 3 uint32"
+
+
+def megatron_index():
+    def make(dtype, lengths, documents, modes=b"", pointers=None):
+        width = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}.get(dtype, 4)
+        begins = [sum(lengths[:i]) * width for i in range(len(lengths))]
+        return (
+            i64(sum(lengths) * width) + b"MMIDIDX\0\0" + i64(1) + bytes([dtype]) + i64(len(lengths), len(documents))
+            + struct.pack("<%di" % len(lengths), *lengths) + i64(*(pointers or begins)) + i64(*documents) + modes
+        )  # fmt: skip
+
+    good = make(4, [3, 0, 4], [0, 2, 3])
+    lengths, pointers, documents = 42, 42 + 12, 42 + 36
+    for dtype in (1, 2, 3, 4, 5, 8):
+        yield "good_type_%d" % dtype, make(dtype, [3, 0, 4], [0, 2, 3]), "accepted"
+    yield "good_modes", make(8, [3, 2], [0, 2], b"\0\1"), "accepted"
+    yield "bin_bytes_more", changed(good, 0, i64(32)), "describes 28 bytes of tokens, but the .bin has 32"
+    yield "bin_bytes_less", changed(good, 0, i64(24)), "which has only 24"
+    yield "bin_bytes_none", make(4, [], [0]), "holds no tokens"
+    yield "magic", changed(good, 8, b"X"), "doesn't begin with MMIDIDX"
+    yield "header_cut", good[:41], "expected a header of 34 bytes"
+    yield "version", changed(good, 17, i64(2)), "has version 2; expected 1"
+    yield "dtype_float", changed(good, 25, b"\7"), "has dtype code 7"
+    yield "dtype_none", changed(good, 25, b"\0"), "has dtype code 0"
+    yield "sequences_overflow", changed(good, 26, i64(3 + 2**62)), "doesn't fit the 4611686018427387907 sequences"
+    yield "sequences_negative", changed(good, 26, i64(-1)), "doesn't fit the 18446744073709551615 sequences"
+    yield "documents_overflow", changed(good, 34, i64(3 + 2**61)), "and 2305843009213693955 document entries"
+    yield "documents_none", make(4, [3], []), "has no document index"
+    yield "length_negative", changed(good, lengths, struct.pack("<i", -3)), "has the negative length -3"
+    yield "length_more", changed(good, lengths + 8, u32(5)), "which has only 28"
+    yield "pointer", changed(good, pointers + 16, i64(8)), "sequence 2 begins at byte 8 of the .bin; expected 12"
+    yield "pointer_negative", changed(good, pointers, i64(-4)), "sequence 0 begins at byte -4"
+    yield "document_first", changed(good, documents, i64(1)), "entry 0 of the document index is 1"
+    yield "document_falls", changed(good, documents + 8, i64(-1)), "entry 1 of the document index is -1"
+    yield "document_last", changed(good, documents + 16, i64(4)), "entry 2 of the document index is 4"
+    yield "cut", good[:-1], "doesn't fit the 3 sequences"
+
+
+def vocabulary():
+    def make(tokens, end_of_text):
+        offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens) + 1)]
+        return b"GPTVOCAB" + u32(1, len(tokens), end_of_text, 0) + u32(*offsets) + b"".join(tokens)
+
+    good = make([b"", b"a", b"\xc3", b"\xa9", b"\x1b[2J", b"int main"], 5)
+    yield "good", good, "accepted"
+    yield "good_no_end", make([b"a", b"b"], 0xFFFFFFFF), "accepted"
+    yield "good_any_bytes", make([bytes(range(256)), b"\xe2\x80\xae", b"\xf4\x90\x80\x80"], 0), "accepted"
+    yield "magic", changed(good, 0, b"X"), "is not a vocabulary file"
+    yield "header_cut", good[:23], "is not a vocabulary file"
+    yield "version", changed(good, 8, u32(2)), "has version 2; expected 1"
+    yield "tokens_none", changed(good, 12, u32(0)), "promises 0 tokens"
+    yield "tokens_more", changed(good, 12, u32(12)), "promises 12 tokens"
+    yield "tokens_overflow", changed(good, 12, u32(0xFFFFFFFF)), "promises 4294967295 tokens"
+    yield "end_of_text", changed(good, 16, u32(6)), "names token 6 as the end of text"
+    yield "offset_first", changed(good, 24, u32(1)), "offset 0 is 1"
+    yield "offset_falls", changed(good, 36, u32(0)), "offset 3 is 0"
+    yield "offset_beyond", changed(good, 40, u32(0x80000000)), "offset 4 is 2147483648"
+    yield "offset_last", changed(good, 48, u32(14)), "offset 6 is 14"
+    yield "cut", good[:-1], "offset 6 is 15"
+    yield "more", good + b"x", "offset 6 is 15"
+
+
+def safetensors():
+    def make(header, data=b"", length=None):
+        text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+        return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+    def one(dtype="F32", shape=(1,), offsets=(0, 4), data=bytes(4), **more):
+        return make({"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}}, data)
+
+    good = {
+        "__metadata__": {"format": "pt"},
+        "b": {"dtype": "F32", "shape": [2, 1], "data_offsets": [4, 12]},
+        "a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]},
+        "c": {"dtype": "F16", "shape": [0, 3], "data_offsets": [12, 12]},
+        "d": {"dtype": "F64", "shape": [], "data_offsets": [12, 20]},
+    }
+    yield "good", make(good, bytes(range(20))), "accepted"
+    yield "good_half", one("F16", [4], (0, 8), b"\x00\x7c\x01\x7e\x01\x00\xff\xfb"), "accepted"
+    yield "good_empty", make(b"{}      "), "accepted"
+    yield "good_more_members", one(more=[{}]), "accepted"
+    yield "length_cut", b"\2\0\0\0\0\0\0", "is 7 bytes long; expected a safetensors file"
+    yield "length_large", make(b"{}", length=100000001), "promises a header of 100000001 bytes; expected at most"
+    yield "length_overflow", make(b"{}", length=2**64 - 1), "promises a header of 18446744073709551615 bytes"
+    yield "length_beyond", make(b"{}", length=3), "but is 10 bytes long; it was cut off"
+    yield "length_none", make(b""), "doesn't begin with '{'"
+    yield "begin_space", make(b" {}"), "doesn't begin with '{'"
+    yield "begin_array", make(b"[]"), "doesn't begin with '{'"
+    yield "json", make(b'{"a":}'), "is not valid JSON"
+    yield "json_more", make(b"{}{}"), "end of file expected"
+    yield "json_utf8", make(b'{"\xff":1}'), "unable to decode byte 0xff"
+    yield "json_nul", make(b'{"a\0":1}'), "is not valid JSON"
+    yield "json_deep", make(b'{"a":' + b"[" * 100 + b"]" * 100 + b"}"), "is nested too deep"
+    yield "duplicate_name", make(b'{"a":{},"a":{}}'), "duplicate object key"
+    yield "duplicate_member", make(b'{"a":{"dtype":"U8","dtype":"U8"}}'), "duplicate object key"
+    yield "tensor", make({"a": 1}), "tensor 'a' is an integer; expected an object"
+    yield "dtype", one("f32"), "dtype 'f32' is unknown"
+    yield "dtype_type", one(1), "dtype is an integer; expected a string"
+    yield "dtype_small", one("F4", [2], (0, 1), b"x"), "dtype F4 has less than a byte"
+    yield "shape_type", one(shape="1"), "shape is a string; expected an array"
+    yield "shape_negative", one(shape=[-1]), "a size in shape is -1"
+    yield "shape_fraction", one(shape=[1.0]), "a size in shape is a number with a fraction"
+    yield "shape_large", one(shape=[2**63]), "too big integer"
+    yield "shape_overflow", one(shape=[2**32, 2**32, 0], offsets=(0, 0), data=b""), "overflows"
+    yield "shape_overflow_bytes", one(shape=[2**62 + 1]), "overflows"
+    yield "shape_long", one(shape=[1] * 9), "shape has 9 dimensions"
+    yield "shape_other", one(shape=[2]), "has 4 bytes of data; expected 8"
+    yield "offsets_type", one(offsets=4), "data_offsets is an integer; expected an array"
+    yield "offsets_one", one(offsets=[0]), "data_offsets has 1 numbers"
+    yield "offsets_negative", one(offsets=(-4, 0)), "data_offsets[0] is -4"
+    yield "offsets_backward", one(offsets=(4, 0)), "data_offsets[1] is 0; expected 4"
+    yield "offsets_far", one("U8", [2**62], (0, 2**62)), "which has only 4"
+    yield "hole_first", one(offsets=(4, 8), data=bytes(8)), "there is a hole"
+    yield "hole", make({**good, "d": {"dtype": "F64", "shape": [], "data_offsets": [13, 21]}}, bytes(21)), "is a hole"
+    yield "overlap", make({**good, "d": {"dtype": "F64", "shape": [], "data_offsets": [11, 19]}}, bytes(19)), "overlap"
+    yield "data_cut", make(good, bytes(19)), "which has only 19; the file was cut off"
+    yield "data_more", make(good, bytes(21)), "has 21 bytes of data; expected 20"
+    yield "metadata_type", make({"__metadata__": []}), "__metadata__ is an array; expected an object"
+    yield "metadata_value", make({"__metadata__": {"k": 1}}), "__metadata__: k is an integer; expected a string"
+    yield "metadata_nul", make(b'{"__metadata__":{"k":"\\u0000"}}'), "k is a string with a NUL byte"
+
+
+def safetensors_index():
+    def make(weight_map, **more):
+        return json.dumps({"weight_map": weight_map, **more}).encode()
+
+    file = "model-00001-of-00001.safetensors"
+    yield "good", make({"b": file, "a": file}, metadata={"total_size": 12}), "accepted"
+    yield "good_fraction", make({"a": "f"}, metadata={"total_size": 1.5}), "accepted"
+    yield "good_bare", make({"a": "f"}), "accepted"
+    yield "empty", b"", "is empty; expected JSON"
+    yield "json", b'{"weight_map": {"a": "f"}', "is not valid JSON"
+    yield "array", b"[]", "is an array; expected an object"
+    yield "map_none", b"{}", "weight_map is absent"
+    yield "map_type", make([]), "weight_map is an array"
+    yield "map_empty", make({}), "weight_map is empty"
+    yield "duplicate", b'{"weight_map": {"a": "f", "a": "f"}}', "duplicate object key"
+    yield "file_type", make({"a": 1}), "a is an integer; expected a string"
+    yield "file_empty", make({"a": ""}), "a is in ''; expected the name of a file"
+    yield "file_absolute", make({"a": "/etc/passwd"}), "a is in '/etc/passwd'; expected"
+    yield "file_above", make({"a": "../f"}), "a is in '../f'; expected"
+    yield "file_dots", make({"a": ".."}), "a is in '..'; expected"
+    yield "file_backslash", make({"a": "b\\f"}), "a is in 'b\\f'; expected"
+    yield "file_nul", make({"a": "f\0"}), "a is a string with a NUL byte"
+    yield "metadata_type", make({"a": "f"}, metadata=1), "metadata is an integer; expected an object"
+    yield "size_type", make({"a": "f"}, metadata={"total_size": "1"}), "total_size is a string"
+    yield "size_negative", make({"a": "f"}, metadata={"total_size": -1}), "total_size is -1"
+    yield "size_large", make({"a": "f"}, metadata={"total_size": 1e300}), "total_size is 1e+300"
+
+
+for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index):
+    folder = CORPUS / files.__name__
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    expected = []
+    for name, data, words in files():
+        (folder / name).write_bytes(data)
+        expected.append("%s: %s\n" % (name, words))
+    (CORPUS / (files.__name__ + ".expected")).write_text("".join(expected))
