@@ -323,6 +323,7 @@ static const char *model_load_llmc(struct gpt *m, const char *path, struct error
     struct model_loader loader;
     int fd;
     uint64_t file_bytes, at = sizeof bytes;
+    memset(&header, 0, sizeof header);
     LOAD_CHECK(open_regular(&fd, &file_bytes, path, "an llm.c checkpoint", error));
     const char *problem = read_exactly(fd, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, 0, path, error);
     if (!problem)

@@ -8,6 +8,7 @@
 #include "huggingface.h"         // which tensor holds which parameters
 #include "model_load.cuh"        // optimizer_names, optimizer_file_name
 #include "runtime/checkpoint.h"  // checkpoint_begin, checkpoint_file_write, checkpoint_commit
+#include "runtime/checkpoint_thread.h" // writes while the training goes on
 #include "runtime/safetensors.h" // safetensors_lay_out
 
 enum { SAVE_TOKENIZER_FILES = 8 };

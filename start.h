@@ -9,7 +9,7 @@
 #include "runtime/trainer_state.h" // trainer_state_parse
 #include <limits.h>                // PATH_MAX
 
-enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json or trainer_state.json
+enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 
 // Options that a run can't change when it goes on: another model, another order of the data, other random numbers.
 static const char *const start_fixed_options[] = {
@@ -39,23 +39,6 @@ static void start_set(struct config *config, int row, const char *text) {
 }
 
 // ---- from a checkpoint ----
-
-static struct trainer_state start_read_state(const char *folder) {
-    char path[PATH_MAX];
-    unsigned char *data;
-    uint64_t bytes;
-    struct trainer_state state;
-    struct error_text error;
-    if ((size_t)snprintf(path, sizeof path, "%s/trainer_state.json", folder) >= sizeof path)
-        fail("%s: the name is too long", folder);
-    const char *problem = read_whole(&data, &bytes, START_MOST_JSON, path, "a checkpoint's state", &error);
-    if (!problem)
-        problem = trainer_state_parse(&state, data, bytes, path, &error);
-    if (problem)
-        fail("%s", problem);
-    free(data);
-    return state;
-}
 
 // What was given then holds now, unless something else is given now; the model is what it was.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
@@ -87,7 +70,7 @@ static void start_check(const struct config *config) {
     char text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
         return;
-    struct trainer_state state = start_read_state(config->checkpoint);
+    struct trainer_state state = trainer_state_open(config->checkpoint);
     for (const char *const *fixed = start_fixed_options; *fixed; fixed++) {
         const struct option_row *row = &config_rows[option_find(&config_options, *fixed, false)];
         const char *then = trainer_state_option(&state, "resolved", *fixed);
@@ -121,7 +104,7 @@ static void start_resume(struct config *config) {
     if (!*path)
         return;
     config->checkpoint = strdup(path);
-    struct trainer_state state = start_read_state(path);
+    struct trainer_state state = trainer_state_open(path);
     start_take_options(config, &state);
     trainer_state_free(&state);
 }

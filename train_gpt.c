@@ -65,7 +65,6 @@ int main(int argc, char **argv) {
 #include "gpt.cuh"              // the model and its step
 #include "model_load.cuh"       // parameters from a model's folder or a checkpoint
 #include "model_save.cuh"       // a checkpoint's folder
-#include "runtime/checkpoint_thread.h" // writes while the training goes on
 #include "runtime/deadline.h"   // --exit-after
 #include "runtime/log.h"        // progress line, log.jsonl
 #include "runtime/schedule.h"   // learning rate
@@ -106,6 +105,7 @@ struct run {
     struct deadline deadline;
     double slowest_step;        // seconds
     bool save_wanted, stopped;  // asked for by a signal or the deadline; the run ended early
+    bool save_failed;           // the last one
 };
 
 enum { EXIT_STOPPED = 3 }; // the run was asked to stop before its last step, and saved
@@ -212,22 +212,6 @@ static void resume_data(struct run *r, const struct trainer_state *state) {
     free(changes);
 }
 
-static struct trainer_state read_state(const char *folder) {
-    char path[PATH_MAX];
-    unsigned char *data = NULL;
-    uint64_t bytes;
-    struct trainer_state state;
-    struct error_text error;
-    snprintf(path, sizeof path, "%s/trainer_state.json", folder);
-    const char *problem = read_whole(&data, &bytes, 1 << 26, path, "a checkpoint's state", &error);
-    if (!problem)
-        problem = trainer_state_parse(&state, data, bytes, path, &error);
-    if (problem)
-        fail("%s", problem);
-    free(data);
-    return state;
-}
-
 // The parameters that the run begins with, and where it stands.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
@@ -237,7 +221,7 @@ static void load_model(struct run *r) {
     bool exact;
     r->best_val_loss = NAN;
     if (*c->checkpoint) {
-        struct trainer_state state = read_state(c->checkpoint);
+        struct trainer_state state = trainer_state_open(c->checkpoint);
         problem = model_load_checkpoint(r->model, c->checkpoint, &error);
         resume_data(r, &state);
         if (state.step > INT_MAX)
@@ -251,7 +235,7 @@ static void load_model(struct run *r) {
         r->validation_due = state.validation_due;
         trainer_state_free(&state);
     } else if (*c->init_from && stat(c->init_from, &status) == 0 && S_ISDIR(status.st_mode))
-        problem = model_load_folder(r->model, c->init_from, folder_architecture(r->model, c->init_from), &exact, &error);
+        problem = model_load_folder(r->model, c->init_from, architecture_of(c), &exact, &error);
     else if (*c->init_from)
         problem = model_load_llmc(r->model, c->init_from, &error);
     if (problem)
@@ -303,11 +287,28 @@ static void report_save(struct run *r) {
         return;
     const double seconds = seconds_now() - saver->begun_s;
     const char *problem = saver_wait(saver);
+    r->save_failed = problem != NULL;
     log_end_line(&r->log);
     if (problem)
         fprintf(stderr, "train_gpt: %s\n", problem);
     else
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)saver->last_step, seconds);
+}
+
+// Tokenizers' files come from beside the data, or from where the model came from.
+static void open_saver(struct run *r) {
+    static const char *const names[] = {"tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt",
+                                        "special_tokens_map.json", "vocabulary.bin"};
+    const struct config *c = r->config;
+    const char *const folders[] = {c->checkpoint, c->init_from};
+    char path[PATH_MAX];
+    saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
+    if (vocabulary_find(dataloader_path(r->train, 0), path, sizeof path))
+        saver_add_file(&r->saver, path, "vocabulary.bin");
+    for (int f = 0; f < 2; f++)
+        for (size_t i = 0; *folders[f] && i < sizeof names / sizeof *names; i++)
+            if ((size_t)snprintf(path, sizeof path, "%s/%s", folders[f], names[i]) < sizeof path)
+                saver_add_file(&r->saver, path, names[i]);
 }
 
 static void save(struct run *r) {
@@ -442,11 +443,12 @@ static bool stop_asked(void) { return signals_stop_requested() != 0; }
 
 // Mean loss over the first --val-steps batches of the validation data, the same ones each time. NAN where a signal came
 // before the end.
-static double validate(struct run *r) {
+static double validate(struct run *r, int *batches) {
     const struct config *c = r->config;
-    const uint64_t batches = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
-    const int steps = batches < (uint64_t)c->val_steps ? (int)batches : c->val_steps;
+    const uint64_t there = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
+    const int steps = there < (uint64_t)c->val_steps ? (int)there : c->val_steps;
     double loss = 0;
+    *batches = steps;
     dataloader_seek(r->val, 0);
     for (int i = 0; i < steps; i++) {
         if (stop_asked())
@@ -477,7 +479,8 @@ static bool due(int every, int done, int total) { return every > 0 && (done % ev
 
 // Validates after step `done`; false where a signal came before the end, and a resumed run will have to.
 static bool validate_step(struct run *r, int done, double *loss) {
-    *loss = validate(r);
+    int batches;
+    *loss = validate(r, &batches);
     r->validation_due = isnan(*loss) && stop_asked();
     if (r->validation_due)
         return false;
@@ -565,9 +568,83 @@ static void make_up_for_validation(struct run *r) {
 // ---- evaluation and generation alone ----
 
 static int evaluate_only(struct run *r) {
-    const double loss = validate(r);
-    printf("validation loss %.9g, perplexity %.6g, %d tokens\n", loss, exp(loss), validation_tokens(r));
-    return isnan(loss) && stop_asked() ? EXIT_STOPPED : 0;
+    int batches;
+    const double loss = validate(r, &batches);
+    if (isnan(loss) && stop_asked())
+        return EXIT_STOPPED;
+    printf("validation loss %.9g, perplexity %.6g, over %lld tokens\n", loss, exp(loss),
+           (long long)batches * r->config->micro_batch_size * r->config->seq_length);
+    return 0;
+}
+
+// ids = the prompt's tokens, which the caller frees; their number, 1 at least.
+static int encode_prompt(const struct run *r, const char *text, size_t length, int32_t **ids) {
+    const int end = r->vocabulary.end_of_text;
+    *ids = (int32_t *)calloc(length + 1, sizeof **ids);
+    if (!*ids)
+        fail("out of memory for a prompt");
+    if (length == 0) {
+        (*ids)[0] = end >= 0 ? end : 0;
+        return 1;
+    }
+    for (size_t i = 0; i < length; i++)
+        (*ids)[i] = (unsigned char)text[i];
+    return (int)length;
+}
+
+// The prompts as tokens, each --sample-count times; room behind each for --sample-tokens more. Sets what the plan needs
+// to know in `c`.
+static void read_prompts(struct run *r, struct config *c) {
+    static const char list_end[] = {OPTION_LIST_END, 0};
+    const int prompts = option_list_count(c->generate), sequences = prompts * c->sample_count;
+    int32_t **ids = (int32_t **)calloc((size_t)prompts, sizeof *ids);
+    int longest = 0;
+    r->prompt_tokens = (int *)calloc((size_t)sequences, sizeof *r->prompt_tokens);
+    if (!ids || !r->prompt_tokens)
+        fail("out of memory for %d prompts", prompts);
+    const char *text = c->generate;
+    for (int p = 0; p < prompts; p++) {
+        const size_t length = strcspn(text, list_end);
+        const int n = encode_prompt(r, text, length, &ids[p]);
+        longest = n > longest ? n : longest;
+        for (int i = 0; i < c->sample_count; i++)
+            r->prompt_tokens[p * c->sample_count + i] = n;
+        text += length + 1;
+    }
+    const int64_t n = (int64_t)longest + c->sample_tokens;
+    if (n > c->max_position_embeddings)
+        fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's %d "
+             "positions; shorten one of them", longest, c->sample_tokens, c->max_position_embeddings);
+    r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
+    if (!r->samples)
+        fail("out of memory for samples");
+    for (int b = 0; b < sequences; b++)
+        memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count], (size_t)r->prompt_tokens[b] * sizeof **ids);
+    for (int p = 0; p < prompts; p++)
+        free(ids[p]);
+    free(ids);
+    c->sample_tokens = c->seq_length = (int)n; // of the KV cache, and of the rotary table
+    c->micro_batch_size = 1;
+}
+
+// Prints each prompt with what follows it, up to the end of the text.
+static int generate_only(struct run *r, int new_tokens) {
+    const struct config *c = r->config;
+    const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
+    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, 0, stop_asked))
+        return EXIT_STOPPED;
+    for (int b = 0; b < r->model->sequences; b++) {
+        const int32_t *tokens = r->samples + (size_t)b * (size_t)n;
+        const int last = r->prompt_tokens[b] + new_tokens < n ? r->prompt_tokens[b] + new_tokens : n;
+        int count = r->prompt_tokens[b];
+        while (count < last && tokens[count] != end)
+            count++;
+        if (r->model->sequences > 1)
+            printf("--- %d ---\n", b + 1);
+        vocabulary_print(stdout, &r->vocabulary, tokens, count);
+        printf("\n");
+    }
+    return 0;
 }
 
 static void finish(struct run *r) {
@@ -584,30 +661,66 @@ static void finish(struct run *r) {
     free(r->prompt_tokens);
 }
 
+// A run that trains, from its data to its last checkpoint. Returns the exit status.
+static int run_training(struct run *r) {
+    const struct config *c = r->config;
+    open_data(r);
+    open_vocabulary(r);
+    open_samples(r);
+    gpt_allocate(r->model);
+    load_model(r);
+    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step);
+    write_config(c);
+    open_saver(r);
+    find_peak(r);
+    report(r);
+    if (!stop_asked()) {
+        make_up_for_validation(r);
+        train(r);
+    }
+    report_save(r);
+    log_close(&r->log);
+    return r->save_failed ? EXIT_FAILURE : r->finished < c->train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
+}
+static int run_evaluation(struct run *r) {
+    open_data(r);
+    gpt_allocate(r->model);
+    load_model(r);
+    report(r);
+    return evaluate_only(r);
+}
+static int run_generation(struct run *r, int new_tokens) {
+    gpt_allocate(r->model);
+    load_model(r);
+    return generate_only(r, new_tokens);
+}
+
 int ENGINE(const struct config *config) {
     struct run r;
+    struct config own = *config;
     memset(&r, 0, sizeof r);
-    r.config = config;
+    r.config = &own;
+    r.deadline = deadline_after_minutes(deadline_clock_s(), config->exit_after);
+    signals_install();
+    if (*config->generate && !config->plan) {
+        open_vocabulary(&r);
+        read_prompts(&r, &own);
+    }
     start_device(&r);
     make_plan(&r);
     write_plan(&r);
+    int status = 0;
     if (config->plan) {
         report(&r);
         plan_print(&r.model->plan, stdout);
-        finish(&r);
-        return 0;
+    } else {
+        fit_check(&r.fit, r.model->plan.peak_bytes, device_available_bytes(&r.dev));
+        status = *config->generate   ? run_generation(&r, config->sample_tokens)
+                 : config->eval_only ? run_evaluation(&r)
+                                     : run_training(&r);
     }
-    fit_check(&r.fit, r.model->plan.peak_bytes, device_available_bytes(&r.dev));
-    open_data(&r);
-    log_open(&r.log, config->out, config->train_steps, config->log_every);
-    write_config(config);
-    gpt_allocate(r.model);
-    find_peak(&r);
-    report(&r);
-    train(&r);
-    log_close(&r.log);
     finish(&r);
-    return 0;
+    return status;
 }
 
 #ifdef TARGET_CUDA

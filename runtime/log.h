@@ -107,12 +107,36 @@ static void log_make_directories(const char *path) {
     }
 }
 
-static void log_open(struct log *log, const char *folder, int64_t total_steps, int every) {
+// Where in an earlier log.jsonl the entries end that step `last` and those before it wrote: a run that goes on from there
+// writes the others again.
+static int64_t log_end_of_step(const char *path, int64_t last) {
+    FILE *const file = fopen(path, "r");
+    char *line = NULL;
+    size_t room = 0;
+    int64_t end = 0;
+    ssize_t bytes;
+    while (file && (bytes = getline(&line, &room, file)) > 0) {
+        long long step = 0;
+        if (line[bytes - 1] != '\n' || sscanf(line, "{\"step\": %lld", &step) != 1 || step > last)
+            break;
+        end += bytes;
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    return end;
+}
+
+// Goes on behind the entries of step `first_step` where there are some; 0 begins the file anew.
+static void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step) {
     memset(log, 0, sizeof *log);
     log_make_directories(folder);
     if ((size_t)snprintf(log->path, sizeof log->path, "%s/log.jsonl", folder) >= sizeof log->path)
         fail("--out %s: the name is too long", folder);
-    log->file = open(log->path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
+    log->good_bytes = first_step > 0 ? log_end_of_step(log->path, first_step) : 0;
+    log->file = open(log->path, O_WRONLY | O_CREAT | (first_step > 0 ? 0 : O_TRUNC) | O_APPEND | O_CLOEXEC, 0666);
+    if (log->file >= 0 && first_step > 0 && ftruncate(log->file, (off_t)log->good_bytes) != 0)
+        errno = 0; // not a regular file: it has no entries to take back
     if (log->file < 0)
         fail("%s: cannot be written: %s; name another folder by --out", log->path, strerror(errno));
     log->line = open_memstream(&log->line_text, &log->line_bytes);
@@ -168,6 +192,18 @@ static void log_write_step(struct log *log, const struct log_step *s) {
     json_int(&json, "peak_bytes", s->peak_bytes);
     if (s->has_val_loss)
         json_double(&json, "val_loss", s->val_loss);
+    json_object_end(&json);
+    fflush(log->line);
+    log_append(log, log->line_text, log->line_bytes);
+}
+
+// A validation that was made up for: the entry of its step stands above it, without a loss.
+static void log_val_loss(struct log *log, int64_t step, double loss) {
+    struct json json = json_writer(log->line, false);
+    rewind(log->line);
+    json_object_begin(&json, NULL);
+    json_int(&json, "step", step);
+    json_double(&json, "val_loss", loss);
     json_object_end(&json);
     fflush(log->line);
     log_append(log, log->line_text, log->line_bytes);

@@ -1,10 +1,13 @@
 // trainer_state.json of a checkpoint: where the run stands, what its data was, and the options it was given. All that a
 // run needs, besides the parameters and the optimizer's moments, to go on as if it had never stopped.
 #pragma once
+#include "runtime/error.h"      // fail
 #include "runtime/error_text.h" // struct error_text
+#include "runtime/file_read.h"  // read_whole
 #include "runtime/json.h"       // as written
 #include "runtime/json_parse.h" // as read
 #include "runtime/options.h"    // option_text
+#include <limits.h>             // PATH_MAX
 #include <stdint.h>             // uint64_t
 #include <stdlib.h>             // calloc
 
@@ -197,6 +200,25 @@ static const char *trainer_state_parse(struct trainer_state *state, const unsign
     if (problem)
         trainer_state_free(state);
     return problem;
+}
+
+// That of a checkpoint that was verified, or the end of the program.
+static struct trainer_state trainer_state_open(const char *folder) {
+    enum { MOST_BYTES = 64 << 20 };
+    char path[PATH_MAX];
+    unsigned char *data = NULL;
+    uint64_t bytes;
+    struct trainer_state state;
+    struct error_text error;
+    if ((size_t)snprintf(path, sizeof path, "%s/trainer_state.json", folder) >= sizeof path)
+        fail("%s: the name is too long", folder);
+    const char *problem = read_whole(&data, &bytes, MOST_BYTES, path, "a checkpoint's state", &error);
+    if (!problem)
+        problem = trainer_state_parse(&state, data, bytes, path, &error);
+    if (problem)
+        fail("%s", problem);
+    free(data);
+    return state;
 }
 
 // An option's text among those given ("given") or all of them ("resolved"), by its name with underscores; NULL: none.
