@@ -59,10 +59,10 @@ static void huggingface_write_gpt2(struct json *json, const struct config *c) {
     json_int(json, "n_positions", c->max_position_embeddings);
     json_int(json, "n_ctx", c->max_position_embeddings);
     json_str(json, "activation_function", "gelu_new");
-    json_float(json, "layer_norm_epsilon", c->norm_epsilon);
-    json_float(json, "resid_pdrop", c->hidden_dropout);
-    json_float(json, "embd_pdrop", c->hidden_dropout);
-    json_float(json, "attn_pdrop", c->attention_dropout);
+    json_real(json, "layer_norm_epsilon", c->norm_epsilon);
+    json_real(json, "resid_pdrop", c->hidden_dropout);
+    json_real(json, "embd_pdrop", c->hidden_dropout);
+    json_real(json, "attn_pdrop", c->attention_dropout);
     json_bool(json, "scale_attn_weights", true);
 }
 // Readers before transformers 5 take rope_theta, later ones rope_parameters.
@@ -75,12 +75,12 @@ static void huggingface_write_llama(struct json *json, const struct config *c, e
     json_int(json, "intermediate_size", c->ffn_hidden_size);
     json_int(json, "max_position_embeddings", c->max_position_embeddings);
     json_str(json, "hidden_act", "silu");
-    json_float(json, "rms_norm_eps", c->norm_epsilon);
-    json_float(json, "attention_dropout", c->attention_dropout);
-    json_float(json, "rope_theta", c->rotary_base);
+    json_real(json, "rms_norm_eps", c->norm_epsilon);
+    json_real(json, "attention_dropout", c->attention_dropout);
+    json_real(json, "rope_theta", c->rotary_base);
     json_object_begin(json, "rope_parameters");
     json_str(json, "rope_type", "default");
-    json_float(json, "rope_theta", c->rotary_base);
+    json_real(json, "rope_theta", c->rotary_base);
     json_object_end(json);
     if (a == ARCHITECTURE_LLAMA) {
         json_bool(json, "attention_bias", c->add_bias_linear);
@@ -116,7 +116,7 @@ static void huggingface_write_config(FILE *out, const struct config *c, int end_
         huggingface_write_ours(&json, c);
     else
         huggingface_write_llama(&json, c, a);
-    json_float(&json, "initializer_range", c->init_method_std);
+    json_real(&json, "initializer_range", c->init_method_std);
     if (end_of_text >= 0 && end_of_text < c->vocab_size) {
         json_int(&json, "bos_token_id", end_of_text);
         json_int(&json, "eos_token_id", end_of_text);
@@ -144,7 +144,7 @@ enum { HUGGINGFACE_LARGEST = 1 << 26 }; // of any size; the options' own limits 
 // One of the words or absent; another would be another model.
 static const char *huggingface_word(const json_t *root, const char *key, const char *wanted, const char *also,
                                     const char *name, struct error_text *error) {
-    const char *value;
+    const char *value = wanted;
     const char *problem = json_opt_string(root, key, wanted, &value, name, error);
     if (!problem && strcmp(value, wanted) != 0 && strcmp(value, also) != 0)
         problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key,
@@ -230,7 +230,7 @@ static const char *huggingface_check_layer_types(const json_t *root, const char 
     json_t *types;
     CHECK(json_opt_array(root, "layer_types", &types, name, error));
     for (size_t i = 0; types && i < json_array_size(types); i++) {
-        const char *type;
+        const char *type = "";
         CHECK(json_check_string(json_array_get(types, i), "layer_types", &type, name, error));
         if (strcmp(type, "full_attention") != 0)
             return error_format(error, "%s: layer_types has '%s', which is not supported; expected full_attention", name,
@@ -278,7 +278,7 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     for (const char *const *option = huggingface_shape_options; *option; option++) {
-        const char *value;
+        const char *value = "";
         CHECK(json_get_string(root, *option, &value, name, error));
         if (strlen(value) > 20)
             return error_format(error, "%s: %s is '%s'; expected an option's value", name, *option, json_show(value).text);
@@ -289,8 +289,8 @@ static const char *huggingface_read_ours(struct huggingface_config *h, const jso
 
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
-    const char *type;
-    bool tied;
+    const char *type = "";
+    bool tied = false;
     CHECK(json_get_string(root, "model_type", &type, name, error));
     int a = 0;
     while (a < ARCHITECTURE_COUNT && strcmp(type, architectures[a].model_type) != 0)
@@ -338,6 +338,7 @@ static double llmc_elements(const struct llmc_header *h) {
 static const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_t available, uint64_t file_bytes,
                               const char *name, struct error_text *error) {
     int32_t words[8];
+    memset(h, 0, sizeof *h);
     if (available < LLMC_MODEL_HEADER)
         return error_format(error, "%s: is %llu bytes long; expected an llm.c checkpoint, whose header has %d", name,
                             (unsigned long long)file_bytes, LLMC_MODEL_HEADER);

@@ -132,6 +132,20 @@ static inline void json_double(struct json *json, const char *key, double value)
     json_begin_value(json, key);
     fputs(text, json->out);
 }
+// A float with a point even where it is whole: readers that tell integers from reals by it see a real.
+static inline void json_real(struct json *json, const char *key, float value) {
+    char text[32] = "null";
+    if (isfinite(value))
+        for (int digits = 6; digits <= 9; digits++) {
+            snprintf(text, sizeof text, "%.*g", digits, (double)value);
+            if (strtof(text, NULL) == value)
+                break;
+        }
+    json_begin_value(json, key);
+    fputs(text, json->out);
+    if (!text[strcspn(text, ".en")])
+        fputs(".0", json->out);
+}
 // The same for a float: 0.1f is written 0.1, not 0.10000000149011612.
 static inline void json_float(struct json *json, const char *key, float value) {
     char text[32] = "null";

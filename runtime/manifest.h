@@ -13,7 +13,7 @@
 #include <string.h>  // memset, strspn
 
 #include "runtime/error_text.h" // struct error_text
-#include "runtime/jansson.h"    // json_loadb
+#include <jansson.h>    // json_loadb
 #include "runtime/json.h"       // the writer
 
 #define MANIFEST_NAME "manifest.json"
@@ -88,9 +88,9 @@ static char *manifest_text(const struct manifest *manifest, size_t *bytes) {
     json_array_begin(&json, "files");
     for (int i = 0; i < manifest->num_files; i++) {
         json_object_begin(&json, NULL);
-        json_string(&json, "name", manifest->files[i].name);
+        json_str(&json, "name", manifest->files[i].name);
         json_uint(&json, "bytes", manifest->files[i].bytes);
-        json_string(&json, "xxh3_128", manifest->files[i].xxh3_128);
+        json_str(&json, "xxh3_128", manifest->files[i].xxh3_128);
         json_object_end(&json);
     }
     json_array_end(&json);

@@ -327,7 +327,7 @@ static const char *safetensors_read_header(struct safetensors *file, int fd, uin
 
 static const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error) {
     int fd;
-    uint64_t file_bytes;
+    uint64_t file_bytes = 0;
     memset(file, 0, sizeof *file);
     file->fd = -1;
     const char *problem = open_regular(&fd, &file_bytes, path, "a safetensors file", error);
@@ -552,7 +552,7 @@ static const char *safetensors_index_parse_map(struct safetensors_index *index, 
     const char *key;
     json_t *value;
     const size_t count = json_object_size(map); // at most JSON_MOST_VALUES
-    snprintf(place, sizeof place, "%s: weight_map", name);
+    snprintf(place, sizeof place, "%.400s: weight_map", name);
     if (count == 0)
         return error_format(error, "%s is empty; expected the file of each tensor", place);
     index->entries = (struct safetensors_index_entry *)calloc(count, sizeof *index->entries);
