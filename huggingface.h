@@ -59,10 +59,10 @@ static void huggingface_write_gpt2(struct json *json, const struct config *c) {
     json_int(json, "n_positions", c->max_position_embeddings);
     json_int(json, "n_ctx", c->max_position_embeddings);
     json_str(json, "activation_function", "gelu_new");
-    json_real(json, "layer_norm_epsilon", c->norm_epsilon);
-    json_real(json, "resid_pdrop", c->hidden_dropout);
-    json_real(json, "embd_pdrop", c->hidden_dropout);
-    json_real(json, "attn_pdrop", c->attention_dropout);
+    json_decimal(json, "layer_norm_epsilon", c->norm_epsilon);
+    json_decimal(json, "resid_pdrop", c->hidden_dropout);
+    json_decimal(json, "embd_pdrop", c->hidden_dropout);
+    json_decimal(json, "attn_pdrop", c->attention_dropout);
     json_bool(json, "scale_attn_weights", true);
 }
 // Readers before transformers 5 take rope_theta, later ones rope_parameters.
@@ -75,12 +75,12 @@ static void huggingface_write_llama(struct json *json, const struct config *c, e
     json_int(json, "intermediate_size", c->ffn_hidden_size);
     json_int(json, "max_position_embeddings", c->max_position_embeddings);
     json_str(json, "hidden_act", "silu");
-    json_real(json, "rms_norm_eps", c->norm_epsilon);
-    json_real(json, "attention_dropout", c->attention_dropout);
-    json_real(json, "rope_theta", c->rotary_base);
+    json_decimal(json, "rms_norm_eps", c->norm_epsilon);
+    json_decimal(json, "attention_dropout", c->attention_dropout);
+    json_decimal(json, "rope_theta", c->rotary_base);
     json_object_begin(json, "rope_parameters");
     json_str(json, "rope_type", "default");
-    json_real(json, "rope_theta", c->rotary_base);
+    json_decimal(json, "rope_theta", c->rotary_base);
     json_object_end(json);
     if (a == ARCHITECTURE_LLAMA) {
         json_bool(json, "attention_bias", c->add_bias_linear);
@@ -116,7 +116,7 @@ static void huggingface_write_config(FILE *out, const struct config *c, int end_
         huggingface_write_ours(&json, c);
     else
         huggingface_write_llama(&json, c, a);
-    json_real(&json, "initializer_range", c->init_method_std);
+    json_decimal(&json, "initializer_range", c->init_method_std);
     if (end_of_text >= 0 && end_of_text < c->vocab_size) {
         json_int(&json, "bos_token_id", end_of_text);
         json_int(&json, "eos_token_id", end_of_text);

@@ -133,7 +133,7 @@ static inline void json_double(struct json *json, const char *key, double value)
     fputs(text, json->out);
 }
 // A float with a point even where it is whole: readers that tell integers from reals by it see a real.
-static inline void json_real(struct json *json, const char *key, float value) {
+static inline void json_decimal(struct json *json, const char *key, float value) {
     char text[32] = "null";
     if (isfinite(value))
         for (int digits = 6; digits <= 9; digits++) {
