@@ -327,7 +327,7 @@ static const char *safetensors_read_header(struct safetensors *file, int fd, uin
 
 static const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error) {
     int fd;
-    uint64_t file_bytes;
+    uint64_t file_bytes = 0;
     memset(file, 0, sizeof *file);
     file->fd = -1;
     const char *problem = open_regular(&fd, &file_bytes, path, "a safetensors file", error);
