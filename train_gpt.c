@@ -52,7 +52,9 @@ static engine_entry *choose_engine(struct config *config) {
 int main(int argc, char **argv) {
     struct config config = config_read(argc, argv);
     start_find(&config);
+    const struct config asked = config;
     config_resolve(&config);
+    config.asked = &asked;
     start_check(&config);
     return choose_engine(&config)(&config);
 }
