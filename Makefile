@@ -206,6 +206,7 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	scripts/setup.sh fuzz
 	+$(MAKE) -j$(JOBS) --no-print-directory $(FUZZ:%=fuzz-%)
+.SECONDARY: $(FUZZ:%=$(B)/fuzz/%) # or make removes them as steps on the way
 fuzz-%: $(B)/fuzz/%
 	@mkdir -p $(B)/fuzz/reached_$*
 	@$< -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \

@@ -80,7 +80,7 @@ struct config {
     int threads;
 
     bool given[CONFIG_ROWS_MAX]; // by row of the table: the user set it
-    const struct config *asked;  // what was asked for, before 0 = choose was resolved; what a checkpoint remembers
+    const struct config *asked;  // as it was before config_resolve, which a checkpoint remembers; NULL: not kept
     const char *checkpoint;      // the folder that the run goes on from, verified; "": it begins
 };
 
@@ -448,11 +448,6 @@ static inline struct config config_read(int argc, char **argv) {
 }
 // The preset where nothing was given, and a value for all that is left to choose; checked, or the end of the program.
 static inline void config_resolve(struct config *config) {
-    struct config *const asked = (struct config *)malloc(sizeof *asked); // lives as long as the program
-    if (!asked)
-        fail("out of memory");
-    *asked = *config;
-    config->asked = asked;
     if (config->preset > 0)
         options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
     config_resolve_model(config);

@@ -52,7 +52,9 @@ static engine_entry *choose_engine(struct config *config) {
 int main(int argc, char **argv) {
     struct config config = config_read(argc, argv);
     start_find(&config);
+    const struct config asked = config;
     config_resolve(&config);
+    config.asked = &asked;
     start_check(&config);
     return choose_engine(&config)(&config);
 }
@@ -69,6 +71,7 @@ int main(int argc, char **argv) {
 #include "runtime/log.h"        // progress line, log.jsonl
 #include "runtime/schedule.h"   // learning rate
 #include "runtime/signals.h"    // save, stop
+#include "runtime/tokenizer.h"  // text to tokens
 #include "runtime/trainer_state.h" // where the run stands
 #include "runtime/vocabulary.h" // tokens to text
 #include "sample.cuh"           // generation
@@ -82,6 +85,7 @@ struct run {
     struct gpt *model;
     struct dataloader *train, *val;
     struct vocabulary vocabulary;
+    struct tokenizer tokenizer; // generation's
     struct schedule schedule;
     struct log log;
     int32_t *inputs, *targets;  // (micro batch, T) of the current micro-batch
@@ -144,16 +148,47 @@ static void write_plan(const struct run *r) {
         plan_write_svg(plan, r->config->plan_picture);
 }
 
-// Tokens to text, by the file beside the shards or, without data, in the model's folder.
-static void open_vocabulary(struct run *r) {
+// Where the model came from has the tokenizer's file of that name, or it lies beside the shards under their prefix. The
+// path, or false where there is none.
+static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
-    char path[PATH_MAX];
-    bool found = r->train && vocabulary_find(dataloader_path(r->train, 0), path, sizeof path);
-    if (!found && *c->init_from) {
-        snprintf(path, sizeof path, "%s/vocabulary.bin", c->init_from);
-        found = access(path, R_OK) == 0;
+    const char *const folders[] = {c->checkpoint, c->init_from};
+    const bool tokenizer = strcmp(name, "vocabulary.bin") != 0;
+    if (r->train) {
+        const char *shard = dataloader_path(r->train, 0);
+        if (!tokenizer && vocabulary_find(shard, path, size))
+            return true;
+        char first[PATH_MAX];
+        if (tokenizer && tokenizer_find(shard, first, sizeof first)) {
+            const bool sibling = strcmp(name, "tokenizer.json") != 0;
+            if (sibling)
+                return tokenizer_sibling(first, name, path, size);
+            return (size_t)snprintf(path, size, "%s", first) < size;
+        }
     }
-    r->vocabulary = vocabulary_open(found ? path : NULL, c->vocab_size);
+    for (int f = 0; f < 2; f++)
+        if (*folders[f] && (size_t)snprintf(path, size, "%s/%s", folders[f], name) < size && access(path, R_OK) == 0)
+            return true;
+    return false;
+}
+
+// Tokens to text: by vocabulary.bin, or by a tokenizer.
+static void open_vocabulary(struct run *r) {
+    char path[PATH_MAX];
+    struct error_text error;
+    struct tokenizer tokenizer;
+    if (find_text_file(r, "vocabulary.bin", path, sizeof path) || !find_text_file(r, "tokenizer.json", path, sizeof path)) {
+        const bool found = find_text_file(r, "vocabulary.bin", path, sizeof path);
+        r->vocabulary = vocabulary_open(found ? path : NULL, r->config->vocab_size);
+        return;
+    }
+    const char *problem = tokenizer_read(&tokenizer, path, &error);
+    if (!problem) {
+        problem = tokenizer_vocabulary(&tokenizer, &r->vocabulary, &error);
+        tokenizer_free(&tokenizer);
+    }
+    if (problem)
+        fail("%s", problem);
 }
 
 static void open_data(struct run *r) {
@@ -295,20 +330,14 @@ static void report_save(struct run *r) {
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)saver->last_step, seconds);
 }
 
-// Tokenizers' files come from beside the data, or from where the model came from.
 static void open_saver(struct run *r) {
     static const char *const names[] = {"tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt",
                                         "special_tokens_map.json", "vocabulary.bin"};
-    const struct config *c = r->config;
-    const char *const folders[] = {c->checkpoint, c->init_from};
     char path[PATH_MAX];
     saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
-    if (vocabulary_find(dataloader_path(r->train, 0), path, sizeof path))
-        saver_add_file(&r->saver, path, "vocabulary.bin");
-    for (int f = 0; f < 2; f++)
-        for (size_t i = 0; *folders[f] && i < sizeof names / sizeof *names; i++)
-            if ((size_t)snprintf(path, sizeof path, "%s/%s", folders[f], names[i]) < sizeof path)
-                saver_add_file(&r->saver, path, names[i]);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (find_text_file(r, names[i], path, sizeof path))
+            saver_add_file(&r->saver, path, names[i]);
 }
 
 static void save(struct run *r) {
@@ -577,19 +606,44 @@ static int evaluate_only(struct run *r) {
     return 0;
 }
 
+static void open_tokenizer(struct run *r) {
+    const struct config *c = r->config;
+    char path[PATH_MAX];
+    struct error_text error;
+    const char *problem = NULL;
+    if (find_text_file(r, "tokenizer.json", path, sizeof path))
+        problem = tokenizer_read(&r->tokenizer, path, &error);
+    else if (c->vocab_size == 256 || c->vocab_size == 257)
+        problem = tokenizer_of_bytes(&r->tokenizer, c->vocab_size, &error);
+    else
+        fail("--generate: %s has no tokenizer.json, which a model of %d tokens needs; copy the tokenizer's files there",
+             c->init_from, c->vocab_size);
+    if (problem)
+        fail("--generate: %s", problem);
+}
+
 // ids = the prompt's tokens, which the caller frees; their number, 1 at least.
-static int encode_prompt(const struct run *r, const char *text, size_t length, int32_t **ids) {
-    const int end = r->vocabulary.end_of_text;
-    *ids = (int32_t *)calloc(length + 1, sizeof **ids);
-    if (!*ids)
-        fail("out of memory for a prompt");
-    if (length == 0) {
-        (*ids)[0] = end >= 0 ? end : 0;
+static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
+    const int end = r->vocabulary.end_of_text, V = r->config->vocab_size;
+    int64_t count;
+    struct error_text error;
+    const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, true, ids, &count, &error);
+    if (problem)
+        fail("--generate: %s", problem);
+    if (count > INT_MAX / 2)
+        fail("--generate: a prompt of %lld tokens is too long", (long long)count);
+    if (count == 0) { // a document begins behind the end of the one before
+        free(*ids);
+        *ids = (int32_t *)calloc(1, sizeof **ids);
+        if (!*ids)
+            fail("out of memory for a prompt");
+        (*ids)[0] = end >= 0 && end < V ? end : 0;
         return 1;
     }
-    for (size_t i = 0; i < length; i++)
-        (*ids)[i] = (unsigned char)text[i];
-    return (int)length;
+    for (int64_t i = 0; i < count; i++)
+        if ((*ids)[i] >= V)
+            fail("--generate: the tokenizer makes token %d, outside the model's vocabulary of %d", (int)(*ids)[i], V);
+    return (int)count;
 }
 
 // The prompts as tokens, each --sample-count times; room behind each for --sample-tokens more. Sets what the plan needs
@@ -652,6 +706,7 @@ static void finish(struct run *r) {
     dataloader_close(r->train);
     dataloader_close(r->val);
     vocabulary_close(&r->vocabulary);
+    tokenizer_free(&r->tokenizer);
     gpt_destroy(r->model);
     matmul_destroy(r->dev.matmul);
     device_close(&r->dev);
@@ -704,6 +759,7 @@ int ENGINE(const struct config *config) {
     signals_install();
     if (*config->generate && !config->plan) {
         open_vocabulary(&r);
+        open_tokenizer(&r);
         read_prompts(&r, &own);
     }
     start_device(&r);

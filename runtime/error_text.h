@@ -9,8 +9,8 @@ struct error_text {
     char text[1024];
 };
 
-__attribute__((format(printf, 2, 3))) static const char *error_format(struct error_text *error, const char *format,
-                                                                      ...) {
+__attribute__((format(printf, 2, 3), returns_nonnull)) static const char *error_format(struct error_text *error,
+                                                                                       const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);

@@ -55,6 +55,7 @@ static const char *open_regular(int *fd, uint64_t *bytes, const char *path, cons
                                 struct error_text *error) {
     struct stat status;
     *fd = -1;
+    *bytes = 0;
     if (stat(path, &status) != 0)
         return error_format(error, "%s: can't be opened: %s", path, strerror(errno));
     if (S_ISDIR(status.st_mode))

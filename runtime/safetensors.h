@@ -4,9 +4,10 @@
 //     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
 //
 // Read by the reference implementation's rules and no others: what it opens opens here and what it refuses is refused,
-// but for duplicate names (which it lets pass against its own description), a header that begins with a space, types of
-// less than a byte, and tensors of more than 8 dimensions, all of which are refused too. Written as it writes, byte for
-// byte. The parsers take bytes in memory and trust none of them; the rest is pread.
+// but for these, which are refused too: duplicate names and a header that begins with a space (it lets both pass against
+// its own description), names with a NUL byte, a __metadata__ that is null, types of less than a byte, more than 8
+// dimensions, and what json_parse.h limits. Written as it writes, byte for byte. The parsers take bytes in memory and
+// trust none of them; the rest is pread.
 #pragma once
 #include <inttypes.h> // PRIu64
 #include <limits.h>   // INT_MAX

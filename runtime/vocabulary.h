@@ -128,21 +128,20 @@ static void vocabulary_close(struct vocabulary *vocabulary) {
     memset(vocabulary, 0, sizeof *vocabulary);
 }
 
-// The vocabulary file that belongs to a shard: for data/c_train_000.bin the first there is of
-// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. Writes its path and
-// returns true, or false when there is none.
-static bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes) {
-    static const char ending[] = "vocabulary.bin";
-    const size_t length = strlen(shard_path);
+// A file that belongs to a shard: for data/c_train_000.bin and the ending vocabulary.bin the first there is of
+// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. Writes its path and returns true, or false
+// when there is none.
+static bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes) {
+    const size_t length = strlen(shard_path), ending_bytes = strlen(ending) + 1;
     const char *slash = strrchr(shard_path, '/');
     const size_t folder = slash ? (size_t)(slash - shard_path) + 1 : 0;
-    if (length + sizeof ending > path_bytes)
+    if (length + ending_bytes > path_bytes)
         return false;
     for (size_t end = length + 1; end-- > folder;) {
         if (end > folder && (end == length || shard_path[end - 1] != '_'))
             continue;
         memcpy(path, shard_path, end);
-        memcpy(path + end, ending, sizeof ending);
+        memcpy(path + end, ending, ending_bytes);
         FILE *file = fopen(path, "rb");
         if (file) {
             fclose(file);
@@ -150,6 +149,9 @@ static bool vocabulary_find(const char *shard_path, char *path, size_t path_byte
         }
     }
     return false;
+}
+static bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes) {
+    return file_beside_shard(shard_path, "vocabulary.bin", path, path_bytes);
 }
 
 // The bytes that a token stands for, *length of them, not ended by a zero; NULL when it is none of the vocabulary's.

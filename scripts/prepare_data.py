@@ -9,9 +9,12 @@ Without --tokenizer a token is a byte (0 to 255) and 256 marks where a document 
 Hugging Face tokenizer.json needs the `tokenizers` package.
 
 Written are PREFIX_train_000.bin ..., PREFIX_val_000.bin ... (llm.c's shards: uint16 where token ids fit, otherwise
-uint32) and PREFIX_vocabulary.bin, from which train_gpt prints samples as text. The same input gives the same files on
-any machine: documents are put in an order that their names decide, and each goes to training or validation as its
-content decides. Of documents with the same content one is taken.
+uint32) and PREFIX_vocabulary.bin, from which train_gpt prints samples as text. With --tokenizer its files are copied as
+PREFIX_tokenizer.json and, where they lie beside it, PREFIX_tokenizer_config.json, PREFIX_special_tokens_map.json,
+PREFIX_vocab.json and PREFIX_merges.txt, so that a checkpoint can take them along; a run replaces all that an earlier one
+with the same PREFIX wrote. The same input gives the same files on any machine: documents are put in an order that their
+names decide, and each goes to training or validation as its content decides. Of documents with the same content one is
+taken.
 """
 
 import argparse
@@ -34,6 +37,7 @@ VOCABULARY_MAGIC = b"GPTVOCAB"  # runtime/vocabulary.h has the layout
 VOCABULARY_VERSION = 1
 NO_TOKEN = 0xFFFFFFFF
 WRITE_BYTES = 1 << 22  # tokens are handed to the file in pieces of about this size
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"]
 BATCH_BYTES = 1 << 22  # text is handed to a tokenizer in batches of about this size
 
 
@@ -212,6 +216,9 @@ class ByteTokenizer:
     end_of_text = BYTE_END_OF_TEXT
     width = 2
 
+    def files(self):
+        return {}
+
     def vocabulary(self):
         return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()]
 
@@ -239,8 +246,8 @@ class HuggingFaceTokenizer:
             raise Mistake(f"--tokenizer {path}: no such file; expected a tokenizer.json of Hugging Face")
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(path)
-            with open(path, encoding="utf-8") as file:
-                self.description = json.load(file)
+            self.contents = read_tokenizer_files(path)
+            self.description = json.loads(self.contents["tokenizer.json"])
         except Exception as error:  # the package raises bare Exception
             raise Mistake(f"--tokenizer {path}: {error}; expected a tokenizer.json of Hugging Face") from None
         self.tokenizer.no_truncation()
@@ -260,6 +267,9 @@ class HuggingFaceTokenizer:
             f"name the one that separates documents by --end-of-text (special tokens: {special})"
         )
 
+    def files(self):
+        return self.contents
+
     def vocabulary(self):
         return token_bytes(self.description, self.ids)
 
@@ -270,6 +280,20 @@ class HuggingFaceTokenizer:
             for encoding in self.tokenizer.encode_batch(decoded, add_special_tokens=False):
                 ids = encoding.ids
                 yield struct.pack(f"<{len(ids) + 1}{code}", self.end_of_text, *ids)
+
+
+def read_tokenizer_files(path):
+    """What a tokenizer consists of, by file name: the file itself, whatever it is called, and those beside it. Beside
+    PREFIX_tokenizer.json are PREFIX_vocab.json and so on: such files can be given again."""
+    name = TOKENIZER_FILES[0]
+    prefix = path.removesuffix(name) if path.endswith(name) else os.path.join(os.path.dirname(path), "")
+    contents = {}
+    for other in TOKENIZER_FILES:
+        beside = path if other == name else prefix + other
+        if os.path.isfile(beside):
+            with open(beside, "rb") as file:
+                contents[other] = file.read()
+    return contents
 
 
 def batches(items, size):
@@ -401,21 +425,26 @@ class ShardWriter:
                 os.remove(path)
 
 
-def publish(writers, prefix, vocabulary):
-    """Puts everything under its name, and takes away the shards of an earlier run that had more of them."""
-    temporary = f"{prefix}_vocabulary.bin.tmp"
-    with open(temporary, "wb") as file:
-        file.write(vocabulary)
-        file.flush()
-        os.fsync(file.fileno())
-    renames = [(temporary, f"{prefix}_vocabulary.bin")]
+def publish(writers, prefix, files):
+    """Puts everything under its name, and takes away what an earlier run left that this one has not: more shards, the
+    files of a tokenizer."""
+    renames = []
+    for name, content in files.items():
+        path = f"{prefix}_{name}"
+        with open(f"{path}.tmp", "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        renames.append((f"{path}.tmp", path))
     for writer in writers.values():
         renames += [(path, path.removesuffix(".tmp")) for path in writer.paths]
     folder, name = os.path.split(prefix)
-    shard = re.compile(re.escape(name) + r"_(train|val)_\d{3,}\.bin")
+    tokenizer_files = TOKENIZER_FILES if os.path.exists(f"{prefix}_vocabulary.bin") else []  # or they are the user's
+    endings = "|".join([r"(train|val)_\d{3,}\.bin", *map(re.escape, tokenizer_files)])
+    ours = re.compile(f"{re.escape(name)}_({endings})")
     kept = {path for _, path in renames}
     for old in sorted(os.listdir(folder or ".")):
-        if shard.fullmatch(old) and os.path.join(folder, old) not in kept:
+        if ours.fullmatch(old) and os.path.join(folder, old) not in kept:
             os.remove(os.path.join(folder, old))
     for old, new in renames:
         os.replace(old, new)
@@ -444,7 +473,8 @@ def write_shards(documents, tokenizer, options):
                     f"none of {sum(w.documents for w in writers.values())} documents fell to {split} with "
                     f"--val-fraction {options.val_fraction}; give more documents or another fraction"
                 )
-        publish(writers, options.out, pack_vocabulary(tokenizer.vocabulary(), tokenizer.end_of_text))
+        vocabulary = pack_vocabulary(tokenizer.vocabulary(), tokenizer.end_of_text)
+        publish(writers, options.out, {"vocabulary.bin": vocabulary, **tokenizer.files()})
     except BaseException:
         for writer in writers.values():
             writer.discard()

@@ -459,16 +459,25 @@ static void test_overfits_a_batch(void **state) {
 
 static void test_sampling(void **state) {
     const float logits[6] = {0, 1, 2, 3, 4, 5};
-    float scratch[6];
-    assert_int_equal(sample_token(logits, 6, 0, 0, 0.5, scratch), 5);
+    float scratch[12];
+    assert_int_equal(sample_token(logits, 6, 0, 0, 1, 0.5, scratch), 5);
     int counts[6] = {0};
     for (int i = 0; i < 1000; i++)
-        counts[sample_token(logits, 6, 1, 3, i / 1000.0, scratch)]++;
+        counts[sample_token(logits, 6, 1, 3, 1, i / 1000.0, scratch)]++;
     assert_int_equal(counts[0] + counts[1] + counts[2], 0);
     const double sum = exp(0) + exp(-1) + exp(-2);
     for (int v = 3; v < 6; v++)
         assert_true(fabs(counts[v] / 1000.0 - exp(v - 5) / sum) < 0.002); // u takes each thousandth once
-    assert_int_equal(sample_token(logits, 6, 1, 0, 0.9999999, scratch), 5);
+    assert_int_equal(sample_token(logits, 6, 1, 0, 1, 0.9999999, scratch), 5);
+    // Of all six, the last has the probability 0.634 and the last two 0.867.
+    int seen[6] = {0};
+    for (int i = 0; i < 1000; i++) {
+        assert_int_equal(sample_token(logits, 6, 1, 0, 0.63, i / 1000.0, scratch), 5);
+        seen[sample_token(logits, 6, 1, 0, 0.86, i / 1000.0, scratch)]++;
+        assert_int_equal(sample_token(logits, 6, 1, 2, 0.7, i / 1000.0, scratch), 5); // of the top two it has 0.731
+    }
+    assert_int_equal(seen[4] + seen[5], 1000);
+    assert_true(fabs(seen[5] / 1000.0 - 1 / (1 + exp(-1))) < 0.002);
 }
 
 int main(void) {

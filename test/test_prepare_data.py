@@ -379,6 +379,34 @@ class Tokenizers(Case):
             tokens += sum(map(len, documents))
         self.assertLess(tokens, sum(map(len, texts)))  # longer tokens than bytes
 
+    def test_files_go_along(self):
+        """Those beside the tokenizer, whatever it is called; and the copies can be given again, as they are."""
+        self.write("texts/a.c", "int main")
+        config, merges = '{"eos_token": "<|endoftext|>"}', "#version: 0.2\n"
+        self.write("tokenizer_config.json", config)
+        self.write("merges.txt", merges)
+        os.rename(self.file, self.folder / "other.json")
+        original = (self.folder / "other.json").read_bytes()
+        copies = {"tokenizer.json": original, "tokenizer_config.json": config.encode(), "merges.txt": merges.encode()}
+        every = ["--val-fraction", "0"]
+
+        def found():
+            return {p.name: p.read_bytes() for p in self.folder.glob("out/*") if p.suffix != ".bin"}
+
+        expected = {f"x_{name}": content for name, content in copies.items()}
+        for tokenizer in "other.json", "out/x_tokenizer.json":
+            self.prepare(self.folder / "texts", "--tokenizer", self.folder / tokenizer, *every)
+            self.assertEqual(found(), expected)
+        os.remove(self.folder / "merges.txt")
+        self.prepare(self.folder / "texts", "--tokenizer", self.folder / "other.json", *every)
+        del expected["x_merges.txt"]
+        self.assertEqual(found(), expected)
+        self.prepare(self.folder / "texts", *every)  # bytes: the shards have no tokenizer now
+        self.assertEqual(found(), {})
+        self.write("out/new_tokenizer.json", "the user's")  # no earlier run wrote it
+        self.prepare(self.folder / "texts", *every, out="out/new")
+        self.assertEqual(list(found()), ["new_tokenizer.json"])
+
     def test_mistakes(self):
         text = self.write("a.txt", "text")
         broken = self.write("broken.json", "{")

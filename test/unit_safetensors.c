@@ -64,7 +64,7 @@ static void assert_values(const struct safetensors *file, const char *name, cons
     assert_null(safetensors_read(file, tensor, 0, tensor->bytes, raw, &error));
     assert_true(safetensors_to_floats(values, raw, tensor->dtype, (uint64_t)n));
     for (int i = 0; i < n; i++)
-        assert_int_equal(float_to_bits(values[i]), float_to_bits(expected[i]));
+        assert_int_equal(f32_to_bits(values[i]), f32_to_bits(expected[i]));
 }
 static void test_reads_the_reference(void **state) {
     static const char *const integers[] = {"BOOL",    "U8",          "I8",          "F8_E5M2", "F8_E4M3",
@@ -72,7 +72,7 @@ static void test_reads_the_reference(void **state) {
                                            "I32",     "U32",         "C64",         "I64",     "U64"};
     const uint64_t flat[] = {6}, square[] = {2, 3}, cube[] = {1, 3, 2}, empty[] = {0, 3};
     const float exact[] = {0, -0.0f, 1, -2.5f, 65504, 6e-8f}, half[] = {0, -0.0f, 1, -2.5f, 65504, 0x1p-24f};
-    const float truncated[] = {0, -0.0f, 1, -2.5f, 65280, float_from_bits(float_to_bits(6e-8f) & 0xffff0000u)},
+    const float truncated[] = {0, -0.0f, 1, -2.5f, 65280, f32_from_bits(f32_to_bits(6e-8f) & 0xffff0000u)},
                 seven = 7;
     struct error_text error;
     struct safetensors file;
@@ -484,9 +484,9 @@ static void test_halves(void **state) {
     for (uint32_t bits = 0; bits < 0x10000; bits++) {
         const int sign = bits & 0x8000 ? -1 : 1, exponent = (int)(bits >> 10 & 31), fraction = (int)(bits & 1023);
         const float value = float_from_f16_bits((uint16_t)bits);
-        assert_int_equal(float_to_bits(value) >> 31, bits >> 15);
+        assert_int_equal(f32_to_bits(value) >> 31, bits >> 15);
         if (exponent == 31 && fraction)
-            assert_true(isnan(value) && (float_to_bits(value) >> 13 & 1023) == (uint32_t)fraction);
+            assert_true(isnan(value) && (f32_to_bits(value) >> 13 & 1023) == (uint32_t)fraction);
         else if (exponent == 31)
             assert_true(isinf(value));
         else
@@ -504,11 +504,11 @@ static void test_bf16(void **state) {
         const uint32_t low = i % 4 ? (uint32_t)test_random(&random) & 0xffff : 0x8000;
         const uint32_t high = (uint32_t)test_random(&random) % 0x7f80 | (i & 1 ? 0x8000 : 0);
         const uint32_t expected = low > 0x8000 || (low == 0x8000 && high & 1) ? high + 1 : high;
-        assert_int_equal(float_to_bf16_bits(float_from_bits(high << 16 | low)), expected);
+        assert_int_equal(float_to_bf16_bits(f32_from_bits(high << 16 | low)), expected);
     }
-    assert_int_equal(float_to_bf16_bits(float_from_bits(0x7f7fffff)), 0x7f80); // beyond the largest: infinity
-    assert_int_equal(float_to_bf16_bits(float_from_bits(0x7f800001)), 0x7fc0); // a NaN, all of it in the lower half
-    assert_int_equal(float_to_bf16_bits(float_from_bits(0xffffffff)), 0xffff); // would carry into the sign
+    assert_int_equal(float_to_bf16_bits(f32_from_bits(0x7f7fffff)), 0x7f80); // beyond the largest: infinity
+    assert_int_equal(float_to_bf16_bits(f32_from_bits(0x7f800001)), 0x7fc0); // a NaN, all of it in the lower half
+    assert_int_equal(float_to_bf16_bits(f32_from_bits(0xffffffff)), 0xffff); // would carry into the sign
 }
 
 int main(void) {

@@ -1,0 +1,401 @@
+"""Checkpoints as a run meets them: exact resume, kills at any moment, full disks, signals. docs/checkpoints.md lists what is
+promised and which test proves it. Python's standard library alone."""
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
+T = 16
+# 7 samples a shard, 4 a step: steps end in the middle of an epoch, and some cross its end.
+SHARD_SAMPLES = 7
+MODEL = ["--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "2", "--vocab-size", "67", "--seq-length", T,
+         "--micro-batch-size", "2", "--global-batch-size", "4", "--hidden-dropout", "0.1", "--attention-dropout", "0.1",
+         "--lr", "3e-3", "--lr-warmup-steps", "3", "--lr-decay-steps", "40", "--threads", "1"]
+MODELS = {
+    "gpt2": MODEL,
+    "llama": MODEL + ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu",
+                      "--no-add-bias-linear", "--num-query-groups", "1", "--kv-channels", "16",
+                      "--untie-embeddings-and-output-weights"],
+}
+
+
+def write_shard(path, seed, samples=SHARD_SAMPLES):
+    generator = random.Random(seed)
+    tokens = [generator.randrange(67) for _ in range(samples * T + 1)]
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
+        f.write(struct.pack("<%dH" % len(tokens), *tokens))
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.path = cls.folder.name
+        for i in range(2):
+            write_shard(cls.path + "/t_train_%03d.bin" % i, i)
+        write_shard(cls.path + "/t_val_000.bin", 99)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def command(self, name, *arguments, model="gpt2", data=None):
+        data = data or self.path
+        return [PROGRAM, *map(str, MODELS[model]), "--train-data", data + "/t_train_*.bin", "--val-data",
+                data + "/t_val_*.bin", "--val-every", "3", "--val-steps", "2", "--out", self.path + "/" + name,
+                *map(str, arguments)]
+
+    def run_it(self, name, *arguments, expect=0, **keywords):
+        result = subprocess.run(self.command(name, *arguments, **keywords), capture_output=True, text=True, timeout=300)
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        return result
+
+    def log(self, name):
+        """By step: what must be the same however often the run was stopped."""
+        steps = {}
+        with open(self.path + "/" + name + "/log.jsonl") as f:
+            for line in f:
+                entry = json.loads(line)
+                kept = {k: entry[k] for k in ("tokens", "loss", "lr", "grad_norm", "val_loss") if k in entry}
+                steps.setdefault(entry["step"], {}).update(kept)
+        return steps
+
+    def steps(self, name):
+        folder = self.path + "/" + name + "/checkpoints"
+        return sorted(int(f[5:]) for f in os.listdir(folder) if f.startswith("step_")) if os.path.isdir(folder) else []
+
+    def same_end(self, a, b, step):
+        """Parameters, moments and all that the trainer remembers, bit for bit."""
+        first, second = ("%s/%s/checkpoints/step_%08d" % (self.path, name, step) for name in (a, b))
+        for file in ("model.safetensors", "optimizer.safetensors", "config.json"):
+            self.assertEqual(read(first + "/" + file), read(second + "/" + file), file)
+        states = []
+        for folder in (first, second):
+            with open(folder + "/trainer_state.json") as f:
+                state = json.load(f)
+            states.append({k: state[k] for k in state if k not in ("given", "resolved")})
+        self.assertEqual(states[0], states[1])
+
+
+class Resume(Case):
+    def check(self, name, model, *options):
+        whole, parts = name + "_whole", name + "_parts"
+        self.run_it(whole, "--train-steps", 12, "--checkpoint-every", 100, *options, model=model)
+        # By steps of their own: each part trains on to the next checkpoint, in the middle of an epoch or across its end.
+        for last in (1, 3, 4, 8):
+            self.run_it(parts, "--train-steps", last, "--resume", "auto", *options, model=model)
+        self.run_it(parts, "--train-steps", 12, "--resume", "auto", *options, model=model)
+        whole_log, parts_log = self.log(whole), self.log(parts)
+        # a part validates after its last step, too
+        for step in whole_log:
+            if "val_loss" not in whole_log[step]:
+                parts_log[step].pop("val_loss", None)
+        self.assertEqual(whole_log, parts_log)
+        # best_val_loss may be of a validation that the whole run did not make
+        for file in ("model.safetensors", "optimizer.safetensors"):
+            ends = [read("%s/%s/checkpoints/step_00000012/%s" % (self.path, run, file)) for run in (whole, parts)]
+            self.assertEqual(ends[0], ends[1], file)
+
+    def test_gpt2_fp32(self):
+        self.check("a", "gpt2", "--precision", "fp32")
+
+    def test_gpt2_bf16(self):
+        self.check("b", "gpt2", "--precision", "bf16")
+
+    def test_llama_bf16_with_fp32_files(self):
+        self.check("c", "llama", "--precision", "bf16", "--checkpoint-dtype", "fp32")
+
+    def test_llama_fp32_with_bf16_files_in_shards(self):
+        name = "d"
+        options = ["--precision", "fp32", "--checkpoint-dtype", "bf16", "--max-shard-gib", "3e-5"]
+        self.run_it(name + "_whole", "--train-steps", 9, "--checkpoint-every", 4, *options, model="llama")
+        self.run_it(name + "_parts", "--train-steps", 5, *options, model="llama")
+        self.run_it(name + "_parts", "--train-steps", 9, "--resume", "auto", *options, model="llama")
+        ends = []
+        for run in ("_whole", "_parts"):
+            folder = "%s/%s/checkpoints/step_00000009" % (self.path, name + run)
+            files = sorted(f for f in os.listdir(folder) if f.endswith(".safetensors"))
+            self.assertGreater(len(files), 3)
+            ends.append([read(folder + "/" + f) for f in files])
+        self.assertEqual(ends[0], ends[1])
+
+    def test_micro_batch_and_schedule_may_change(self):
+        self.run_it("e", "--train-steps", 4)
+        result = self.run_it("e", "--train-steps", 6, "--resume", "auto", "--micro-batch-size", 1, "--lr", "1e-3",
+                             "--min-lr", "1e-5")
+        log = self.log("e")
+        self.assertEqual(sorted(log), list(range(1, 7)))
+        self.assertEqual(log[6]["tokens"], 6 * 4 * T)
+        self.assertIn("in 4 micro-batches", result.stdout)
+
+    def test_options_come_along(self):
+        self.run_it("f", "--train-steps", 4, "--checkpoint-every", 2)
+        folder = self.path + "/f/checkpoints/step_00000002"
+        result = subprocess.run([PROGRAM, "--resume", folder, "--out", self.path + "/f2"], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.same_end("f", "f2", 4)
+
+    def test_what_may_not_change(self):
+        self.run_it("g", "--train-steps", 2)
+        for options, words in ((("--num-layers", 3), ["--num-layers is 3", "is 2"]),
+                               (("--seq-length", 8), ["--seq-length is 8"]),
+                               (("--seed", 7), ["--seed is 7", "1234"]),
+                               (("--precision", "bf16"), ["--precision", "fp32"]),
+                               (("--preset", "demo"), ["--preset"])):
+            result = self.run_it("g", "--resume", "auto", "--precision", "fp32", *options, "--train-steps", 4, expect=2)
+            for word in words:
+                self.assertIn(word, result.stderr)
+        self.assertEqual(self.steps("g"), [2])
+
+    def test_a_new_run_does_not_mix_with_an_old_one(self):
+        self.run_it("h", "--train-steps", 2)
+        result = self.run_it("h", "--train-steps", 2, expect=2)
+        self.assertIn("--resume auto", result.stderr)
+
+    def test_auto_begins_where_there_is_nothing(self):
+        self.run_it("i", "--train-steps", 2, "--resume", "auto")
+        self.assertEqual(self.steps("i"), [2])
+
+    def test_damaged_ones_are_passed_over(self):
+        self.run_it("j", "--train-steps", 6, "--checkpoint-every", 2)
+        self.run_it("j_whole", "--train-steps", 6, "--checkpoint-every", 2)
+        newest, middle = (self.path + "/j/checkpoints/step_%08d" % s for s in (6, 4))
+        with open(newest + "/optimizer.safetensors", "r+b") as f:
+            f.seek(-5, 2)
+            byte = f.read(1)[0]
+            f.seek(-5, 2)
+            f.write(bytes([byte ^ 1]))
+        os.remove(middle + "/trainer_state.json")
+        result = self.run_it("j", "--train-steps", 6, "--checkpoint-every", 2, "--resume", "auto")
+        self.assertRegex(result.stdout, r"passed over: .*step_00000006/optimizer.safetensors")
+        self.assertRegex(result.stdout, r"passed over: .*step_00000004/trainer_state.json")
+        self.assertIn("step_00000002", result.stdout)
+        self.same_end("j", "j_whole", 6)
+        result = self.run_it("j", "--resume", newest + "/../step_00000099", expect=2)
+
+    def test_keep(self):
+        self.run_it("k", "--train-steps", 7, "--checkpoint-every", 1, "--keep-checkpoints", 3)
+        self.assertEqual(self.steps("k"), [5, 6, 7])
+
+    def test_data_may_grow(self):
+        data = self.path + "/growing"
+        os.mkdir(data)
+        for i in range(2):
+            write_shard(data + "/t_train_%03d.bin" % i, i)
+        write_shard(data + "/t_val_000.bin", 99)
+        # An epoch has 14 samples, a step 4: step 2 ends inside the first one.
+        self.run_it("l_whole", "--train-steps", 3, data=data)
+        self.run_it("l", "--train-steps", 2, data=data)
+        write_shard(data + "/t_train_002.bin", 2)
+        self.run_it("l", "--train-steps", 10, "--resume", "auto", data=data)
+        self.assertEqual(self.log("l_whole")[3]["loss"], self.log("l")[3]["loss"])  # the epoch goes on without it
+        with open(self.path + "/l/checkpoints/step_00000010/trainer_state.json") as f:
+            self.assertEqual(json.load(f)["data_changes"],
+                             [{"first_epoch": 0, "files": 2}, {"first_epoch": 1, "files": 3}])
+        self.run_it("l", "--train-steps", 12, "--resume", "auto", data=data)
+        os.remove(data + "/t_train_002.bin")
+        result = self.run_it("l", "--train-steps", 14, "--resume", "auto", data=data, expect=2)
+        self.assertIn("t_train_002.bin", result.stderr)
+
+
+class Kill(Case):
+    """The proof of the issue: whatever kills the run, it goes on from a complete checkpoint with the same losses."""
+    KILLS = int(os.environ.get("CHECKPOINT_KILLS", "50"))
+
+    def kill_and_resume(self, name, kills, *options, model):
+        steps = 60
+        whole, killed = name + "_whole", name + "_killed"
+        arguments = ["--train-steps", steps, "--checkpoint-every", 1, "--val-every", 0, *options]
+        begin = time.monotonic()
+        self.run_it(whole, *arguments, model=model)
+        seconds = time.monotonic() - begin
+        generator = random.Random(name)
+        died = 0
+        for _ in range(kills):
+            process = subprocess.Popen(self.command(killed, *arguments, "--resume", "auto", "--keep-checkpoints", 4,
+                                                    model=model), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            time.sleep(generator.uniform(0.02, 0.35 * seconds + 0.05))
+            process.kill()
+            died += process.wait() == -signal.SIGKILL
+            self.assertEqual(process.stderr.read(), b"")
+            process.stderr.close()
+            if self.steps(killed)[-1:] == [steps]:  # it got to the end: the same again from the beginning
+                self.assertEqual(self.log(whole), self.log(killed))
+                shutil.rmtree(self.path + "/" + killed)
+        self.run_it(killed, *arguments, "--resume", "auto", "--keep-checkpoints", 4, model=model)
+        self.assertGreater(died, kills // 2)
+        self.assertEqual(self.log(whole), self.log(killed))
+        self.same_end(whole, killed, steps)
+
+    def test_kill_fp32(self):
+        self.kill_and_resume("fp32", self.KILLS // 2, "--precision", "fp32", model="gpt2")
+
+    def test_kill_bf16(self):
+        self.kill_and_resume("bf16", self.KILLS - self.KILLS // 2, "--precision", "bf16", model="llama")
+
+
+def in_namespace(script):
+    """Runs a shell script in which a file system may be mounted."""
+    return subprocess.run(["unshare", "-Urm", "sh", "-ec", script], capture_output=True, text=True, timeout=300)
+
+
+def can_mount():
+    try:
+        return in_namespace("mount -t tmpfs none /mnt").returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+class Disk(Case):
+    @unittest.skipUnless(can_mount(), "no file system may be mounted here")
+    def test_full_disk(self):
+        """The disk fills up during a save: the run trains to its end, and what was saved before can be resumed."""
+        for model, precision in (("gpt2", "bf16"), ("llama", "fp32")):
+            name = "full_" + model
+            options = ["--train-steps", 8, "--checkpoint-every", 2, "--precision", precision]
+            self.run_it(name + "_whole", *options, model=model)
+            out, keep = self.path + "/" + name, self.path + "/" + name + "_kept"
+            os.makedirs(out)
+            command = " ".join("'%s'" % a for a in self.command(name, *options, model=model))
+            size = subprocess.run(["du", "-sk", self.path + "/" + name + "_whole/checkpoints/step_00000002"],
+                                  capture_output=True, text=True).stdout.split()[0]
+            result = in_namespace("mount -t tmpfs -o size=%dk none '%s'; %s || status=$?; cp -r '%s' '%s'; exit ${status:-0}"
+                                  % (int(size) * 5 // 2, out, command, out, keep))
+            self.assertEqual(result.returncode, 1, result.stdout + result.stderr)  # the last save failed
+            self.assertIn("No space left", result.stderr)
+            self.assertIn("--keep-checkpoints", result.stderr)
+            os.rmdir(out)
+            os.rename(keep, out)
+            self.assertEqual(self.steps(name), [2, 4])
+            self.assertEqual([f for f in os.listdir(out + "/checkpoints") if not f.startswith("step_")], [])
+            self.run_it(name, *options, "--resume", "auto", model=model)
+            self.assertEqual(self.log(name + "_whole"), self.log(name))
+            self.same_end(name + "_whole", name, 8)
+
+    @unittest.skipUnless(can_mount(), "no file system may be mounted here")
+    def test_read_only_folder(self):
+        name = "read_only"
+        out = self.path + "/" + name
+        os.makedirs(out + "/checkpoints")
+        command = " ".join("'%s'" % a for a in self.command(name, "--train-steps", 4, "--checkpoint-every", 2))
+        result = in_namespace("mount -t tmpfs -o ro none '%s/checkpoints'; %s" % (out, command))
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertIn("Read-only", result.stderr)
+        self.assertEqual(sorted(self.log(name)), [1, 2, 3, 4])
+
+
+class Signals(Case):
+    def start(self, name, *arguments):
+        process = subprocess.Popen(self.command(name, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for_step(self, name, step, seconds=60):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                if max(self.log(name), default=0) >= step:
+                    return
+            except (FileNotFoundError, json.JSONDecodeError):
+                pass
+            time.sleep(0.02)
+        self.fail("step %d did not come" % step)
+
+    def test_terminate_saves(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            name = "stop_%d" % number
+            process = self.start(name, "--train-steps", 100000, "--checkpoint-every", 0)
+            self.wait_for_step(name, 3)
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 3, errors)
+            last = max(self.log(name))
+            self.assertEqual(self.steps(name), [last])
+            self.run_it(name, "--train-steps", last + 2, "--resume", "auto")
+            self.run_it(name + "_whole", "--train-steps", last + 2)
+            self.assertEqual(self.log(name + "_whole")[last + 2]["loss"], self.log(name)[last + 2]["loss"])
+
+    def test_save_and_go_on(self):
+        process = self.start("usr1", "--train-steps", 100000, "--checkpoint-every", 0)
+        self.wait_for_step("usr1", 2)
+        process.send_signal(signal.SIGUSR1)
+        end = time.monotonic() + 60
+        while not self.steps("usr1") and time.monotonic() < end:
+            time.sleep(0.02)
+        saved = self.steps("usr1")
+        self.assertEqual(len(saved), 1)
+        self.wait_for_step("usr1", saved[0] + 3)
+        process.terminate()
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 3)
+        self.assertEqual(len(self.steps("usr1")), 2)
+
+    def test_during_validation(self):
+        """A validation that is broken off is made up for: the resumed run has its loss."""
+        options = ["--train-steps", 6, "--val-every", 3, "--val-steps", 100000, "--checkpoint-every", 0]
+        data = self.path + "/long"
+        os.mkdir(data)
+        shutil.copy(self.path + "/t_train_000.bin", data)
+        write_shard(data + "/t_val_000.bin", 98, samples=30000)
+        process = subprocess.Popen(self.command("val", *options, data=data), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        self.wait_for_step("val", 2)
+        time.sleep(1)
+        process.terminate()
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 3)
+        self.assertEqual(self.steps("val"), [3])
+        self.run_it("val", *options, "--resume", "auto", data=data)
+        self.run_it("val_whole", *options, data=data)
+        self.assertEqual(self.log("val_whole"), self.log("val"))
+        self.assertIn("val_loss", self.log("val")[3])
+
+    def test_while_starting(self):
+        for i in range(12):
+            process = self.start("begin_%d" % i, "--train-steps", 100000)
+            time.sleep(0.01 * i)
+            process.terminate()
+            process.communicate(timeout=60)
+            self.assertIn(process.returncode, (-signal.SIGTERM, 3))  # before its first instruction, or saved
+
+    def test_exit_after(self):
+        self.run_it("deadline", "--train-steps", 100000, "--exit-after", 0.02, expect=3)
+        last = max(self.log("deadline"))
+        self.assertEqual(self.steps("deadline")[-1], last)
+
+
+class Alone(Case):
+    def test_evaluation_and_generation(self):
+        self.run_it("m", "--train-steps", 3, model="llama")
+        folder = self.path + "/m/checkpoints/step_00000003"
+        result = subprocess.run([PROGRAM, "--init-from", folder, "--eval-only", "--val-data", self.path + "/t_val_*.bin",
+                                 "--seq-length", str(T), "--micro-batch-size", "2", "--val-steps", "2"],
+                                capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        loss = float(result.stdout.split("validation loss ")[1].split(",")[0])
+        self.assertAlmostEqual(loss, self.log("m")[3]["val_loss"], delta=1e-6)
+
+    def test_parameters_go_from_one_run_to_another(self):
+        self.run_it("n", "--train-steps", 3)
+        folder = self.path + "/n/checkpoints/step_00000003"
+        self.run_it("o", "--train-steps", 1, "--lr", 0, "--init-from", folder)
+        self.assertEqual(read(folder + "/model.safetensors"),
+                         read(self.path + "/o/checkpoints/step_00000001/model.safetensors"))
+
+
+if __name__ == "__main__":
+    unittest.main()
