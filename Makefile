@@ -153,9 +153,9 @@ $(B)/test/fuzz_%: test/fuzz/fuzz_%.c | $(B)/test
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(CFLAGS) -O2 $(WARNINGS) -Wno-unknown-pragmas
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
 $(B)/emu/op_%_fp32: test/op_%.c | $(B)/emu
-	$(EMULATE_TEST) $(PRECISION_fp32) -x c++ $< $(LDFLAGS) -lm -lcmocka -o $@
+	$(EMULATE_TEST) $(PRECISION_fp32) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/op_%_bf16: test/op_%.c | $(B)/emu
-	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) -lm -lcmocka -o $@
+	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/engine_cuda_%.o: train_gpt.c | $(B)/emu
 	$(EMULATE) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c $< -o $@
 $(B)/emu/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
