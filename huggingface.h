@@ -142,7 +142,7 @@ __attribute__((format(printf, 2, 3))) static void huggingface_set(struct hugging
     va_end(arguments);
 }
 
-enum { HUGGINGFACE_LARGEST = 1 << 26 }; // of any size; the options' own limits are below it
+enum { HUGGINGFACE_LARGEST = 1 << 26 }; // of any size; the options' own limits are at most this
 
 // One of the words or absent; another would be another model.
 static const char *huggingface_word(const json_t *root, const char *key, const char *wanted, const char *also,
@@ -150,8 +150,8 @@ static const char *huggingface_word(const json_t *root, const char *key, const c
     const char *value = wanted;
     const char *problem = json_opt_string(root, key, wanted, &value, name, error);
     if (!problem && strcmp(value, wanted) != 0 && strcmp(value, also) != 0)
-        problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key,
-                               json_show(value).text, wanted);
+        problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key, json_show(value).text,
+                               wanted);
     return problem;
 }
 static const char *huggingface_flag(const json_t *root, const char *key, bool wanted, const char *name,
@@ -273,7 +273,7 @@ static const char *huggingface_check_layer_types(const json_t *root, const char 
 static const char *huggingface_read_llama(struct huggingface_config *h, const json_t *root, const char *name,
                                           struct error_text *error) {
     int64_t heads, hidden, groups, head_dim;
-    bool attention_bias, mlp_bias;
+    bool biases, mlp_bias;
     CHECK(huggingface_word(root, "hidden_act", "silu", "swish", name, error));
     CHECK(huggingface_flag(root, "use_sliding_window", false, name, error));
     CHECK(huggingface_check_layer_types(root, name, error));
@@ -291,18 +291,18 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
     if (heads % groups != 0)
         return error_format(error, "%s: num_key_value_heads is %lld, which does not divide the %lld heads", name,
                             (long long)groups, (long long)heads);
-    const bool qwen2 = h->architecture == ARCHITECTURE_QWEN2;
-    CHECK(json_opt_bool(root, "attention_bias", qwen2, &attention_bias, name, error));
-    CHECK(json_opt_bool(root, "mlp_bias", attention_bias && !qwen2, &mlp_bias, name, error));
-    if (!qwen2 && attention_bias != mlp_bias)
-        return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected both alike",
-                            name, attention_bias ? "true" : "false", mlp_bias ? "true" : "false");
+    const bool qwen2 = h->architecture == ARCHITECTURE_QWEN2; // whose biases are q's, k's and v's
+    CHECK(json_opt_bool(root, "attention_bias", qwen2, &biases, name, error));
+    CHECK(json_opt_bool(root, "mlp_bias", false, &mlp_bias, name, error));
+    if (mlp_bias != (biases && !qwen2) || (qwen2 && !biases))
+        return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected %s", name,
+                            biases ? "true" : "false", mlp_bias ? "true" : "false", qwen2 ? "true and false" : "both alike");
     CHECK(huggingface_set_heads(h, groups, head_dim, name, error));
     huggingface_set(h, "normalization=RMSNorm");
     huggingface_set(h, "position-embedding-type=rope");
     huggingface_set(h, "activation=swiglu");
-    huggingface_set(h, "add-bias-linear=%s", attention_bias && !qwen2 ? "true" : "false");
-    huggingface_set(h, "add-qkv-bias=%s", attention_bias ? "true" : "false");
+    huggingface_set(h, "add-bias-linear=%s", mlp_bias ? "true" : "false");
+    huggingface_set(h, "add-qkv-bias=%s", biases ? "true" : "false");
     return NULL;
 }
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
@@ -313,6 +313,24 @@ static const char *huggingface_read_ours(struct huggingface_config *h, const jso
         if (strlen(value) > 20)
             return error_format(error, "%s: %s is '%s'; expected an option's value", name, *option, json_show(value).text);
         huggingface_set(h, "%s=%s", *option, value);
+    }
+    return NULL;
+}
+
+// Each is what its option takes: so it is the file that is named where it is not.
+static const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error) {
+    struct config config;
+    char option[OPTION_NAME], expected[OPTION_TEXT];
+    for (int i = 0; i < h->num_settings; i++) {
+        const char *value = strchr(h->settings[i], '=') + 1;
+        snprintf(option, sizeof option, "%.*s", (int)(value - 1 - h->settings[i]), h->settings[i]);
+        const struct option_row *row = &config_rows[option_find(&config_options, option, false)];
+        const char *problem = option_read(row, option_field(row, &config), value);
+        if (!problem)
+            continue;
+        option_expected(row, expected);
+        return error_format(error, "%s: %s would be '%s', which is %s; expected %s", name, row->name, json_show(value).text,
+                            problem, expected);
     }
     return NULL;
 }
@@ -347,7 +365,7 @@ static const char *huggingface_parse_config(struct huggingface_config *h, const 
     CHECK(json_parse_object(&root, data, bytes, name, error));
     const char *problem = huggingface_read_object(h, root, name, error);
     json_decref(root);
-    return problem;
+    return problem ? problem : huggingface_check_settings(h, name, error);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
