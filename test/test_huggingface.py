@@ -152,6 +152,10 @@ class Refusals(Case):
             tensors["lm_head.weight"] = tensors["wte.weight"]
 
         self.assertEqual(loss(self.with_tensors(masks)), loss(self.copy()))
+        both = self.copy()  # from_pretrained looks for the whole file first, too
+        with open(both + "/model.safetensors.index.json", "w") as f:
+            json.dump({"weight_map": {"transformer.wte.weight": "gone.safetensors"}}, f)
+        self.assertEqual(loss(both), loss(self.copy()))
         frequencies = lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": ["F32", [4], bytes(16)]})
         self.assertEqual(loss(self.with_tensors(frequencies, "llama")), loss(self.copy("llama")))
 

@@ -119,6 +119,7 @@ static void test_refusals_name_the_setting(void **state) {
         {GPT2, "{\"model_type\": null}", "model_type is null"},
         {GPT2, "{\"vocab_size\": null}", "vocab_size is null"},
         {GPT2, "{\"model_type\": \"train_gpt\"}", "num_layers is absent"},
+        {GPT2, "{\"model_type\": \"train_gpt\", \"num_layers\": \"123456789012345678901\"}", "expected an option's value"},
     };
     struct huggingface_config h;
     struct error_text error;
