@@ -150,7 +150,7 @@ $(B)/test/fuzz_%: test/fuzz/fuzz_%.c | $(B)/test
 
 # The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA.
 # -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host.
-EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(CFLAGS) -O2 $(WARNINGS) -Wno-unknown-pragmas
+EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(CFLAGS) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
 $(B)/emu/op_%_fp32: test/op_%.c | $(B)/emu
 	$(EMULATE_TEST) $(PRECISION_fp32) -x c++ $< $(LDFLAGS) -lm -lcmocka -o $@
