@@ -117,10 +117,13 @@ static void huggingface_write_config(FILE *out, const struct config *c, int end_
     else
         huggingface_write_llama(&json, c, a);
     json_decimal(&json, "initializer_range", c->init_method_std);
-    if (end_of_text >= 0 && end_of_text < c->vocab_size) {
-        json_int(&json, "bos_token_id", end_of_text);
-        json_int(&json, "eos_token_id", end_of_text);
-    }
+    // Readers take GPT-2's or Llama's own tokens where these are left out.
+    static const char *const ends[] = {"bos_token_id", "eos_token_id"};
+    for (int i = 0; i < 2; i++)
+        if (end_of_text >= 0 && end_of_text < c->vocab_size)
+            json_int(&json, ends[i], end_of_text);
+        else
+            json_none(&json, ends[i]);
     json_str(&json, "torch_dtype", bf16 ? "bfloat16" : "float32");
     json_object_end(&json);
 }
@@ -139,7 +142,7 @@ __attribute__((format(printf, 2, 3))) static void huggingface_set(struct hugging
     va_end(arguments);
 }
 
-enum { HUGGINGFACE_LARGEST = 1 << 26 }; // of any size; the options' own limits are below it
+enum { HUGGINGFACE_LARGEST = 1 << 26 }; // of any size; the options' own limits are at most this
 
 // One of the words or absent; another would be another model.
 static const char *huggingface_word(const json_t *root, const char *key, const char *wanted, const char *also,
@@ -147,8 +150,8 @@ static const char *huggingface_word(const json_t *root, const char *key, const c
     const char *value = wanted;
     const char *problem = json_opt_string(root, key, wanted, &value, name, error);
     if (!problem && strcmp(value, wanted) != 0 && strcmp(value, also) != 0)
-        problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key,
-                               json_show(value).text, wanted);
+        problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key, json_show(value).text,
+                               wanted);
     return problem;
 }
 static const char *huggingface_flag(const json_t *root, const char *key, bool wanted, const char *name,
@@ -186,9 +189,20 @@ static const char *huggingface_number(struct huggingface_config *h, const json_t
     return NULL;
 }
 
+// Head sizes that no kernel here takes are refused while the file that has them can be named.
+static const char *huggingface_set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim, const char *name,
+                                         struct error_text *error) {
+    if (head_dim % 8 != 0)
+        return error_format(error, "%s: has heads of size %lld, which is not supported; expected a multiple of 8", name,
+                            (long long)head_dim);
+    huggingface_set(h, "num-query-groups=%lld", (long long)groups);
+    huggingface_set(h, "kv-channels=%lld", (long long)head_dim);
+    return NULL;
+}
+
 static const char *huggingface_read_gpt2(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
-    int64_t hidden, inner;
+    int64_t hidden, heads, inner;
     CHECK(huggingface_word(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", name, error));
     CHECK(huggingface_flag(root, "scale_attn_weights", true, name, error));
     CHECK(huggingface_flag(root, "scale_attn_by_inverse_layer_idx", false, name, error));
@@ -198,6 +212,11 @@ static const char *huggingface_read_gpt2(struct huggingface_config *h, const jso
     CHECK(huggingface_size(h, root, "n_head", "num-attention-heads", name, error));
     CHECK(huggingface_size(h, root, "n_positions", "max-position-embeddings", name, error));
     CHECK(json_get_int(root, "n_embd", 1, HUGGINGFACE_LARGEST, &hidden, name, error));
+    CHECK(json_get_int(root, "n_head", 1, HUGGINGFACE_LARGEST, &heads, name, error));
+    if (hidden % heads != 0)
+        return error_format(error, "%s: n_head is %lld, which does not divide n_embd, %lld", name, (long long)heads,
+                            (long long)hidden);
+    CHECK(huggingface_set_heads(h, heads, hidden / heads, name, error));
     CHECK(json_opt_int(root, "n_inner", 1, HUGGINGFACE_LARGEST, 4 * hidden, &inner, name, error));
     CHECK(huggingface_number(h, root, "layer_norm_epsilon", 1e-12, 0.9, 1e-5, "norm-epsilon", name, error));
     huggingface_set(h, "ffn-hidden-size=%lld", (long long)inner);
@@ -208,19 +227,31 @@ static const char *huggingface_read_gpt2(struct huggingface_config *h, const jso
     return NULL;
 }
 
+// Heads that are rotated in part only, whichever of the two places says so.
+static const char *huggingface_check_partial_rotary(const json_t *object, const char *name, struct error_text *error) {
+    double partial;
+    CHECK(json_opt_number(object, "partial_rotary_factor", 0, 1, 1, &partial, name, error));
+    return partial == 1 ? NULL
+                        : error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1", name,
+                                       partial);
+}
 // theta stands at the top (transformers 4) or in rope_parameters (5); scaled frequencies are another model.
 static const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
-    json_t *rope;
-    double partial;
+    json_t *rope, *value;
+    const char *key;
     CHECK(json_opt_object(root, "rope_parameters", &rope, name, error));
     CHECK(huggingface_absent(root, "rope_scaling", name, error));
+    CHECK(huggingface_check_partial_rotary(root, name, error));
     if (rope) {
         CHECK(huggingface_word(rope, "rope_type", "default", "default", name, error));
-        CHECK(json_opt_number(rope, "partial_rotary_factor", 0, 1, 1, &partial, name, error));
-        if (partial < 1)
-            return error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1", name, partial);
+        CHECK(huggingface_word(rope, "type", "default", "default", name, error)); // its older name
+        CHECK(huggingface_check_partial_rotary(rope, name, error));
     }
+    json_object_foreach(rope, key, value)
+        if (json_is_object(value))
+            return error_format(error, "%s: rope_parameters has %s for layers of a kind, which is not supported", name,
+                                json_show(key).text);
     return huggingface_number(h, rope && json_has(rope, "rope_theta") ? rope : root, "rope_theta", 1, 1e30, 10000,
                               "rotary-base", name, error);
 }
@@ -242,7 +273,7 @@ static const char *huggingface_check_layer_types(const json_t *root, const char 
 static const char *huggingface_read_llama(struct huggingface_config *h, const json_t *root, const char *name,
                                           struct error_text *error) {
     int64_t heads, hidden, groups, head_dim;
-    bool attention_bias, mlp_bias;
+    bool biases, mlp_bias;
     CHECK(huggingface_word(root, "hidden_act", "silu", "swish", name, error));
     CHECK(huggingface_flag(root, "use_sliding_window", false, name, error));
     CHECK(huggingface_check_layer_types(root, name, error));
@@ -260,19 +291,18 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
     if (heads % groups != 0)
         return error_format(error, "%s: num_key_value_heads is %lld, which does not divide the %lld heads", name,
                             (long long)groups, (long long)heads);
-    const bool qwen2 = h->architecture == ARCHITECTURE_QWEN2;
-    CHECK(json_opt_bool(root, "attention_bias", qwen2, &attention_bias, name, error));
-    CHECK(json_opt_bool(root, "mlp_bias", attention_bias && !qwen2, &mlp_bias, name, error));
-    if (!qwen2 && attention_bias != mlp_bias)
-        return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected both alike",
-                            name, attention_bias ? "true" : "false", mlp_bias ? "true" : "false");
-    huggingface_set(h, "num-query-groups=%lld", (long long)groups);
-    huggingface_set(h, "kv-channels=%lld", (long long)head_dim);
+    const bool qwen2 = h->architecture == ARCHITECTURE_QWEN2; // whose biases are q's, k's and v's
+    CHECK(json_opt_bool(root, "attention_bias", qwen2, &biases, name, error));
+    CHECK(json_opt_bool(root, "mlp_bias", false, &mlp_bias, name, error));
+    if (mlp_bias != (biases && !qwen2) || (qwen2 && !biases))
+        return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected %s", name,
+                            biases ? "true" : "false", mlp_bias ? "true" : "false", qwen2 ? "true and false" : "both alike");
+    CHECK(huggingface_set_heads(h, groups, head_dim, name, error));
     huggingface_set(h, "normalization=RMSNorm");
     huggingface_set(h, "position-embedding-type=rope");
     huggingface_set(h, "activation=swiglu");
-    huggingface_set(h, "add-bias-linear=%s", attention_bias && !qwen2 ? "true" : "false");
-    huggingface_set(h, "add-qkv-bias=%s", attention_bias ? "true" : "false");
+    huggingface_set(h, "add-bias-linear=%s", mlp_bias ? "true" : "false");
+    huggingface_set(h, "add-qkv-bias=%s", biases ? "true" : "false");
     return NULL;
 }
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
@@ -283,6 +313,24 @@ static const char *huggingface_read_ours(struct huggingface_config *h, const jso
         if (strlen(value) > 20)
             return error_format(error, "%s: %s is '%s'; expected an option's value", name, *option, json_show(value).text);
         huggingface_set(h, "%s=%s", *option, value);
+    }
+    return NULL;
+}
+
+// Each is what its option takes: so it is the file that is named where it is not.
+static const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error) {
+    struct config config;
+    char option[OPTION_NAME], expected[OPTION_TEXT];
+    for (int i = 0; i < h->num_settings; i++) {
+        const char *value = strchr(h->settings[i], '=') + 1;
+        snprintf(option, sizeof option, "%.*s", (int)(value - 1 - h->settings[i]), h->settings[i]);
+        const struct option_row *row = &config_rows[option_find(&config_options, option, false)];
+        const char *problem = option_read(row, option_field(row, &config), value);
+        if (!problem)
+            continue;
+        option_expected(row, expected);
+        return error_format(error, "%s: %s would be '%s', which is %s; expected %s", name, row->name, json_show(value).text,
+                            problem, expected);
     }
     return NULL;
 }
@@ -317,7 +365,7 @@ static const char *huggingface_parse_config(struct huggingface_config *h, const 
     CHECK(json_parse_object(&root, data, bytes, name, error));
     const char *problem = huggingface_read_object(h, root, name, error);
     json_decref(root);
-    return problem;
+    return problem ? problem : huggingface_check_settings(h, name, error);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -353,9 +401,10 @@ static const char *llmc_parse(struct llmc_header *h, const unsigned char *data, 
     h->positions = words[2], h->vocab_size = words[3], h->layers = words[4];
     h->heads = words[5], h->channels = words[6], h->padded_vocab_size = words[7];
     h->bf16 = words[1] == 5;
-    if (h->padded_vocab_size < h->vocab_size || h->channels % h->heads != 0)
-        return error_format(error, "%s: has a vocabulary of %d padded to %d, %d heads and width %d, which don't fit", name,
-                            h->vocab_size, h->padded_vocab_size, h->heads, h->channels);
+    if (h->padded_vocab_size < h->vocab_size || h->channels % h->heads != 0 || h->channels / h->heads % 8 != 0)
+        return error_format(error, "%s: has a vocabulary of %d padded to %d, %d heads and width %d; expected as many or more, "
+                            "and heads of a size that is a multiple of 8", name, h->vocab_size, h->padded_vocab_size,
+                            h->heads, h->channels);
     const double expected = LLMC_MODEL_HEADER + llmc_elements(h) * (h->bf16 ? 2 : 4);
     if (expected >= 0x1p53 || (double)file_bytes != expected)
         return error_format(error, "%s: is %llu bytes long; expected %.0f by its header; it was cut off: copy it again", name,
@@ -369,6 +418,8 @@ static void llmc_settings(struct huggingface_config *h, const struct llmc_header
     huggingface_set(h, "num-layers=%d", header->layers);
     huggingface_set(h, "hidden-size=%d", header->channels);
     huggingface_set(h, "num-attention-heads=%d", header->heads);
+    huggingface_set(h, "num-query-groups=%d", header->heads);
+    huggingface_set(h, "kv-channels=%d", header->channels / header->heads);
     huggingface_set(h, "max-position-embeddings=%d", header->positions);
     huggingface_set(h, "ffn-hidden-size=%d", 4 * header->channels);
     huggingface_set(h, "norm-epsilon=1e-5");

@@ -52,16 +52,17 @@ static const char *model_folder_make_room(struct model_folder *folder, int files
     return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
 }
 
-// model.safetensors, or the files of its index.
+// model.safetensors or, without it, the files of its index: from_pretrained looks in this order too.
 static const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
-    char index_path[PATH_MAX];
+    char index_path[PATH_MAX], single_path[PATH_MAX];
     struct safetensors_index index;
     struct stat status;
     memset(folder, 0, sizeof *folder);
     folder->path = path;
     if ((size_t)snprintf(index_path, sizeof index_path, "%s/model.safetensors.index.json", path) >= sizeof index_path)
         return error_format(error, "%.500s: the name is too long", path);
-    if (stat(index_path, &status) != 0) {
+    snprintf(single_path, sizeof single_path, "%.*s", (int)(strlen(index_path) - strlen(".index.json")), index_path);
+    if (stat(single_path, &status) == 0 || stat(index_path, &status) != 0) {
         LOAD_CHECK(model_folder_make_room(folder, 1, error));
         return model_folder_add(folder, "model.safetensors", error);
     }

@@ -29,12 +29,13 @@ static bool start_is_among(const char *name, const char *const *names) {
     return false;
 }
 
-// Sets an option to a text that lives as long as the program.
+// Sets an option. One that is a text keeps it, as long as the program runs.
 static void start_set(struct config *config, int row, const char *text) {
-    char *const copy = strdup(text);
-    if (!copy)
+    const bool keeps = config_rows[row].kind == OPTION_STRING || config_rows[row].kind == OPTION_LIST;
+    char *const copy = keeps ? strdup(text) : NULL;
+    if (keeps && !copy)
         fail("out of memory");
-    option_set(&config_rows[row], config, copy);
+    option_set(&config_rows[row], config, keeps ? copy : text);
     config->given[row] = true;
 }
 

@@ -119,6 +119,10 @@ static inline void json_bool(struct json *json, const char *key, bool value) {
     json_begin_value(json, key);
     fputs(value ? "true" : "false", json->out);
 }
+static inline void json_none(struct json *json, const char *key) { // json_null is jansson's
+    json_begin_value(json, key);
+    fputs("null", json->out);
+}
 
 // The shortest decimal that reads back as the same double; null for NaN and infinities, which JSON has no words for.
 static inline void json_double(struct json *json, const char *key, double value) {

@@ -188,7 +188,161 @@ def safetensors_index():
     yield "size_large", make({"a": "f"}, metadata={"total_size": 1e300}), "total_size is 1e+300"
 
 
-for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index):
+def config():
+    sizes = {"vocab_size": 101, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 24,
+             "max_position_embeddings": 40}
+    models = {
+        "gpt2": {"model_type": "gpt2", "vocab_size": 101, "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 40,
+                 "n_inner": 72, "layer_norm_epsilon": 1e-4, "tie_word_embeddings": False},
+        "llama": {"model_type": "llama", **sizes, "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True,
+                  "mlp_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 7e5}},
+        "qwen2": {"model_type": "qwen2", **sizes, "rope_theta": 300, "rope_scaling": None, "rms_norm_eps": 1e-6,
+                  "use_sliding_window": False, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+        "train_gpt": {"model_type": "train_gpt", "vocab_size": 101, "num_layers": "2", "hidden_size": "32",
+                      "num_attention_heads": "4", "num_query_groups": "2", "kv_channels": "8", "ffn_hidden_size": "40",
+                      "normalization": "LayerNorm", "norm_epsilon": "1e-05", "position_embedding_type": "rope",
+                      "rotary_base": "10000", "activation": "gelu", "add_bias_linear": "true", "add_qkv_bias": "true",
+                      "max_position_embeddings": "40", "untie_embeddings_and_output_weights": "false"},
+    }  # fmt: skip
+
+    def make(model, **more):
+        return json.dumps({**models[model], **more}).encode()
+
+    for model in models:
+        yield "good_" + model, make(model), "accepted"
+        yield model + "_cut", make(model)[:-1], "is not valid JSON"
+    yield "empty", b"", "is empty; expected JSON"
+    yield "array", b"[]", "is an array; expected an object"
+    yield "duplicate", b'{"model_type": "gpt2", "model_type": "gpt2"}', "duplicate object key"
+    yield "model_type_other", make("gpt2", model_type="mistral"), "model_type is 'mistral', which is not supported"
+    yield "model_type_none", make("gpt2", model_type=None), "model_type is null; expected a string"
+    yield "model_type_nul", make("gpt2", model_type="gpt2\0"), "model_type is a string with a NUL byte"
+    yield "quantization_config", make("llama", quantization_config={}), "quantization_config is set"
+    for key, model in (("vocab_size", "gpt2"), ("n_layer", "gpt2"), ("n_embd", "gpt2"), ("n_head", "gpt2"),
+                       ("n_positions", "gpt2"), ("n_inner", "gpt2"), ("num_hidden_layers", "llama"), ("hidden_size", "llama"),
+                       ("num_attention_heads", "llama"), ("num_key_value_heads", "llama"), ("head_dim", "llama"),
+                       ("intermediate_size", "qwen2"), ("max_position_embeddings", "qwen2")):  # fmt: skip
+        yield key + "_zero", make(model, **{key: 0}), key + " is 0; expected 1 to"
+        yield key + "_negative", make(model, **{key: -1}), key + " is -1; expected 1 to"
+        yield key + "_large", make(model, **{key: 2**62}), key + " is %d; expected 1 to" % 2**62
+        yield key + "_type", make(model, **{key: "2"}), key + " is a string; expected an integer"
+        if key not in ("n_inner", "num_key_value_heads", "head_dim"):
+            yield key + "_none", make(model, **{key: None}), key + " is null; expected an integer"
+    yield "num_hidden_layers_beyond", make("llama", num_hidden_layers=65537), "num_layers would be '65537'"
+    yield "n_head_divides", make("gpt2", n_head=3), "n_head is 3, which does not divide"
+    yield "n_head_size", make("gpt2", n_head=8), "heads of size 4"
+    yield "head_dim_size", make("llama", head_dim=12), "heads of size 12"
+    yield "groups_divide", make("llama", num_key_value_heads=3), "num_key_value_heads is 3, which does not divide"
+    yield "groups_more", make("llama", num_key_value_heads=5), "num_key_value_heads is 5; expected 1 to 4"
+    yield "tie", make("llama", tie_word_embeddings=1), "tie_word_embeddings is an integer; expected true or false"
+    yield "layer_norm_epsilon", make("gpt2", layer_norm_epsilon=0), "layer_norm_epsilon is 0"
+    yield "rms_norm_eps", make("qwen2", rms_norm_eps="1e-6"), "rms_norm_eps is a string; expected a number"
+    yield "activation_function", make("gpt2", activation_function="gelu"), "activation_function is 'gelu'"
+    yield "hidden_act", make("llama", hidden_act="relu"), "hidden_act is 'relu'"
+    yield "scale_attn_weights", make("gpt2", scale_attn_weights=False), "scale_attn_weights is false"
+    yield "scale_by_layer", make("gpt2", scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is true"
+    yield "cross_attention", make("gpt2", add_cross_attention=True), "add_cross_attention is true"
+    yield "rope_scaling", make("llama", rope_scaling={"type": "linear"}), "rope_scaling is set"
+    yield "rope_type", make("llama", rope_parameters={"rope_type": "yarn"}), "rope_type is 'yarn'"
+    yield "rope_type_old", make("llama", rope_parameters={"type": "linear"}), "type is 'linear'"
+    yield "rope_type_type", make("llama", rope_parameters={"rope_type": 1}), "rope_type is an integer"
+    yield "rope_by_kind", make("llama", rope_parameters={"full_attention": {}}), "rope_parameters has full_attention"
+    yield "rope_parameters", make("llama", rope_parameters=[]), "rope_parameters is an array"
+    yield "rope_theta", make("qwen2", rope_theta=0), "rope_theta is 0"
+    yield "rope_theta_large", make("qwen2", rope_theta=1e31), "rope_theta is 1e+31"
+    yield "partial_rotary", make("llama", partial_rotary_factor=0.5), "partial_rotary_factor is 0.5"
+    yield "partial_rotary_in", make("llama", rope_parameters={"partial_rotary_factor": 0}), "partial_rotary_factor is 0,"
+    yield "sliding_window", make("qwen2", use_sliding_window=True), "use_sliding_window is true"
+    yield "layer_types", make("qwen2", layer_types=["sliding_attention"]), "layer_types has 'sliding_attention'"
+    yield "layer_types_type", make("qwen2", layer_types=[1]), "layer_types is an integer"
+    yield "attention_bias", make("llama", mlp_bias=False), "attention_bias is true and mlp_bias false"
+    yield "attention_bias_qwen2", make("qwen2", attention_bias=False), "attention_bias is false"
+    yield "ours_none", make("train_gpt", activation=None), "activation is null; expected a string"
+    yield "ours_long", make("train_gpt", activation="g" * 21), "expected an option's value"
+    yield "ours_unknown", make("train_gpt", activation="relu"), "activation would be 'relu', which is not known"
+    yield "ours_number", make("train_gpt", num_layers="two"), "num_layers would be 'two', which is not understood"
+    yield "ours_range", make("train_gpt", hidden_size="-1"), "hidden_size would be '-1', which is out of range"
+
+
+def llmc():
+    def make(words, file_bytes=None):
+        _, version, positions, _, layers, _, C, padded = words
+        size = 1024 + (2 if version == 5 else 4) * ((padded + positions + 2) * C + layers * (12 * C * C + 13 * C))
+        return struct.pack("<Q", size if file_bytes is None else file_bytes) + struct.pack("<8i", *words) + bytes(992)
+
+    good = [20240326, 3, 40, 101, 2, 2, 32, 128]
+    names = ("magic", "version", "positions", "vocab_size", "layers", "heads", "channels", "padded_vocab_size")
+
+    def other(place, value):
+        return good[:place] + [value] + good[place + 1 :]
+
+    yield "good_fp32", make(good), "accepted"
+    yield "good_bf16", make(other(1, 5)), "accepted"
+    yield "good_gpt2", make([20240326, 5, 1024, 50257, 12, 12, 768, 50304]), "accepted"
+    yield "header_cut", make(good)[:-1], "expected an llm.c checkpoint, whose header has 1024"
+    yield "magic", make(other(0, 20240520)), "begins with 20240520"
+    yield "version", make(other(1, 4)), "version 4"
+    for place in range(2, 8):
+        yield names[place] + "_zero", make(other(place, 0)), "header word %d is 0; expected 1 to" % place
+        yield names[place] + "_negative", make(good, 0)[: 8 + 4 * place] + b"\xff" * 4 + bytes(1024), "is -1; expected 1 to"
+        yield names[place] + "_large", make(other(place, 2**26), 0), "header word %d is 67108864" % place
+    yield "padded_less", make(other(7, 100)), "a vocabulary of 101 padded to 100"
+    yield "heads_divide", make(other(5, 3)), "3 heads and width 32"
+    yield "heads_size", make(other(5, 8)), "a multiple of 8"
+    yield "all_large", make(good[:2] + [2**26 - 1] * 3 + [1, 2**26 - 8, 2**26 - 1], 2**64 - 1), "by its header"
+    yield "bytes_less", make(good, 124415), "expected 124416 by its header; it was cut off"
+    yield "bytes_more", make(good, 124417), "expected 124416 by its header"
+
+
+def trainer_state():
+    state = {
+        "version": 1, "step": 20, "skipped": 1, "samples": 80, "micro_steps": 40, "best_val_loss": 3.25, "best_val_step": 10,
+        "validation_due": False, "precision": "bf16",
+        "files": [{"name": "a.bin", "tokens": 100}, {"name": "b.bin", "tokens": 50}],
+        "data_changes": [{"first_epoch": 0, "files": 1}, {"first_epoch": 3, "files": 2}],
+        "given": {"lr": "0.001"}, "resolved": {"lr": "0.001", "seed": "18446744073709551615"},
+    }  # fmt: skip
+
+    def make(**more):
+        return json.dumps({**state, **more}).encode()
+
+    def changes(*pairs):
+        return make(data_changes=[{"first_epoch": epoch, "files": files} for epoch, files in pairs])
+
+    yield "good", make(), "accepted"
+    yield "good_no_validation", make(best_val_loss=None), "accepted"
+    yield "good_one_file", make(files=state["files"][:1], data_changes=state["data_changes"][:1]), "accepted"
+    yield "cut", make()[:-1], "is not valid JSON"
+    yield "empty", b"", "is empty; expected JSON"
+    yield "array", b"[]", "is an array; expected an object"
+    for key in state:
+        if key != "best_val_loss":
+            yield key + "_none", json.dumps({k: v for k, v in state.items() if k != key}).encode(), key + " is absent"
+        yield key + "_type", make(**{key: [] if key in ("given", "resolved") else {"x": 1}}), key + " is a"
+    for key in ("step", "skipped", "samples", "micro_steps", "best_val_step"):
+        yield key + "_negative", make(**{key: -1}), key + " is -1; expected 0 to"
+        yield key + "_large", make(**{key: 2**60}), key + " is %d" % 2**60
+    yield "version", make(version=2), "version is 2; expected 1 to 1"
+    yield "skipped_more", make(skipped=21), "skipped is 21; expected 0 to 20"
+    yield "best_val_step_more", make(best_val_step=21), "best_val_step is 21; expected 0 to 20"
+    yield "best_val_loss_large", make(best_val_loss=1e301), "best_val_loss is 1e+301"
+    yield "precision", make(precision="fp16"), "precision is 'fp16'; expected bf16 or fp32"
+    yield "files_empty", make(files=[]), "files has 0 members"
+    yield "file_type", make(files=[1]), "name is absent"
+    yield "file_name", make(files=[{"name": 1, "tokens": 1}]), "name is an integer"
+    yield "file_tokens", make(files=[{"name": "a", "tokens": -1}]), "tokens is -1"
+    yield "changes_empty", changes(), "data_changes has 0 members"
+    yield "changes_many", changes((0, 1), (1, 2), (2, 2)), "data_changes has 3 members; expected 1 to 2"
+    yield "change_first", changes((1, 2)), "first_epoch is 1; expected 0 to 0"
+    yield "change_epoch", changes((0, 1), (0, 2)), "first_epoch is 0; expected 1 to"
+    yield "change_files", changes((0, 2), (1, 2)), "files is 2; expected 3 to 2"
+    yield "change_files_more", changes((0, 3)), "files is 3; expected 1 to 2"
+    yield "change_last", changes((0, 1)), "data_changes ends with 1 of 2 files"
+    yield "option_type", make(given={"lr": 0.001}), "lr is a number with a fraction"
+    yield "option_nul", make(resolved={"lr": "\0"}), "lr is a string with a NUL byte"
+
+
+for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state):
     folder = CORPUS / files.__name__
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

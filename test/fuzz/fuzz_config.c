@@ -1,0 +1,52 @@
+// config.json of a model's folder: what is accepted sets options to values that they take, and where it is one of Hugging
+// Face's models, written again it is read as the same options.
+#include "huggingface.h"    // under test
+#include "test/fuzz/fuzz.h" // fuzz_require
+
+static struct config options_of(const struct huggingface_config *h) {
+    struct config config;
+    memset(&config, 0, sizeof config);
+    options_set_defaults(&config_options, &config);
+    fuzz_require(h->num_settings <= (int)(sizeof h->settings / sizeof *h->settings));
+    for (int i = 0; i < h->num_settings; i++) {
+        char name[OPTION_NAME];
+        const char *equals = strchr(h->settings[i], '=');
+        fuzz_require(equals && strlen(h->settings[i]) + 1 < sizeof h->settings[i]);
+        snprintf(name, sizeof name, "%.*s", (int)(equals - h->settings[i]), h->settings[i]);
+        const int row = option_find(&config_options, name, false);
+        fuzz_require(row >= 0 && !option_read(&config_rows[row], option_field(&config_rows[row], &config), equals + 1));
+    }
+    return config;
+}
+
+static void write_again(const struct config *config) {
+    struct huggingface_config h;
+    struct error_text error;
+    char *text = NULL, a[OPTION_TEXT], b[OPTION_TEXT];
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    fuzz_require(out);
+    huggingface_write_config(out, config, -1, false);
+    fclose(out);
+    fuzz_require(!huggingface_parse_config(&h, (unsigned char *)text, bytes, "again", &error));
+    fuzz_require(h.architecture == architecture_of(config));
+    const struct config again = options_of(&h);
+    for (const char *const *name = huggingface_shape_options; *name; name++) {
+        const struct option_row *row = &config_rows[option_find(&config_options, *name, false)];
+        fuzz_require(strcmp(option_text(a, row, config), option_text(b, row, &again)) == 0);
+    }
+    free(text);
+}
+
+static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {
+    struct huggingface_config h;
+    const char *problem = huggingface_parse_config(&h, data, bytes, "config", error);
+    if (problem)
+        return problem;
+    const struct config config = options_of(&h);
+    if (h.architecture != ARCHITECTURE_OURS) {
+        fuzz_require(h.architecture == architecture_of(&config));
+        write_again(&config);
+    }
+    return NULL;
+}

@@ -1,0 +1,51 @@
+// trainer_state.json: what is accepted is in order, and written again it is read as the same state.
+#include "runtime/trainer_state.h" // under test
+#include "test/fuzz/fuzz.h"        // fuzz_require
+
+static void check(const struct trainer_state *state) {
+    fuzz_require(state->step >= 0 && state->skipped <= state->step && state->best_val_step <= state->step);
+    fuzz_require(strcmp(state->precision, "bf16") == 0 || strcmp(state->precision, "fp32") == 0);
+    fuzz_require(state->num_files >= 1 && state->num_changes >= 1);
+    fuzz_require(state->changes[0].first_epoch == 0);
+    for (int i = 1; i < state->num_changes; i++)
+        fuzz_require(state->changes[i].first_epoch > state->changes[i - 1].first_epoch &&
+                     state->changes[i].files > state->changes[i - 1].files);
+    fuzz_require(state->changes[state->num_changes - 1].files == state->num_files);
+    trainer_state_option(state, "given", "lr");
+    trainer_state_option(state, "resolved", "seed");
+}
+
+static void write_again(const struct trainer_state *state) {
+    static const struct options none = {NULL, 0, "", "", "", ""};
+    struct trainer_state again;
+    struct error_text error;
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    fuzz_require(out);
+    trainer_state_write(out, state, &none, NULL, NULL, NULL);
+    fclose(out);
+    fuzz_require(!trainer_state_parse(&again, (unsigned char *)text, bytes, "again", &error));
+    fuzz_require(again.step == state->step && again.skipped == state->skipped && again.samples == state->samples);
+    fuzz_require(again.micro_steps == state->micro_steps && again.validation_due == state->validation_due);
+    fuzz_require(again.best_val_loss == state->best_val_loss || (isnan(again.best_val_loss) && isnan(state->best_val_loss)));
+    fuzz_require(again.num_files == state->num_files && again.num_changes == state->num_changes);
+    for (int i = 0; i < again.num_files; i++)
+        fuzz_require(strcmp(again.files[i].name, state->files[i].name) == 0 && again.files[i].tokens == state->files[i].tokens);
+    for (int i = 0; i < again.num_changes; i++)
+        fuzz_require(again.changes[i].files == state->changes[i].files &&
+                     again.changes[i].first_epoch == state->changes[i].first_epoch);
+    trainer_state_free(&again);
+    free(text);
+}
+
+static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {
+    struct trainer_state state;
+    const char *problem = trainer_state_parse(&state, data, bytes, "state", error);
+    if (!problem) {
+        check(&state);
+        write_again(&state);
+        trainer_state_free(&state);
+    }
+    return problem;
+}

@@ -1,0 +1,383 @@
+// Models from elsewhere and back: folders that transformers wrote, and llm.c's checkpoints, give the logits that it
+// computes; what is saved comes back as the same bits.
+//
+// Logits are compared by the largest difference over the largest logit. In fp32 that is within 1e-5: transformers' own
+// fp32 is within 1e-6 (test/golden/README.md). The bound of bf16 is computed as op_golden.c does: the double-precision
+// reference runs on the same parameters with a random relative error, uniform within one unit roundoff, on every number
+// that the engine stores as bf16; three times the root mean square of what that does to the logits.
+#include "gpt.cuh" // struct gpt, gpt_evaluate, gpt_decode
+
+#include "model_load.cuh"          // under test
+#include "model_save.cuh"          // under test
+#include "start.h"                 // start_find: a folder's settings as options
+#include "test/golden.h"           // golden_open, golden_tensor
+#include "test/model.h"            // backend_here
+#include "test/reference.h"        // reference_forward
+#include "test/testing.h"          // cmocka
+
+#include <omp.h> // omp_set_num_threads
+
+enum { DRAWS = 8, MAX_WORDS = 64 };
+static const double FP32_BOUND = 1e-5, DEVIATIONS = 3;
+
+// ---- A model -------------------------------------------------------------------------------------------------------
+
+struct setup {
+    char *words; // the config points into it
+    struct device *dev;
+    struct config config;
+    struct gpt *m;
+};
+
+// From an option line, as from the command line. All of evaluation and generation is planned too.
+static struct setup setup_of(const char *options) {
+    char *words[MAX_WORDS];
+    int n = 0;
+    struct setup s;
+    s.words = (char *)test_alloc(strlen(options) + 256);
+    sprintf(s.words, "train_gpt --plan --micro-batch-size 1 --sample-every 1 --sample-tokens 999 %s", options);
+    char *rest = NULL;
+    for (char *word = strtok_r(s.words, " ", &rest); word && n < MAX_WORDS - 1; word = strtok_r(NULL, " ", &rest))
+        words[n++] = word;
+    words[n] = NULL;
+    s.config = config_read(n, words);
+    s.config.given[option_find(&config_options, "sample_tokens", false)] = false; // as long as the sequence
+    start_find(&s.config);
+    config_resolve(&s.config);
+    s.config.val_every = 1;
+    s.dev = (struct device *)calloc(1, sizeof *s.dev);
+    assert_non_null(s.dev);
+    s.dev->threads = 1; // ops this small would spend their time in barriers
+    omp_set_num_threads(s.dev->threads);
+    device_open(s.dev);
+    s.dev->matmul = matmul_create(s.dev);
+    s.m = gpt_create(&s.config, policy_none(s.config.num_layers), backend_here(ATTENTION_FLASH), s.dev);
+    gpt_allocate(s.m);
+    return s;
+}
+static void setup_free(struct setup *s) {
+    gpt_destroy(s->m);
+    matmul_destroy(s->dev->matmul);
+    device_close(s->dev);
+    (free)(s->dev);
+    free(s->words);
+}
+
+static struct setup setup_from(const char *path, int T, const char *more) {
+    char options[2 * PATH_MAX];
+    snprintf(options, sizeof options, "--init-from %s --seq-length %d %s", path, T, more);
+    return setup_of(options);
+}
+
+// Exact values of the parameters: fp32 ones are their own.
+static const float *exact(const struct gpt *m) { return gpt_flat(m, FLAT_MASTER); }
+
+// ---- Logits --------------------------------------------------------------------------------------------------------
+
+// Those that evaluation leaves behind, where one chunk holds them all: (T, V).
+static double *evaluated(struct gpt *m, const int32_t *tokens) {
+    const int V = m->shape.V, Vp = m->shape.Vp, T = m->config.seq_length;
+    assert_int_equal(m->chunk, T);
+    gpt_evaluate(m, tokens, tokens);
+    const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
+    const floatX *logits = (const floatX *)plan_pointer(&m->plan, &m->arenas, id);
+    double *result = test_doubles((int64_t)T * V);
+    for (int t = 0; t < T; t++)
+        for (int v = 0; v < V; v++)
+            result[t * V + v] = to_float(logits[t * Vp + v]);
+    return result;
+}
+// The same token by token, through the KV cache.
+static double *decoded(struct gpt *m, const int32_t *tokens) {
+    const int V = m->shape.V, T = m->config.seq_length;
+    double *result = test_doubles((int64_t)T * V);
+    for (int t = 0; t < T; t++) {
+        const floatX *logits = gpt_decode(m, &tokens[t], t);
+        device_synchronize(m->dev);
+        for (int v = 0; v < V; v++)
+            result[t * V + v] = to_float(logits[v]);
+    }
+    return result;
+}
+static double largest_error(const double *x, const double *expected, int64_t n) {
+    double error = 0, largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        error = fabs(x[i] - expected[i]) <= error ? error : fabs(x[i] - expected[i]); // a NaN stays
+        largest = fmax(largest, fabs(expected[i]));
+    }
+    return error / largest;
+}
+
+static struct reference *reference_of_model(const struct gpt *m) {
+    const struct model_shape *s = &m->shape;
+    struct reference_config c;
+    c.L = s->L, c.C = s->layer.C, c.H = s->layer.H, c.Hkv = s->layer.G, c.D = s->layer.D, c.F = s->layer.F, c.V = s->V;
+    c.positions = s->P;
+    c.layernorm = !s->layer.rmsnorm;
+    c.swiglu = s->layer.swiglu;
+    c.qkv_bias = s->qkv_bias;
+    c.biases = s->biases;
+    c.tied = s->tied;
+    c.norm_epsilon = m->config.norm_epsilon;
+    c.rotary_base = m->config.rotary_base;
+    struct reference *r = reference_create(c);
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        struct reference_tensor *to = reference_find(r, t->name);
+        assert_non_null(to);
+        for (int64_t j = 0; j < to->rows * to->cols; j++)
+            to->value[j] = exact(m)[t->offset + j];
+    }
+    return r;
+}
+static double perturbed(void *context, double x) {
+    return x * (1 + FLOATX_ROUNDING * test_uniform((uint64_t *)context));
+}
+static double bound_of(const struct gpt *m, const int32_t *tokens, const double *expected) {
+    if (sizeof(floatX) == 4)
+        return FP32_BOUND;
+    const int T = m->config.seq_length;
+    double squares = 0;
+    struct reference *r = reference_of_model(m);
+    r->rounding = perturbed;
+    for (int draw = 0; draw < DRAWS; draw++) {
+        uint64_t seed = (uint64_t)draw;
+        r->rounding_context = &seed;
+        struct reference_activations *a = reference_forward(r, tokens, tokens, 1, T);
+        const double error = largest_error(a->logits, expected, (int64_t)T * m->shape.V);
+        squares += error * error / DRAWS;
+        reference_activations_destroy(a);
+    }
+    reference_destroy(r);
+    return DEVIATIONS * sqrt(squares);
+}
+
+static void assert_logits(struct gpt *m, const int32_t *tokens, const double *expected, const char *what) {
+    const int64_t n = (int64_t)m->config.seq_length * m->shape.V;
+    const double bound = bound_of(m, tokens, expected);
+    double *of_evaluation = evaluated(m, tokens), *of_decoding = decoded(m, tokens);
+    const double a = largest_error(of_evaluation, expected, n), b = largest_error(of_decoding, expected, n);
+    print_message("%s: logits differ by %.2g in evaluation, %.2g in decoding, allowed %.2g\n", what, a, b, bound);
+    free(of_evaluation);
+    free(of_decoding);
+    assert_true(a <= bound && b <= bound);
+}
+
+// ---- What transformers wrote ---------------------------------------------------------------------------------------
+
+static const char *load(struct setup *s, struct error_text *error) {
+    bool all_fp32;
+    return model_load_folder(s->m, s->config.init_from, architecture_of(&s->config), &all_fp32, error);
+}
+static void equals_golden(struct setup *s, const char *problem, const char *path) {
+    struct golden *g = golden_open(path);
+    assert_string_equal(problem ? problem : "", "");
+    assert_int_equal(golden_tensor(g, "logits")->count, (int64_t)s->config.seq_length * s->config.vocab_size);
+    double *expected = golden_doubles(g, "logits");
+    assert_logits(s->m, golden_ints(g, "tokens"), expected, path);
+    free(expected);
+    golden_close(g);
+}
+static void equals_transformers(const char *name) {
+    char path[128], expected[160];
+    struct error_text error;
+    snprintf(path, sizeof path, "test/golden/huggingface/%s", name);
+    snprintf(expected, sizeof expected, "%s/expected.golden", path);
+    struct setup s = setup_from(path, 24, "");
+    equals_golden(&s, load(&s, &error), expected);
+    setup_free(&s);
+}
+static void gpt2_equals_transformers(void **state) { equals_transformers("gpt2"); }
+static void llama_equals_transformers(void **state) { equals_transformers("llama"); }
+static void sharded_equals_transformers(void **state) { equals_transformers("llama_sharded"); }
+static void qwen2_equals_transformers(void **state) { equals_transformers("qwen2"); }
+static void bf16_equals_transformers(void **state) { equals_transformers("qwen2_bf16"); }
+
+static void llmc_equals_transformers(void **state) {
+    for (int version = 3; version <= 5; version += 2) {
+        char path[128], expected[128];
+        struct error_text error;
+        snprintf(path, sizeof path, "test/golden/huggingface/gpt2.%d.bin", version);
+        snprintf(expected, sizeof expected, "test/golden/huggingface/gpt2.%d.golden", version);
+        struct setup s = setup_from(path, 24, "");
+        equals_golden(&s, model_load_llmc(s.m, path, &error), expected);
+        setup_free(&s);
+    }
+}
+
+// ---- Saved and loaded ----------------------------------------------------------------------------------------------
+
+static char folder[64]; // where the tests write
+
+static int make_folder(void **state) {
+    snprintf(folder, sizeof folder, "/tmp/op_huggingface.XXXXXX");
+    return mkdtemp(folder) ? 0 : -1;
+}
+static int remove_folder(void **state) {
+    const int above = open("/tmp", O_RDONLY | O_DIRECTORY);
+    const int failed = checkpoint_remove_tree(above, folder + strlen("/tmp/"), 0);
+    close(above);
+    return failed;
+}
+
+// Values that no initialisation gives, in all that a checkpoint holds. Padding stays zero.
+static void randomise(struct gpt *m) {
+    uint64_t random = 7;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        for (int64_t j = t->offset; j < t->offset + (int64_t)t->visible_rows * t->cols; j++) {
+            const float value = (float)(0.4 * test_uniform(&random) + (t->init == INIT_ONE));
+            if (m->master)
+                m->master[j] = value;
+            m->params[j] = to_floatX(value);
+            m->m[j] = (float)test_uniform(&random);
+            m->v[j] = (float)fabs(test_uniform(&random));
+        }
+    }
+}
+
+static void save_into(struct setup *s, int64_t step) {
+    struct saver saver;
+    s->m->config.out = folder;
+    saver_open(&saver, s->m, -1);
+    saver_save(&saver, step, strdup("{}"), 2);
+    const char *problem = saver_wait(&saver);
+    assert_string_equal(problem ? problem : "", "");
+    saver_close(&saver);
+}
+
+static bool same_bits(const void *a, const void *b, int64_t elements, size_t width) {
+    return memcmp(a, b, (size_t)elements * width) == 0;
+}
+
+static const char SMALL[] = "--vocab-size 67 --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 12 "
+                            "--max-position-embeddings 14 --ffn-hidden-size 40 --norm-epsilon 1e-4 ";
+#define LLAMA "--normalization RMSNorm --position-embedding-type rope --activation swiglu --rotary-base 300 "
+#define NO_BIAS "--no-add-bias-linear "
+#define UNTIED "--untie-embeddings-and-output-weights "
+static const struct {
+    const char *name, *options;
+    enum architecture architecture;
+} shapes[] = {
+    {"gpt2", "", ARCHITECTURE_GPT2},
+    {"gpt2 with 2 KV heads", "--num-query-groups 2", ARCHITECTURE_GPT2},
+    {"gpt2 with a KV head, untied, without biases", "--num-query-groups 1 " UNTIED NO_BIAS, ARCHITECTURE_GPT2},
+    {"gpt2 with biases of q, k and v alone", NO_BIAS "--add-qkv-bias", ARCHITECTURE_GPT2},
+    {"llama, wide heads", LLAMA NO_BIAS "--num-query-groups 2 --kv-channels 16", ARCHITECTURE_LLAMA},
+    {"llama, untied, all biases", LLAMA UNTIED, ARCHITECTURE_LLAMA},
+    {"qwen2", LLAMA NO_BIAS "--add-qkv-bias --num-query-groups 1", ARCHITECTURE_QWEN2},
+    {"LayerNorm with rope", "--position-embedding-type rope --num-query-groups 2 " UNTIED, ARCHITECTURE_OURS},
+    {"RMSNorm with positions and wide heads", "--normalization RMSNorm --kv-channels 16 " NO_BIAS, ARCHITECTURE_OURS},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static struct setup setup_of_shape(int shape, const char *more) {
+    char options[1024];
+    snprintf(options, sizeof options, "%s %s %s", SMALL, shapes[shape].options, more);
+    struct setup s = setup_of(options);
+    assert_int_equal(architecture_of(&s.config), shapes[shape].architecture);
+    return s;
+}
+
+static void resumes_as_the_same_bits(const char *options) {
+    char path[128];
+    struct error_text error;
+    for (int i = 0; i < SHAPES; i++) {
+        struct setup a = setup_of_shape(i, options), b = setup_of_shape(i, options);
+        const int64_t n = a.m->table.flat;
+        randomise(a.m);
+        save_into(&a, i);
+        snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, i);
+        const char *problem = model_load_checkpoint(b.m, path, &error);
+        if (problem)
+            fail_msg("%s, %s: %s", shapes[i].name, options, problem);
+        if (!same_bits(a.m->params, b.m->params, n, sizeof(floatX)))
+            fail_msg("%s, %s: parameters differ", shapes[i].name, options);
+        for (int flat = 0; flat < FLAT_COUNT; flat++)
+            if (!same_bits(gpt_flat(a.m, (enum flat)flat), gpt_flat(b.m, (enum flat)flat), n, sizeof(float)))
+                fail_msg("%s, %s: %s differs", shapes[i].name, options, optimizer_names[flat]);
+        setup_free(&a);
+        setup_free(&b);
+    }
+}
+static void resumes_from_bf16(void **state) { resumes_as_the_same_bits("--checkpoint-dtype bf16"); }
+static void resumes_from_fp32(void **state) { resumes_as_the_same_bits("--checkpoint-dtype fp32"); }
+static void resumes_from_shards(void **state) {
+    resumes_as_the_same_bits("--max-shard-gib 1e-5");
+    char path[128];
+    snprintf(path, sizeof path, "%s/checkpoints/step_00000000/model.safetensors.index.json", folder);
+    assert_int_equal(access(path, R_OK), 0);
+}
+// As a run saves that goes on meanwhile: from a copy, which later changes don't reach.
+static void saves_from_a_copy(void **state) {
+    struct error_text error;
+    char path[128];
+    struct setup a = setup_of_shape(1, "--checkpoint-every 1"), b = setup_of_shape(1, "");
+    struct saver saver;
+    assert_true(a.m->copies);
+    randomise(a.m);
+    a.m->config.out = folder;
+    saver_open(&saver, a.m, 66);
+    saver_save(&saver, 77, strdup("{}"), 2);
+    const int64_t n = a.m->table.flat;
+    float *kept = (float *)test_alloc((size_t)n * sizeof *kept);
+    memcpy(kept, exact(a.m), (size_t)n * sizeof *kept);
+    memset(a.m->params, 0xff, (size_t)n * sizeof *a.m->params);
+    if (a.m->master)
+        memset(a.m->master, 0xff, (size_t)n * sizeof *a.m->master);
+    const char *problem = saver_wait(&saver);
+    assert_string_equal(problem ? problem : "", "");
+    saver_close(&saver);
+    snprintf(path, sizeof path, "%s/checkpoints/step_00000077", folder);
+    problem = model_load_checkpoint(b.m, path, &error);
+    assert_string_equal(problem ? problem : "", "");
+    // In bf16 model.safetensors is bf16 and the exact values are the optimizer's.
+    assert_true(same_bits(kept, exact(b.m), n, sizeof(float)));
+    free(kept);
+    setup_free(&a);
+    setup_free(&b);
+}
+
+// By its config.json alone a checkpoint is a model that computes the same; a GPT-2's KV heads are then as many as its
+// heads, and its absent biases are zeros.
+static void begins_as_the_same_model(void **state) {
+    char path[128];
+    struct error_text error;
+    int32_t tokens[12];
+    for (int t = 0; t < 12; t++)
+        tokens[t] = (5 + 31 * t) % 67;
+    for (int i = 0; i < SHAPES; i++) {
+        struct setup a = setup_of_shape(i, "--checkpoint-dtype fp32");
+        randomise(a.m);
+        save_into(&a, i);
+        snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, i);
+        struct setup b = setup_from(path, 12, "");
+        const char *problem = load(&b, &error);
+        if (problem)
+            fail_msg("%s: %s", shapes[i].name, problem);
+        struct reference *r = reference_of_model(a.m);
+        struct reference_activations *expected = reference_forward(r, tokens, tokens, 1, 12);
+        assert_logits(b.m, tokens, expected->logits, shapes[i].name);
+        reference_activations_destroy(expected);
+        reference_destroy(r);
+        setup_free(&a);
+        setup_free(&b);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gpt2_equals_transformers),
+        cmocka_unit_test(llama_equals_transformers),
+        cmocka_unit_test(sharded_equals_transformers),
+        cmocka_unit_test(qwen2_equals_transformers),
+        cmocka_unit_test(bf16_equals_transformers),
+        cmocka_unit_test(llmc_equals_transformers),
+        cmocka_unit_test_setup_teardown(resumes_from_bf16, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(resumes_from_fp32, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(resumes_from_shards, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(saves_from_a_copy, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(begins_as_the_same_model, make_folder, remove_folder),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
