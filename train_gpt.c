@@ -64,55 +64,12 @@ int main(int argc, char **argv) {
 #include "attention.cuh"        // attention_choose
 #include "dataloader.h"         // token shards to batches
 #include "fit.cuh"              // options to a policy, a plan that fits
+#include "generate.cuh"         // prompts, samples, tokens to text
 #include "gpt.cuh"              // the model and its step
-#include "model_load.cuh"       // parameters from a model's folder or a checkpoint
-#include "model_save.cuh"       // a checkpoint's folder
-#include "runtime/deadline.h"   // --exit-after
+#include "resume.cuh"           // where a run begins, and its checkpoints
+#include "run.cuh"              // struct run
 #include "runtime/log.h"        // progress line, log.jsonl
 #include "runtime/schedule.h"   // learning rate
-#include "runtime/signals.h"    // save, stop
-#include "runtime/tokenizer.h"  // text to tokens
-#include "runtime/trainer_state.h" // where the run stands
-#include "runtime/vocabulary.h" // tokens to text
-#include "sample.cuh"           // generation
-
-// All that a run consists of.
-struct run {
-    const struct config *config;
-    struct device dev;
-    struct attention_choice attention;
-    struct fit fit;
-    struct gpt *model;
-    struct dataloader *train, *val;
-    struct vocabulary vocabulary;
-    struct tokenizer tokenizer; // generation's
-    struct schedule schedule;
-    struct log log;
-    int32_t *inputs, *targets;  // (micro batch, T) of the current micro-batch
-    int32_t *samples;           // (sequences, sample_tokens + 1), the prompt included
-    int *prompt_tokens;         // (sequences) tokens of each prompt
-    double peak_flops;          // what MFU is held against, in flop/s
-    char peak_source[64];       // where that comes from
-    int skipped;                // steps not taken because of a NaN or Inf
-    // Up to DEVICE_RUNS_AHEAD steps are enqueued whose results are not known yet.
-    int enqueued, finished;     // steps
-    uint64_t first_sample[2];   // of a step, by the parity of its number
-    double lr[2];
-    double last_finish;         // seconds_now() when the last step's results came
-    // Checkpoints
-    struct saver saver;
-    int first_step;             // of this start; the samples before it:
-    uint64_t samples_before;
-    double best_val_loss;       // NAN: none yet
-    int best_val_step;
-    bool validation_due;        // of the last finished step: a signal came before its end
-    struct deadline deadline;
-    double slowest_step;        // seconds
-    bool save_wanted, stopped;  // asked for by a signal or the deadline; the run ended early
-    bool save_failed;           // the last one
-};
-
-enum { EXIT_STOPPED = 3 }; // the run was asked to stop before its last step, and saved
 
 // ---- start-up ----
 
@@ -148,49 +105,6 @@ static void write_plan(const struct run *r) {
         plan_write_svg(plan, r->config->plan_picture);
 }
 
-// Where the model came from has the tokenizer's file of that name, or it lies beside the shards under their prefix. The
-// path, or false where there is none.
-static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
-    const struct config *c = r->config;
-    const char *const folders[] = {c->checkpoint, c->init_from};
-    const bool tokenizer = strcmp(name, "vocabulary.bin") != 0;
-    if (r->train) {
-        const char *shard = dataloader_path(r->train, 0);
-        if (!tokenizer && vocabulary_find(shard, path, size))
-            return true;
-        char first[PATH_MAX];
-        if (tokenizer && tokenizer_find(shard, first, sizeof first)) {
-            const bool sibling = strcmp(name, "tokenizer.json") != 0;
-            if (sibling)
-                return tokenizer_sibling(first, name, path, size);
-            return (size_t)snprintf(path, size, "%s", first) < size;
-        }
-    }
-    for (int f = 0; f < 2; f++)
-        if (*folders[f] && (size_t)snprintf(path, size, "%s/%s", folders[f], name) < size && access(path, R_OK) == 0)
-            return true;
-    return false;
-}
-
-// Tokens to text: by vocabulary.bin, or by a tokenizer.
-static void open_vocabulary(struct run *r) {
-    char path[PATH_MAX];
-    struct error_text error;
-    struct tokenizer tokenizer;
-    if (find_text_file(r, "vocabulary.bin", path, sizeof path) || !find_text_file(r, "tokenizer.json", path, sizeof path)) {
-        const bool found = find_text_file(r, "vocabulary.bin", path, sizeof path);
-        r->vocabulary = vocabulary_open(found ? path : NULL, r->config->vocab_size);
-        return;
-    }
-    const char *problem = tokenizer_read(&tokenizer, path, &error);
-    if (!problem) {
-        problem = tokenizer_vocabulary(&tokenizer, &r->vocabulary, &error);
-        tokenizer_free(&tokenizer);
-    }
-    if (problem)
-        fail("%s", problem);
-}
-
 static void open_data(struct run *r) {
     const struct config *c = r->config;
     const size_t batch = (size_t)c->micro_batch_size * (size_t)c->seq_length;
@@ -205,148 +119,6 @@ static void open_data(struct run *r) {
     r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
     if (!r->inputs || !r->targets)
         fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
-}
-
-// Room for the samples of a training run, which begin with one token.
-static void open_samples(struct run *r) {
-    const struct config *c = r->config;
-    r->samples = (int32_t *)calloc((size_t)c->sample_count * ((size_t)c->sample_tokens + 1), sizeof *r->samples);
-    r->prompt_tokens = (int *)calloc((size_t)c->sample_count, sizeof *r->prompt_tokens);
-    if (!r->samples || !r->prompt_tokens)
-        fail("out of memory for samples");
-    for (int i = 0; i < c->sample_count; i++)
-        r->prompt_tokens[i] = 1;
-}
-
-// ---- checkpoints ----
-
-// The shards must be those of the checkpoint, with more behind them at most.
-static void check_data(const struct run *r, const struct trainer_state *state) {
-    const int now = dataloader_num_files(r->train);
-    for (int i = 0; i < state->num_files; i++) {
-        const char *path = i < now ? dataloader_path(r->train, i) : "none", *slash = strrchr(path, '/');
-        const char *name = slash ? slash + 1 : path;
-        if (i >= now || strcmp(name, state->files[i].name) != 0 || r->train->files[i].tokens != state->files[i].tokens)
-            fail("--train-data: file %d is %s with %llu tokens, but it was %s with %llu in %s; the data may only grow, by "
-                 "files whose names sort last",
-                 i + 1, name, (unsigned long long)(i < now ? r->train->files[i].tokens : 0),
-                 json_show(state->files[i].name).text, (unsigned long long)state->files[i].tokens, r->config->checkpoint);
-    }
-}
-
-static void resume_data(struct run *r, const struct trainer_state *state) {
-    struct data_change *changes = (struct data_change *)calloc((size_t)state->num_changes, sizeof *changes);
-    if (!changes)
-        fail("out of memory");
-    check_data(r, state);
-    for (int i = 0; i < state->num_changes; i++) {
-        changes[i].first_epoch = state->changes[i].first_epoch;
-        changes[i].files = state->changes[i].files;
-    }
-    dataloader_resume(r->train, changes, state->num_changes, state->samples);
-    free(changes);
-}
-
-// The parameters that the run begins with, and where it stands.
-static void load_model(struct run *r) {
-    const struct config *c = r->config;
-    struct error_text error;
-    struct stat status;
-    const char *problem = NULL;
-    bool exact;
-    r->best_val_loss = NAN;
-    if (*c->checkpoint) {
-        struct trainer_state state = trainer_state_open(c->checkpoint);
-        problem = model_load_checkpoint(r->model, c->checkpoint, &error);
-        resume_data(r, &state);
-        if (state.step > INT_MAX)
-            fail("%s: step %lld is beyond what can be counted", c->checkpoint, (long long)state.step);
-        r->first_step = r->enqueued = r->finished = (int)state.step;
-        r->skipped = (int)state.skipped;
-        r->samples_before = state.samples;
-        r->model->micro_step = state.micro_steps;
-        r->best_val_loss = state.best_val_loss;
-        r->best_val_step = (int)state.best_val_step;
-        r->validation_due = state.validation_due;
-        trainer_state_free(&state);
-    } else if (*c->init_from && stat(c->init_from, &status) == 0 && S_ISDIR(status.st_mode))
-        problem = model_load_folder(r->model, c->init_from, architecture_of(c), &exact, &error);
-    else if (*c->init_from)
-        problem = model_load_llmc(r->model, c->init_from, &error);
-    if (problem)
-        fail("%s", problem);
-}
-
-// trainer_state.json of this moment: no step is under way.
-static char *state_json(const struct run *r, size_t *bytes) {
-    const struct config *c = r->config;
-    struct trainer_state state;
-    memset(&state, 0, sizeof state);
-    state.step = r->finished;
-    state.skipped = r->skipped;
-    state.samples = dataloader_position(r->train);
-    state.micro_steps = r->model->micro_step;
-    state.best_val_loss = r->best_val_loss;
-    state.best_val_step = r->best_val_step;
-    state.validation_due = r->validation_due;
-    state.precision = sizeof(floatX) == 2 ? "bf16" : "fp32";
-    state.num_files = dataloader_num_files(r->train);
-    state.num_changes = r->train->num_changes;
-    state.files = (struct trainer_file *)calloc((size_t)state.num_files, sizeof *state.files);
-    state.changes = (struct trainer_data_change *)calloc((size_t)state.num_changes, sizeof *state.changes);
-    char *text = NULL;
-    FILE *out = open_memstream(&text, bytes);
-    if (!state.files || !state.changes || !out)
-        fail("out of memory for a checkpoint");
-    for (int i = 0; i < state.num_files; i++) {
-        const char *path = dataloader_path(r->train, i), *slash = strrchr(path, '/');
-        state.files[i].name = slash ? slash + 1 : path;
-        state.files[i].tokens = r->train->files[i].tokens;
-    }
-    for (int i = 0; i < state.num_changes; i++) {
-        state.changes[i].first_epoch = r->train->changes[i].first_epoch;
-        state.changes[i].files = r->train->changes[i].files;
-    }
-    trainer_state_write(out, &state, &config_options, c->asked, c->asked->given, c);
-    if (fclose(out) != 0)
-        fail("out of memory for a checkpoint");
-    free(state.files);
-    free(state.changes);
-    return text;
-}
-
-// Says how the save ended that was begun last. A failed one leaves the run and the checkpoints before it as they are.
-static void report_save(struct run *r) {
-    struct saver *saver = &r->saver;
-    if (!saver->running)
-        return;
-    const double seconds = seconds_now() - saver->begun_s;
-    const char *problem = saver_wait(saver);
-    r->save_failed = problem != NULL;
-    log_end_line(&r->log);
-    if (problem)
-        fprintf(stderr, "train_gpt: %s\n", problem);
-    else
-        log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)saver->last_step, seconds);
-}
-
-static void open_saver(struct run *r) {
-    static const char *const names[] = {"tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt",
-                                        "special_tokens_map.json", "vocabulary.bin"};
-    char path[PATH_MAX];
-    saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (find_text_file(r, names[i], path, sizeof path))
-            saver_add_file(&r->saver, path, names[i]);
-}
-
-static void save(struct run *r) {
-    report_save(r); // of the one before
-    size_t bytes = 0;
-    char *state = state_json(r, &bytes);
-    saver_save(&r->saver, r->finished, state, bytes);
-    if (!r->model->copies)
-        report_save(r);
 }
 
 static void write_config(const struct config *c) {
@@ -467,9 +239,6 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// A signal or --exit-after asks for an end.
-static bool stop_asked(void) { return signals_stop_requested() != 0; }
-
 // Mean loss over the first --val-steps batches of the validation data, the same ones each time. NAN where a signal came
 // before the end.
 static double validate(struct run *r, int *batches) {
@@ -486,21 +255,6 @@ static double validate(struct run *r, int *batches) {
         loss += gpt_evaluate(r->model, r->inputs, r->targets) / steps;
     }
     return loss;
-}
-
-static void print_samples(struct run *r, int step) {
-    const struct config *c = r->config;
-    const int n = c->sample_tokens + 1, end = r->vocabulary.end_of_text;
-    // A document begins behind the end of the one before; without such a mark, behind token 0.
-    for (int i = 0; i < c->sample_count; i++)
-        r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
-    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, (uint64_t)step, stop_asked))
-        return;
-    for (int i = 0; i < c->sample_count; i++) {
-        log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
-        vocabulary_print(stdout, &r->vocabulary, r->samples + (size_t)i * (size_t)n + 1, n - 1);
-        log_event(&r->log, "\n---");
-    }
 }
 
 // True every `every` steps and after the last; 0 is never.
@@ -603,101 +357,6 @@ static int evaluate_only(struct run *r) {
         return EXIT_STOPPED;
     printf("validation loss %.9g, perplexity %.6g, over %lld tokens\n", loss, exp(loss),
            (long long)batches * r->config->micro_batch_size * r->config->seq_length);
-    return 0;
-}
-
-static void open_tokenizer(struct run *r) {
-    const struct config *c = r->config;
-    char path[PATH_MAX];
-    struct error_text error;
-    const char *problem = NULL;
-    if (find_text_file(r, "tokenizer.json", path, sizeof path))
-        problem = tokenizer_read(&r->tokenizer, path, &error);
-    else if (c->vocab_size == 256 || c->vocab_size == 257)
-        problem = tokenizer_of_bytes(&r->tokenizer, c->vocab_size, &error);
-    else
-        fail("--generate: %s has no tokenizer.json, which a model of %d tokens needs; copy the tokenizer's files there",
-             c->init_from, c->vocab_size);
-    if (problem)
-        fail("--generate: %s", problem);
-}
-
-// ids = the prompt's tokens, which the caller frees; their number, 1 at least.
-static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
-    const int end = r->vocabulary.end_of_text, V = r->config->vocab_size;
-    int64_t count;
-    struct error_text error;
-    const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, true, ids, &count, &error);
-    if (problem)
-        fail("--generate: %s", problem);
-    if (count > INT_MAX / 2)
-        fail("--generate: a prompt of %lld tokens is too long", (long long)count);
-    if (count == 0) { // a document begins behind the end of the one before
-        free(*ids);
-        *ids = (int32_t *)calloc(1, sizeof **ids);
-        if (!*ids)
-            fail("out of memory for a prompt");
-        (*ids)[0] = end >= 0 && end < V ? end : 0;
-        return 1;
-    }
-    for (int64_t i = 0; i < count; i++)
-        if ((*ids)[i] >= V)
-            fail("--generate: the tokenizer makes token %d, outside the model's vocabulary of %d", (int)(*ids)[i], V);
-    return (int)count;
-}
-
-// The prompts as tokens, each --sample-count times; room behind each for --sample-tokens more. Sets what the plan needs
-// to know in `c`.
-static void read_prompts(struct run *r, struct config *c) {
-    static const char list_end[] = {OPTION_LIST_END, 0};
-    const int prompts = option_list_count(c->generate), sequences = prompts * c->sample_count;
-    int32_t **ids = (int32_t **)calloc((size_t)prompts, sizeof *ids);
-    int longest = 0;
-    r->prompt_tokens = (int *)calloc((size_t)sequences, sizeof *r->prompt_tokens);
-    if (!ids || !r->prompt_tokens)
-        fail("out of memory for %d prompts", prompts);
-    const char *text = c->generate;
-    for (int p = 0; p < prompts; p++) {
-        const size_t length = strcspn(text, list_end);
-        const int n = encode_prompt(r, text, length, &ids[p]);
-        longest = n > longest ? n : longest;
-        for (int i = 0; i < c->sample_count; i++)
-            r->prompt_tokens[p * c->sample_count + i] = n;
-        text += length + 1;
-    }
-    const int64_t n = (int64_t)longest + c->sample_tokens;
-    if (n > c->max_position_embeddings)
-        fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's %d "
-             "positions; shorten one of them", longest, c->sample_tokens, c->max_position_embeddings);
-    r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
-    if (!r->samples)
-        fail("out of memory for samples");
-    for (int b = 0; b < sequences; b++)
-        memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count], (size_t)r->prompt_tokens[b] * sizeof **ids);
-    for (int p = 0; p < prompts; p++)
-        free(ids[p]);
-    free(ids);
-    c->sample_tokens = c->seq_length = (int)n; // of the KV cache, and of the rotary table
-    c->micro_batch_size = 1;
-}
-
-// Prints each prompt with what follows it, up to the end of the text.
-static int generate_only(struct run *r, int new_tokens) {
-    const struct config *c = r->config;
-    const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
-    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, 0, stop_asked))
-        return EXIT_STOPPED;
-    for (int b = 0; b < r->model->sequences; b++) {
-        const int32_t *tokens = r->samples + (size_t)b * (size_t)n;
-        const int last = r->prompt_tokens[b] + new_tokens < n ? r->prompt_tokens[b] + new_tokens : n;
-        int count = r->prompt_tokens[b];
-        while (count < last && tokens[count] != end)
-            count++;
-        if (r->model->sequences > 1)
-            printf("--- %d ---\n", b + 1);
-        vocabulary_print(stdout, &r->vocabulary, tokens, count);
-        printf("\n");
-    }
     return 0;
 }
 

@@ -102,7 +102,8 @@ struct checkpoint_entries {
 };
 
 static int checkpoint_compare_entries(const void *a, const void *b) {
-    const struct checkpoint_entry *const x = (const struct checkpoint_entry *)a, *const y = (const struct checkpoint_entry *)b;
+    const struct checkpoint_entry *const x = (const struct checkpoint_entry *)a;
+    const struct checkpoint_entry *const y = (const struct checkpoint_entry *)b;
     return x->step != y->step ? (x->step < y->step ? 1 : -1)
            : x->kind != y->kind ? (x->kind < y->kind ? -1 : 1)
                                 : strcmp(x->name, y->name);

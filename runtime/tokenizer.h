@@ -6,6 +6,9 @@
 // ignored: another model, dropout, byte_fallback, an unknown member. Two members are set aside on purpose, as
 // prepare_data.py does: `truncation` and `padding` are about batches, and text is never cut here.
 //
+// An added token has the id that the file gives it. The package numbers them anew where there are holes before them,
+// which prepare_data.py refuses.
+//
 // Text may be any bytes. Those that are not UTF-8, which the package does not take, become their byte tokens, so that
 // decoding gives them back. Where nothing is added (add_prefix_space), stripped (lstrip, rstrip) or composed (NFC),
 // decode(encode(text)) is the text.

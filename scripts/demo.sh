@@ -25,7 +25,9 @@ run --plan --plan-picture data/demo_plan.svg
 
 echo
 echo "== training"
-run
+rm -rf "$out/checkpoints" # of an earlier demo
+run --checkpoint-every 2600
 python3 scripts/plot_loss.py "$out/log.jsonl" --out "$out/loss.svg"
 echo
+echo "model: $out/checkpoints/step_00002600 (try: build/train_gpt --init-from it --generate '#include')"
 echo "log: $out/log.jsonl   loss curve: $out/loss.svg   memory plan: data/demo_plan.svg"

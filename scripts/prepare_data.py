@@ -253,6 +253,12 @@ class HuggingFaceTokenizer:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.ids = self.tokenizer.get_vocab(with_added_tokens=True)
+        for token in self.description.get("added_tokens", []):
+            if self.ids.get(token["content"]) != token["id"]:  # the package numbers on from the size of the vocabulary
+                raise Mistake(
+                    f"--tokenizer {path}: says that {token['content']} is token {token['id']}, but the package 'tokenizers' "
+                    f"makes it {self.ids.get(token['content'])}; the vocabulary must have no holes before added tokens"
+                )
         self.end_of_text = self.find_end_of_text(path, end_of_text)
         self.width = 2 if max(self.ids.values()) < 1 << 16 else 4
 

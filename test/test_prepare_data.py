@@ -410,9 +410,13 @@ class Tokenizers(Case):
     def test_mistakes(self):
         text = self.write("a.txt", "text")
         broken = self.write("broken.json", "{")
+        description = json.loads(pathlib.Path(self.file).read_text())
+        description["added_tokens"].append({**description["added_tokens"][0], "id": 400, "content": "<far>"})
+        holes = self.write("holes.json", json.dumps(description))
         for words, *arguments in [
             ("no such file", "--tokenizer", "/missing.json"),
             ("broken.json: ", "--tokenizer", broken),
+            ("says that <far> is token 400, but", "--tokenizer", holes),
             ("has no token </s>; name the one", "--tokenizer", self.file, "--end-of-text", "</s>"),
         ]:
             status, _, errors = self.run_script(text, *arguments)

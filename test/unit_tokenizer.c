@@ -341,6 +341,18 @@ static void test_damaged(void **state) {
     assert_true(accepted > 10);
 }
 
+// Each byte is written as one character and no other.
+static void test_alphabet(void **state) {
+    int characters[256] = {0};
+    for (uint32_t code = 0; code < 0x400; code++)
+        if (byte_of_character(code) >= 0)
+            characters[byte_of_character(code)]++;
+    for (int byte = 0; byte < 256; byte++)
+        assert_int_equal(characters[byte], 1);
+    assert_int_equal(byte_of_character(0x120), ' ');
+    assert_int_equal(byte_of_character(0x143), 0xad); // the soft hyphen, the last of those that do not print
+}
+
 // What is not there is refused by its name.
 static const struct {
     const char *old, *by, *words;
@@ -587,6 +599,7 @@ int main(void) {
         cmocka_unit_test(test_tiny),
         cmocka_unit_test(test_truncated),
         cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_alphabet),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_pattern_language),

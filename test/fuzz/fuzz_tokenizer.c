@@ -1,31 +1,32 @@
-// Any bytes as a tokenizer.json; one that is accepted encodes a short text and decodes it.
+// A tokenizer.json; one that is accepted encodes a short text and decodes it.
 #include "runtime/tokenizer.h" // under test
+#include "test/fuzz/fuzz.h"    // fuzz_require
 
-#ifdef __cplusplus
-extern "C"
-#endif
-    int
-    LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+static void use(const struct tokenizer *tokenizer) {
     static const char text[] = "it's a  b\n\n123 e\xcc\x81\xcc\xa3 \xe5\xa4\xa9\xff<|endoftext|> \xf0\x9f\x8e\x89";
-    struct tokenizer tokenizer;
     struct vocabulary vocabulary;
     struct error_text error;
     int32_t *ids;
     int64_t count;
-    if (tokenizer_parse(&tokenizer, data, size, "fuzz", &error))
-        return 0;
-    if (!tokenizer_encode(&tokenizer, text, sizeof text - 1, true, &ids, &count, &error))
+    if (!tokenizer_encode(tokenizer, text, sizeof text - 1, true, &ids, &count, &error)) {
         for (int64_t i = 0; i < count; i++) {
             int length;
-            if (!tokenizer_decode(&tokenizer, ids[i], &length) || length < 1)
-                abort(); // an id that stands for nothing
+            fuzz_require(tokenizer_decode(tokenizer, ids[i], &length) && length >= 1);
         }
-    free(ids);
-    if (!tokenizer_vocabulary(&tokenizer, &vocabulary, &error))
+        free(ids);
+    }
+    if (!tokenizer_vocabulary(tokenizer, &vocabulary, &error))
         vocabulary_close(&vocabulary);
-    tokenizer_parse_special(&tokenizer, data, size, "fuzz", &error);
+}
+
+static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {
+    struct tokenizer tokenizer;
+    struct error_text unused;
+    const char *problem = tokenizer_parse(&tokenizer, data, bytes, "tokenizer.json", error);
+    if (problem)
+        return problem;
+    use(&tokenizer);
+    tokenizer_parse_special(&tokenizer, data, bytes, "special", &unused);
     tokenizer_free(&tokenizer);
-    return 0;
+    return NULL;
 }

@@ -112,7 +112,7 @@ def texts():
     generator = random.Random(3)
     spaces = [chr(c) for c in [9, 10, 11, 12, 13, 32, 0x85, 0xA0, 0x1680, 0x180E, *range(0x2000, 0x2010), 0x2028, 0x2029,
                                0x202F, 0x205F, 0x2060, 0x3000, 0xFEFF]]
-    yield from ["", " ", "a", "\n", "  ", " a", "a ", "  a  b   c", "a\n\n\nb", "a \n \n b", "\r\n\r\n", "\t\tx\t", " \n"]
+    yield from [" qxz qxzq qxz", "", " ", "a", "\n", "  ", " a", "a ", "  a  b   c", "a\n\n\nb", "a \n \n b", "\r\n\r\n", "\t\tx\t", " \n"]
     yield from ["x" + space * n + "y" + space for space in spaces for n in (1, 2, 3)]
     yield from ["".join(generator.choices(spaces + ["a", "1", "."], k=24)) for _ in range(20)]
     yield from ["1", "12", "123", "1234", "1234567890", "3.14159", "1,000,000", "0x7fff", "1e-5", "a1b22c333", "½ ² Ⅷ ٣٤٥ 一二三"]
@@ -123,7 +123,7 @@ def texts():
     yield from ["e\u0301a\u0323\u0302 \u1ea5 a\u0302\u0323", "\u1112\u1161\u11ab\u1100\u1173\u11af 한글 \uac00\u11a8 \u1100\u1161\u1161",
                 "\u212b\u2126\u212a \uf900\ufa10 \u0958 \u09c7\u09be \u0b47\u0b3e \U0001d15e \U00011131\U00011127",
                 "\u0301\u0323x", "q\u0307\u0323\u0345\u0301\u0334", "\u0344\u0390\u03b9\u0308\u0301 \u1f82 \u1fb7",
-                "e" + "\u0301\u0323\u0334" * 40, "\u05d0\u05b7\u05bc\u05c1 \u0e38\u0e48\u0e49 \u0f71\u0f72\u0f74 \u07fd\u0301 \u0d3b\u0301"]
+                "a\u0312\u0301 e\u0312\u0323 \uac00\u11a7 \uac00\u11c3", "e" + "\u0301\u0323\u0334" * 40, "\u05d0\u05b7\u05bc\u05c1 \u0e38\u0e48\u0e49 \u0f71\u0f72\u0f74 \u07fd\u0301 \u0d3b\u0301"]
     yield from ["hi<|endoftext|>there <|endoftext|> ", "<|endoftext|><|endoftext|>", "<|endoftext|", "a <left> b", "a  \u2003<left>  b",
                 "a <right>  b", "a  <both> \n b", " <both> <both> ", "<left> <right> <left>", "so über Ω, über  Ω", "<right>  <left>",
                 "<|eot_id|><|eot|><|eot_id|>x<|eot_id", "<|begin_of_text|>a<|end_of_text|>", "<|im_start|>user\nhi<|im_end|>\n",
@@ -155,6 +155,11 @@ def main():
         if name == "gpt2":  # as its own file is: merges as text, no type
             description["model"]["merges"] = [" ".join(pair) for pair in description["model"]["merges"]]
             del description["model"]["type"], description["model"]["ignore_merges"]
+        if name == "llama3":  # a token that no merges make
+            description["model"]["vocab"]["\u0120qxz"] = description["added_tokens"][0]["id"]
+            description["post_processor"]["processors"][1]["special_tokens"]["<|begin_of_text|>"]["ids"][0] += 1
+            for token in description["added_tokens"]:  # which the package numbers on from the vocabulary
+                token["id"] += 1
         write(folder / f"tokenizer_{name}.json", description)
         tokenizer = Tokenizer.from_file(str(folder / f"tokenizer_{name}.json"))
         expected[name] = encode(tokenizer, corpus, False)

@@ -1,0 +1,53 @@
+// All that a run consists of, which train_gpt.c and its rooms resume.cuh and generate.cuh pass along.
+#pragma once
+#include "attention.cuh"         // struct attention_choice
+#include "dataloader.h"          // struct dataloader
+#include "fit.cuh"               // struct fit
+#include "gpt.cuh"               // struct gpt
+#include "model_save.cuh"        // struct saver
+#include "runtime/deadline.h"    // --exit-after
+#include "runtime/log.h"         // struct log
+#include "runtime/schedule.h"    // struct schedule
+#include "runtime/signals.h"     // save, stop
+#include "runtime/tokenizer.h"   // text to tokens
+#include "runtime/vocabulary.h"  // tokens to text
+
+struct run {
+    const struct config *config;
+    struct device dev;
+    struct attention_choice attention;
+    struct fit fit;
+    struct gpt *model;
+    struct dataloader *train, *val;
+    struct vocabulary vocabulary;
+    struct tokenizer tokenizer; // generation's
+    struct schedule schedule;
+    struct log log;
+    int32_t *inputs, *targets;  // (micro batch, T) of the current micro-batch
+    int32_t *samples;           // (sequences, sample_tokens + 1), the prompt included
+    int *prompt_tokens;         // (sequences) tokens of each prompt
+    double peak_flops;          // what MFU is held against, in flop/s
+    char peak_source[64];       // where that comes from
+    int skipped;                // steps not taken because of a NaN or Inf
+    // Up to DEVICE_RUNS_AHEAD steps are enqueued whose results are not known yet.
+    int enqueued, finished;     // steps
+    uint64_t first_sample[2];   // of a step, by the parity of its number
+    double lr[2];
+    double last_finish;         // seconds_now() when the last step's results came
+    // Checkpoints
+    struct saver saver;
+    int first_step;             // of this start; the samples before it:
+    uint64_t samples_before;
+    double best_val_loss;       // NAN: none yet
+    int best_val_step;
+    bool validation_due;        // of the last finished step: a signal came before its end
+    struct deadline deadline;
+    double slowest_step;        // seconds
+    bool save_wanted, stopped;  // asked for by a signal or the deadline; the run ended early
+    bool save_failed;           // the last one
+};
+
+enum { EXIT_STOPPED = 3 }; // the run was asked to stop before its last step, and saved
+
+// A signal asked for the run's end.
+static bool stop_asked(void) { return signals_stop_requested() != 0; }
