@@ -110,6 +110,11 @@ static const char *model_folder_check_names(const struct model_folder *folder, c
             if (!known)
                 return error_format(error, "%s: has the tensor '%s', which this model has no place for", folder->names[f],
                                     json_show(name).text);
+            int first;
+            model_folder_find(folder, name, &first);
+            if (first != f)
+                return error_format(error, "%s: has the tensor '%s', which %s has too", folder->names[f], json_show(name).text,
+                                    folder->names[first]);
         }
     return NULL;
 }

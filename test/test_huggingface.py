@@ -17,7 +17,7 @@ GOLDEN = os.path.join(ROOT, "test/golden/huggingface")
 V, T = 257, 32  # bytes and the end of a text, so that --generate needs no tokenizer
 SMALL = ["--vocab-size", V, "--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--seq-length", T,
          "--max-position-embeddings", 64, "--micro-batch-size", 4, "--train-steps", 2, "--lr", "3e-2", "--init-method-std", "0.2",
-         "--threads", 1, "--precision", "fp32", "--val-every", 0]  # fmt: skip
+         "--threads", 1, "--precision", "fp32", "--val-every", 2, "--val-steps", 2]  # fmt: skip
 LLAMA = ["--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu", "--rotary-base", "500",
          "--num-query-groups", 2, "--no-add-bias-linear"]  # fmt: skip
 MODELS = {
@@ -171,6 +171,10 @@ class Refusals(Case):
         shard = "model-00003-of-00009.safetensors"
         os.remove(os.path.join(folder, shard))
         self.refused_from(folder, shard, "can't be opened")
+        folder, norm = self.copy("llama_sharded"), "model.norm.weight"
+        first = folder + "/model-00001-of-00009.safetensors"
+        write_safetensors(first, {**read_safetensors(first), norm: ["F16", [32], bytes(64)]})
+        self.refused_from(folder, norm, "model-00001-of-00009.safetensors has too")
         index = folder + "/model.safetensors.index.json"
         with open(index, "w") as f:
             json.dump({"weight_map": {"a": "../" + shard}}, f)
@@ -214,7 +218,8 @@ class Transformers(unittest.TestCase):
             for form, options in FILES.items():
                 out = os.path.join(self.path, name.replace(" ", "_") + "_" + form)
                 if not os.path.exists(out):
-                    self.ours(*SMALL, *shape, *options, "--train-data", self.path + "/t_train.bin", "--out", out)
+                    self.ours(*SMALL, *shape, *options, "--train-data", self.path + "/t_train.bin", "--val-data",
+                              self.path + "/t_val.bin", "--out", out)
                 folder = out + "/checkpoints/step_00000002"
                 self.assertEqual(len(glob.glob(folder + "/model*.safetensors")) > 1, form == "shards")
                 with self.subTest(model=name, form=form):
@@ -239,6 +244,10 @@ class Transformers(unittest.TestCase):
                                 "--micro-batch-size", 2, "--precision", "fp32")  # fmt: skip
             ours = float(re.search(rb"validation loss (\S+),", printed)[1])
             self.assertLess(abs(ours / theirs - 1), 1e-6)
+            if "_bf16/" not in folder:  # the model as it was in training, before anything was written
+                with open(folder.split("/checkpoints/")[0] + "/log.jsonl") as f:
+                    trained = json.loads(f.readlines()[-1])["val_loss"]
+                self.assertLess(abs(trained / theirs - 1), 1e-6)
 
     def test_greedy_texts_are_equal(self):
         import torch
