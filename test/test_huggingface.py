@@ -222,43 +222,44 @@ class Transformers(unittest.TestCase):
                               self.path + "/t_val.bin", "--out", out)
                 folder = out + "/checkpoints/step_00000002"
                 self.assertEqual(len(glob.glob(folder + "/model*.safetensors")) > 1, form == "shards")
-                with self.subTest(model=name, form=form):
-                    with self.assertNoLogs("transformers", "WARNING"):
-                        model, info = transformers.AutoModelForCausalLM.from_pretrained(
-                            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
-                    self.assertFalse(any(info.values()), info)
-                    as_saved = transformers.AutoModelForCausalLM.from_pretrained(folder)
-                    self.assertEqual(as_saved.dtype, torch.bfloat16 if form == "bf16" else torch.float32)
-                    self.assertIn(name.split()[0], type(model).__name__.lower())
-                    yield model.eval(), folder
+                with self.assertNoLogs("transformers", "WARNING"):
+                    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+                        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+                self.assertFalse(any(info.values()), info)
+                as_saved = transformers.AutoModelForCausalLM.from_pretrained(folder)
+                self.assertEqual(as_saved.dtype, torch.bfloat16 if form == "bf16" else torch.float32)
+                self.assertIn(name.split()[0], type(model).__name__.lower())
+                yield model.eval(), folder
 
     def test_losses_are_equal(self):
         import torch
 
         tokens = torch.tensor(self.tokens[: 8 * T + 1])
         for model, folder in self.checkpoints():
-            with torch.no_grad():
-                logits = model(tokens[:-1].view(8, T)).logits.double()
-            theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:]).item()
-            printed = self.ours("--eval-only", "--init-from", folder, "--val-data", self.path + "/t_val.bin", "--seq-length", T,
-                                "--micro-batch-size", 2, "--precision", "fp32")  # fmt: skip
-            ours = float(re.search(rb"validation loss (\S+),", printed)[1])
-            self.assertLess(abs(ours / theirs - 1), 1e-6)
-            if "_bf16/" not in folder:  # the model as it was in training, before anything was written
-                with open(folder.split("/checkpoints/")[0] + "/log.jsonl") as f:
-                    trained = json.loads(f.readlines()[-1])["val_loss"]
-                self.assertLess(abs(trained / theirs - 1), 1e-6)
+            with self.subTest(folder):
+                with torch.no_grad():
+                    logits = model(tokens[:-1].view(8, T)).logits.double()
+                theirs = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[1:]).item()
+                printed = self.ours("--eval-only", "--init-from", folder, "--val-data", self.path + "/t_val.bin", "--seq-length", T,
+                                    "--micro-batch-size", 2, "--precision", "fp32")  # fmt: skip
+                ours = float(re.search(rb"validation loss (\S+),", printed)[1])
+                self.assertLess(abs(ours / theirs - 1), 1e-6)
+                if "_bf16/" not in folder:  # the model as it was in training, before anything was written
+                    with open(folder.split("/checkpoints/")[0] + "/log.jsonl") as f:
+                        trained = json.loads(f.readlines()[-1])["val_loss"]
+                    self.assertLess(abs(trained / theirs - 1), 1e-6)
 
     def test_greedy_texts_are_equal(self):
         import torch
 
         prompt = "for (int i"
         for model, folder in self.checkpoints():
-            ids = torch.tensor([list(prompt.encode())])
-            theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=256)
-            printed = self.ours("--generate", prompt, "--init-from", folder, "--temperature", 0, "--sample-tokens", 20,
-                                "--precision", "fp32")  # fmt: skip
-            self.assertEqual(escaped(printed), escaped(bytes(t for t in theirs[0].tolist() if t < 256)) + "\n")
+            with self.subTest(folder):
+                ids = torch.tensor([list(prompt.encode())])
+                theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False, pad_token_id=256)
+                printed = self.ours("--generate", prompt, "--init-from", folder, "--temperature", 0, "--sample-tokens", 20,
+                                    "--precision", "fp32")  # fmt: skip
+                self.assertEqual(escaped(printed), escaped(bytes(t for t in theirs[0].tolist() if t < 256)) + "\n")
 
 
 if __name__ == "__main__":
