@@ -65,7 +65,8 @@ def run(folder, options):
     os.makedirs(folder, exist_ok=True)
     if os.path.exists(log):
         os.remove(log)
-    result = subprocess.run([TRAIN_GPT, "--out", folder, "--plan-json", plan, "--val-every", "0", "--log-every", "1000", *options],
+    result = subprocess.run([TRAIN_GPT, "--out", folder, "--plan-json", plan, "--val-every", "0", "--checkpoint-every", "0",
+                             "--log-every", "1000", *options],
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     sys.stdout.write(result.stdout)
     row = {"bench": "train", "engine": "ours", "preset": option(options, "--preset"),

@@ -12,7 +12,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or os.environ.get("TRAIN_GPT") or os.path.join(ROOT, "build/train_gpt"))
 STEPS = 20
 TRAINING = ["--vocab-size", "257", "--seq-length", "48", "--micro-batch-size", "1", "--global-batch-size", "2", "--train-steps", STEPS,
-            "--lr", "1e-3", "--lr-warmup-steps", "4", "--val-every", "20", "--val-steps", "2", "--seed", "7"]
+            "--lr", "1e-3", "--lr-warmup-steps", "4", "--val-every", "20", "--val-steps", "2", "--seed", "7",
+            "--checkpoint-every", "0"]
 GPT2 = ["--num-layers", "3", "--hidden-size", "128", "--num-attention-heads", "2", "--hidden-dropout", "0.1",
         "--attention-dropout", "0.1"]
 LLAMA = ["--num-layers", "3", "--hidden-size", "128", "--num-attention-heads", "4", "--num-query-groups", "2", "--kv-channels", "32",
@@ -120,6 +121,26 @@ class CudaEngine(unittest.TestCase):
             self.assertEqual(result.returncode, 0, result.stderr)
             texts.append(result.stdout[result.stdout.index("--- sample 1"):])
         self.assertEqual(texts[0], texts[1])
+
+    def test_resume(self):
+        """From a checkpoint that was copied off the device while the training went on: the same bits. And the cpu target goes
+        on from it too."""
+        for precision in ["bf16", "fp32"]:
+            arguments = ["--train-data", self.path + "/t_train_*.bin", *TRAINING, *LLAMA, "--hidden-dropout", "0.1", "--val-every", 0,
+                         "--precision", precision, "--lr-decay-steps", STEPS, "--resume", "auto"]
+            logs = []
+            for name, ends in [("whole", [4]), ("parts", [2, 4]), ("cpu", [2, 4])]:
+                out = self.path + "/" + name + precision
+                for i, end in enumerate(ends):
+                    device = "cpu" if name == "cpu" and i else "cuda"
+                    result = run(*arguments, "--out", out, "--train-steps", end, "--checkpoint-every", 1, "--device", device)
+                    self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                with open(out + "/log.jsonl") as f:
+                    logs.append([(entry["loss"], entry["grad_norm"]) for entry in map(json.loads, f)])
+            self.assertEqual(len(logs[0]), 4)
+            self.assertEqual(logs[0], logs[1])
+            for ours, theirs in zip(logs[0], logs[2]):
+                self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2 if precision == "bf16" else 1e-4)
 
     def test_a_nonfinite_loss_stops_before_its_update(self):
         result = run("--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/nan", *TRAINING, *GPT2, "--val-every", 0,
