@@ -388,6 +388,8 @@ static int run_training(struct run *r) {
     open_saver(r);
     find_peak(r);
     report(r);
+    if (r->finished >= c->train_steps)
+        log_event(&r->log, "step %d of --train-steps %d: nothing is left to do", r->finished, c->train_steps);
     if (!stop_asked()) {
         make_up_for_validation(r);
         train(r);

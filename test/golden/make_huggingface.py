@@ -25,7 +25,7 @@ LLAMA = dict(num_hidden_layers=2, hidden_size=32, vocab_size=101, max_position_e
 # all, heads together wider than the hidden size, GQA and MQA, each type, each way to write theta, none of them a default.
 MODELS = {
     "gpt2": dict(seed=11, dtype=torch.float32, config=lambda: transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, vocab_size=101, n_positions=40, layer_norm_epsilon=1e-4, use_cache=False, **NO_DROPOUT,
+        n_layer=2, n_embd=16, n_head=2, vocab_size=101, n_positions=40, layer_norm_epsilon=1e-4, use_cache=False, **NO_DROPOUT,
         **NO_SPECIAL_TOKENS)),
     "llama": dict(seed=12, dtype=torch.float32, config=lambda: transformers.LlamaConfig(
         num_attention_heads=4, num_key_value_heads=2, intermediate_size=24, rms_norm_eps=1e-4, rope_theta=300.0,
