@@ -198,8 +198,8 @@ HEADERS := $(filter-out kernels/ptx.cuh kernels/attention_sm80.cuh kernels/matmu
 check-headers:
 	@for h in $(HEADERS); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do \
 	  for l in "$(CC) -x c -std=gnu11" "$(CXX) -x c++ -std=c++17"; do \
-	    $$l -I. $(DEFINES) -D_GNU_SOURCE -march=$(ARCH) -fopenmp $(WARNINGS) -fsyntax-only -include $$h /dev/null || exit 1; \
-	  done; done; done
+	    echo "$$l -I. $(DEFINES) -D_GNU_SOURCE -march=$(ARCH) -fopenmp $(WARNINGS) $$p -fsyntax-only -include $$h /dev/null"; \
+	  done; done; done | xargs -P $(JOBS) -I COMMAND sh -c 'COMMAND || { echo "failed: COMMAND"; exit 1; }'
 
 # Each parser on input that libFuzzer grows from its corpus; fuzz-NAME is one of them. An input that does harm is left in
 # $(B)/fuzz, as are those that reached new code.
