@@ -389,6 +389,26 @@ class Alone(Case):
         loss = float(result.stdout.split("validation loss ")[1].split(",")[0])
         self.assertAlmostEqual(loss, self.log("m")[3]["val_loss"], delta=1e-6)
 
+    def test_tokenizer_travels(self):
+        """Beside the shards, into the checkpoint, from there into prompts and text, and into the next run's checkpoints."""
+        data = self.path + "/with_tokenizer"
+        shutil.copytree(self.path, data, ignore=lambda _, names: [n for n in names if not n.endswith(".bin")])
+        for name, file in (("t_tokenizer.json", "tokenizer_gpt2.json"), ("t_merges.txt", "README.md")):
+            shutil.copy(ROOT + "/test/golden/" + file, data + "/" + name)
+        self.run_it("p", "--train-steps", 1, "--vocab-size", 1100, data=data)
+        folder = self.path + "/p/checkpoints/step_00000001"
+        self.assertEqual(read(folder + "/tokenizer.json"), read(data + "/t_tokenizer.json"))
+        self.assertEqual(read(folder + "/merges.txt"), read(data + "/t_merges.txt"))
+        prompts = ["the \u00e9t\u00e9", "int x = 1;"]
+        result = subprocess.run([PROGRAM, "--init-from", folder, "--sample-tokens", "3",
+                                 *[word for p in prompts for word in ("--generate", p)]], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        texts = result.stdout.split("--- ")
+        for number, prompt in enumerate(prompts):
+            self.assertIn("%d ---\n%s" % (number + 1, prompt), "".join(texts))
+        self.run_it("q", "--train-steps", 1, "--init-from", folder, "--vocab-size", 1100)
+        self.assertEqual(read(self.path + "/q/checkpoints/step_00000001/tokenizer.json"), read(folder + "/tokenizer.json"))
+
     def test_parameters_go_from_one_run_to_another(self):
         self.run_it("n", "--train-steps", 3)
         folder = self.path + "/n/checkpoints/step_00000003"
