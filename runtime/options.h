@@ -237,18 +237,23 @@ static inline bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
 
-// Adds an element to a list, in memory that lives as long as the program. The default, "", is no element.
+// Adds an element to a list, in memory that lives as long as the program. The default makes an empty list.
 static inline const char *option_append(const char **list, const char *text) {
-    const size_t before = *list ? strlen(*list) : 0, length = strlen(text);
-    char *const longer = length == 0 && before == 0 ? NULL : (char *)malloc(before + length + 2);
-    if (!longer) {
-        *list = before ? *list : "";
-        return length ? "too long: out of memory" : NULL;
+    if (!*list) {
+        *list = "";
+        if (!*text)
+            return NULL;
     }
-    memcpy(longer, *list ? *list : "", before);
+    const size_t before = strlen(*list), length = strlen(text);
+    char *const longer = (char *)malloc(before + length + 2);
+    if (!longer)
+        return "too long: out of memory";
+    memcpy(longer, *list, before);
     memcpy(longer + before, text, length);
     longer[before + length] = OPTION_LIST_END;
     longer[before + length + 1] = 0;
+    if (before > 0)
+        free((void *)*list);
     *list = longer;
     return NULL;
 }

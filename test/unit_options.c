@@ -227,7 +227,8 @@ static void configure_in_child(void *words) {
 
 static void the_table_is_consistent(void **state) {
     static const size_t sizes[] = {0, sizeof(int),  sizeof(int64_t), sizeof(uint64_t), sizeof(float),
-                                   sizeof(double), sizeof(int64_t), sizeof(bool), sizeof(int), sizeof(const char *)};
+                                   sizeof(double), sizeof(int64_t), sizeof(bool), sizeof(int), sizeof(const char *),
+                                   sizeof(const char *)};
     for (int i = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
         assert_true(row->name && strlen(row->name) < (row->kind == OPTION_GROUP ? 100 : OPTION_NAME));
@@ -435,6 +436,41 @@ static void help_has_every_option_with_its_default(void **state) {
     assert_string_equal(text, "train_gpt 0.1\n");
 }
 
+// What a checkpoint remembers of the options: each as a text that reads back as the same bits.
+static void every_value_reads_back_from_its_text(void **state) {
+    struct command command;
+    const struct config config = configure(&command, "--plan --preset llama3.2-1b --lr 0.0003 --adam-eps 1.7e-9 --seed 18446744073709551615 "
+                                                     "--memory-budget 6.5GiB --out a/b --no-cuda-graphs --clip-grad 0.1");
+    struct config again = configure(&command, "--plan");
+    for (int i = 0; i < CONFIG_ROWS; i++) {
+        const struct option_row *row = &config_rows[i];
+        char text[OPTION_TEXT];
+        if (row->kind == OPTION_GROUP || row->kind == OPTION_LIST)
+            continue;
+        char *kept = strdup(option_text(text, row, &config));
+        assert_null(option_read(row, (char *)&again + row->offset, kept));
+        if (row->kind == OPTION_STRING)
+            assert_string_equal(*(const char *const *)((const char *)&again + row->offset), kept);
+        else
+            assert_memory_equal((const char *)&again + row->offset, (const char *)&config + row->offset, row->size);
+        free(kept);
+    }
+}
+
+static void a_list_takes_each_that_is_given(void **state) {
+    struct command command;
+    char *texts[] = {(char *)"train_gpt", (char *)"--generate=", (char *)"--generate", (char *)"one, two",
+                     (char *)"--generate=", (char *)"--generate", (char *)"three", NULL};
+    struct config config = configure(&command, "--plan");
+    assert_int_equal(option_list_count(config.generate), 0);
+    memset(&config, 0, sizeof config);
+    options_set_defaults(&config_options, &config);
+    options_parse(&config_options, &config, config.given, 7, texts);
+    assert_string_equal(config.generate, "\x1eone, two\x1e\x1ethree\x1e"); // an empty prompt is one too
+    assert_int_equal(option_list_count(config.generate), 4);
+    free((void *)config.generate);
+}
+
 static void config_json_has_every_option_once(void **state) {
     struct command command;
     const struct config c = configure(&command, "--preset qwen2.5-0.5b --train-data data/\"x\\y*.bin --lr 3e-4 "
@@ -532,6 +568,8 @@ int main(void) {
         cmocka_unit_test(lists_of_recomputation_are_checked_for_form),
         cmocka_unit_test(products_that_overflow_are_caught),
         cmocka_unit_test(help_has_every_option_with_its_default),
+        cmocka_unit_test(every_value_reads_back_from_its_text),
+        cmocka_unit_test(a_list_takes_each_that_is_given),
         cmocka_unit_test(config_json_has_every_option_once),
         cmocka_unit_test(a_config_that_cannot_be_written_is_an_error),
         cmocka_unit_test(no_command_line_crashes),
