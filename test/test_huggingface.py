@@ -109,7 +109,7 @@ class Refusals(Case):
         self.refused_from(folder, "--preset", "--init-from", options=["--preset", "gpt2-124m"])
         self.refused_from(folder, "--num-layers is 3, but 2", "leave the option out", options=["--num-layers", 3])
         self.refused_from(folder, "--num-query-groups is 1, but 2", options=["--num-query-groups", 1])
-        self.refused_from(folder, "--kv-channels is 32, but 16", options=["--kv-channels", 32])
+        self.refused_from(folder, "--kv-channels is 32, but 8", options=["--kv-channels", 32])
         self.refused_from(folder, "--vocab-size is 50257, but 101", options=["--vocab-size", 50257])
         self.refused_from(self.copy("llama"), "--rotary-base is 10000, but 300", options=["--rotary-base", 10000])
         self.refused_from(os.path.join(GOLDEN, "gpt2.3.bin"), "--num-layers is 3, but 2", options=["--num-layers", 3])
@@ -127,8 +127,8 @@ class Refusals(Case):
         extra = ["F32", [1], bytes(4)]
         self.refused_from(self.with_tensors(lambda t: t.update({"score.weight": extra})), "tensor 'score.weight'", "no place")
         self.refused_from(self.with_tensors(lambda t: t.update({"transformer.h.2.ln_1.bias": extra})), "'transformer.h.2.ln_1.bias'")
-        self.refused_from(self.with_tensors(lambda t: t[name].__setitem__(1, [96, 32])), "shape (96, 32); expected (32, 96)")
-        self.refused_from(self.with_tensors(lambda t: t[name].__setitem__(1, [3072])), "shape (3072); expected (32, 96)")
+        self.refused_from(self.with_tensors(lambda t: t[name].__setitem__(1, [48, 16])), "shape (48, 16); expected (16, 48)")
+        self.refused_from(self.with_tensors(lambda t: t[name].__setitem__(1, [768])), "shape (768); expected (16, 48)")
         self.refused_from(self.with_tensors(lambda t: t[name].__setitem__(0, "I32")), name, "is of type I32; expected F32")
         norm = "model.norm.weight"
         self.refused_from(self.with_tensors(lambda t: t.pop("lm_head.weight"), "llama"), "has no tensor 'lm_head.weight'")
