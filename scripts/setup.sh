@@ -6,12 +6,14 @@
 #
 # The second form installs nothing. It downloads the libraries that the engine and its tests are built with (Debian's or
 # Ubuntu's packages, for this machine's architecture) and unpacks them into a folder. The Makefile looks into .deps, so
-# that this tree with that folder builds where packages can't be installed: no root, no network.
+# that this tree with that folder builds where packages can't be installed: no root, no network. MPI is not among them: it
+# finds its parts by the paths that it was installed to, and must be the one whose mpirun starts the job.
 #
 # Each thing is looked for itself (a header that compiles, a command that is there), not its package, so that any
 # distribution will do. Where nothing is missing, nothing is touched. The compiler, make, jansson, xxHash and PCRE2 must
 # be here, Python for the demo, cmocka (and g++, which compiles the headers as C++) for the tests, clang with libFuzzer to
-# fuzz; without oneDNN and OpenBLAS the engine builds on its own loops, more slowly.
+# fuzz; without oneDNN and OpenBLAS the engine builds on its own loops, more slowly. Without MPI it builds too, and several
+# processes find each other by srun or --rendezvous; the tests install Open MPI, a build takes the MPI whose mpicc is there.
 set -u
 
 into=
@@ -127,6 +129,8 @@ find_missing() {
         have_command "${CXX%% *}" || required="$required g++"
         have_command python3 || required="$required python3"
         have_header cmocka.h || required="$required libcmocka-dev"
+        have_command mpicc || optional="$optional libopenmpi-dev"
+        have_command mpirun || optional="$optional openmpi-bin"
     fi
     if [ "$goal" = fuzz ]; then
         have_command clang || required="$required clang"
@@ -188,7 +192,7 @@ else
     hint="install what Debian calls"
 fi
 if [ -n "$optional" ]; then
-    echo "setup.sh: going on without faster matmuls ($hint$optional)" >&2
+    echo "setup.sh: going on with slower matmuls or fewer tests ($hint$optional)" >&2
 fi
 if [ -n "$required" ]; then
     echo "setup.sh: '$goal' needs more than is here; $hint$required$optional" >&2
