@@ -40,6 +40,16 @@ ifneq ($(OPENBLAS_INCLUDE),)
   LDLIBS += $(firstword $(wildcard $(foreach r,$(DEPS) /usr,$r/lib/$(MULTIARCH)/openblas-openmp/libopenblas.so)) -lopenblas)
 endif
 
+# MPI, by what its compiler mpicc adds; MPI= leaves it out or names another mpicc. What calls none of it loads none.
+MPI ?= mpicc
+MPI_SHOW := $(if $(MPI),$(shell $(MPI) -show 2>/dev/null))
+ifneq ($(MPI_SHOW),)
+  MPI_FLAGS := -DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
+  DEFINES += $(MPI_FLAGS)
+  LDFLAGS += $(filter-out %-new-dtags,$(filter -L% -Wl%,$(MPI_SHOW))) -Wl,--as-needed
+  RUNTIME_LDLIBS += $(filter -l%,$(MPI_SHOW))
+endif
+
 # No -ffast-math: NaN must stay NaN. Reductions that may be reordered say so by `omp simd`.
 CFLAGS ?= -O3 -g
 CFLAGS += -march=$(ARCH) -mprefer-vector-width=512 -fopenmp -fno-math-errno -fno-trapping-math
@@ -62,22 +72,30 @@ ifneq ($(CUDA),)
   ifeq ($(NVCC),)
     $(error no nvcc in CUDA_HOME, PATH or /usr/local/cuda; make CUDA= builds for the cpu alone)
   endif
-  # A toolkit's folders, the system's, or those of the nvidia wheels that PyTorch comes with; CUBLASLT_DIR= names another.
+  # A toolkit's folders, the system's, or those of the nvidia wheels that PyTorch comes with; CUBLASLT_DIR= names another,
+  # NCCL_HOME= one for NCCL.
   WHEELS := $(shell python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null)
-  CUDA_DIRS := $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))) /usr/local/cuda /usr $(foreach w,$(WHEELS),$w/cu13 $w/cublas $w/nvtx)
+  CUDA_DIRS := $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))) /usr/local/cuda /usr $(foreach w,$(WHEELS),$w/cu13 $w/cublas $w/nvtx $w/nccl)
   find_include = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(patsubst %/$(1),%,$(wildcard $d/include/$(1)))))
   find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/x86_64-linux/lib, \
     $(wildcard $d/$l/$(1).so $d/$l/$(1).so.*))))
   # nvcc's own is left out: gcc drops a -I folder that is named again as a system's, and another CUDA's would come first.
   CUDA_INCLUDES := $(filter-out $(realpath $(dir $(realpath $(NVCC)))../include), \
-    $(realpath $(sort $(call find_include,cublasLt.h,$(CUBLASLT_DIR)) $(call find_include,nvtx3/nvToolsExt.h))))
+    $(realpath $(sort $(call find_include,cublasLt.h,$(CUBLASLT_DIR)) $(call find_include,nvtx3/nvToolsExt.h) \
+    $(call find_include,nccl.h,$(NCCL_HOME)))))
   CUBLASLT := $(call find_library,libcublasLt,$(CUBLASLT_DIR))
   ifeq ($(and $(call find_include,cublasLt.h,$(CUBLASLT_DIR)),$(CUBLASLT)),)
     $(error no cublasLt.h or no libcublasLt.so in $(CUBLASLT_DIR) $(CUDA_DIRS); CUBLASLT_DIR= names the folder that holds \
       include/ and lib/, make CUDA= builds for the cpu alone)
   endif
   # nvcc takes no name that ends in .so.13, which is all that a wheel has.
-  LINK_CUBLASLT := -Xlinker $(CUBLASLT),-rpath,$(dir $(CUBLASLT))
+  LINK_CUDA := -Xlinker $(CUBLASLT),-rpath,$(dir $(CUBLASLT))
+  # Without NCCL the ranks have the host's collectives alone.
+  NCCL := $(if $(call find_include,nccl.h,$(NCCL_HOME)),$(call find_library,libnccl,$(NCCL_HOME)))
+  ifneq ($(NCCL),)
+    NCCL_FLAGS := -DHAVE_NCCL
+    LINK_CUDA += -Xlinker $(NCCL),-rpath,$(dir $(NCCL))
+  endif
   # The release has machine code for sm_80 (which sm_86 and sm_89 run) and sm_90a, and PTX that any newer GPU's driver can
   # compile, which it could not of a newer PTX. sm_90 alone would be without wgmma.
   GPU_ARCH ?= $(if $(RELEASE),release,$(if $(GPU),native,release))
@@ -93,8 +111,8 @@ ifneq ($(CUDA),)
   # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
   # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.
   NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) -lineinfo \
-    $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) -Werror all-warnings $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas \
-    -Wno-maybe-uninitialized -diag-suppress 1675 --threads 3
+    $(MPI_FLAGS) $(NCCL_FLAGS) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) -Werror all-warnings \
+    $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
 .PHONY: all libraries cuda emu ptxas demo test test-programs check-headers fuzz bench clean
@@ -108,7 +126,7 @@ cuda:
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 ifneq ($(CUDA),)
 $(B)/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
-	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUBLASLT) -o $@
+	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -o $@
 else
 $(B)/train_gpt: $(B)/main.o $(CPU_ENGINES)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
@@ -151,8 +169,9 @@ $(B)/test/fuzz_%: test/fuzz/fuzz_%.c | $(B)/test
 # The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA.
 # -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host. As C++, g++ warns of its
 # own vector intrinsics, which xxhash uses.
-EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(CFLAGS) -O2 $(WARNINGS) -Wno-unknown-pragmas \
-  -Wno-maybe-uninitialized
+# Its NCCL is made of MPI.
+EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) -O2 \
+  $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
 $(B)/emu/op_%_fp32: test/op_%.c | $(B)/emu
 	$(EMULATE_TEST) $(PRECISION_fp32) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
@@ -162,8 +181,10 @@ $(B)/emu/engine_cuda_%.o: train_gpt.c | $(B)/emu
 	$(EMULATE) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c $< -o $@
 $(B)/emu/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
+$(B)/emu/unit_%: test/unit_%.c | $(B)/emu
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/unit_%: test/emu/unit_%.cu | $(B)/emu
-	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) -lm -lcmocka -o $@
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 
 $(B)/bench_%_fp32: test/bench_%.c | $(B)
 	$(COMPILE) $(PRECISION_fp32) $< $(LDFLAGS) $(LDLIBS) -o $@
@@ -180,7 +201,7 @@ TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_
 # On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_gpt's fp32
 # would run for long and show what op_golden's shows.
 EMU_OPS := $(filter-out op_random op_vector_math,$(OPS))
-EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(EMU_OPS:=_bf16))
+EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(EMU_OPS:=_bf16))
 ifndef SANITIZE
   TESTS += $(EMU_TESTS)
   EMU_PROGRAM := $(B)/emu/train_gpt
@@ -228,7 +249,7 @@ demo:
 
 bench:
 	scripts/setup.sh build
-	+$(MAKE) -j$(JOBS) --no-print-directory $(foreach b,matmul attention ops step,$(B)/bench_$(b)_fp32 $(B)/bench_$(b)_bf16)
+	+$(MAKE) -j$(JOBS) --no-print-directory $(foreach b,matmul attention ops step,$(B)/bench_$(b)_fp32 $(B)/bench_$(b)_bf16) $(B)/train_gpt
 	scripts/bench.sh $(B)
 
 $(B) $(B)/test $(B)/emu $(B)/fuzz:

@@ -20,7 +20,7 @@ $G/op_%_quick.o: test/op_%.c | $G
 $G/attention_bench.o: test/cuda/attention_bench.cu | $G
 	$(GPU_CHECK_COMPILE) $(PRECISION_bf16) -Xptxas -v -c $< -o $@ 2>$G/ptxas_attention.log || { cat $G/ptxas_attention.log; exit 1; }
 $G/%: $G/%.o
-	$(NVCC) -Xcompiler -fopenmp $< $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUBLASLT) -lcmocka -o $@
+	$(NVCC) -Xcompiler -fopenmp $< $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
 .SECONDARY:
 $G:
 	mkdir -p $@

@@ -2,7 +2,9 @@
 //
 // There is no __shared__: kernels take shared memory from kernels/ptx.cuh, whose wrappers see each access.
 // Environment: EMU_MEMORY_BYTES the device's memory, 8 GiB if unset; CUDA_VISIBLE_DEVICES empty or -1: no device;
-// CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as calls on the stream NULL do.
+// EMU_DEVICES how many there are else, 1 if unset (all with the process's memory: what tells them apart is that two ranks
+// of test/emu/nccl.h can't share one); CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as calls on
+// the stream NULL do.
 #pragma once
 #include "test/emu/stream.h" // streams, events, graphs
 #include "test/emu/warp.h"   // blocks, warps, shared memory
@@ -177,13 +179,23 @@ static inline cudaError_t cudaGetLastError(void) {
 static inline cudaError_t cudaGetDeviceCount(int *count) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     const bool none = visible && (visible[0] == 0 || strcmp(visible, "-1") == 0);
-    *count = none ? 0 : 1;
+    const char *devices = getenv("EMU_DEVICES");
+    *count = none ? 0 : devices ? atoi(devices) : 1;
     return none ? emu_error(cudaErrorNoDevice) : cudaSuccess;
 }
 static inline cudaError_t cudaSetDevice(int device) {
     int count;
     const cudaError_t status = cudaGetDeviceCount(&count);
-    return status != cudaSuccess ? status : emu_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+    if (status != cudaSuccess)
+        return status;
+    if (device < 0 || device >= count)
+        return emu_error(cudaErrorInvalidDevice);
+    emu_device = device;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaGetDevice(int *device) {
+    *device = emu_device;
+    return cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
     memset(properties, 0, sizeof *properties);
@@ -196,7 +208,9 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *propert
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = EMU_MAX_THREADS;
     properties->l2CacheSize = 1 << 20;
-    return emu_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+    int count;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    return status != cudaSuccess ? status : emu_error(device >= 0 && device < count ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
 // --- Memory -------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ typedef enum cudaError {
 } cudaError_t;
 
 static cudaError_t emu_last_error = cudaSuccess;
+static __thread int emu_device; // of this thread: a new one begins with the first
 static inline cudaError_t emu_error(cudaError_t status) {
     if (status != cudaSuccess && status != cudaErrorNotReady)
         emu_last_error = status;
@@ -48,6 +49,7 @@ struct emu_stream {
 };
 struct emu_event {
     bool has_time, recorded;
+    int device;
     struct emu_stream *stream; // recorded there, behind so many works
     uint64_t position;
     double time;
@@ -79,7 +81,7 @@ static void emu_run_until(struct emu_stream *stream, uint64_t position) {
     while (stream->done < position && !stream->queue.empty()) {
         const struct emu_work work = std::move(stream->queue.front());
         stream->queue.pop_front();
-        stream->done++;
+        __atomic_store_n(&stream->done, stream->done + 1, __ATOMIC_RELEASE); // cudaEventQuery looks from any thread
         emu_run_work(&work);
     }
     emu_memory_close();
@@ -180,6 +182,7 @@ enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming =
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     *event = new emu_event();
     (*event)->has_time = !(flags & cudaEventDisableTiming);
+    (*event)->device = emu_device;
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
@@ -195,7 +198,16 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     return status;
 }
 static inline bool emu_event_done(cudaEvent_t event) {
-    return !event->recorded || !event->stream || event->stream->done >= event->position;
+    return !event->recorded || !event->stream || __atomic_load_n(&event->stream->done, __ATOMIC_ACQUIRE) >= event->position;
+}
+// Runs nothing, so that a thread beside the one that enqueues may ask. CUDA would let a thread ask that never chose its
+// device, and open the first device for it: memory taken there, by a process that uses another.
+static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (event->device != emu_device)
+        emu_report("cudaEventQuery: an event of device %d, from a thread whose device is %d", event->device, emu_device);
+    if (event->capture)
+        return emu_error(cudaErrorCapturedEvent);
+    return emu_event_done(event) ? cudaSuccess : cudaErrorNotReady;
 }
 static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (event->capture)

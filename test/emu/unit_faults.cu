@@ -298,7 +298,7 @@ static const struct fault {
 enum { FAULTS = sizeof faults / sizeof *faults };
 
 static void run_fault(const struct fault *fault, bool well) {
-    device_open(&device);
+    device_open(&device, 0, false);
     fault->run(well);
     finish();
 }

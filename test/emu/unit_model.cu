@@ -8,7 +8,7 @@
 
 static struct device device;
 static int set_up(void **state) {
-    device_open(&device);
+    device_open(&device, 0, false);
     return 0;
 }
 static int tear_down(void **state) {

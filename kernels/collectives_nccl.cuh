@@ -1,0 +1,205 @@
+// Collectives by NCCL, on a stream of their own beside the device's: a collective begins when all that the device's stream
+// had been given by then is done, and the device's stream waits for it where its result is needed. The host waits for
+// nothing, so a step is enqueued as it is on one GPU.
+//
+// Every rank begins the same collectives in the same order. NCCL itself never gives up on a rank that does not come: the
+// control thread looks at the events here, and tells the others how far this rank's GPU is (runtime/control.h).
+#pragma once
+#include "kernels/device.cuh" // struct device, cuda_check, LAUNCH
+#include "runtime/error.h"    // fail
+#include "runtime/parallel.h" // struct parallel, control_broadcast
+
+#if defined(TARGET_CUDA) && defined(HAVE_NCCL)
+#include "kernels/packed.cuh" // packed_aligned, packed_check
+#include "kernels/ptx.cuh"    // pack_bf16x2
+#include <nccl.h>             // ncclReduceScatter, ncclAllGather
+#include <pthread.h>          // pthread_mutex_t
+#include <unistd.h>           // _exit
+
+enum { COLLECTIVES_HAVE_NCCL = 1 };
+// Events of collectives that are under way. More than a step has of them, or the host would wait within a step.
+enum { NCCL_EVENTS = 1024 };
+
+struct nccl_queue {
+    ncclComm_t comm;
+    int rank, ranks;
+    struct device device; // the caller's, but for the stream
+    int device_index;
+    cudaEvent_t ready;             // what a collective waits for
+    cudaEvent_t done[NCCL_EVENTS]; // of collective n: n % NCCL_EVENTS
+    struct control *control;
+    pthread_mutex_t mutex;    // over what follows, and recording the events: the control thread looks at them
+    uint64_t begun, finished; // collectives so far
+};
+
+static const char *nccl_hint(ncclResult_t status) {
+    if (status == ncclInvalidUsage)
+        return "each rank needs a GPU of its own: start one for each GPU, or let ranks share one for a test by --collectives mpi";
+    return "NCCL_DEBUG=INFO shows what NCCL tried";
+}
+static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call, const char *file, int line) {
+    if (status != ncclSuccess)
+        fail("%s:%d: %s: %s: %s; %s", file, line, call, ncclGetErrorString(status), ncclGetLastError(comm),
+             nccl_hint(status));
+}
+#define nccl_check(comm, call) nccl_check_at(call, comm, #call, __FILE__, __LINE__)
+
+// --- What the control thread sees ---------------------------------------------------------------------------------
+
+// Counts those that are done, in order; returns how many are under way.
+static uint64_t nccl_queue_count(struct nccl_queue *q) {
+    pthread_mutex_lock(&q->mutex);
+    while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
+        q->finished++;
+        control_collective_done(q->control);
+    }
+    const uint64_t under_way = q->begun - q->finished;
+    pthread_mutex_unlock(&q->mutex);
+    return under_way;
+}
+// In the control thread, now and then. A failure that NCCL finds by itself leaves its kernels waiting for ever, and with
+// them the thread that trains: the process ends here, which the other ranks' control threads notice.
+static void nccl_queue_poll(void *argument) {
+    struct nccl_queue *const q = (struct nccl_queue *)argument;
+    cudaSetDevice(q->device_index); // of this thread; without it the first device would be opened
+    nccl_queue_count(q);
+    ncclResult_t error = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(q->comm, &error);
+    if (asked == ncclSuccess && (error == ncclSuccess || error == ncclInProgress))
+        return;
+    // Not by stdio, whose lock the thread that trains may hold.
+    dprintf(STDERR_FILENO, "train_gpt: rank %d: NCCL: %s: %s; %s\n", q->rank,
+            ncclGetErrorString(asked == ncclSuccess ? error : asked), ncclGetLastError(q->comm), nccl_hint(error));
+    _exit(EXIT_FAILURE);
+}
+
+// --- Opening and closing ------------------------------------------------------------------------------------------
+
+static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, struct device *dev) {
+    memset(q, 0, sizeof *q);
+    q->rank = parallel->launch.rank;
+    q->ranks = parallel->launch.ranks;
+    q->control = &parallel->control;
+    q->device = *dev;
+    pthread_mutex_init(&q->mutex, NULL);
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    if (q->rank == 0)
+        nccl_check(NULL, ncclGetUniqueId(&id));
+    control_broadcast(q->control, &id, sizeof id, "the start of NCCL", false);
+    control_collective_begun(q->control, "ncclCommInitRank");
+    nccl_check(NULL, ncclCommInitRank(&q->comm, q->ranks, id, q->rank));
+    control_collective_done(q->control);
+    cuda_check(cudaGetDevice(&q->device_index));
+    cuda_check(cudaStreamCreateWithFlags(&q->device.stream, cudaStreamNonBlocking));
+    cuda_check(cudaEventCreateWithFlags(&q->ready, cudaEventDisableTiming));
+    for (int i = 0; i < NCCL_EVENTS; i++)
+        cuda_check(cudaEventCreateWithFlags(&q->done[i], cudaEventDisableTiming));
+    control_set_poll(q->control, nccl_queue_poll, q);
+}
+static void nccl_queue_close(struct nccl_queue *q) {
+    cuda_check(cudaStreamSynchronize(q->device.stream));
+    control_set_poll(q->control, NULL, NULL);
+    nccl_queue_count(q);
+    nccl_check(NULL, ncclCommDestroy(q->comm));
+    for (int i = 0; i < NCCL_EVENTS; i++)
+        cuda_check(cudaEventDestroy(q->done[i]));
+    cuda_check(cudaEventDestroy(q->ready));
+    cuda_check(cudaStreamDestroy(q->device.stream));
+    pthread_mutex_destroy(&q->mutex);
+}
+
+// --- Collectives --------------------------------------------------------------------------------------------------
+
+// What is enqueued on the queue's stream from here to nccl_queue_end is one collective.
+static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
+    while (nccl_queue_count(q) >= NCCL_EVENTS) // the next event is the oldest one's
+        cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
+    control_collective_begun(q->control, name);
+    cuda_check(cudaEventRecord(q->ready, dev->stream));
+    cuda_check(cudaStreamWaitEvent(q->device.stream, q->ready, 0));
+}
+static uint64_t nccl_queue_end(struct nccl_queue *q) {
+    pthread_mutex_lock(&q->mutex);
+    const uint64_t ticket = ++q->begun;
+    cuda_check(cudaEventRecord(q->done[ticket % NCCL_EVENTS], q->device.stream));
+    pthread_mutex_unlock(&q->mutex);
+    return ticket;
+}
+// An event that has been recorded again since was waited for by the host then.
+static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
+    if (q->begun - ticket < NCCL_EVENTS)
+        cuda_check(cudaStreamWaitEvent(dev->stream, q->done[ticket % NCCL_EVENTS], 0));
+}
+
+enum { WIRE_PACK = 8, WIRE_THREADS = 256 }; // bf16 in 16 bytes; threads of a block
+// to[i] = from[i] rounded to bf16; `to` aligned to 16 bytes
+static __global__ void round_to_wire_kernel(bf16 *to, const float *from, int64_t n) {
+    const int64_t begin = WIRE_PACK * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
+    if (begin + WIRE_PACK <= n && packed_aligned(from)) {
+        packed_check(from + begin, false);
+        packed_check(from + begin + 4, false);
+        packed_check(to + begin, true);
+        const float4 low = *(const float4 *)(from + begin), high = *(const float4 *)(from + begin + 4);
+        const uint4 words = {pack_bf16x2(low.x, low.y), pack_bf16x2(low.z, low.w), pack_bf16x2(high.x, high.y),
+                             pack_bf16x2(high.z, high.w)};
+        *(uint4 *)(to + begin) = words;
+        return;
+    }
+    for (int64_t i = begin; i < begin + WIRE_PACK && i < n; i++)
+        to[i] = bf16_from_float(from[i]);
+}
+// to[i] = from[i]
+static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64_t n) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        to[i] = bf16_to_float(from[i]);
+}
+
+// Where `wire` (ranks, part) is given, in bf16: NCCL's ring then rounds after each addition.
+static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part, bf16 *wire,
+                                          const char *name, struct device *dev) {
+    cudaStream_t stream = q->device.stream;
+    const int64_t all = part * q->ranks;
+    nccl_queue_begin(q, name, dev);
+    if (wire) {
+        bf16 *const own = wire + part * q->rank;
+        LAUNCH(&q->device, round_to_wire_kernel, blocks_for(all, WIRE_PACK * WIRE_THREADS), WIRE_THREADS, 0, wire, buffer,
+               all);
+        nccl_check(q->comm, ncclReduceScatter(wire, own, (size_t)part, ncclBfloat16, ncclSum, q->comm, stream));
+        LAUNCH(&q->device, widen_from_wire_kernel, blocks_for(part, WIRE_THREADS), WIRE_THREADS, 0, out, own, part);
+    } else {
+        nccl_check(q->comm, ncclReduceScatter(buffer, out, (size_t)part, ncclFloat32, ncclSum, q->comm, stream));
+    }
+    return nccl_queue_end(q);
+}
+static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes, const char *name,
+                                      struct device *dev) {
+    nccl_queue_begin(q, name, dev);
+    nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
+    return nccl_queue_end(q);
+}
+
+#elif defined(TARGET_CUDA)
+
+enum { COLLECTIVES_HAVE_NCCL = 0 };
+// Nothing but the first is ever called.
+struct nccl_queue {
+    int unused;
+};
+static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, struct device *dev) {
+    fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= names "
+         "their folder), or give --collectives mpi or sockets, which are slow");
+}
+static void nccl_queue_close(struct nccl_queue *q) {}
+static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {}
+static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part, bf16 *wire,
+                                          const char *name, struct device *dev) {
+    return 0;
+}
+static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes, const char *name,
+                                      struct device *dev) {
+    return 0;
+}
+
+#endif

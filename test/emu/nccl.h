@@ -1,0 +1,259 @@
+// Stand-in for the part of NCCL that kernels/collectives_nccl.cuh uses, over MPI: the ranks are those of MPI_COMM_WORLD,
+// which the program has initialised.
+//
+// A collective runs when its stream does (test/emu/stream.h), and sums like NCCL's ring: the sum of the part that rank r
+// receives begins with rank r + 1's and ends with its own, and bf16 is rounded after each addition.
+//
+// It is stricter than the library, and ends the program with status 3 at
+// - collectives that differ between the ranks, in function, count, type or turn, where NCCL would hang or mix data up,
+// - pointers that are not the device's, ranges that leave an allocation, results that overlap what is sent in any other
+//   way than NCCL's own "in place",
+// - a collective enqueued while a graph is recorded, or a communicator that is destroyed before all its work has run.
+// As NCCL, it refuses a communicator whose ranks disagree on the id or the number of ranks, or share a device, and a
+// call from a thread that has another device.
+#pragma once
+#include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_device
+#include <limits.h>       // INT_MAX
+#define OMPI_SKIP_MPICXX 1 // the C interface in C++ too
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>          // MPI_Alltoall
+#include <stdarg.h>       // va_list
+#include <unistd.h>       // gethostname
+
+typedef enum {
+    ncclSuccess = 0,
+    ncclUnhandledCudaError = 1,
+    ncclSystemError = 2,
+    ncclInternalError = 3,
+    ncclInvalidArgument = 4,
+    ncclInvalidUsage = 5,
+    ncclRemoteError = 6,
+    ncclInProgress = 7
+} ncclResult_t;
+typedef enum { ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
+typedef enum { ncclSum = 0 } ncclRedOp_t;
+enum { NCCL_UNIQUE_ID_BYTES = 128, EMU_NCCL_MADE = 0x6e63636c };
+typedef struct {
+    char internal[NCCL_UNIQUE_ID_BYTES];
+} ncclUniqueId;
+
+// What a rank is about to do: compared before anything moves.
+struct emu_nccl_call {
+    char function[32];
+    uint64_t turn, count;
+    ncclDataType_t type;
+};
+typedef struct emu_nccl_communicator {
+    int made, rank, ranks, device;
+    MPI_Comm mpi;
+    uint64_t enqueued, done;
+} *ncclComm_t;
+
+static char emu_nccl_last_error[512];
+__attribute__((format(printf, 2, 3))) static inline ncclResult_t emu_nccl_error(ncclResult_t status, const char *format,
+                                                                                ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(emu_nccl_last_error, sizeof emu_nccl_last_error, format, arguments);
+    va_end(arguments);
+    return status;
+}
+static inline const char *ncclGetLastError(ncclComm_t) { return emu_nccl_last_error; }
+static inline const char *ncclGetErrorString(ncclResult_t status) {
+    static const char *const texts[] = {"no error",
+                                        "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+                                        "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+                                        "internal error - please report this issue to the NCCL developers",
+                                        "invalid argument (run with NCCL_DEBUG=WARN for details)",
+                                        "invalid usage (run with NCCL_DEBUG=WARN for details)",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
+    return texts[status];
+}
+
+// --- Communicators ------------------------------------------------------------------------------------------------
+
+static inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    FILE *random = fopen("/dev/urandom", "rb");
+    const bool read = random && fread(id->internal, sizeof id->internal, 1, random) == 1;
+    if (random)
+        fclose(random);
+    return read ? ncclSuccess : emu_nccl_error(ncclSystemError, "no random bytes");
+}
+
+struct emu_nccl_hello {
+    ncclUniqueId id;
+    int ranks, rank, device;
+    char host[256];
+};
+// Every rank finds the same, since each sees all.
+static inline ncclResult_t emu_nccl_check_hellos(const std::vector<struct emu_nccl_hello> &all) {
+    const int ranks = (int)all.size();
+    for (int r = 0; r < ranks; r++) {
+        const struct emu_nccl_hello *one = &all[(size_t)r];
+        if (one->ranks != ranks)
+            return emu_nccl_error(ncclInvalidArgument, "rank %d asks for %d ranks; there are %d", r, one->ranks, ranks);
+        if (one->rank != r)
+            return emu_nccl_error(ncclInvalidArgument, "MPI's rank %d calls itself %d", r, one->rank);
+        if (memcmp(&one->id, &all[0].id, sizeof one->id) != 0)
+            return emu_nccl_error(ncclInvalidArgument, "rank %d has another id than rank 0", r);
+        for (int other = 0; other < r; other++)
+            if (one->device == all[(size_t)other].device && strcmp(one->host, all[(size_t)other].host) == 0)
+                return emu_nccl_error(ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d",
+                                      other, r, one->device);
+    }
+    return ncclSuccess;
+}
+static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
+    int initialized = 0, size = 0;
+    MPI_Initialized(&initialized);
+    if (!initialized)
+        return emu_nccl_error(ncclSystemError, "the emulator's NCCL runs under mpirun, after MPI_Init");
+    if (emu_forbid_while_recording() != cudaSuccess)
+        return emu_nccl_error(ncclInvalidUsage, "a communicator is made while a graph is recorded");
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    struct emu_nccl_hello mine;
+    memset(&mine, 0, sizeof mine);
+    mine.id = id;
+    mine.ranks = ranks;
+    mine.rank = rank;
+    mine.device = emu_device;
+    gethostname(mine.host, sizeof mine.host - 1);
+    std::vector<struct emu_nccl_hello> all((size_t)size);
+    MPI_Comm mpi;
+    MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
+    MPI_Comm_set_errhandler(mpi, MPI_ERRORS_ARE_FATAL); // whatever the program chose for itself
+    MPI_Allgather(&mine, (int)sizeof mine, MPI_BYTE, all.data(), (int)sizeof mine, MPI_BYTE, mpi);
+    const ncclResult_t status = emu_nccl_check_hellos(all);
+    if (status != ncclSuccess) {
+        MPI_Comm_free(&mpi);
+        return status;
+    }
+    *comm = new emu_nccl_communicator();
+    (*comm)->made = EMU_NCCL_MADE;
+    (*comm)->rank = rank;
+    (*comm)->ranks = ranks;
+    (*comm)->device = emu_device;
+    (*comm)->mpi = mpi;
+    return ncclSuccess;
+}
+static inline bool emu_nccl_valid(ncclComm_t comm) { return comm && comm->made == EMU_NCCL_MADE; }
+static inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    if (!emu_nccl_valid(comm))
+        return emu_nccl_error(ncclInvalidArgument, "no communicator");
+    if (comm->done < comm->enqueued)
+        emu_report("ncclCommDestroy: %llu of the communicator's collectives have not run",
+                   (unsigned long long)(comm->enqueued - comm->done));
+    MPI_Comm_free(&comm->mpi);
+    comm->made = 0;
+    delete comm;
+    return ncclSuccess;
+}
+// From any thread. MPI tells of no error: it ends the program.
+static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+    *error = ncclSuccess;
+    return emu_nccl_valid(comm) ? ncclSuccess : ncclInvalidArgument;
+}
+
+// --- Collectives --------------------------------------------------------------------------------------------------
+
+static inline size_t emu_nccl_bytes(ncclDataType_t type) { return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1; }
+static inline const char *emu_nccl_type(ncclDataType_t type) {
+    return type == ncclFloat32 ? "ncclFloat32" : type == ncclBfloat16 ? "ncclBfloat16" : "ncclUint8";
+}
+static inline void emu_nccl_check_memory(const char *function, const void *p, size_t bytes, const char *what) {
+    const struct emu_allocation *a = emu_find_allocation(p);
+    if (!a || a->kind == EMU_PINNED)
+        emu_report("%s: %s at %p is no memory of the device", function, what, p);
+    emu_check_range(p, bytes, function);
+}
+// `small` is a rank's part: it lies at its place in `large`, or nowhere in it.
+static inline void emu_nccl_check_overlap(ncclComm_t comm, const char *function, const void *small, size_t bytes,
+                                          const void *large) {
+    const char *part = (const char *)small, *all = (const char *)large, *all_end = all + bytes * (size_t)comm->ranks;
+    if (part < all_end && part + bytes > all && part != all + bytes * (size_t)comm->rank)
+        emu_report("%s: its buffers overlap, and not as NCCL's in place would have it: rank %d's part is at byte %lld",
+                   function, comm->rank, (long long)(part - all));
+}
+// Every rank compares all, and the first that differs from rank 0 is named.
+static inline void emu_nccl_meet(ncclComm_t comm, const struct emu_nccl_call *mine) {
+    std::vector<struct emu_nccl_call> all((size_t)comm->ranks);
+    MPI_Allgather(mine, (int)sizeof *mine, MPI_BYTE, all.data(), (int)sizeof *mine, MPI_BYTE, comm->mpi);
+    const struct emu_nccl_call *first = &all[0];
+    for (int r = 1; r < comm->ranks; r++) {
+        const struct emu_nccl_call *other = &all[(size_t)r];
+        if (memcmp(first, other, sizeof *first) != 0)
+            emu_report("NCCL: the ranks' calls differ: rank 0's call %llu is %s of %llu %s, rank %d's call %llu is %s of %llu "
+                       "%s",
+                       (unsigned long long)first->turn, first->function, (unsigned long long)first->count,
+                       emu_nccl_type(first->type), r, (unsigned long long)other->turn, other->function,
+                       (unsigned long long)other->count, emu_nccl_type(other->type));
+    }
+}
+static inline ncclResult_t emu_nccl_enqueue(ncclComm_t comm, const char *function, size_t count, ncclDataType_t type,
+                                            cudaStream_t stream, std::function<void()> run) {
+    if (!emu_nccl_valid(comm))
+        return emu_nccl_error(ncclInvalidArgument, "%s: no communicator", function);
+    if (comm->device != emu_device)
+        return emu_nccl_error(ncclInvalidUsage, "%s: the communicator is of device %d, the thread uses device %d", function,
+                              comm->device, emu_device);
+    if (emu_forbid_while_recording() != cudaSuccess)
+        emu_report("%s: called while a graph is recorded", function);
+    if (count > INT_MAX / sizeof(float))
+        emu_report("%s: %zu elements are more than this stand-in moves", function, count);
+    struct emu_nccl_call call;
+    memset(&call, 0, sizeof call);
+    snprintf(call.function, sizeof call.function, "%s", function);
+    call.turn = ++comm->enqueued;
+    call.count = count;
+    call.type = type;
+    const cudaError_t status = emu_enqueue(stream, function, [=] {
+        emu_nccl_meet(comm, &call);
+        run();
+        comm->done++;
+    });
+    return status == cudaSuccess ? ncclSuccess : emu_nccl_error(ncclUnhandledCudaError, "%s", cudaGetErrorString(status));
+}
+
+// x += y; of the result only so much is kept as the type has.
+static inline void emu_nccl_add(char *x, const char *y, size_t count, ncclDataType_t type) {
+    for (size_t i = 0; i < count; i++)
+        if (type == ncclFloat32)
+            ((float *)x)[i] += ((const float *)y)[i];
+        else
+            ((uint16_t *)x)[i] = emu_to_bf16(emu_bf16(((const uint16_t *)x)[i]) + emu_bf16(((const uint16_t *)y)[i]));
+}
+// `send` (ranks, count), `receive` (count)
+static inline ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t count, ncclDataType_t type,
+                                             ncclRedOp_t operation, ncclComm_t comm, cudaStream_t stream) {
+    const size_t bytes = count * emu_nccl_bytes(type);
+    if (type != ncclFloat32 && type != ncclBfloat16)
+        return emu_nccl_error(ncclInvalidArgument, "ncclReduceScatter: sums of type %d are not modelled", (int)type);
+    if (emu_nccl_valid(comm)) {
+        emu_nccl_check_memory("ncclReduceScatter", send, bytes * (size_t)comm->ranks, "what is sent");
+        emu_nccl_check_memory("ncclReduceScatter", receive, bytes, "what is received");
+        emu_nccl_check_overlap(comm, "ncclReduceScatter", receive, bytes, send);
+    }
+    return emu_nccl_enqueue(comm, "ncclReduceScatter", count, type, stream, [=] {
+        std::vector<char> parts(bytes * (size_t)comm->ranks + 1); // never empty
+        MPI_Alltoall(send, (int)bytes, MPI_BYTE, parts.data(), (int)bytes, MPI_BYTE, comm->mpi);
+        char *sum = &parts[bytes * (size_t)((comm->rank + 1) % comm->ranks)];
+        for (int i = 2; i <= comm->ranks; i++)
+            emu_nccl_add(sum, &parts[bytes * (size_t)((comm->rank + i) % comm->ranks)], count, type);
+        memcpy(receive, sum, bytes);
+    });
+}
+// `send` (count), `receive` (ranks, count)
+static inline ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t comm,
+                                         cudaStream_t stream) {
+    const size_t bytes = count * emu_nccl_bytes(type);
+    if (emu_nccl_valid(comm)) {
+        emu_nccl_check_memory("ncclAllGather", send, bytes, "what is sent");
+        emu_nccl_check_memory("ncclAllGather", receive, bytes * (size_t)comm->ranks, "what is received");
+        emu_nccl_check_overlap(comm, "ncclAllGather", send, bytes, receive);
+    }
+    return emu_nccl_enqueue(comm, "ncclAllGather", count, type, stream, [=] {
+        const std::vector<char> mine((const char *)send, (const char *)send + bytes);
+        MPI_Allgather(mine.data(), (int)bytes, MPI_BYTE, receive, (int)bytes, MPI_BYTE, comm->mpi);
+    });
+}

@@ -1,0 +1,467 @@
+// kernels/collectives.cuh between ranks: sums and gathered bytes against loops, what a collective sees of the work before
+// it and the work after it of the collective, and on the emulator what its NCCL is to find.
+//
+// Each test starts this program again under mpirun, as ranks that check what they get.
+//
+//   unit_collectives           every test          mpirun -np N unit_collectives SCENARIO [nccl|host]    one of them
+//
+// Tolerances. A sum of n terms rounds n - 1 times, by 2^-24 of the terms' sum of absolute values at most; through bf16 each
+// term is rounded once more, and the sum, all by 2^-8.
+#include "kernels/collectives.cuh"  // under test
+#include "kernels/device_queue.cuh" // device_open, device_synchronize
+#include "test/testing.h"           // cmocka
+#include <unistd.h>                 // readlink, usleep
+
+#ifdef HAVE_MPI
+
+#ifdef TARGET_CUDA
+enum { KINDS = 2, HAS_NCCL = 1 }; // nccl, host
+#else
+enum { KINDS = 1, HAS_NCCL = 0 }; // host
+#endif
+static const double TIMEOUT_S = 30, SHORT_TIMEOUT_S = 2; // of a collective; short: for a rank that never comes
+enum { LARGEST_PART = 4099 };
+
+// --- A rank -------------------------------------------------------------------------------------------------------
+
+struct rank {
+    struct parallel parallel;
+    struct device device;
+    struct collectives collectives;
+    int rank, ranks;
+    void *scratch;
+    size_t scratch_bytes;
+};
+
+static void demand(const char *error) {
+    if (error)
+        fail("%s", error);
+}
+static const char *environment(const char *name) { return getenv(name); }
+
+static void rank_open(struct rank *r, double timeout_s) {
+    struct parallel *const p = &r->parallel;
+    struct error_text error;
+    memset(r, 0, sizeof *r);
+    demand(launch_find(&p->launch, "", environment, &error));
+    demand(mpi_open(&r->rank, &r->ranks, &error));
+    if (r->rank == 0)
+        demand(control_listen(&p->control, &error));
+    demand(mpi_broadcast(&p->control.address, sizeof p->control.address, &error));
+    demand(control_open(&p->control, &p->launch, timeout_s, &error));
+    demand(exchange_open(&p->exchange, EXCHANGE_MPI, r->rank, r->ranks, &p->control, &error));
+    p->has_exchange = true;
+    work_thread_start(&p->work, &p->control);
+    r->device.threads = 1;
+    device_open(&r->device);
+#ifdef TARGET_CUDA
+    int devices;
+    cuda_check(cudaGetDeviceCount(&devices));
+    cuda_check(cudaSetDevice(r->rank % devices));
+#endif
+}
+static void rank_close(struct rank *r) {
+    device_close(&r->device);
+    work_thread_stop(&r->parallel.work);
+    exchange_close(&r->parallel.exchange);
+    control_close(&r->parallel.control);
+    mpi_close();
+}
+static void collectives_begin(struct rank *r, enum collectives_kind kind, bool wire_bf16) {
+    collectives_open(&r->collectives, &r->parallel, kind, wire_bf16, &r->device);
+    r->scratch_bytes = collectives_scratch_bytes(LARGEST_PART, r->ranks, kind, wire_bf16);
+    r->scratch = device_allocate(r->scratch_bytes);
+    collectives_set_scratch(&r->collectives, r->scratch, LARGEST_PART, 4 * LARGEST_PART, &r->device);
+}
+static void collectives_end(struct rank *r) {
+    collectives_close(&r->collectives, &r->device);
+    device_free(r->scratch, r->scratch_bytes);
+}
+
+// --- Values -------------------------------------------------------------------------------------------------------
+
+// What a rank's buffer holds at i in a round: any rank can tell.
+static float value_at(int round, int rank, int64_t i) {
+    uint64_t state = (uint64_t)i * 64 + (uint64_t)rank * 8 + (uint64_t)round;
+    return (float)test_uniform(&state);
+}
+static float *values_of(int round, int rank, int64_t n) {
+    float *x = (float *)malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = value_at(round, rank, i);
+    return x;
+}
+static void check_sums(const float *got, int round, const struct rank *r, int64_t part) {
+    for (int64_t i = 0; i < part; i++) {
+        double sum = 0, magnitude = 0;
+        for (int rank = 0; rank < r->ranks; rank++) {
+            sum += value_at(round, rank, part * r->rank + i);
+            magnitude += fabs((double)value_at(round, rank, part * r->rank + i));
+        }
+        const double rounding = r->collectives.bf16 ? 0x1p-8 : 0x1p-24;
+        const double tolerance = (r->ranks + (r->collectives.bf16 ? 1 : 0)) * rounding * magnitude;
+        if (!(fabs(got[i] - sum) <= tolerance))
+            fail("rank %d of %d, part of %lld, element %lld: %.9g, expected %.9g, within %.3g", r->rank, r->ranks,
+                 (long long)part, (long long)i, (double)got[i], sum, tolerance);
+    }
+}
+
+// Reduces a part into its place in the buffer, or elsewhere; the buffer begins `offset` elements after an aligned place.
+static void check_reduce_scatter(struct rank *r, int64_t part, int offset, bool in_place) {
+    struct device *const dev = &r->device;
+    const size_t part_bytes = (size_t)part * sizeof(float), bytes = part_bytes * (size_t)r->ranks;
+    const size_t allocated = bytes + (size_t)offset * sizeof(float);
+    float *const memory = (float *)device_allocate(allocated), *const buffer = memory + offset;
+    float *const elsewhere = (float *)device_allocate(part_bytes);
+    float *const out = in_place ? buffer + part * r->rank : elsewhere;
+    float *const host = (float *)host_allocate(part_bytes, dev), *const values = values_of(1, r->rank, part * r->ranks);
+    const uint64_t sent = r->collectives.sent_bytes;
+    device_upload(buffer, values, bytes, dev);
+    const uint64_t ticket = collective_reduce_scatter(&r->collectives, out, buffer, part, "a test's sum", dev);
+    collective_wait(&r->collectives, ticket, dev);
+    device_download(host, out, part_bytes, dev);
+    check_sums(host, 1, r, part);
+    const uint64_t expected = (uint64_t)(r->ranks - 1) * part_bytes / (r->collectives.bf16 ? 2 : 1);
+    if (r->collectives.sent_bytes - sent != expected)
+        fail("%llu bytes are counted as sent, not %llu", (unsigned long long)(r->collectives.sent_bytes - sent),
+             (unsigned long long)expected);
+    device_free(memory, allocated);
+    device_free(elsewhere, part_bytes);
+    host_free(host);
+    free(values);
+}
+static void check_all_gather(struct rank *r, size_t bytes, bool in_place) {
+    struct device *const dev = &r->device;
+    const size_t all_bytes = bytes * (size_t)r->ranks;
+    unsigned char *const buffer = (unsigned char *)device_allocate(all_bytes);
+    unsigned char *const elsewhere = (unsigned char *)device_allocate(bytes);
+    unsigned char *const own = in_place ? buffer + bytes * (size_t)r->rank : elsewhere;
+    unsigned char *const host = (unsigned char *)host_allocate(all_bytes, dev);
+    for (size_t i = 0; i < bytes; i++)
+        host[i] = (unsigned char)(i * 7 + (size_t)r->rank * 31 + 1);
+    device_upload(own, host, bytes, dev);
+    collective_wait(&r->collectives, collective_all_gather(&r->collectives, buffer, own, bytes, "a test's bytes", dev), dev);
+    device_download(host, buffer, all_bytes, dev);
+    for (size_t i = 0; i < all_bytes; i++)
+        if (host[i] != (unsigned char)(i % bytes * 7 + i / bytes * 31 + 1))
+            fail("rank %d of %d, %zu bytes of each: byte %zu is wrong", r->rank, r->ranks, bytes, i);
+    device_free(buffer, all_bytes);
+    device_free(elsewhere, bytes);
+    host_free(host);
+}
+static void values_are_right(struct rank *r, enum collectives_kind kind) {
+    static const int64_t parts[] = {1, 7, 1000, LARGEST_PART};
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        collectives_begin(r, kind, bf16);
+        for (int i = 0; i < 4; i++)
+            for (int in_place = 0; in_place < 2; in_place++)
+                check_reduce_scatter(r, parts[i], i % 2 + in_place, in_place);
+        for (int i = 0; i < 4; i++)
+            for (int in_place = 0; in_place < 2; in_place++)
+                check_all_gather(r, (size_t)parts[i], in_place);
+        collectives_end(r);
+    }
+}
+
+// --- Order --------------------------------------------------------------------------------------------------------
+
+// Two sums at once, while the device goes on: each must see what was enqueued before it, and what is enqueued after the wait
+// must see the sum, and be unseen by it. Nothing waits on the host until the end, so that on the emulator nothing has run by
+// then but what the queues' own waits demand.
+static void order_is_kept(struct rank *r, enum collectives_kind kind) {
+    enum { PART = 1000 };
+    struct device *const dev = &r->device;
+    struct collectives *const c = &r->collectives;
+    const size_t bytes = PART * sizeof(float), all_bytes = bytes * (size_t)r->ranks;
+    float *values[2], *buffer[2], *out[2], *taken[2], *host = (float *)host_allocate(bytes, dev);
+    uint64_t ticket[2];
+    collectives_begin(r, kind, false);
+    for (int i = 0; i < 2; i++) {
+        values[i] = values_of(i, r->rank, PART * r->ranks);
+        buffer[i] = (float *)device_allocate(all_bytes);
+        out[i] = (float *)device_allocate(bytes);
+        taken[i] = (float *)device_allocate(bytes);
+        device_zero(buffer[i], all_bytes, dev);
+        device_zero(out[i], bytes, dev);
+    }
+    device_synchronize(dev);
+    for (int i = 0; i < 2; i++) {
+        device_upload(buffer[i], values[i], all_bytes, dev);
+        ticket[i] = collective_reduce_scatter(c, out[i], buffer[i], PART, i ? "the second" : "the first", dev);
+        device_zero(taken[i], bytes, dev); // what is computed meanwhile
+    }
+#ifdef TARGET_CUDA
+    if (kind == COLLECTIVES_NCCL) // before anything that the device's stream was given
+        cuda_check(cudaStreamSynchronize(c->nccl.device.stream));
+#endif
+    for (int i = 0; i < 2; i++) {
+        collective_wait(c, ticket[i], dev);
+        device_copy(taken[i], out[i], bytes, dev);
+        device_zero(buffer[i], all_bytes, dev);
+        device_zero(out[i], bytes, dev);
+    }
+    for (int i = 0; i < 2; i++) {
+        device_download(host, taken[i], bytes, dev);
+        check_sums(host, i, r, PART);
+        device_free(buffer[i], all_bytes);
+        device_free(out[i], bytes);
+        device_free(taken[i], bytes);
+        free(values[i]);
+    }
+    host_free(host);
+    collectives_end(r);
+}
+// The same with no wait of the host in between: the device's stream alone makes the collective run.
+static void wait_is_enough(struct rank *r, enum collectives_kind kind) {
+    struct device *const dev = &r->device;
+    const size_t all_bytes = sizeof(float) * (size_t)r->ranks;
+    float *const buffer = (float *)device_allocate(all_bytes), *const taken = (float *)device_allocate(all_bytes);
+    float *const host = (float *)host_allocate(all_bytes, dev);
+    collectives_begin(r, kind, false);
+    for (int round = 0; round < 8; round++) {
+        host[0] = value_at(round, r->rank, 0);
+        device_upload(buffer + r->rank, host, sizeof *host, dev);
+        const uint64_t ticket =
+            collective_all_gather(&r->collectives, buffer, buffer + r->rank, sizeof *host, "a number", dev);
+        collective_wait(&r->collectives, ticket, dev);
+        device_copy(taken, buffer, all_bytes, dev);
+        device_zero(buffer, all_bytes, dev);
+        device_download(host, taken, all_bytes, dev);
+        for (int rank = 0; rank < r->ranks; rank++)
+            if (host[rank] != value_at(round, rank, 0))
+                fail("round %d: rank %d's number is %g, not %g", round, rank, (double)host[rank],
+                     (double)value_at(round, rank, 0));
+    }
+    collectives_end(r);
+    device_free(buffer, all_bytes);
+    device_free(taken, all_bytes);
+    host_free(host);
+}
+// More than can be under way: when the last is begun, the first is long done, and waiting for it is still right.
+static void many_are_under_way(struct rank *r, enum collectives_kind kind) {
+    enum { MANY = 1100 };
+    struct device *const dev = &r->device;
+    const size_t bytes = MANY * sizeof(int), all_bytes = bytes * (size_t)r->ranks;
+    int *const own = (int *)device_allocate(bytes), *const all = (int *)device_allocate(all_bytes);
+    int *const host = (int *)host_allocate(all_bytes, dev), *const early = (int *)device_allocate(all_bytes);
+    uint64_t first = 0, last = 0;
+    collectives_begin(r, kind, false);
+    for (int i = 0; i < MANY; i++)
+        host[i] = r->rank * MANY + i;
+    device_upload(own, host, bytes, dev);
+    for (int i = 0; i < MANY; i++) {
+        last = collective_all_gather(&r->collectives, all + i * r->ranks, own + i, sizeof *own, "one of many", dev);
+        first = i == 0 ? last : first;
+    }
+    collective_wait(&r->collectives, first, dev);
+    device_copy(early, all, sizeof *early * (size_t)r->ranks, dev);
+    collective_wait(&r->collectives, last, dev);
+    device_copy(early + r->ranks, all + r->ranks, all_bytes - sizeof *early * (size_t)r->ranks, dev);
+    device_download(host, early, all_bytes, dev);
+    for (int i = 0; i < MANY * r->ranks; i++)
+        if (host[i] != i % r->ranks * MANY + i / r->ranks)
+            fail("number %d is %d", i, host[i]);
+    collectives_end(r);
+    device_free(early, all_bytes);
+    device_free(own, bytes);
+    device_free(all, all_bytes);
+    host_free(host);
+}
+
+#ifdef TARGET_CUDA
+// The control thread finds out by itself how far the GPU is: here it has nothing left to do but that.
+static void control_is_told(struct rank *r, enum collectives_kind kind) {
+    struct nccl_queue *const q = &r->collectives.nccl;
+    const size_t all_bytes = sizeof(float) * (size_t)r->ranks;
+    float *const buffer = (float *)device_allocate(all_bytes);
+    collectives_begin(r, kind, false);
+    device_zero(buffer, all_bytes, &r->device);
+    for (int i = 0; i < 3; i++)
+        collective_all_gather(&r->collectives, buffer, buffer + r->rank, sizeof *buffer, "a number", &r->device);
+    cuda_check(cudaStreamSynchronize(q->device.stream));
+    uint64_t finished = 0;
+    for (int i = 0; i < 400 && finished < 3; i++) {
+        usleep(10000);
+        pthread_mutex_lock(&q->mutex);
+        finished = q->finished;
+        pthread_mutex_unlock(&q->mutex);
+    }
+    if (finished != 3)
+        fail("the control thread saw %llu of 3 collectives done", (unsigned long long)finished);
+    collectives_end(r);
+    device_free(buffer, all_bytes);
+}
+
+// --- What the emulator's NCCL finds -------------------------------------------------------------------------------
+
+static float *begin_fault(struct rank *r) {
+    collectives_begin(r, COLLECTIVES_NCCL, false);
+    return (float *)device_allocate(4096);
+}
+static void counts_differ(struct rank *r, enum collectives_kind kind) {
+    float *const x = begin_fault(r);
+    collective_reduce_scatter(&r->collectives, x, x + 512, 8 + r->rank, "unequal parts", &r->device);
+    collectives_end(r);
+}
+static void order_differs(struct rank *r, enum collectives_kind kind) {
+    float *const x = begin_fault(r);
+    for (int i = 0; i < 2; i++)
+        if (i == r->rank)
+            collective_reduce_scatter(&r->collectives, x, x + 512, 8, "a sum", &r->device);
+        else
+            collective_all_gather(&r->collectives, x, x + 512, 32, "bytes", &r->device);
+    collectives_end(r);
+}
+static void host_memory(struct rank *r, enum collectives_kind kind) {
+    float *const x = begin_fault(r), values[8] = {0};
+    collective_all_gather(&r->collectives, x, values, sizeof values, "bytes", &r->device);
+    collectives_end(r);
+}
+static void parts_overlap(struct rank *r, enum collectives_kind kind) {
+    float *const x = begin_fault(r);
+    collective_reduce_scatter(&r->collectives, x + 8 * r->rank + 1, x, 8, "a sum", &r->device);
+    collectives_end(r);
+}
+// What neither NCCL nor its stand-in can find: the control thread does, which knows what each rank has begun.
+static void one_is_missing(struct rank *r, enum collectives_kind kind) {
+    float *const x = begin_fault(r);
+    for (int i = 0; i < 2 - r->rank; i++)
+        collective_all_gather(&r->collectives, x, x + 512, 32, i ? "the second" : "the first", &r->device);
+    cuda_check(cudaStreamSynchronize(r->collectives.nccl.device.stream));
+    usleep(20 * 1000000);
+}
+static void device_is_shared(struct rank *r, enum collectives_kind kind) {
+    cuda_check(cudaSetDevice(0));
+    begin_fault(r);
+}
+#endif
+
+// --- Starting ranks -----------------------------------------------------------------------------------------------
+
+static const struct scenario {
+    const char *name;
+    void (*run)(struct rank *r, enum collectives_kind kind);
+} scenarios[] = {
+    {"values", values_are_right},
+    {"order", order_is_kept},
+    {"wait", wait_is_enough},
+    {"many", many_are_under_way},
+#ifdef TARGET_CUDA
+    {"control", control_is_told},
+    {"counts_differ", counts_differ},
+    {"order_differs", order_differs},
+    {"host_memory", host_memory},
+    {"parts_overlap", parts_overlap},
+    {"device_is_shared", device_is_shared},
+    {"one_is_missing", one_is_missing},
+#endif
+};
+enum { SCENARIOS = sizeof scenarios / sizeof *scenarios };
+
+// "a,b,c": one after another
+static void run_rank(const char *names, const char *kind_name) {
+    static struct rank rank;
+    const enum collectives_kind kind = strcmp(kind_name, "nccl") == 0 ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
+    rank_open(&rank, strcmp(names, "one_is_missing") == 0 ? SHORT_TIMEOUT_S : TIMEOUT_S);
+    for (int i = 0; i < SCENARIOS; i++) {
+        const char *at = strstr(names, scenarios[i].name);
+        const size_t n = strlen(scenarios[i].name);
+        if (at && (at == names || at[-1] == ',') && (at[n] == 0 || at[n] == ','))
+            scenarios[i].run(&rank, kind);
+    }
+    rank_close(&rank);
+}
+// What the ranks say is read from what this returns, until end_ranks. MPI leaves memory behind of its own.
+static FILE *start_ranks(int ranks, const char *names, const char *kind) {
+    char program[512], command[1024];
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    assert_true(length > 0);
+    program[length] = 0;
+    snprintf(command, sizeof command,
+             "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 "
+             "ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=%d timeout 60 mpirun --oversubscribe -np %d '%s' %s %s 2>&1",
+             ranks, ranks, program, names, kind);
+    FILE *job = popen(command, "r");
+    assert_non_null(job);
+    return job;
+}
+// The job's status, all that its ranks said in `message`.
+static int end_ranks(FILE *job, char *message, size_t size) {
+    message[fread(message, 1, size - 1, job)] = 0;
+    return pclose(job);
+}
+static void need_mpirun(void) {
+    if (system("command -v mpirun >/dev/null 2>&1") != 0) {
+        print_message("no mpirun\n");
+        skip();
+    }
+}
+static void check_ranks(int ranks, const char *names, const char *kind) {
+    char message[8192];
+    need_mpirun();
+    const int status = end_ranks(start_ranks(ranks, names, kind), message, sizeof message);
+    if (status != 0)
+        fail_msg("%d ranks, %s, %s: status %d: %s", ranks, names, kind, status, message);
+}
+static const char *const host_scenarios = "values,order,wait,many";
+static void two_ranks_over_the_host(void **state) { check_ranks(2, host_scenarios, "host"); }
+static void three_ranks_over_the_host(void **state) { check_ranks(3, host_scenarios, "host"); }
+
+#ifdef TARGET_CUDA
+static const char *const nccl_scenarios = "values,order,wait,many,control";
+static void two_ranks_over_nccl(void **state) { check_ranks(2, nccl_scenarios, "nccl"); }
+static void three_ranks_over_nccl(void **state) { check_ranks(3, nccl_scenarios, "nccl"); }
+
+static const struct fault {
+    const char *name, *words, *other_words; // of the message
+} faults[] = {
+    {"counts_differ", "call 1 is ncclReduceScatter of 8 ncclFloat32", "call 1 is ncclReduceScatter of 9 ncclFloat32"},
+    {"order_differs", "call 1 is ncclReduceScatter of 8 ncclFloat32", "call 1 is ncclAllGather of 32 ncclUint8"},
+    {"host_memory", "ncclAllGather: what is sent", "is no memory of the device"},
+    {"parts_overlap", "ncclReduceScatter: its buffers overlap", "part is at byte"},
+    {"one_is_missing", "train_gpt: rank 1 (host", "has not reached 'the second' (collective 3)"},
+    {"device_is_shared", "Duplicate GPU detected : rank 0 and rank 1", "--collectives mpi"},
+};
+enum { FAULTS = sizeof faults / sizeof *faults };
+// All at once: mpirun takes a second or two to end a job that failed.
+static void faults_are_found(void **state) {
+    char message[8192];
+    FILE *jobs[FAULTS];
+    need_mpirun();
+    for (int i = 0; i < FAULTS; i++)
+        jobs[i] = start_ranks(2, faults[i].name, "nccl");
+    for (int i = 0; i < FAULTS; i++) {
+        const int status = end_ranks(jobs[i], message, sizeof message);
+        if (status == 0 || !strstr(message, faults[i].words) || !strstr(message, faults[i].other_words))
+            fail_msg("%s: status %d, expected \"%s\" and \"%s\": %s", faults[i].name, status, faults[i].words,
+                     faults[i].other_words, message);
+    }
+}
+#endif
+
+int main(int argc, char **argv) {
+    if (argc > 1) {
+        run_rank(argv[1], argc > 2 ? argv[2] : HAS_NCCL ? "nccl" : "host");
+        return 0;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_ranks_over_the_host),
+        cmocka_unit_test(three_ranks_over_the_host),
+#ifdef TARGET_CUDA
+        cmocka_unit_test(two_ranks_over_nccl),
+        cmocka_unit_test(three_ranks_over_nccl),
+        cmocka_unit_test(faults_are_found),
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+static void built_without_mpi(void **state) { skip(); }
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(built_without_mpi)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#endif
