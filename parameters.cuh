@@ -101,6 +101,9 @@ struct parameters {
     int L;
     int64_t flat;    // elements of a flat buffer, alignment gaps included
     int64_t visible; // parameters as the world counts them
+    // Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is [unit_begin[u], unit_begin[u + 1]).
+    int num_units;
+    int64_t *unit_begin; // (num_units + 1)
 };
 
 enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
@@ -144,13 +147,29 @@ static void parameters_add(struct parameters *p, struct tensor t, int layer) {
     p->tensors[p->num_tensors++] = t;
 }
 
-static struct parameters parameters_create(const struct model_shape *s) {
+static int unit_of_head(void) { return 0; }
+static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
+static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
+static int unit_of(const struct parameters *p, int layer, enum parameter id) {
+    return layer >= 0 ? unit_of_layer(p, layer) : id < PARAM_FCPROJ_W ? unit_of_head() : unit_of_embeddings(p);
+}
+
+// A unit ends: the next begins at a multiple of `multiple` elements.
+static void parameters_end_unit(struct parameters *p, int64_t multiple) {
+    p->flat = (p->flat + multiple - 1) / multiple * multiple;
+    p->unit_begin[++p->num_units] = p->flat;
+}
+
+// For `ranks` processes: each unit is a multiple of as many aligned parts.
+static struct parameters parameters_create(const struct model_shape *s, int ranks) {
+    const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;
     memset(&p, 0, sizeof p);
     p.L = s->L;
+    p.unit_begin = (int64_t *)calloc((size_t)s->L + 3, sizeof *p.unit_begin);
     p.tensors = (struct tensor *)calloc((size_t)(s->L + 1) * PARAM_COUNT, sizeof *p.tensors);
     p.index = (int *)calloc((size_t)(s->L + 1) * PARAM_COUNT, sizeof *p.index);
-    if (!p.tensors || !p.index)
+    if (!p.tensors || !p.index || !p.unit_begin)
         fail("out of memory for the table of parameters");
     for (int i = 0; i < (s->L + 1) * PARAM_COUNT; i++)
         p.index[i] = -1;
@@ -163,15 +182,20 @@ static struct parameters parameters_create(const struct model_shape *s) {
         }
         if (id != PARAM_FCPROJ_W) // the rows of a layer stand together: the first of them adds all
             continue;
-        for (int l = s->L - 1; l >= 0; l--)
+        parameters_end_unit(&p, multiple);
+        for (int l = s->L - 1; l >= 0; l--) {
             for (int row = PARAM_FCPROJ_W; row <= PARAM_LN1_B; row++)
                 parameters_add(&p, tensor_row((enum parameter)row, s, &per_layer), l);
+            parameters_end_unit(&p, multiple);
+        }
     }
+    parameters_end_unit(&p, multiple);
     return p;
 }
 static void parameters_free(struct parameters *p) {
     free(p->tensors);
     free(p->index);
+    free(p->unit_begin);
     memset(p, 0, sizeof *p);
 }
 
