@@ -14,6 +14,7 @@
 #include "config.h"               // struct config
 #include "kernels/activation.cuh" // gelu, swiglu
 #include "kernels/adamw.cuh"      // adamw_update, sum_of_squares, gradient_check
+#include "kernels/collectives.cuh"   // collective_reduce_scatter, collective_all_gather
 #include "kernels/device_memory.cuh" // device_upload, device_download, host_allocate
 #include "kernels/device_queue.cuh"  // device_mark, device_wait, work graphs
 #include "kernels/embedding.cuh"  // embedding_forward, embedding_backward
@@ -25,6 +26,7 @@
 #include "parameters.cuh"         // struct parameters, struct model_shape
 #include "recompute.cuh"          // struct recompute_policy
 #include "runtime/error.h"        // fail
+#include "shards.cuh"             // struct shards: whose range is what
 #include <math.h>                 // sqrt, isfinite
 #include <time.h>                 // clock_gettime
 
@@ -33,7 +35,7 @@
 enum pass { PASS_TRAIN, PASS_RECOMPUTE, PASS_EVALUATE, PASS_GENERATE, PASS_COUNT };
 
 // The parts of the schedule, each entered at its own first phase.
-enum region { REGION_MICRO_STEP, REGION_UPDATE, REGION_EVALUATE, REGION_GENERATE, REGION_COUNT };
+enum region { REGION_MICRO_STEP, REGION_UPDATE, REGION_EVALUATE, REGION_GENERATE, REGION_SAVE, REGION_COUNT };
 
 // Marks in the device's queue, two of each.
 enum mark { MARK_BATCH = 0, MARK_RESULTS = 2 };
@@ -58,6 +60,11 @@ enum slot {
     SLOT_D_NORM1,
     SLOT_D_LNF,
     SLOT_D_RESIDUAL, // of the residual stream, from the head down to the embedding
+    SLOT_UNIT,       // ZeRO: a layer's parameters (or the head's), gathered; the same of the embeddings
+    SLOT_UNIT_EMBEDDINGS,
+    SLOT_D_UNIT,     // their gradients, until they are reduced
+    SLOT_D_UNIT_EMBEDDINGS,
+    SLOT_GATHERED,   // a piece of sharded state on its way into a checkpoint
     SLOT_COUNT
 };
 
@@ -67,15 +74,19 @@ enum flat { FLAT_M, FLAT_V, FLAT_MASTER, FLAT_COUNT };
 // What a step leaves in the device's memory until the host asks for it, which can be a step later.
 struct step_results {
     struct gradient_check check;
-    double squares;      // sum of the gradients' squares
     double loss;         // mean of the last batch
     uint64_t micro_step; // of the run: the step of dropout masks
 };
+
+// A unit's gathered parameters, in one pass.
+enum unit_state { UNIT_ABSENT, UNIT_COMES, UNIT_IS_THERE };
 
 struct gpt {
     struct config config;
     struct model_shape shape;
     struct parameters table;
+    struct shards shards;
+    struct collectives *collectives; // NULL with one rank, or where it is only planned
     struct recompute_policy policy;
     enum attention_backend backend;
     struct device *dev;
@@ -92,21 +103,27 @@ struct gpt {
     bool matmuls_only;                // a benchmark's: skip all but the matmuls
     void (*on_phase)(struct gpt *);   // called as each phase begins, where set: a test's look at the schedule
 
-    int params_id, grads_id, master_id, m_id, v_id, rope_id, results_id, losses_id, copy_ids[FLAT_COUNT];
+    int params_id, grads_id, master_id, m_id, v_id, rope_id, results_id, reports_id, scratch_id, copy_ids[FLAT_COUNT];
+    // Each whole, or the own shard, by the ZeRO stage.
     floatX *params;
     float *grads, *master, *m, *v; // master is NULL in fp32, where the parameters are their own
     float *copy[FLAT_COUNT];       // of exact parameters and moments in the host's memory, for a checkpoint; or NULL
     const float *rope;             // (T, D) cosines and sines
     struct step_results *results;  // in the device's memory, like
-    double *losses;                // (micro-steps) mean loss of each micro-batch of the step
+    double *reports;               // (ranks, report_width) of the step: squares, requests, losses of the micro-batches
+    double *losses;                // (micro-steps) the own ones
+    uint64_t *params_tickets;      // (pieces) collectives that are under way: the gathering of an updated piece,
+    uint64_t *grads_tickets;       // the reduction of a piece's gradients
+    enum unit_state *units;        // (PASS_COUNT, units) where parameters are sharded
 
     bool trains;         // has gradients and an optimizer; else it validates and generates
     bool copies;         // checkpoints are written from a copy, while the training goes on
     int sequences;       // generation: that many at a time,
     int decode_tokens;   // each of at most so many
     int64_t chunk;       // tokens of a logits chunk
-    int micro_steps;     // of a step
-    uint64_t micro_step; // counts micro-batches of the whole run
+    int micro_steps;     // of a step, on each rank
+    uint64_t micro_step; // counts micro-batches of the whole run, on all ranks
+    bool last_micro_step; // of its step: gradients are reduced
     bool dropout;        // on in training, off in evaluation and generation
     int position;        // generation: place of the current token
     struct work_graph graph; // the work of a micro-step, recorded
@@ -117,13 +134,19 @@ struct gpt {
     int32_t *host_batches;             // (2, 2, host_batch_tokens): batch; inputs, targets
     int64_t host_batch_tokens;
     unsigned batches;                  // sent so far
+    unsigned updates;                  // enqueued so far
     struct step_results *host_results; // (2)
-    double *host_losses;               // (2, micro-steps)
+    double *host_reports;              // (2, ranks, report_width)
+    int request;                       // what this rank asks of all in the next update: a code of the caller's, 0: nothing
+    double *host_requests;             // (2) those under way
     // Host memory for sampling: a row of logits as it comes and as (3, Vp) floats, a token of each sequence.
     floatX *host_row;
     float *host_logits;
     int32_t *host_tokens;
 };
+
+// Of the reports of one rank: the squares of the gradients, what the rank asks of all, and a loss a micro-batch.
+static int report_width(const struct gpt *m) { return REPORT_LOSSES + m->micro_steps; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Phases and buffers
@@ -138,6 +161,7 @@ static void region(struct gpt *m, enum region r) {
     if (m->planning)
         m->region_first[r] = m->phase + 1;
     m->phase = m->region_first[r] - 1;
+    memset(m->units, 0, (size_t)PASS_COUNT * (size_t)m->shards.units * sizeof *m->units); // UNIT_ABSENT
 }
 static const char *const pass_names[PASS_COUNT] = {"forward", "recompute", "evaluate", "generate"};
 static void phase_named(struct gpt *m, const char *part, int layer, const char *op) {
@@ -254,14 +278,37 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - SLOT_D_MLP_PROJ]);
 }
 
-// A parameter and its gradient; NULL where this model has none, and when planning.
-static floatX *param(const struct gpt *m, int l, enum parameter id) {
-    const struct tensor *t = parameters_find(&m->table, l, id);
-    return t && m->params ? m->params + t->offset : NULL;
+// Where a unit's gathered parameters and its gradients lie while they are whole, if the stage shards them.
+static void *unit_buffer(struct gpt *m, enum pass pass, int unit, bool gradients) {
+    const bool embeddings = unit == unit_of_embeddings(&m->table), layer = unit != unit_of_head() && !embeddings;
+    const int slot = gradients ? (embeddings ? SLOT_D_UNIT_EMBEDDINGS : SLOT_D_UNIT) : (embeddings ? SLOT_UNIT_EMBEDDINGS : SLOT_UNIT);
+    const size_t elements = (size_t)(m->table.unit_begin[unit + 1] - m->table.unit_begin[unit]);
+    return buffer(m, pass, layer ? m->shape.L - unit : -1, slot, elements * (gradients ? sizeof(float) : sizeof(floatX)),
+                  gradients ? "gradients of a unit" : "parameters of a unit", gradients ? "unit's gradients" : "unit's parameters");
 }
-static float *grad(const struct gpt *m, int l, enum parameter id) {
+
+// A parameter and its gradient; NULL where this model has none, and when planning.
+static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
-    return t && m->grads ? m->grads + t->offset : NULL;
+    if (!t)
+        return NULL;
+    if (shards_parameters(&m->shards)) {
+        const int unit = unit_of(&m->table, l, id);
+        floatX *gathered = (floatX *)unit_buffer(m, pass, unit, false);
+        return gathered ? gathered + t->offset - m->table.unit_begin[unit] : NULL;
+    }
+    return m->params ? m->params + t->offset : NULL;
+}
+static float *grad(struct gpt *m, int l, enum parameter id) {
+    const struct tensor *t = parameters_find(&m->table, l, id);
+    if (!t)
+        return NULL;
+    if (shards_gradients(&m->shards)) {
+        const int unit = unit_of(&m->table, l, id);
+        float *whole = (float *)unit_buffer(m, PASS_TRAIN, unit, true);
+        return whole ? whole + t->offset - m->table.unit_begin[unit] : NULL;
+    }
+    return m->grads ? m->grads + t->offset : NULL;
 }
 
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
@@ -294,27 +341,132 @@ static struct attention_shape attention_shape_of(const struct gpt *m, struct ext
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Between ranks
+
+static const char *unit_name(const struct gpt *m, int unit, char text[64], const char *what) {
+    if (unit == unit_of_head())
+        snprintf(text, 64, "%s of the head", what);
+    else if (unit == unit_of_embeddings(&m->table))
+        snprintf(text, 64, "%s of the embeddings", what);
+    else
+        snprintf(text, 64, "%s of layer %d", what, m->shape.L - unit);
+    return text;
+}
+
+// Begins to gather a unit's parameters from their shards.
+static void unit_gather(struct gpt *m, enum pass pass, int unit) {
+    const struct shards *s = &m->shards;
+    floatX *whole = (floatX *)unit_buffer(m, pass, unit, false);
+    char name[64];
+    unit_name(m, unit, name, "parameters");
+    for (int i = s->first[unit]; i < s->first[unit + 1] && !m->planning; i++) {
+        const struct piece *p = &s->pieces[i];
+        m->params_tickets[i] =
+            collective_all_gather(m->collectives, whole + p->begin - m->table.unit_begin[unit],
+                                  m->params + p->begin / s->ranks, (size_t)p->part * sizeof *whole, name, m->dev);
+    }
+    m->units[(int)pass * s->units + unit] = UNIT_COMES;
+}
+static void unit_wait(struct gpt *m, const uint64_t *tickets, int unit) {
+    for (int i = m->shards.first[unit]; i < m->shards.first[unit + 1]; i++)
+        collective_wait(m->collectives, tickets[i], m->dev);
+}
+
+// The parameters of a unit are used soon: sharded ones begin to be gathered, in the current phase.
+static void parameters_soon(struct gpt *m, enum pass pass, int unit) {
+    if (shards_parameters(&m->shards) && m->units[(int)pass * m->shards.units + unit] == UNIT_ABSENT)
+        unit_gather(m, pass, unit);
+}
+// They are used from here on. What the last update began to gather is waited for, or what parameters_soon did.
+static void parameters_ready(struct gpt *m, enum pass pass, int unit) {
+    if (m->shards.ranks == 1)
+        return;
+    if (!shards_parameters(&m->shards)) {
+        if (!m->planning)
+            unit_wait(m, m->params_tickets, unit);
+        return;
+    }
+    phase(m, pass_names[pass], "parameters");
+    parameters_soon(m, pass, unit);
+    unit_buffer(m, pass, unit, false);
+    enum unit_state *state = &m->units[(int)pass * m->shards.units + unit];
+    if (*state == UNIT_COMES && !m->planning)
+        unit_wait(m, m->params_tickets, unit);
+    *state = UNIT_IS_THERE;
+}
+
+// A unit's gradients begin to be added to: from zero where the stage shards them, since what came before was reduced.
+static void gradients_begin(struct gpt *m, int unit) {
+    if (!shards_gradients(&m->shards))
+        return;
+    phase(m, "backward", "zero gradients");
+    void *whole = unit_buffer(m, PASS_TRAIN, unit, true);
+    const size_t elements = (size_t)(m->table.unit_begin[unit + 1] - m->table.unit_begin[unit]);
+    RUN(m, device_zero(whole, elements * sizeof(float), m->dev));
+}
+
+// A unit's gradients are complete: their reduction begins. Without sharded gradients that is in the last micro-step only.
+static void gradients_complete(struct gpt *m, int unit) {
+    const struct shards *s = &m->shards;
+    char name[64];
+    float *whole = NULL;
+    if (shards_gradients(s)) {
+        phase(m, "backward", "reduce gradients");
+        whole = (float *)unit_buffer(m, PASS_TRAIN, unit, true);
+    } else if (s->ranks == 1 || !m->last_micro_step)
+        return;
+    else if (m->grads)
+        whole = m->grads + m->table.unit_begin[unit];
+    for (int i = s->first[unit]; i < s->first[unit + 1] && !m->planning; i++) {
+        const struct piece *p = &s->pieces[i];
+        float *at = whole + p->begin - m->table.unit_begin[unit], *own = at + s->rank * p->part;
+        m->grads_tickets[i] = collective_reduce_scatter(m->collectives, own, at, p->part,
+                                                        unit_name(m, unit, name, "reduction of gradients"), m->dev);
+        if (s->stage == 0)
+            m->grads_tickets[i] = collective_all_gather(m->collectives, at, own, (size_t)p->part * sizeof *at,
+                                                        unit_name(m, unit, name, "gathering of gradients"), m->dev);
+    }
+}
+// Adds the own parts of a unit's reduced gradients to the shard.
+static void gradients_collect(struct gpt *m, int unit) {
+    const struct shards *s = &m->shards;
+    if (!shards_gradients(s))
+        return;
+    phase(m, "backward", "collect gradients");
+    const float *whole = (const float *)unit_buffer(m, PASS_TRAIN, unit, true);
+    for (int i = s->first[unit]; i < s->first[unit + 1] && !m->planning; i++) {
+        const struct piece *p = &s->pieces[i];
+        collective_wait(m->collectives, m->grads_tickets[i], m->dev);
+        RUN(m, add_floats(m->grads + p->begin / s->ranks, whole + shards_own_begin(s, p) - m->table.unit_begin[unit], p->part,
+                          m->dev));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // One block
 
 // The ops below fetch their buffers and run in the phase that their caller began.
 static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x, enum parameter weight,
                  enum parameter bias) {
     const int64_t N = extent_of(m, pass).N;
-    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, param(m, l, weight), param(m, l, bias), N, m->shape.layer.C,
-                        (float)m->config.norm_epsilon, norm_kind_of(m), m->dev));
+    const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
+    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, (float)m->config.norm_epsilon,
+                        norm_kind_of(m), m->dev));
 }
 // sum = x + dropout(delta), and its norm.
 static void residual_norm(struct gpt *m, enum pass pass, int l, floatX *sum, floatX *out, float *stats, const floatX *x,
                           enum parameter weight, enum parameter bias, struct dropout dropout) {
     const int64_t N = extent_of(m, pass).N;
-    RUN(m, residual_norm_forward(sum, out, mean_of(m, stats, N), stats, x, sum, param(m, l, weight), param(m, l, bias), N,
-                                 m->shape.layer.C, (float)m->config.norm_epsilon, norm_kind_of(m), dropout, m->dev));
+    const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
+    RUN(m, residual_norm_forward(sum, out, mean_of(m, stats, N), stats, x, sum, w, b, N, m->shape.layer.C,
+                                 (float)m->config.norm_epsilon, norm_kind_of(m), dropout, m->dev));
 }
 static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floatX *in, enum parameter weight,
                    enum parameter bias, int n, int k) {
     const int64_t N = extent_of(m, pass).N;
+    const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
     void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
-    MATMUL(m, matmul_forward(out, in, param(m, l, weight), param(m, l, bias), N, n, k, ws, m->dev));
+    MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
 }
 static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *saved, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
@@ -342,6 +494,8 @@ static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX
 
 static floatX *final_norm_buffer(struct gpt *m, enum pass pass);
 static float *final_norm_stats(struct gpt *m, enum pass pass);
+static enum pass head_pass(const struct gpt *m, enum pass pass);
+static int head_unit(const struct gpt *m);
 
 // Runs the ops whose outputs are in `produce`: all of them in a first forward, those that were not kept before backward.
 // A residual addition and the norm that reads it are one op where both are wanted. Across layers that is so in a first
@@ -355,7 +509,16 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     const int64_t N = e.N;
     const int qkv_width = (s->H + 2 * s->G) * s->D, fc_width = (s->swiglu ? 2 : 1) * s->F;
     const char *part = pass_names[pass];
+    // What follows: a layer, or the head.
+    const int unit = unit_of_layer(&m->table, l), next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
 
+    if (produce)
+        parameters_ready(m, pass, unit);
+    if (pass != PASS_RECOMPUTE) {
+        parameters_soon(m, pass, next);
+        if (next == unit_of_head())
+            parameters_soon(m, head_pass(m, pass), head_unit(m));
+    }
     if (pass != PASS_RECOMPUTE && l > 0)
         produce &= ~(BIT(NORM1) | BIT(NORM1_STATS));
     if (produce & (BIT(NORM1) | BIT(NORM1_STATS))) {
@@ -413,6 +576,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
             RUN(m, gelu_forward(act, fc, N * s->F, m->dev));
     }
     if (produce & BIT(OUT)) {
+        if (pass != PASS_RECOMPUTE) // for the norm that the addition is fused with
+            parameters_ready(m, pass, next);
         phase_named(m, part, l, "mlp projection");
         floatX *out = (floatX *)ACT(OUT);
         linear(m, pass, l, out, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
@@ -435,18 +600,21 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dout, const floatX *in, enum parameter weight,
                             enum parameter bias, int n, int k) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const floatX *w = param(m, PASS_RECOMPUTE, l, weight);
+    float *dw = grad(m, l, weight), *db = grad(m, l, bias);
     void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
-    MATMUL(m, matmul_backward_input(din, dout, param(m, l, weight), N, n, k, ws, m->dev));
-    MATMUL(m, matmul_backward_weight(grad(m, l, weight), grad(m, l, bias), dout, in, N, n, k, ws, m->dev));
+    MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, ws, m->dev));
 }
 // dx += the norm's gradient.
 static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, const float *stats,
                           enum parameter weight, enum parameter bias) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
+    const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weight);
+    float *dw = grad(m, l, weight), *db = grad(m, l, bias);
     void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
-    RUN(m, norm_backward(dx, grad(m, l, weight), grad(m, l, bias), dout, x, param(m, l, weight),
-                         mean_of(m, (float *)stats, N), stats, N, C, norm_kind_of(m), ws, m->dev));
+    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_kind_of(m), ws, m->dev));
 }
 
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
@@ -463,6 +631,18 @@ static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dro
     return dproj;
 }
 
+// The layer whose parameters the backward needs first after that of layer l: the first that is recomputed, or the one
+// below. -1: none.
+static int layer_after(const struct gpt *m, int l) {
+    const int below = l - 1;
+    if (below < 0 || !policy_is_group_last(&m->policy, below))
+        return below;
+    for (int k = m->policy.group_first[below]; k < below; k++)
+        if (policy_missing(&m->policy, k, &m->shape.layer))
+            return k;
+    return below;
+}
+
 // Gradients of layer l's parameters, and of its input, which takes the place of that of its output.
 static void block_backward(struct gpt *m, int l) {
 #define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
@@ -470,6 +650,10 @@ static void block_backward(struct gpt *m, int l) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     const int att_width = s->H * s->D, qkv_width = (s->H + 2 * s->G) * s->D, fc_width = (s->swiglu ? 2 : 1) * s->F;
 
+    gradients_begin(m, unit_of_layer(&m->table, l));
+    parameters_ready(m, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
+    if (layer_after(m, l) >= 0)
+        parameters_soon(m, PASS_RECOMPUTE, unit_of_layer(&m->table, layer_after(m, l)));
     phase_named(m, "backward", l, "mlp projection");
     const floatX *dproj = d_projection(m, l, SLOT_D_MLP_PROJ, DROPOUT_MLP_PROJECTION);
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
@@ -557,16 +741,25 @@ static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, c
 
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
+    parameters_ready(m, pass, unit_of_embeddings(&m->table));
     phase(m, pass_names[pass], "embedding");
+    parameters_soon(m, pass, unit_of_layer(&m->table, 0));
+    const floatX *wte = param(m, pass, -1, PARAM_WTE), *wpe = param(m, pass, -1, PARAM_WPE);
     const int32_t *tokens = token_buffer(m, pass, SLOT_TOKENS);
     if (pass != PASS_GENERATE)
         token_buffer(m, pass, SLOT_TARGETS);
     floatX *out = (floatX *)activation(m, pass, -1, ACT_OUT);
-    RUN(m, embedding_forward(out, tokens, param(m, -1, PARAM_WTE), param(m, -1, PARAM_WPE), e.B, e.T, e.start,
-                             m->shape.layer.C, dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
+    RUN(m, embedding_forward(out, tokens, wte, wpe, e.B, e.T, e.start, m->shape.layer.C,
+                             dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
+// Under which pass the head finds its weight where parameters are gathered. A tied one is the embeddings': in training it
+// comes again, rather than to stay from the embedding through all layers to here.
+static enum pass head_pass(const struct gpt *m, enum pass pass) {
+    return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
+}
+static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
 
 static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
     return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
@@ -606,8 +799,9 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const floatX *lnf = final_norm_buffer(m, pass);
     float *losses = losses_buffer(m, pass);
     const int32_t *targets = token_buffer(m, pass, SLOT_TARGETS);
+    const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
-    MATMUL(m, matmul_forward(logits, lnf + row, param(m, -1, weight), NULL, rows, Vp, C, ws, m->dev));
+    MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
     RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, pass == PASS_TRAIN, m->dev));
     if (pass != PASS_TRAIN)
         return;
@@ -616,15 +810,23 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     logits = logits_buffer(m, pass, m->chunk);
     lnf = final_norm_buffer(m, pass);
     floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, C);
+    w = param(m, head_pass(m, pass), -1, weight);
+    float *dw = grad(m, -1, weight);
     ws = workspace(m, head_workspace_bytes(m, pass));
-    MATMUL(m, matmul_backward_weight(grad(m, -1, weight), NULL, logits, lnf + row, rows, Vp, C, ws, m->dev));
-    MATMUL(m, matmul_backward_input(dlnf + row, logits, param(m, -1, weight), rows, Vp, C, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, ws, m->dev));
+    MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
 // The mean loss of all tokens, into the step's results, and in training the gradient of the residual stream. The logits
 // exist for one chunk at a time.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
+    parameters_ready(m, head_pass(m, pass), head_unit(m));
+    if (pass == PASS_TRAIN) {
+        gradients_begin(m, unit_of_head());
+        if (m->shape.tied)
+            gradients_begin(m, unit_of_embeddings(&m->table));
+    }
     // One chunk is planned; each runs in the same two phases. What one chunk leaves for a later one or for what follows
     // must live through both: the phase before touches what the chunks write, the phase after what they read.
     phase(m, "head", "begin");
@@ -648,40 +850,63 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         RUN(m, device_zero(dres, (size_t)N * m->shape.layer.C * sizeof *dres, m->dev));
         const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
         norm_gradient(m, -1, dres, dlnf, x, final_norm_stats(m, pass), PARAM_LNF_W, PARAM_LNF_B);
+        parameters_soon(m, PASS_RECOMPUTE, unit_of_layer(&m->table, layer_after(m, m->shape.L)));
+        gradients_complete(m, unit_of_head());
     }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The step
 
+static void embedding_gradients(struct gpt *m) {
+    const struct extent e = extent_of(m, PASS_TRAIN);
+    const int unit = unit_of_embeddings(&m->table);
+    if (!m->shape.tied)
+        gradients_begin(m, unit);
+    phase(m, "backward", "embedding");
+    float *dwte = grad(m, -1, PARAM_WTE), *dwpe = grad(m, -1, PARAM_WPE);
+    const floatX *dres = d_residual(m);
+    const int32_t *tokens = token_buffer(m, PASS_TRAIN, SLOT_TOKENS);
+    void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T));
+    RUN(m, embedding_backward(dwte, dwpe, dres, tokens, e.B, e.T, m->shape.layer.C,
+                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
+    gradients_complete(m, unit);
+}
+
 // Everything of a micro-step that is the same work each time.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
-    const struct extent e = extent_of(m, PASS_TRAIN);
     const int L = m->shape.L;
     embed(m, PASS_TRAIN);
     for (int l = 0; l < L; l++)
         block_forward(m, l, ACT_ALL, PASS_TRAIN);
-    head(m, PASS_TRAIN, (float)(scale / (double)e.N));
+    head(m, PASS_TRAIN, (float)(scale / (double)extent_of(m, PASS_TRAIN).N));
+    int reduced = unit_of_head(); // while the next unit's gradients are made
     for (int l = L - 1; l >= 0; l--) {
         if (policy_is_group_last(&m->policy, l))
             for (int k = m->policy.group_first[l]; k <= l; k++)
                 block_forward(m, k, policy_missing(&m->policy, k, s), PASS_RECOMPUTE);
         block_backward(m, l);
+        gradients_complete(m, unit_of_layer(&m->table, l));
+        gradients_collect(m, reduced);
+        reduced = unit_of_layer(&m->table, l);
     }
-    phase(m, "backward", "embedding");
-    const floatX *dres = d_residual(m);
-    const int32_t *tokens = token_buffer(m, PASS_TRAIN, SLOT_TOKENS);
-    void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T));
-    RUN(m, embedding_backward(grad(m, -1, PARAM_WTE), grad(m, -1, PARAM_WPE), dres, tokens, e.B, e.T, s->C,
-                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
+    embedding_gradients(m);
+    gradients_collect(m, reduced);
+    gradients_collect(m, unit_of_embeddings(&m->table));
+}
+
+// Whether a micro-step begins or waits for collectives, which can't be part of a graph.
+static bool communicates(const struct gpt *m, int index) {
+    const struct shards *s = &m->shards;
+    return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
 }
 
 // The same by way of a graph: recorded once, then enqueued by one call. The first micro-step runs as it is, since what
 // the libraries do at their first call can't be recorded; so does one that is watched phase by phase.
-static void forward_backward_recorded(struct gpt *m, double scale) {
+static void forward_backward_recorded(struct gpt *m, int index, double scale) {
     const bool watched = m->planning || m->seconds || m->on_phase || m->matmuls_only;
-    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !m->warm || watched) {
+    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !m->warm || watched || communicates(m, index)) {
         forward_backward(m, scale);
         m->warm = !m->planning;
         return;
@@ -701,20 +926,25 @@ static void forward_backward_recorded(struct gpt *m, double scale) {
 static void gpt_micro_step(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
+    m->last_micro_step = index == m->micro_steps - 1;
     upload_batch(m, PASS_TRAIN, inputs, targets);
-    RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step, m->dev));
-    forward_backward_recorded(m, scale);
+    // Of all ranks' micro-batches: a sample's dropout does not depend on the rank that it falls to.
+    RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->shards.rank, m->dev));
+    forward_backward_recorded(m, index, scale);
     RUN(m, device_copy(&m->losses[index], &m->results->loss, sizeof *m->losses, m->dev));
     m->dropout = false;
-    m->micro_step++;
+    m->micro_step += (uint64_t)m->shards.ranks;
 }
 
 static void gpt_zero_gradients(struct gpt *m) {
-    device_zero(m->grads, (size_t)m->table.flat * sizeof *m->grads, m->dev);
+    const int64_t n = shards_elements(&m->shards, shards_gradients(&m->shards));
+    device_zero(m->grads, (size_t)n * sizeof *m->grads, m->dev);
 }
 
-// One optimizer step on elements [begin, end) of the flat buffers: tensor by tensor, since some decay and some do not.
-static void gpt_update_range(struct gpt *m, struct adamw adamw, int64_t begin, int64_t end) {
+// One optimizer step on elements [begin, end) of the flat buffers, which belong to piece p (NULL: this rank holds all):
+// tensor by tensor, since some decay and some do not.
+static void gpt_update_range(struct gpt *m, struct adamw adamw, int64_t begin, int64_t end, const struct piece *p) {
+    const struct shards *s = &m->shards;
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
         const int64_t first = t->offset > begin ? t->offset : begin;
@@ -723,9 +953,49 @@ static void gpt_update_range(struct gpt *m, struct adamw adamw, int64_t begin, i
             continue;
         struct adamw a = adamw;
         a.weight_decay = tensor_decays(t) ? adamw.weight_decay : 0;
-        adamw_update(m->params + first, m->master ? m->master + first : NULL, m->grads + first, m->m + first, m->v + first,
-                     last - first, a, &m->results->check, m->dev);
+        const int64_t parameter = p ? shards_place(s, p, first, shards_parameters(s)) : first;
+        const int64_t gradient = p ? shards_place(s, p, first, shards_gradients(s)) : first;
+        const int64_t moment = p ? shards_place(s, p, first, shards_optimizer(s)) : first;
+        adamw_update(m->params + parameter, m->master ? m->master + moment : NULL, m->grads + gradient, m->m + moment,
+                     m->v + moment, last - first, a, &m->results->check, m->dev);
     }
+}
+// The own parts, the embeddings' first: what the next forward needs first is gathered first, while the rest is updated.
+static void gpt_update_parts(struct gpt *m, struct adamw adamw) {
+    const struct shards *s = &m->shards;
+    char name[64];
+    for (int i = s->count - 1; i >= 0; i--) {
+        const struct piece *p = &s->pieces[i];
+        const int64_t own = shards_own_begin(s, p);
+        gpt_update_range(m, adamw, own, own + p->part, p);
+        if (!shards_parameters(s))
+            m->params_tickets[i] =
+                collective_all_gather(m->collectives, m->params + p->begin, m->params + own, (size_t)p->part * sizeof *m->params,
+                                      unit_name(m, p->unit, name, "updated parameters"), m->dev);
+    }
+}
+
+// The own row of the reports: the squares of the own parts' gradients, whatever the stage, so that the norm has the same
+// bits in all of them.
+static void report_gradients(struct gpt *m, void *ws) {
+    const struct shards *s = &m->shards;
+    double *row = m->reports + s->rank * report_width(m);
+    for (int i = 0; i < s->count; i++) {
+        const struct piece *p = &s->pieces[i];
+        if (s->ranks > 1 && !shards_gradients(s))
+            collective_wait(m->collectives, m->grads_tickets[i], m->dev);
+        const int64_t at = shards_place(s, p, shards_own_begin(s, p), shards_gradients(s));
+        sum_of_squares(&row[REPORT_SQUARES], m->grads + at, p->part, i > 0, ws, m->dev);
+    }
+    if (s->ranks == 1)
+        return;
+    double *request = &m->host_requests[m->updates++ % 2];
+    *request = m->request;
+    device_upload(&row[REPORT_REQUEST], request, sizeof *request, m->dev);
+    collective_wait(m->collectives,
+                    collective_all_gather(m->collectives, m->reports, row, (size_t)report_width(m) * sizeof *row,
+                                          "losses and gradient norms", m->dev),
+                    m->dev);
 }
 
 // Enqueues step `step` (from 1) of AdamW with learning rate lr, the gradients clipped to --clip-grad. Nothing is updated
@@ -743,23 +1013,26 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     region(m, REGION_UPDATE);
     phase(m, "update", "gradient norm");
     void *ws = workspace(m, sum_of_squares_workspace_bytes());
-    RUN(m, sum_of_squares(&m->results->squares, m->grads, m->table.flat, ws, m->dev));
-    RUN(m, gradient_check(&m->results->check, &m->results->squares, m->losses, m->micro_steps, c->clip_grad, m->dev));
+    RUN(m, report_gradients(m, ws));
+    RUN(m, gradient_check(&m->results->check, m->reports, m->shards.ranks, m->micro_steps, c->clip_grad, m->dev));
     phase(m, "update", "adamw");
-    RUN(m, gpt_update_range(m, adamw, 0, m->table.flat));
+    if (shards_optimizer(&m->shards))
+        RUN(m, gpt_update_parts(m, adamw));
+    else
+        RUN(m, gpt_update_range(m, adamw, 0, m->table.flat, NULL));
 }
 
 // Starts to fetch the results of the step that was enqueued last into slot 0 or 1.
 static void gpt_fetch_results(struct gpt *m, int slot) {
+    const size_t doubles = (size_t)m->shards.ranks * (size_t)report_width(m);
     device_download_begin(&m->host_results[slot], m->results, sizeof *m->results, m->dev);
-    device_download_begin(m->host_losses + (size_t)slot * m->micro_steps, m->losses,
-                          (size_t)m->micro_steps * sizeof *m->losses, m->dev);
+    device_download_begin(m->host_reports + (size_t)slot * doubles, m->reports, doubles * sizeof *m->reports, m->dev);
     device_mark(m->dev, MARK_RESULTS + slot);
 }
-// Waits for them. *losses is (micro-steps).
-static struct step_results gpt_results(struct gpt *m, int slot, const double **losses) {
+// Waits for them. *reports is (ranks, report_width).
+static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
     device_wait(m->dev, MARK_RESULTS + slot);
-    *losses = m->host_losses + (size_t)slot * m->micro_steps;
+    *reports = m->host_reports + (size_t)slot * (size_t)m->shards.ranks * (size_t)report_width(m);
     return m->host_results[slot];
 }
 
@@ -796,11 +1069,13 @@ static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int positi
     embed(m, PASS_GENERATE);
     for (int l = 0; l < m->shape.L; l++)
         block_forward(m, l, ACT_ALL & ~BIT(SOFTMAX), PASS_GENERATE);
+    parameters_ready(m, PASS_GENERATE, head_unit(m));
     phase(m, "generate", "logits");
     const floatX *lnf = final_norm_buffer(m, PASS_GENERATE);
     floatX *logits = logits_buffer(m, PASS_GENERATE, B);
+    const floatX *w = param(m, PASS_GENERATE, -1, head_weight(m));
     void *ws = workspace(m, matmul_workspace_bytes(B, m->shape.Vp, s->C, m->dev));
-    MATMUL(m, matmul_forward(logits, lnf, param(m, -1, head_weight(m)), NULL, B, m->shape.Vp, s->C, ws, m->dev));
+    MATMUL(m, matmul_forward(logits, lnf, w, NULL, B, m->shape.Vp, s->C, ws, m->dev));
     kv_cache_touch(m);
     return logits;
 }
@@ -808,8 +1083,23 @@ static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int positi
 // ---------------------------------------------------------------------------------------------------------------------
 // Making one
 
-static int add_flat(struct gpt *m, enum plan_arena arena, const char *name, size_t element_bytes) {
-    return plan_add(&m->plan, arena, name, name, -1, (size_t)m->table.flat * element_bytes);
+static int add_flat(struct gpt *m, enum plan_arena arena, const char *name, size_t element_bytes, bool sharded) {
+    return plan_add(&m->plan, arena, name, name, -1, (size_t)shards_elements(&m->shards, sharded) * element_bytes);
+}
+
+// What collectives go by.
+static enum collectives_kind collectives_kind_of(const struct config *c) {
+#ifdef TARGET_CUDA
+    const bool nccl = c->collectives == BY_NCCL || (c->collectives == BY_AUTO && COLLECTIVES_HAVE_NCCL);
+    return nccl ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
+#else
+    return COLLECTIVES_HOST;
+#endif
+}
+
+static floatX *gathered_buffer(struct gpt *m) {
+    const size_t bytes = (size_t)m->shards.ranks * (size_t)m->shards.largest_part * sizeof(float);
+    return (floatX *)buffer(m, PASS_TRAIN, -1, SLOT_GATHERED, bytes, "checkpoint", "a piece of sharded state");
 }
 
 // Runs the schedule in planning mode and places all that it touched. Allocates nothing of the model's.
@@ -821,8 +1111,9 @@ static void gpt_make_plan(struct gpt *m) {
         m->slots[i] = -1;
     for (int i = 0; i < m->workspaces_capacity; i++)
         m->workspaces[i] = -1;
-    m->params_id = add_flat(m, ARENA_PARAMETERS, "parameters", sizeof(floatX));
-    m->rope_id = -1;
+    const struct shards *s = &m->shards;
+    m->params_id = add_flat(m, ARENA_PARAMETERS, "parameters", sizeof(floatX), shards_parameters(s));
+    m->rope_id = m->scratch_id = -1;
     if (m->shape.P == 0)
         m->rope_id = plan_add(&m->plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1,
                               (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float));
@@ -830,16 +1121,21 @@ static void gpt_make_plan(struct gpt *m) {
     for (int i = 0; i < FLAT_COUNT; i++)
         m->copy_ids[i] = -1;
     if (m->trains) {
-        m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float));
-        m->master_id = sizeof(floatX) < 4 ? add_flat(m, ARENA_OPTIMIZER, "master weights", sizeof(float)) : -1;
-        m->m_id = add_flat(m, ARENA_OPTIMIZER, "first moments", sizeof(float));
-        m->v_id = add_flat(m, ARENA_OPTIMIZER, "second moments", sizeof(float));
+        const bool sharded = shards_optimizer(s);
+        m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float), shards_gradients(s));
+        m->master_id = sizeof(floatX) < 4 ? add_flat(m, ARENA_OPTIMIZER, "master weights", sizeof(float), sharded) : -1;
+        m->m_id = add_flat(m, ARENA_OPTIMIZER, "first moments", sizeof(float), sharded);
+        m->v_id = add_flat(m, ARENA_OPTIMIZER, "second moments", sizeof(float), sharded);
         for (int i = 0; i < FLAT_COUNT && m->copies && DEVICE_MEMORY_IS_HOSTS; i++)
-            m->copy_ids[i] = add_flat(m, ARENA_OPTIMIZER, "copy for checkpoints", sizeof(float));
+            m->copy_ids[i] = add_flat(m, ARENA_OPTIMIZER, "copy for checkpoints", sizeof(float), false);
     }
+    if (s->ranks > 1)
+        m->scratch_id = plan_add(&m->plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
+                                 collectives_scratch_bytes(s->largest_part, s->ranks, collectives_kind_of(&m->config),
+                                                           m->config.grad_reduce_in_bf16));
     m->results_id = plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
-    m->losses_id = plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "losses of micro-batches", -1,
-                            (size_t)m->micro_steps * sizeof(double));
+    m->reports_id = plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
+                             (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
 
     if (m->trains) {
         gpt_micro_step(m, 0, NULL, NULL, 1);
@@ -849,6 +1145,11 @@ static void gpt_make_plan(struct gpt *m) {
         gpt_evaluate(m, NULL, NULL);
     if (m->config.sample_every > 0 || *m->config.generate)
         gpt_decode(m, NULL, 0);
+    if (m->trains && shards_optimizer(s)) {
+        region(m, REGION_SAVE);
+        phase(m, "save", "gather");
+        gathered_buffer(m);
+    }
     m->planning = false;
     m->micro_step = 0;
     plan_place(&m->plan);
@@ -878,51 +1179,82 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
         fail("out of memory");
     m->config = *config;
     m->shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
-    m->table = parameters_create(&m->shape);
+    const int ranks = config->ranks > 1 ? config->ranks : 1;
+    m->table = parameters_create(&m->shape, ranks);
+    m->shards = shards_create(&m->table, config->rank, ranks, config->zero_stage, (int64_t)(config->bucket_mib * 0x1p20));
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;
     m->chunk = loss_chunk(config, m->shape.Vp);
     m->trains = config_trains(config);
-    m->copies = m->trains && config->checkpoint_async && config->checkpoint_every > 0 &&
-                config->checkpoint_every < config->train_steps;
+    // Sharded state is gathered into the copy of rank 0, which writes.
+    m->copies = m->trains && config->checkpoint_every > 0 && config->rank == 0 &&
+                (shards_optimizer(&m->shards) || (config->checkpoint_async && config->checkpoint_every < config->train_steps));
     m->sequences = config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
     m->decode_tokens = config->sample_tokens;
     m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
     if (m->sequences > m->host_batch_tokens)
         m->host_batch_tokens = m->sequences;
-    m->micro_steps = config->global_batch_size / config->micro_batch_size;
+    m->micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
-    if (!m->slots)
+    m->params_tickets = (uint64_t *)calloc((size_t)m->shards.count + 1, sizeof *m->params_tickets);
+    m->grads_tickets = (uint64_t *)calloc((size_t)m->shards.count + 1, sizeof *m->grads_tickets);
+    m->units = (enum unit_state *)calloc((size_t)PASS_COUNT * (size_t)m->shards.units, sizeof *m->units);
+    if (!m->slots || !m->params_tickets || !m->grads_tickets || !m->units)
         fail("out of memory");
     gpt_make_plan(m);
     return m;
 }
 
+// Whether this rank holds anything of elements [at, at + n) of a flat buffer.
+static bool gpt_holds(const struct gpt *m, bool sharded, int64_t at, int64_t n) {
+    int64_t place;
+    return shards_next(&m->shards, sharded, &at, at + n, &place) > 0;
+}
+// Elements [at, at + n) of a flat buffer from the host's memory, as far as this rank holds them.
+static void gpt_upload(struct gpt *m, void *flat, bool sharded, int64_t at, const void *values, int64_t n, size_t element_bytes) {
+    int64_t first = at, place, count;
+    for (; (count = shards_next(&m->shards, sharded, &first, at + n, &place)) > 0; first += count)
+        device_upload((char *)flat + (size_t)place * element_bytes, (const char *)values + (size_t)(first - at) * element_bytes,
+                      (size_t)count * element_bytes, m->dev);
+}
+// Values of the parameters: exact for the master weights, and rounded, for which `rounded` has room. Both must stay until
+// the device was waited for.
+static void gpt_upload_parameters(struct gpt *m, int64_t at, const float *exact, int64_t n, floatX *rounded) {
+    for (int64_t i = 0; i < n; i++)
+        rounded[i] = to_floatX(exact[i]);
+    if (m->master)
+        gpt_upload(m, m->master, shards_optimizer(&m->shards), at, exact, n, sizeof *exact);
+    gpt_upload(m, m->params, shards_parameters(&m->shards), at, rounded, n, sizeof *rounded);
+}
+
+static void zero_flat(struct gpt *m, void *flat, bool sharded, size_t element_bytes) {
+    device_zero(flat, (size_t)shards_elements(&m->shards, sharded) * element_bytes, m->dev);
+}
+
 // Initial parameters: GPT-2's scheme, made by the host a piece at a time.
 static void gpt_initialise(struct gpt *m) {
     const int64_t PIECE = 1 << 20; // elements
+    const bool sharded = shards_optimizer(&m->shards);
     float *exact = (float *)host_allocate((size_t)PIECE * sizeof *exact, m->dev);
     floatX *rounded = (floatX *)host_allocate((size_t)PIECE * sizeof *rounded, m->dev);
-    device_zero(m->params, (size_t)m->table.flat * sizeof *m->params, m->dev); // what lies between tensors too
+    zero_flat(m, m->params, shards_parameters(&m->shards), sizeof *m->params); // what lies between tensors too
     if (m->master)
-        device_zero(m->master, (size_t)m->table.flat * sizeof *m->master, m->dev);
+        zero_flat(m, m->master, sharded, sizeof *m->master);
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
         for (int64_t first = 0; first < t->count; first += PIECE) {
             const int64_t n = t->count - first < PIECE ? t->count - first : PIECE;
+            if (!gpt_holds(m, shards_parameters(&m->shards), t->offset + first, n))
+                continue;
             tensor_initialise(exact, first, n, t, m->config.init_method_std, m->shape.L, m->config.seed);
-            for (int64_t j = 0; j < n; j++)
-                rounded[j] = to_floatX(exact[j]);
-            if (m->master)
-                device_upload(m->master + t->offset + first, exact, (size_t)n * sizeof *exact, m->dev);
-            device_upload(m->params + t->offset + first, rounded, (size_t)n * sizeof *rounded, m->dev);
+            gpt_upload_parameters(m, t->offset + first, exact, n, rounded);
             device_synchronize(m->dev);
         }
     }
     if (m->trains) {
-        device_zero(m->m, (size_t)m->table.flat * sizeof *m->m, m->dev);
-        device_zero(m->v, (size_t)m->table.flat * sizeof *m->v, m->dev);
+        zero_flat(m, m->m, sharded, sizeof *m->m);
+        zero_flat(m, m->v, sharded, sizeof *m->v);
         gpt_zero_gradients(m);
     }
     host_free(exact);
@@ -955,13 +1287,17 @@ static void gpt_allocate(struct gpt *m) {
             fail("out of the host's memory for the copy that checkpoints are written from; --no-checkpoint-async does without");
     }
     m->results = (struct step_results *)plan_pointer(plan, &m->arenas, m->results_id);
-    m->losses = (double *)plan_pointer(plan, &m->arenas, m->losses_id);
+    m->reports = (double *)plan_pointer(plan, &m->arenas, m->reports_id);
+    m->losses = m->reports + m->shards.rank * report_width(m) + REPORT_LOSSES;
+    const size_t reports_bytes = (size_t)m->shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
     device_zero(m->results, sizeof *m->results, m->dev);
+    device_zero(m->reports, reports_bytes, m->dev);
     if (m->rope_id >= 0)
         gpt_initialise_rope(m);
     m->host_batches = (int32_t *)host_allocate(4 * (size_t)m->host_batch_tokens * sizeof(int32_t), m->dev);
     m->host_results = (struct step_results *)host_allocate(2 * sizeof *m->host_results, m->dev);
-    m->host_losses = (double *)host_allocate(2 * (size_t)m->micro_steps * sizeof(double), m->dev);
+    m->host_reports = (double *)host_allocate(2 * reports_bytes, m->dev);
+    m->host_requests = (double *)host_allocate(2 * sizeof *m->host_requests, m->dev);
     m->host_row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *m->host_row);
     m->host_logits = (float *)calloc(3 * (size_t)m->shape.Vp, sizeof *m->host_logits);
     m->host_tokens = (int32_t *)calloc((size_t)m->sequences + 1, sizeof *m->host_tokens);
@@ -971,44 +1307,84 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// One of the flat buffers of a checkpoint, in the device's memory.
+// From here on the ranks work together.
+static void gpt_connect(struct gpt *m, struct collectives *collectives) {
+    m->collectives = collectives;
+    collectives_set_scratch(collectives, plan_pointer(&m->plan, &m->arenas, m->scratch_id), m->shards.largest_part,
+                            (size_t)m->shards.largest_part * sizeof(float), m->dev);
+}
+// Waits for the updated parameters that are on their way.
+static void gpt_settle(struct gpt *m) {
+    for (int unit = 0; unit < m->shards.units && m->shards.ranks > 1; unit++)
+        unit_wait(m, m->params_tickets, unit);
+}
+
+// One of the flat buffers of a checkpoint, in the device's memory: whole, or this rank's shard.
 static const float *gpt_flat(const struct gpt *m, enum flat flat) {
     if (flat == FLAT_MASTER)
         return m->master ? m->master : (const float *)m->params;
     return flat == FLAT_M ? m->m : m->v;
 }
+static bool gpt_flat_is_sharded(const struct gpt *m, enum flat flat) {
+    return flat == FLAT_MASTER && !m->master ? shards_parameters(&m->shards) : shards_optimizer(&m->shards);
+}
 
-// Copies what a checkpoint holds into the host's memory. Takes the time of the copy and no more.
-static void gpt_copy_state(struct gpt *m) {
-    const int64_t PIECE = 4 << 20, n = m->table.flat; // elements
+// Gathers one of them from all ranks into rank 0's copy. Every rank calls it.
+static void gather_state(struct gpt *m, enum flat flat) {
+    const struct shards *s = &m->shards;
+    region(m, REGION_SAVE);
+    phase(m, "save", "gather");
+    float *gathered = (float *)gathered_buffer(m);
+    for (int i = 0; i < s->count; i++) {
+        const struct piece *p = &s->pieces[i];
+        const size_t bytes = (size_t)p->part * sizeof *gathered;
+        collective_wait(m->collectives,
+                        collective_all_gather(m->collectives, gathered, gpt_flat(m, flat) + p->begin / s->ranks, bytes,
+                                              "state for a checkpoint", m->dev),
+                        m->dev);
+        if (m->copies)
+            device_download(m->copy[flat] + p->begin, gathered, (size_t)s->ranks * bytes, m->dev);
+    }
+}
+
+// Copies one of them into the host's memory. Pinned memory is copied to at the bus' full speed: while one piece comes,
+// the one before goes to its place.
+static void copy_state(struct gpt *m, enum flat flat) {
+    const int64_t PIECE = DEVICE_MEMORY_IS_HOSTS ? 1 << 16 : 4 << 20, n = m->table.flat, pieces = (n + PIECE - 1) / PIECE;
     if (DEVICE_MEMORY_IS_HOSTS) {
-        for (int flat = 0; flat < FLAT_COUNT; flat++) {
-            const float *from = gpt_flat(m, (enum flat)flat);
+        const float *from = gpt_flat(m, flat);
 #pragma omp parallel for schedule(static)
-            for (int64_t first = 0; first < n; first += PIECE / 64)
-                memcpy(m->copy[flat] + first, from + first,
-                       (size_t)(n - first < PIECE / 64 ? n - first : PIECE / 64) * sizeof *from);
-        }
+        for (int64_t first = 0; first < n; first += PIECE)
+            memcpy(m->copy[flat] + first, from + first, (size_t)(n - first < PIECE ? n - first : PIECE) * sizeof *from);
         return;
     }
-    // Pinned memory is copied to at the bus' full speed: while one piece comes, the one before goes to its place.
     float *pinned = (float *)host_allocate(2 * (size_t)PIECE * sizeof *pinned, m->dev);
-    const int64_t pieces = (n + PIECE - 1) / PIECE;
-    for (int64_t i = 0; i <= FLAT_COUNT * pieces; i++) {
-        float *came = pinned + (i + 1) % 2 * PIECE;
+    for (int64_t i = 0; i <= pieces; i++) {
         if (i > 0)
             device_synchronize(m->dev);
-        if (i < FLAT_COUNT * pieces) {
-            const int64_t first = i % pieces * PIECE, count = n - first < PIECE ? n - first : PIECE;
-            device_download_begin(pinned + i % 2 * PIECE, gpt_flat(m, (enum flat)(i / pieces)) + first,
-                                  (size_t)count * sizeof *pinned, m->dev);
+        if (i < pieces) {
+            const int64_t first = i * PIECE, count = n - first < PIECE ? n - first : PIECE;
+            device_download_begin(pinned + i % 2 * PIECE, gpt_flat(m, flat) + first, (size_t)count * sizeof *pinned, m->dev);
         }
         if (i > 0) {
-            const int64_t first = (i - 1) % pieces * PIECE, count = n - first < PIECE ? n - first : PIECE;
-            memcpy(m->copy[(i - 1) / pieces] + first, came, (size_t)count * sizeof *came);
+            const int64_t first = (i - 1) * PIECE, count = n - first < PIECE ? n - first : PIECE;
+            memcpy(m->copy[flat] + first, pinned + (i + 1) % 2 * PIECE, (size_t)count * sizeof *pinned);
         }
     }
     host_free(pinned);
+}
+
+// Copies what a checkpoint holds into the host's memory of the rank that has a copy. Takes the time of the copy and no
+// more. Every rank calls it.
+static void gpt_copy_state(struct gpt *m) {
+    gpt_settle(m);
+    for (int flat = 0; flat < FLAT_COUNT; flat++) {
+        if (gpt_flat_is_sharded(m, (enum flat)flat))
+            gather_state(m, (enum flat)flat);
+        else if (m->copies)
+            copy_state(m, (enum flat)flat);
+    }
+    device_synchronize(m->dev); // the gathering is over on every rank that goes on
 }
 
 static void gpt_destroy(struct gpt *m) {
@@ -1017,12 +1393,17 @@ static void gpt_destroy(struct gpt *m) {
     graph_free(&m->graph);
     host_free(m->host_batches);
     host_free(m->host_results);
-    host_free(m->host_losses);
+    host_free(m->host_reports);
+    host_free(m->host_requests);
     arenas_free(&m->arenas);
     plan_free(&m->plan);
     policy_free(&m->policy);
+    shards_free(&m->shards);
     parameters_free(&m->table);
     free(m->slots);
+    free(m->params_tickets);
+    free(m->grads_tickets);
+    free(m->units);
     free(m->workspaces);
     free(m->host_row);
     free(m->host_logits);

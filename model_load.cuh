@@ -123,16 +123,12 @@ static const char *model_folder_check_names(const struct model_folder *folder, c
 // Into the model
 
 // Elements [first, first + n) of one of the model's tensors: exactly into the master weights, rounded into the
-// parameters. `rounded` has room for LOAD_PIECE.
+// parameters, as far as this rank holds them. `rounded` has room for LOAD_PIECE.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_PIECE) {
-        const int64_t count = n - done < LOAD_PIECE ? n - done : LOAD_PIECE, at = t->offset + first + done;
-        for (int64_t i = 0; i < count; i++)
-            rounded[i] = to_floatX(values[done + i]);
-        if (m->master)
-            device_upload(m->master + at, values + done, (size_t)count * sizeof *values, m->dev);
-        device_upload(m->params + at, rounded, (size_t)count * sizeof *rounded, m->dev);
+        const int64_t count = n - done < LOAD_PIECE ? n - done : LOAD_PIECE;
+        gpt_upload_parameters(m, t->offset + first + done, values + done, count, rounded);
         device_synchronize(m->dev);
     }
 }
@@ -266,12 +262,14 @@ static const char *model_load_part(struct model_loader *loader, const struct saf
                             safetensors_dtype_name(tensor->dtype));
     for (int64_t first = 0; first < count; first += LOAD_PIECE) {
         const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
+        if (!gpt_holds(m, part == FLAT_MASTER ? shards_parameters(&m->shards) : shards_optimizer(&m->shards), t->offset + first, n))
+            continue;
         LOAD_CHECK(model_read(loader, file, file_name, tensor, first, n, error));
         if (part == FLAT_MASTER)
             model_store(m, t, first, loader->values, n, loader->rounded);
         else
-            device_upload((part == FLAT_M ? m->m : m->v) + t->offset + first, loader->values,
-                          (size_t)n * sizeof(float), m->dev);
+            gpt_upload(m, part == FLAT_M ? m->m : m->v, shards_optimizer(&m->shards), t->offset + first, loader->values, n,
+                       sizeof(float));
         device_synchronize(m->dev);
     }
     return NULL;

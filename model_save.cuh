@@ -367,8 +367,7 @@ static void saver_save(struct saver *saver, int64_t step, char *state_json, size
     saver->begun_s = seconds_now();
     saver->last_step = step;
     saver->running = true;
-    if (saver->m->copies)
-        gpt_copy_state(saver->m);
+    gpt_copy_state(saver->m);
     checkpoint_thread_start(&saver->thread, save_run, job);
     if (!saver->m->copies) { // the thread reads the model itself: it must not go on
         while (checkpoint_thread_busy(&saver->thread))

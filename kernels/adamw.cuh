@@ -18,6 +18,10 @@ struct gradient_check {
     int32_t finite;   // 1 where every loss and the norm are
 };
 
+// What each rank reports of a step, in doubles: the sum of its gradients' squares, what it asks of all ranks, and then the
+// losses of its micro-batches.
+enum { REPORT_SQUARES, REPORT_REQUEST, REPORT_LOSSES };
+
 // What is the same for all elements.
 struct adamw_factors {
     float grad_scale, beta1, rest1, beta2, rest2, eps; // rest = 1 - beta
@@ -173,39 +177,62 @@ static __global__ void squares_kernel(double *sums, const float *x, int64_t n) {
         sums[blockIdx.x] = sum;
 }
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
-squares_total_kernel(double *total, const double *sums) { // one block, a thread a sum
+squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
     const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
     if (threadIdx.x == 0)
-        *total = sum;
+        *total = add ? *total + sum : sum;
 }
-// sum of x[i]^2 in double, over a fixed number of blocks that are added in a fixed order.
+// total (+)= sum of x[i]^2 in double, over a fixed number of blocks that are added in a fixed order.
 static size_t sum_of_squares_workspace_bytes(void) { return SQUARES_BLOCKS * sizeof(double); }
 static void sum_of_squares(double *total,  // (1)
                            const float *x, // (n)
-                           int64_t n, void *workspace, struct device *dev) {
+                           int64_t n, bool add, void *workspace, struct device *dev) {
     double *sums = (double *)workspace; // (SQUARES_BLOCKS)
     LAUNCH(dev, squares_kernel, SQUARES_BLOCKS, FLAT_THREADS, BLOCK_SUM_BYTES, sums, x, n);
-    LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums);
+    LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
 }
 
-static __global__ void gradient_check_kernel(struct gradient_check *check, const double *squares, const double *losses,
+static __global__ void add_floats_kernel(float *out, const float *in, int64_t n) {
+    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
+    if (at >= n)
+        return;
+    const int end = n - at < 4 ? (int)(n - at) : 4;
+    four<float> sum = four_load(out + at, 0, end);
+    const four<float> more = four_load(in + at, 0, end);
+    for (int i = 0; i < 4; i++)
+        sum.x[i] += more.x[i];
+    four_store(out + at, sum, 0, end);
+}
+// out += in
+static void add_floats(float *out,      // (n)
+                       const float *in, // (n)
+                       int64_t n, struct device *dev) {
+    if (n > 0)
+        LAUNCH(dev, add_floats_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, out, in, n);
+}
+
+static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks,
                                              int num_losses, double clip) { // one warp
+    const int width = REPORT_LOSSES + num_losses;
     float broken = 0;
-    for (int i = threadIdx.x; i < num_losses; i += 32)
-        broken += isfinite(losses[i]) ? 0.0f : 1.0f;
+    for (int rank = 0; rank < ranks; rank++)
+        for (int i = threadIdx.x; i < num_losses; i += 32)
+            broken += isfinite(reports[rank * width + REPORT_LOSSES + i]) ? 0.0f : 1.0f;
     broken = lanes_sum(broken, 32);
     if (threadIdx.x == 0) {
-        struct gradient_check result = gradient_check_of(*squares, clip);
+        double squares = 0;
+        for (int rank = 0; rank < ranks; rank++)
+            squares += reports[rank * width + REPORT_SQUARES];
+        struct gradient_check result = gradient_check_of(squares, clip);
         result.finite = result.finite && broken == 0;
         *check = result;
     }
 }
-// The check of a step; finite: no loss and not the norm is NaN or infinite.
+// The check of a step, the same on every rank, which has all reports; finite: no loss and not the norm is NaN or infinite.
 static void gradient_check(struct gradient_check *check, // (1)
-                           const double *squares,        // (1)
-                           const double *losses,         // (num_losses)
-                           int num_losses, double clip, struct device *dev) {
-    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, squares, losses, num_losses, clip);
+                           const double *reports,        // (ranks, REPORT_LOSSES + num_losses)
+                           int ranks, int num_losses, double clip, struct device *dev) {
+    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, num_losses, clip);
 }
 
 #else
@@ -254,13 +281,13 @@ static void adamw_update(floatX *params,     // (n)
     }
 }
 
-// sum of x[i]^2 in double, over a fixed number of runs that are added in order: the same bits for any number of
+// total (+)= sum of x[i]^2 in double, over a fixed number of runs that are added in order: the same bits for any number of
 // threads.
 enum { SUM_OF_SQUARES_RUNS = 256 };
 static size_t sum_of_squares_workspace_bytes(void) { return SUM_OF_SQUARES_RUNS * sizeof(double); }
 static void sum_of_squares(double *total,  // (1)
                            const float *x, // (n)
-                           int64_t n, void *workspace, struct device *dev) {
+                           int64_t n, bool add, void *workspace, struct device *dev) {
     double *sums = (double *)workspace; // (runs)
 #pragma omp parallel for schedule(static)
     for (int64_t run = 0; run < SUM_OF_SQUARES_RUNS; run++) {
@@ -273,19 +300,33 @@ static void sum_of_squares(double *total,  // (1)
             sum += (double)x[i] * (double)x[i];
         sums[run] = sum;
     }
-    *total = 0;
+    double sum = 0;
     for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
-        *total += sums[run];
+        sum += sums[run];
+    *total = add ? *total + sum : sum;
 }
 
-// The check of a step; finite: no loss and not the norm is NaN or infinite.
+// out += in
+static void add_floats(float *out,      // (n)
+                       const float *in, // (n)
+                       int64_t n, struct device *dev) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < n; i++)
+        out[i] += in[i];
+}
+
+// The check of a step, the same on every rank, which has all reports; finite: no loss and not the norm is NaN or infinite.
 static void gradient_check(struct gradient_check *check, // (1)
-                           const double *squares,        // (1)
-                           const double *losses,         // (num_losses)
-                           int num_losses, double clip, struct device *dev) {
-    *check = gradient_check_of(*squares, clip);
-    for (int i = 0; i < num_losses; i++)
-        check->finite = check->finite && isfinite(losses[i]);
+                           const double *reports,        // (ranks, REPORT_LOSSES + num_losses)
+                           int ranks, int num_losses, double clip, struct device *dev) {
+    const int width = REPORT_LOSSES + num_losses;
+    double squares = 0;
+    for (int rank = 0; rank < ranks; rank++)
+        squares += reports[rank * width + REPORT_SQUARES];
+    *check = gradient_check_of(squares, clip);
+    for (int rank = 0; rank < ranks; rank++)
+        for (int i = 0; i < num_losses; i++)
+            check->finite = check->finite && isfinite(reports[rank * width + REPORT_LOSSES + i]);
 }
 
 #endif

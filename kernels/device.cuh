@@ -78,7 +78,8 @@ struct device {
     struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create
     cudaStream_t stream;           // all work goes here, in order
     cudaEvent_t marks[DEVICE_MARKS]; // device_mark, device_wait
-    size_t free_bytes;             // of the GPU's memory when it was opened
+    int index;                     // of the GPU
+    size_t free_bytes;             // of its memory when it was opened
     bool open;                     // false: nothing is run, only planned, and no GPU is needed
 };
 // The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.

@@ -50,9 +50,17 @@ static size_t device_used_bytes(struct device *dev) {
     return available < dev->free_bytes ? dev->free_bytes - available : 0;
 }
 
-// One process uses one GPU: the first that CUDA_VISIBLE_DEVICES leaves.
-static void device_open(struct device *dev) {
-    cuda_check(cudaSetDevice(0));
+// One process uses one GPU: of those that CUDA_VISIBLE_DEVICES leaves the only one, or that of the process' number on this
+// host. `may_share`: it may be another process' too.
+static void device_open(struct device *dev, int local_rank, bool may_share) {
+    int count = 0;
+    cuda_check(cudaGetDeviceCount(&count));
+    if (count > 1 && local_rank >= count && !may_share)
+        fail("this is process %d on this host, which has %d GPUs: start as many as there are GPUs (--collectives mpi lets "
+             "them share one, for tests)",
+             local_rank + 1, count);
+    dev->index = local_rank % count;
+    cuda_check(cudaSetDevice(dev->index));
     cuda_check(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
     for (int i = 0; i < DEVICE_MARKS; i++)
         cuda_check(cudaEventCreateWithFlags(&dev->marks[i], cudaEventDisableTiming));
@@ -74,7 +82,7 @@ static const char *device_describe(char *text, size_t n, const struct device *de
         snprintf(text, n, "cuda, %s", FLOATX_NAME);
         return text;
     }
-    cuda_check(cudaGetDeviceProperties(&properties, 0));
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     snprintf(text, n, "cuda: %s, compute capability %d.%d, %s", properties.name, properties.major, properties.minor,
              FLOATX_NAME);
     return text;
@@ -83,7 +91,7 @@ static const char *device_describe(char *text, size_t n, const struct device *de
 // What the GPU's data sheet says it reaches, flop/s; 0 where that is not known.
 static double device_data_sheet_flops(const struct device *dev) {
     struct cudaDeviceProp properties;
-    cuda_check(cudaGetDeviceProperties(&properties, 0));
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
     return gpu_peak_flops(properties.name, sizeof(floatX) == 2);
 }
 
@@ -119,7 +127,7 @@ static void graph_free(struct work_graph *graph) {
 struct work_graph {
     int unused;
 };
-static void device_open(struct device *dev) {}
+static void device_open(struct device *dev, int local_rank, bool may_share) {}
 static void device_close(struct device *dev) {}
 static const char *device_describe(char *text, size_t n, const struct device *dev) {
     snprintf(text, n, "cpu, %d threads, %s", dev->threads, FLOATX_NAME);

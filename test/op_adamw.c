@@ -181,17 +181,17 @@ static void nothing_changes(void **state) {
 // What gradient_check makes of a sum of squares and of losses of which one may be broken.
 static struct gradient_check checked(double squares, int num_losses, int broken_at, double broken, double clip) {
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check), result;
-    double *sum = test_doubles(1), *losses = test_doubles(num_losses + 1);
-    *sum = squares;
+    double *reports = test_doubles(REPORT_LOSSES + num_losses + 1), *losses = reports + REPORT_LOSSES;
+    reports[REPORT_SQUARES] = squares;
+    reports[REPORT_REQUEST] = NAN; // is no loss
     for (int i = 0; i < num_losses; i++)
         losses[i] = i == broken_at ? broken : 4 - 0.01 * i;
     losses[num_losses] = NAN; // one behind the end
     memset(check, 0xff, sizeof *check);
-    gradient_check(check, sum, losses, num_losses, clip, &device);
+    gradient_check(check, reports, 1, num_losses, clip, &device);
     result = *check;
     free(check);
-    free(sum);
-    free(losses);
+    free(reports);
     return result;
 }
 static void checks(void **state) {
@@ -215,11 +215,52 @@ static void checks(void **state) {
     }
 }
 
+// The squares of all ranks are added in their order, and any rank's losses can break the step.
+static void checks_of_ranks(void **state) {
+    enum { RANKS = 3, LOSSES = 2, WIDTH = REPORT_LOSSES + LOSSES };
+    struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
+    double *reports = test_doubles(RANKS * WIDTH);
+    const double squares[RANKS] = {1, 1e-16, 1e-16}; // together nothing, if 1 comes first
+    for (int broken = -1; broken < RANKS * LOSSES; broken++) {
+        for (int r = 0; r < RANKS; r++) {
+            reports[r * WIDTH + REPORT_SQUARES] = squares[r];
+            reports[r * WIDTH + REPORT_REQUEST] = NAN;
+            for (int i = 0; i < LOSSES; i++)
+                reports[r * WIDTH + REPORT_LOSSES + i] = r * LOSSES + i == broken ? INFINITY : 3;
+        }
+        gradient_check(check, reports, RANKS, LOSSES, 0, &device);
+        assert_true(check->grad_norm == 1);
+        assert_int_equal(check->finite, broken < 0);
+    }
+    free(check);
+    free(reports);
+}
+
+static void additions(void **state) {
+    const int64_t sizes[] = {0, 1, 3, 4, 1023, 1024, 1025, 10007};
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+        const int64_t n = sizes[k];
+        float *out = (float *)test_alloc((size_t)(n + 4) * sizeof *out), *in = (float *)test_alloc((size_t)(n + 4) * sizeof *in);
+        for (int64_t i = 0; i < n + 4; i++) {
+            out[i] = (float)i;
+            in[i] = 0.5f;
+        }
+        add_floats(out, in, n, &device);
+        for (int64_t i = 0; i < n + 4; i++)
+            assert_true(out[i] == (float)i + (i < n ? 0.5f : 0));
+        free(out);
+        free(in);
+    }
+}
+
 static double squares_of(const float *x, int64_t n) {
     double *total = test_doubles(1);
     void *workspace = test_alloc(sum_of_squares_workspace_bytes());
-    sum_of_squares(total, x, n, workspace, &device);
+    *total = NAN;
+    sum_of_squares(total, x, n, false, workspace, &device);
     const double result = *total;
+    sum_of_squares(total, x, n, true, workspace, &device); // the same again on top
+    assert_true(*total == 2 * result || isnan(result));
     free(workspace);
     free(total);
     return result;
@@ -262,6 +303,8 @@ int main(void) {
         cmocka_unit_test(nothing_changes),
         cmocka_unit_test(sums),
         cmocka_unit_test(checks),
+        cmocka_unit_test(checks_of_ranks),
+        cmocka_unit_test(additions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

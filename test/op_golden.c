@@ -253,7 +253,7 @@ static void compare_backend(const struct golden *g, const double *bounds, enum a
     memset(&dev, 0, sizeof dev);
     dev.threads = 1; // ops this small would spend their time in barriers
     omp_set_num_threads(dev.threads);
-    device_open(&dev);
+    device_open(&dev, 0, false);
     dev.matmul = matmul_create(&dev);
     struct config config = config_of(g);
     config.loss_chunk_tokens = loss_chunk_tokens;

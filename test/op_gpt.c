@@ -58,7 +58,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     s.dev = (struct device *)test_alloc(sizeof *s.dev);
     memset(s.dev, 0, sizeof *s.dev);
     s.dev->threads = omp_get_max_threads();
-    device_open(s.dev);
+    device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
     s.config = config_of(shape, options);
     s.config.val_every = 1; // config_parse says never, since there is no --val-data

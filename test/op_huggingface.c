@@ -49,7 +49,7 @@ static struct setup setup_of(const char *options) {
     assert_non_null(s.dev);
     s.dev->threads = 1; // ops this small would spend their time in barriers
     omp_set_num_threads(s.dev->threads);
-    device_open(s.dev);
+    device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
     s.m = gpt_create(&s.config, policy_none(s.config.num_layers), backend_here(ATTENTION_FLASH), s.dev);
     gpt_allocate(s.m);

@@ -98,7 +98,7 @@ int main(void) {
     enum { TOKENS = 16384 };
     struct device dev;
     memset(&dev, 0, sizeof dev);
-    device_open(&dev);
+    device_open(&dev, 0, false);
     for (int head_dim = 64; head_dim <= 128; head_dim += 64)
         for (int gqa = 0; gqa < 2; gqa++)
             for (int T = 1024; T <= 16384; T *= 2) {
