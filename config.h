@@ -22,6 +22,7 @@ enum recompute_method { RECOMPUTE_METHOD_UNSET, RECOMPUTE_METHOD_UNIFORM, RECOMP
 enum config_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum config_precision { WITH_AUTO, WITH_BF16, WITH_FP32 }; // PRECISION_BF16 is the compiler's -D
 enum config_checkpoint_dtype { CHECKPOINT_AUTO, CHECKPOINT_BF16, CHECKPOINT_FP32 };
+enum config_collectives { BY_AUTO, BY_NCCL, BY_MPI, BY_SOCKETS };
 
 enum { CONFIG_ROWS_MAX = 96 };
 
@@ -78,7 +79,18 @@ struct config {
     int precision; // enum config_precision
     bool cuda_graphs;
     int threads;
+    // several processes
+    int zero_stage;
+    float bucket_mib;
+    bool grad_reduce_in_bf16;
+    int collectives; // enum config_collectives
+    const char *rendezvous;
+    float collective_timeout; // seconds
+    int check_replicas;
+    int world_size; // --plan's; 0: as launched
 
+    int rank, ranks;           // of this process
+    struct parallel *parallel; // the connections to the others; NULL: there are none
     bool given[CONFIG_ROWS_MAX]; // by row of the table: the user set it
     const struct config *asked;  // as it was before config_resolve, which a checkpoint remembers; NULL: not kept
     const char *checkpoint;      // the folder that the run goes on from, verified; "": it begins
@@ -172,7 +184,7 @@ static const struct option_row config_rows[] = {
 
     GROUP("Training"),
     ROW(INT, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
-    ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, a multiple of the micro batch; 0: as that"),
+    ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, over all ranks; 0: a micro batch each"),
     ROW(INT, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
     ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples"),
     ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
@@ -225,6 +237,19 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, precision, "auto", "auto|bf16|fp32", 0, 0, "Of parameters and activations; auto: bf16 on GPUs and with AMX"),
     ROW(BOOL, cuda_graphs, "true", "", 0, 0, "Record a micro-step's work on a GPU once, enqueue it by one call"),
     ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use"),
+
+    GROUP("Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
+    ROW(INT, zero_stage, "0", "0..3", 0, 4, "Shard over the ranks: 1 optimizer state, 2 gradients too, 3 parameters too"),
+    ROW(FLOAT, bucket_mib, "32", "X", 0.001, 65536, "Gradients reduced at a time, in MiB of fp32"),
+    ROW(BOOL, grad_reduce_in_bf16, "false", "", 0, 0, "Gradients are rounded to bf16 before they are sent"),
+    ROW(ENUM, collectives, "auto", "auto|nccl|mpi|sockets", 0, 0,
+        "How ranks exchange data; auto: NCCL on GPUs, else MPI under mpirun, else TCP"),
+    ROW(STRING, rendezvous, "", "HOST:PORT", 0, 0,
+        "Where rank 0 listens, with RANK, WORLD_SIZE and LOCAL_RANK in the environment: needs neither MPI nor Slurm"),
+    ROW(FLOAT, collective_timeout, "600", "SECONDS", 0, INFINITY,
+        "A rank that others wait for longer than this ends the job; 0: never"),
+    ROW(INT, check_replicas, "0", "N", 0, INFINITY, "Steps between checks that all ranks hold the same bits; 0: never"),
+    ROW(INT, world_size, "0", "N", 0, 1 << 16, "--plan for so many ranks; 0: as launched"),
 };
 #undef ROW
 #undef GROUP
@@ -294,13 +319,29 @@ static inline void config_resolve_model(struct config *c) {
         c->add_qkv_bias = true;
 }
 
+static inline void config_resolve_ranks(struct config *c) {
+    if (c->world_size > 0 && !c->plan)
+        fail("--world-size is what --plan plans for; a run has the ranks that it was started with, by mpirun -np N or srun -n N");
+    if (c->world_size > 0) {
+        c->ranks = c->world_size;
+        c->rank = 0;
+    }
+    c->ranks = c->ranks > 1 ? c->ranks : 1;
+}
+
 static inline void config_resolve_batches(struct config *c) {
+    if ((double)c->micro_batch_size * c->ranks > 1 << 30)
+        fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it", c->micro_batch_size, c->ranks);
+    const int least = c->micro_batch_size * c->ranks;
     if (c->global_batch_size == 0)
-        c->global_batch_size = c->micro_batch_size;
-    const int micro_batches = c->global_batch_size / c->micro_batch_size;
-    if (c->global_batch_size % c->micro_batch_size != 0)
-        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d; the next multiple is %d",
-             c->global_batch_size, c->micro_batch_size, (micro_batches + 1) * c->micro_batch_size);
+        c->global_batch_size = least;
+    const long long next = ((long long)c->global_batch_size / least + 1) * least;
+    if (c->global_batch_size % least != 0 && c->ranks > 1)
+        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d on %d ranks; the next multiple is %lld",
+             c->global_batch_size, c->micro_batch_size, c->ranks, next);
+    if (c->global_batch_size % least != 0)
+        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d; the next multiple is %lld",
+             c->global_batch_size, c->micro_batch_size, next);
 }
 
 static inline void config_resolve_schedule(struct config *c) {
@@ -451,6 +492,7 @@ static inline void config_resolve(struct config *config) {
     if (config->preset > 0)
         options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
     config_resolve_model(config);
+    config_resolve_ranks(config);
     config_resolve_batches(config);
     config_resolve_schedule(config);
     config_resolve_data(config);

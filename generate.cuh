@@ -21,7 +21,8 @@ static void print_samples(struct run *r, int step) {
     // A document begins behind the end of the one before; without such a mark, behind token 0.
     for (int i = 0; i < c->sample_count; i++)
         r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
-    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, (uint64_t)step, stop_asked))
+    // Several ranks make the same text, together where parameters are sharded: none may stop by itself.
+    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, (uint64_t)step, r->parallel ? NULL : stop_asked))
         return;
     for (int i = 0; i < c->sample_count; i++) {
         log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
@@ -111,7 +112,7 @@ static void read_prompts(struct run *r, struct config *c) {
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
-    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, 0, stop_asked))
+    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked))
         return EXIT_STOPPED;
     for (int b = 0; b < r->model->sequences; b++) {
         const int32_t *tokens = r->samples + (size_t)b * (size_t)n;

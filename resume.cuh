@@ -117,6 +117,8 @@ static void report_save(struct run *r) {
 }
 
 static void open_saver(struct run *r) {
+    if (r->config->rank > 0) // the first writes for all
+        return;
     static const char *const names[] = {"tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt",
                                         "special_tokens_map.json", "vocabulary.bin"};
     char path[PATH_MAX];
@@ -128,9 +130,15 @@ static void open_saver(struct run *r) {
 
 static void save(struct run *r) {
     report_save(r); // of the one before
-    size_t bytes = 0;
-    char *state = state_json(r, &bytes);
-    saver_save(&r->saver, r->finished, state, bytes);
-    if (!r->model->copies)
-        report_save(r);
+    parallel_barrier(r->parallel, "the checkpoint before");
+    if (r->config->rank > 0)
+        gpt_copy_state(r->model);
+    else {
+        size_t bytes = 0;
+        char *state = state_json(r, &bytes);
+        saver_save(&r->saver, r->finished, state, bytes);
+        if (!r->model->copies)
+            report_save(r);
+    }
+    parallel_barrier(r->parallel, "the checkpoint");
 }

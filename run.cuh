@@ -43,11 +43,20 @@ struct run {
     bool validation_due;        // of the last finished step: a signal came before its end
     struct deadline deadline;
     double slowest_step;        // seconds
+    // Several ranks
+    struct parallel *parallel;  // NULL: there is one
+    struct collectives collectives;
+    double comm_busy_s, comm_waited_s; // of the collectives, up to the last finished step
+    uint64_t comm_sent_bytes, comm_sent_by_step[2]; // the same; up to the end of a step, by the parity of its number
     bool save_wanted, stopped;  // asked for by a signal or the deadline; the run ended early
     bool save_failed;           // the last one
 };
 
 enum { EXIT_STOPPED = 3 }; // the run was asked to stop before its last step, and saved
 
-// A signal asked for the run's end.
+// A signal asked this process for the run's end.
 static bool stop_asked(void) { return signals_stop_requested() != 0; }
+// One asked a rank's: its number. All ranks call this, and get the same answer.
+static int stop_asked_of_any(struct run *r) {
+    return parallel_largest(r->parallel, signals_stop_requested(), "agreement on whether to stop");
+}

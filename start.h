@@ -6,6 +6,7 @@
 #include "runtime/checkpoint.h"    // checkpoint_newest, checkpoint_resolve
 #include "runtime/error.h"         // fail
 #include "runtime/file_read.h"     // read_whole
+#include "runtime/parallel.h"      // parallel_open, parallel_check_same
 #include "runtime/trainer_state.h" // trainer_state_parse
 #include <limits.h>                // PATH_MAX
 
@@ -20,13 +21,49 @@ static const char *const start_fixed_options[] = {
 // Options of this start alone, which a checkpoint doesn't bring along.
 static const char *const start_own_options[] = {"device",   "threads", "plan",      "plan_json", "plan_picture",
                                                 "resume",   "out",     "init_from", "generate",  "eval_only",
-                                                "exit_after", "cuda_graphs", "precision", NULL};
+                                                "exit_after", "cuda_graphs", "precision", "collectives",
+                                                "rendezvous", "world_size", NULL};
 
 static bool start_is_among(const char *name, const char *const *names) {
     for (; *names; names++)
         if (strcmp(*names, name) == 0)
             return true;
     return false;
+}
+
+// ---- the ranks ----
+
+// Who this is among the ranks of the job. Only rank 0 speaks; errors are every rank's own.
+static void start_ranks(struct config *config, struct parallel *parallel) {
+    struct error_text error;
+    const char *problem = config->plan ? launch_find(&parallel->launch, config->rendezvous, launch_getenv, &error)
+                                       : parallel_open(parallel, config->rendezvous, config->collective_timeout, &error);
+    if (problem)
+        fail("%s", problem);
+    config->rank = parallel->launch.rank;
+    config->ranks = parallel->launch.ranks;
+    config->parallel = config->ranks > 1 && !config->plan ? parallel : NULL;
+    if (config->rank > 0 && !freopen("/dev/null", "w", stdout))
+        fail("/dev/null: %s", strerror(errno));
+}
+
+// Options that may differ between the ranks.
+static const char *const start_rank_options[] = {"threads", NULL};
+
+// After the options are resolved: whether all ranks have the same.
+static void start_check_ranks(const struct config *config) {
+    char *text = NULL, value[OPTION_TEXT];
+    size_t bytes = 0;
+    FILE *out = config->parallel ? open_memstream(&text, &bytes) : NULL;
+    if (!out)
+        return;
+    fprintf(out, "%s\n", config_options.version);
+    for (int i = 0; i < CONFIG_ROWS; i++)
+        if (config_rows[i].kind != OPTION_GROUP && !start_is_among(config_rows[i].name, start_rank_options))
+            fprintf(out, "%s %s\n", config_rows[i].name, option_text(value, &config_rows[i], config));
+    fclose(out);
+    parallel_check_same(config->parallel, text, "options");
+    free(text);
 }
 
 // Sets an option. One that is a text keeps it, as long as the program runs.
@@ -64,6 +101,11 @@ static void start_take_options(struct config *config, const struct trainer_state
     const int precision = option_find(&config_options, "precision", false);
     if (!config->given[precision])
         start_set(config, precision, state->precision);
+    // Where it followed from the number of ranks, that may be another now; the step stays what it was.
+    const int batch = option_find(&config_options, "global_batch_size", false);
+    const char *batch_then = trainer_state_option(state, "resolved", "global_batch_size");
+    if (!config->given[batch] && batch_then)
+        start_set(config, batch, batch_then);
 }
 
 // After the options are resolved: whether the model, the seed and the precision are those of the checkpoint.
@@ -95,13 +137,18 @@ static void start_resume(struct config *config) {
     struct error_text error;
     const struct checkpoint_listener listener = {start_say, NULL};
     const bool automatic = strcmp(config->resume, "auto") == 0;
+    memset(path, 0, sizeof path);
     if ((size_t)snprintf(root, sizeof root, "%s/checkpoints", config->out) >= sizeof root)
         fail("--out %s: the name is too long", config->out);
-    const char *problem = automatic ? checkpoint_newest(path, &manifest, root, &listener, &error)
-                                    : checkpoint_resolve(path, &manifest, config->resume, &listener, &error);
-    if (problem)
-        fail("--resume %s: %s", config->resume, problem);
-    manifest_free(&manifest);
+    if (config->rank == 0) { // verifies for all: it reads every byte
+        const char *problem = automatic ? checkpoint_newest(path, &manifest, root, &listener, &error)
+                                        : checkpoint_resolve(path, &manifest, config->resume, &listener, &error);
+        if (problem)
+            fail("--resume %s: %s", config->resume, problem);
+        manifest_free(&manifest);
+    }
+    if (config->parallel)
+        control_broadcast(&config->parallel->control, path, sizeof path, "the checkpoint to go on from", true);
     if (!*path)
         return;
     config->checkpoint = strdup(path);
@@ -206,6 +253,6 @@ static void start_find(struct config *config) {
         start_resume(config);
     if (!*config->checkpoint && *config->init_from)
         start_from_model(config);
-    if (!resumes && config_trains(config) && !config->plan)
+    if (!resumes && config_trains(config) && !config->plan && config->rank == 0)
         start_check_new(config);
 }

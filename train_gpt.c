@@ -51,12 +51,18 @@ static engine_entry *choose_engine(struct config *config) {
 
 int main(int argc, char **argv) {
     struct config config = config_read(argc, argv);
+    struct parallel parallel;
+    start_ranks(&config, &parallel);
     start_find(&config);
     const struct config asked = config;
     config_resolve(&config);
     config.asked = &asked;
     start_check(&config);
-    return choose_engine(&config)(&config);
+    start_check_ranks(&config);
+    const int status = choose_engine(&config)(&config);
+    if (config.parallel)
+        parallel_close(&parallel);
+    return status;
 }
 
 #else
@@ -66,6 +72,7 @@ int main(int argc, char **argv) {
 #include "fit.cuh"              // options to a policy, a plan that fits
 #include "generate.cuh"         // prompts, samples, tokens to text
 #include "gpt.cuh"              // the model and its step
+#include "ranks.cuh"            // several processes
 #include "resume.cuh"           // where a run begins, and its checkpoints
 #include "run.cuh"              // struct run
 #include "runtime/log.h"        // progress line, log.jsonl
@@ -74,10 +81,11 @@ int main(int argc, char **argv) {
 // ---- start-up ----
 
 static void start_device(struct run *r) {
-    r->dev.threads = r->config->threads > 0 ? r->config->threads : omp_get_num_procs();
+    const struct config *c = r->config;
+    r->dev.threads = c->threads > 0 ? c->threads : threads_of_rank(r);
     omp_set_num_threads(r->dev.threads);
-    if (!r->config->plan)
-        device_open(&r->dev);
+    if (!c->plan)
+        device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0, collectives_kind_of(c) == COLLECTIVES_HOST);
     r->dev.matmul = matmul_create(&r->dev);
 }
 
@@ -110,19 +118,22 @@ static void open_data(struct run *r) {
     const size_t batch = (size_t)c->micro_batch_size * (size_t)c->seq_length;
     enum { BATCHES_AHEAD = 4 };
     if (config_trains(c))
-        r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, 0, 1, c->micro_batch_size,
-                                   BATCHES_AHEAD, "--train-data");
+        r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, c->rank, c->ranks,
+                                   c->micro_batch_size, BATCHES_AHEAD, "--train-data");
     if (*c->val_data && !*c->generate)
-        r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, 0, 1, c->micro_batch_size, 0,
-                                 "--val-data");
+        r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, c->rank, c->ranks, c->micro_batch_size,
+                                 0, "--val-data");
     r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);
     r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
     if (!r->inputs || !r->targets)
         fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
+    check_same_data(r);
 }
 
 static void write_config(const struct config *c) {
     char path[PATH_MAX];
+    if (c->rank > 0)
+        return;
     if ((size_t)snprintf(path, sizeof path, "%s/config.json", c->out) >= sizeof path)
         fail("--out %s: the name is too long", c->out);
     config_write_json(c, path);
@@ -155,6 +166,10 @@ static void report(const struct run *r) {
                 log_count(text, (int64_t)dataloader_total_tokens(r->train)), dataloader_num_files(r->train));
         log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->global_batch_size, c->seq_length,
                 c->global_batch_size / c->micro_batch_size);
+        if (c->ranks > 1)
+            log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most", c->ranks, c->zero_stage,
+                    c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->shards.count,
+                    log_bytes(text, m->shards.largest_part * c->ranks * (int64_t)sizeof(float)));
         log_row("steps", "%d, %.3g epochs", c->train_steps,
                 (double)c->train_steps * c->global_batch_size / (double)dataloader_samples_per_epoch(r->train));
         if (c->checkpoint_every > 0)
@@ -189,13 +204,13 @@ static void nonfinite(struct run *r, int step, const char *what, double value, u
 // Waits for the oldest step whose results are not known yet. False where a NaN or Inf was met: it has updated nothing.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
-    const int step = r->finished++, slot = step % 2;
-    const double *losses;
-    const struct step_results results = gpt_results(r->model, slot, &losses);
+    const int step = r->finished++, slot = step % 2, ranks = c->ranks, width = report_width(r->model);
+    const double *reports;
+    const struct step_results results = gpt_results(r->model, slot, &reports);
     const double tokens = (double)c->global_batch_size * c->seq_length, now = seconds_now();
     const double seconds = now - r->last_finish;
     r->slowest_step = seconds > r->slowest_step ? seconds : r->slowest_step;
-    const int micro_steps = r->model->micro_steps;
+    const int micro_batches = r->model->micro_steps * ranks;
     r->last_finish = now;
     memset(entry, 0, sizeof *entry);
     entry->step = step + 1;
@@ -206,14 +221,21 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     entry->tokens_per_second = tokens / seconds;
     entry->mfu = r->peak_flops > 0 ? tokens * gpt_flops_per_token(r->model) / seconds / r->peak_flops : NAN;
     entry->peak_bytes = (int64_t)device_peak_bytes(&r->dev);
-    int bad = -1; // micro-batch
-    for (int i = micro_steps - 1; i >= 0; i--)
-        if (!isfinite(losses[i]))
+    for (int rank = 0; rank < ranks && r->parallel; rank++)
+        grant_request(r, (int)reports[rank * width + REPORT_REQUEST], rank);
+    measure_collectives(r, entry, slot);
+    int bad = -1; // micro-batch; in the data's order, whatever the number of ranks
+    double bad_loss = 0;
+    for (int i = 0; i < micro_batches; i++) {
+        const double loss = reports[i % ranks * width + REPORT_LOSSES + i / ranks];
+        entry->loss += loss / micro_batches;
+        if (!isfinite(loss) && bad < 0) {
             bad = i;
-    for (int i = 0; i < micro_steps; i++)
-        entry->loss += losses[i] / micro_steps;
+            bad_loss = loss;
+        }
+    }
     if (bad >= 0)
-        nonfinite(r, step, "loss", losses[bad], r->first_sample[slot] + (uint64_t)bad * (uint64_t)c->micro_batch_size,
+        nonfinite(r, step, "loss", bad_loss, r->first_sample[slot] + (uint64_t)bad * (uint64_t)c->micro_batch_size,
                   c->micro_batch_size);
     else if (!results.check.finite)
         nonfinite(r, step, "gradient norm", entry->grad_norm, r->first_sample[slot], c->global_batch_size);
@@ -229,32 +251,42 @@ static void enqueue_gradients(struct run *r) {
     gpt_zero_gradients(r->model);
     for (int i = 0; i < r->model->micro_steps; i++) {
         dataloader_read(r->train, r->inputs, r->targets, c->micro_batch_size);
-        gpt_micro_step(r->model, i, r->inputs, r->targets, 1.0 / r->model->micro_steps);
+        gpt_micro_step(r->model, i, r->inputs, r->targets, 1.0 / (r->model->micro_steps * c->ranks));
     }
 }
 // Enqueues the update. Its number in AdamW is that of the steps that updated, so the results of all before must be known.
 static void enqueue_update(struct run *r) {
     gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
+    r->model->request = 0;
     gpt_fetch_results(r->model, r->enqueued % 2);
+    r->comm_sent_by_step[r->enqueued % 2] = r->collectives.sent_bytes;
     r->enqueued++;
 }
 
-// Mean loss over the first --val-steps batches of the validation data, the same ones each time. NAN where a signal came
-// before the end.
+// Mean loss over the first --val-steps batches of the validation data, the same ones each time and added in the same
+// order, whatever the number of ranks. NAN where a signal came before the end.
 static double validate(struct run *r, int *batches) {
     const struct config *c = r->config;
     const uint64_t there = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
     const int steps = there < (uint64_t)c->val_steps ? (int)there : c->val_steps;
-    double loss = 0;
+    double loss = 0, *losses = (double *)calloc((size_t)c->ranks, sizeof *losses);
+    int stop = stop_asked_of_any(r);
+    if (!losses)
+        fail("out of memory");
     *batches = steps;
     dataloader_seek(r->val, 0);
-    for (int i = 0; i < steps; i++) {
-        if (stop_asked())
-            return NAN;
+    for (int i = 0; i < steps && !stop; i += c->ranks) {
         dataloader_read(r->val, r->inputs, r->targets, c->micro_batch_size);
-        loss += gpt_evaluate(r->model, r->inputs, r->targets) / steps;
+        const double mine = gpt_evaluate(r->model, r->inputs, r->targets);
+        stop = share_losses(r, losses, mine);
+        for (int k = i; k < i + c->ranks && k < steps; k++)
+            loss += losses[k - i] / steps;
+        stop = i + c->ranks < steps ? stop : 0; // it is complete
     }
-    return loss;
+    free(losses);
+    if (stop)
+        grant_request(r, stop * REQUEST_SIGNAL, 0);
+    return stop ? NAN : loss;
 }
 
 // True every `every` steps and after the last; 0 is never.
@@ -264,7 +296,7 @@ static bool due(int every, int done, int total) { return every > 0 && (done % ev
 static bool validate_step(struct run *r, int done, double *loss) {
     int batches;
     *loss = validate(r, &batches);
-    r->validation_due = isnan(*loss) && stop_asked();
+    r->validation_due = isnan(*loss) && r->stopped;
     if (r->validation_due)
         return false;
     if (!(*loss >= r->best_val_loss)) {
@@ -291,18 +323,6 @@ static void report_step(struct run *r, struct log_step *entry, bool good) {
         report_save(r);
 }
 
-// Looks, once a step, for what asks for a save or an end from outside.
-static void look_for_requests(struct run *r) {
-    if (signals_take_save_request())
-        r->save_wanted = true;
-    const bool time_is_up = !deadline_allows(r->deadline, 2 * r->slowest_step);
-    if ((stop_asked() || time_is_up) && !r->stopped) {
-        log_event(&r->log, "%s: the run is saved and ends",
-                  stop_asked() ? strsignal(signals_stop_requested()) : "--exit-after");
-        r->stopped = true;
-    }
-}
-
 // A step ends with nothing enqueued behind it: what needs its parameters can run.
 static bool step_is_last_enqueued(const struct run *r) { return r->finished == r->enqueued; }
 
@@ -324,7 +344,8 @@ static void train(struct run *r) {
         const int step = r->enqueued;
         const bool save_now = due(c->checkpoint_every, step, c->train_steps) || r->save_wanted || r->stopped;
         const bool wanted_now = !DEVICE_RUNS_AHEAD || save_now || (r->val && due(c->val_every, step, c->train_steps)) ||
-                                due(c->sample_every, step, c->train_steps);
+                                due(c->sample_every, step, c->train_steps) ||
+                                (r->parallel && due(c->check_replicas, step, 0));
         if (more && wanted_now) {
             const bool good = finish_step(r, &entry);
             report_step(r, &entry, good);
@@ -332,6 +353,8 @@ static void train(struct run *r) {
             if (save_now || r->save_wanted || r->stopped)
                 save(r);
             r->save_wanted = false;
+            if (r->parallel && due(c->check_replicas, r->finished, 0))
+                check_replicas(r);
             r->last_finish = seconds_now();
         }
     }
@@ -353,7 +376,7 @@ static void make_up_for_validation(struct run *r) {
 static int evaluate_only(struct run *r) {
     int batches;
     const double loss = validate(r, &batches);
-    if (isnan(loss) && stop_asked())
+    if (isnan(loss) && r->stopped)
         return EXIT_STOPPED;
     printf("validation loss %.9g, perplexity %.6g, over %lld tokens\n", loss, exp(loss),
            (long long)batches * r->config->micro_batch_size * r->config->seq_length);
@@ -366,6 +389,8 @@ static void finish(struct run *r) {
     dataloader_close(r->val);
     vocabulary_close(&r->vocabulary);
     tokenizer_free(&r->tokenizer);
+    if (r->model->collectives)
+        collectives_close(&r->collectives, &r->dev);
     gpt_destroy(r->model);
     matmul_destroy(r->dev.matmul);
     device_close(&r->dev);
@@ -382,31 +407,35 @@ static int run_training(struct run *r) {
     open_vocabulary(r);
     open_samples(r);
     gpt_allocate(r->model);
+    connect_ranks(r);
     load_model(r);
-    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step);
+    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0);
     write_config(c);
     open_saver(r);
     find_peak(r);
     report(r);
     if (r->finished >= c->train_steps)
         log_event(&r->log, "step %d of --train-steps %d: nothing is left to do", r->finished, c->train_steps);
-    if (!stop_asked()) {
+    if (!stop_asked_of_any(r)) {
         make_up_for_validation(r);
         train(r);
     }
     report_save(r);
+    parallel_barrier(r->parallel, "the last checkpoint"); // a launcher may end the others with the first that ends
     log_close(&r->log);
     return r->save_failed ? EXIT_FAILURE : r->finished < c->train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 static int run_evaluation(struct run *r) {
     open_data(r);
     gpt_allocate(r->model);
+    connect_ranks(r);
     load_model(r);
     report(r);
     return evaluate_only(r);
 }
 static int run_generation(struct run *r, int new_tokens) {
     gpt_allocate(r->model);
+    connect_ranks(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
@@ -416,6 +445,7 @@ int ENGINE(const struct config *config) {
     struct config own = *config;
     memset(&r, 0, sizeof r);
     r.config = &own;
+    r.parallel = config->parallel;
     r.deadline = deadline_after_minutes(deadline_clock_s(), config->exit_after);
     signals_install();
     if (*config->generate && !config->plan) {
@@ -431,7 +461,7 @@ int ENGINE(const struct config *config) {
         report(&r);
         plan_print(&r.model->plan, stdout);
     } else {
-        fit_check(&r.fit, r.model->plan.peak_bytes, device_available_bytes(&r.dev));
+        fit_check(&r.fit, r.model->plan.peak_bytes, available_bytes(&r));
         status = *config->generate   ? run_generation(&r, config->sample_tokens)
                  : config->eval_only ? run_evaluation(&r)
                                      : run_training(&r);

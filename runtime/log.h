@@ -30,6 +30,10 @@ struct log_step {
     int64_t peak_bytes;
     bool has_val_loss; // validated after this step
     double val_loss;
+    bool has_comm;           // there are several ranks:
+    int64_t comm_bytes;      // this rank sent
+    double comm_ms;          // collectives ran; NAN where that is not known
+    double comm_exposed_ms;  // the training waited for them
 };
 
 struct log {
@@ -127,9 +131,16 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
     return end;
 }
 
-// Goes on behind the entries of step `first_step` where there are some; 0 begins the file anew.
-static void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step) {
+// Goes on behind the entries of step `first_step` where there are some; 0 begins the file anew. Of several ranks only the
+// first has a file.
+static void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file) {
     memset(log, 0, sizeof *log);
+    log->file = -1;
+    log->every = every > 0 ? every : 1;
+    log->total_steps = total_steps;
+    log->timed_from = -1;
+    if (!has_file)
+        return;
     log_make_directories(folder);
     if ((size_t)snprintf(log->path, sizeof log->path, "%s/log.jsonl", folder) >= sizeof log->path)
         fail("--out %s: the name is too long", folder);
@@ -144,9 +155,6 @@ static void log_open(struct log *log, const char *folder, int64_t total_steps, i
         fail("out of memory");
     const char *const kind = getenv("TERM");
     log->terminal = isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
-    log->every = every > 0 ? every : 1;
-    log->total_steps = total_steps;
-    log->timed_from = -1;
 }
 
 // Says once that the log can't be written, and takes back half a line, so that what is in the file parses. Later lines
@@ -178,6 +186,8 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
 }
 
 static void log_write_step(struct log *log, const struct log_step *s) {
+    if (!log->line)
+        return;
     struct json json = json_writer(log->line, false);
     rewind(log->line);
     json_object_begin(&json, NULL);
@@ -190,6 +200,11 @@ static void log_write_step(struct log *log, const struct log_step *s) {
     json_double(&json, "tokens_per_second", s->tokens_per_second);
     json_double(&json, "mfu", s->mfu);
     json_int(&json, "peak_bytes", s->peak_bytes);
+    if (s->has_comm) {
+        json_int(&json, "comm_bytes", s->comm_bytes);
+        json_double(&json, "comm_ms", s->comm_ms);
+        json_double(&json, "comm_exposed_ms", s->comm_exposed_ms);
+    }
     if (s->has_val_loss)
         json_double(&json, "val_loss", s->val_loss);
     json_object_end(&json);
@@ -199,6 +214,8 @@ static void log_write_step(struct log *log, const struct log_step *s) {
 
 // A validation that was made up for: the entry of its step stands above it, without a loss.
 static void log_val_loss(struct log *log, int64_t step, double loss) {
+    if (!log->line)
+        return;
     struct json json = json_writer(log->line, false);
     rewind(log->line);
     json_object_begin(&json, NULL);
@@ -311,6 +328,8 @@ static void log_event(struct log *log, const char *format, ...) {
 
 static void log_close(struct log *log) {
     log_end_line(log);
+    if (!log->line)
+        return;
     if (close(log->file) != 0) // some file systems tell only now
         log_write_failed(log, errno);
     fclose(log->line);
