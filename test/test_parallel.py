@@ -1,0 +1,512 @@
+"""Several ranks: that they compute what one computes, whatever the ZeRO stage, the launcher and the collectives; that a job goes on
+with another number of them; that it ends, and says why, when one of them is lost. Python's standard library alone."""
+import glob
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
+CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA")
+MPIRUN = shutil.which("mpirun")
+T, VOCABULARY = 16, 97
+MODEL = ["--num-layers", "3", "--hidden-size", "32", "--num-attention-heads", "2", "--vocab-size", VOCABULARY, "--seq-length", T,
+         "--global-batch-size", "12", "--lr", "3e-3", "--threads", "1", "--val-every", "5", "--val-steps", "5",
+         "--bucket-mib", "0.02", "--checkpoint-every", "0", "--precision", "fp32"]
+DROPOUT = ["--hidden-dropout", "0.1", "--attention-dropout", "0.1"]
+LLAMA = ["--num-layers", "5", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu",
+         "--no-add-bias-linear", "--num-query-groups", "1", "--untie-embeddings-and-output-weights"]
+# Sums of gradients in another order: 2^-24 each, which 50 steps of AdamW let grow. Seen: 1e-8.
+FP32_TOLERANCE = 1e-6
+ENVIRONMENT = {**{name: value for name, value in os.environ.items() if not re.match("OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$|LOCAL_", name)},
+               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "EMU_DEVICES": "4"}
+LIMIT = 120 # seconds, of any run
+
+
+def write_shard(path, seed, samples):
+    generator = random.Random(seed)
+    tokens = [generator.randrange(VOCABULARY) * (i % 3) % VOCABULARY for i in range(samples * T + 1)]
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253))
+        f.write(struct.pack("<%dH" % len(tokens), *tokens))
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def built_with_mpi():
+    result = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True)
+    return MPIRUN and "libmpi" in result.stdout
+
+
+HAS_MPI = built_with_mpi()
+needs_mpi = unittest.skipUnless(HAS_MPI, "no mpirun, or a build without MPI")
+
+
+def here(command, folder):
+    """The same with data of the folder that a rank is started in."""
+    return [part.replace(folder + "/t_", "t_") for part in command]
+
+
+class Job:
+    """Ranks that were started one by one, by --rendezvous, so that a test can do something to one of them."""
+
+    def __init__(self, command, ranks, different=None, folders=None):
+        port = free_port()
+        self.ranks = []
+        for rank in range(ranks):
+            environment = {**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
+                           "LOCAL_WORLD_SIZE": str(ranks)}
+            mine = (different or {}).get(rank, [])
+            self.ranks.append(subprocess.Popen([*command, *mine, "--rendezvous", "127.0.0.1:%d" % port], env=environment, text=True,
+                                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folders and folders[rank]))
+
+    def end(self, seconds=LIMIT):
+        """Exit statuses, and what all ranks said."""
+        until = time.monotonic() + seconds
+        outputs = []
+        try:
+            for rank in self.ranks:
+                outputs.append("".join(rank.communicate(timeout=max(0.1, until - time.monotonic()))))
+        finally:
+            for rank in self.ranks:
+                if rank.poll() is None:
+                    rank.kill()
+                    rank.communicate()
+        return [rank.returncode for rank in self.ranks], outputs
+
+
+class Case(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.path = cls.folder.name
+        for i in range(2):
+            write_shard(cls.path + "/t_train_%03d.bin" % i, i, 50 + 7 * i)
+        write_shard(cls.path + "/t_val_000.bin", 99, 30)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def command(self, name, *arguments, program=PROGRAM, data=None):
+        data = data or self.path
+        return [program, *map(str, MODEL), "--train-data", data + "/t_train_*.bin", "--val-data", data + "/t_val_*.bin",
+                "--out", self.path + "/" + name, *map(str, arguments)]
+
+    def run_it(self, name, ranks, *arguments, expect=0, **keywords):
+        command = self.command(name, *arguments, **keywords)
+        if "--resume" not in command:
+            shutil.rmtree(self.path + "/" + name, ignore_errors=True)
+        if ranks > 1:
+            command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        return result.stdout + result.stderr
+
+    def log(self, name):
+        with open(self.path + "/" + name + "/log.jsonl") as f:
+            return [json.loads(line) for line in f]
+
+    def curve(self, name):
+        """What must have the same bits."""
+        return [(e["step"], e["tokens"], e["loss"], e["grad_norm"], e.get("val_loss")) for e in self.log(name)]
+
+    def difference(self, name, other):
+        a, b = self.log(name), self.log(other)
+        self.assertEqual(len(a), len(b))
+        return max(abs(x[key] / y[key] - 1) for x, y in zip(a, b) for key in ("loss", "grad_norm", "val_loss") if key in x)
+
+    def wait_for_steps(self, name, steps, job=None):
+        until = time.monotonic() + LIMIT
+        path = self.path + "/" + name + "/log.jsonl"
+        while time.monotonic() < until:
+            if os.path.exists(path) and len(self.log_so_far(path)) >= steps:
+                return
+            if job and any(rank.poll() is not None for rank in job.ranks):
+                break
+            time.sleep(0.01)
+        self.fail("the job did not come to step %d: %s" % (steps, job and job.end(1)))
+
+    @staticmethod
+    def log_so_far(path):
+        with open(path) as f:
+            return [line for line in f.read().split("\n") if line.endswith("}")]
+
+
+@needs_mpi
+class SameResult(Case):
+    def test_one_to_four_ranks_and_every_stage(self):
+        options = ["--micro-batch-size", 1, "--train-steps", 50, *DROPOUT]
+        self.run_it("one", 1, *options)
+        for ranks in (2, 3, 4):
+            for stage in range(4):
+                name = "%d-%d" % (ranks, stage)
+                self.run_it(name, ranks, *options, "--zero-stage", stage)
+                self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
+                # The same first loss, to the bit: the same samples, the same dropout, added in the same order.
+                self.assertEqual(self.log(name)[0]["loss"], self.log("one")[0]["loss"])
+            # 0 and 1 reduce what a step's micro-steps added up to, 2 and 3 each micro-step's gradients.
+            self.assertEqual(self.curve("%d-0" % ranks), self.curve("%d-1" % ranks))
+            self.assertEqual(self.curve("%d-2" % ranks), self.curve("%d-3" % ranks))
+
+    def test_stages_and_policies_have_the_same_bits(self):
+        policies = [["--recompute-granularity", "selective"], ["--recompute-granularity", "full"],
+                    ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", 2]]
+        for shape, ranks, batch in ((DROPOUT, 4, 3), (LLAMA, 3, 4)):
+            options = [*shape, "--micro-batch-size", batch, "--train-steps", 10]
+            self.run_it("a", ranks, *options)
+            for stage, more in ((0, []), (1, []), (2, []), (3, []), (3, ["--collectives", "sockets"]), (0, policies[0]),
+                                *((3, policy) for policy in policies)):
+                self.run_it("b", ranks, *options, "--zero-stage", stage, *more)
+                self.assertEqual(self.curve("b"), self.curve("a"), (stage, more))
+
+    def test_bf16(self):
+        options = ["--precision", "bf16", "--micro-batch-size", 3, "--train-steps", 10]
+        self.run_it("one", 1, *options)
+        self.run_it("a", 4, *options)
+        self.assertLess(self.difference("a", "one"), 2e-2) # roundings of 2^-9 to the parameters
+        for stage in (1, 2, 3):
+            self.run_it("b", 4, *options, "--zero-stage", stage)
+            self.assertEqual(self.curve("b"), self.curve("a"), stage)
+
+    def test_gradients_in_bf16(self):
+        options = ["--micro-batch-size", 3, "--train-steps", 10]
+        self.run_it("exact", 4, *options)
+        self.run_it("a", 4, *options, "--grad-reduce-in-bf16")
+        self.assertNotEqual(self.curve("a"), self.curve("exact"))
+        self.assertLess(self.difference("a", "exact"), 2e-2)
+        for stage in (1, 3):
+            self.run_it("b", 4, *options, "--grad-reduce-in-bf16", "--zero-stage", stage)
+            self.assertEqual(self.curve("b"), self.curve("a"), stage)
+        self.assertLess(self.log("b")[-1]["comm_bytes"], self.log("exact")[-1]["comm_bytes"] * 1.5)
+
+    def test_bytes_sent(self):
+        """2 P for stages 0 to 2 and 3 P for stage 3, less each rank's own part, and the reports."""
+        for ranks in (2, 4):
+            for stage in range(4):
+                out = self.run_it("a", ranks, "--micro-batch-size", 12 // ranks, "--train-steps", 5, "--zero-stage", stage)
+                parameters = int(re.search(r"parameters +([\d,]+)", out).group(1).replace(",", ""))
+                theory = (3 if stage == 3 else 2) * 4 * parameters * (ranks - 1) / ranks
+                sent = self.log("a")[-1]["comm_bytes"]
+                self.assertTrue(0.97 * theory < sent < 1.25 * theory, (ranks, stage, sent / theory)) # up: units are padded
+                self.assertGreater(self.log("a")[-1]["comm_ms"], 0)
+
+    def test_evaluation_and_generation(self):
+        self.run_it("model", 1, "--micro-batch-size", 12, "--train-steps", 5, "--checkpoint-every", 5)
+        model = glob.glob(self.path + "/model/checkpoints/step_*")[0]
+        def last_line(ranks, *arguments):
+            command = [PROGRAM, "--init-from", model, "--seq-length", T, "--threads", 1, "--precision", "fp32", *arguments]
+            command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", ranks, *command] if ranks > 1 else command
+            result = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            return result.stdout.strip().split("\n")[-1]
+        evaluation = ["--eval-only", "--val-data", self.path + "/t_val_*.bin", "--val-steps", 7, "--micro-batch-size", 2]
+        expected = last_line(1, *evaluation)
+        self.assertIn("validation loss", expected)
+        for ranks, stage in ((2, 0), (3, 3), (4, 1)):
+            self.assertEqual(last_line(ranks, *evaluation, "--zero-stage", stage), expected)
+
+    def test_samples_during_training(self):
+        options = ["--micro-batch-size", 4, "--train-steps", 2, "--sample-every", 2, "--sample-tokens", 8]
+        one = self.run_it("one", 1, "--micro-batch-size", 4, *options)
+        for stage in (0, 3):
+            three = self.run_it("three", 3, *options, "--zero-stage", stage)
+            self.assertEqual(re.findall("--- sample.*?\n---", three.replace("\r", ""), re.S),
+                             re.findall("--- sample.*?\n---", one.replace("\r", ""), re.S))
+
+    def test_plan(self):
+        """The plan of a rank is what the rank takes, and more ranks take less."""
+        def planned(*arguments):
+            path = self.path + "/plan.json"
+            result = subprocess.run(self.command("p", "--plan", "--plan-json", path, "--micro-batch-size", 2, *arguments),
+                                    capture_output=True, text=True, env=ENVIRONMENT)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return re.search("memory +(.*)", result.stdout).group(1)
+        for stage in range(4):
+            options = ["--zero-stage", stage, "--global-batch-size", 8, "--checkpoint-every", 2, "--train-steps", 2]
+            out = self.run_it("a", 4, "--micro-batch-size", 2, *options)
+            self.assertEqual(re.search("memory +(.*)", out).group(1).strip(), planned("--world-size", 4, *options))
+        sizes = []
+        for stage in range(4):
+            result = subprocess.run([PROGRAM, "--preset", "llama3-8b", "--plan", "--world-size", "64", "--zero-stage", str(stage),
+                                     "--precision", "bf16", "--checkpoint-every", "0"], capture_output=True, text=True)
+            sizes.append(float(re.search(r"memory +([\d.]+) GiB planned", result.stdout).group(1)))
+        self.assertEqual(sizes, sorted(sizes, reverse=True))
+        # 12 bytes a parameter of optimizer state, 4 of gradients, 2 of parameters; a 64th of it stays.
+        for stage, bytes_each in ((1, 12), (2, 4)):
+            saved = 8.03e9 * bytes_each * 63 / 64 / 2 ** 30
+            self.assertGreater(sizes[stage - 1] - sizes[stage], 0.6 * saved)
+
+
+@needs_mpi
+class Checkpoints(Case):
+    def test_stages_write_the_same_and_go_on_as_another(self):
+        options = ["--micro-batch-size", 3, "--train-steps", 12, "--checkpoint-every", 6, *DROPOUT]
+        for stage in range(4):
+            self.run_it("%d" % stage, 4, *options, "--zero-stage", stage)
+        for step in ("step_00000006", "step_00000012"):
+            for name in ("model.safetensors", "optimizer.safetensors"):
+                contents = set()
+                for stage in range(4):
+                    with open("%s/%d/checkpoints/%s/%s" % (self.path, stage, step, name), "rb") as f:
+                        contents.add(f.read())
+                self.assertEqual(len(contents), 1, name)
+        for ranks, stage in ((4, 3), (2, 3), (1, 0), (2, 1)):
+            name = "e%d-%d" % (ranks, stage)
+            os.makedirs(self.path + "/" + name + "/checkpoints")
+            shutil.copytree(self.path + "/2/checkpoints/step_00000006", self.path + "/" + name + "/checkpoints/step_00000006")
+            shutil.copy(self.path + "/2/log.jsonl", self.path + "/" + name)
+            self.run_it(name, ranks, *options, "--zero-stage", stage, "--resume", "auto")
+            if ranks == 4:
+                self.assertEqual(self.curve(name), self.curve("2"))
+            else:
+                self.assertLess(self.difference(name, "2"), FP32_TOLERANCE)
+
+    def test_global_batch_stays(self):
+        """Without --global-batch-size it follows from the ranks; a run that goes on keeps what it was."""
+        command = [c for c in self.command("g", "--micro-batch-size", 2, "--checkpoint-every", 2)]
+        at = command.index("--global-batch-size")
+        del command[at:at + 2]
+        four = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "4", *command, "--train-steps", "2"],
+                              capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertIn("8 sequences of 16 tokens, in 4 micro-batches", four.stdout)
+        one = subprocess.run([*command, "--train-steps", "4", "--resume", "auto"], capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertIn("8 sequences of 16 tokens, in 4 micro-batches", one.stdout)
+        self.assertEqual([e["tokens"] for e in self.log("g")], [128, 256, 384, 512])
+
+
+class Launchers(Case):
+    def test_rendezvous_and_srun(self):
+        """Neither needs an MPI library."""
+        options = ["--micro-batch-size", 4, "--train-steps", 6, "--zero-stage", 2]
+        statuses, outputs = Job(self.command("a", *options), 3).end()
+        self.assertEqual(statuses, [0, 0, 0], outputs)
+        self.assertEqual(outputs[1:], ["", ""]) # rank 0 alone speaks
+        ranks = []
+        for rank in range(3):
+            step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_TASKS_PER_NODE": "3",
+                    "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"}
+            ranks.append(subprocess.Popen(self.command("b", *options), env={**ENVIRONMENT, **step}, stdout=subprocess.DEVNULL))
+        self.assertEqual([rank.wait(LIMIT) for rank in ranks], [0, 0, 0])
+        self.assertEqual(self.curve("a"), self.curve("b"))
+        if HAS_MPI:
+            self.run_it("c", 3, *options)
+            self.assertEqual(self.curve("a"), self.curve("c"))
+
+    def test_mistakes(self):
+        for arguments, message in ((["--micro-batch-size", 5], "--global-batch-size 12 is not a multiple of --micro-batch-size 5 on 2"),
+                                   (["--collectives", "mpi"], "--collectives mpi: the ranks were not started by mpirun"),
+                                   (["--collectives", "nccl", "--device", "cpu"], "--collectives nccl is for GPUs"),
+                                   (["--world-size", 2], "--world-size is what --plan plans for")):
+            statuses, outputs = Job(self.command("m", "--micro-batch-size", 2, *arguments), 2).end(20)
+            self.assertEqual(statuses[0], 2, outputs)
+            self.assertIn(message, outputs[0])
+            self.assertNotEqual(statuses[1], 0)
+
+    def test_ranks_that_differ(self):
+        other = self.path + "/other"
+        shutil.rmtree(other, ignore_errors=True)
+        os.makedirs(other)
+        for path in glob.glob(self.path + "/t_*.bin"):
+            shutil.copy(path, other)
+        with open(other + "/t_train_001.bin", "r+b") as f:
+            f.seek(-20, os.SEEK_END)
+            f.write(b"\1\0")
+        options = ["--micro-batch-size", 2, "--train-steps", 3]
+        for different, message in (({1: ["--lr", "1e-3"]}, "the options differ between ranks: here 'lr 0.001', on rank 0 'lr 0.0030"),
+                                   ({2: ["--train-data", other + "/t_train_*.bin"]}, "differ between ranks")):
+            statuses, outputs = Job(self.command("d", *options), 3, different).end(20)
+            self.assertNotIn(0, statuses)
+            self.assertIn(message, "".join(outputs))
+        # Where only the contents differ, the data is named: the folder is the same for all, but not what lies in it.
+        statuses, outputs = Job(here(self.command("d", *options), self.path), 2, folders=[self.path, other]).end(20)
+        self.assertNotIn(0, statuses)
+        self.assertIn("the data files differ between ranks: here 't_train_001.bin", "".join(outputs))
+
+
+class Faults(Case):
+    STEPS = ["--micro-batch-size", 4, "--train-steps", 100000, "--val-every", 0, "--log-every", 1000000]
+
+    def assert_gone(self, job):
+        for rank in job.ranks:
+            self.assertIsNotNone(rank.poll())
+
+    def resumes(self, name, step):
+        """The job's last checkpoint is whole."""
+        result = subprocess.run(self.command(name, *self.STEPS, "--resume", "auto", "--train-steps", step + 1, "--checkpoint-every", 0),
+                                capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertNotIn("passed over", result.stdout)
+
+    def test_a_rank_is_killed(self):
+        for victim, stage in ((2, 0), (0, 3), (1, 2)):
+            name = "k%d" % victim
+            job = Job(self.command(name, *self.STEPS, "--zero-stage", stage, "--checkpoint-every", 20, "--keep-checkpoints", 3), 3)
+            self.wait_for_steps(name, 45, job)
+            job.ranks[victim].kill()
+            begun = time.monotonic()
+            statuses, outputs = job.end(20)
+            self.assertLess(time.monotonic() - begun, 10)
+            self.assertEqual(statuses[victim], -signal.SIGKILL)
+            self.assertEqual([s for r, s in enumerate(statuses) if r != victim], [1, 1])
+            said = "".join(outputs)
+            self.assertRegex(said, r"rank %d \(host \S+, pid %d\) ended (during|after) '.*' \((collective|exchange) \d+\)" %
+                             (victim, job.ranks[victim].pid))
+            self.assert_gone(job)
+            steps = sorted(int(p[-8:]) for p in glob.glob(self.path + "/" + name + "/checkpoints/step_" + "?" * 8))
+            self.resumes(name, steps[-1])
+
+    def test_a_rank_hangs(self):
+        for victim in (1, 0):
+            name = "h%d" % victim
+            job = Job(self.command(name, *self.STEPS, "--collective-timeout", 1), 3)
+            self.wait_for_steps(name, 5, job)
+            job.ranks[victim].send_signal(signal.SIGSTOP)
+            begun = time.monotonic()
+            others = [rank for r, rank in enumerate(job.ranks) if r != victim]
+            for rank in others:
+                self.assertEqual(rank.wait(20), 1)
+            self.assertLess(time.monotonic() - begun, 10)
+            said = "".join(rank.stderr.read() for rank in others)
+            self.assertRegex(said, r"rank %d \(host \S+, pid %d" % (victim, job.ranks[victim].pid))
+            job.ranks[victim].send_signal(signal.SIGCONT) # what a launcher does: the rank finds that the job is over
+            statuses, _ = job.end(20)
+            self.assertNotEqual(statuses[victim], 0)
+
+    def test_a_rank_fails(self):
+        """One that ends by a message: the others end too, and its message is there."""
+        empty = self.path + "/empty"
+        os.makedirs(empty)
+        job = Job(here(self.command("f", *self.STEPS), self.path), 3, folders=[self.path, empty, self.path])
+        statuses, outputs = job.end(30)
+        self.assertEqual(statuses, [1, 2, 1], outputs)
+        self.assertIn("train_gpt: rank 1: --train-data", outputs[1])
+        self.assertRegex(outputs[0], r"rank 1 \(host \S+, pid %d\) ended" % job.ranks[1].pid)
+
+    @needs_mpi
+    def test_mpirun(self):
+        """No process stays behind when a rank of mpirun's is killed."""
+        command = self.command("m", *self.STEPS, "--collective-timeout", 5)
+        launcher = subprocess.Popen([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "3", *command], text=True, env=ENVIRONMENT,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.wait_for_steps("m", 5)
+        pids = [int(p) for p in subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True).stdout.split()]
+        self.assertEqual(len(pids), 3)
+        os.kill(pids[1], signal.SIGKILL)
+        _, error = launcher.communicate(timeout=30)
+        self.assertNotEqual(launcher.returncode, 0)
+        self.assertRegex(error, r"rank \d \(host \S+, pid %d\) ended|signal 9" % pids[1])
+        self.assertEqual([pid for pid in pids if self.runs(pid)], [])
+
+    @staticmethod
+    def runs(pid):
+        """It is there, and not only as the status that nobody has asked for yet."""
+        try:
+            with open("/proc/%d/stat" % pid) as f:
+                return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
+
+    def test_signals(self):
+        """SIGUSR1 to one rank: all save and go on. SIGTERM to one: all save and end."""
+        for stage in (0, 2):
+            name = "s%d" % stage
+            job = Job(self.command(name, *self.STEPS, "--zero-stage", stage, "--checkpoint-every", 1000000), 3)
+            self.wait_for_steps(name, 5, job)
+            job.ranks[2].send_signal(signal.SIGUSR1)
+            until = time.monotonic() + 30
+            saved = self.path + "/" + name + "/checkpoints/step_" + "?" * 8
+            while not glob.glob(saved) and time.monotonic() < until:
+                time.sleep(0.02)
+            self.assertEqual(len(glob.glob(saved)), 1)
+            job.ranks[1].send_signal(signal.SIGTERM)
+            statuses, outputs = job.end(30)
+            self.assertEqual(statuses, [3, 3, 3], outputs)
+            self.assertIn("Terminated (rank 1): the run is saved and ends", outputs[0])
+            steps = sorted(int(p[-8:]) for p in glob.glob(saved))
+            self.assertEqual(len(steps), 2)
+            self.assertEqual(steps[-1], self.log(name)[-1]["step"])
+            self.resumes(name, steps[-1])
+
+    def test_exit_after(self):
+        job = Job(self.command("x", *self.STEPS, "--micro-batch-size", 6, "--exit-after", "0.02", "--checkpoint-every", 1000000), 2)
+        statuses, outputs = job.end(30)
+        self.assertEqual(statuses, [3, 3], outputs)
+        self.assertIn("--exit-after", outputs[0])
+
+    def test_drifted_replica(self):
+        """A bit of one rank's parameters flips: the rank is named."""
+        options = [*self.STEPS, "--lr", 0, "--check-replicas", 10, "--checkpoint-every", 5, "--keep-checkpoints", 1]
+        job = Job(self.command("r", *options), 3)
+        self.wait_for_steps("r", 12, job)
+        self.assertTrue(all(rank.poll() is None for rank in job.ranks)) # all is well so far
+        with open(glob.glob(self.path + "/r/checkpoints/step_" + "?" * 8 + "/model.safetensors")[-1], "rb") as f:
+            length = struct.unpack("<Q", f.read(8))[0]
+            wanted = json.loads(f.read(length))["transformer.wte.weight"]["data_offsets"][0]
+            f.seek(8 + length + wanted)
+            row = f.read(256) # --lr 0: it stays what it is
+        victim = job.ranks[1]
+        flipped = 0
+        with open("/proc/%d/maps" % victim.pid) as maps, open("/proc/%d/mem" % victim.pid, "r+b", 0) as memory:
+            for line in maps:
+                place = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw-p 00000000 00:00 0", line)
+                if place:
+                    begin, end = (int(x, 16) for x in place.groups())
+                    memory.seek(begin)
+                    try:
+                        found = memory.read(end - begin).find(row)
+                    except OSError:
+                        continue
+                    if found >= 0:
+                        memory.seek(begin + found + 3)
+                        memory.write(bytes([row[3] ^ 1]))
+                        flipped += 1
+        self.assertGreater(flipped, 0)
+        statuses, outputs = job.end(30)
+        self.assertNotIn(0, statuses)
+        self.assertRegex("".join(outputs), r"step \d+: the parameters of rank 1 are not those of the other ranks")
+
+
+@unittest.skipUnless(HAS_MPI and CUDA_PROGRAM and os.path.exists(CUDA_PROGRAM), "no cuda engine on an emulator, or no MPI")
+class CudaEngine(Case):
+    """The path through NCCL, on the emulator's NCCL, which is made of MPI."""
+    SHAPE = ["--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "1", "--global-batch-size", "4", "--train-steps", "3",
+             "--val-every", "3", "--val-steps", "3", "--bucket-mib", "0.05"]
+
+    def test_stages(self):
+        for precision, tolerance in (("fp32", 1e-5), ("bf16", 2e-2)):
+            options = [*self.SHAPE, "--precision", precision, "--micro-batch-size", 2]
+            self.run_it("cpu", 2, *options, "--device", "cpu")
+            for stage in range(4):
+                name = "cuda%d" % stage
+                self.run_it(name, 2, *options, "--device", "cuda", "--zero-stage", stage, "--checkpoint-every", 3, program=CUDA_PROGRAM)
+                self.assertLess(self.difference(name, "cpu"), tolerance)
+                self.assertEqual(self.curve(name), self.curve("cuda0"), stage)
+                self.assertEqual(self.log(name)[0]["comm_bytes"] > 0, True)
+        self.run_it("host", 2, *options, "--device", "cuda", "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
+        self.assertEqual(self.curve("host"), self.curve("cuda0")) # two ranks have one order of summation
+
+    def test_graphs_between_collectives(self):
+        """Micro-steps that neither begin nor wait for collectives run as graphs, the others by themselves."""
+        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 1, "--global-batch-size", 8, "--device", "cuda"]
+        for stage in (0, 1):
+            self.run_it("with", 2, *options, "--zero-stage", stage, program=CUDA_PROGRAM)
+            self.run_it("without", 2, *options, "--zero-stage", stage, "--cuda-graphs=false", program=CUDA_PROGRAM)
+            self.assertEqual(self.curve("with"), self.curve("without"))
+
+
+if __name__ == "__main__":
+    unittest.main()
