@@ -26,5 +26,12 @@ for precision in $precisions; do
     # shellcheck disable=SC2086
     "$build/bench_step_$precision" --json "$out/step-$precision.json" ${BENCH_MODEL:-} | tee "$out/step-$precision.txt"
 done
+if command -v mpirun >/dev/null; then
+    echo
+    echo "== one and two ranks, fp32"
+    TRAIN_GPT="$build/train_gpt" python3 scripts/bench_parallel.py --json "$out/parallel.json" >"$out/parallel.txt" || failed=1
+    cat "$out/parallel.txt"
+fi
 echo
-echo "tables: $out/*.txt   JSON: $out/step-*.json"
+echo "tables: $out/*.txt   JSON: $out/step-*.json, $out/parallel.json"
+exit "${failed:-0}"

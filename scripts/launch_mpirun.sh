@@ -1,0 +1,37 @@
+#!/bin/sh
+# Example: a run under Open MPI's mpirun, one process a GPU, or on the cpu target one a socket.
+#
+#   scripts/launch_mpirun.sh --preset llama3-8b --zero-stage 1 --train-data 'data/mine_train_*.bin' --out out/mine
+#   RANKS=16 HOSTS=node1:8,node2:8 scripts/launch_mpirun.sh ...     two hosts of eight GPUs, this tree at the same path on both
+#   TARGET=cpu RANKS=2 scripts/launch_mpirun.sh ...                 one process on each of two sockets
+#
+# MPICH's mpiexec finds the ranks as well:  mpiexec -n 16 -ppn 8 -hosts node1,node2 build/train_gpt ...
+# and on the cpu target:                    mpiexec -n 2 -bind-to socket build/train_gpt --device cpu ...
+#
+# To save and go on: kill -USR1 mpirun's process. To save and stop: kill -TERM one rank's; the others follow.
+set -eu
+cd "$(dirname "$0")/.."
+ranks=${RANKS:-8}
+
+case ${TARGET:-cuda} in
+cuda)
+    # A rank takes the GPU of its local rank. Its threads only feed it, so they may run anywhere.
+    set -- --map-by slot --bind-to none build/train_gpt --device cuda --collectives nccl "$@"
+    ;;
+cpu)
+    # The threads of a rank stay on its socket, and so does the memory that they touch first.
+    set -- --map-by ppr:1:socket --bind-to socket build/train_gpt --device cpu --collectives mpi "$@"
+    ;;
+*)
+    echo "launch_mpirun.sh: TARGET=$TARGET is not known; expected cuda or cpu" >&2
+    exit 2
+    ;;
+esac
+# mpirun takes nothing of the environment to other hosts but what is named.
+for name in $(env | sed -n 's/^\(\(NCCL\|OMP\)_[A-Z0-9_]*\)=.*/\1/p'); do
+    set -- -x "$name" "$@"
+done
+if [ -n "${HOSTS:-}" ]; then
+    set -- --host "$HOSTS" "$@"
+fi
+exec "${MPIRUN:-mpirun}" -np "$ranks" "$@"

@@ -1,0 +1,34 @@
+#!/bin/sh
+#SBATCH --job-name=train_gpt
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=12
+#SBATCH --time=04:00:00
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=train_gpt-%j.txt
+# Example: a run under Slurm, one process a GPU, started by srun. No MPI library is needed: ranks come from SLURM_*.
+#
+#   sbatch scripts/launch_slurm.sh --preset llama3-8b --zero-stage 1 --train-data 'data/mine_train_*.bin' --out out/mine
+#   sbatch --nodes=4 --ntasks-per-node=2 --gpus-per-node=0 --cpus-per-task=32 scripts/launch_slurm.sh --device cpu ...
+#
+# Options of sbatch go before the script, those of train_gpt after it. The GPUs belong to the node and not to a task each:
+# every rank sees all of its node's, takes that of its local rank, and NCCL reaches the others directly.
+#
+# 120 s before the limit Slurm sends SIGTERM to every rank. They save, and end with status 3: stopped before the last step.
+# Then the job goes back into the queue, and --resume auto goes on from what was saved. The checkpoint must be written
+# within those seconds. To save and go on at any time: scancel --signal=USR1 JOB.
+set -eu
+cd "${SLURM_SUBMIT_DIR:?run it by sbatch}"
+# srun no longer takes this from sbatch's options by itself (Slurm 22.05).
+export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
+export OMP_NUM_THREADS="$SRUN_CPUS_PER_TASK"
+
+status=0
+${SRUN:-srun} --cpu-bind=cores build/train_gpt --resume auto "$@" || status=$?
+if [ "$status" -eq 3 ]; then
+    ${SCONTROL:-scontrol} requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

@@ -1,0 +1,68 @@
+#!/bin/sh
+# Example: a run on two plain hosts, one process a GPU, without scheduler and without MPI. Run it on the first host; the tree,
+# the data and --out lie at the same paths on both.
+#
+#   GPUS=8 scripts/launch_two_hosts.sh node2 --preset llama3-8b --zero-stage 1 --train-data 'data/mine_train_*.bin' --out out/mine
+#   GPUS=2 BIND=sockets scripts/launch_two_hosts.sh node2 --device cpu ...      one process on each of two sockets (numactl)
+#
+# GPUS     processes on each host
+# ADDRESS  this host, as the other one names it; PORT: a free port of it, reached through any firewall
+# RSH      what runs a command on the other host, "ssh node2" unless set
+#
+# To save and stop: kill -TERM this script's process or any rank's; the others follow.
+set -eu
+if [ $# -lt 1 ]; then
+    echo "usage: launch_two_hosts.sh OTHER_HOST [OPTION OF train_gpt]..." >&2
+    exit 2
+fi
+other=$1
+shift
+cd "$(dirname "$0")/.."
+gpus=${GPUS:-8} port=${PORT:-29400} address=${ADDRESS:-$(hostname)}
+pids=
+trap 'kill -TERM $pids 2>/dev/null || true' INT TERM
+
+# One argument as a word of a shell.
+quoted() { printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\''/g")"; }
+
+# start FIRST_RANK OPTION...: this host's processes.
+start() {
+    first=$1 local_rank=0
+    shift
+    while [ "$local_rank" -lt "$gpus" ]; do
+        bind=
+        [ "${BIND:-}" != sockets ] || bind="numactl --cpunodebind=$local_rank --membind=$local_rank"
+        # shellcheck disable=SC2086
+        RANK=$((first + local_rank)) WORLD_SIZE=$((2 * gpus)) LOCAL_RANK=$local_rank LOCAL_WORLD_SIZE=$gpus \
+            $bind "${TRAIN_GPT:-build/train_gpt}" --rendezvous "$address:$port" "$@" &
+        pids="$pids $!"
+        local_rank=$((local_rank + 1))
+    done
+}
+
+# The status of a process. A signal ends `wait` before the process.
+status_of() {
+    while :; do
+        wait "$1" && status=0 || status=$?
+        kill -0 "$1" 2>/dev/null || return "$status"
+    done
+}
+
+if [ "$other" = - ]; then # on the second host
+    start "$gpus" "$@"
+else
+    # The second host runs this script too. Its processes end with the job: every rank watches its connection to rank 0.
+    command="cd $(quoted "$PWD") && GPUS=$gpus PORT=$port ADDRESS=$(quoted "$address") BIND=${BIND:-} scripts/launch_two_hosts.sh -"
+    for option in "$@"; do
+        command="$command $(quoted "$option")"
+    done
+    ${RSH:-ssh "$other"} "$command" &
+    remote=$!
+    start 0 "$@"
+fi
+worst=0
+for pid in ${remote:-} $pids; do
+    status_of "$pid" || status=$?
+    [ "$status" -le "$worst" ] || worst=$status
+done
+exit "$worst"

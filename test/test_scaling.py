@@ -1,0 +1,324 @@
+"""The scaling model and its page, the example launches, and the table of one and two ranks, none of which needs a cluster."""
+import dataclasses
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCRIPTS = os.path.join(ROOT, "scripts")
+sys.path.insert(0, SCRIPTS)
+# pylint: disable=wrong-import-position
+import bench_parallel  # noqa: E402
+import scaling_model as sm  # noqa: E402
+from roofline import Shape  # noqa: E402
+
+TIED = sm.Model(Shape("tied", 3, 64, 4, 2, 128, 1000, False, 2, 32), True, 1)
+UNTIED = sm.Model(Shape("untied", 3, 64, 4, 2, 128, 1000, True, 2, 32), False, 1)
+FREE = dataclasses.replace(sm.Machine(), nvlink_gbps=1e18, nic_gbps=1e18, latency_scale=0.0)
+
+
+class Instant(sm.Model):
+    """Compute that takes no time."""
+    def seconds(self, machine):
+        return {"embedding": [0.0, 0.0], "layer": [0.0, 0.0], "head": [0.0, 0.0]}, {}
+
+
+class Queues(unittest.TestCase):
+    def test_by_hand(self):
+        # two backwards of 3 s, each reduced for 2 s: the second reduction is exposed
+        now, waited = sm.simulate([(3.0, 0), (3.0, 0), (1.0, 2)], [(2.0, 1), (2.0, 2)], 0.0)
+        self.assertAlmostEqual(now, 9.0)
+        self.assertAlmostEqual(waited, 2.0)
+        # beside the first reduction compute goes at half its rate, and so ends 1 s later
+        now, waited = sm.simulate([(3.0, 0), (3.0, 0), (1.0, 2)], [(2.0, 1), (2.0, 2)], 0.5)
+        self.assertAlmostEqual(now, 10.0)
+        self.assertAlmostEqual(waited, 2.0)
+        # a network that is slower than compute
+        now, waited = sm.simulate([(1.0, 0), (1.0, 0), (0.0, 2)], [(4.0, 1), (4.0, 2)], 0.0)
+        self.assertAlmostEqual(now, 9.0)
+        self.assertAlmostEqual(waited, 7.0)
+
+    def test_queues_that_wait_for_each_other(self):
+        with self.assertRaises(ValueError):
+            sm.simulate([(1.0, 1)], [(1.0, 1)], 0.0)
+
+
+class Scaling(unittest.TestCase):
+    def test_page_is_what_the_script_writes(self):
+        result = subprocess.run([sys.executable, os.path.join(SCRIPTS, "scaling_model.py"), "--check"], capture_output=True,
+                                text=True, check=False)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_parameters(self):
+        for model, published in zip(sm.MODELS, (1557.6e6, 8030.3e6, 70553.7e6)):  # GPT-2's: 47 rows of padding less
+            self.assertAlmostEqual(model.parameters / published, 1, places=3)
+
+    def test_elements_sent(self):
+        for model in (TIED, UNTIED, *sm.MODELS):
+            one_micro_step = sm.Model(model.shape, model.tied, 1)
+            for gpus in (2, 8, 64):
+                for stage, times in enumerate((2, 2, 2, 3)):
+                    sent = sm.Step(sm.Run(one_micro_step, gpus, stage), sm.Machine()).predict()["sent_elements"]
+                    self.assertAlmostEqual(sent / (times * model.parameters * (gpus - 1) / gpus), 1, places=9)
+
+    def test_bytes_of_micro_steps(self):
+        # fp32 reductions, bf16 parameters; stage 0 gathers fp32 gradients
+        model = sm.Model(TIED.shape, True, 4)
+        for stage, size in enumerate((4 + 4, 4 + 2, 4 * 4 + 2, 4 * (4 + 2 + 2))):
+            sent = sm.Step(sm.Run(model, 8, stage), sm.Machine()).predict()["sent_bytes"]
+            self.assertAlmostEqual(sent / (size * model.parameters * 7 / 8), 1, places=9)
+
+    def test_a_free_network_leaves_compute(self):
+        for stage in sm.STAGES:
+            result = sm.predict(sm.Run(sm.MODELS[0], 64, stage), FREE)
+            self.assertAlmostEqual(result["step_ms"] / result["compute_ms"], 1, places=6)
+            self.assertLess(result["exposed_ms"], 1e-3)
+        self.assertAlmostEqual(sm.predict(sm.Run(sm.MODELS[0], 64, 0), FREE)["efficiency"], 1, places=6)
+
+    def test_what_waits_for_what(self):
+        units, last = 5, 2 * 5  # of 3 layers; two passes over them
+        for stage in sm.STAGES:
+            step = sm.Step(sm.Run(UNTIED, 8, stage), sm.Machine())
+            needs = [entry[1] for entry in step.compute]
+            self.assertEqual(needs[last:], [len(step.network) - 1, len(step.network)])  # the norm, the update
+            if stage == 3:  # gathers 0 to 7, reduction 5, gather 8, reduction 6, ...; a backward's buffer is that of two before
+                self.assertEqual(needs[:last], [1, 2, 3, 4, 5, 6, 7, 9, 11, 13])
+            else:
+                gathers = units if stage else 0
+                self.assertEqual(needs[:units], [position + 1 if stage else 0 for position in range(units)])
+                freed = [0, 0, gathers + 1, gathers + 2, gathers + 3] if stage == 2 else [0] * units
+                self.assertEqual(needs[units:last], freed)
+            reductions = [entry[1] for entry in step.network[:-1] if entry[1] > units]
+            for done in range(units + 1, last + 1):
+                self.assertIn(done, reductions)
+
+    def test_instant_compute_leaves_communication(self):
+        machine = dataclasses.replace(sm.Machine(), efficiency=1e15)  # the update too
+        for stage in sm.STAGES:
+            model = Instant(sm.MODELS[0].shape, True, 2)
+            result = sm.Step(sm.Run(model, 64, stage), machine).predict()
+            self.assertAlmostEqual(result["step_ms"] / result["communication_ms"], 1, places=6)
+
+    def test_bounds_and_monotone(self):
+        for stage in sm.STAGES:
+            for gpus in (8, 64, 1024):
+                last = 0.0
+                for rate in (1000.0, 360.0, 100.0, 20.0):
+                    machine = dataclasses.replace(sm.Machine(), nvlink_gbps=rate, nic_gbps=rate / 8, sm_share=0.0)
+                    r = sm.predict(sm.Run(sm.MODELS[0], gpus, stage), machine)
+                    self.assertGreaterEqual(r["step_ms"], last)
+                    self.assertGreaterEqual(r["step_ms"] + 1e-9, max(r["compute_ms"], r["communication_ms"]))
+                    self.assertLessEqual(r["step_ms"], r["compute_ms"] + r["communication_ms"] + 1e-9)
+                    self.assertAlmostEqual(r["step_ms"], r["compute_ms"] + r["exposed_ms"], places=6)
+                    last = r["step_ms"]
+
+    def test_collectives(self):
+        machine, trees = sm.Machine(), dataclasses.replace(sm.Machine(), trees=True)
+        for size in (1e3, 1e6, 1e9, 1e11):
+            times = [sm.ring_seconds(machine, gpus, size) for gpus in (2, 4, 8, 16, 64, 1024)]
+            self.assertEqual(times, sorted(times))
+            for gpus in (8, 16, 64, 1024):
+                self.assertLessEqual(sm.collective_seconds(trees, gpus, size), sm.collective_seconds(machine, gpus, size))
+        # a large message is all bandwidth, a small one all latency: LL's, by hand
+        self.assertAlmostEqual(sm.ring_seconds(machine, 8, 1e13) / (7 / 8 * 1e13 / 360e9), 1, places=4)
+        self.assertAlmostEqual(sm.ring_seconds(machine, 16, 0), 1e-6 * (6.6 + 14 * 0.6 * 1.8 + 2.7), places=12)
+        # a slow adapter counts between nodes only
+        slow = dataclasses.replace(machine, nic_gbps=10.0)
+        self.assertEqual(sm.ring_seconds(slow, 8, 1e9), sm.ring_seconds(machine, 8, 1e9))
+        self.assertGreater(sm.ring_seconds(slow, 16, 1e11), 4 * sm.ring_seconds(machine, 16, 1e11))
+
+    def test_the_bucket_is_a_trade(self):
+        # within a node small pieces overlap no worse; at 1024 GPUs each pays for 1023 hops
+        def step(gpus, mib):
+            return sm.predict(sm.Run(sm.MODELS[1], gpus, 1, "none", mib), sm.Machine())["step_ms"]
+        self.assertLess(step(1024, 512), 0.6 * step(1024, 32))
+        self.assertLess(step(8, 32), 1.01 * step(8, 2048))
+
+    def test_memory(self):
+        model, machine = sm.MODELS[1], sm.Machine()
+        states = [model.memory_gb(machine, 10**9, stage, "full") for stage in sm.STAGES]
+        for stage, saved in enumerate((12, 4, 2)):  # with ranks without number nothing of a sharded state is left
+            two_units = {0: 0, 1: 8, 2: 4}[stage] * model.embedding
+            self.assertAlmostEqual(states[stage] - states[stage + 1], 1e-9 * (saved * model.parameters - two_units), places=3)
+        self.assertIsNone(sm.policy_that_fits(sm.MODELS[2], machine, 8, 3))
+        self.assertEqual(sm.policy_that_fits(model, machine, 8, 1), "none")
+
+    def test_one_run(self):
+        def call(*arguments):
+            return subprocess.run([sys.executable, os.path.join(SCRIPTS, "scaling_model.py"), *arguments], capture_output=True,
+                                  text=True, check=False)
+        slow = json.loads(call("--model", "llama3-8b", "--gpus", "64", "--nvlink-gbps", "100").stdout)
+        self.assertGreater(slow["step_ms"], json.loads(call("--model", "llama3-8b", "--gpus", "64").stdout)["step_ms"])
+        for arguments, words in ((("--model", "llama3-70b", "--zero-stage", "0"), "raise --zero-stage"),
+                                 (("--model", "llama3-8b", "--gpus", "12"), "whole nodes")):
+            result = call(*arguments)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(words, result.stderr)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = folder.name
+
+    def program(self, name, text):
+        path = os.path.join(self.path, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        return path
+
+    def call(self, script, *arguments, **environment):
+        return subprocess.run([os.path.join(SCRIPTS, script), *arguments], capture_output=True, text=True, check=False, timeout=60,
+                              env={**os.environ, **environment})
+
+
+# Says who it is and what it was given; may end badly, or wait to be told to stop.
+RANK = """#!/bin/sh
+said="$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE"
+for word in "$@"; do said="$said [$word]"; done
+echo "$said"
+if [ "${RANK:-none}" = "${WAITS:-}" ]; then
+    trap 'exit 3' TERM
+    touch "$WAITING"
+    while :; do sleep 0.05; done
+fi
+[ "${RANK:-none}" != "${FAILS:-}" ] || exit 5
+"""
+
+
+class Launches(Folder):
+    def test_syntax(self):
+        for name in sorted(os.listdir(SCRIPTS)):
+            if name.startswith("launch_"):
+                subprocess.run(["sh", "-n", os.path.join(SCRIPTS, name)], check=True)
+
+    def two_hosts(self, *options, **environment):
+        """Both of them this one: what ssh would run there, a shell runs here."""
+        return {"args": [os.path.join(SCRIPTS, "launch_two_hosts.sh"), "other", *options],
+                "env": {**os.environ, "GPUS": "2", "ADDRESS": "first", "PORT": "1234", "RSH": "sh -c",
+                        "TRAIN_GPT": self.program("rank", RANK), **environment}}
+
+    def test_two_hosts(self):
+        options = ["--train-data", "data/it's_*.bin", "--out", "two  words \"$HOME\""]
+        result = subprocess.run(**self.two_hosts(*options), capture_output=True, text=True, check=False, timeout=10)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        given = "".join(f" [{word}]" for word in ["--rendezvous", "first:1234", *options])
+        expected = [f"{rank} 4 {rank % 2} 2{given}" for rank in range(4)]
+        self.assertEqual(sorted(result.stdout.splitlines()), expected)
+
+    def test_two_hosts_report_a_failure(self):
+        for rank in ("1", "2"):  # here, there
+            result = subprocess.run(**self.two_hosts(FAILS=rank), capture_output=True, text=True, check=False, timeout=10)
+            self.assertEqual(result.returncode, 5)
+
+    def test_two_hosts_stop(self):
+        waiting = os.path.join(self.path, "waiting")
+        job = subprocess.Popen(**self.two_hosts(WAITS="0", WAITING=waiting), stdout=subprocess.DEVNULL,
+                               start_new_session=True)
+        try:
+            for _ in range(200):
+                if os.path.exists(waiting):
+                    break
+                time.sleep(0.05)
+            job.send_signal(signal.SIGTERM)
+            self.assertEqual(job.wait(timeout=10), 3)
+        finally:
+            if job.poll() is None:  # nothing is left behind by a test that fails
+                os.killpg(job.pid, signal.SIGKILL)
+                job.wait()
+
+    def test_mpirun(self):
+        result = self.call("launch_mpirun.sh", "--out", "a b", MPIRUN=self.program("mpirun", RANK), RANKS="16",
+                           HOSTS="one:8,two:8", NCCL_DEBUG="INFO")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("[-np] [16] [--host] [one:8,two:8] ", result.stdout)
+        self.assertIn("[-x] [NCCL_DEBUG] ", result.stdout)
+        self.assertIn("[--collectives] [nccl] [--out] [a b]\n", result.stdout)
+        result = self.call("launch_mpirun.sh", MPIRUN=self.program("mpirun", RANK), TARGET="cpu", RANKS="2")
+        self.assertIn("[--map-by] [ppr:1:socket] [--bind-to] [socket] [build/train_gpt] [--device] [cpu]", result.stdout)
+        self.assertEqual(self.call("launch_mpirun.sh", TARGET="tpu").returncode, 2)
+
+    def slurm(self, status):
+        srun = self.program("srun", f'#!/bin/sh\necho "srun $* threads=$OMP_NUM_THREADS"\nexit {status}\n')
+        scontrol = self.program("scontrol", '#!/bin/sh\necho "scontrol $*"\n')
+        return self.call("launch_slurm.sh", "--out", "x", SRUN=srun, SCONTROL=scontrol, SLURM_SUBMIT_DIR=ROOT, SLURM_JOB_ID="77",
+                         SLURM_CPUS_PER_TASK="12")
+
+    def test_slurm(self):
+        for status, requeued in ((0, False), (1, False), (3, True)):  # done, failed, stopped before the last step
+            result = self.slurm(status)
+            self.assertEqual(result.returncode, status)
+            self.assertIn("build/train_gpt --resume auto --out x threads=12", result.stdout)
+            self.assertEqual("scontrol requeue 77" in result.stdout, requeued)
+        with open(os.path.join(SCRIPTS, "launch_slurm.sh"), encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        self.assertEqual([line[:8] for line in lines[1:11]], ["#SBATCH "] * 10)  # sbatch reads none after the first command
+
+
+# A train_gpt that trains nothing: writes a plan, or the log of a run whose two ranks hide three quarters of 40 ms.
+TRAINER = """#!{python}
+import json, os, sys
+a = sys.argv[1:]
+if "--plan-json" in a:
+    buffers = [{{"arena": "gradients", "bytes": 4000}}, {{"arena": "activations", "bytes": 5}}]
+    json.dump({{"buffers": buffers}}, open(a[a.index("--plan-json") + 1], "w"))
+    sys.exit(0)
+ranks, value = int(os.environ.get("RANKS", "1")), lambda name: int(a[a.index(name) + 1])
+os.makedirs(a[a.index("--out") + 1])
+micro = value("--global-batch-size") // (ranks * value("--micro-batch-size"))
+stage = value("--zero-stage")
+sent = {{0: 2, 1: 2, 2: micro + 1, 3: 3 * micro}}[stage] * 4000 // 2 if ranks > 1 else 0
+with open(a[a.index("--out") + 1] + "/log.jsonl", "w") as f:
+    for step in range(value("--train-steps")):
+        slow = 1000 if step < 2 else 0
+        f.write(json.dumps({{"step": step + 1, "step_ms": slow + 10 + 90 * micro, "comm_bytes": sent if {sends} else 0,
+                            "comm_ms": 40 if ranks > 1 else 0, "comm_exposed_ms": 10 if ranks > 1 else 0}}) + "\\n")
+"""
+
+
+class Bench(Folder):
+    def bench(self, sends=True):
+        trainer = self.program("train_gpt", TRAINER.format(python=sys.executable, sends=sends))
+        mpirun = self.program("mpirun", '#!/bin/sh\nexport RANKS=$2\nshift 2\nexec "$@"\n')
+        table = os.path.join(self.path, "table.json")
+        return self.call("bench_parallel.py", "--steps", "1", "--json", table, TRAIN_GPT=trainer, MPIRUN=mpirun), table
+
+    def test_table(self):
+        result, path = self.bench()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(path, encoding="utf-8") as file:
+            table = json.load(file)
+        self.assertEqual(table["elements"], 1000)
+        two = [row for row in table["rows"] if row["ranks"] == 2]
+        self.assertEqual(len(two), 10)
+        for row in two:
+            self.assertEqual(row["bytes_to_theory"], 1)
+            self.assertEqual(row["hidden"], 0.75)
+            # half the micro-steps a rank, less the 10 ms of each step, or as many in the same time
+            self.assertAlmostEqual(row["ratio"], 1.9 if row["case"] == "same global batch" else 2)
+        self.assertEqual(len(result.stdout.splitlines()), 1 + len(table["rows"]))
+        self.assertIn("same global batch      2     3    100.0      10240   1.90", result.stdout)
+
+    def test_ranks_that_send_nothing(self):
+        result, _ = self.bench(sends=False)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("sent nothing", result.stderr)
+
+    def test_theory(self):
+        for stage, times in enumerate((2, 2, 2, 3)):
+            self.assertEqual(bench_parallel.theory_bytes(1000, 4, stage, 1), times * 4000 * 3 / 4)
+        self.assertEqual(bench_parallel.theory_bytes(1000, 2, 2, 3), 4 * 4000 / 2)
+        self.assertEqual(bench_parallel.theory_bytes(1000, 2, 3, 3), 9 * 4000 / 2)
+        self.assertEqual(bench_parallel.theory_bytes(1000, 1, 0, 1), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
