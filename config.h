@@ -240,7 +240,7 @@ static const struct option_row config_rows[] = {
 
     GROUP("Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
     ROW(INT, zero_stage, "0", "0..3", 0, 4, "Shard over the ranks: 1 optimizer state, 2 gradients too, 3 parameters too"),
-    ROW(FLOAT, bucket_mib, "32", "X", 0.001, 65536, "Gradients reduced at a time, in MiB of fp32"),
+    ROW(FLOAT, bucket_mib, "0", "X", 0, 65536, "MiB of fp32 gradients reduced at a time; 0: 32, or 1 a rank where that is more"),
     ROW(BOOL, grad_reduce_in_bf16, "false", "", 0, 0, "Gradients are rounded to bf16 before they are sent"),
     ROW(ENUM, collectives, "auto", "auto|nccl|mpi|sockets", 0, 0,
         "How ranks exchange data; auto: NCCL on GPUs, else MPI under mpirun, else TCP"),
@@ -327,6 +327,11 @@ static inline void config_resolve_ranks(struct config *c) {
         c->rank = 0;
     }
     c->ranks = c->ranks > 1 ? c->ranks : 1;
+    // What a ring takes for its hops grows with the ranks; the pieces do too, so that it stays small beside the bytes.
+    if (c->bucket_mib == 0)
+        c->bucket_mib = c->ranks > 32 ? (float)c->ranks : 32;
+    if (c->bucket_mib < 0.001f)
+        fail("--bucket-mib %g is too little; 32 suits a node", (double)c->bucket_mib);
 }
 
 static inline void config_resolve_batches(struct config *c) {

@@ -203,6 +203,15 @@ static void fit_check(const struct fit *f, size_t peak, size_t limit) {
         g = *f;
         g.config = &changed;
     }
+    for (int stage = changed.zero_stage + 1; stage <= 3 && changed.ranks > 1; stage++) {
+        changed.zero_stage = stage;
+        snprintf(option, sizeof option, "--zero-stage %d", stage);
+        const size_t then = fit_peak(&g, fit_policy(&g));
+        fit_suggest(options, sizeof options, option, peak, then, limit);
+        if (then <= limit)
+            break;
+    }
+    changed = *f->config;
     for (int B = changed.micro_batch_size / 2; B >= 1; B /= 2) {
         changed.micro_batch_size = B;
         snprintf(option, sizeof option, "--micro-batch-size %d", B);

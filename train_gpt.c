@@ -159,6 +159,10 @@ static void report(const struct run *r) {
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
     log_row("attention", "%s", r->attention.reason);
     log_row("recomputation", "%s", m->policy.description);
+    if (c->ranks > 1)
+        log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,
+                c->zero_stage, c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->shards.count,
+                log_bytes(text, m->shards.largest_part * c->ranks * (int64_t)sizeof(float)));
     log_row("memory", "%s planned, %s of it activations", log_bytes(text, (int64_t)plan->peak_bytes),
             log_bytes(more, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS]));
     if (r->train) {
@@ -166,10 +170,6 @@ static void report(const struct run *r) {
                 log_count(text, (int64_t)dataloader_total_tokens(r->train)), dataloader_num_files(r->train));
         log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->global_batch_size, c->seq_length,
                 c->global_batch_size / c->micro_batch_size);
-        if (c->ranks > 1)
-            log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most", c->ranks, c->zero_stage,
-                    c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->shards.count,
-                    log_bytes(text, m->shards.largest_part * c->ranks * (int64_t)sizeof(float)));
         log_row("steps", "%d, %.3g epochs", c->train_steps,
                 (double)c->train_steps * c->global_batch_size / (double)dataloader_samples_per_epoch(r->train));
         if (c->checkpoint_every > 0)
