@@ -198,7 +198,7 @@ static int share_losses(struct run *r, double *losses, double loss) {
     struct {
         double loss;
         int stop;
-    } mine = {loss, signals_stop_requested()}, *all;
+    } mine = {loss, stop_asked_here(r)}, *all;
     const size_t ranks = (size_t)r->config->ranks;
     losses[0] = loss;
     if (!r->parallel)

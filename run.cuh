@@ -56,7 +56,13 @@ enum { EXIT_STOPPED = 3 }; // the run was asked to stop before its last step, an
 
 // A signal asked this process for the run's end.
 static bool stop_asked(void) { return signals_stop_requested() != 0; }
-// One asked a rank's: its number. All ranks call this, and get the same answer.
+// The signal that asked this rank to stop, and the rank, as one number: 0 where none did.
+enum { STOP_SIGNALS = 128 };
+static int stop_asked_here(const struct run *r) {
+    const int signal = signals_stop_requested();
+    return signal ? signal + STOP_SIGNALS * r->config->rank : 0;
+}
+// The same of any rank. All call this, and get the same answer.
 static int stop_asked_of_any(struct run *r) {
-    return parallel_largest(r->parallel, signals_stop_requested(), "agreement on whether to stop");
+    return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }

@@ -285,7 +285,7 @@ static double validate(struct run *r, int *batches) {
     }
     free(losses);
     if (stop)
-        grant_request(r, stop * REQUEST_SIGNAL, 0);
+        grant_request(r, stop % STOP_SIGNALS * REQUEST_SIGNAL, stop / STOP_SIGNALS);
     return stop ? NAN : loss;
 }
 
