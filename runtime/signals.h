@@ -11,11 +11,14 @@
 #include <signal.h>  // sigaction, sig_atomic_t
 #include <stdbool.h> // bool
 #include <string.h>  // memset
+#include <sys/mman.h> // mmap
 #include <time.h>    // clock_gettime
 
 // One press of a key, one kill, one job limit often arrives twice: timeout(1) and mpirun signal the process and then its
 // group. What comes within this time of the first is the same request.
 enum { SIGNALS_SAME_REQUEST_CENTISECONDS = 50 };
+
+enum { SIGNALS_STACK_BYTES = 64 << 10 }; // a frame with AMX's tiles takes 11 KiB
 
 struct signals {
     volatile sig_atomic_t save;       // asked for, and not yet taken
@@ -45,12 +48,25 @@ static void signals_on_stop(int number) {
     raise(number); // held back until this returns, and then ends the process with the status that says why
 }
 
+// A stack for this thread's handlers, which the kernel prefers to others. oneDNN's gemm computes with the stack pointer in
+// a buffer of the heap (seen in 2.6.3): what the kernel pushes there for a handler, some KiB of registers, would lie on
+// other memory of the heap.
+static void signals_own_stack(void) {
+    stack_t stack;
+    memset(&stack, 0, sizeof stack);
+    stack.ss_size = SIGNALS_STACK_BYTES;
+    stack.ss_sp = mmap(NULL, stack.ss_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stack.ss_sp != MAP_FAILED)
+        sigaltstack(&stack, NULL);
+}
+
 // From here on the signals are requests. SIGINT stays ignored where it was: a shell starts what runs in its background
-// so, and the key is not meant for it.
+// so, and the key is not meant for it. Called by the first thread, which the kernel gives a process's signals to.
 static void signals_install(void) {
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
-    action.sa_flags = SA_RESTART; // reads and waits go on
+    signals_own_stack();
+    action.sa_flags = SA_RESTART | SA_ONSTACK; // reads and waits go on
     sigfillset(&action.sa_mask);
     action.sa_handler = signals_on_save;
     sigaction(SIGUSR1, &action, NULL);

@@ -62,41 +62,64 @@ class Scaling(unittest.TestCase):
     def test_elements_sent(self):
         for model in (TIED, UNTIED, *sm.MODELS):
             one_micro_step = sm.Model(model.shape, model.tied, 1)
+            once = model.head if model.tied else model.head + model.embedding  # at stage 3; the rest is gathered twice
             for gpus in (2, 8, 64):
-                for stage, times in enumerate((2, 2, 2, 3)):
+                for stage, elements in enumerate([2 * model.parameters] * 3 + [3 * model.parameters - once]):
                     sent = sm.Step(sm.Run(one_micro_step, gpus, stage), sm.Machine()).predict()["sent_elements"]
-                    self.assertAlmostEqual(sent / (times * model.parameters * (gpus - 1) / gpus), 1, places=9)
+                    self.assertAlmostEqual(sent / (elements * (gpus - 1) / gpus), 1, places=9)
 
     def test_bytes_of_micro_steps(self):
         # fp32 reductions, bf16 parameters; stage 0 gathers fp32 gradients
         model = sm.Model(TIED.shape, True, 4)
-        for stage, size in enumerate((4 + 4, 4 + 2, 4 * 4 + 2, 4 * (4 + 2 + 2))):
-            sent = sm.Step(sm.Run(model, 8, stage), sm.Machine()).predict()["sent_bytes"]
-            self.assertAlmostEqual(sent / (size * model.parameters * 7 / 8), 1, places=9)
+        for bf16, wire in ((False, 4), (True, 2)):
+            for stage, size in enumerate((wire + 4, wire + 2, 4 * wire + 2, 4 * (wire + 2 + 2))):
+                sent = sm.Step(sm.Run(model, 8, stage, bf16_gradients=bf16), sm.Machine()).predict()["sent_bytes"]
+                once = 4 * 2 * model.head if stage == 3 else 0
+                self.assertAlmostEqual(sent / ((size * model.parameters - once) * 7 / 8), 1, places=9)
+
+    def test_default_bucket(self):
+        self.assertEqual([sm.default_bucket_mib(gpus) for gpus in (1, 8, 32, 33, 1024)], [32, 32, 32, 33, 1024])
+        for gpus, mib in ((16, 32), (1024, 1024)):
+            runs = [sm.predict(sm.Run(sm.MODELS[1], gpus, 3, "none", bucket), sm.Machine()) for bucket in (0, mib)]
+            self.assertEqual(runs[0], runs[1])
 
     def test_a_free_network_leaves_compute(self):
         for stage in sm.STAGES:
             result = sm.predict(sm.Run(sm.MODELS[0], 64, stage), FREE)
             self.assertAlmostEqual(result["step_ms"] / result["compute_ms"], 1, places=6)
             self.assertLess(result["exposed_ms"], 1e-3)
-        self.assertAlmostEqual(sm.predict(sm.Run(sm.MODELS[0], 64, 0), FREE)["efficiency"], 1, places=6)
+        # but for the norm, of which each rank has its part
+        stage_0, one = (sm.predict(sm.Run(sm.MODELS[0], gpus, 0), FREE)["step_ms"] for gpus in (64, 1))
+        part = 4e3 * sm.MODELS[0].parameters * 63 / 64 / (sm.roofline.BYTES_PER_S * FREE.efficiency)
+        self.assertAlmostEqual((one - part) / stage_0, 1, places=6)
 
     def test_what_waits_for_what(self):
-        units, last = 5, 2 * 5  # of 3 layers; two passes over them
-        for stage in sm.STAGES:
-            step = sm.Step(sm.Run(UNTIED, 8, stage), sm.Machine())
-            needs = [entry[1] for entry in step.compute]
-            self.assertEqual(needs[last:], [len(step.network) - 1, len(step.network)])  # the norm, the update
-            if stage == 3:  # gathers 0 to 7, reduction 5, gather 8, reduction 6, ...; a backward's buffer is that of two before
-                self.assertEqual(needs[:last], [1, 2, 3, 4, 5, 6, 7, 9, 11, 13])
-            else:
-                gathers = units if stage else 0
-                self.assertEqual(needs[:units], [position + 1 if stage else 0 for position in range(units)])
-                freed = [0, 0, gathers + 1, gathers + 2, gathers + 3] if stage == 2 else [0] * units
-                self.assertEqual(needs[units:last], freed)
-            reductions = [entry[1] for entry in step.network[:-1] if entry[1] > units]
-            for done in range(units + 1, last + 1):
-                self.assertIn(done, reductions)
+        """Of three layers, by hand: how much of the other queue an entry waits for."""
+        def queues(model, stage, policy="none"):
+            step = sm.Step(sm.Run(model, 8, stage, policy), sm.Machine())
+            return [needs for _, needs in step.compute], [after for _, after in step.network]
+        # forward: embedding, three layers in two entries, head; backward: head, three layers, embedding; norm, update
+        self.assertEqual(queues(UNTIED, 0), ([0] * 8 + [0] * 5 + [10, 11], [9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14]))
+        gathers = [1, 2, 3, 3, 4, 4, 5, 5]  # a layer's second entry makes the next unit's norm
+        self.assertEqual(queues(UNTIED, 1), (gathers + [0, 4, 3, 2, 0] + [10, 11], [0] * 5 + [9, 10, 11, 12, 13, 14]))
+        # head; layer and what the unit before it left, three times; embedding and what two units left
+        self.assertEqual(queues(UNTIED, 2), (gathers + [0] + [4, 6, 3, 7, 2, 8] + [0, 9, 10] + [10, 11],
+                                             [0] * 5 + [9, 10, 12, 14, 16, 19]))
+        # the last layer is gathered when the head is done, each of the others as the one above it begins
+        self.assertEqual(queues(UNTIED, 3), (gathers + [0] + [6, 7, 8, 9, 10, 11] + [0, 12, 13] + [13, 14],
+                                             [0, 0, 1, 3, 5] + [9, 9, 9, 10, 11, 12, 14, 16, 19]))
+        # a tied table comes again for the head, and is waited for there
+        self.assertEqual(queues(TIED, 3)[0][:8], [1, 2, 3, 3, 4, 4, 5, 6])
+        # what is made again waits for its layer, and then the one below begins to come
+        needs, after = queues(UNTIED, 3, "full")
+        self.assertEqual(needs[8:18], [0, 6, 6, 7, 8, 8, 9, 10, 10, 11])
+        self.assertEqual(after[5:11], [9, 9, 10, 11, 13, 14])
+
+    def test_micro_steps_begin_anew(self):
+        for stage, reductions in ((0, 2), (1, 1), (2, 2), (3, 2)):  # of a unit; stage 0 gathers the sum
+            step = sm.Step(sm.Run(sm.Model(UNTIED.shape, False, 2), 8, stage), sm.Machine())
+            gathers = {0: 0, 1: 5, 2: 5, 3: 2 * 8}[stage]
+            self.assertEqual(len(step.network), gathers + 5 * reductions + 1)
 
     def test_instant_compute_leaves_communication(self):
         machine = dataclasses.replace(sm.Machine(), efficiency=1e15)  # the update too
@@ -135,10 +158,12 @@ class Scaling(unittest.TestCase):
 
     def test_the_bucket_is_a_trade(self):
         # within a node small pieces overlap no worse; at 1024 GPUs each pays for 1023 hops
-        def step(gpus, mib):
+        def step(gpus, mib=0):
             return sm.predict(sm.Run(sm.MODELS[1], gpus, 1, "none", mib), sm.Machine())["step_ms"]
         self.assertLess(step(1024, 512), 0.6 * step(1024, 32))
         self.assertLess(step(8, 32), 1.01 * step(8, 2048))
+        for gpus in sm.GPUS:
+            self.assertLess(step(gpus), 1.02 * min(step(gpus, mib) for mib in sm.BUCKETS_MIB))
 
     def test_memory(self):
         model, machine = sm.MODELS[1], sm.Machine()

@@ -6,6 +6,7 @@
 #include <pthread.h>          // pthread_create
 #include <sys/resource.h>     // setrlimit
 #include <sys/wait.h>         // waitpid
+#include <ucontext.h>         // makecontext
 #include <unistd.h>           // fork, pipe, alarm
 
 // Signals act on whole processes, so each test has one of its own. Returns its status as waitpid gives it.
@@ -112,6 +113,29 @@ static int run_read(void *unused) {
 }
 static void reads_go_on(void **state) { assert_int_equal(in_child(run_read, NULL), 0); }
 
+// A handler's frame is not laid where the stack pointer is: here a small piece of a larger buffer, as in oneDNN's gemm.
+enum { BUFFER_BYTES = 1 << 16, SMALL_STACK_BYTES = 2048 }; // the registers of AVX-512 alone are more
+static void raise_save(void) { raise(SIGUSR1); }
+static int run_small_stack(void *unused) {
+    static unsigned char buffer[BUFFER_BYTES];
+    ucontext_t here, there;
+    signals_install();
+    raise(SIGUSR1); // found by the loader, which takes much of a stack, once
+    check(signals_take_save_request());
+    memset(buffer, 0xa5, sizeof buffer);
+    check(getcontext(&there) == 0);
+    there.uc_stack.ss_sp = buffer + BUFFER_BYTES - SMALL_STACK_BYTES;
+    there.uc_stack.ss_size = SMALL_STACK_BYTES;
+    there.uc_link = &here;
+    makecontext(&there, raise_save, 0);
+    check(swapcontext(&here, &there) == 0);
+    check(signals_take_save_request());
+    for (int i = 0; i < BUFFER_BYTES - SMALL_STACK_BYTES; i++)
+        check(buffer[i] == 0xa5);
+    return 0;
+}
+static void handlers_have_their_own_stack(void **state) { assert_int_equal(in_child(run_small_stack, NULL), 0); }
+
 static int run_failed_writes(void *unused) {
     int ends[2];
     signals_install();
@@ -159,6 +183,7 @@ int main(void) {
         cmocka_unit_test(a_stop_request_stays),
         cmocka_unit_test(a_second_one_ends_the_process),
         cmocka_unit_test(reads_go_on),
+        cmocka_unit_test(handlers_have_their_own_stack),
         cmocka_unit_test(failed_writes_are_errors),
         cmocka_unit_test(an_interrupt_key_that_was_ignored_stays_so),
         cmocka_unit_test(deadlines),
