@@ -65,13 +65,14 @@ static void poison(struct gpt *m) {
         const struct plan_buffer *b = &m->plan.buffers[i];
         if (b->arena != ARENA_ACTIVATIONS || m->phase < b->first_phase || m->phase > b->last_phase)
             continue;
-        const bool cache = !strcmp(m->plan.categories[b->category], "kv cache");
-        if (b->first_phase == m->phase && first_time && !cache)
+        if (b->first_phase == m->phase && first_time && strcmp(m->plan.categories[b->category], "kv cache"))
             continue;
         memset(live + b->offset / PLAN_ALIGNMENT, 1, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
     }
-    for (size_t line = 0; line < lines; line++)
-        if (!live[line])
-            memset(m->arenas.base[ARENA_ACTIVATIONS] + line * PLAN_ALIGNMENT, 0xff, PLAN_ALIGNMENT);
+    for (size_t first = 0, end; first < lines; first = end + 1) { // `end` is live
+        const bool *found = (const bool *)memchr(live + first, true, lines - first);
+        end = found ? (size_t)(found - live) : lines;
+        memset(m->arenas.base[ARENA_ACTIVATIONS] + first * PLAN_ALIGNMENT, 0xff, (end - first) * PLAN_ALIGNMENT);
+    }
     free(live);
 }

@@ -259,15 +259,18 @@ static void compare_with_one(const struct outcome *o, const char *shape, int bat
 }
 
 // Stages 0 and 1 reduce what the micro-steps of a step added up to, 2 and 3 each micro-step's: with one they are the same.
-static void compare_stages(struct parallel *parallel, const char *shape, const char *policy, int micro_steps) {
+static void compare_stages(struct parallel *parallel, const char *shape, int micro_steps, int num_policies) {
     struct outcome expected[2] = {run_model(parallel, shape, "", 0, micro_steps, false), run_model(parallel, shape, "", 2, micro_steps, false)};
     compare_with_one(&expected[0], shape, parallel->launch.ranks * micro_steps);
     if (micro_steps == 1)
         expect_same_bits(&expected[0], &expected[1], "stage 2 and stage 0");
-    for (int stage = 0; stage < STAGES; stage++) {
+    for (int i = 0; i < num_policies * STAGES; i++) {
         char what[256];
-        struct outcome o = run_model(parallel, shape, policy, stage, micro_steps, true);
-        snprintf(what, sizeof what, "stage %d, %d micro-steps, %s", stage, micro_steps, policy);
+        const int stage = i % STAGES;
+        if (i >= STAGES && stage % 2 == 0) // what recomputation meets in 0 and 2, it meets in 1 and 3
+            continue;
+        struct outcome o = run_model(parallel, shape, policies[i / STAGES], stage, micro_steps, true);
+        snprintf(what, sizeof what, "stage %d, %d micro-steps, %s", stage, micro_steps, policies[i / STAGES]);
         expect_same_bits(&expected[stage >= 2], &o, what);
         outcome_free(&o);
     }
@@ -275,9 +278,8 @@ static void compare_stages(struct parallel *parallel, const char *shape, const c
     outcome_free(&expected[1]);
 }
 static void compare_policies(struct parallel *parallel, const char *shape) {
-    compare_stages(parallel, shape, policies[0], 1);
-    for (int i = 0; i < POLICIES; i++)
-        compare_stages(parallel, shape, policies[i], 2);
+    compare_stages(parallel, shape, 1, 1);
+    compare_stages(parallel, shape, 2, POLICIES);
 }
 static void gpt2_body(struct parallel *parallel) { compare_policies(parallel, GPT2); }
 static void llama_body(struct parallel *parallel) { compare_policies(parallel, LLAMA); }
