@@ -7,6 +7,7 @@
 
 #include "fit.cuh"
 #include "gpt.cuh"
+#include "ranks.cuh" // check_replicas
 #include "runtime/parallel.h"
 #include "test/model.h"
 #include <math.h>
@@ -103,7 +104,7 @@ static void micro_step(struct setup *s, int step, int index, int batch, int batc
 // What is compared: all losses and norms; of the last step's reduced gradients and of the state the own parts; the copy that
 // a checkpoint is made of; what evaluation and generation make of the parameters.
 struct outcome {
-    double loss[STEPS][MOST_BATCHES], norm[STEPS], evaluation;
+    double loss[STEPS * MOST_BATCHES], norm[STEPS], evaluation;
     float *own[4]; // (flat / ranks) each: gradients, moments, parameters
     float *copy[FLAT_COUNT];
     floatX logits[512];
@@ -132,7 +133,7 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
         const struct step_results results = gpt_results(m, 0, &reports);
         expect(results.check.finite, "step %d: not finite", step);
         for (int i = 0; i < batches && o; i++)
-            o->loss[step][i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + i / ranks];
+            o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + i / ranks];
         if (o)
             o->norm[step] = results.check.grad_norm;
     }
@@ -173,7 +174,8 @@ static void outcome_free(struct outcome *o) {
 }
 static void expect_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
     static const char *const names[] = {"gradients", "first moments", "second moments", "parameters"};
-    expect(!memcmp(a->loss, b->loss, sizeof a->loss), "%s: losses differ, the first is %.17g, not %.17g", what, b->loss[0][0], a->loss[0][0]);
+    for (int i = 0; i < STEPS * MOST_BATCHES; i++)
+        expect(a->loss[i] == b->loss[i], "%s: loss %d is %.17g, not %.17g", what, i, b->loss[i], a->loss[i]);
     for (int i = 0; i < 4; i++)
         expect(!memcmp(a->own[i], b->own[i], (size_t)a->part * sizeof(float)), "%s: %s differ", what, names[i]);
     expect(!memcmp(a->norm, b->norm, sizeof a->norm), "%s: the norm is %.17g, not %.17g", what, b->norm[0], a->norm[0]);
@@ -185,14 +187,14 @@ static void expect_same_bits(const struct outcome *a, const struct outcome *b, c
 
 // ---- jobs ----
 
-typedef void rank_body(struct parallel *parallel);
+typedef void rank_body(struct parallel *parallel, int which);
 
 static int free_port(void) {
     const int listener = socket_listen("127.0.0.1", 0), port = socket_port(listener);
     close(listener);
     return port;
 }
-static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *body) {
+static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *body, int which) {
     struct parallel *parallel = (struct parallel *)calloc(1, sizeof *parallel);
     struct error_text error;
     char number[16];
@@ -206,13 +208,13 @@ static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *bod
     const char *problem = parallel_open(parallel, rendezvous, 30, &error);
     problem = problem ? problem : parallel_open_exchange(parallel, EXCHANGE_SOCKETS, &error);
     expect(!problem, "%s", problem);
-    body(parallel);
+    body(parallel, which);
     parallel_close(parallel);
     free(parallel);
     _exit(0);
 }
-// Each rank in a process of its own. Nothing here may use OpenMP before, whose threads a fork leaves behind.
-static void run_ranks(int ranks, rank_body *body) {
+// Each rank in a process of its own; how many failed. Nothing here may use OpenMP before, whose threads a fork leaves behind.
+static int run_ranks(int ranks, rank_body *body, int which) {
     char rendezvous[64];
     pid_t pids[MOST_RANKS];
     int status, failed = 0;
@@ -222,13 +224,13 @@ static void run_ranks(int ranks, rank_body *body) {
         pids[rank] = fork();
         assert_true(pids[rank] >= 0);
         if (pids[rank] == 0)
-            run_rank(rank, ranks, rendezvous, body);
+            run_rank(rank, ranks, rendezvous, body, which);
     }
     for (int rank = 0; rank < ranks; rank++) {
         assert_int_equal(waitpid(pids[rank], &status, 0), pids[rank]);
         failed += status != 0;
     }
-    assert_int_equal(failed, 0);
+    return failed;
 }
 
 // ---- the same bits ----
@@ -250,7 +252,7 @@ static void compare_with_one(const struct outcome *o, const char *shape, int bat
     struct outcome one = run_model(NULL, shape, "", 0, batches, false);
     const double tolerance = sizeof(floatX) == 2 ? 2e-2 : 1e-5;
     for (int i = 0; i < batches; i++)
-        expect(one.loss[0][i] == o->loss[0][i], "loss %d of the first step is %.17g, with one rank %.17g", i, o->loss[0][i], one.loss[0][i]);
+        expect(one.loss[i] == o->loss[i], "loss %d of the first step is %.17g, with one rank %.17g", i, o->loss[i], one.loss[i]);
     for (int step = 0; step < STEPS; step++)
         expect(fabs(o->norm[step] / one.norm[step] - 1) < tolerance, "the norm of step %d is %g, with one rank %g", step, o->norm[step],
                one.norm[step]);
@@ -277,21 +279,20 @@ static void compare_stages(struct parallel *parallel, const char *shape, int mic
     outcome_free(&expected[0]);
     outcome_free(&expected[1]);
 }
-static void compare_policies(struct parallel *parallel, const char *shape) {
+static void compare_policies(struct parallel *parallel, int llama) {
+    const char *shape = llama ? LLAMA : GPT2;
     compare_stages(parallel, shape, 1, 1);
     compare_stages(parallel, shape, 2, POLICIES);
 }
-static void gpt2_body(struct parallel *parallel) { compare_policies(parallel, GPT2); }
-static void llama_body(struct parallel *parallel) { compare_policies(parallel, LLAMA); }
-static void test_gpt2_on_two(void **state) { run_ranks(2, gpt2_body); }
-static void test_llama_on_three(void **state) { run_ranks(3, llama_body); }
+static void test_gpt2_on_two(void **state) { assert_int_equal(run_ranks(2, compare_policies, 0), 0); }
+static void test_llama_on_three(void **state) { assert_int_equal(run_ranks(3, compare_policies, 1), 0); }
 
 // ---- memory ----
 
 static size_t rounded(size_t bytes) { return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT; }
 
 // The flat buffers take what the stage leaves of them on a rank, and nothing is allocated that is not planned.
-static void memory_body(struct parallel *parallel) {
+static void memory_body(struct parallel *parallel, int which) {
     const size_t ranks = (size_t)parallel->launch.ranks;
     for (int stage = 0; stage < STAGES; stage++) {
         struct setup s;
@@ -315,10 +316,10 @@ static void memory_body(struct parallel *parallel) {
         setup_close(&s, parallel);
     }
 }
-static void test_memory(void **state) { run_ranks(3, memory_body); }
+static void test_memory(void **state) { assert_int_equal(run_ranks(3, memory_body, 0), 0); }
 
 // From the second step on nothing is allocated: the heap holds what it held.
-static void heap_body(struct parallel *parallel) {
+static void heap_body(struct parallel *parallel, int which) {
     for (int stage = 0; stage < STAGES; stage++) {
         struct setup s;
         setup_open(&s, parallel, GPT2, "", stage, 2);
@@ -333,7 +334,7 @@ static void heap_body(struct parallel *parallel) {
         setup_close(&s, parallel);
     }
 }
-static void test_steps_allocate_nothing(void **state) { run_ranks(2, heap_body); }
+static void test_steps_allocate_nothing(void **state) { assert_int_equal(run_ranks(2, heap_body, 0), 0); }
 
 // ---- when units are gathered ----
 
@@ -359,7 +360,7 @@ static void watch_units(struct gpt *m) {
 
 // All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first, which
 // come one right after another.
-static void units_body(struct parallel *parallel) {
+static void units_body(struct parallel *parallel, int which) {
     static const char *const shapes[] = {GPT2, LLAMA};
     enum { LAYERS = 5 };
     for (int i = 0; i < 2 * POLICIES; i++) {
@@ -395,12 +396,71 @@ static void units_body(struct parallel *parallel) {
         setup_close(&s, parallel);
     }
 }
-static void test_units_come_a_unit_ahead(void **state) { run_ranks(2, units_body); }
+static void test_units_come_a_unit_ahead(void **state) { assert_int_equal(run_ranks(2, units_body, 0), 0); }
+
+// ---- replicas ----
+
+// A bit of one of rank 1's buffers flips: all ranks end, and say which buffer of whom.
+enum { NO_BUFFER = 4 };
+static void replicas_body(struct parallel *parallel, int which) {
+    struct run *r = (struct run *)calloc(1, sizeof *r);
+    struct setup s;
+    setup_open(&s, parallel, GPT2, "", which == NO_BUFFER, 1);
+    struct gpt *m = s.model;
+    m->on_phase = poison_and_delay; // the updated parameters are still under way
+    run_steps(&s, 0, 1, NULL);
+    r->model = m;
+    r->parallel = parallel;
+    void *const buffers[] = {m->params, m->master, m->m, m->v, NULL};
+    if (parallel->launch.rank == 1 && buffers[which]) {
+        gpt_settle(m);
+        ((unsigned char *)buffers[which])[12345] ^= 4;
+    }
+    check_replicas(r);
+    m->on_phase = NULL;
+    setup_close(&s, parallel);
+    free(r);
+}
+static void test_replicas(void **state) {
+    static const char *const names[] = {"parameters", "master weights", "first moments", "second moments"};
+    assert_int_equal(run_ranks(3, replicas_body, NO_BUFFER), 0);
+    for (int which = 0; which < NO_BUFFER; which++) {
+        char text[4096], expected[128];
+        FILE *said = tmpfile();
+        const int error = dup(STDERR_FILENO);
+        if (which == 1 && sizeof(floatX) == sizeof(float)) // the parameters are their own
+            continue;
+        dup2(fileno(said), STDERR_FILENO);
+        const int failed = run_ranks(3, replicas_body, which);
+        dup2(error, STDERR_FILENO);
+        close(error);
+        rewind(said);
+        text[fread(text, 1, sizeof text - 1, said)] = '\0';
+        fclose(said);
+        snprintf(expected, sizeof expected, "the %s of rank 1 are not those of the other ranks", names[which]);
+        if (failed != 3 || !strstr(text, expected))
+            fail_msg("%s: %d ranks ended, and said: %s", names[which], failed, text);
+    }
+}
+
+// The most are right, and of as many the first.
+static void test_odd_rank(void **state) {
+    static const struct {
+        uint64_t rows[5];
+        int ranks, odd;
+    } cases[] = {{{7, 7, 7}, 3, -1}, {{7, 7, 8}, 3, 2}, {{8, 7, 7}, 3, 0}, {{7, 8}, 2, 1}, {{8, 8, 7, 7, 7}, 5, 0}, {{7, 8, 9, 8, 8}, 5, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int right = -1;
+        assert_int_equal(odd_rank(cases[i].rows, cases[i].ranks, 1, &right), cases[i].odd);
+        assert_true(cases[i].odd < 0 || cases[i].rows[right] != cases[i].rows[cases[i].odd]);
+    }
+}
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt2_on_two),           cmocka_unit_test(test_llama_on_three), cmocka_unit_test(test_memory),
         cmocka_unit_test(test_steps_allocate_nothing), cmocka_unit_test(test_units_come_a_unit_ahead),
+        cmocka_unit_test(test_replicas), cmocka_unit_test(test_odd_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
