@@ -103,21 +103,21 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
-// The rank whose row of hashes is not that of the most; -1: they are all the same. Where two rows are as frequent, that of
-// the lower rank is right.
-static int odd_rank(const uint64_t *rows, int ranks, int width) {
-    int right = 0, most = 0;
+// The rank whose row of hashes is not that of the most, of which `right` is one; -1: they are all the same. Where two rows
+// are as frequent, that of the lower rank is right.
+static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
+    int most = 0;
     for (int r = 0; r < ranks; r++) {
         int same = 0;
         for (int k = 0; k < ranks; k++)
             same += memcmp(rows + r * width, rows + k * width, (size_t)width * sizeof *rows) == 0;
         if (same > most) {
             most = same;
-            right = r;
+            *right = r;
         }
     }
     for (int r = 0; r < ranks; r++)
-        if (memcmp(rows + r * width, rows + right * width, (size_t)width * sizeof *rows) != 0)
+        if (memcmp(rows + r * width, rows + *right * width, (size_t)width * sizeof *rows) != 0)
             return r;
     return -1;
 }
@@ -141,9 +141,10 @@ static void check_replicas(struct run *r) {
         mine[3] = hash_of(m, m->v, (size_t)s->flat * sizeof *m->v);
     }
     control_all_gather(&r->parallel->control, all, mine, sizeof mine, "check of the replicas", false);
-    const int culprit = odd_rank(all, s->ranks, BUFFERS);
+    int right = 0;
+    const int culprit = odd_rank(all, s->ranks, BUFFERS, &right);
     for (int i = 0; i < BUFFERS && culprit >= 0; i++)
-        if (all[culprit * BUFFERS + i] != all[(culprit > 0 ? 0 : 1) * BUFFERS + i])
+        if (all[culprit * BUFFERS + i] != all[right * BUFFERS + i])
             fail("step %d: the %s of rank %d are not those of the other ranks: its memory, its GPU or its network is at fault; go "
                  "on without it from the last checkpoint",
                  r->finished, names[i], culprit);

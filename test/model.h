@@ -1,6 +1,31 @@
-// What tests of the whole model share: a step whose results are fetched at once.
+// What tests of the whole model share: a config from an option line, a step whose results are fetched at once, and memory
+// that holds NaN wherever the plan says that nothing is there.
 #pragma once
 #include "gpt.cuh"
+#include "test/testing.h"
+#include <string.h>
+
+// From an option line, as from the command line.
+static struct config config_of_options(const char *shape, const char *options) {
+    enum { MAX_WORDS = 96 };
+    static char text[4096]; // the config points into it
+    static char *words[MAX_WORDS];
+    int n = 0;
+    snprintf(text, sizeof text, "train_gpt --plan %s %s", shape, options);
+    for (char *word = strtok(text, " "); word && n < MAX_WORDS - 1; word = strtok(NULL, " "))
+        words[n++] = word;
+    words[n] = NULL;
+    return config_parse(n, words);
+}
+
+// Larger weights than at a start, so that no gradient is small against rounding.
+static void enlarge_parameters(struct gpt *m) {
+    const int64_t n = shards_elements(&m->shards, shards_parameters(&m->shards));
+    for (int64_t i = 0; i < n; i++)
+        m->params[i] = to_floatX(3 * to_float(m->params[i]));
+    for (int64_t i = 0; m->master && i < shards_elements(&m->shards, shards_optimizer(&m->shards)); i++)
+        m->master[i] *= 3;
+}
 
 // `wanted`, or unfused attention where this target has no flash attention in this precision.
 static enum attention_backend backend_here(enum attention_backend wanted) {
@@ -23,4 +48,31 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     gpt_update(m, step, lr);
     gpt_fetch_results(m, 0);
     return gpt_results(m, 0, &losses).check.grad_norm;
+}
+
+// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN.
+static void poison(struct gpt *m) {
+    static int latest_phase; // of the region that runs
+    device_synchronize(m->dev);
+    for (int r = 0; r < REGION_COUNT; r++)
+        if (m->phase == m->region_first[r])
+            latest_phase = -1;
+    const bool first_time = m->phase > latest_phase;
+    latest_phase = first_time ? m->phase : latest_phase;
+    const size_t lines = m->plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
+    bool *live = (bool *)calloc(lines + 1, 1);
+    for (int i = 0; i < m->plan.count; i++) {
+        const struct plan_buffer *b = &m->plan.buffers[i];
+        if (b->arena != ARENA_ACTIVATIONS || m->phase < b->first_phase || m->phase > b->last_phase)
+            continue;
+        if (b->first_phase == m->phase && first_time && strcmp(m->plan.categories[b->category], "kv cache"))
+            continue;
+        memset(live + b->offset / PLAN_ALIGNMENT, 1, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
+    }
+    for (size_t first = 0, end; first < lines; first = end + 1) { // `end` is live
+        const bool *found = (const bool *)memchr(live + first, true, lines - first);
+        end = found ? (size_t)(found - live) : lines;
+        memset(m->arenas.base[ARENA_ACTIVATIONS] + first * PLAN_ALIGNMENT, 0xff, (end - first) * PLAN_ALIGNMENT);
+    }
+    free(live);
 }

@@ -11,19 +11,6 @@
 #include <omp.h>
 #include <string.h>
 
-enum { MAX_WORDS = 64 };
-
-// A config from an option line, as from the command line.
-static struct config config_of(const char *shape, const char *options) {
-    static char text[4096]; // the config points into it
-    static char *words[MAX_WORDS];
-    int n = 0;
-    snprintf(text, sizeof text, "train_gpt --plan %s %s", shape, options);
-    for (char *word = strtok(text, " "); word && n < MAX_WORDS - 1; word = strtok(NULL, " "))
-        words[n++] = word;
-    words[n] = NULL;
-    return config_parse(n, words);
-}
 // The emulator's threads are fibers: a model a fifth of the size there.
 #ifdef CUDA_EMULATED
 #define BATCH "1"
@@ -60,7 +47,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     s.dev->threads = omp_get_max_threads();
     device_open(s.dev, 0, false);
     s.dev->matmul = matmul_create(s.dev);
-    s.config = config_of(shape, options);
+    s.config = config_of_options(shape, options);
     s.config.val_every = 1; // config_parse says never, since there is no --val-data
     const enum attention_backend backend =
         s.config.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : backend_here(ATTENTION_FLASH);
@@ -75,13 +62,7 @@ static struct setup setup_of(const char *shape, const char *options) {
         s.inputs[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
         s.targets[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
     }
-    // Larger weights than at a start, so that no gradient is small against rounding.
-    struct gpt *m = s.model;
-    for (int64_t i = 0; i < m->table.flat; i++)
-        m->params[i] = to_floatX(3 * to_float(m->params[i]));
-    if (m->master)
-        for (int64_t i = 0; i < m->table.flat; i++)
-            m->master[i] *= 3;
+    enlarge_parameters(s.model);
     return s;
 }
 static void setup_free(struct setup *s) {
@@ -242,33 +223,6 @@ static void test_plan_keeps_what_the_table_says(void **state) {
 
 // ---- the plan ----
 
-static int latest_phase; // of the region that runs
-
-// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN.
-static void poison(struct gpt *m) {
-    device_synchronize(m->dev);
-    for (int r = 0; r < REGION_COUNT; r++)
-        if (m->phase == m->region_first[r])
-            latest_phase = -1;
-    const bool first_time = m->phase > latest_phase;
-    latest_phase = first_time ? m->phase : latest_phase;
-    const size_t lines = m->plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
-    bool *live = (bool *)calloc(lines + 1, 1);
-    for (int i = 0; i < m->plan.count; i++) {
-        const struct plan_buffer *b = &m->plan.buffers[i];
-        if (b->arena != ARENA_ACTIVATIONS || m->phase < b->first_phase || m->phase > b->last_phase)
-            continue;
-        const bool cache = !strcmp(m->plan.categories[b->category], "kv cache");
-        if (b->first_phase == m->phase && first_time && !cache)
-            continue;
-        memset(live + b->offset / PLAN_ALIGNMENT, 1, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
-    }
-    for (size_t line = 0; line < lines; line++)
-        if (!live[line])
-            memset(m->arenas.base[ARENA_ACTIVATIONS] + line * PLAN_ALIGNMENT, 0xff, PLAN_ALIGNMENT);
-    free(live);
-}
-
 static void poisoned_memory_changes_no_bit(const char *shape) {
     static const char *const policies[] = {
         "", "--recompute-granularity selective",
@@ -304,7 +258,7 @@ static void test_plans_are_tight(void **state) {
         for (size_t k = 0; k < sizeof policies / sizeof *policies; k++) {
             char options[256];
             snprintf(options, sizeof options, "--preset %s --sample-every 1 %s", names[i], policies[k]);
-            const struct config config = config_of(options, "");
+            const struct config config = config_of_options(options, "");
             const struct fit f = fit_of(&config, ATTENTION_FLASH, &dev);
             struct gpt *m = gpt_create(&config, fit_policy(&f), ATTENTION_FLASH, &dev);
             const double ratio = (double)m->plan.peak_bytes / (double)m->plan.lower_bound_bytes;
@@ -321,7 +275,7 @@ static void test_auto_policy(void **state) {
     memset(&dev, 0, sizeof dev);
     dev.threads = 2;
     dev.matmul = matmul_create(&dev);
-    const struct config config = config_of("--preset gpt2-124m", "");
+    const struct config config = config_of_options("--preset gpt2-124m", "");
     const struct fit f = fit_of(&config, ATTENTION_FLASH, &dev);
     const size_t most = fit_peak(&f, policy_none(12)), least = fit_peak(&f, policy_uniform(12, 1));
     double before = 1e9;

@@ -1,0 +1,466 @@
+// The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever lies in memory that the plan
+// calls dead and however slow the network is; and that a stage takes the memory that it should. The ranks are processes that
+// are forked here.
+#include <malloc.h> // mallinfo2; before testing.h, which may redefine free
+#include "kernels/device.cuh"
+#include "test/testing.h"
+
+#include "fit.cuh"
+#include "gpt.cuh"
+#include "ranks.cuh" // check_replicas
+#include "runtime/parallel.h"
+#include "test/model.h"
+#include <math.h>
+#include <omp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { STEPS = 2, MOST_MICRO_STEPS = 2, MOST_RANKS = 3, MOST_BATCHES = MOST_MICRO_STEPS * MOST_RANKS };
+#define SMALL                                                                                                                \
+    "--vocab-size 150 --micro-batch-size 2 --seq-length 19 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 "          \
+    "--sample-count 2 --bucket-mib 0.03 --checkpoint-every 1 --train-steps 2 --num-layers 3 "
+static const char GPT2[] = SMALL "--hidden-size 32 --num-attention-heads 2 --hidden-dropout 0.1 --attention-dropout 0.2 ";
+static const char LLAMA[] = SMALL "--hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --ffn-hidden-size 104 --normalization "
+                                  "RMSNorm --position-embedding-type rope --activation swiglu --add-bias-linear=false "
+                                  "--untie-embeddings-and-output-weights --hidden-dropout 0.1 ";
+static const char *const policies[] = {"", "--recompute-granularity selective", "--recompute-granularity full",
+                                       "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"};
+enum { POLICIES = sizeof policies / sizeof *policies, STAGES = 4 };
+
+// ---- a rank ----
+
+// In a rank: says what is wrong and ends it, by which the other ranks end too.
+static void expect(bool right, const char *format, ...) {
+    va_list values;
+    if (right)
+        return;
+    va_start(values, format);
+    vfprintf(stderr, format, values);
+    va_end(values);
+    fputc('\n', stderr);
+    _exit(1);
+}
+
+struct setup {
+    struct device dev;
+    struct config config;
+    struct gpt *model;
+    struct collectives collectives;
+};
+
+static void setup_open(struct setup *s, struct parallel *parallel, const char *shape, const char *policy, int stage, int micro_steps) {
+    char options[512];
+    const int ranks = parallel ? parallel->launch.ranks : 1;
+    memset(s, 0, sizeof *s);
+    s->dev.threads = 1; // ops this small would spend their time in barriers
+    omp_set_num_threads(1);
+    s->dev.matmul = matmul_create(&s->dev);
+    snprintf(options, sizeof options, "%s --zero-stage %d --world-size %d --global-batch-size %d", policy, stage, ranks,
+             2 * ranks * micro_steps);
+    s->config = config_of_options(shape, options);
+    s->config.val_every = 1; // config_parse says never, since there is no --val-data
+    s->config.rank = parallel ? parallel->launch.rank : 0;
+    const enum attention_backend backend = backend_here(ATTENTION_FLASH);
+    const struct fit f = fit_of(&s->config, backend, &s->dev);
+    s->model = gpt_create(&s->config, fit_policy(&f), backend, &s->dev);
+    gpt_allocate(s->model);
+    if (parallel) {
+        collectives_open(&s->collectives, parallel, COLLECTIVES_HOST, false, &s->dev);
+        gpt_connect(s->model, &s->collectives);
+    }
+    enlarge_parameters(s->model);
+}
+static void setup_close(struct setup *s, struct parallel *parallel) {
+    if (parallel) {
+        gpt_settle(s->model);
+        parallel_barrier(parallel, "the end of a model");
+        collectives_close(&s->collectives, &s->dev);
+    }
+    gpt_destroy(s->model);
+    matmul_destroy(s->dev.matmul);
+}
+
+// A network that is slower than the computing: what is begun in a phase is not done in the next.
+static void sleep_in_work_thread(void *arguments) { usleep(100); }
+static void poison_and_delay(struct gpt *m) {
+    poison(m);
+    work_thread_add(&m->collectives->parallel->work, sleep_in_work_thread, NULL, 0, "a pause");
+}
+
+static void fill_tokens(const struct setup *s, int32_t *tokens, uint64_t seed) {
+    for (int i = 0; i < s->config.micro_batch_size * s->config.seq_length; i++)
+        tokens[i] = (int32_t)(test_random(&seed) % (uint64_t)s->config.vocab_size);
+}
+// Micro-batch `batch` of a step of all ranks.
+static void micro_step(struct setup *s, int step, int index, int batch, int batches) {
+    int32_t inputs[64], targets[64];
+    fill_tokens(s, inputs, (uint64_t)(100 * step + batch + 1));
+    fill_tokens(s, targets, (uint64_t)(100 * step + batch + 51));
+    gpt_micro_step(s->model, index, inputs, targets, 1.0 / batches);
+}
+
+// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own parts; the copy that
+// a checkpoint is made of; what evaluation and generation make of the parameters.
+struct outcome {
+    double loss[STEPS * MOST_BATCHES], norm[STEPS], evaluation;
+    float *own[4]; // (flat / ranks) each: gradients, moments, parameters
+    float *copy[FLAT_COUNT];
+    floatX logits[512];
+    int64_t flat, part;
+};
+
+static float *own_parts(const struct gpt *m, const float *flat, bool sharded) {
+    const struct shards *s = &m->shards;
+    float *own = (float *)test_alloc((size_t)(s->flat / s->ranks) * sizeof *own);
+    for (int i = 0; i < s->count; i++) {
+        const struct piece *p = &s->pieces[i];
+        memcpy(own + p->begin / s->ranks, flat + shards_place(s, p, shards_own_begin(s, p), sharded), (size_t)p->part * sizeof *own);
+    }
+    return own;
+}
+static void run_steps(struct setup *s, int first, int steps, struct outcome *o) {
+    struct gpt *m = s->model;
+    const int ranks = m->shards.ranks, batches = m->micro_steps * ranks;
+    for (int step = first; step < first + steps; step++) {
+        const double *reports;
+        gpt_zero_gradients(m);
+        for (int i = 0; i < m->micro_steps; i++)
+            micro_step(s, step, i, i * ranks + m->shards.rank, batches);
+        gpt_update(m, step + 1, 1e-2);
+        gpt_fetch_results(m, 0);
+        const struct step_results results = gpt_results(m, 0, &reports);
+        expect(results.check.finite, "step %d: not finite", step);
+        for (int i = 0; i < batches && o; i++)
+            o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + i / ranks];
+        if (o)
+            o->norm[step] = results.check.grad_norm;
+    }
+}
+static void collect_state(struct setup *s, struct outcome *o) {
+    struct gpt *m = s->model;
+    const struct shards *h = &m->shards;
+    o->flat = h->flat;
+    o->part = h->flat / h->ranks;
+    gpt_copy_state(m);
+    o->own[0] = own_parts(m, m->grads, shards_gradients(h));
+    o->own[1] = own_parts(m, m->m, shards_optimizer(h));
+    o->own[2] = own_parts(m, m->v, shards_optimizer(h));
+    o->own[3] = own_parts(m, gpt_flat(m, FLAT_MASTER), gpt_flat_is_sharded(m, FLAT_MASTER));
+    for (int flat = 0; flat < FLAT_COUNT && m->copies; flat++) {
+        o->copy[flat] = (float *)test_alloc((size_t)o->flat * sizeof *o->copy[flat]);
+        memcpy(o->copy[flat], m->copy[flat], (size_t)o->flat * sizeof *o->copy[flat]);
+    }
+}
+static struct outcome outcome_of(struct setup *s) {
+    struct outcome o;
+    int32_t inputs[64], targets[64];
+    memset(&o, 0, sizeof o);
+    run_steps(s, 0, STEPS, &o);
+    fill_tokens(s, inputs, 7);
+    fill_tokens(s, targets, 8);
+    o.evaluation = gpt_evaluate(s->model, inputs, targets);
+    gpt_decode(s->model, inputs, 0);
+    memcpy(o.logits, gpt_decode(s->model, inputs + 2, 1), sizeof o.logits); // (2, 256)
+    collect_state(s, &o);
+    return o;
+}
+static void outcome_free(struct outcome *o) {
+    for (int i = 0; i < 4; i++)
+        free(o->own[i]);
+    for (int i = 0; i < FLAT_COUNT; i++)
+        free(o->copy[i]);
+}
+static void expect_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
+    static const char *const names[] = {"gradients", "first moments", "second moments", "parameters"};
+    for (int i = 0; i < STEPS * MOST_BATCHES; i++)
+        expect(a->loss[i] == b->loss[i], "%s: loss %d is %.17g, not %.17g", what, i, b->loss[i], a->loss[i]);
+    for (int i = 0; i < 4; i++)
+        expect(!memcmp(a->own[i], b->own[i], (size_t)a->part * sizeof(float)), "%s: %s differ", what, names[i]);
+    expect(!memcmp(a->norm, b->norm, sizeof a->norm), "%s: the norm is %.17g, not %.17g", what, b->norm[0], a->norm[0]);
+    for (int i = 0; i < FLAT_COUNT; i++)
+        expect(!a->copy[i] || !memcmp(a->copy[i], b->copy[i], (size_t)a->flat * sizeof(float)), "%s: copy %d differs", what, i);
+    expect(a->evaluation == b->evaluation, "%s: evaluation gives %.17g, not %.17g", what, b->evaluation, a->evaluation);
+    expect(!memcmp(a->logits, b->logits, sizeof a->logits), "%s: logits differ", what);
+}
+
+// ---- jobs ----
+
+typedef void rank_body(struct parallel *parallel, int which);
+
+static int free_port(void) {
+    const int listener = socket_listen("127.0.0.1", 0), port = socket_port(listener);
+    close(listener);
+    return port;
+}
+static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *body, int which) {
+    struct parallel *parallel = (struct parallel *)calloc(1, sizeof *parallel);
+    struct error_text error;
+    char number[16];
+    alarm(60); // one that hangs is a failure
+    snprintf(number, sizeof number, "%d", rank);
+    setenv("RANK", number, 1);
+    setenv("LOCAL_RANK", number, 1);
+    snprintf(number, sizeof number, "%d", ranks);
+    setenv("WORLD_SIZE", number, 1);
+    setenv("LOCAL_WORLD_SIZE", number, 1);
+    const char *problem = parallel_open(parallel, rendezvous, 30, &error);
+    problem = problem ? problem : parallel_open_exchange(parallel, EXCHANGE_SOCKETS, &error);
+    expect(!problem, "%s", problem);
+    body(parallel, which);
+    parallel_close(parallel);
+    free(parallel);
+    _exit(0);
+}
+// Each rank in a process of its own; how many failed. Nothing here may use OpenMP before, whose threads a fork leaves behind.
+static int run_ranks(int ranks, rank_body *body, int which) {
+    char rendezvous[64];
+    pid_t pids[MOST_RANKS];
+    int status, failed = 0;
+    snprintf(rendezvous, sizeof rendezvous, "127.0.0.1:%d", free_port());
+    fflush(stdout);
+    for (int rank = 0; rank < ranks; rank++) {
+        pids[rank] = fork();
+        assert_true(pids[rank] >= 0);
+        if (pids[rank] == 0)
+            run_rank(rank, ranks, rendezvous, body, which);
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+        assert_int_equal(waitpid(pids[rank], &status, 0), pids[rank]);
+        failed += status != 0;
+    }
+    return failed;
+}
+
+// ---- the same bits ----
+
+static struct outcome run_model(struct parallel *parallel, const char *shape, const char *policy, int stage, int micro_steps,
+                                bool watched) {
+    struct setup *s = (struct setup *)calloc(1, sizeof *s);
+    setup_open(s, parallel, shape, policy, stage, micro_steps);
+    s->model->on_phase = watched ? poison_and_delay : NULL;
+    const struct outcome o = outcome_of(s);
+    s->model->on_phase = NULL;
+    setup_close(s, parallel);
+    free(s);
+    return o;
+}
+
+// One rank that computes all micro-batches: the first losses to the bit, since nothing was summed yet, and the rest nearly.
+static void compare_with_one(const struct outcome *o, const char *shape, int batches) {
+    struct outcome one = run_model(NULL, shape, "", 0, batches, false);
+    const double tolerance = sizeof(floatX) == 2 ? 2e-2 : 1e-5;
+    for (int i = 0; i < batches; i++)
+        expect(one.loss[i] == o->loss[i], "loss %d of the first step is %.17g, with one rank %.17g", i, o->loss[i], one.loss[i]);
+    for (int step = 0; step < STEPS; step++)
+        expect(fabs(o->norm[step] / one.norm[step] - 1) < tolerance, "the norm of step %d is %g, with one rank %g", step, o->norm[step],
+               one.norm[step]);
+    expect(fabs(o->evaluation / one.evaluation - 1) < tolerance, "evaluation gives %g, with one rank %g", o->evaluation, one.evaluation);
+    outcome_free(&one);
+}
+
+// Stages 0 and 1 reduce what the micro-steps of a step added up to, 2 and 3 each micro-step's: with one they are the same.
+static void compare_stages(struct parallel *parallel, const char *shape, int micro_steps, int num_policies) {
+    struct outcome expected[2] = {run_model(parallel, shape, "", 0, micro_steps, false), run_model(parallel, shape, "", 2, micro_steps, false)};
+    compare_with_one(&expected[0], shape, parallel->launch.ranks * micro_steps);
+    if (micro_steps == 1)
+        expect_same_bits(&expected[0], &expected[1], "stage 2 and stage 0");
+    for (int i = 0; i < num_policies * STAGES; i++) {
+        char what[256];
+        const int stage = i % STAGES;
+        if (i >= STAGES && stage % 2 == 0) // what recomputation meets in 0 and 2, it meets in 1 and 3
+            continue;
+        struct outcome o = run_model(parallel, shape, policies[i / STAGES], stage, micro_steps, true);
+        snprintf(what, sizeof what, "stage %d, %d micro-steps, %s", stage, micro_steps, policies[i / STAGES]);
+        expect_same_bits(&expected[stage >= 2], &o, what);
+        outcome_free(&o);
+    }
+    outcome_free(&expected[0]);
+    outcome_free(&expected[1]);
+}
+static void compare_policies(struct parallel *parallel, int llama) {
+    const char *shape = llama ? LLAMA : GPT2;
+    compare_stages(parallel, shape, 1, 1);
+    compare_stages(parallel, shape, 2, POLICIES);
+}
+static void test_gpt2_on_two(void **state) { assert_int_equal(run_ranks(2, compare_policies, 0), 0); }
+static void test_llama_on_three(void **state) { assert_int_equal(run_ranks(3, compare_policies, 1), 0); }
+
+// ---- memory ----
+
+static size_t rounded(size_t bytes) { return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT; }
+
+// The flat buffers take what the stage leaves of them on a rank, and nothing is allocated that is not planned.
+static void memory_body(struct parallel *parallel, int which) {
+    const size_t ranks = (size_t)parallel->launch.ranks;
+    for (int stage = 0; stage < STAGES; stage++) {
+        struct setup s;
+        setup_open(&s, parallel, GPT2, "", stage, 1);
+        const struct gpt *m = s.model;
+        const struct plan *plan = &m->plan;
+        const size_t flat = (size_t)m->table.flat, states = sizeof(floatX) < 4 ? 3 : 2;
+        const size_t copy = parallel->launch.rank == 0 ? 3 * flat * sizeof(float) : 0;
+        const size_t reports = rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
+        const size_t scratch = rounded(collectives_scratch_bytes(m->shards.largest_part, (int)ranks, COLLECTIVES_HOST, false));
+        size_t allocated = 0;
+        for (int a = 0; a < ARENA_COUNT; a++) {
+            expect(m->arenas.bytes[a] == plan->arena_bytes[a], "arena %d", a);
+            allocated += m->arenas.bytes[a];
+        }
+        expect(allocated == plan->peak_bytes, "%zu bytes planned, %zu allocated", plan->peak_bytes, allocated);
+        expect(plan->arena_bytes[ARENA_PARAMETERS] == flat * sizeof(floatX) / (stage >= 3 ? ranks : 1), "parameters of stage %d", stage);
+        expect(plan->arena_bytes[ARENA_GRADIENTS] == flat * sizeof(float) / (stage >= 2 ? ranks : 1) + scratch, "gradients of stage %d", stage);
+        expect(plan->arena_bytes[ARENA_OPTIMIZER] == states * flat * sizeof(float) / (stage >= 1 ? ranks : 1) + copy + reports,
+               "optimizer of stage %d", stage);
+        setup_close(&s, parallel);
+    }
+}
+static void test_memory(void **state) { assert_int_equal(run_ranks(3, memory_body, 0), 0); }
+
+// From the second step on nothing is allocated: the heap holds what it held.
+static void heap_body(struct parallel *parallel, int which) {
+    for (int stage = 0; stage < STAGES; stage++) {
+        struct setup s;
+        setup_open(&s, parallel, GPT2, "", stage, 2);
+        run_steps(&s, 0, STEPS, NULL);
+        gpt_settle(s.model);
+        const struct mallinfo2 before = mallinfo2();
+        run_steps(&s, STEPS, 3, NULL);
+        gpt_settle(s.model);
+        const struct mallinfo2 after = mallinfo2();
+        expect(after.uordblks == before.uordblks && after.hblkhd == before.hblkhd, "stage %d: %zu bytes on the heap before, %zu after",
+               stage, before.uordblks + before.hblkhd, after.uordblks + after.hblkhd);
+        setup_close(&s, parallel);
+    }
+}
+static void test_steps_allocate_nothing(void **state) { assert_int_equal(run_ranks(2, heap_body, 0), 0); }
+
+// ---- when units are gathered ----
+
+// Units that were gathered in the phase that waits for them, counted as the schedule runs.
+struct watch {
+    enum unit_state before[PASS_COUNT][8];
+    int late[PASS_COUNT], ahead[PASS_COUNT];
+};
+static struct watch watch;
+
+static void watch_units(struct gpt *m) {
+    for (int r = 0; r < REGION_COUNT; r++)
+        if (m->phase == m->region_first[r])
+            memset(watch.before, 0, sizeof watch.before);
+    for (int pass = 0; pass < PASS_COUNT; pass++)
+        for (int unit = 0; unit < m->shards.units; unit++) {
+            const enum unit_state now = m->units[pass * m->shards.units + unit];
+            watch.late[pass] += watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_IS_THERE;
+            watch.ahead[pass] += watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_COMES;
+            watch.before[pass][unit] = now;
+        }
+}
+
+// All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first, which
+// come one right after another.
+static void units_body(struct parallel *parallel, int which) {
+    static const char *const shapes[] = {GPT2, LLAMA};
+    enum { LAYERS = 5 };
+    for (int i = 0; i < 2 * POLICIES; i++) {
+        char policy[256];
+        struct setup s;
+        const bool tied = i % 2 == 0;
+        const int group = i / 2 == 3 ? 2 : 1, second = group == 2 ? LAYERS / 2 : 0; // those of a group
+        snprintf(policy, sizeof policy, "%s --num-layers %d", policies[i / 2], LAYERS);
+        setup_open(&s, parallel, shapes[i % 2], policy, 3, 1);
+        memset(&watch, 0, sizeof watch);
+        s.model->on_phase = watch_units;
+        run_steps(&s, 0, 1, NULL);
+        int32_t tokens[64];
+        fill_tokens(&s, tokens, 7);
+        gpt_evaluate(s.model, tokens, tokens);
+        s.model->on_phase = NULL;
+        expect(watch.late[PASS_TRAIN] == 1 && watch.late[PASS_EVALUATE] == 1, "%s: forward waits for %d units, evaluation for %d", policy,
+               watch.late[PASS_TRAIN], watch.late[PASS_EVALUATE]);
+        expect(watch.late[PASS_RECOMPUTE] == second, "%s: backward waits for %d units, not %d", policy, watch.late[PASS_RECOMPUTE], second);
+        expect(watch.ahead[PASS_TRAIN] == LAYERS + 1, "%s: forward gathers %d units", policy, watch.ahead[PASS_TRAIN]);
+        expect(watch.ahead[PASS_RECOMPUTE] == LAYERS - second + tied, "%s: backward gathers %d units", policy, watch.ahead[PASS_RECOMPUTE]);
+        // And no earlier than needed: two layers are there at a time, or a group and the first of the next.
+        const struct plan *plan = &s.model->plan;
+        for (int phase = 0; phase < plan->phase_count; phase++) {
+            int layers = 0;
+            for (int b = 0; b < plan->count; b++) {
+                const struct plan_buffer *u = &plan->buffers[b];
+                layers += !strcmp(plan->categories[u->category], "parameters of a unit") && u->layer >= 0 && phase >= u->first_phase &&
+                          phase <= u->last_phase;
+            }
+            expect(layers <= group + 1, "%s: %d layers are there in phase '%s'", policy, layers, plan->phases[phase]);
+        }
+        setup_close(&s, parallel);
+    }
+}
+static void test_units_come_a_unit_ahead(void **state) { assert_int_equal(run_ranks(2, units_body, 0), 0); }
+
+// ---- replicas ----
+
+// A bit of one of rank 1's buffers flips: all ranks end, and say which buffer of whom.
+enum { NO_BUFFER = 4 };
+static void replicas_body(struct parallel *parallel, int which) {
+    struct run *r = (struct run *)calloc(1, sizeof *r);
+    struct setup s;
+    setup_open(&s, parallel, GPT2, "", which == NO_BUFFER, 1);
+    struct gpt *m = s.model;
+    m->on_phase = poison_and_delay; // the updated parameters are still under way
+    run_steps(&s, 0, 1, NULL);
+    r->model = m;
+    r->parallel = parallel;
+    void *const buffers[] = {m->params, m->master, m->m, m->v, NULL};
+    if (parallel->launch.rank == 1 && buffers[which]) {
+        gpt_settle(m);
+        ((unsigned char *)buffers[which])[12345] ^= 4;
+    }
+    check_replicas(r);
+    m->on_phase = NULL;
+    setup_close(&s, parallel);
+    free(r);
+}
+static void test_replicas(void **state) {
+    static const char *const names[] = {"parameters", "master weights", "first moments", "second moments"};
+    assert_int_equal(run_ranks(3, replicas_body, NO_BUFFER), 0);
+    for (int which = 0; which < NO_BUFFER; which++) {
+        char text[4096], expected[128];
+        FILE *said = tmpfile();
+        const int error = dup(STDERR_FILENO);
+        if (which == 1 && sizeof(floatX) == sizeof(float)) // the parameters are their own
+            continue;
+        dup2(fileno(said), STDERR_FILENO);
+        const int failed = run_ranks(3, replicas_body, which);
+        dup2(error, STDERR_FILENO);
+        close(error);
+        rewind(said);
+        text[fread(text, 1, sizeof text - 1, said)] = '\0';
+        fclose(said);
+        snprintf(expected, sizeof expected, "the %s of rank 1 are not those of the other ranks", names[which]);
+        if (failed != 3 || !strstr(text, expected))
+            fail_msg("%s: %d ranks ended, and said: %s", names[which], failed, text);
+    }
+}
+
+// The most are right, and of as many the first.
+static void test_odd_rank(void **state) {
+    static const struct {
+        uint64_t rows[5];
+        int ranks, odd;
+    } cases[] = {{{7, 7, 7}, 3, -1}, {{7, 7, 8}, 3, 2}, {{8, 7, 7}, 3, 0}, {{7, 8}, 2, 1}, {{8, 8, 7, 7, 7}, 5, 0}, {{7, 8, 9, 8, 8}, 5, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int right = -1;
+        assert_int_equal(odd_rank(cases[i].rows, cases[i].ranks, 1, &right), cases[i].odd);
+        assert_true(cases[i].odd < 0 || cases[i].rows[right] != cases[i].rows[cases[i].odd]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gpt2_on_two),           cmocka_unit_test(test_llama_on_three), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_steps_allocate_nothing), cmocka_unit_test(test_units_come_a_unit_ahead),
+        cmocka_unit_test(test_replicas), cmocka_unit_test(test_odd_rank),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
