@@ -227,7 +227,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
     entry->tokens_per_second = tokens / seconds;
-    entry->mfu = r->peak_flops > 0 ? tokens * gpt_flops_per_token(r->model) / seconds / r->peak_flops : NAN;
+    entry->mfu = r->peak_flops > 0 ? tokens * gpt_flops_per_token(r->model) / seconds / (r->peak_flops * ranks) : NAN;
     entry->peak_bytes = r->peak_bytes = peak_bytes(r, step);
     for (int rank = 0; rank < ranks && r->parallel; rank++)
         grant_request(r, (int)reports[rank * width + REPORT_REQUEST], rank);
