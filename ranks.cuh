@@ -180,11 +180,10 @@ static void look_for_requests(struct run *r) {
 
 // What the collectives did since the last finished step.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
-    double busy_s = NAN, waited_s = NAN;
+    double busy_s, waited_s;
     if (!r->parallel)
         return;
-    if (r->parallel->has_exchange)
-        work_thread_times(&r->parallel->work, &busy_s, &waited_s);
+    collectives_times(&r->collectives, &busy_s, &waited_s);
     entry->has_comm = true;
     entry->comm_bytes = (int64_t)(r->comm_sent_by_step[slot] - r->comm_sent_bytes);
     entry->comm_ms = 1e3 * (busy_s - r->comm_busy_s);

@@ -34,6 +34,7 @@ struct run {
     uint64_t first_sample[2];   // of a step, by the parity of its number
     double lr[2];
     double last_finish;         // seconds_now() when the last step's results came
+    int64_t peak_bytes;         // of the device's memory, as last asked
     // Checkpoints
     struct saver saver;
     int first_step;             // of this start; the samples before it:

@@ -201,6 +201,14 @@ static void nonfinite(struct run *r, int step, const char *what, double value, u
     fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, r->skipped, allowed);
 }
 
+// What the run has taken of the device's memory, as it was found lately. A GPU's is asked of its driver, which takes longer
+// than to enqueue many kernels, and it grows as the first steps load kernels and record graphs: seldom later.
+static int64_t peak_bytes(struct run *r, int step) {
+    enum { FIRST_STEPS = 4, STEPS = 32 };
+    const bool ask = step - r->first_step < FIRST_STEPS || step % STEPS == 0 || step + 1 == r->config->train_steps;
+    return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
+}
+
 // Waits for the oldest step whose results are not known yet. False where a NaN or Inf was met: it has updated nothing.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
@@ -219,8 +227,8 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
     entry->tokens_per_second = tokens / seconds;
-    entry->mfu = r->peak_flops > 0 ? tokens * gpt_flops_per_token(r->model) / seconds / r->peak_flops : NAN;
-    entry->peak_bytes = (int64_t)device_peak_bytes(&r->dev);
+    entry->mfu = r->peak_flops > 0 ? tokens * gpt_flops_per_token(r->model) / seconds / (r->peak_flops * ranks) : NAN;
+    entry->peak_bytes = r->peak_bytes = peak_bytes(r, step);
     for (int rank = 0; rank < ranks && r->parallel; rank++)
         grant_request(r, (int)reports[rank * width + REPORT_REQUEST], rank);
     measure_collectives(r, entry, slot);

@@ -12,6 +12,7 @@
 #include "kernels/collectives_nccl.cuh" // struct nccl_queue
 #include "kernels/device.cuh"           // struct device
 #include "kernels/device_memory.cuh"    // host_allocate, device_download, device_upload
+#include "runtime/deadline.h"           // deadline_clock_s
 #include "runtime/host_collectives.h"   // host_reduce_scatter, host_all_gather
 #include "runtime/parallel.h"           // struct parallel
 
@@ -38,6 +39,7 @@ struct collectives {
     char *staging; // a buffer of all ranks
     size_t staging_bytes;
     void *host_scratch;
+    double staged_s; // the host was at it, and the device idle
 };
 
 // Bytes of the device's memory; `largest_part`: elements of the largest that is reduced.
@@ -83,8 +85,10 @@ static void staged_reduce_scatter(struct collectives *c, float *out, const float
     float *const staged = (float *)c->staging, *const own = staged + part * launch->rank;
     control_collective_begun(&c->parallel->control, name);
     device_download(staged, buffer, bytes * (size_t)launch->ranks, dev);
+    const double begin_s = deadline_clock_s();
     host_reduce_scatter(own, staged, part, c->bf16, c->host_scratch, &c->parallel->exchange);
     device_upload(out, own, bytes, dev);
+    c->staged_s += deadline_clock_s() - begin_s;
     control_collective_done(&c->parallel->control);
 }
 static void staged_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
@@ -93,8 +97,10 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     char *const staged_own = c->staging + bytes * (size_t)launch->rank;
     control_collective_begun(&c->parallel->control, name);
     device_download(staged_own, own, bytes, dev);
+    const double begin_s = deadline_clock_s();
     host_all_gather(c->staging, staged_own, bytes, &c->parallel->exchange);
     device_upload(buffer, c->staging, bytes * (size_t)launch->ranks, dev);
+    c->staged_s += deadline_clock_s() - begin_s;
     control_collective_done(&c->parallel->control);
 }
 
@@ -121,6 +127,13 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     if (ticket > 0)
         nccl_queue_wait(&c->nccl, ticket, dev);
+}
+// So far: collectives ran, waiting for other ranks included; the device waited for them. Of those that are done by now, which
+// may be some of a step that is enqueued already.
+static void collectives_times(struct collectives *c, double *busy_s, double *waited_s) {
+    *busy_s = *waited_s = c->staged_s;
+    if (c->kind == COLLECTIVES_NCCL)
+        nccl_queue_times(&c->nccl, busy_s, waited_s);
 }
 
 #else
@@ -184,6 +197,9 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(&c->parallel->work, ticket);
+}
+static void collectives_times(struct collectives *c, double *busy_s, double *waited_s) {
+    work_thread_times(&c->parallel->work, busy_s, waited_s);
 }
 
 #endif

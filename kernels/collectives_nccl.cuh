@@ -26,10 +26,13 @@ struct nccl_queue {
     struct device device; // the caller's, but for the stream
     int device_index;
     cudaEvent_t ready;             // what a collective waits for
-    cudaEvent_t done[NCCL_EVENTS]; // of collective n: n % NCCL_EVENTS
+    // Of collective n: n % NCCL_EVENTS. `reached`: where the device's stream came to its first wait for it.
+    cudaEvent_t started[NCCL_EVENTS], done[NCCL_EVENTS], reached[NCCL_EVENTS];
     struct control *control;
     pthread_mutex_t mutex;    // over what follows, and recording the events: the control thread looks at them
     uint64_t begun, finished; // collectives so far
+    uint64_t waited_for[NCCL_EVENTS]; // the collective that `reached` is of
+    double busy_s, waited_s;          // the finished ones ran, other ranks awaited; the device's stream waited for them
 };
 
 static const char *nccl_hint(ncclResult_t status) {
@@ -46,11 +49,25 @@ static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call
 
 // --- What the control thread sees ---------------------------------------------------------------------------------
 
+// Negative where `to` came first, 0 where one of them has not come yet.
+static double nccl_seconds(cudaEvent_t from, cudaEvent_t to) {
+    float milliseconds = 0;
+    return cudaEventElapsedTime(&milliseconds, from, to) == cudaSuccess ? 1e-3 * milliseconds : 0;
+}
+// Adds the times of collective n, which is done. A stream that has not come to its wait by now will not have to wait.
+static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
+    const uint64_t i = n % NCCL_EVENTS;
+    q->busy_s += nccl_seconds(q->started[i], q->done[i]);
+    if (q->waited_for[i] == n) {
+        const double waited_s = nccl_seconds(q->reached[i], q->done[i]);
+        q->waited_s += waited_s > 0 ? waited_s : 0;
+    }
+}
 // Counts those that are done, in order; returns how many are under way.
 static uint64_t nccl_queue_count(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
-        q->finished++;
+        nccl_queue_measure(q, ++q->finished);
         control_collective_done(q->control);
     }
     const uint64_t under_way = q->begun - q->finished;
@@ -93,8 +110,11 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, str
     cuda_check(cudaGetDevice(&q->device_index));
     cuda_check(cudaStreamCreateWithFlags(&q->device.stream, cudaStreamNonBlocking));
     cuda_check(cudaEventCreateWithFlags(&q->ready, cudaEventDisableTiming));
-    for (int i = 0; i < NCCL_EVENTS; i++)
-        cuda_check(cudaEventCreateWithFlags(&q->done[i], cudaEventDisableTiming));
+    for (int i = 0; i < NCCL_EVENTS; i++) {
+        cuda_check(cudaEventCreate(&q->started[i]));
+        cuda_check(cudaEventCreate(&q->done[i]));
+        cuda_check(cudaEventCreate(&q->reached[i]));
+    }
     control_set_poll(q->control, nccl_queue_poll, q);
 }
 static void nccl_queue_close(struct nccl_queue *q) {
@@ -102,8 +122,11 @@ static void nccl_queue_close(struct nccl_queue *q) {
     control_set_poll(q->control, NULL, NULL);
     nccl_queue_count(q);
     nccl_check(NULL, ncclCommDestroy(q->comm));
-    for (int i = 0; i < NCCL_EVENTS; i++)
+    for (int i = 0; i < NCCL_EVENTS; i++) {
+        cuda_check(cudaEventDestroy(q->started[i]));
         cuda_check(cudaEventDestroy(q->done[i]));
+        cuda_check(cudaEventDestroy(q->reached[i]));
+    }
     cuda_check(cudaEventDestroy(q->ready));
     cuda_check(cudaStreamDestroy(q->device.stream));
     pthread_mutex_destroy(&q->mutex);
@@ -118,6 +141,7 @@ static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct devi
     control_collective_begun(q->control, name);
     cuda_check(cudaEventRecord(q->ready, dev->stream));
     cuda_check(cudaStreamWaitEvent(q->device.stream, q->ready, 0));
+    cuda_check(cudaEventRecord(q->started[(q->begun + 1) % NCCL_EVENTS], q->device.stream));
 }
 static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
@@ -128,8 +152,24 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
 }
 // An event that has been recorded again since was waited for by the host then.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
-    if (q->begun - ticket < NCCL_EVENTS)
-        cuda_check(cudaStreamWaitEvent(dev->stream, q->done[ticket % NCCL_EVENTS], 0));
+    const uint64_t i = ticket % NCCL_EVENTS;
+    if (q->begun - ticket >= NCCL_EVENTS)
+        return;
+    pthread_mutex_lock(&q->mutex);
+    if (q->waited_for[i] != ticket) {
+        cuda_check(cudaEventRecord(q->reached[i], dev->stream));
+        q->waited_for[i] = ticket;
+    }
+    pthread_mutex_unlock(&q->mutex);
+    cuda_check(cudaStreamWaitEvent(dev->stream, q->done[i], 0));
+}
+// So far.
+static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {
+    nccl_queue_count(q);
+    pthread_mutex_lock(&q->mutex);
+    *busy_s = q->busy_s;
+    *waited_s = q->waited_s;
+    pthread_mutex_unlock(&q->mutex);
 }
 
 enum { WIRE_PACK = 8, WIRE_THREADS = 256 }; // bf16 in 16 bytes; threads of a block
@@ -193,6 +233,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, str
 }
 static void nccl_queue_close(struct nccl_queue *q) {}
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {}
+static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {}
 static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part, bf16 *wire,
                                           const char *name, struct device *dev) {
     return 0;

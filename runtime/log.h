@@ -32,7 +32,7 @@ struct log_step {
     double val_loss;
     bool has_comm;           // there are several ranks:
     int64_t comm_bytes;      // this rank sent
-    double comm_ms;          // collectives ran; NAN where that is not known
+    double comm_ms;          // collectives ran, waiting for other ranks included
     double comm_exposed_ms;  // the training waited for them
 };
 

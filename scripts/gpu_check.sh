@@ -8,6 +8,8 @@
 #   test       op and golden tests on the GPU, fp32 and bf16
 #   sanitize   compute-sanitizer's memcheck and racecheck on the small ones
 #   curve      50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
+#   ranks      10 steps by two ranks that share the GPU, over TCP, held against one rank's; where there are more GPUs, and
+#              NCCL, over NCCL too, and the tokens/s of all GPUs beside one's
 #   attention  TFLOP/s of flash attention beside PyTorch's flash and cuDNN
 #   train      tokens/s, MFU and memory of three models under each recompute policy, beside torch.compile
 #   report     gpu_check.json and gpu_check.md from what the stages before left in the folder
@@ -17,7 +19,7 @@
 # Exit status: 0 every check passed, 1 one failed, 77 there is no GPU.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-stages=build,test,sanitize,curve,attention,train,report
+stages=build,test,sanitize,curve,ranks,attention,train,report
 if [ "${1:-}" = --stages ]; then
     stages=${2:?--stages: a list with commas is missing}
     shift 2
@@ -114,6 +116,39 @@ curve() {
     done
 }
 
+# several NAME RANKS COLLECTIVES STAGES OPTION...: a run by one rank, then by RANKS over each of COLLECTIVES with each of the
+# ZeRO STAGES, on the same batches.
+several() {
+    local name=$1 count=$2 kinds=$3 zero_stages=$4 kind stage
+    shift 4
+    step "ranks_${name}_one" timeout 120 "$python" scripts/gpu_report.py run "$out/ranks_${name}_one" "$@" || return
+    for kind in $kinds; do
+        for stage in $zero_stages; do
+            bench "ranks_${name}_${kind}_$stage" "$python" scripts/gpu_report.py ranks "$out/ranks_${name}_${kind}_$stage" \
+                "$out/ranks_${name}_one" "$count" "$@" --collectives "$kind" --zero-stage "$stage"
+        done
+    done
+}
+
+ranks() {
+    local gpus missing="" kinds=sockets
+    step data report data "$out/data" || return
+    gpus=$(nvidia-smi -L | wc -l)
+    ldd build/train_gpt | grep -q libnccl || missing="train_gpt was built without NCCL"
+    [ "$gpus" -ge 2 ] || missing="there is one GPU"
+    [ -n "$missing" ] || kinds="sockets nccl"
+    several small 2 "$kinds" "0 3" --num-layers 3 --hidden-size 128 --num-attention-heads 4 --hidden-dropout 0.1 \
+        --attention-dropout 0.1 --vocab-size 257 --seq-length 128 --train-data "$out/data/bytes_*.bin" \
+        --micro-batch-size 4 --global-batch-size 16 --train-steps 10 --lr 1e-3 --bucket-mib 0.5 \
+        --precision fp32 --device cuda
+    if [ -n "$missing" ]; then
+        skip ranks_nccl "$missing"
+        return
+    fi
+    several gpt2-124m "$gpus" nccl "0 1 3" --preset gpt2-124m --micro-batch-size 16 --global-batch-size $((16 * gpus)) \
+        --train-steps 14 --train-data "$out/data/gpt2_*.bin" --precision bf16 --device cuda
+}
+
 attention() {
     bench attention_ours build/cuda/attention_bench
     if [ -n "$has_torch" ]; then
@@ -167,6 +202,7 @@ for stage in ${stages//,/ }; do
     test) run_tests ;;
     sanitize) sanitize ;;
     curve) curve ;;
+    ranks) ranks ;;
     attention) attention ;;
     train) train ;;
     report) write_report ;;

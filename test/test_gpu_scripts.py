@@ -1,4 +1,5 @@
-"""What of scripts/gpu_check.sh runs without a GPU: the roofline page, the comparison of curves, the report."""
+"""What of scripts/gpu_check.sh runs without a GPU: the roofline page, the comparison of curves, the start of ranks, the
+report."""
 import json
 import os
 import subprocess
@@ -9,9 +10,9 @@ import unittest
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
 
 
-def script(name, *arguments):
+def script(name, *arguments, **environment):
     return subprocess.run([sys.executable, os.path.join(SCRIPTS, name), *arguments], capture_output=True, text=True,
-                          check=False)
+                          check=False, env={**os.environ, **environment})
 
 
 def write_lines(path, rows):
@@ -44,6 +45,84 @@ class Curve(unittest.TestCase):
         self.assertEqual(self.compare([], []), 1)
 
 
+# In place of train_gpt: rank 0 logs steps, and what its rank was told. The ranks find each other as real ones do.
+PROGRAM = '''#!%s
+import json, os, socket, sys, time
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+if ranks > 1:
+    assert os.environ["LOCAL_RANK"] == str(rank) and os.environ["LOCAL_WORLD_SIZE"] == str(ranks)
+    host, port = options["--rendezvous"].split(":")
+    if rank == 0:
+        with socket.create_server((host, int(port))) as server:
+            server.settimeout(20)
+            for _ in range(1, ranks):
+                server.accept()[0].close()
+    else:
+        for i in range(2000):
+            try:
+                socket.create_connection((host, int(port))).close()
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+else:
+    assert "--rendezvous" not in options
+if str(rank) == os.environ.get("FAILS"):
+    sys.exit("train_gpt: rank %%d fails. So it is" %% rank)
+error = json.loads(os.environ.get("ERROR", "{}"))
+if rank == 0:
+    with open(options["--plan-json"], "w") as f:
+        json.dump({"peak_bytes": 1}, f)
+    with open(options["--out"] + "/log.jsonl", "w") as f:
+        for step in range(1, 7):
+            entry = {"step": step, "step_ms": 1, "tokens_per_second": 100.0 * ranks, "peak_bytes": 1, "mfu": None,
+                     "loss": 7.0 - step, "grad_norm": 2.0, "comm_ms": 3.0, "comm_exposed_ms": 1.0, "comm_bytes": 5000000}
+            f.write(json.dumps({**entry, **(error if ranks > 1 and step == 2 else {})}) + "\\n")
+''' % sys.executable
+
+
+class Ranks(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.program = self.folder.name + "/train_gpt"
+        with open(self.program, "w", encoding="utf-8") as file:
+            file.write(PROGRAM)
+        os.chmod(self.program, 0o755)
+        self.one = self.folder.name + "/one"
+        result = script("gpu_report.py", "run", self.one, "--precision", "fp32", TRAIN_GPT=self.program)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def ranks(self, precision="fp32", **environment):
+        """The row and the exit status."""
+        result = script("gpu_report.py", "ranks", self.folder.name + "/two", self.one, "2", "--precision", precision,
+                        "--collectives", "sockets", "--zero-stage", "3", TRAIN_GPT=self.program, **environment)
+        return json.loads(result.stdout.splitlines()[-1]), result.returncode
+
+    def test_row(self):
+        row, status = self.ranks()
+        self.assertEqual(status, 0)
+        for name, value in {"bench": "ranks", "ranks": 2, "collectives": "sockets", "zero_stage": 3, "difference": 0,
+                            "tokens_per_second": 200, "one_tokens_per_second": 100, "comm_ms": 3, "comm_bytes": 5e6}.items():
+            self.assertEqual(row[name], value, name)
+        self.assertNotIn("error", row)
+
+    def test_differences_are_found(self):
+        for error, precision, expected in (({"loss": 5.0001}, "fp32", 0), ({"loss": 5.001}, "fp32", 1),
+                                           ({"loss": 5.001}, "bf16", 0), ({"loss": 5.2}, "bf16", 1),
+                                           ({"grad_norm": 2.001}, "fp32", 1), ({"loss": None}, "fp32", 1),
+                                           ({"step": 3}, "fp32", 1)):
+            row, status = self.ranks(precision, ERROR=json.dumps(error))
+            self.assertEqual(status, expected, (error, row))
+            self.assertEqual(row.get("error"), "differs from one rank" if expected else None)
+
+    def test_any_rank_may_fail(self):
+        for rank in (0, 1):
+            row, status = self.ranks(FAILS=str(rank))
+            self.assertNotEqual(status, 0)
+            self.assertEqual(row["error"], f"rank {rank} fails")
+
+
 class Spills(unittest.TestCase):
     def table(self, *kernels):
         with tempfile.TemporaryDirectory() as folder:
@@ -71,6 +150,7 @@ class Report(unittest.TestCase):
         attention = {"bench": "attention", "direction": "forward", "head_dim": 64, "heads": 32, "groups": 32, "batch": 16,
                      "length": 1024}
         train = {"bench": "train", "preset": "gpt2-124m", "length": 1024, "batch": 16, "policy": "none"}
+        ranks = {**train, "bench": "ranks", "engine": "ours", "ranks": 2, "collectives": "nccl", "zero_stage": 0}
         with tempfile.TemporaryDirectory() as folder:
             write_lines(f"{folder}/machine.jsonl", [{"gpu": "Some GPU", "date": "2026-01-01", "commit": "abc"}])
             write_lines(f"{folder}/checks.jsonl", [{"check": "one", "status": 0, "seconds": 3},
@@ -83,17 +163,23 @@ class Report(unittest.TestCase):
                 {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30,
                  "planned_bytes": 11 << 30},
                 {**train, "engine": "ours", "policy": "full", "error": "failed"},
-                {**train, "engine": "torch", "tokens_per_second": 4e5, "peak_bytes": 14 << 30}])
+                {**train, "engine": "torch", "tokens_per_second": 4e5, "peak_bytes": 14 << 30},
+                {**ranks, "tokens_per_second": 9e5, "one_tokens_per_second": 5e5, "comm_bytes": 2e8, "comm_ms": 3.14,
+                 "comm_exposed_ms": 0.5, "difference": 1.23e-4},
+                {**ranks, "preset": None, "collectives": "sockets", "zero_stage": 3, "error": "differs from one rank",
+                 "difference": 0.5}])
             self.assertEqual(script("gpu_report.py", "report", folder).returncode, 0)
             with open(f"{folder}/gpu_check.md", encoding="utf-8") as file:
                 text = file.read()
             with open(f"{folder}/gpu_check.json", encoding="utf-8") as file:
-                self.assertEqual(len(json.load(file)["benchmarks"]), 6)
+                self.assertEqual(len(json.load(file)["benchmarks"]), 8)
         for line in ("1 checks passed, failed: two; skipped: three (no time left)",
                      "| forward | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |",
                      "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |",
                      "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |",
-                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |"):
+                     "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |",
+                     "| gpt2-124m | 2 | nccl | 0 | 900000 | 1.80 | 200.00 | 3.14 | 0.50 | 0.0001 |",
+                     "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |"):
             self.assertIn(line, text)
 
 

@@ -536,7 +536,10 @@ class CudaEngine(Case):
                 self.run_it(name, 2, *options, "--device", "cuda", "--zero-stage", stage, "--checkpoint-every", 3, program=CUDA_PROGRAM)
                 self.assertLess(self.difference(name, "cpu"), tolerance)
                 self.assertEqual(self.curve(name), self.curve("cuda0"), stage)
-                self.assertEqual(self.log(name)[0]["comm_bytes"] > 0, True)
+                for entry in self.log(name):
+                    self.assertGreater(entry["comm_bytes"], 0)
+                    self.assertGreater(entry["comm_ms"], 0)
+                    self.assertGreaterEqual(entry["comm_exposed_ms"], 0)
         self.run_it("host", 2, *options, "--device", "cuda", "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("host"), self.curve("cuda0")) # two ranks have one order of summation
 

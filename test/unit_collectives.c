@@ -53,12 +53,7 @@ static void rank_open(struct rank *r, double timeout_s) {
     p->has_exchange = true;
     work_thread_start(&p->work, &p->control);
     r->device.threads = 1;
-    device_open(&r->device);
-#ifdef TARGET_CUDA
-    int devices;
-    cuda_check(cudaGetDeviceCount(&devices));
-    cuda_check(cudaSetDevice(r->rank % devices));
-#endif
+    device_open(&r->device, r->rank, true);
 }
 static void rank_close(struct rank *r) {
     device_close(&r->device);
@@ -268,6 +263,52 @@ static void many_are_under_way(struct rank *r, enum collectives_kind kind) {
     host_free(host);
 }
 
+// Until what was begun is done, with nothing of the device's waiting for it.
+static void others_finish(struct collectives *c, enum collectives_kind kind) {
+#ifdef TARGET_CUDA
+    if (kind == COLLECTIVES_NCCL)
+        cuda_check(cudaStreamSynchronize(c->nccl.device.stream));
+#else
+    usleep(400000);
+#endif
+}
+// A rank that keeps the others waiting: in their collective, which they look for only once it is done, then in their wait
+// for it. The late rank itself finds both done.
+static void times_are_known(struct rank *r, enum collectives_kind kind) {
+    static const double LATE_S = 0.2;
+    struct device *const dev = &r->device;
+    struct collectives *const c = &r->collectives;
+    const bool late = r->rank == 1;
+    const size_t all_bytes = sizeof(float) * (size_t)r->ranks;
+    float *const buffer = (float *)device_allocate(all_bytes);
+    collectives_begin(r, kind, false);
+    device_zero(buffer, all_bytes, dev);
+    for (int waits = 0; waits < 2; waits++) {
+        double busy_s, waited_s, busy_before_s, waited_before_s;
+        collectives_times(c, &busy_before_s, &waited_before_s);
+        control_barrier(&r->parallel.control, "the same begin", false);
+        if (late)
+            usleep((useconds_t)(1e6 * LATE_S));
+        const uint64_t ticket = collective_all_gather(c, buffer, buffer + r->rank, sizeof *buffer, "a number", dev);
+        if (!waits)
+            others_finish(c, kind);
+        collective_wait(c, ticket, dev);
+        device_synchronize(dev);
+        collectives_times(c, &busy_s, &waited_s);
+        busy_s -= busy_before_s;
+        waited_s -= waited_before_s;
+        const bool exposed = waits || (HAS_NCCL && kind == COLLECTIVES_HOST); // which overlaps nothing
+        if (late ? busy_s > LATE_S * 3 / 4 : busy_s < LATE_S / 4 || busy_s > 20 * LATE_S)
+            fail("the collective ran for %.3f s", busy_s);
+        const double least_s = exposed && !late ? LATE_S / 4 : 0;
+        const double most_s = exposed || late ? busy_s + LATE_S / 4 : LATE_S / 8; // it may come to its wait before the start
+        if (waited_s < least_s || waited_s > most_s)
+            fail("the device waited for %.3f s of %.3f s", waited_s, busy_s);
+    }
+    collectives_end(r);
+    device_free(buffer, all_bytes);
+}
+
 #ifdef TARGET_CUDA
 // The control thread finds out by itself how far the GPU is: here it has nothing left to do but that.
 static void control_is_told(struct rank *r, enum collectives_kind kind) {
@@ -346,6 +387,7 @@ static const struct scenario {
     {"order", order_is_kept},
     {"wait", wait_is_enough},
     {"many", many_are_under_way},
+    {"times", times_are_known},
 #ifdef TARGET_CUDA
     {"control", control_is_told},
     {"counts_differ", counts_differ},
@@ -403,12 +445,12 @@ static void check_ranks(int ranks, const char *names, const char *kind) {
     if (status != 0)
         fail_msg("%d ranks, %s, %s: status %d: %s", ranks, names, kind, status, message);
 }
-static const char *const host_scenarios = "values,order,wait,many";
+static const char *const host_scenarios = "values,order,wait,many,times";
 static void two_ranks_over_the_host(void **state) { check_ranks(2, host_scenarios, "host"); }
 static void three_ranks_over_the_host(void **state) { check_ranks(3, host_scenarios, "host"); }
 
 #ifdef TARGET_CUDA
-static const char *const nccl_scenarios = "values,order,wait,many,control";
+static const char *const nccl_scenarios = "values,order,wait,many,times,control";
 static void two_ranks_over_nccl(void **state) { check_ranks(2, nccl_scenarios, "nccl"); }
 static void three_ranks_over_nccl(void **state) { check_ranks(3, nccl_scenarios, "nccl"); }
 

@@ -193,12 +193,23 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     event->recorded = true;
     event->stream = stream;
     event->time = 0;
-    const cudaError_t status = emu_enqueue(stream, "an event", [event] { event->time = emu_seconds(); });
+    const cudaError_t status = emu_enqueue(stream, "an event", [event] {
+        const double now = emu_seconds();
+        __atomic_store(&event->time, &now, __ATOMIC_RELEASE);
+    });
     event->position = stream ? stream->enqueued : 0;
     return status;
 }
 static inline bool emu_event_done(cudaEvent_t event) {
     return !event->recorded || !event->stream || __atomic_load_n(&event->stream->done, __ATOMIC_ACQUIRE) >= event->position;
+}
+// A stream counts its work before it runs it: another thread may see an event passed whose time is not there yet.
+static inline double emu_event_time(cudaEvent_t event) {
+    double time = 0;
+    do
+        __atomic_load(&event->time, &time, __ATOMIC_ACQUIRE);
+    while (time == 0);
+    return time;
 }
 // Runs nothing, so that a thread beside the one that enqueues may ask. CUDA would let a thread ask that never chose its
 // device, and open the first device for it: memory taken there, by a process that uses another.
@@ -236,7 +247,7 @@ static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t 
         return emu_error(cudaErrorInvalidResourceHandle);
     if (!emu_event_done(begin) || !emu_event_done(end))
         return cudaErrorNotReady;
-    *milliseconds = (float)((end->time - begin->time) * 1e3);
+    *milliseconds = (float)((emu_event_time(end) - emu_event_time(begin)) * 1e3);
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
