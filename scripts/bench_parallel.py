@@ -33,7 +33,8 @@ CASES = [
 
 def theory_bytes(elements, ranks, stage, micro_steps):
     """What a rank sends in a step, fp32 throughout. Gradients are reduced (4 bytes an element) once at stages 0 and 1, else in
-    each micro-step. What comes back is gradients at stage 0, parameters at 1 and 2, once; at 3 for forward and for backward."""
+    each micro-step. What comes back is gradients at stage 0, parameters at 1 and 2, once; at 3 for forward and for backward,
+    of which an untied head and embeddings would need but one. The ranks' reports are some hundred bytes more."""
     reductions = micro_steps if stage >= 2 else 1
     gathers = 2 * micro_steps if stage == 3 else 1
     return 4 * elements * (reductions + gathers) * (ranks - 1) / ranks

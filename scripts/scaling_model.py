@@ -578,10 +578,10 @@ HOLD = """## Holding a run against it
    bandwidth at 8 GiB is `--nvlink-gbps` within a node, and between nodes, over 8, `--nic-gbps`; the times at 1 MiB give
    `--latency-scale`. A run on one GPU gives `--efficiency`: that with which `--gpus 1 --zero-stage 0` predicts its `step_ms`.
 2. Predict: `scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 --nvlink-gbps ... --efficiency ...`.
-3. Compare with the run's `log.jsonl`: `step_ms` with `step_ms`, `comm_bytes` with `sent_bytes`, which must be equal but for
-   padding and the ranks' reports. How long NCCL took is not in the log (`comm_ms` is null on GPUs): a profile has it, to be
-   held against `communication_ms`, and `step_ms` less one GPU's against `exposed_ms` + `slowdown_ms`. If the first differs, it
-   is the network's constants, or ranks that wait for slower ones; if only the second does, it is the overlap.
+3. Compare with the run's `log.jsonl`: `step_ms` with `step_ms`, `comm_ms` with `communication_ms`, `comm_exposed_ms` with
+   `exposed_ms`, `comm_bytes` with `sent_bytes`. Bytes must be equal but for padding and the ranks' reports; if `comm_ms`
+   differs, it is the network's constants, or ranks that wait for slower ones, which it includes; if only `comm_exposed_ms`
+   does, it is the overlap.
 
 One public series can be held against the ring already. NVIDIA/nccl issue 1229 reports the bus bandwidth of reduce-scatter on H100
 nodes, without the size of the message:
