@@ -140,8 +140,9 @@ static void collectives_times(struct collectives *c, double *busy_s, double *wai
 
 struct collectives {
     struct parallel *parallel;
-    bool bf16;           // gradients on the wire
-    uint64_t sent_bytes; // so far
+    bool bf16;            // gradients on the wire
+    uint64_t sent_bytes;  // so far
+    uint64_t last_ticket; // what was begun last
     void *scratch;
 };
 
@@ -158,7 +159,11 @@ static void collectives_set_scratch(struct collectives *c, void *scratch, int64_
                                     struct device *dev) {
     c->scratch = scratch;
 }
-static void collectives_close(struct collectives *c, struct device *dev) { memset(c, 0, sizeof *c); }
+// Ends what is under way: the last step's parameters may be, which nobody waits for.
+static void collectives_close(struct collectives *c, struct device *dev) {
+    work_thread_wait(&c->parallel->work, c->last_ticket);
+    memset(c, 0, sizeof *c);
+}
 
 struct reduce_scatter_job {
     float *out;
@@ -176,7 +181,7 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
                                           struct device *dev) {
     const struct reduce_scatter_job job = {out, buffer, part, c->bf16, c->scratch, &c->parallel->exchange};
     c->sent_bytes += reduce_scatter_sent_bytes(c->parallel, part, c->bf16);
-    return work_thread_add(&c->parallel->work, reduce_scatter_run, &job, sizeof job, name);
+    return c->last_ticket = work_thread_add(&c->parallel->work, reduce_scatter_run, &job, sizeof job, name);
 }
 
 struct all_gather_job {
@@ -193,7 +198,7 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
                                       struct device *dev) {
     const struct all_gather_job job = {buffer, own, bytes, &c->parallel->exchange};
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
-    return work_thread_add(&c->parallel->work, all_gather_run, &job, sizeof job, name);
+    return c->last_ticket = work_thread_add(&c->parallel->work, all_gather_run, &job, sizeof job, name);
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(&c->parallel->work, ticket);

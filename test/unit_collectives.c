@@ -263,6 +263,26 @@ static void many_are_under_way(struct rank *r, enum collectives_kind kind) {
     host_free(host);
 }
 
+// What nobody waited for is there once the collectives are closed: its memory may be freed then.
+static void closing_waits(struct rank *r, enum collectives_kind kind) {
+    const size_t all_bytes = (size_t)r->ranks;
+    unsigned char *const buffer = (unsigned char *)device_allocate(all_bytes);
+    unsigned char *const host = (unsigned char *)host_allocate(all_bytes, &r->device);
+    collectives_begin(r, kind, false);
+    memset(host, r->rank + 1, all_bytes);
+    device_upload(buffer, host, all_bytes, &r->device);
+    if (r->rank == 1)
+        usleep(100000); // the others' collective can't be done before
+    collective_all_gather(&r->collectives, buffer, buffer + r->rank, 1, "a byte", &r->device);
+    collectives_end(r);
+    device_download(host, buffer, all_bytes, &r->device);
+    for (int i = 0; i < r->ranks; i++)
+        if (host[i] != i + 1)
+            fail("rank %d's byte is %d", i, host[i]);
+    device_free(buffer, all_bytes);
+    host_free(host);
+}
+
 // Until what was begun is done, with nothing of the device's waiting for it.
 static void others_finish(struct collectives *c, enum collectives_kind kind) {
 #ifdef TARGET_CUDA
@@ -388,6 +408,7 @@ static const struct scenario {
     {"wait", wait_is_enough},
     {"many", many_are_under_way},
     {"times", times_are_known},
+    {"close", closing_waits},
 #ifdef TARGET_CUDA
     {"control", control_is_told},
     {"counts_differ", counts_differ},
@@ -445,12 +466,12 @@ static void check_ranks(int ranks, const char *names, const char *kind) {
     if (status != 0)
         fail_msg("%d ranks, %s, %s: status %d: %s", ranks, names, kind, status, message);
 }
-static const char *const host_scenarios = "values,order,wait,many,times";
+static const char *const host_scenarios = "values,order,wait,many,times,close";
 static void two_ranks_over_the_host(void **state) { check_ranks(2, host_scenarios, "host"); }
 static void three_ranks_over_the_host(void **state) { check_ranks(3, host_scenarios, "host"); }
 
 #ifdef TARGET_CUDA
-static const char *const nccl_scenarios = "values,order,wait,many,times,control";
+static const char *const nccl_scenarios = "values,order,wait,many,times,close,control";
 static void two_ranks_over_nccl(void **state) { check_ranks(2, nccl_scenarios, "nccl"); }
 static void three_ranks_over_nccl(void **state) { check_ranks(3, nccl_scenarios, "nccl"); }
 
