@@ -254,21 +254,22 @@ class SameResult(Case):
 @needs_mpi
 class SameBits(Case):
     """What no sum of gradients enters has the same bits for any number of ranks."""
-    OPTIONS = ["--lr", 0, "--micro-batch-size", 2, "--train-steps", 6, "--val-every", 3, "--val-steps", 5]
+    # Many micro-batches, or sums in another order would mostly round to the same bits.
+    OPTIONS = ["--lr", 0, "--micro-batch-size", 1, "--global-batch-size", 48, "--train-steps", 4, "--val-every", 2, "--val-steps", 25]
 
     def test_losses(self):
         """Parameters that stay: losses follow from the data, the dropout and the order of the sums."""
         for shape in (DROPOUT, LLAMA):
             self.run_it("one", 1, *self.OPTIONS, *shape)
             expected = [(e["step"], e["tokens"], e["loss"], e.get("val_loss")) for e in self.log("one")]
-            self.assertEqual(len({loss for _, _, loss, _ in expected}), 6)
+            self.assertEqual(len({loss for _, _, loss, _ in expected}), 4)
             for ranks, stage in ((2, 0), (3, 1), (6, 3)):
                 self.run_it("many", ranks, *self.OPTIONS, *shape, "--zero-stage", stage)
                 self.assertEqual([(e["step"], e["tokens"], e["loss"], e.get("val_loss")) for e in self.log("many")], expected, ranks)
 
     def test_the_sample_that_breaks_a_step(self):
         """A token whose embedding is NaN: the step that meets it names the same samples, on whichever rank they are."""
-        self.run_it("model", 1, *self.OPTIONS, *LLAMA, "--checkpoint-every", 6)
+        self.run_it("model", 1, *self.OPTIONS, *LLAMA, "--checkpoint-every", 4)
         model = self.path + "/nan"
         os.makedirs(model)
         for name in ("config.json", "model.safetensors"):
