@@ -186,12 +186,16 @@ static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const 
     }
 }
 
-// The block changes over: what warp.h knows of its words so far becomes marks.
+// The block changes over: what warp.h knows of its words so far becomes marks. Time 1 is that before the last
+// __syncthreads, which all have seen, but nobody has fenced.
+static uint32_t emu_time_of(int thread, uint64_t warp_epoch) {
+    return (uint32_t)(warp_epoch - emu->warps[thread / 32].first_epoch) + 2;
+}
 static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
     mark->reader = EMU_NOBODY;
-    if (word->write_epoch == emu->epoch) {
+    if (word->write_epoch >= emu->first_epoch) {
         mark->writer = (uint16_t)word->writer;
-        mark->write_time = (uint32_t)(word->write_warp_epoch - emu->warps[word->writer / 32].first_epoch) + 1;
+        mark->write_time = word->write_epoch < emu->epoch ? 1 : emu_time_of(word->writer, word->write_warp_epoch);
     }
     if (word->read_epoch != emu->epoch)
         return;
@@ -201,21 +205,23 @@ static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
     mark->readers = emu_readers_new();
     for (int i = first; i < first + count; i++)
         emu->async->readers[(size_t)mark->readers][(size_t)i] =
-            all ? emu_now(i) : (uint32_t)(word->read_warp_epoch - emu->warps[i / 32].first_epoch) + 1;
+            all ? emu_now(i) : emu_time_of(i, word->read_warp_epoch);
 }
 static void emu_clocks_begin(void) {
     struct emu_async *a = emu->async;
     a->threads = emu->threads;
     a->clocks = emu->threads + EMU_WARPGROUPS + EMU_STORERS + EMU_MBARRIERS;
     a->rows.assign((size_t)a->threads * 2 * (size_t)a->clocks, 0u);
+    for (int i = 0; i < a->threads; i++)
+        std::fill(emu_seen(i), emu_seen(i) + a->threads, 1u);
     a->meeting.assign(2 * (size_t)a->clocks, 0u);
     a->readers.clear();
     a->free_readers.clear();
     for (int i = 0; i < a->threads; i++) {
-        const uint32_t met = (uint32_t)(emu->warps[i / 32].epoch - emu->warps[i / 32].first_epoch);
+        const uint32_t now = emu_time_of(i, emu->warps[i / 32].epoch);
         for (int j = i / 32 * 32; j < i / 32 * 32 + 32 && j < a->threads; j++)
-            emu_seen(i)[j] = met;
-        emu_seen(i)[i] = met + 1;
+            emu_seen(i)[j] = now - 1;
+        emu_seen(i)[i] = now;
     }
     const struct emu_mark none = {};
     a->marks.assign((size_t)(emu->shared_bytes + 3) / 4, none);
