@@ -259,9 +259,11 @@ static __global__ void product_kernel(float *out, int fault) {
 }
 // A stage of wgmma's operand, refilled by TMA: the arrival must come after wgmma_wait.
 static __global__ void refill_kernel(float *out, const float *in, int fault) {
-    const uint32_t base = shared_memory(), full = base, empty = base + 8, stage = base + 1024, thread = threadIdx.x;
+    const uint32_t base = shared_memory(), full = base, empty = base + 8, begun = base + 16, stage = base + 1024;
+    const uint32_t thread = threadIdx.x;
     if (thread == 0) {
         mbarrier_init(full, 1);
+        mbarrier_init(begun, 1);
         mbarrier_init(empty, 4);
         mbarrier_init_fence();
     }
@@ -272,12 +274,16 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
                 mbarrier_wait(empty, 1 - i % 2);
                 mbarrier_arrive_expect(full, TILE_BYTES);
                 bulk_load(stage, in, TILE_BYTES, full);
+                if (i == 0)
+                    mbarrier_arrive(begun);
             }
         return;
     }
     float acc[32];
     for (uint32_t i = 0; i < 3; i++) {
-        if ((fault != NO_WAIT && (fault != THIRD || thread < 96)) || i > 0)
+        if (fault == THIRD && thread >= 96 && i == 0)
+            mbarrier_wait(begun, 0); // which is after the load was issued, and not after it has landed
+        else if (fault != NO_WAIT || i > 0)
             mbarrier_wait(full, i % 2);
         wgmma_fence();
         wgmma_shared<64, false, true>(acc, matrix_descriptor(stage, 0, 1024, 1), matrix_descriptor(stage, 0, 1024, 1), i > 0);
@@ -431,7 +437,7 @@ static const struct fault {
     {"wgmma_of_another_shape", product, ANOTHER_SHAPE, "overlap those of another shape"},
     {"wgmma_past_shared", product, SHARED_TOO_SMALL, "a wgmma goes past the shared memory"},
     {"wgmma_without_mbarrier_wait", refill, NO_WAIT, "what a wgmma of warpgroup 0 may still read"},
-    {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "wgmma of warpgroup 0 may still read"},
+    {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "reads what TMA wrote, without having waited"},
     {"arrives_before_wgmma_wait", refill, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
     {"named_barrier_missing", named, NO_BARRIER, "before a barrier"},
     {"named_barrier_of_others", named, FIRST, "before a barrier"},
