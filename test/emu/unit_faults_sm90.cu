@@ -286,7 +286,8 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
         else if (fault != NO_WAIT || i > 0)
             mbarrier_wait(full, i % 2);
         wgmma_fence();
-        wgmma_shared<64, false, true>(acc, matrix_descriptor(stage, 0, 1024, 1), matrix_descriptor(stage, 0, 1024, 1), i > 0);
+        const uint64_t both = matrix_descriptor(stage, 0, 1024, 1);
+        wgmma_shared<64, false, true>(acc, both, both, i > 0);
         wgmma_commit();
         if (fault == TOO_EARLY && thread % 32 == 0)
             mbarrier_arrive(empty);
@@ -347,7 +348,8 @@ static void wait_for_nothing(int fault) { LAUNCH(&device, wait_for_nothing_kerne
 static void unawaited(int fault) { LAUNCH(&device, unawaited_kernel, 1, 32, 2048, (const float *)memory(), fault == WELL); }
 static void box(int fault) {
     const uint64_t dims[4] = {64, 1, fault == PAST_GLOBAL ? 1024u : 64u, 1}, strides[3] = {128, 128, 8192};
-    const struct tensor_map map = tensor_map_of((const bf16 *)memory() + (fault == PAST_GLOBAL ? 32768 - 64 : 0), dims, strides, 64, 4);
+    const bf16 *base = (const bf16 *)memory() + (fault == PAST_GLOBAL ? 32768 - 64 : 0);
+    const struct tensor_map map = tensor_map_of(base, dims, strides, 64, 4);
     LAUNCH(&device, box_kernel, 1, 32, 4096, map, fault);
 }
 static void bad_map(int fault) {
@@ -420,7 +422,8 @@ static const struct fault {
     {"waits_for_a_later_block", chain, LATE, "all blocks of lower index are done"},
     {"wgmma_without_fence", product, WITHOUT_FENCE, "without a wgmma_fence since the kernel began"},
     {"wgmma_without_second_fence", product, WITHOUT_SECOND_FENCE, "that wgmma_wait gave, without wgmma_fence"},
-    {"accumulator_written_after_fence", product, WRITTEN_AFTER_FENCE, "accumulator that was written after the last wgmma_fence"},
+    {"accumulator_written_after_fence", product, WRITTEN_AFTER_FENCE,
+     "accumulator that was written after the last wgmma_fence"},
     {"accumulator_read_in_flight", product, READ_IN_FLIGHT, "in flight gave NaN"},
     {"accumulator_written_in_flight", product, WRITTEN_IN_FLIGHT, "writes an accumulator of a wgmma in flight"},
     {"wgmma_without_commit", product, WITHOUT_COMMIT, "thread"},
