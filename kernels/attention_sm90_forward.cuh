@@ -137,10 +137,12 @@ template <class plan> DEVICE_FUNCTION void sm90_pass_turn(int warpgroup) {
         named_barrier_arrive(1 + (warpgroup + 1) % plan::WARPGROUPS, 256);
 }
 
-// Starts S = Q K^T.
+// Starts S = Q K^T. Each product has a fence of its own: the compiler puts one after a wait for a barrier, and then, unless
+// there is one already, runs the products one by one.
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, uint64_t queries, uint32_t keys) {
     const uint64_t right = sm90_along_rows<plan::D>(keys);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < plan::D / 16; k++)
         wgmma_shared<plan::KEYS, false, false>(state.s, sm90_step_right<plan::D, 64>(queries, k),
@@ -151,6 +153,7 @@ DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, 
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state, uint32_t values) {
     const uint64_t right = sm90_along_columns<plan::D, plan::KEYS>(values);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < plan::KEYS / 16; k++)
         wgmma_registers<plan::D, true>(state.o, state.p[k], sm90_step_down<plan::D>(right, k), true);
@@ -229,7 +232,6 @@ template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                      int seen) {
     c.p.k.wait_full();
-    wgmma_fence();
     sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
     wgmma_wait<0>();
     wgmma_hold<plan::KEYS / 2>(state.s);
@@ -245,7 +247,6 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     c.p.k.wait_full();
     sm90_take_turn<plan>(c.warpgroup);
     wgmma_hold<plan::D / 2>(state.o);
-    wgmma_fence();
     sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
     c.p.v.wait_full();
     sm90_multiply_values<plan>(state, c.v_stage());
@@ -269,7 +270,6 @@ template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c) {
     c.p.v.wait_full();
     wgmma_hold<plan::D / 2>(state.o);
-    wgmma_fence();
     sm90_multiply_values<plan>(state, c.v_stage());
     wgmma_wait<0>();
     wgmma_hold<plan::D / 2>(state.o);
