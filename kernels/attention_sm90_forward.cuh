@@ -378,6 +378,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
         registers_increase<plan::REGISTERS>();
         sm90_forward_consume<plan>(a, c);
     }
+#elif defined(__CUDACC__)
+    __trap(); // a build for sm_90 has no wgmma, and a GPU that takes it would be given nothing
 #endif
 }
 
