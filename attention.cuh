@@ -11,27 +11,30 @@
 #include <stdio.h>                       // snprintf
 #include <stdlib.h>                      // getenv
 #ifdef TARGET_CUDA
-#include "kernels/attention_sm80.cuh"          // flash_forward, flash_backward, flash_obstacle
-#include "kernels/attention_sm90_backward.cuh" // sm90_backward
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_obstacle
+#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_obstacle
 static const char *unfused_describe(void) { return FLOATX_NAME; }
 #else
 #include "kernels/attention_cpu.cuh" // flash_forward, flash_backward
 static void flash_obstacle(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
 static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
-// Never chosen: it is a GPU's.
+#endif
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
+#include "kernels/attention_sm90_backward.cuh" // sm90_backward
+#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_obstacle
+#else
+// Never chosen.
 static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
-    snprintf(reason, size, "needs a GPU");
+    snprintf(reason, size, "takes bf16 on a GPU alone");
 }
 static const char *sm90_describe(void) { return ""; }
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
 static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
-    fail("flash attention by wgmma needs a GPU");
+    fail("flash attention by wgmma takes bf16 on a GPU alone");
 }
 static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                           struct attention_shape shape, void *workspace, struct device *dev) {
-    fail("flash attention by wgmma needs a GPU");
+    fail("flash attention by wgmma takes bf16 on a GPU alone");
 }
 #endif
 
