@@ -45,7 +45,7 @@ struct sm90_forward_arguments {
 // 64 * WARPGROUPS queries of one head.
 struct sm90_forward_tile {
     int round, number; // the next round; how many tiles this block had before
-    int b, h, first;   // row
+    int head, first;   // b H + h; row
 };
 
 // All heads' last tiles come first; heads of one KV head are neighbours. False: there are no more.
@@ -68,19 +68,19 @@ DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward
     return true;
 }
 DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
-    const struct sm90_forward_tile before_first = {0, -1, 0, 0, 0};
+    const struct sm90_forward_tile before_first = {0, -1, 0, 0};
     return before_first;
 }
 // This block's next tile; false: it has no more.
 template <class plan>
 DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
-    int head, block = -1;
-    while (block < 0)
-        if (!(a.section_heads ? sm90_pairs(head, block, a, tile.round++) : sm90_longest_first(head, block, a, tile.round++)))
+    int block = -1;
+    while (block < 0) {
+        const int round = tile.round++;
+        if (!(a.section_heads ? sm90_pairs(tile.head, block, a, round) : sm90_longest_first(tile.head, block, a, round)))
             return false;
+    }
     tile.number++;
-    tile.b = head / a.H;
-    tile.h = head % a.H;
     tile.first = block * plan::QUERIES;
     return true;
 }
@@ -123,18 +123,18 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
                                           struct sm90_forward_pipelines<plan> p) {
     struct sm90_forward_tile tile = sm90_forward_begin();
     while (sm90_forward_next<plan>(tile, a)) {
-        const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES), group = tile.h / (a.H / a.Hkv);
+        const int b = tile.head / a.H, h = tile.head % a.H, group = h / (a.H / a.Hkv);
+        const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
         for (int keys = last; keys >= 0; keys--) {
-            sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, tile.b);
+            sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b);
             // The first keys come before the queries, whose place the last tile's O may still hold.
             for (int w = 0; keys == last && w < plan::WARPGROUPS; w++) {
                 const struct sm90_pipeline<1> q = p.of_queries(w, tile.number);
                 q.wait_empty();
                 mbarrier_arrive_expect(q.full(), plan::Q_BYTES);
-                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), tile.h,
-                                            tile.first + 64 * w, tile.b);
+                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h, tile.first + 64 * w, b);
             }
-            sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, tile.b);
+            sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
         }
     }
 }
@@ -312,8 +312,7 @@ DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, 
         sum += __shfl_xor_sync(~0u, sum, 2);
         state.factor[half] = 1.0f / sum;
         if (a.lse && threadIdx.x % 4 == 0 && row + 8 * half < a.T)
-            a.lse[((int64_t)tile.b * a.H + tile.h) * a.T + row + 8 * half] =
-                state.maximum[half] * c.scale_log2 + log2f(sum);
+            a.lse[(int64_t)tile.head * a.T + row + 8 * half] = state.maximum[half] * c.scale_log2 + log2f(sum);
     }
 #pragma unroll
     for (int i = 0; i < plan::D / 2; i++)
@@ -324,7 +323,7 @@ DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, 
     async_proxy_fence();
     named_barrier_sync(barrier, 128);
     if (threadIdx.x % 128 < 32 && elect_one()) {
-        sm90_store_tile<plan::D, 64>(&a.out, queries, tile.h, first, tile.b);
+        sm90_store_tile<plan::D, 64>(&a.out, queries, tile.head % a.H, first, tile.head / a.H);
         bulk_commit();
         bulk_wait_read<0>();
         mbarrier_arrive(empty);
