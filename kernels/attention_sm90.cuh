@@ -11,6 +11,9 @@
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits.
 // - lse is to base 2 and includes the scale: max scale log2(e) + log2(sum), which backward subtracts before its exp2.
 #pragma once
+#ifndef PRECISION_BF16
+#error "these kernels take bf16 alone"
+#endif
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
 #include "kernels/ptx.cuh"             // shared_memory, exp2_approx, pack_bf16x2
@@ -37,10 +40,6 @@ static struct cudaDeviceProp sm90_properties(const struct device *dev) {
 static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     const int D = shape.head_dim;
     reason[0] = 0;
-    if (sizeof(floatX) != 2) {
-        snprintf(reason, size, "takes bf16 alone: --precision bf16");
-        return;
-    }
     if (D != 64 && D != 96 && D != 128 && D != 256) {
         snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
         return;
@@ -52,8 +51,6 @@ static void sm90_obstacle(char *reason, size_t size, struct attention_shape shap
         snprintf(reason, size, "needs compute capability 9.0, not %d.%d", properties.major, properties.minor);
 }
 static const char *sm90_describe(void) { return "wgmma bf16"; }
-
-#ifdef PRECISION_BF16
 
 // --- Tiles --------------------------------------------------------------------------------------------------------
 
@@ -185,5 +182,3 @@ static void sm90_choose(const arguments &a, struct attention_shape shape, struct
     default: launcher::template launch<256>(a, shape, dev);
     }
 }
-
-#endif

@@ -14,8 +14,6 @@
 #include "kernels/attention_sm90.cuh" // tiles, pipelines, maps
 #include <math.h>                     // log2f, INFINITY
 
-#ifdef PRECISION_BF16
-
 // Tiles and registers: what FlashAttention-3 uses where ptxas keeps it in registers. Turns do not pay at 256 columns, whose
 // products are long beside their softmax.
 template <int HEAD_DIM> struct sm90_forward_plan {
@@ -378,6 +376,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
         registers_increase<plan::REGISTERS>();
         sm90_forward_consume<plan>(a, c);
     }
+#elif defined(__CUDACC__)
+    __trap(); // a build for sm_90 has no wgmma, and a GPU that takes it would be given nothing
 #endif
 }
 
@@ -428,12 +428,3 @@ static void sm90_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or
     sm90_check(aligned, 2, shape, dev);
     sm90_choose<sm90_forward_launcher>(buffers, shape, dev);
 }
-
-#else
-
-// Never reached: sm90_obstacle() says so.
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
-    fail("flash attention by wgmma takes bf16 alone: --precision bf16");
-}
-
-#endif
