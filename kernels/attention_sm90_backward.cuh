@@ -75,7 +75,7 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
-    static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+    static constexpr int THREADS = 384, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 
     typedef sm90_operand<KEY_CHUNK, KEYS> keys;
     typedef sm90_operand<CHUNK, KEYS> values;
@@ -107,16 +107,15 @@ struct sm90_backward_arguments {
     float *dq;     // (B, H, tiles, 2 warpgroups, pieces, accumulators / 4, 128 threads, 4)
     float *rows;   // (B, H, tiles, 2, QUERIES): lse, delta
     int *counters; // (B, H, tiles): blocks that have added to dQ; and one more: blocks that have started
-    int B, T, H, Hkv, tiles, blocks; // blocks: of keys of a KV head
-    int section, gang;               // KV heads of a section, blocks of a gang
+    int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
+    int section, gang;                      // KV heads of a section, blocks of a gang
     float scale;
 };
 
 // What a block works on.
 struct sm90_backward_block {
     int b, group, number, first_key; // number: of the block of keys
-    int first_head, heads;           // of the group
-    int tiles, first_tile, step;     // of queries: how many, the first one to be visited, 1 or -1 to the next
+    int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
 };
 template <class plan>
 DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int start) {
@@ -127,13 +126,11 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     block.number = within / units;
     block.b = unit / a.Hkv;
     block.group = unit % a.Hkv;
-    block.heads = a.H / a.Hkv;
-    block.first_head = block.group * block.heads;
     block.first_key = block.number * plan::KEYS;
     const int diagonal = block.first_key / plan::QUERIES;
     const bool ascends = block.number / a.gang % 2 == 1;
-    block.tiles = a.tiles - diagonal;
     block.first_tile = ascends ? diagonal : a.tiles - 1;
+    block.end_tile = ascends ? a.tiles : diagonal - 1;
     block.step = ascends ? 1 : -1;
     return block;
 }
@@ -200,8 +197,8 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
                                              block.first_key, block.b);
     sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, keys_full, plan::CHUNK,
                                                a.H + a.Hkv + block.group, block.first_key, block.b);
-    for (int i = 0, tile = block.first_tile; i < block.tiles; i++, tile += block.step)
-        for (int h = block.first_head; h < block.first_head + block.heads; h++, queries.use++, douts.use++) {
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++, queries.use++, douts.use++) {
             queries.wait_empty();
             mbarrier_arrive_expect(queries.full(), plan::TILE_BYTES + plan::ROWS_BYTES);
             sm90_load_chunks<typename plan::queries, D>(shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES, &a.q,
@@ -222,8 +219,8 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
                                           uint32_t shared) {
     const int turn = block.number; // so many blocks come before
     uint32_t parity = 0;
-    for (int i = 0, tile = block.first_tile; i < block.tiles; i++, tile += block.step)
-        for (int h = block.first_head; h < block.first_head + block.heads; h++) {
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++) {
             const int64_t at = ((int64_t)block.b * a.H + h) * a.tiles + tile;
             float *dq = a.dq + at * (plan::QUERIES * plan::D);
 #pragma unroll
@@ -492,8 +489,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     for (int i = 0; i < COLUMNS / 2; i++)
         state.dk[i] = state.dv[i] = 0;
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
-    for (int i = 0, tile = block.first_tile; i < block.tiles; i++, tile += block.step)
-        for (int h = 0; h < block.heads; h++)
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = 0; h < a.heads; h++)
             sm90_backward_step<plan>(state, tile * plan::QUERIES - block.first_key);
 
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
@@ -617,6 +614,18 @@ static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct a
     return tensor_map_of(base, dims, strides, columns, rows);
 }
 
+enum { SM90_GANG = 8 }; // blocks, where there are KV heads enough
+
+// Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time.
+static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
+                                int multiprocessors) {
+    const int units = shape.B * shape.num_query_groups;
+    const int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG, sections = (units + most - 1) / most;
+    a.blocks = (int)blocks_for(shape.T, keys);
+    a.section = (units + sections - 1) / sections;
+    a.gang = multiprocessors < a.section ? 1 : multiprocessors / a.section;
+}
+
 struct sm90_backward_launcher {
     template <int D>
     static void launch(const struct sm90_backward_arguments &given, struct attention_shape shape, struct device *dev) {
@@ -628,8 +637,9 @@ struct sm90_backward_launcher {
         static const cudaError_t prepared =
             cudaFuncSetAttribute((const void *)sm90_backward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  plan::SHARED_BYTES);
+        static const struct cudaDeviceProp properties = sm90_properties(dev);
         cuda_check(prepared);
-        a.blocks = (shape.T + plan::KEYS - 1) / plan::KEYS;
+        sm90_backward_order(a, shape, plan::KEYS, properties.multiProcessorCount);
         a.k = sm90_backward_map<plan>(a.qkv, packed, shape, plan::KEY_CHUNK, plan::KEYS);
         a.v = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::KEYS);
         a.q = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::QUERIES);
@@ -668,6 +678,7 @@ static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *
     a.T = shape.T;
     a.H = shape.num_heads;
     a.Hkv = shape.num_query_groups;
+    a.heads = a.H / a.Hkv;
     a.tiles = (int)layout.tiles;
     a.scale = shape.scale;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
