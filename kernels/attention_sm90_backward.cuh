@@ -20,13 +20,12 @@
 //   alone, and blocks take their number from a counter in memory when they start, with earlier keys having lower numbers.
 //   So there is no deadlock, however few blocks fit on the device and in whatever order it starts them. It also starts the
 //   blocks with the most work first.
-// - A KV head's blocks that run at the same time, a gang, should wait little, and find Q, dO and dQ in the L2 cache because
-//   they are at the same tile at about the same time. A step is a tile of one query head, and all heads of a tile follow
-//   each other. The first gang starts at the last tile and descends to its diagonals. Its blocks end one after another, the
-//   one with the last keys first; the next gang takes their places one by one, and ascends: its first block starts at its
-//   diagonal, and is at the second's when that one starts. They reach the last tile together, where the next gang starts.
-//   All that a block waits for is the one step or two by which it follows the block before.
-// - KV heads are worked on in sections of as many as make gangs of about eight.
+// - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
+//   descend to their diagonal, so that those that start together wait only for the step by which one follows another.
+// - KV heads are worked on in sections of so few that a gang of about eight blocks of each is at work at the same time, at
+//   nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as many steps
+//   apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its diagonal, and is
+//   at the next one's when that one starts. They reach the last tile together, where the next gang starts.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T.
 #pragma once
 #include "kernels/attention_sm90.cuh"
@@ -108,7 +107,7 @@ struct sm90_backward_arguments {
     float *rows;   // (B, H, tiles, 2, QUERIES): lse, delta
     int *counters; // (B, H, tiles): blocks that have added to dQ; and one more: blocks that have started
     int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
-    int section, gang;                      // KV heads of a section, blocks of a gang
+    int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
     float scale;
 };
 
@@ -128,7 +127,7 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     block.group = unit % a.Hkv;
     block.first_key = block.number * plan::KEYS;
     const int diagonal = block.first_key / plan::QUERIES;
-    const bool ascends = block.number / a.gang % 2 == 1;
+    const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
     block.first_tile = ascends ? diagonal : a.tiles - 1;
     block.end_tile = ascends ? a.tiles : diagonal - 1;
     block.step = ascends ? 1 : -1;
@@ -614,7 +613,8 @@ static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct a
     return tensor_map_of(base, dims, strides, columns, rows);
 }
 
-enum { SM90_GANG = 8 }; // blocks, where there are KV heads enough
+// docs/hopper.md says what these are worth by a simulation.
+enum { SM90_GANG = 8, SM90_MANY_HEADS = 4 }; // blocks, where there are KV heads enough; from how many on gangs alternate
 
 // Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time.
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
@@ -623,7 +623,7 @@ static void sm90_backward_order(struct sm90_backward_arguments &a, struct attent
     const int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG, sections = (units + most - 1) / most;
     a.blocks = (int)blocks_for(shape.T, keys);
     a.section = (units + sections - 1) / sections;
-    a.gang = multiprocessors < a.section ? 1 : multiprocessors / a.section;
+    a.gang = a.heads < SM90_MANY_HEADS ? 0 : multiprocessors < a.section ? 1 : multiprocessors / a.section;
 }
 
 struct sm90_backward_launcher {

@@ -8,6 +8,7 @@ Counts are clocks of one multiprocessor for one tile: of the tensor cores, of th
 All three run side by side at best, so that the longest is a bound. Tiles are those of kernels/attention_sm90_forward.cuh
 and kernels/attention_sm90_backward.cuh.
 """
+import functools
 import heapq
 import os
 import sys
@@ -17,6 +18,8 @@ FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 F
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S = 989.4, 790.0, 4.3e12
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
+GANG, MANY_HEADS = 8, 4            # as in kernels/attention_sm90_backward.cuh
+HOP_STEPS, START_STEPS = 0.8, 2.0  # of backward: until the next block's turn at a dQ; before a block's first product
 
 
 def wgmma(columns, depth, from_shared):
@@ -69,7 +72,7 @@ def backward(D):
     return Tile(queries, keys, 5, D, queries * keys, reads + scores + dq_bytes + copies + rows)
 
 
-# --- Schedules: (clocks that pass, clocks that are work) of causal attention, B sequences, H heads, G of K and V ---
+# --- Schedules of causal attention, B sequences, H heads, G of K and V ---
 
 def forward_share(tile, B, H, T):
     """Counted work over the time of the block that is last: longest tiles first, every other round backwards."""
@@ -84,15 +87,35 @@ def forward_share(tile, B, H, T):
     return counted / (max(loads) * MULTIPROCESSORS)
 
 
-def backward_share(tile, B, H, G, T, longest_first=False):
-    """The same of blocks of keys in the order in which they start: in each KV head from the shortest to the longest."""
-    tiles, blocks = -(-T // tile.queries), -(-T // tile.keys)
-    steps = [H // G * (tiles - block * tile.keys // tile.queries) for block in reversed(range(blocks))]
-    order = sorted(steps * (B * G), reverse=True) if longest_first else steps * (B * G)
-    free = [0] * MULTIPROCESSORS
-    for length in order:
-        heapq.heapreplace(free, free[0] + length)
-    counted = B * H * T * T / 2 / (tile.queries * tile.keys)
+def backward_order(units, blocks, heads):
+    """(KV head, block of keys) in the order of their numbers, and the blocks of a gang, or 0: sm90_backward_order."""
+    most = max(1, MULTIPROCESSORS // GANG)
+    sections = -(-units // most)
+    section = -(-units // sections)
+    order = [(unit, block) for first in range(0, units, section) for block in range(blocks)
+             for unit in range(first, min(first + section, units))]
+    return order, (0 if heads < MANY_HEADS else max(1, MULTIPROCESSORS // section))
+
+
+@functools.lru_cache(maxsize=None)
+def backward_share(queries, keys, B, H, G, T, hop):
+    """The same of backward, step by step. A block's turn at a tile comes `hop` steps after the start of the one before, and
+    its next step can't end before dQ of this one has begun to go. Who has a lower number never waits for a higher one, so
+    that the blocks can be followed one after another."""
+    tiles, blocks, heads, units = -(-T // queries), -(-T // keys), H // G, B * G
+    order, gang = backward_order(units, blocks, heads)
+    free, last = [0.0] * MULTIPROCESSORS, [[0.0] * (tiles * heads) for _ in range(units)]
+    for unit, block in order:
+        now, copy, done = free[0] + START_STEPS, 0.0, last[unit]
+        diagonal = block * keys // queries
+        path = range(diagonal, tiles) if gang and block // gang % 2 else range(tiles - 1, diagonal - 1, -1)
+        for tile in path:
+            for at in range(tile * heads, (tile + 1) * heads):
+                now = max(now + 1, copy)
+                copy = max(now, done[at]) + hop
+                done[at] = copy
+        heapq.heapreplace(free, max(now, copy))
+    counted = B * H * T * T / 2 / (queries * keys)
     return counted / (max(free) * MULTIPROCESSORS)
 
 
@@ -102,12 +125,12 @@ def backward_sides(D, B, H, G, T):
 
 
 def predicted(D, B, H, G, T):
-    """TFLOP/s that forward, backward and backward in any order can't exceed."""
+    """TFLOP/s of forward, of backward, and of backward if dQ's order cost nothing."""
     flops = 2 * B * H * T * T * D  # two products, half of each
     f, b, sides = forward(D), backward(D), backward_sides(D, B, H, G, T)
     rates = [f.ceiling * forward_share(f, B, H, T)]
-    for longest_first in (False, True):
-        rate = b.ceiling * backward_share(b, B, H, G, T, longest_first)
+    for hop in (HOP_STEPS, 0.0):
+        rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, hop)
         rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + sides) / 1e12)
     return rates
 
@@ -135,14 +158,15 @@ Clocks of one multiprocessor for one tile of queries by one of keys, each unit's
 TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared memory | bound by | ceiling TFLOP/s |
 |---|---|---|---|---|---|---|---|"""
 
-SCHEDULE = """With a schedule: causal, B = 2, 64 query heads over 8 of keys and values, TFLOP/s as usually counted (half of the
-matrix, backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles in the
-kernels' order, and the last one to end counts; backward has its passes over delta and dQ added, at 4.3 TB/s. Backward's blocks
-start with the shortest of a KV head, which the fixed order of dQ's sums asks for. "Any order" is what the longest first would
-give, where nothing fixes the order: not built, and here to show what the order costs at most.
+SCHEDULE = """With a schedule: causal, B = 2, 64 query heads over 8 of keys and values, or over 64, TFLOP/s as usually counted (half
+of the matrix, backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles
+in the kernels' order, and the last one to end counts. Backward is followed step by step, with its waits for turns at dQ, a turn
+coming 0.8 of a step (about 1.4 us, a guess) after the one before began, a block taking two steps to start, and its passes over
+delta and dQ added at 4.3 TB/s. "Free" is the same with turns that come at once: what the fixed order costs is the difference.
+All L2 hits are taken for granted, and L2's rate of additions for enough.
 """
-SCHEDULE_HEAD = """| head dim | T | forward | backward | backward, any order |
-|---|---|---|---|---|"""
+SCHEDULE_HEAD = """| head dim | heads | T | forward | backward | backward, free |
+|---|---|---|---|---|---|"""
 
 
 def lines():
@@ -154,9 +178,10 @@ def lines():
             text.append(f"| {name} | {D} | {t.queries} x {t.keys} | {t.mma} | {t.exp} | {t.shared} | {t.bound} | {t.ceiling:.0f} |")
     text += ["", SCHEDULE, SCHEDULE_HEAD]
     for D in HEAD_DIMS:
-        for T in (1024, 2048, 4096, 8192, 16384):
-            rates = predicted(D, 2, 64, 8, T)
-            text.append(f"| {D} | {T} | " + " | ".join(f"{r:.0f}" for r in rates) + " |")
+        for G in (8, 64):
+            for T in (1024, 2048, 4096) + ((8192,) if G == 8 else ()):
+                rates = predicted(D, 2, 64, G, T)
+                text.append(f"| {D} | 64/{G} | {T} | " + " | ".join(f"{r:.0f}" for r in rates) + " |")
     return "\n".join(text) + "\n"
 
 
