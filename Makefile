@@ -201,7 +201,7 @@ TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_
 # On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_gpt's fp32
 # would run for long and show what op_golden's shows.
 EMU_OPS := $(filter-out op_random op_vector_math,$(OPS))
-EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(EMU_OPS:=_bf16))
+EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(EMU_OPS:=_bf16))
 ifndef SANITIZE
   TESTS += $(EMU_TESTS)
   EMU_PROGRAM := $(B)/emu/train_gpt

@@ -16,10 +16,6 @@
 
 #if defined(__CUDACC__) || defined(CUDA_EMULATED)
 
-#ifdef CUDA_EMULATED
-#include "test/emu/async.h" // emu_*: mbarriers, TMA, wgmma, named barriers
-#endif
-
 struct tensor_map; // kernels/tensor_map.cuh
 
 // --- mbarriers: 8 bytes of shared memory each ---------------------------------------------------------------------
@@ -364,7 +360,6 @@ PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
     for (int i = 0; i < 4; i++)
         mine.x[i] = all[emu_lane() % 8 * 4 + i].x[emu_lane() / 8];
     emu_store_shared(row, &mine, 16);
-    emu_warp_exchange("", 1);
 #endif
 }
 // The same of the transposed matrices: elements (2t, g) and (2t + 1, g).
@@ -383,7 +378,6 @@ PTX_FUNCTION void stmatrix_x4_trans(uint32_t row, struct word_x4 words) {
         mine.x[i] = low | high << 16;
     }
     emu_store_shared(row, &mine, 16);
-    emu_warp_exchange("", 1);
 #endif
 }
 

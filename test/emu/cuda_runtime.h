@@ -2,6 +2,7 @@
 //
 // There is no __shared__: kernels take shared memory from kernels/ptx.cuh, whose wrappers see each access.
 // Environment: EMU_MEMORY_BYTES the device's memory, 8 GiB if unset; CUDA_VISIBLE_DEVICES empty or -1: no device;
+// EMU_CAPABILITY the compute capability, 8.0 if unset;
 // EMU_DEVICES how many there are else, 1 if unset (all with the process's memory: what tells them apart is that two ranks
 // of test/emu/nccl.h can't share one); CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as calls on
 // the stream NULL do.
@@ -203,7 +204,9 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *propert
     properties->totalGlobalMem = emu_memory_bytes();
     properties->sharedMemPerBlock = EMU_DEFAULT_SHARED_BYTES;
     properties->sharedMemPerBlockOptin = EMU_MAX_SHARED_BYTES;
-    properties->major = 9;
+    const char *capability = getenv("EMU_CAPABILITY");
+    if (sscanf(capability ? capability : "8.0", "%d.%d", &properties->major, &properties->minor) != 2)
+        emu_report("EMU_CAPABILITY is not of the form 9.0: %s", capability);
     properties->multiProcessorCount = EMU_MULTIPROCESSORS;
     properties->warpSize = 32;
     properties->maxThreadsPerBlock = EMU_MAX_THREADS;
@@ -357,7 +360,7 @@ static cudaError_t emu_launch(const char *name, const cudaLaunchConfig_t *config
             const call_type *mine = (const call_type *)argument;
             std::apply(mine->kernel, mine->values);
         };
-        const struct emu_kernel launch = {name, grid, size, shared_bytes, body, (void *)&call, emu_launches++};
+        struct emu_kernel launch = {name, grid, size, shared_bytes, body, (void *)&call, emu_launches++, NULL};
         emu_conflicts += emu_run_kernel(&launch);
     });
 }

@@ -10,7 +10,8 @@
 //   as are misaligned accesses, accesses past the block's shared memory, lanes of a warp that wait at different
 //   collectives, and blocks that can't go on, an exited thread that a barrier waits for included;
 // - blocks run in a shuffled order, and the first thread to run is another one in each block;
-// - ldmatrix reports the bank conflicts of its rows.
+// - ldmatrix reports the bank conflicts of its rows;
+// - what is asynchronous on sm_90a, and how its threads wait for each other: test/emu/clocks.h and async.h.
 // A finding ends the program with status 3, naming kernel, block and thread.
 #pragma once
 #include <math.h>     // exp2f
@@ -60,6 +61,7 @@ struct emu_fiber {
     const char *waits_at;    // NULL: at nothing
     struct emu_copy *copies; // under way, oldest first
     int num_copies, groups;  // groups: committed so far
+    int waits_for;           // where at an mbarrier: which
 };
 // Lanes that exchange data.
 struct emu_group {
@@ -71,7 +73,7 @@ struct emu_group {
 };
 struct emu_warp {
     uint32_t lanes, ready, started, ended, at_barrier; // bits of lanes; ready: runs, can run, or hasn't started
-    uint64_t epoch;                                    // of __syncwarp
+    uint64_t epoch, first_epoch;                       // of __syncwarp; the block's first
     int num_groups;
     struct emu_group groups[EMU_MAX_GROUPS];
 };
@@ -90,6 +92,7 @@ struct emu_kernel {
     void (*body)(void *);
     void *argument;
     uint64_t launch; // of the program's launches: each has another order
+    unsigned char *progress; // of each block: 0 to come, 1 at work, 2 done
 };
 
 // One block at work; one per host thread, kept from launch to launch.
@@ -111,6 +114,9 @@ struct emu_block {
     char *fiber_stacks[EMU_MAX_THREADS];
     struct emu_context host;
     char signal_stack[1 << 14];
+    uint64_t linear_index;
+    struct emu_async *async, *async_memory; // async.h's; async: NULL until the block needs it
+    struct emu_block *nested;               // for blocks that run while this one waits for them
 };
 static __thread struct emu_block *emu;        // where this host thread runs a kernel
 static __thread struct emu_block *emu_cached; // this host thread's own
@@ -143,6 +149,11 @@ __attribute__((noreturn, format(printf, 1, 2))) static void emu_report(const cha
 static int emu_offset(uint32_t address) { return (int)(address - EMU_SHARED_BASE); }
 
 #include "test/emu/memory.h" // emu_access_global
+
+// async.h
+static bool emu_explain_wait(char *text, size_t size, int *thread);
+static void emu_thread_ends(void);
+static void emu_block_ends(void);
 
 // --- Fibers -------------------------------------------------------------------------------------------------------
 
@@ -218,6 +229,9 @@ __attribute__((noreturn)) static void emu_report_stuck(void) {
                 if (emu_lane_ended(j) || emu->fibers[j].waits_at != emu->fibers[i].waits_at)
                     second = j;
         }
+    char text[256];
+    if (emu->async && emu_explain_wait(text, sizeof text, &emu->current))
+        emu_report("%s", text);
     emu->current = first;
     const char *at = emu->fibers[first].waits_at;
     if (second < 0)
@@ -251,11 +265,13 @@ static void emu_runner(void) {
         const uint32_t lane = 1u << emu->current % 32;
         struct emu_fiber *self = &emu->fibers[emu->current];
         warp->started |= lane;
-        self->num_copies = self->groups = 0;
+        self->num_copies = self->groups = self->waits_for = 0;
         emu->kernel->body(emu->kernel->argument);
         // The thread may have waited meanwhile, but not moved to another host thread or stack.
         if (self->num_copies > 0)
             emu_report("ends with copies under way, to shared address %d", emu_offset(self->copies[0].to));
+        if (emu->async)
+            emu_thread_ends();
         warp->ready &= ~lane;
         warp->ended |= lane;
         emu->ended++;
@@ -277,6 +293,8 @@ static void emu_runner(void) {
         }
     }
 }
+
+#include "test/emu/clocks.h" // emu_clocks_meet, emu_touch_mark
 
 // --- Warps and barriers -------------------------------------------------------------------------------------------
 
@@ -334,8 +352,12 @@ static inline const void *emu_warp_combine(const void *mine, int bytes, void (*c
 }
 static inline void emu_syncwarp(uint32_t lanes) {
     emu_warp_exchange_among(lanes, "", 1, "__syncwarp");
-    if ((lanes & emu->warps[emu->current / 32].lanes & ((1u << emu_lane()) - 1u)) == 0) // the first lane
-        emu->warps[emu->current / 32].epoch++;
+    struct emu_warp *warp = &emu->warps[emu->current / 32];
+    if ((lanes & warp->lanes & ((1u << emu_lane()) - 1u)) == 0) { // the first lane
+        warp->epoch++;
+        if (emu->async)
+            emu_clocks_meet(emu->current / 32 * 32, 32, lanes & warp->lanes);
+    }
     emu_warp_exchange_among(lanes, "", 1, "__syncwarp"); // none goes on before the epoch is counted
 }
 static inline void emu_syncthreads(void) {
@@ -345,6 +367,8 @@ static inline void emu_syncthreads(void) {
     if (++emu->barrier_arrived == emu->threads) {
         emu->barrier_arrived = 0;
         emu->epoch++;
+        if (emu->async)
+            emu_clocks_meet(0, emu->threads, ~0u);
         for (int w = 0; w < emu->num_warps; w++) {
             emu->warps[w].ready |= emu->warps[w].at_barrier;
             emu->warps[w].at_barrier = 0;
@@ -362,6 +386,10 @@ static void emu_touch_word(struct emu_word *word, bool write, uint32_t address) 
     const uint64_t warp_epoch = emu->warps[my_warp].epoch;
     if (word->in_flight)
         emu_report("touches what an asynchronous copy is to write, before its wait, shared address %d", emu_offset(address));
+    if (emu->async) {
+        emu_touch_mark(address, write);
+        return;
+    }
     if (word->write_epoch == emu->epoch && word->writer != me &&
         !(word->writer / 32 == my_warp && word->write_warp_epoch < warp_epoch)) {
         if (write)
@@ -515,6 +543,10 @@ static void emu_block_enter(const struct emu_kernel *kernel) {
 }
 
 static void emu_run_block(uint64_t at) {
+    if (__atomic_exchange_n(&emu->kernel->progress[at], (unsigned char)1, __ATOMIC_ACQ_REL) != 0)
+        return;
+    emu->linear_index = at;
+    emu->async = NULL;
     const struct emu_dim3 grid = emu->grid;
     emu->block_index = emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y));
     if (emu->shared_bytes > 0)
@@ -525,6 +557,7 @@ static void emu_run_block(uint64_t at) {
         struct emu_warp *warp = &emu->warps[w];
         warp->ready = warp->lanes;
         warp->started = warp->ended = warp->at_barrier = 0;
+        warp->first_epoch = warp->epoch;
         warp->num_groups = 1;
         warp->groups[0].lanes = warp->lanes;
         warp->groups[0].arrived = 0;
@@ -532,6 +565,9 @@ static void emu_run_block(uint64_t at) {
     emu->current = (int)(((at + emu->kernel->launch * 7) * 2654435761u >> 7) % (uint64_t)emu->threads);
     emu->stack = emu_stack_take();
     emu_context_start(&emu->host, emu->stack);
+    if (emu->async)
+        emu_block_ends();
+    __atomic_store_n(&emu->kernel->progress[at], (unsigned char)2, __ATOMIC_RELEASE);
 }
 
 // A number that shares no factor with the number of blocks, far from 1: its multiples visit each block once.
@@ -555,9 +591,11 @@ static double emu_seconds(void) {
 
 // Runs every block of a grid, in a shuffled order: the first ones by this host thread, and where they take long enough
 // to be worth it (waking the others takes some 10 us), the rest by all. Returns the bank conflicts of ldmatrix.
-static uint64_t emu_run_kernel(const struct emu_kernel *kernel) {
+static uint64_t emu_run_kernel(struct emu_kernel *kernel) {
     const uint64_t blocks = (uint64_t)kernel->grid.x * kernel->grid.y * kernel->grid.z, stride = emu_stride(blocks);
     uint64_t begin = 0, conflicts = 0;
+    std::vector<unsigned char> progress(blocks, 0);
+    kernel->progress = progress.data();
     emu_block_enter(kernel);
     const double limit = emu_seconds() + 50e-6;
     while (begin < blocks && emu_seconds() < limit)
@@ -577,3 +615,5 @@ static uint64_t emu_run_kernel(const struct emu_kernel *kernel) {
     }
     return conflicts;
 }
+
+#include "test/emu/async.h" // mbarriers, TMA, wgmma, named barriers

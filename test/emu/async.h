@@ -1,0 +1,854 @@
+// The model of what is asynchronous on sm_90a, for kernels/ptx_sm90.cuh: mbarriers, TMA and bulk copies, wgmma, named
+// barriers, setmaxnreg, and the order among blocks. clocks.h says who has seen what. Stricter than a GPU:
+//
+// - What TMA loads lands as late as the program allows: when a thread waits at the mbarrier, and nothing else is
+//   missing. Until then its destination is poisoned and can't be touched; after that, only by who has waited. A phase
+//   whose expected bytes are not those that were issued never completes, and the report has the counts.
+// - Bulk stores read shared memory at the wait that asks for it, and write global memory at bulk_wait, or when their
+//   thread ends. Until then nobody may write what they read.
+// - wgmmas run at the wgmma_wait that asks for them, when all four warps have come to it. Until then their accumulators
+//   hold a NaN that must not be overwritten, their A registers must not change, and nobody may write what they read.
+// - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or A
+//   register that was used before may differ from what it held at the last wgmma_fence.
+// - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them.
+// - A block that asks by load_acquire for what others did is run when all blocks of lower index are done; what it waits
+//   for after that never comes.
+#pragma once
+#include <deque>   // std::deque
+#include <sched.h> // sched_yield
+#include <vector>  // std::vector
+
+struct emu_tensor_map {
+    alignas(64) char *base;
+    uint64_t dims[5], strides[4]; // innermost first; bytes
+    uint32_t rank, chunks;        // chunks: the swizzle's span in 16-byte pieces; 1: none
+    uint16_t box[5];
+};
+static_assert(sizeof(struct emu_tensor_map) == 128, "a tensor map has 128 bytes");
+
+// A copy between shared memory and a box, or a range where there is no map.
+struct emu_bulk {
+    const struct emu_tensor_map *map;
+    int at[4]; // the box's first element
+    char *global;
+    uint32_t shared, bytes;
+    bool add, was_read;
+    uint64_t group;
+    std::vector<unsigned char> data; // of a store, once it was read
+};
+struct emu_mbarrier {
+    uint32_t address, arrivals, pending, phase; // pending arrivals of phase number `phase`
+    int64_t expected, issued;                   // bytes of this phase
+    int initialiser, waiting, unseen; // threads that wait for this phase; that have yet to see the last one complete
+    uint32_t initialised;             // when
+    bool fenced;
+    std::vector<uint32_t> gathered, released; // what those who arrived had seen: in this phase, in the last
+    std::vector<struct emu_bulk> loads;
+};
+struct emu_named {
+    int threads, arrived;
+    std::vector<uint32_t> gathered;
+    std::vector<bool> came;
+    std::vector<int> waiting;
+};
+
+enum { EMU_ACCUMULATORS = 8, EMU_OPERANDS = 64, EMU_WARPGROUP = 128 };
+struct emu_accumulator {
+    float *at;
+    int size;
+    bool in_flight, held;   // held: snapshot is what it was at the last fence
+    uint64_t group, result; // the last group that it is in; when its result came
+    float snapshot[128], value[128];
+};
+struct emu_operand {
+    const uint32_t *at;
+    bool in_flight, held;
+    uint64_t group, used;
+    uint32_t snapshot[4], value[4];
+};
+// What a thread has under way.
+struct emu_thread {
+    std::vector<struct emu_bulk> stores;
+    uint64_t store_groups;
+    int storer; // whose clock its stores have; -1: none yet
+    uint64_t wgmmas, wgmma_groups;
+    uint64_t events, fenced_at, waited_at; // of wgmma_fence and wgmma_wait
+    struct emu_accumulator accumulators[EMU_ACCUMULATORS];
+    struct emu_operand operands[EMU_OPERANDS];
+    int num_accumulators, num_operands;
+};
+struct emu_wgmma {
+    float *acc;
+    const uint32_t *a_registers;
+    uint64_t a, b;
+    int n;
+    bool transposed_a, transposed_b, accumulate;
+};
+struct emu_wgmma_issued {
+    struct emu_wgmma op;
+    uint64_t group;
+    int threads;           // that have issued it
+    uint32_t warps;        // whose right to read was checked
+    std::vector<uint32_t> a_pieces, b_pieces; // addresses of 16 bytes each
+    uint32_t a[EMU_WARPGROUP][4];
+    unsigned char accumulator[EMU_WARPGROUP];
+};
+struct emu_warpgroup {
+    std::deque<struct emu_wgmma_issued> issued; // that did not run yet
+    std::deque<int> committed;                  // threads that committed each group that did not run yet
+    uint64_t ran, groups_ran;                   // how many did
+};
+
+static void emu_async_begin(void) {
+    if (emu->async)
+        return;
+    if (!emu->async_memory)
+        emu->async_memory = new struct emu_async;
+    struct emu_async *a = emu->async = emu->async_memory;
+    emu_clocks_begin();
+    a->barriers.clear();
+    a->barriers.reserve(EMU_MBARRIERS);
+    a->named.assign(EMU_NAMED_BARRIERS, emu_named());
+    a->warpgroups.assign(EMU_WARPGROUPS, emu_warpgroup());
+    if (a->thread.size() < (size_t)emu->threads)
+        a->thread.resize((size_t)emu->threads);
+    for (struct emu_thread &thread : a->thread) {
+        thread.stores.clear();
+        thread.store_groups = thread.wgmmas = thread.wgmma_groups = thread.events = thread.fenced_at = thread.waited_at = 0;
+        thread.storer = -1;
+        thread.num_accumulators = thread.num_operands = 0;
+    }
+    a->storers = 0;
+    const int each = 65536 / emu->threads / 8 * 8 < 255 ? 65536 / emu->threads / 8 * 8 : 255;
+    a->registers.assign((size_t)emu->num_warps, each);
+    a->registers_free = 65536 - each * 32 * emu->num_warps;
+}
+static inline struct emu_thread *emu_self(void) { return &emu->async->thread[(size_t)emu->current]; }
+
+// The current thread waits; others make it ready again by emu_wake.
+static void emu_sleep(const char *what) {
+    emu->warps[emu->current / 32].ready &= ~(1u << emu_lane());
+    emu_wait(what);
+}
+static void emu_wake(int thread) { emu->warps[thread / 32].ready |= 1u << thread % 32; }
+static bool emu_waits_at(int thread, const char *what) {
+    return emu->fibers[thread].waits_at && strcmp(emu->fibers[thread].waits_at, what) == 0;
+}
+
+// --- Boxes --------------------------------------------------------------------------------------------------------
+
+static uint32_t emu_swizzle(uint32_t address, uint32_t chunks) { return address ^ (address >> 7 & (chunks - 1)) << 4; }
+static uint32_t emu_box_bytes(const struct emu_tensor_map *map) {
+    return 2u * map->box[0] * map->box[1] * map->box[2] * map->box[3];
+}
+// Calls row(global address or NULL, number of elements within the tensor, offset in the box) for each row of the box.
+template <class F> static void emu_box_rows(const struct emu_bulk *bulk, F row) {
+    const struct emu_tensor_map *map = bulk->map;
+    uint32_t offset = 0;
+    int64_t at[4] = {bulk->at[0], bulk->at[1], bulk->at[2], bulk->at[3]};
+    for (int i3 = 0; i3 < map->box[3]; i3++)
+        for (int i2 = 0; i2 < map->box[2]; i2++)
+            for (int i1 = 0; i1 < map->box[1]; i1++, offset += 2u * map->box[0]) {
+                const int64_t c[4] = {at[0], at[1] + i1, at[2] + i2, at[3] + i3};
+                bool inside = true;
+                int64_t distance = 0;
+                for (int d = 1; d < 4; d++) {
+                    inside = inside && c[d] >= 0 && (uint64_t)c[d] < map->dims[d];
+                    distance += c[d] * (int64_t)map->strides[d - 1];
+                }
+                int64_t begin = c[0] < 0 ? -c[0] : 0, end = (int64_t)map->dims[0] - c[0];
+                end = end < map->box[0] ? end : map->box[0];
+                if (!inside || begin >= end)
+                    begin = end = 0;
+                row(inside ? map->base + distance + 2 * (c[0] + begin) : NULL, begin, end, offset);
+            }
+}
+static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
+    if (bulk->map) {
+        if ((uintptr_t)bulk->map % 64 != 0)
+            emu_report("%s by a tensor map that is not aligned to 64 bytes", what);
+        if (bulk->map->rank != 4)
+            emu_report("%s of 4 dimensions by a tensor map of %u", what, bulk->map->rank);
+        if (bulk->map->chunks > 1 && 2u * bulk->map->box[0] != 16 * bulk->map->chunks)
+            emu_report("%s of a box whose rows are narrower than the swizzle, which is not modelled", what);
+        if (bulk->shared % 128 != 0)
+            emu_report("%s of a box at shared address %d, which is no multiple of 128", what, emu_offset(bulk->shared));
+    } else if (bulk->shared % 16 != 0 || (uintptr_t)bulk->global % 16 != 0 || bulk->bytes % 16 != 0 || bulk->bytes == 0) {
+        emu_report("%s of %u bytes between %p and shared address %d: all must be multiples of 16", what, bulk->bytes,
+                   (void *)bulk->global, emu_offset(bulk->shared));
+    }
+}
+static unsigned char *emu_shared_at(uint32_t address) { return emu->shared + (address - EMU_SHARED_BASE); }
+
+// Whole range of shared memory -> data, or data -> it, in the box's own order.
+static void emu_bulk_shared(const struct emu_bulk *bulk, unsigned char *data, bool to_shared) {
+    const uint32_t chunks = bulk->map ? bulk->map->chunks : 1;
+    for (uint32_t i = 0; i < bulk->bytes; i += 16) {
+        unsigned char *at = emu_shared_at(emu_swizzle(bulk->shared + i, chunks));
+        memcpy(to_shared ? at : data + i, to_shared ? data + i : at, 16);
+    }
+}
+static void emu_land(struct emu_bulk *bulk) {
+    std::vector<unsigned char> data(bulk->bytes, 0);
+    if (bulk->map) {
+        emu_box_rows(bulk, [&](const char *from, int64_t begin, int64_t end, uint32_t offset) {
+            if (begin == end)
+                return;
+            emu_check_range(from, (size_t)(2 * (end - begin)), "a TMA load reads");
+            memcpy(data.data() + offset + 2 * begin, from, (size_t)(2 * (end - begin)));
+        });
+    } else {
+        emu_check_range(bulk->global, bulk->bytes, "a bulk load reads");
+        memcpy(data.data(), bulk->global, bulk->bytes);
+    }
+    emu_bulk_shared(bulk, data.data(), true);
+    for (uint32_t i = 0; i < bulk->bytes / 4; i++)
+        emu->words[(bulk->shared - EMU_SHARED_BASE) / 4 + i].in_flight = false;
+}
+static void emu_add_floats(float *to, const float *from, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float before, after;
+        __atomic_load(to + i, &before, __ATOMIC_RELAXED);
+        do
+            after = before + from[i];
+        while (!__atomic_compare_exchange(to + i, &before, &after, true, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED));
+    }
+}
+static void emu_store_out(struct emu_bulk *bulk) {
+    if (bulk->map) {
+        emu_box_rows(bulk, [&](char *to, int64_t begin, int64_t end, uint32_t offset) {
+            if (begin == end)
+                return;
+            emu_check_range(to, (size_t)(2 * (end - begin)), "a TMA store writes");
+            memcpy(to, bulk->data.data() + offset + 2 * begin, (size_t)(2 * (end - begin)));
+        });
+        return;
+    }
+    emu_check_range(bulk->global, bulk->bytes, "a bulk store writes");
+    if (bulk->add)
+        emu_add_floats((float *)bulk->global, (const float *)(const void *)bulk->data.data(), bulk->bytes / 4);
+    else
+        memcpy(bulk->global, bulk->data.data(), bulk->bytes);
+}
+
+// --- mbarriers ----------------------------------------------------------------------------------------------------
+
+static inline void emu_mbarrier_init(uint32_t address, uint32_t arrivals) {
+    emu_async_begin();
+    struct emu_async *a = emu->async;
+    if (address % 8 != 0)
+        emu_report("an mbarrier at shared address %d, which is no multiple of 8", emu_offset(address));
+    if (arrivals < 1 || arrivals >= 1 << 20)
+        emu_report("an mbarrier of %u arrivals", arrivals);
+    emu_touch(address, 8, true);
+    if (a->barriers.size() == EMU_MBARRIERS)
+        emu_report("has more mbarriers than the model holds");
+    struct emu_mbarrier barrier = {};
+    barrier.address = address;
+    barrier.arrivals = barrier.pending = arrivals;
+    barrier.initialiser = emu->current;
+    barrier.initialised = emu_now(emu->current);
+    barrier.gathered.assign(2 * (size_t)a->clocks, 0u);
+    barrier.released = barrier.gathered;
+    a->barriers.push_back(barrier);
+    for (uint32_t i = 0; i < 8; i += 4)
+        emu_mark_at(address + i)->barrier = (uint16_t)a->barriers.size();
+}
+static inline void emu_mbarrier_init_fence(void) {
+    emu_async_begin();
+    for (struct emu_mbarrier &barrier : emu->async->barriers)
+        barrier.fenced = barrier.fenced || barrier.initialiser == emu->current;
+}
+static struct emu_mbarrier *emu_mbarrier_at(uint32_t address, const char *what) {
+    emu_async_begin();
+    const uint32_t offset = address - EMU_SHARED_BASE;
+    struct emu_mark *mark = offset < emu->shared_bytes ? emu_mark_at(address) : NULL;
+    if (!mark || !mark->barrier || emu->async->barriers[mark->barrier - 1u].address != address)
+        emu_report("%s at shared address %d, where no mbarrier is", what, emu_offset(address));
+    struct emu_mbarrier *barrier = &emu->async->barriers[mark->barrier - 1u];
+    if (barrier->initialised > emu_seen(emu->current)[barrier->initialiser])
+        emu_report("%s at an mbarrier that thread %d initialised, without a barrier between, shared address %d", what,
+                   barrier->initialiser, emu_offset(address));
+    return barrier;
+}
+static inline int emu_mbarrier_index(const struct emu_mbarrier *barrier) {
+    return (int)(barrier - emu->async->barriers.data());
+}
+// Completes the phase where nothing is missing; what is under way lands only if somebody waits for it.
+static void emu_mbarrier_try(struct emu_mbarrier *barrier) {
+    if (barrier->pending > 0 || barrier->expected != barrier->issued || (!barrier->loads.empty() && barrier->waiting == 0))
+        return;
+    if (barrier->unseen > 0)
+        emu_report("the mbarrier at shared address %d completes a phase before all who waited have seen the last",
+                   emu_offset(barrier->address));
+    for (struct emu_bulk &load : barrier->loads)
+        emu_land(&load);
+    barrier->loads.clear();
+    barrier->pending = barrier->arrivals;
+    barrier->expected = barrier->issued = 0;
+    barrier->phase++;
+    barrier->released.swap(barrier->gathered);
+    std::fill(barrier->gathered.begin(), barrier->gathered.end(), 0u);
+    barrier->released[(size_t)emu_barrier_clock(emu_mbarrier_index(barrier))] = barrier->phase;
+    for (int i = 0; i < emu->threads && barrier->waiting > 0; i++)
+        if (emu->fibers[i].waits_for == emu_mbarrier_index(barrier) + 1) {
+            emu->fibers[i].waits_for = 0;
+            emu_wake(i);
+            barrier->waiting--;
+            barrier->unseen++;
+        }
+}
+static inline void emu_mbarrier_arrive(uint32_t address, uint32_t bytes) {
+    struct emu_mbarrier *barrier = emu_mbarrier_at(address, "arrives");
+    if (barrier->pending == 0)
+        emu_report("arrives at the mbarrier at shared address %d, all of whose %u arrivals this phase has had",
+                   emu_offset(address), barrier->arrivals);
+    barrier->pending--;
+    barrier->expected += bytes;
+    emu_clocks_join(barrier->gathered.data(), emu->current);
+    emu_mbarrier_try(barrier);
+}
+static inline void emu_mbarrier_wait(uint32_t address, uint32_t parity) {
+    struct emu_mbarrier *barrier = emu_mbarrier_at(address, "waits");
+    if (parity > 1)
+        emu_report("waits at an mbarrier for parity %u", parity);
+    if (barrier->phase % 2 == parity) { // this phase is still to complete
+        barrier->waiting++;
+        emu->fibers[emu->current].waits_for = emu_mbarrier_index(barrier) + 1;
+        emu_mbarrier_try(barrier);
+        if (barrier->phase % 2 == parity)
+            emu_sleep("mbarrier_wait");
+        barrier->unseen--;
+    }
+    emu_clocks_join(emu_seen(emu->current), barrier->released.data());
+}
+
+// What a thread that waits in vain would have to be told.
+static bool emu_explain_wait(char *text, size_t size, int *thread) {
+    for (int i = 0; i < emu->threads; i++) {
+        if (emu_lane_ended(i) || emu->fibers[i].waits_for == 0)
+            continue;
+        const struct emu_mbarrier *barrier = &emu->async->barriers[(size_t)emu->fibers[i].waits_for - 1];
+        snprintf(text, size,
+                 "waits at mbarrier_wait for ever: phase %u of the mbarrier at shared address %d lacks %u of %u arrivals, "
+                 "expects %lld bytes and was sent %lld",
+                 barrier->phase, emu_offset(barrier->address), barrier->pending, barrier->arrivals,
+                 (long long)barrier->expected, (long long)barrier->issued);
+        *thread = i;
+        return true;
+    }
+    return false;
+}
+
+// --- TMA and bulk copies ------------------------------------------------------------------------------------------
+
+static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *what) {
+    struct emu_mbarrier *barrier = emu_mbarrier_at(address, what);
+    emu_check_bulk(load, what);
+    if (!barrier->fenced)
+        emu_report("%s at an mbarrier that was initialised without mbarrier_init_fence, shared address %d", what,
+                   emu_offset(address));
+    emu_check_async(load->shared, load->bytes, true, what);
+    memset(emu_shared_at(load->shared), 0xff, load->bytes);
+    const int clock = emu_barrier_clock(emu_mbarrier_index(barrier));
+    for (uint32_t i = 0; i < load->bytes; i += 4) {
+        emu->words[(load->shared - EMU_SHARED_BASE + i) / 4].in_flight = true;
+        emu_mark_written(emu_mark_at(load->shared + i), clock, barrier->phase + 1);
+    }
+    barrier->issued += load->bytes;
+    barrier->loads.push_back(*load);
+    emu_mbarrier_try(barrier);
+}
+static void emu_tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
+    struct emu_bulk load = {(const struct emu_tensor_map *)map, {c0, c1, c2, c3}, NULL, to, 0, false, false, 0, {}};
+    load.bytes = emu_box_bytes(load.map);
+    emu_load_begin(&load, barrier, "a TMA load");
+}
+static void emu_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
+    struct emu_bulk load = {NULL, {0, 0, 0, 0}, (char *)(uintptr_t)from, to, bytes, false, false, 0, {}};
+    emu_load_begin(&load, barrier, "a bulk load");
+}
+static void emu_store_begin(struct emu_bulk *store, const char *what) {
+    emu_async_begin();
+    struct emu_thread *self = emu_self();
+    emu_check_bulk(store, what);
+    if (self->storer < 0) {
+        if (emu->async->storers == EMU_STORERS)
+            emu_report("%s by more threads of a block than the model holds", what);
+        self->storer = emu->async->storers++;
+    }
+    emu_check_async(store->shared, store->bytes, false, what);
+    const uint32_t *seen = emu_seen(emu->current);
+    for (uint32_t i = 0; i < store->bytes; i += 4)
+        emu_mark_read(emu_mark_at(store->shared + i), emu_storer_clock(self->storer), (uint32_t)self->store_groups + 1, seen);
+    store->group = self->store_groups;
+    self->stores.push_back(*store);
+}
+static void emu_tma_store(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
+    struct emu_bulk store = {(const struct emu_tensor_map *)map, {c0, c1, c2, c3}, NULL, from, 0, false, false, 0, {}};
+    store.bytes = emu_box_bytes(store.map);
+    emu_store_begin(&store, "a TMA store");
+}
+static void emu_bulk_store(void *to, uint32_t from, uint32_t bytes, bool add) {
+    struct emu_bulk store = {NULL, {0, 0, 0, 0}, (char *)to, from, bytes, add, false, 0, {}};
+    emu_store_begin(&store, add ? "a bulk reduction" : "a bulk store");
+}
+static inline void emu_bulk_commit(void) {
+    emu_async_begin();
+    emu_self()->store_groups++;
+}
+static void emu_bulk_wait(int pending, bool read_only) {
+    emu_async_begin();
+    struct emu_thread *self = emu_self();
+    if (self->storer < 0 || self->store_groups <= (uint64_t)pending)
+        return;
+    const uint64_t done = self->store_groups - (uint64_t)pending;
+    size_t written = 0;
+    for (struct emu_bulk &store : self->stores) {
+        if (store.group >= done)
+            break;
+        if (!store.was_read) {
+            store.data.resize(store.bytes);
+            emu_bulk_shared(&store, store.data.data(), false);
+            store.was_read = true;
+        }
+        if (!read_only) {
+            emu_store_out(&store);
+            written++;
+        }
+    }
+    self->stores.erase(self->stores.begin(), self->stores.begin() + (long)written);
+    uint32_t *seen = &emu_seen(emu->current)[emu_storer_clock(self->storer)];
+    *seen = *seen > done ? *seen : (uint32_t)done;
+}
+static inline void emu_async_proxy_fence(void) {
+    emu_async_begin();
+    emu_seen_fenced(emu->current)[emu->current] = emu_now(emu->current);
+    emu_seen(emu->current)[emu->current]++;
+}
+
+// --- Named barriers, setmaxnreg -----------------------------------------------------------------------------------
+
+static void emu_named_barrier(int number, int threads, bool sync) {
+    emu_async_begin();
+    const int mine[2] = {number, threads};
+    const int *all = (const int *)emu_warp_exchange(mine, sizeof mine, sync ? "named_barrier_sync" : "named_barrier_arrive");
+    for (int i = 0; i < 32; i++)
+        if (all[2 * i] != number || all[2 * i + 1] != threads)
+            emu_report("lanes of a warp come to different named barriers, %d and %d", number, all[2 * i]);
+    if (number < 1 || number >= EMU_NAMED_BARRIERS || threads % 32 != 0 || threads < 32 || threads > emu->threads)
+        emu_report("named barrier %d of %d threads: 1 to 15, of whole warps of the block, are possible", number, threads);
+    struct emu_named *barrier = &emu->async->named[(size_t)number];
+    if (barrier->arrived == 0) {
+        barrier->threads = threads;
+        barrier->gathered.assign(2 * (size_t)emu->async->clocks, 0u);
+        barrier->came.assign((size_t)emu->threads, false);
+        barrier->waiting.clear();
+    } else if (barrier->threads != threads) {
+        emu_report("named barrier %d is for %d threads here and for %d elsewhere", number, threads, barrier->threads);
+    }
+    if (barrier->came[(size_t)emu->current])
+        emu_report("comes to named barrier %d again before all others came", number);
+    barrier->came[(size_t)emu->current] = true;
+    emu_clocks_join(barrier->gathered.data(), emu->current);
+    if (sync)
+        barrier->waiting.push_back(emu->current);
+    if (++barrier->arrived < barrier->threads) {
+        if (sync)
+            emu_sleep("named_barrier_sync");
+        return;
+    }
+    barrier->arrived = 0;
+    for (int thread : barrier->waiting) { // seen on their behalf, before anybody comes to the barrier again
+        emu_clocks_join(emu_seen(thread), barrier->gathered.data());
+        emu_wake(thread);
+    }
+}
+
+static void emu_set_registers(int registers, bool increase) {
+    emu_async_begin();
+    struct emu_async *a = emu->async;
+    const int warp = emu->current / 32;
+    emu_warp_exchange(&registers, sizeof registers, increase ? "registers_increase" : "registers_decrease");
+    if (emu_lane() == 0) {
+        const int before = a->registers[(size_t)warp];
+        if (increase ? registers < before : registers > before)
+            emu_report("setmaxnreg %s %d registers a thread to %d", increase ? "increases" : "decreases", before, registers);
+        while (32 * (registers - before) > a->registers_free)
+            emu_sleep("setmaxnreg");
+        a->registers_free -= 32 * (registers - before);
+        a->registers[(size_t)warp] = registers;
+        for (int w = 0; w < emu->num_warps; w++) // who waits for registers looks again
+            if (emu_waits_at(32 * w, "setmaxnreg"))
+                emu_wake(32 * w);
+    }
+    emu_warp_exchange(&registers, sizeof registers, increase ? "registers_increase" : "registers_decrease");
+}
+
+// --- wgmma --------------------------------------------------------------------------------------------------------
+
+static const uint32_t EMU_IN_FLIGHT = 0x7fedcba9; // a NaN that arithmetic does not make
+
+static bool emu_all_in_flight(const struct emu_accumulator *acc) {
+    for (int i = 0; i < acc->size; i++) {
+        uint32_t bits;
+        memcpy(&bits, acc->at + i, 4);
+        if (bits != EMU_IN_FLIGHT)
+            return false;
+    }
+    return true;
+}
+static inline void emu_wgmma_fence(void) {
+    emu_async_begin();
+    struct emu_thread *self = emu_self();
+    self->fenced_at = ++self->events;
+    for (int i = 0; i < self->num_accumulators; i++) {
+        struct emu_accumulator *acc = &self->accumulators[i];
+        if (!acc->in_flight)
+            memcpy(acc->snapshot, acc->at, sizeof(float) * (size_t)acc->size);
+        acc->held = !acc->in_flight;
+    }
+    for (int i = 0; i < self->num_operands; i++) {
+        struct emu_operand *a = &self->operands[i];
+        if (!a->in_flight)
+            memcpy(a->snapshot, a->at, sizeof a->snapshot);
+        a->held = !a->in_flight;
+    }
+}
+// The thread's record of an accumulator, in flight from now on. Its value is kept aside.
+static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uint64_t group) {
+    int found = -1;
+    for (int i = 0; i < self->num_accumulators; i++) {
+        struct emu_accumulator *acc = &self->accumulators[i];
+        if (acc->at == at && acc->size == size) {
+            found = i;
+        } else if (at < acc->at + acc->size && acc->at < at + size) {
+            if (acc->in_flight)
+                emu_report("a wgmma's accumulators overlap those of another shape that are in flight");
+            acc->at = NULL; // of an array that is no more
+            acc->size = 0;
+        }
+    }
+    for (int i = 0; i < self->num_accumulators && found < 0; i++)
+        if (self->accumulators[i].size == 0)
+            found = i;
+    if (found < 0) {
+        if (self->num_accumulators == EMU_ACCUMULATORS)
+            emu_report("has more accumulators than the model holds");
+        found = self->num_accumulators++;
+        self->accumulators[found].size = 0;
+    }
+    struct emu_accumulator *acc = &self->accumulators[found];
+    if (acc->size == 0) { // new
+        if (self->fenced_at <= self->waited_at)
+            emu_report("a wgmma without a wgmma_fence since %s", self->waited_at ? "the last wgmma_wait" : "the kernel began");
+        acc->at = at;
+        acc->size = size;
+        acc->in_flight = acc->held = false;
+        acc->result = 0;
+    }
+    if (!acc->in_flight) {
+        if (self->fenced_at <= acc->result)
+            emu_report("a wgmma on an accumulator that wgmma_wait gave, without wgmma_fence after it");
+        if (acc->held && memcmp(acc->snapshot, acc->at, sizeof(float) * (size_t)size) != 0)
+            emu_report("a wgmma on an accumulator that was written after the last wgmma_fence");
+        memcpy(acc->value, at, sizeof(float) * (size_t)size);
+        for (int i = 0; i < size; i++)
+            memcpy(at + i, &EMU_IN_FLIGHT, 4);
+        acc->in_flight = true;
+    }
+    acc->group = group;
+    return found;
+}
+static void emu_operand_use(struct emu_thread *self, const uint32_t *at, uint64_t group) {
+    struct emu_operand *a = NULL;
+    for (int i = 0; i < self->num_operands && !a; i++)
+        if (self->operands[i].at == at)
+            a = &self->operands[i];
+    const bool known = a != NULL;
+    if (!known) {
+        if (self->num_operands < EMU_OPERANDS) {
+            a = &self->operands[self->num_operands++];
+        } else { // instead of the one that was not used for longest
+            for (int i = 0; i < EMU_OPERANDS; i++)
+                if (!self->operands[i].in_flight && (!a || self->operands[i].used < a->used))
+                    a = &self->operands[i];
+            if (!a)
+                emu_report("has more A registers in flight than the model holds");
+        }
+        if (self->fenced_at <= self->waited_at)
+            emu_report("a wgmma without a wgmma_fence since %s", self->waited_at ? "the last wgmma_wait" : "the kernel began");
+        a->at = at;
+        a->in_flight = a->held = false;
+    }
+    if (a->in_flight && memcmp(a->value, at, sizeof a->value) != 0)
+        emu_report("changes the A registers of a wgmma in flight");
+    if (!a->in_flight && a->held && memcmp(a->snapshot, at, sizeof a->snapshot) != 0)
+        emu_report("a wgmma with A registers that were written after the last wgmma_fence");
+    memcpy(a->value, at, sizeof a->value);
+    a->in_flight = true;
+    a->group = group;
+    a->used = ++self->events;
+}
+
+// The addresses of an operand's 16-byte pieces. K-major: of each of `rows` rows two pieces, k = 0..7 and 8..15. MN-major:
+// of each 8 rows 16 pieces, one a k.
+static std::vector<uint32_t> emu_operand_pieces(uint64_t descriptor, int rows, bool transposed) {
+    const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
+                   stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, swizzle = (uint32_t)(descriptor >> 62);
+    const uint32_t chunks = swizzle == 0 ? 1 : 16u >> swizzle, row_bytes = 16 * chunks;
+    if ((descriptor >> 49 & 7) != 0)
+        emu_report("a wgmma's descriptor with a base offset, which is not modelled");
+    if (swizzle != 0 && (start % (8 * row_bytes) >= row_bytes || (!transposed && start % row_bytes + 32 > row_bytes)))
+        emu_report("a wgmma's operand at shared address %d is not in the first row of a swizzle's %u bytes, or k goes past it",
+                   emu_offset(start), 8 * row_bytes);
+    std::vector<uint32_t> pieces((size_t)rows * 2);
+    for (uint32_t i = 0; i < pieces.size(); i++) {
+        uint32_t at;
+        if (transposed) {
+            const uint32_t k = i % 16, mn = i / 16; // mn: in eights
+            at = swizzle == 0 ? mn * stride + k / 8 * leading + k % 8 * 16
+                              : mn / chunks * leading + mn % chunks * 16 + k % 8 * row_bytes + k / 8 * stride;
+        } else {
+            const uint32_t k = i % 2, r = i / 2; // k: in eights
+            at = swizzle == 0 ? r / 8 * stride + k * leading + r % 8 * 16 : r / 8 * stride + r % 8 * row_bytes + 16 * k;
+        }
+        pieces[i] = emu_swizzle(start + at, chunks);
+    }
+    return pieces;
+}
+static bool emu_same_wgmma(const struct emu_wgmma *x, const struct emu_wgmma *y) {
+    return x->a == y->a && x->b == y->b && x->n == y->n && !x->a_registers == !y->a_registers &&
+           x->transposed_a == y->transposed_a && x->transposed_b == y->transposed_b && x->accumulate == y->accumulate;
+}
+static void emu_wgmma_reads(const std::vector<uint32_t> &pieces, int warpgroup, uint64_t group) {
+    for (uint32_t piece : pieces) {
+        emu_check_async(piece, 16, false, "a wgmma");
+        for (uint32_t i = 0; i < 16; i += 4)
+            emu_mark_at(piece + i)->wgmma_reads[warpgroup] = (uint32_t)group + 1;
+    }
+}
+static struct emu_warpgroup *emu_warpgroup_of(int thread) {
+    if (thread / EMU_WARPGROUP >= EMU_WARPGROUPS || emu->threads % EMU_WARPGROUP != 0)
+        emu_report("wgmma by warpgroup %d of a block of %d threads, which is not modelled", thread / EMU_WARPGROUP, emu->threads);
+    return &emu->async->warpgroups[(size_t)(thread / EMU_WARPGROUP)];
+}
+static void emu_wgmma_issue(const struct emu_wgmma *op) {
+    emu_async_begin();
+    struct emu_thread *self = emu_self();
+    struct emu_warpgroup *warpgroup = emu_warpgroup_of(emu->current);
+    const int in_group = emu->current % EMU_WARPGROUP;
+    const uint64_t at = self->wgmmas++ - warpgroup->ran;
+    if (at == warpgroup->issued.size()) { // the first thread to come to it
+        warpgroup->issued.emplace_back();
+        struct emu_wgmma_issued *fresh = &warpgroup->issued.back();
+        fresh->op = *op;
+        fresh->group = self->wgmma_groups;
+        fresh->threads = 0;
+        fresh->warps = 0;
+        fresh->b_pieces = emu_operand_pieces(op->b, op->n, op->transposed_b);
+        if (!op->a_registers)
+            fresh->a_pieces = emu_operand_pieces(op->a, 64, op->transposed_a);
+    }
+    struct emu_wgmma_issued *issued = &warpgroup->issued[at];
+    if (!emu_same_wgmma(&issued->op, op) || issued->group != self->wgmma_groups)
+        emu_report("the threads of a warpgroup issue different wgmmas, or in different groups");
+    issued->threads++;
+    if (!(issued->warps >> in_group / 32 & 1u)) {
+        issued->warps |= 1u << in_group / 32;
+        emu_wgmma_reads(issued->a_pieces, emu->current / EMU_WARPGROUP, issued->group);
+        emu_wgmma_reads(issued->b_pieces, emu->current / EMU_WARPGROUP, issued->group);
+    }
+    issued->accumulator[in_group] = (unsigned char)emu_accumulator_use(self, op->acc, op->n / 2, issued->group);
+    if (op->a_registers) {
+        emu_operand_use(self, op->a_registers, issued->group);
+        memcpy(issued->a[in_group], op->a_registers, sizeof issued->a[in_group]);
+    }
+}
+static void emu_wake_wgmma_waits(int first_thread) {
+    for (int i = first_thread; i < first_thread + EMU_WARPGROUP; i++)
+        if (emu_waits_at(i, "wgmma_wait"))
+            emu_wake(i);
+}
+static void emu_wgmma_commit(void) {
+    emu_async_begin();
+    struct emu_warpgroup *warpgroup = emu_warpgroup_of(emu->current);
+    const uint64_t at = emu_self()->wgmma_groups++ - warpgroup->groups_ran;
+    if (at == warpgroup->committed.size())
+        warpgroup->committed.push_back(0);
+    if (++warpgroup->committed[at] == EMU_WARPGROUP)
+        emu_wake_wgmma_waits(emu->current / EMU_WARPGROUP * EMU_WARPGROUP);
+}
+static void emu_operand_values(const std::vector<uint32_t> &pieces, bool transposed, float *values /*(16, rows)*/, int rows) {
+    for (uint32_t i = 0; i < pieces.size(); i++) {
+        uint16_t elements[8];
+        memcpy(elements, emu_shared_at(pieces[i]), sizeof elements);
+        for (uint32_t j = 0; j < 8; j++) {
+            const uint32_t row = transposed ? i / 16 * 8 + j : i / 2, k = transposed ? i % 16 : i % 2 * 8 + j;
+            values[k * (uint32_t)rows + row] = emu_bf16(elements[j]);
+        }
+    }
+}
+static void emu_wgmma_run(const struct emu_wgmma_issued *issued, int first_thread) {
+    const int n = issued->op.n;
+    static __thread float a[16 * 64], b[16 * 256], c[64 * 256];
+    emu_operand_values(issued->b_pieces, issued->op.transposed_b, b, n);
+    if (!issued->op.a_registers)
+        emu_operand_values(issued->a_pieces, issued->op.transposed_a, a, 64);
+    for (int thread = 0; thread < EMU_WARPGROUP; thread++) {
+        const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
+        const float *value =
+            emu->async->thread[(size_t)(first_thread + thread)].accumulators[issued->accumulator[thread]].value;
+        for (int i = 0; i < n / 2; i++)
+            c[(row + i / 2 % 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2] = issued->op.accumulate ? value[i] : 0;
+        for (int i = 0; i < 4 && issued->op.a_registers; i++)
+            for (int e = 0; e < 2; e++)
+                a[(2 * t + i / 2 * 8 + e) * 64 + row + i % 2 * 8] = emu_bf16(issued->a[thread][i] >> 16 * e & 0xffffu);
+    }
+    for (int row = 0; row < 64; row++)
+        for (int k = 0; k < 16; k++) {
+            const float left = a[k * 64 + row];
+            float *sums = c + row * n;
+            const float *right = b + k * n;
+#pragma omp simd
+            for (int column = 0; column < n; column++)
+                sums[column] += left * right[column];
+        }
+    for (int thread = 0; thread < EMU_WARPGROUP; thread++) {
+        const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
+        float *value = emu->async->thread[(size_t)(first_thread + thread)].accumulators[issued->accumulator[thread]].value;
+        for (int i = 0; i < n / 2; i++)
+            value[i] = c[(row + i / 2 % 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2];
+    }
+}
+// All of the warpgroup have committed the oldest group: it runs.
+static void emu_wgmma_run_group(struct emu_warpgroup *warpgroup, int first_thread) {
+    while (!warpgroup->issued.empty() && warpgroup->issued.front().group == warpgroup->groups_ran) {
+        if (warpgroup->issued.front().threads != EMU_WARPGROUP)
+            emu_report("the threads of a warpgroup issue different numbers of wgmmas in a group");
+        emu_wgmma_run(&warpgroup->issued.front(), first_thread);
+        warpgroup->issued.pop_front();
+        warpgroup->ran++;
+    }
+    warpgroup->committed.pop_front();
+    warpgroup->groups_ran++;
+}
+// The thread gets the results of the groups below `done`.
+static void emu_wgmma_results(struct emu_thread *self, uint64_t done) {
+    self->waited_at = ++self->events;
+    for (int i = 0; i < self->num_operands; i++) {
+        struct emu_operand *a = &self->operands[i];
+        if (a->in_flight && memcmp(a->value, a->at, sizeof a->value) != 0)
+            emu_report("changes the A registers of a wgmma in flight");
+        a->in_flight = a->in_flight && a->group >= done;
+    }
+    for (int i = 0; i < self->num_accumulators; i++) {
+        struct emu_accumulator *acc = &self->accumulators[i];
+        if (!acc->in_flight)
+            continue;
+        if (!emu_all_in_flight(acc))
+            emu_report("writes an accumulator of a wgmma in flight");
+        if (acc->group >= done)
+            continue;
+        memcpy(acc->at, acc->value, sizeof(float) * (size_t)acc->size);
+        acc->in_flight = false;
+        acc->result = self->events;
+    }
+}
+static void emu_wgmma_wait(int pending) {
+    emu_async_begin();
+    struct emu_thread *self = emu_self();
+    struct emu_warpgroup *warpgroup = emu_warpgroup_of(emu->current);
+    const int first = emu->current / EMU_WARPGROUP * EMU_WARPGROUP;
+    const uint64_t done = self->wgmma_groups > (uint64_t)pending ? self->wgmma_groups - (uint64_t)pending : 0;
+    while (warpgroup->groups_ran < done) {
+        if (warpgroup->committed.front() == EMU_WARPGROUP) {
+            emu_wgmma_run_group(warpgroup, first);
+            emu_wake_wgmma_waits(first);
+        } else {
+            emu_sleep("wgmma_wait");
+        }
+    }
+    emu_wgmma_results(self, done);
+    uint32_t *seen = &emu_seen(emu->current)[emu_wgmma_clock(emu->current / EMU_WARPGROUP)];
+    *seen = *seen > done ? *seen : (uint32_t)done;
+}
+
+// --- Order among blocks -------------------------------------------------------------------------------------------
+
+static void emu_block_enter(const struct emu_kernel *kernel);
+static void emu_run_block(uint64_t at);
+
+// Runs the blocks of lower index that nobody has begun, and waits for the others.
+static void emu_run_lower_blocks(void) {
+    struct emu_block *outer = emu;
+    unsigned char *progress = outer->kernel->progress;
+    for (uint64_t i = 0; i < outer->linear_index; i++) {
+        if (__atomic_load_n(&progress[i], __ATOMIC_ACQUIRE) == 0) {
+            emu_cached = outer->nested;
+            emu_block_enter(outer->kernel);
+            outer->nested = emu_cached;
+            emu_run_block(i);
+            emu = emu_cached = outer;
+        }
+        while (__atomic_load_n(&progress[i], __ATOMIC_ACQUIRE) != 2)
+            sched_yield();
+    }
+    outer->kernel->progress[outer->linear_index] = 3; // at work, and this is done
+}
+static inline int emu_load_acquire(const int *at) {
+    static __thread const int *last;
+    static __thread uint64_t spins;
+    emu_async_begin();
+    emu_access_global(at, sizeof *at, false);
+    if (emu->kernel->progress[emu->linear_index] == 1)
+        emu_run_lower_blocks();
+    const int value = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    spins = last == at ? spins + 1 : 0;
+    last = at;
+    if (spins > 1000000)
+        emu_report("asks again and again by load_acquire at %p, which stays %d though all blocks of lower index are done",
+                   (const void *)at, value);
+    if (spins > 0) { // a thread of this block may be the one
+        const int next = emu_next();
+        if (next >= 0 && next != emu->current)
+            emu_wait("load_acquire");
+    }
+    return value;
+}
+static inline void emu_store_release(int *at, int value) {
+    emu_async_begin();
+    emu_access_global(at, sizeof *at, true);
+    if (!emu_self()->stores.empty())
+        emu_report("releases by store_release while bulk stores of its own are under way");
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
+
+// --- The end ------------------------------------------------------------------------------------------------------
+
+static void emu_thread_ends(void) {
+    struct emu_thread *self = emu_self();
+    for (const struct emu_bulk &store : self->stores)
+        if (!store.was_read)
+            emu_report("ends with bulk stores that still read shared memory, address %d", emu_offset(store.shared));
+    for (struct emu_bulk &store : self->stores)
+        emu_store_out(&store);
+    self->stores.clear();
+    for (int i = 0; i < self->num_accumulators; i++)
+        if (self->accumulators[i].in_flight)
+            emu_report("ends with a wgmma under way");
+}
+static void emu_block_ends(void) {
+    for (const struct emu_mbarrier &barrier : emu->async->barriers)
+        if (!barrier.loads.empty())
+            emu_report("ends with loads under way that nobody waited for, to shared address %d",
+                       emu_offset(barrier.loads[0].shared));
+    for (const struct emu_named &barrier : emu->async->named)
+        if (barrier.arrived > 0)
+            emu_report("ends with named barrier %d lacking %d of %d threads", (int)(&barrier - emu->async->named.data()),
+                       barrier.threads - barrier.arrived, barrier.threads);
+    for (int w = 0; w < emu->num_warps; w++)
+        if (emu->async->registers[(size_t)w] != emu->async->registers[(size_t)(w / 4 * 4)])
+            emu_report("ends with warps of a warpgroup that set different numbers of registers, %d and %d",
+                       emu->async->registers[(size_t)w], emu->async->registers[(size_t)(w / 4 * 4)]);
+}

@@ -1,0 +1,224 @@
+// Who has seen what: vector clocks, for blocks whose threads wait for each other at mbarriers and named barriers, or whose
+// shared memory is touched by TMA and wgmma too. (Blocks that only have __syncthreads and __syncwarp keep to the counts
+// of warp.h, which are faster. A block changes over at its first mbarrier, named barrier, bulk copy or wgmma.)
+//
+// What acts has a clock of its own: each thread, the wgmmas of each warpgroup, the bulk stores of each thread that makes
+// some, what lands at each mbarrier. A thread's row says up to which time of each of them it has seen, and up to which
+// time of each other thread it has seen writes that were followed by async_proxy_fence. A word of shared memory says
+// who wrote it last, who has read it since, and when. An access is good if its thread has seen what it must come after.
+// After FastTrack (Flanagan and Freund, 2009).
+#pragma once
+#include <algorithm> // std::fill
+#include <stddef.h>  // size_t
+#include <vector>    // std::vector
+
+enum {
+    EMU_WARPGROUPS = 4, // that may use wgmma
+    EMU_STORERS = 16,   // threads that may make bulk stores
+    EMU_MBARRIERS = 64,
+    EMU_NAMED_BARRIERS = 16,
+    EMU_NOBODY = 0xffff
+};
+
+struct emu_mark {
+    uint32_t write_time, read_time;
+    uint16_t writer, reader; // whose clock
+    uint16_t barrier;        // 1 + index of the mbarrier that it is a part of
+    int readers;             // > 0: a row of times in emu_async.readers, in place of reader
+    uint32_t wgmma_reads[EMU_WARPGROUPS];
+};
+
+struct emu_mbarrier;
+struct emu_named;
+struct emu_warpgroup;
+struct emu_thread;
+
+struct emu_async {
+    int threads, clocks;                           // clocks: how many there are
+    std::vector<uint32_t> rows;                    // (threads, 2, clocks): seen, seen and fenced
+    std::vector<struct emu_mark> marks;            // of each word
+    std::vector<std::vector<uint32_t>> readers;    // (1 + some, clocks)
+    std::vector<int> free_readers;
+    std::vector<uint32_t> meeting;                 // (2, clocks)
+    std::vector<struct emu_mbarrier> barriers;
+    std::vector<struct emu_named> named;
+    std::vector<struct emu_warpgroup> warpgroups;
+    std::vector<struct emu_thread> thread;
+    int storers;
+    int registers_free;          // setmaxnreg's
+    std::vector<int> registers;  // of each warp
+};
+
+static inline int emu_wgmma_clock(int warpgroup) { return emu->async->threads + warpgroup; }
+static inline int emu_storer_clock(int storer) { return emu->async->threads + EMU_WARPGROUPS + storer; }
+static inline int emu_barrier_clock(int barrier) { return emu->async->threads + EMU_WARPGROUPS + EMU_STORERS + barrier; }
+static inline uint32_t *emu_seen(int thread) {
+    return emu->async->rows.data() + (size_t)thread * 2 * (size_t)emu->async->clocks;
+}
+static inline uint32_t *emu_seen_fenced(int thread) { return emu_seen(thread) + emu->async->clocks; }
+static inline uint32_t emu_now(int thread) { return emu_seen(thread)[thread]; }
+
+// Whoever gets `to` has seen all that `from` had.
+static void emu_clocks_join(uint32_t *to, const uint32_t *from) {
+    const int n = 2 * emu->async->clocks;
+#pragma omp simd
+    for (int i = 0; i < n; i++)
+        to[i] = to[i] > from[i] ? to[i] : from[i];
+}
+static void emu_clocks_join(uint32_t *to, int from_thread) {
+    emu_clocks_join(to, emu_seen(from_thread));
+    emu_seen(from_thread)[from_thread]++; // what it does from now on is not handed over
+}
+// All of `count` threads from `first` on see what all of them did; of those of a warp, the lanes given.
+static void emu_clocks_meet(int first, int count, uint32_t lanes) {
+    std::vector<uint32_t> &all = emu->async->meeting;
+    std::fill(all.begin(), all.end(), 0u);
+    for (int i = 0; i < count; i++)
+        if (lanes >> i % 32 & 1u)
+            emu_clocks_join(all.data(), first + i);
+    for (int i = 0; i < count; i++)
+        if (lanes >> i % 32 & 1u)
+            emu_clocks_join(emu_seen(first + i), all.data());
+}
+
+// --- Marks --------------------------------------------------------------------------------------------------------
+
+static int emu_readers_new(void) {
+    struct emu_async *a = emu->async;
+    if (a->free_readers.empty()) {
+        if (a->readers.empty())
+            a->readers.emplace_back();
+        a->readers.emplace_back((size_t)a->clocks, 0u);
+        return (int)a->readers.size() - 1;
+    }
+    const int row = a->free_readers.back();
+    a->free_readers.pop_back();
+    a->readers[(size_t)row].assign((size_t)a->clocks, 0u);
+    return row;
+}
+static void emu_mark_read(struct emu_mark *mark, int clock, uint32_t time, const uint32_t *seen) {
+    if (mark->readers > 0) {
+        emu->async->readers[(size_t)mark->readers][(size_t)clock] = time;
+    } else if (mark->reader == EMU_NOBODY || mark->reader == clock || mark->read_time <= seen[mark->reader]) {
+        mark->reader = (uint16_t)clock;
+        mark->read_time = time;
+    } else {
+        mark->readers = emu_readers_new();
+        std::vector<uint32_t> &row = emu->async->readers[(size_t)mark->readers];
+        row[mark->reader] = mark->read_time;
+        row[(size_t)clock] = time;
+    }
+}
+static void emu_mark_written(struct emu_mark *mark, int clock, uint32_t time) {
+    if (mark->readers > 0)
+        emu->async->free_readers.push_back(mark->readers);
+    mark->readers = 0;
+    mark->reader = EMU_NOBODY;
+    memset(mark->wgmma_reads, 0, sizeof mark->wgmma_reads);
+    mark->writer = (uint16_t)clock;
+    mark->write_time = time;
+}
+__attribute__((noreturn)) static void emu_report_unordered(int clock, bool was_write, bool write, uint32_t address) {
+    const int at = emu_offset(address), threads = emu->async->threads;
+    if (clock >= emu_barrier_clock(0))
+        emu_report("%s what TMA wrote, without having waited at its mbarrier, shared address %d", write ? "writes" : "reads", at);
+    if (clock >= emu_storer_clock(0))
+        emu_report("writes what a bulk store may still read, shared address %d", at);
+    if (clock >= threads)
+        emu_report("writes what a wgmma of warpgroup %d may still read, shared address %d", clock - threads, at);
+    if (was_write && write)
+        emu_report("two threads write a word without a barrier between, shared address %d; the other is %d", at, clock);
+    if (was_write)
+        emu_report("reads what another thread wrote before a barrier, shared address %d; the other is %d", at, clock);
+    emu_report("writes what another thread read before a barrier, shared address %d; the other is %d", at, clock);
+}
+// That what `seen` belongs to has seen the last write, and, if it writes, all reads since.
+static inline void emu_check_mark(const struct emu_mark *mark, const uint32_t *seen, bool write, uint32_t address) {
+    if (mark->barrier)
+        emu_report("touches an mbarrier as if it were data, shared address %d", emu_offset(address));
+    if (mark->write_time > seen[mark->writer])
+        emu_report_unordered(mark->writer, true, write, address);
+    if (!write)
+        return;
+    if (mark->readers > 0) {
+        const std::vector<uint32_t> &row = emu->async->readers[(size_t)mark->readers];
+        for (int i = 0; i < emu->async->clocks; i++)
+            if (row[(size_t)i] > seen[i])
+                emu_report_unordered(i, false, true, address);
+    } else if (mark->reader != EMU_NOBODY && mark->read_time > seen[mark->reader]) {
+        emu_report_unordered(mark->reader, false, true, address);
+    }
+    for (int g = 0; g < EMU_WARPGROUPS; g++)
+        if (mark->wgmma_reads[g] > seen[emu_wgmma_clock(g)])
+            emu_report_unordered(emu_wgmma_clock(g), false, true, address);
+}
+static inline struct emu_mark *emu_mark_at(uint32_t address) {
+    return &emu->async->marks[(address - EMU_SHARED_BASE) / 4];
+}
+// An ordinary access of the current thread.
+static void emu_touch_mark(uint32_t address, bool write) {
+    struct emu_mark *mark = emu_mark_at(address);
+    const uint32_t *seen = emu_seen(emu->current);
+    emu_check_mark(mark, seen, write, address);
+    if (write)
+        emu_mark_written(mark, emu->current, seen[emu->current]);
+    else
+        emu_mark_read(mark, emu->current, seen[emu->current], seen);
+}
+// A range of whole words that the async proxy is to touch on behalf of the current thread: what ordinary stores wrote
+// must have been fenced by who wrote it. Where it reads, all of the range may have the same history, word for word.
+static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const char *what) {
+    if (address < EMU_SHARED_BASE || address - EMU_SHARED_BASE > emu->shared_bytes ||
+        bytes > emu->shared_bytes - (address - EMU_SHARED_BASE))
+        emu_report("%s goes past the shared memory of the launch, shared address %d, %u bytes of %u", what,
+                   emu_offset(address), bytes, emu->shared_bytes);
+    const uint32_t *seen = emu_seen(emu->current), *fenced = emu_seen_fenced(emu->current);
+    const struct emu_word *words = &emu->words[(address - EMU_SHARED_BASE) / 4];
+    const struct emu_mark *mark = emu_mark_at(address);
+    for (uint32_t i = 0; i < bytes / 4; i++) {
+        if (words[i].in_flight)
+            emu_report("%s touches what an asynchronous copy is to write, before its wait, shared address %d", what,
+                       emu_offset(address + 4 * i));
+        emu_check_mark(&mark[i], seen, write, address + 4 * i);
+        if (mark[i].writer < emu->async->threads && mark[i].write_time > fenced[mark[i].writer])
+            emu_report("%s touches what thread %d wrote without async_proxy_fence after it, shared address %d", what,
+                       mark[i].writer, emu_offset(address + 4 * i));
+    }
+}
+
+// The block changes over: what warp.h knows of its words so far becomes marks.
+static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
+    mark->reader = EMU_NOBODY;
+    if (word->write_epoch == emu->epoch) {
+        mark->writer = (uint16_t)word->writer;
+        mark->write_time = (uint32_t)(word->write_warp_epoch - emu->warps[word->writer / 32].first_epoch) + 1;
+    }
+    if (word->read_epoch != emu->epoch)
+        return;
+    const bool one = word->reader < EMU_WARP, all = word->reader == EMU_MANY;
+    const int first = one ? word->reader : all ? 0 : (word->reader - EMU_WARP) * 32;
+    const int count = one ? 1 : all || emu->threads - first < 32 ? emu->threads - first : 32;
+    mark->readers = emu_readers_new();
+    for (int i = first; i < first + count; i++)
+        emu->async->readers[(size_t)mark->readers][(size_t)i] =
+            all ? emu_now(i) : (uint32_t)(word->read_warp_epoch - emu->warps[i / 32].first_epoch) + 1;
+}
+static void emu_clocks_begin(void) {
+    struct emu_async *a = emu->async;
+    a->threads = emu->threads;
+    a->clocks = emu->threads + EMU_WARPGROUPS + EMU_STORERS + EMU_MBARRIERS;
+    a->rows.assign((size_t)a->threads * 2 * (size_t)a->clocks, 0u);
+    a->meeting.assign(2 * (size_t)a->clocks, 0u);
+    a->readers.clear();
+    a->free_readers.clear();
+    for (int i = 0; i < a->threads; i++) {
+        const uint32_t met = (uint32_t)(emu->warps[i / 32].epoch - emu->warps[i / 32].first_epoch);
+        for (int j = i / 32 * 32; j < i / 32 * 32 + 32 && j < a->threads; j++)
+            emu_seen(i)[j] = met;
+        emu_seen(i)[i] = met + 1;
+    }
+    const struct emu_mark none = {};
+    a->marks.assign((size_t)(emu->shared_bytes + 3) / 4, none);
+    for (size_t i = 0; i < a->marks.size(); i++)
+        emu_mark_of(&a->marks[i], &emu->words[i]);
+}
