@@ -3,7 +3,9 @@
 //   S = Q K^T, P = softmax(scale S) over j <= i, O = P V
 //
 // - As many blocks as multiprocessors, each of which takes tiles of queries in turn: the longest first, and every other
-//   round backwards, so that no block has the longer one each time.
+//   round backwards, so that no block has the longer one each time. Where memory can't feed that, heads are done a section
+//   at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a short one, all
+//   as long: longest first in each section would leave up to 15 % of the blocks' time unused, pairs leave 3 %.
 // - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
 // - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before O += P V of this one,
 //   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products, so
@@ -35,30 +37,51 @@ struct sm90_forward_arguments {
     float *lse;                           // (B, H, T), to base 2, or NULL
     int T, H, Hkv;
     int heads;         // B * H
-    int section_heads; // whose keys and values the L2 cache holds: they are done before the next ones
+    int section_heads; // 0: all at once
     int blocks;        // tiles of queries of a head
     float scale_log2;
 };
 
 // 64 * WARPGROUPS queries of one head.
 struct sm90_forward_tile {
-    int b, h, first; // row
+    int round, number; // the next round; how many tiles this block had before
+    int head, first;   // b H + h; row
 };
 
-// The tile of this block in its round `round`; false: it has no more. Sections of heads follow each other, in a section
-// all heads' last tiles come first, and heads of one KV head are neighbours.
-template <class plan>
-DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
-    const int grid = (int)gridDim.x, place = round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x;
-    const int at = round * grid + place;
-    if (at >= a.heads * a.blocks)
-        return false;
-    const int section = at / (a.section_heads * a.blocks), first_head = section * a.section_heads;
+// All heads' last tiles come first; heads of one KV head are neighbours. False: there are no more.
+DEVICE_FUNCTION bool sm90_longest_first(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
+    const int grid = (int)gridDim.x, at = round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
+    head = at % a.heads;
+    block = a.blocks - 1 - at / a.heads;
+    return block >= 0;
+}
+// Round 2 i is the longer half of a pair, 2 i + 1 the shorter; block -1: it has none.
+DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
+    const int pairs = (a.blocks + 1) / 2, at = round / 2 * (int)gridDim.x + (int)blockIdx.x;
+    const int first_head = at / (a.section_heads * pairs) * a.section_heads;
     const int heads = a.heads - first_head < a.section_heads ? a.heads - first_head : a.section_heads;
-    const int within = at - first_head * a.blocks, head = first_head + within % heads;
-    tile.b = head / a.H;
-    tile.h = head % a.H;
-    tile.first = (a.blocks - 1 - within / heads) * plan::QUERIES;
+    if (heads <= 0)
+        return false;
+    const int within = at - first_head * pairs, longer = a.blocks - 1 - within / heads;
+    head = first_head + within % heads;
+    block = round % 2 == 0 ? longer : longer > a.blocks - 1 - longer ? a.blocks - 1 - longer : -1;
+    return true;
+}
+DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
+    const struct sm90_forward_tile before_first = {0, -1, 0, 0};
+    return before_first;
+}
+// This block's next tile; false: it has no more.
+template <class plan>
+DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
+    int block = -1;
+    while (block < 0) {
+        const int round = tile.round++;
+        if (!(a.section_heads ? sm90_pairs(tile.head, block, a, round) : sm90_longest_first(tile.head, block, a, round)))
+            return false;
+    }
+    tile.number++;
+    tile.first = block * plan::QUERIES;
     return true;
 }
 // The last tile of keys that rows first .. first + rows - 1 see.
@@ -98,20 +121,20 @@ DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipel
 template <class plan>
 DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a, uint32_t shared,
                                           struct sm90_forward_pipelines<plan> p) {
-    struct sm90_forward_tile tile;
-    for (int round = 0; sm90_forward_next<plan>(tile, a, round); round++) {
-        const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES), group = tile.h / (a.H / a.Hkv);
+    struct sm90_forward_tile tile = sm90_forward_begin();
+    while (sm90_forward_next<plan>(tile, a)) {
+        const int b = tile.head / a.H, h = tile.head % a.H, group = h / (a.H / a.Hkv);
+        const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
         for (int keys = last; keys >= 0; keys--) {
-            sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, tile.b);
+            sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b);
             // The first keys come before the queries, whose place the last tile's O may still hold.
             for (int w = 0; keys == last && w < plan::WARPGROUPS; w++) {
-                const struct sm90_pipeline<1> q = p.of_queries(w, round);
+                const struct sm90_pipeline<1> q = p.of_queries(w, tile.number);
                 q.wait_empty();
                 mbarrier_arrive_expect(q.full(), plan::Q_BYTES);
-                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), tile.h,
-                                            tile.first + 64 * w, tile.b);
+                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h, tile.first + 64 * w, b);
             }
-            sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, tile.b);
+            sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
         }
     }
 }
@@ -289,8 +312,7 @@ DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, 
         sum += __shfl_xor_sync(~0u, sum, 2);
         state.factor[half] = 1.0f / sum;
         if (a.lse && threadIdx.x % 4 == 0 && row + 8 * half < a.T)
-            a.lse[((int64_t)tile.b * a.H + tile.h) * a.T + row + 8 * half] =
-                state.maximum[half] * c.scale_log2 + log2f(sum);
+            a.lse[(int64_t)tile.head * a.T + row + 8 * half] = state.maximum[half] * c.scale_log2 + log2f(sum);
     }
 #pragma unroll
     for (int i = 0; i < plan::D / 2; i++)
@@ -301,7 +323,7 @@ DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, 
     async_proxy_fence();
     named_barrier_sync(barrier, 128);
     if (threadIdx.x % 128 < 32 && elect_one()) {
-        sm90_store_tile<plan::D, 64>(&a.out, queries, tile.h, first, tile.b);
+        sm90_store_tile<plan::D, 64>(&a.out, queries, tile.head % a.H, first, tile.head / a.H);
         bulk_commit();
         bulk_wait_read<0>();
         mbarrier_arrive(empty);
@@ -311,12 +333,12 @@ DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, 
 template <class plan>
 DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a, struct sm90_forward_consumer<plan> &c) {
     struct sm90_forward_state<plan> state;
-    struct sm90_forward_tile tile;
+    struct sm90_forward_tile tile = sm90_forward_begin();
     if (c.warpgroup == plan::WARPGROUPS - 1)
         sm90_pass_turn<plan>(c.warpgroup); // the first turn is the first one's
-    for (int round = 0; sm90_forward_next<plan>(tile, a, round); round++) {
+    while (sm90_forward_next<plan>(tile, a)) {
         const int first = tile.first + 64 * c.warpgroup;
-        const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, round);
+        const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
         int keys = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
         const int last = sm90_last_keys<plan>(a, first, 64), whole = (first + 1) / plan::KEYS; // tiles that all rows see
 #pragma unroll
@@ -383,8 +405,17 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- Launch -------------------------------------------------------------------------------------------------------
 
-// Of the L2 cache, the rest of which Q and O pass through.
-static const double SM90_L2_SHARE = 0.6;
+// Heads of a section, 0: all at once. Where several query heads share a KV head, their blocks read the same keys at about
+// the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128 columns takes a block 1.7 us,
+// so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group: 4 of them it feeds well. With fewer,
+// keys and values stay in the L2 cache, but for the part of it that Q and O pass through.
+static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
+    const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
+    const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));
+    if (group >= 4 || fit >= groups)
+        return 0;
+    return fit < 1 ? group : (int)fit * group;
+}
 
 struct sm90_forward_buffers {
     bf16 *out;
@@ -399,9 +430,6 @@ struct sm90_forward_launcher {
             cudaFuncSetAttribute(sm90_forward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
         static const struct cudaDeviceProp properties = sm90_properties(dev);
         cuda_check(prepared);
-        const int group = shape.num_heads / shape.num_query_groups;
-        const double keys_bytes = 2.0 * shape.T * D * sizeof(bf16);
-        const double groups = SM90_L2_SHARE * properties.l2CacheSize / keys_bytes;
         struct sm90_forward_arguments a;
         memset(&a, 0, sizeof a);
         a.queries = sm90_map<D>(buffers.qkv, sm90_packed_heads(shape), shape, 64);
@@ -412,7 +440,7 @@ struct sm90_forward_launcher {
         a.H = shape.num_heads;
         a.Hkv = shape.num_query_groups;
         a.heads = shape.B * shape.num_heads;
-        a.section_heads = groups < 1 ? group : groups * group > a.heads ? a.heads : (int)groups * group;
+        a.section_heads = sm90_section_heads(shape, properties.l2CacheSize);
         a.blocks = (int)blocks_for(shape.T, plan::QUERIES);
         a.scale_log2 = shape.scale * LOG2E;
         const int tiles = a.heads * a.blocks, most = properties.multiProcessorCount;
