@@ -14,15 +14,18 @@
 //   warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each has half
 //   of the columns of dK, dV and dQ.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
-//   The order is fixed: from the diagonal's block down to the first, so that the same inputs give the same bits. The first
+//   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first block
 //   stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is.
-// - Who waits for a turn waits for blocks with more distant keys of the same KV head alone. Blocks take their number from
-//   a counter in memory when they start, and the numbers run from the last keys of a KV head to the first: a block waits
-//   for blocks that started before it and never for one that may not have started, so that there is no deadlock, however
-//   few blocks fit on the device and in whatever order it starts them. Each starts at its diagonal, which is one tile
-//   further for the block before it: with all at one pace, everyone's turn has come when it gets there. The price is that
-//   in each KV head the blocks with the most work start last. The reverse, the most work first, has every block wait at its
-//   diagonal for those that come to it from the first tile on, as long as the longest block takes to get there.
+// - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV head
+//   alone, and blocks take their number from a counter in memory when they start, with earlier keys having lower numbers.
+//   So there is no deadlock, however few blocks fit on the device and in whatever order it starts them. It also starts the
+//   blocks with the most work first.
+// - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
+//   descend to their diagonal, so that those that start together wait only for the step by which one follows another.
+// - KV heads are worked on in sections of so few that a gang of about eight blocks of each is at work at the same time, at
+//   nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as many steps
+//   apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its diagonal, and is
+//   at the next one's when that one starts. They reach the last tile together, where the next gang starts.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T.
 #pragma once
 #include "kernels/attention_sm90.cuh"
@@ -71,7 +74,7 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
-    static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+    static constexpr int THREADS = 384, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 
     typedef sm90_operand<KEY_CHUNK, KEYS> keys;
     typedef sm90_operand<CHUNK, KEYS> values;
@@ -103,24 +106,31 @@ struct sm90_backward_arguments {
     float *dq;     // (B, H, tiles, 2 warpgroups, pieces, accumulators / 4, 128 threads, 4)
     float *rows;   // (B, H, tiles, 2, QUERIES): lse, delta
     int *counters; // (B, H, tiles): blocks that have added to dQ; and one more: blocks that have started
-    int B, T, H, Hkv, tiles, blocks; // blocks: of keys of a KV head
+    int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
+    int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
     float scale;
 };
 
 // What a block works on.
 struct sm90_backward_block {
-    int b, group, first_key, first_tile, heads, number; // heads: of the group; number: of the block of keys
+    int b, group, number, first_key; // number: of the block of keys
+    int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
 };
 template <class plan>
-DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int number) {
+DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int start) {
     struct sm90_backward_block block;
-    const int unit = number / a.blocks;
-    block.number = a.blocks - 1 - number % a.blocks;
+    const int section = start / (a.section * a.blocks), within = start % (a.section * a.blocks);
+    const int left = a.B * a.Hkv - section * a.section, units = left < a.section ? left : a.section;
+    const int unit = section * a.section + within % units;
+    block.number = within / units;
     block.b = unit / a.Hkv;
     block.group = unit % a.Hkv;
-    block.heads = a.H / a.Hkv;
     block.first_key = block.number * plan::KEYS;
-    block.first_tile = block.first_key / plan::QUERIES;
+    const int diagonal = block.first_key / plan::QUERIES;
+    const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
+    block.first_tile = ascends ? diagonal : a.tiles - 1;
+    block.end_tile = ascends ? a.tiles : diagonal - 1;
+    block.step = ascends ? 1 : -1;
     return block;
 }
 
@@ -186,8 +196,8 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
                                              block.first_key, block.b);
     sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, keys_full, plan::CHUNK,
                                                a.H + a.Hkv + block.group, block.first_key, block.b);
-    for (int h = block.group * block.heads; h < (block.group + 1) * block.heads; h++)
-        for (int tile = block.first_tile; tile < a.tiles; tile++, queries.use++, douts.use++) {
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++, queries.use++, douts.use++) {
             queries.wait_empty();
             mbarrier_arrive_expect(queries.full(), plan::TILE_BYTES + plan::ROWS_BYTES);
             sm90_load_chunks<typename plan::queries, D>(shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES, &a.q,
@@ -206,14 +216,12 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                           uint32_t shared) {
-    constexpr int KEYS = plan::KEYS, QUERIES = plan::QUERIES;
+    const int turn = block.number; // so many blocks come before
     uint32_t parity = 0;
-    for (int h = block.group * block.heads; h < (block.group + 1) * block.heads; h++)
-        for (int tile = block.first_tile; tile < a.tiles; tile++) {
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++) {
             const int64_t at = ((int64_t)block.b * a.H + h) * a.tiles + tile;
-            const int end = (tile + 1) * QUERIES < a.T ? (tile + 1) * QUERIES : a.T;
-            const int turn = (end - 1) / KEYS - block.number; // blocks of keys that come before
-            float *dq = a.dq + at * (QUERIES * plan::D);
+            float *dq = a.dq + at * (plan::QUERIES * plan::D);
 #pragma unroll
             for (int piece = 0; piece < plan::PIECES; piece++, parity ^= 1) {
                 mbarrier_wait(shared + plan::DQ_FULL_AT, parity);
@@ -337,7 +345,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
 // The products of one step, each to be committed by the caller.
 
 template <class plan, class left, class right>
-DEVICE_FUNCTION void sm90_multiply_rows(float *acc, uint32_t a, uint32_t b) { // A B^T, over D
+DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t b) { // A B^T, over D
     const uint64_t first = left::along_rows(a), second = right::along_rows(b);
 #pragma unroll
     for (int k = 0; k < plan::D / 16; k++)
@@ -345,7 +353,7 @@ DEVICE_FUNCTION void sm90_multiply_rows(float *acc, uint32_t a, uint32_t b) { //
 }
 // dV or dK += left (64 keys x PART or QUERIES) . tile of queries.
 template <class plan>
-DEVICE_FUNCTION void sm90_multiply_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
+DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
                                            int warpgroup) {
     if (plan::SPLIT_KEYS) {
         const uint64_t right = plan::queries::along_columns(tile);
@@ -363,7 +371,7 @@ DEVICE_FUNCTION void sm90_multiply_queries(float *acc, const struct word_x4 *lef
 }
 // dQ = dS K, this warpgroup's rows or columns.
 template <class plan>
-DEVICE_FUNCTION void sm90_multiply_keys(float *dq, uint32_t scores, uint32_t keys, int warpgroup) {
+DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t keys, int warpgroup) {
     const uint32_t row = plan::SPLIT_ROWS ? (uint32_t)(warpgroup * 64 * plan::scores::SPAN) : 0;
     const uint32_t column =
         plan::SPLIT_ROWS ? 0 : (uint32_t)(warpgroup * (plan::DQ_COLUMNS / plan::KEY_CHUNK) * plan::keys::CHUNK_BYTES);
@@ -390,12 +398,12 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
 
     state.queries.wait_full();
     wgmma_fence();
-    sm90_multiply_rows<plan, typename plan::keys, typename plan::queries>(
+    sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
         s, shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
     wgmma_commit();
     state.douts.wait_full();
     wgmma_fence();
-    sm90_multiply_rows<plan, typename plan::values, typename plan::queries>(
+    sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
         dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
     wgmma_commit();
     wgmma_wait<1>();
@@ -411,7 +419,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
 
     if (plan::SPLIT_KEYS) { // dV runs while dS is exchanged
         wgmma_fence();
-        sm90_multiply_queries<plan>(state.dv, p, 0, dout, w);
+        sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
         wgmma_commit();
     } else {
         sm90_put_scores<plan>(scores + plan::SCORES_BYTES, w, p);
@@ -421,12 +429,12 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     named_barrier_sync(1, 256);
     wgmma_fence();
     if (!plan::SPLIT_KEYS) {
-        sm90_multiply_queries<plan>(state.dv, p, scores + plan::SCORES_BYTES, dout, w);
+        sm90_product_with_queries<plan>(state.dv, p, scores + plan::SCORES_BYTES, dout, w);
         wgmma_commit();
     }
-    sm90_multiply_keys<plan>(dq, scores, shared + plan::KEYS_AT, w);
+    sm90_product_with_keys<plan>(dq, scores, shared + plan::KEYS_AT, w);
     wgmma_commit();
-    sm90_multiply_queries<plan>(state.dk, ds, scores, q, w);
+    sm90_product_with_queries<plan>(state.dk, ds, scores, q, w);
     wgmma_commit();
     wgmma_wait<2>();
     wgmma_hold<COLUMNS / 2>(state.dv);
@@ -480,8 +488,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     for (int i = 0; i < COLUMNS / 2; i++)
         state.dk[i] = state.dv[i] = 0;
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
-    for (int h = 0; h < block.heads; h++)
-        for (int tile = block.first_tile; tile < a.tiles; tile++)
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = 0; h < a.heads; h++)
             sm90_backward_step<plan>(state, tile * plan::QUERIES - block.first_key);
 
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
@@ -605,6 +613,19 @@ static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct a
     return tensor_map_of(base, dims, strides, columns, rows);
 }
 
+// docs/hopper.md says what these are worth by a simulation.
+enum { SM90_GANG = 8, SM90_MANY_HEADS = 4 }; // blocks, where there are KV heads enough; from how many on gangs alternate
+
+// Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time.
+static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
+                                int multiprocessors) {
+    const int units = shape.B * shape.num_query_groups;
+    const int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG, sections = (units + most - 1) / most;
+    a.blocks = (int)blocks_for(shape.T, keys);
+    a.section = (units + sections - 1) / sections;
+    a.gang = a.heads < SM90_MANY_HEADS ? 0 : multiprocessors < a.section ? 1 : multiprocessors / a.section;
+}
+
 struct sm90_backward_launcher {
     template <int D>
     static void launch(const struct sm90_backward_arguments &given, struct attention_shape shape, struct device *dev) {
@@ -616,8 +637,9 @@ struct sm90_backward_launcher {
         static const cudaError_t prepared =
             cudaFuncSetAttribute((const void *)sm90_backward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  plan::SHARED_BYTES);
+        static const struct cudaDeviceProp properties = sm90_properties(dev);
         cuda_check(prepared);
-        a.blocks = (shape.T + plan::KEYS - 1) / plan::KEYS;
+        sm90_backward_order(a, shape, plan::KEYS, properties.multiProcessorCount);
         a.k = sm90_backward_map<plan>(a.qkv, packed, shape, plan::KEY_CHUNK, plan::KEYS);
         a.v = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::KEYS);
         a.q = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::QUERIES);
@@ -656,6 +678,7 @@ static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *
     a.T = shape.T;
     a.H = shape.num_heads;
     a.Hkv = shape.num_query_groups;
+    a.heads = a.H / a.Hkv;
     a.tiles = (int)layout.tiles;
     a.scale = shape.scale;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
