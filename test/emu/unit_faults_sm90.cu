@@ -277,7 +277,7 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
     }
     float acc[32];
     for (uint32_t i = 0; i < 3; i++) {
-        if (fault != NO_WAIT || i > 0)
+        if ((fault != NO_WAIT && (fault != THIRD || thread < 96)) || i > 0)
             mbarrier_wait(full, i % 2);
         wgmma_fence();
         wgmma_shared<64, false, true>(acc, matrix_descriptor(stage, 0, 1024, 1), matrix_descriptor(stage, 0, 1024, 1), i > 0);
@@ -431,6 +431,7 @@ static const struct fault {
     {"wgmma_of_another_shape", product, ANOTHER_SHAPE, "overlap those of another shape"},
     {"wgmma_past_shared", product, SHARED_TOO_SMALL, "a wgmma goes past the shared memory"},
     {"wgmma_without_mbarrier_wait", refill, NO_WAIT, "what a wgmma of warpgroup 0 may still read"},
+    {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "wgmma of warpgroup 0 may still read"},
     {"arrives_before_wgmma_wait", refill, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
     {"named_barrier_missing", named, NO_BARRIER, "before a barrier"},
     {"named_barrier_of_others", named, FIRST, "before a barrier"},
