@@ -90,6 +90,7 @@ struct emu_wgmma_issued {
     int threads;           // that have issued it
     uint32_t warps;        // whose right to read was checked
     std::vector<uint32_t> a_pieces, b_pieces; // addresses of 16 bytes each
+    std::vector<uint32_t> written;            // of a word for each write that they come from
     uint32_t a[EMU_WARPGROUP][4];
     unsigned char accumulator[EMU_WARPGROUP];
 };
@@ -621,11 +622,26 @@ static bool emu_same_wgmma(const struct emu_wgmma *x, const struct emu_wgmma *y)
     return x->a == y->a && x->b == y->b && x->n == y->n && !x->a_registers == !y->a_registers &&
            x->transposed_a == y->transposed_a && x->transposed_b == y->transposed_b && x->accumulate == y->accumulate;
 }
-static void emu_wgmma_reads(const std::vector<uint32_t> &pieces, int warpgroup, uint64_t group) {
+// The first warp to come checks and marks each word, and leaves one word for each write that they come from.
+static void emu_wgmma_reads(struct emu_wgmma_issued *issued, const std::vector<uint32_t> &pieces, int warpgroup) {
+    const struct emu_mark *last = NULL;
     for (uint32_t piece : pieces) {
         emu_check_async(piece, 16, false, "a wgmma");
-        for (uint32_t i = 0; i < 16; i += 4)
-            emu_mark_at(piece + i)->wgmma_reads[warpgroup] = (uint32_t)group + 1;
+        struct emu_mark *mark = emu_mark_at(piece);
+        for (uint32_t i = 0; i < 4; i++) {
+            mark[i].wgmma_reads[warpgroup] = (uint32_t)issued->group + 1;
+            if (!last || mark[i].writer != last->writer || mark[i].write_time != last->write_time)
+                issued->written.push_back(piece + 4 * i);
+            last = &mark[i];
+        }
+    }
+}
+// The other warps look at those. Nobody may have written since then.
+static void emu_wgmma_reads_too(const struct emu_wgmma_issued *issued) {
+    for (uint32_t address : issued->written) {
+        const struct emu_mark *mark = emu_mark_at(address);
+        emu_check_mark(mark, emu_seen(emu->current), false, address);
+        emu_check_fenced(mark, emu_seen_fenced(emu->current), address, "a wgmma");
     }
 }
 static struct emu_warpgroup *emu_warpgroup_of(int thread) {
@@ -655,9 +671,13 @@ static void emu_wgmma_issue(const struct emu_wgmma *op) {
         emu_report("the threads of a warpgroup issue different wgmmas, or in different groups");
     issued->threads++;
     if (!(issued->warps >> in_group / 32 & 1u)) {
+        if (issued->warps == 0) {
+            emu_wgmma_reads(issued, issued->a_pieces, emu->current / EMU_WARPGROUP);
+            emu_wgmma_reads(issued, issued->b_pieces, emu->current / EMU_WARPGROUP);
+        } else {
+            emu_wgmma_reads_too(issued);
+        }
         issued->warps |= 1u << in_group / 32;
-        emu_wgmma_reads(issued->a_pieces, emu->current / EMU_WARPGROUP, issued->group);
-        emu_wgmma_reads(issued->b_pieces, emu->current / EMU_WARPGROUP, issued->group);
     }
     issued->accumulator[in_group] = (unsigned char)emu_accumulator_use(self, op->acc, op->n / 2, issued->group);
     if (op->a_registers) {
@@ -689,36 +709,45 @@ static void emu_operand_values(const std::vector<uint32_t> &pieces, bool transpo
         }
     }
 }
+static float *emu_fragment_value(const struct emu_wgmma_issued *issued, int first_thread, int thread) {
+    return emu->async->thread[(size_t)(first_thread + thread)].accumulators[issued->accumulator[thread]].value;
+}
+// A thread's part of a 64 x n matrix, from where its first pair lies: pairs 8 columns apart, in two rows 8 apart.
+static inline void emu_fragment(float *matrix, float *value, int n, bool to_matrix) {
+    for (int j = 0; j < n / 8; j++)
+        for (int half = 0; half < 2; half++) {
+            float *pair = matrix + half * 8 * n + 8 * j, *own = value + 4 * j + 2 * half;
+            memcpy(to_matrix ? pair : own, to_matrix ? own : pair, 2 * sizeof(float));
+        }
+}
 static void emu_wgmma_run(const struct emu_wgmma_issued *issued, int first_thread) {
     const int n = issued->op.n;
     static __thread float a[16 * 64], b[16 * 256], c[64 * 256];
     emu_operand_values(issued->b_pieces, issued->op.transposed_b, b, n);
     if (!issued->op.a_registers)
         emu_operand_values(issued->a_pieces, issued->op.transposed_a, a, 64);
+    memset(c, 0, sizeof(float) * 64 * (size_t)n);
     for (int thread = 0; thread < EMU_WARPGROUP; thread++) {
         const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
-        const float *value =
-            emu->async->thread[(size_t)(first_thread + thread)].accumulators[issued->accumulator[thread]].value;
-        for (int i = 0; i < n / 2; i++)
-            c[(row + i / 2 % 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2] = issued->op.accumulate ? value[i] : 0;
+        if (issued->op.accumulate)
+            emu_fragment(c + row * n + 2 * t, emu_fragment_value(issued, first_thread, thread), n, true);
         for (int i = 0; i < 4 && issued->op.a_registers; i++)
             for (int e = 0; e < 2; e++)
                 a[(2 * t + i / 2 * 8 + e) * 64 + row + i % 2 * 8] = emu_bf16(issued->a[thread][i] >> 16 * e & 0xffffu);
     }
     for (int row = 0; row < 64; row++)
-        for (int k = 0; k < 16; k++) {
-            const float left = a[k * 64 + row];
-            float *sums = c + row * n;
-            const float *right = b + k * n;
+        for (int begin = 0; begin < n; begin += 16) {
+            float sums[16];
+            memcpy(sums, c + row * n + begin, sizeof sums);
+            for (int k = 0; k < 16; k++)
 #pragma omp simd
-            for (int column = 0; column < n; column++)
-                sums[column] += left * right[column];
+                for (int column = 0; column < 16; column++)
+                    sums[column] += a[k * 64 + row] * b[k * n + begin + column];
+            memcpy(c + row * n + begin, sums, sizeof sums);
         }
     for (int thread = 0; thread < EMU_WARPGROUP; thread++) {
         const int row = thread / 32 * 16 + thread % 32 / 4, t = thread % 4;
-        float *value = emu->async->thread[(size_t)(first_thread + thread)].accumulators[issued->accumulator[thread]].value;
-        for (int i = 0; i < n / 2; i++)
-            value[i] = c[(row + i / 2 % 2 * 8) * n + i / 4 * 8 + 2 * t + i % 2];
+        emu_fragment(c + row * n + 2 * t, emu_fragment_value(issued, first_thread, thread), n, false);
     }
 }
 // All of the warpgroup have committed the oldest group: it runs.

@@ -165,8 +165,14 @@ static void emu_touch_mark(uint32_t address, bool write) {
     else
         emu_mark_read(mark, emu->current, seen[emu->current], seen);
 }
+static inline void emu_check_fenced(const struct emu_mark *mark, const uint32_t *fenced, uint32_t address,
+                                    const char *what) {
+    if (mark->writer < emu->async->threads && mark->write_time > fenced[mark->writer])
+        emu_report("%s touches what thread %d wrote without async_proxy_fence after it, shared address %d", what,
+                   mark->writer, emu_offset(address));
+}
 // A range of whole words that the async proxy is to touch on behalf of the current thread: what ordinary stores wrote
-// must have been fenced by who wrote it. Where it reads, all of the range may have the same history, word for word.
+// must have been fenced by who wrote it.
 static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const char *what) {
     if (address < EMU_SHARED_BASE || address - EMU_SHARED_BASE > emu->shared_bytes ||
         bytes > emu->shared_bytes - (address - EMU_SHARED_BASE))
@@ -174,24 +180,30 @@ static void emu_check_async(uint32_t address, uint32_t bytes, bool write, const 
                    emu_offset(address), bytes, emu->shared_bytes);
     const uint32_t *seen = emu_seen(emu->current), *fenced = emu_seen_fenced(emu->current);
     const struct emu_word *words = &emu->words[(address - EMU_SHARED_BASE) / 4];
-    const struct emu_mark *mark = emu_mark_at(address);
+    const struct emu_mark *mark = emu_mark_at(address), *good = NULL;
     for (uint32_t i = 0; i < bytes / 4; i++) {
+        if (good && !write && !words[i].in_flight && mark[i].writer == good->writer &&
+            mark[i].write_time == good->write_time && !mark[i].barrier)
+            continue; // as the word before it
         if (words[i].in_flight)
             emu_report("%s touches what an asynchronous copy is to write, before its wait, shared address %d", what,
                        emu_offset(address + 4 * i));
         emu_check_mark(&mark[i], seen, write, address + 4 * i);
-        if (mark[i].writer < emu->async->threads && mark[i].write_time > fenced[mark[i].writer])
-            emu_report("%s touches what thread %d wrote without async_proxy_fence after it, shared address %d", what,
-                       mark[i].writer, emu_offset(address + 4 * i));
+        emu_check_fenced(&mark[i], fenced, address + 4 * i, what);
+        good = &mark[i];
     }
 }
 
-// The block changes over: what warp.h knows of its words so far becomes marks.
+// The block changes over: what warp.h knows of its words so far becomes marks. Time 1 is that before the last
+// __syncthreads, which all have seen, but nobody has fenced.
+static uint32_t emu_time_of(int thread, uint64_t warp_epoch) {
+    return (uint32_t)(warp_epoch - emu->warps[thread / 32].first_epoch) + 2;
+}
 static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
     mark->reader = EMU_NOBODY;
-    if (word->write_epoch == emu->epoch) {
+    if (word->write_epoch >= emu->first_epoch) {
         mark->writer = (uint16_t)word->writer;
-        mark->write_time = (uint32_t)(word->write_warp_epoch - emu->warps[word->writer / 32].first_epoch) + 1;
+        mark->write_time = word->write_epoch < emu->epoch ? 1 : emu_time_of(word->writer, word->write_warp_epoch);
     }
     if (word->read_epoch != emu->epoch)
         return;
@@ -201,21 +213,23 @@ static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
     mark->readers = emu_readers_new();
     for (int i = first; i < first + count; i++)
         emu->async->readers[(size_t)mark->readers][(size_t)i] =
-            all ? emu_now(i) : (uint32_t)(word->read_warp_epoch - emu->warps[i / 32].first_epoch) + 1;
+            all ? emu_now(i) : emu_time_of(i, word->read_warp_epoch);
 }
 static void emu_clocks_begin(void) {
     struct emu_async *a = emu->async;
     a->threads = emu->threads;
     a->clocks = emu->threads + EMU_WARPGROUPS + EMU_STORERS + EMU_MBARRIERS;
     a->rows.assign((size_t)a->threads * 2 * (size_t)a->clocks, 0u);
+    for (int i = 0; i < a->threads; i++)
+        std::fill(emu_seen(i), emu_seen(i) + a->threads, 1u);
     a->meeting.assign(2 * (size_t)a->clocks, 0u);
     a->readers.clear();
     a->free_readers.clear();
     for (int i = 0; i < a->threads; i++) {
-        const uint32_t met = (uint32_t)(emu->warps[i / 32].epoch - emu->warps[i / 32].first_epoch);
+        const uint32_t now = emu_time_of(i, emu->warps[i / 32].epoch);
         for (int j = i / 32 * 32; j < i / 32 * 32 + 32 && j < a->threads; j++)
-            emu_seen(i)[j] = met;
-        emu_seen(i)[i] = met + 1;
+            emu_seen(i)[j] = now - 1;
+        emu_seen(i)[i] = now;
     }
     const struct emu_mark none = {};
     a->marks.assign((size_t)(emu->shared_bytes + 3) / 4, none);

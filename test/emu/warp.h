@@ -92,7 +92,7 @@ struct emu_kernel {
     void (*body)(void *);
     void *argument;
     uint64_t launch; // of the program's launches: each has another order
-    unsigned char *progress; // of each block: 0 to come, 1 at work, 2 done
+    unsigned char *progress; // of each block: 0 to come, 1 at work, 2 done, 3 at work and all before it done
 };
 
 // One block at work; one per host thread, kept from launch to launch.
@@ -103,7 +103,7 @@ struct emu_block {
     struct emu_fiber *fibers;
     struct emu_warp *warps;
     int barrier_arrived;
-    uint64_t epoch;
+    uint64_t epoch, first_epoch; // of __syncthreads; the running block's first
     unsigned char *shared;
     struct emu_word *words;
     uint32_t shared_bytes;
@@ -543,7 +543,9 @@ static void emu_block_enter(const struct emu_kernel *kernel) {
 }
 
 static void emu_run_block(uint64_t at) {
-    if (__atomic_exchange_n(&emu->kernel->progress[at], (unsigned char)1, __ATOMIC_ACQ_REL) != 0)
+    unsigned char to_come = 0;
+    if (!__atomic_compare_exchange_n(&emu->kernel->progress[at], &to_come, (unsigned char)1, false, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE))
         return;
     emu->linear_index = at;
     emu->async = NULL;
@@ -551,7 +553,7 @@ static void emu_run_block(uint64_t at) {
     emu->block_index = emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y));
     if (emu->shared_bytes > 0)
         memset(emu->shared, 0xff, emu->shared_bytes);
-    emu->epoch++;
+    emu->first_epoch = ++emu->epoch;
     emu->barrier_arrived = emu->ended = 0;
     for (int w = 0; w < emu->num_warps; w++) {
         struct emu_warp *warp = &emu->warps[w];

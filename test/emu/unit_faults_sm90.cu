@@ -1,0 +1,490 @@
+// What the emulator is to find of the rules of sm_90a, as unit_faults.cu: each fault is planted in a small kernel that runs
+// in a process of its own; without it the same kernel must pass.
+//
+//   unit_faults_sm90           every fault          unit_faults_sm90 NAME    that one, to see its message
+#include "kernels/device_memory.cuh" // device_allocate, device_upload
+#include "kernels/device_queue.cuh"  // device_open
+#include "kernels/ptx_sm90.cuh"      // wgmma, TMA, mbarriers
+#include "kernels/tensor_map.cuh"    // tensor_map_of
+#include "test/testing.h"            // cmocka
+#include <sys/wait.h>                // WEXITSTATUS
+
+static struct device device;
+static float *memory(void) { return (float *)device_allocate(65536); }
+
+// --- mbarriers and loads ------------------------------------------------------------------------------------------
+
+enum {
+    WELL,
+    NO_WAIT,
+    NO_FENCE,
+    NO_BARRIER,
+    TOO_FEW,
+    TOO_MANY,
+    ARRIVED_TWICE,
+    NO_MBARRIER,
+    WRONG_PARITY,
+    AS_DATA,
+    NOT_ALIGNED,
+    PAST_SHARED,
+    PAST_GLOBAL,
+    TOO_EARLY,
+    LATE,
+    REUSED,
+    FIRST,
+    SECOND,
+    THIRD
+};
+
+// One thread loads 1024 bytes, all read them.
+static __global__ void load_kernel(float *out, const float *in, int fault) {
+    const uint32_t barrier = shared_memory(), to = barrier + 1024 + (fault == NOT_ALIGNED ? 8 : 0);
+    const uint32_t thread = threadIdx.x;
+    if (thread == 0) {
+        mbarrier_init(barrier, 1);
+        if (fault != NO_FENCE)
+            mbarrier_init_fence();
+    }
+    if (fault == TOO_EARLY && thread == 5)
+        store_shared_float(to + 4 * 5, 0.0f);
+    if (fault != NO_BARRIER)
+        __syncthreads();
+    if (thread == 0) {
+        mbarrier_arrive_expect(barrier, fault == TOO_FEW ? 1008 : fault == TOO_MANY ? 1040 : 1024);
+        if (fault == ARRIVED_TWICE)
+            mbarrier_arrive(barrier);
+        bulk_load(fault == PAST_SHARED ? to + 4096 : to, in + (fault == PAST_GLOBAL ? 16384 - 128 : 0), 1024,
+                  fault == NO_MBARRIER ? barrier + 8 : barrier);
+    }
+    if (fault == AS_DATA && thread == 1)
+        store_shared_float(barrier, 0.0f);
+    if (fault != NO_WAIT || thread != 3)
+        mbarrier_wait(barrier, fault == WRONG_PARITY);
+    out[thread] = load_shared_float(to + 4 * thread);
+}
+// A stage that is used twice: the threads read it and arrive, the loader waits for them.
+static __global__ void stage_kernel(float *out, const float *in, int fault) {
+    const uint32_t full = shared_memory(), empty = full + 8, stage = full + 1024, thread = threadIdx.x;
+    if (thread == 0) {
+        mbarrier_init(full, 1);
+        mbarrier_init(empty, 64);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    for (uint32_t i = 0; i < 2; i++) {
+        if (thread == 64) {
+            if (fault != NO_WAIT)
+                mbarrier_wait(empty, 1 - i);
+            mbarrier_arrive_expect(full, 1024);
+            bulk_load(stage, in + 256 * i, 1024, full);
+        } else if (thread < 64) {
+            mbarrier_wait(full, i);
+            if (fault == TOO_EARLY)
+                mbarrier_arrive(empty);
+            out[i * 64 + thread] = load_shared_float(stage + 4 * thread);
+            if (fault != TOO_EARLY)
+                mbarrier_arrive(empty);
+        }
+    }
+}
+static __global__ void wait_for_nothing_kernel(bool loaded_last) {
+    const uint32_t barrier = shared_memory();
+    if (threadIdx.x != 0)
+        return;
+    mbarrier_init(barrier, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive(barrier);
+    mbarrier_wait(barrier, 0);
+    if (!loaded_last)
+        mbarrier_wait(barrier, 1);
+}
+static __global__ void unawaited_kernel(const float *in, bool wait) {
+    const uint32_t barrier = shared_memory();
+    if (threadIdx.x != 0)
+        return;
+    mbarrier_init(barrier, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect(barrier, 256);
+    bulk_load(barrier + 1024, in, 256, barrier);
+    if (wait)
+        mbarrier_wait(barrier, 0);
+}
+static __global__ void box_kernel(const __grid_constant__ struct tensor_map map, int fault) {
+    const uint32_t barrier = shared_memory();
+    if (threadIdx.x != 0)
+        return;
+    mbarrier_init(barrier, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect(barrier, 64 * 8);
+    tma_load_4d(barrier + (fault == NOT_ALIGNED ? 1040 : 1024), &map, barrier, 0, 0, 0, 0);
+    mbarrier_wait(barrier, 0);
+}
+
+// --- Stores -------------------------------------------------------------------------------------------------------
+
+static __global__ void store_kernel(float *out, int fault) {
+    const uint32_t from = shared_memory(), thread = threadIdx.x;
+    store_shared_float(from + 4 * thread, (float)thread);
+    if (fault != NO_FENCE)
+        async_proxy_fence();
+    if (fault == LATE)
+        store_shared_float(from + 4 * thread, (float)thread); // after the fence
+    if (fault != NO_BARRIER)
+        __syncthreads();
+    if (thread == 0) {
+        bulk_store(out + (fault == PAST_GLOBAL ? 16384 - 60 : fault == NOT_ALIGNED ? 1 : 0), from, 256);
+        if (fault == FIRST)
+            bulk_store(out, from, 8);
+        bulk_commit();
+        if (fault != NO_WAIT && fault != REUSED)
+            bulk_wait_read<0>();
+        if (fault == REUSED)
+            store_shared_float(from, 1.0f);
+        bulk_wait<0>();
+    }
+    if (fault != SECOND)
+        __syncthreads();
+    store_shared_float(from + 4 * thread, 0.0f);
+}
+static __global__ void leave_kernel(float *out, bool wait) {
+    if (threadIdx.x != 0)
+        return;
+    const uint32_t from = shared_memory();
+    for (uint32_t i = 0; i < 4; i++)
+        store_shared_float(from + 4 * i, 1.0f);
+    async_proxy_fence();
+    bulk_store(out, from, 16);
+    bulk_commit();
+    if (wait)
+        bulk_wait_read<0>();
+}
+static __global__ void release_kernel(float *out, int *flag, bool wait) {
+    if (threadIdx.x != 0)
+        return;
+    const uint32_t from = shared_memory();
+    for (uint32_t i = 0; i < 4; i++)
+        store_shared_float(from + 4 * i, 1.0f);
+    async_proxy_fence();
+    bulk_reduce_add(out, from, 16);
+    bulk_commit();
+    bulk_wait_read<0>();
+    if (wait)
+        bulk_wait<0>();
+    store_release(flag, 1);
+}
+// Each block waits for another one.
+static __global__ void chain_kernel(int *flags, int step) {
+    if (threadIdx.x != 0)
+        return;
+    const int other = (int)blockIdx.x + step;
+    while (other >= 0 && other < (int)gridDim.x && load_acquire(flags + other) == 0) {
+    }
+    store_release(flags + blockIdx.x, 1);
+}
+
+// --- wgmma --------------------------------------------------------------------------------------------------------
+
+enum { TILE_BYTES = 8192 }; // 64 rows of 64 columns
+enum {
+    PRODUCT_WELL,
+    WITHOUT_FENCE,
+    WITHOUT_SECOND_FENCE,
+    WRITTEN_AFTER_FENCE,
+    READ_IN_FLIGHT,
+    WRITTEN_IN_FLIGHT,
+    WITHOUT_COMMIT,
+    WITHOUT_WAIT,
+    A_CHANGED,
+    A_WRITTEN_AFTER_FENCE,
+    WITHOUT_PROXY_FENCE,
+    WITHOUT_BARRIER,
+    OVERWRITTEN,
+    ONE_WARP_LESS,
+    ANOTHER_OPERAND,
+    NOT_AT_A_ROW,
+    K_TOO_FAR,
+    ANOTHER_SHAPE,
+    SHARED_TOO_SMALL
+};
+static __global__ void product_kernel(float *out, int fault) {
+    const uint32_t a = shared_memory(), b = a + TILE_BYTES, thread = threadIdx.x;
+    for (uint32_t i = thread; i < 2 * TILE_BYTES / 4; i += 128)
+        store_shared_word(a + 4 * i, 0x3f803f80);
+    if (fault != WITHOUT_PROXY_FENCE)
+        async_proxy_fence();
+    if (fault != WITHOUT_BARRIER)
+        __syncthreads();
+    float acc[32], other[32];
+    uint32_t left[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    for (int i = 0; i < 32; i++)
+        acc[i] = 0;
+    uint64_t da = matrix_descriptor(a, 0, 1024, 1), db = matrix_descriptor(b, 0, 1024, 1);
+    if (fault == NOT_AT_A_ROW)
+        db = matrix_descriptor(b + 128, 0, 1024, 1);
+    if (fault == K_TOO_FAR)
+        db = matrix_descriptor(b + 112, 0, 1024, 1);
+    if (fault == ANOTHER_OPERAND && thread >= 96)
+        db = da;
+    if (fault == SHARED_TOO_SMALL)
+        db = matrix_descriptor(b + 1024, 0, 1024, 1);
+    for (int step = 0; step < 2; step++) {
+        if (fault != WITHOUT_FENCE && (fault != WITHOUT_SECOND_FENCE || step == 0))
+            wgmma_fence();
+        if (fault == WRITTEN_AFTER_FENCE && step == 1)
+            acc[3] *= 0.5f;
+        if (fault == A_WRITTEN_AFTER_FENCE && step == 1)
+            left[1] = 0;
+        if (fault == ONE_WARP_LESS && thread >= 96)
+            break;
+        wgmma_shared<64, false, false>(acc, da, db, true);
+        wgmma_registers<64, false>(acc, left, db, true);
+        if (fault == ANOTHER_SHAPE)
+            wgmma_shared<64, false, false>(other, da, db, false), wgmma_shared<32, false, false>(other + 16, da, db, false);
+        if (fault != WITHOUT_COMMIT)
+            wgmma_commit();
+        if (fault == READ_IN_FLIGHT)
+            out[thread] = acc[5];
+        if (fault == WRITTEN_IN_FLIGHT)
+            acc[5] = 0;
+        if (fault == A_CHANGED)
+            left[2]++;
+        if (fault == OVERWRITTEN)
+            store_shared_word(b + 4 * thread, 0);
+        if (fault != WITHOUT_WAIT || step == 0)
+            wgmma_wait<0>();
+        wgmma_hold<32>(acc);
+    }
+    if (fault != READ_IN_FLIGHT)
+        out[thread] = acc[5];
+}
+// A stage of wgmma's operand, refilled by TMA: the arrival must come after wgmma_wait.
+static __global__ void refill_kernel(float *out, const float *in, int fault) {
+    const uint32_t base = shared_memory(), full = base, empty = base + 8, stage = base + 1024, thread = threadIdx.x;
+    if (thread == 0) {
+        mbarrier_init(full, 1);
+        mbarrier_init(empty, 4);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (thread >= 128) {
+        if (thread == 128)
+            for (uint32_t i = 0; i < 3; i++) {
+                mbarrier_wait(empty, 1 - i % 2);
+                mbarrier_arrive_expect(full, TILE_BYTES);
+                bulk_load(stage, in, TILE_BYTES, full);
+            }
+        return;
+    }
+    float acc[32];
+    for (uint32_t i = 0; i < 3; i++) {
+        if ((fault != NO_WAIT && (fault != THIRD || thread < 96)) || i > 0)
+            mbarrier_wait(full, i % 2);
+        wgmma_fence();
+        wgmma_shared<64, false, true>(acc, matrix_descriptor(stage, 0, 1024, 1), matrix_descriptor(stage, 0, 1024, 1), i > 0);
+        wgmma_commit();
+        if (fault == TOO_EARLY && thread % 32 == 0)
+            mbarrier_arrive(empty);
+        wgmma_wait<0>();
+        if (fault != TOO_EARLY && thread % 32 == 0)
+            mbarrier_arrive(empty);
+    }
+    out[thread] = acc[0];
+}
+
+// --- Named barriers, setmaxnreg -----------------------------------------------------------------------------------
+
+static __global__ void named_kernel(float *out, int fault) {
+    const uint32_t base = shared_memory(), thread = threadIdx.x;
+    store_shared_float(base + 4 * thread, 1.0f);
+    if (thread < 64) {
+        if (fault == NO_BARRIER)
+            out[thread] = load_shared_float(base + 4 * (thread ^ 32));
+        named_barrier_sync(fault == SECOND && thread >= 32 ? 2 : fault == THIRD ? 0 : 1, 64);
+        out[thread] = load_shared_float(base + 4 * (fault == FIRST ? thread + 64 : thread ^ 32));
+    } else if (fault == LATE && thread < 96) {
+        named_barrier_sync(3, 64);
+    } else if (fault == WRONG_PARITY && thread < 96) {
+        named_barrier_arrive(3, 64);
+    } else if (fault == TOO_MANY && thread < 96) {
+        named_barrier_arrive(3, 64);
+        named_barrier_arrive(3, 64);
+    }
+}
+// Who only arrives sees nothing of what the others did.
+static __global__ void arrive_kernel(float *out, bool sync) {
+    const uint32_t base = shared_memory(), thread = threadIdx.x;
+    store_shared_float(base + 4 * thread, 1.0f);
+    if (thread < 32 || sync)
+        named_barrier_sync(1, 64);
+    else
+        named_barrier_arrive(1, 64);
+    out[thread] = load_shared_float(base + 4 * (thread ^ 32));
+}
+static __global__ void registers_kernel(int fault) {
+    const int warpgroup = (int)threadIdx.x / 128;
+    if (warpgroup == 0) {
+        if (fault == FIRST) {
+            registers_increase<24>();
+        } else if (fault != SECOND && (fault != THIRD || threadIdx.x >= 32)) {
+            registers_decrease<24>();
+        }
+    } else {
+        registers_increase<240>();
+    }
+}
+
+// --- Faults -------------------------------------------------------------------------------------------------------
+
+static void load(int fault) { LAUNCH(&device, load_kernel, 1, 256, 4096, memory(), (const float *)memory(), fault); }
+static void stage(int fault) { LAUNCH(&device, stage_kernel, 1, 96, 4096, memory(), (const float *)memory(), fault); }
+static void wait_for_nothing(int fault) { LAUNCH(&device, wait_for_nothing_kernel, 1, 32, 64, fault == WELL); }
+static void unawaited(int fault) { LAUNCH(&device, unawaited_kernel, 1, 32, 2048, (const float *)memory(), fault == WELL); }
+static void box(int fault) {
+    const uint64_t dims[4] = {64, 1, fault == PAST_GLOBAL ? 1024u : 64u, 1}, strides[3] = {128, 128, 8192};
+    const struct tensor_map map = tensor_map_of((const bf16 *)memory() + (fault == PAST_GLOBAL ? 32768 - 64 : 0), dims, strides, 64, 4);
+    LAUNCH(&device, box_kernel, 1, 32, 4096, map, fault);
+}
+static void bad_map(int fault) {
+    const uint64_t dims[4] = {64, 1, 64, 1}, strides[3] = {128, fault == WELL ? 128u : 120u, 8192};
+    tensor_map_of((const bf16 *)memory(), dims, strides, 64, 4);
+}
+static void store(int fault) { LAUNCH(&device, store_kernel, 1, 64, 1024, memory(), fault); }
+static void leave(int fault) { LAUNCH(&device, leave_kernel, 1, 32, 64, memory(), fault == WELL); }
+static void release(int fault) {
+    int *flag = (int *)memory();
+    LAUNCH(&device, release_kernel, 1, 32, 64, memory(), flag, fault == WELL);
+}
+static void chain(int fault) {
+    int *flags = (int *)memory();
+    device_zero(flags, 65536, &device);
+    LAUNCH(&device, chain_kernel, 9, 32, 0, flags, fault == WELL ? -1 : 1);
+}
+static void product(int fault) {
+    float *out = memory(), x[128];
+    LAUNCH(&device, product_kernel, 1, 128, 2 * TILE_BYTES, out, fault);
+    device_download(x, out, sizeof x, &device);
+    if (isnan(x[7]))
+        emu_report("an accumulator in flight gave NaN");
+    if (fault == PRODUCT_WELL && x[7] != 64)
+        emu_report("the product is %g", x[7]);
+}
+static void refill(int fault) {
+    LAUNCH(&device, refill_kernel, 1, 160 + 96, 1024 + TILE_BYTES, memory(), (const float *)memory(), fault);
+}
+static void named(int fault) { LAUNCH(&device, named_kernel, 1, 128, 1024, memory(), fault); }
+static void arrive(int fault) { LAUNCH(&device, arrive_kernel, 1, 64, 1024, memory(), fault == WELL); }
+static void set_registers(int fault) { LAUNCH(&device, registers_kernel, 1, 384, 0, fault); }
+
+static const struct fault {
+    const char *name;
+    void (*run)(int fault);
+    int fault;
+    const char *words; // what the message holds
+} faults[] = {
+    {"load_without_wait", load, NO_WAIT, "load_kernel, block (0, 0, 0), thread 3: "},
+    {"load_without_init_fence", load, NO_FENCE, "without mbarrier_init_fence"},
+    {"load_without_barrier", load, NO_BARRIER, "mbarrier"},
+    {"load_expects_too_few", load, TOO_FEW, "lacks 0 of 1 arrivals, expects 1008 bytes and was sent 1024"},
+    {"load_expects_too_many", load, TOO_MANY, "lacks 0 of 1 arrivals, expects 1040 bytes and was sent 1024"},
+    {"arrives_too_often", load, ARRIVED_TWICE, "all of whose 1 arrivals"},
+    {"no_mbarrier", load, NO_MBARRIER, "where no mbarrier is"},
+    {"wrong_parity", load, WRONG_PARITY, "shared address"},
+    {"mbarrier_as_data", load, AS_DATA, "touches an mbarrier as if it were data"},
+    {"load_not_aligned", load, NOT_ALIGNED, "must be multiples of 16"},
+    {"load_past_shared", load, PAST_SHARED, "past the shared memory"},
+    {"load_past_global", load, PAST_GLOBAL, "past an allocation"},
+    {"load_over_a_store", load, TOO_EARLY, "without async_proxy_fence"},
+    {"refilled_without_empty", stage, NO_WAIT, "writes what TMA wrote, without having waited"},
+    {"read_after_arrival", stage, TOO_EARLY, "shared address"},
+    {"waits_for_ever", wait_for_nothing, NO_WAIT, "waits at mbarrier_wait for ever: phase 1 "},
+    {"load_nobody_waits_for", unawaited, NO_WAIT, "that nobody waited for"},
+    {"box_not_aligned", box, NOT_ALIGNED, "no multiple of 128"},
+    {"box_past_memory", box, PAST_GLOBAL, "a TMA load reads"},
+    {"map_of_odd_strides", bad_map, NOT_ALIGNED, "cuTensorMapEncodeTiled"},
+    {"store_without_proxy_fence", store, NO_FENCE, "without async_proxy_fence"},
+    {"store_after_proxy_fence", store, LATE, "without async_proxy_fence"},
+    {"store_without_barrier", store, NO_BARRIER, "what a bulk store may still read"},
+    {"store_reused_before_read", store, REUSED, "what a bulk store may still read"},
+    {"store_reused_by_others", store, SECOND, "shared address"},
+    {"store_past_global", store, PAST_GLOBAL, "past an allocation"},
+    {"store_not_aligned", store, NOT_ALIGNED, "must be multiples of 16"},
+    {"store_of_8_bytes", store, FIRST, "must be multiples of 16"},
+    {"leaves_while_read", leave, NO_WAIT, "still read shared memory"},
+    {"releases_too_early", release, NO_WAIT, "while bulk stores of its own are under way"},
+    {"waits_for_a_later_block", chain, LATE, "all blocks of lower index are done"},
+    {"wgmma_without_fence", product, WITHOUT_FENCE, "without a wgmma_fence since the kernel began"},
+    {"wgmma_without_second_fence", product, WITHOUT_SECOND_FENCE, "that wgmma_wait gave, without wgmma_fence"},
+    {"accumulator_written_after_fence", product, WRITTEN_AFTER_FENCE, "accumulator that was written after the last wgmma_fence"},
+    {"accumulator_read_in_flight", product, READ_IN_FLIGHT, "in flight gave NaN"},
+    {"accumulator_written_in_flight", product, WRITTEN_IN_FLIGHT, "writes an accumulator of a wgmma in flight"},
+    {"wgmma_without_commit", product, WITHOUT_COMMIT, "thread"},
+    {"wgmma_without_wait", product, WITHOUT_WAIT, "ends with a wgmma under way"},
+    {"a_changed_in_flight", product, A_CHANGED, "changes the A registers of a wgmma in flight"},
+    {"a_written_after_fence", product, A_WRITTEN_AFTER_FENCE, "A registers that were written after the last wgmma_fence"},
+    {"wgmma_without_proxy_fence", product, WITHOUT_PROXY_FENCE, "a wgmma touches what thread"},
+    {"wgmma_without_barrier", product, WITHOUT_BARRIER, "what a wgmma of warpgroup 0 may still read"},
+    {"wgmma_operand_overwritten", product, OVERWRITTEN, "what a wgmma of warpgroup 0 may still read"},
+    {"wgmma_of_three_warps", product, ONE_WARP_LESS, "has ended"},
+    {"wgmma_of_two_kinds", product, ANOTHER_OPERAND, "issue different wgmmas"},
+    {"wgmma_operand_not_at_a_row", product, NOT_AT_A_ROW, "not in the first row of a swizzle's"},
+    {"wgmma_k_too_far", product, K_TOO_FAR, "or k goes past it"},
+    {"wgmma_of_another_shape", product, ANOTHER_SHAPE, "overlap those of another shape"},
+    {"wgmma_past_shared", product, SHARED_TOO_SMALL, "a wgmma goes past the shared memory"},
+    {"wgmma_without_mbarrier_wait", refill, NO_WAIT, "what a wgmma of warpgroup 0 may still read"},
+    {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "wgmma of warpgroup 0 may still read"},
+    {"arrives_before_wgmma_wait", refill, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
+    {"named_barrier_missing", named, NO_BARRIER, "before a barrier"},
+    {"named_barrier_of_others", named, FIRST, "before a barrier"},
+    {"named_barriers_of_two_kinds", named, SECOND, "named_barrier_sync for threads that never come"},
+    {"named_barrier_zero", named, THIRD, "1 to 15"},
+    {"named_barrier_in_vain", named, LATE, "named_barrier_sync for threads that never come"},
+    {"named_barrier_left_open", named, WRONG_PARITY, "lacking 32 of 64 threads"},
+    {"named_barrier_twice", named, TOO_MANY, "again before all others came"},
+    {"arrival_is_no_wait", arrive, NO_WAIT, "before a barrier"},
+    {"registers_the_wrong_way", set_registers, FIRST, "increases 168 registers a thread to 24"},
+    {"registers_nobody_gave", set_registers, SECOND, "setmaxnreg for threads that never come"},
+    {"registers_of_three_warps", set_registers, THIRD, "setmaxnreg"},
+};
+enum { FAULTS = sizeof faults / sizeof *faults };
+
+// In a process of its own.
+static int run_apart(const char *name, const char *how, char *message, size_t size) {
+    char program[512], command[1024];
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    assert_true(length > 0);
+    program[length] = 0;
+    snprintf(command, sizeof command, "'%s' %s %s 2>&1", program, name, how);
+    FILE *child = popen(command, "r");
+    assert_non_null(child);
+    message[fread(message, 1, size - 1, child)] = 0;
+    return pclose(child);
+}
+static void fault_is_found(void **state) {
+    const struct fault *fault = (const struct fault *)*state;
+    char message[4096];
+    const int well = run_apart(fault->name, "well", message, sizeof message);
+    if (well != 0)
+        fail_msg("%s: without the fault: status %d: %s", fault->name, well, message);
+    const int status = run_apart(fault->name, "", message, sizeof message);
+    const int expected = fault->run == bad_map ? EXIT_USAGE : 3;
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != expected || !strstr(message, fault->words))
+        fail_msg("%s: status %d, expected %d and \"%s\": %s", fault->name, status, expected, fault->words, message);
+}
+
+int main(int argc, char **argv) {
+    for (int i = 0; argc > 1 && i < FAULTS; i++)
+        if (strcmp(argv[1], faults[i].name) == 0) {
+            device_open(&device, 0, false);
+            faults[i].run(argc > 2 ? (int)WELL : faults[i].fault);
+            cuda_check(cudaDeviceSynchronize());
+            return 0;
+        }
+    struct CMUnitTest tests[FAULTS];
+    memset(tests, 0, sizeof tests);
+    for (int i = 0; i < FAULTS; i++) {
+        tests[i].name = faults[i].name;
+        tests[i].test_func = fault_is_found;
+        tests[i].initial_state = (void *)&faults[i];
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
