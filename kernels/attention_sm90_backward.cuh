@@ -17,9 +17,9 @@
 //   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first block
 //   stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is.
 // - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV head
-//   alone, and blocks take their number from a counter in memory when they start, with earlier keys having lower numbers.
-//   So there is no deadlock, however few blocks fit on the device and in whatever order it starts them. It also starts the
-//   blocks with the most work first.
+//   alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise, but
+//   everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the device. It
+//   is also the order that starts the blocks with the most work first.
 // - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
 //   descend to their diagonal, so that those that start together wait only for the step by which one follows another.
 // - KV heads are worked on in sections of so few that a gang of about eight blocks of each is at work at the same time, at
@@ -92,8 +92,7 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     static constexpr int KEYS_FULL_AT = ROWS_AT + QUERY_STAGES * ROWS_BYTES;
     static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
     static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 16;
-    static constexpr int NUMBER_AT = DQ_EMPTY_AT + 16;
-    static constexpr int SHARED_BYTES = NUMBER_AT + 8;
+    static constexpr int SHARED_BYTES = DQ_EMPTY_AT + 16;
 };
 
 struct sm90_backward_arguments {
@@ -105,7 +104,7 @@ struct sm90_backward_arguments {
     // In the workspace. Tiles are of plan::QUERIES queries, the last one padded.
     float *dq;     // (B, H, tiles, 2 warpgroups, pieces, accumulators / 4, 128 threads, 4)
     float *rows;   // (B, H, tiles, 2, QUERIES): lse, delta
-    int *counters; // (B, H, tiles): blocks that have added to dQ; and one more: blocks that have started
+    int *counters; // (B, H, tiles): blocks that have added to dQ
     int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
     int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
     float scale;
@@ -117,8 +116,9 @@ struct sm90_backward_block {
     int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
 };
 template <class plan>
-DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a, int start) {
+DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a) {
     struct sm90_backward_block block;
+    const int start = (int)blockIdx.x;
     const int section = start / (a.section * a.blocks), within = start % (a.section * a.blocks);
     const int left = a.B * a.Hkv - section * a.section, units = left < a.section ? left : a.section;
     const int unit = section * a.section + within % units;
@@ -145,7 +145,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
     const int64_t thread = (int64_t)blockIdx.x * SM90_ROWS_THREADS + threadIdx.x, index = thread / SM90_THREADS_A_ROW;
     const int lane = (int)threadIdx.x % SM90_THREADS_A_ROW, padded = a.tiles * QUERIES;
     const int h = (int)(index % a.H), t = (int)(index / a.H % padded), b = (int)(index / a.H / padded);
-    if (thread <= (int64_t)a.B * a.H * a.tiles)
+    if (thread < (int64_t)a.B * a.H * a.tiles)
         a.counters[thread] = 0;
     float delta = 0;
     if (b < a.B && t < a.T)
@@ -342,19 +342,22 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
     }
 }
 
-// The products of one step, each to be committed by the caller.
+// The products of one step: begun here, to be waited for by the caller. Each has a fence of its own.
 
 template <class plan, class left, class right>
 DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t b) { // A B^T, over D
     const uint64_t first = left::along_rows(a), second = right::along_rows(b);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < plan::D / 16; k++)
         wgmma_shared<plan::PART, false, false>(acc, left::step_right(first, k), right::step_right(second, k), k > 0);
+    wgmma_commit();
 }
 // dV or dK += left (64 keys x PART or QUERIES) . tile of queries.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
                                            int warpgroup) {
+    wgmma_fence();
     if (plan::SPLIT_KEYS) {
         const uint64_t right = plan::queries::along_columns(tile);
 #pragma unroll
@@ -368,6 +371,7 @@ DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 
             wgmma_shared<plan::COLUMNS, true, true>(acc, plan::scores::step_down(first, k),
                                                     plan::queries::step_down(right, k), true);
     }
+    wgmma_commit();
 }
 // dQ = dS K, this warpgroup's rows or columns.
 template <class plan>
@@ -376,10 +380,12 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     const uint32_t column =
         plan::SPLIT_ROWS ? 0 : (uint32_t)(warpgroup * (plan::DQ_COLUMNS / plan::KEY_CHUNK) * plan::keys::CHUNK_BYTES);
     const uint64_t left = plan::scores::along_rows(scores + row), right = plan::keys::along_columns(keys + column);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < plan::KEYS / 16; k++)
         wgmma_shared<plan::DQ_COLUMNS, false, true>(dq, plan::scores::step_right(left, k), plan::keys::step_down(right, k),
                                                     k > 0);
+    wgmma_commit();
 }
 
 // One tile of queries. diagonal: its first query less the first key of the block.
@@ -397,15 +403,11 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     struct word_x4 p[PART / 16], ds[PART / 16];
 
     state.queries.wait_full();
-    wgmma_fence();
     sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
         s, shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
-    wgmma_commit();
     state.douts.wait_full();
-    wgmma_fence();
     sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
         dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
-    wgmma_commit();
     wgmma_wait<1>();
     wgmma_hold<PART / 2>(s);
     if (diagonal < plan::KEYS - 1)
@@ -417,25 +419,17 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(ds, dp);
 
-    if (plan::SPLIT_KEYS) { // dV runs while dS is exchanged
-        wgmma_fence();
+    if (plan::SPLIT_KEYS) // dV runs while dS is exchanged
         sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
-        wgmma_commit();
-    } else {
+    else
         sm90_put_scores<plan>(scores + plan::SCORES_BYTES, w, p);
-    }
     sm90_put_scores<plan>(scores, w, ds);
     async_proxy_fence();
     named_barrier_sync(1, 256);
-    wgmma_fence();
-    if (!plan::SPLIT_KEYS) {
+    if (!plan::SPLIT_KEYS)
         sm90_product_with_queries<plan>(state.dv, p, scores + plan::SCORES_BYTES, dout, w);
-        wgmma_commit();
-    }
     sm90_product_with_keys<plan>(dq, scores, shared + plan::KEYS_AT, w);
-    wgmma_commit();
     sm90_product_with_queries<plan>(state.dk, ds, scores, q, w);
-    wgmma_commit();
     wgmma_wait<2>();
     wgmma_hold<COLUMNS / 2>(state.dv);
     sm90_release(state.douts.empty());
@@ -508,8 +502,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     bulk_wait<0>();
 }
 
-// By one thread: barriers, and the number of the block in the order in which blocks start.
-template <class plan> DEVICE_FUNCTION void sm90_backward_open(const struct sm90_backward_arguments &a, uint32_t shared) {
+// By one thread.
+template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, 0};
     const struct sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, 0};
     mbarrier_init(shared + plan::KEYS_FULL_AT, 1);
@@ -520,7 +514,6 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_open(const struct sm90_
         mbarrier_init(shared + plan::DQ_EMPTY_AT + 8 * w, 1);
     }
     mbarrier_init_fence();
-    store_shared_long(shared + plan::NUMBER_AT, (uint64_t)atomicAdd(a.counters + (int64_t)a.B * a.H * a.tiles, 1));
 }
 
 template <class plan>
@@ -530,10 +523,9 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
     const uint32_t shared = shared_memory();
     const int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); // known to be uniform
     if (threadIdx.x == 0)
-        sm90_backward_open<plan>(a, shared);
+        sm90_backward_open<plan>(shared);
     __syncthreads();
-    const struct sm90_backward_block block =
-        sm90_backward_block_of<plan>(a, (int)load_shared_long(shared + plan::NUMBER_AT));
+    const struct sm90_backward_block block = sm90_backward_block_of<plan>(a);
     if (warpgroup > 0) {
         registers_increase<plan::CONSUMER_REGISTERS>();
         sm90_backward_multiply<plan>(a, block, shared, warpgroup - 1);
@@ -597,7 +589,7 @@ static struct sm90_backward_layout sm90_backward_layout_of(struct attention_shap
     const size_t tiles = (size_t)shape.B * (size_t)shape.num_heads * layout.tiles;
     layout.dq_bytes = tiles * queries * (size_t)shape.head_dim * sizeof(float);
     layout.rows_bytes = tiles * queries * 2 * sizeof(float);
-    layout.counters_bytes = (tiles + 1) * sizeof(int);
+    layout.counters_bytes = tiles * sizeof(int);
     return layout;
 }
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape) {

@@ -88,7 +88,7 @@ def forward_share(tile, B, H, T):
 
 
 def backward_order(units, blocks, heads):
-    """(KV head, block of keys) in the order of their numbers, and the blocks of a gang, or 0: sm90_backward_order."""
+    """(KV head, block of keys) in the order of their indices, and the blocks of a gang, or 0: sm90_backward_order."""
     most = max(1, MULTIPROCESSORS // GANG)
     sections = -(-units // most)
     section = -(-units // sections)
@@ -100,7 +100,7 @@ def backward_order(units, blocks, heads):
 @functools.lru_cache(maxsize=None)
 def backward_share(queries, keys, B, H, G, T, hop):
     """The same of backward, step by step. A block's turn at a tile comes `hop` steps after the start of the one before, and
-    its next step can't end before dQ of this one has begun to go. Who has a lower number never waits for a higher one, so
+    its next step can't end before dQ of this one has begun to go. Who has a lower index never waits for a higher one, so
     that the blocks can be followed one after another."""
     tiles, blocks, heads, units = -(-T // queries), -(-T // keys), H // G, B * G
     order, gang = backward_order(units, blocks, heads)
