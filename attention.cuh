@@ -1,7 +1,8 @@
 // Attention as the model sees it: which backend, and the calls that go to it.
 //
 // All backends compute causal attention with grouped queries (K and V are never expanded) and differ in what they keep for
-// backward: flash one log-sum-exp a row, unfused the T x T probabilities.
+// backward: flash one log-sum-exp a row, unfused the T x T probabilities. On the cuda target there are two flash backends, of
+// which the one for compute capability 9.0 is the faster and takes less.
 #pragma once
 #include "kernels/attention_decode.cuh"  // kv_cache_append, attention_decode
 #include "kernels/attention_shape.cuh"   // struct attention_shape
@@ -18,9 +19,28 @@ static void flash_obstacle(char *reason, size_t size, struct attention_shape sha
 static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
 #endif
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
+#include "kernels/attention_sm90_backward.cuh" // sm90_backward
+#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_obstacle
+#else
+// Never chosen.
+static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+    snprintf(reason, size, "takes bf16 on a GPU alone");
+}
+static const char *sm90_describe(void) { return ""; }
+static size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
+    fail("flash attention by wgmma takes bf16 on a GPU alone");
+}
+static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                          struct attention_shape shape, void *workspace, struct device *dev) {
+    fail("flash attention by wgmma takes bf16 on a GPU alone");
+}
+#endif
 
 enum { ATTENTION_MAX_HEAD_DIM = 256 };
-enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED };
+// The first three are what a user may ask for; asking for flash allows both.
+enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90 };
 
 struct attention_choice {
     enum attention_backend backend; // never ATTENTION_AUTO
@@ -54,27 +74,42 @@ static void attention_obstacle(char *reason, size_t size, enum attention_backend
         snprintf(reason, size, "%s: %s", name, kernels);
 }
 
-// Flash wherever it is allowed and can do it. Fails with every backend's reason where none is left.
-static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
+// Why an allowed flash backend is not that of compute capability 9.0; an empty reason if it is.
+static void attention_sm90_obstacle(char *reason, size_t size, struct attention_shape shape, float dropout,
+                                    struct device *dev) {
+    if (dropout > 0)
+        snprintf(reason, size, "has no --attention-dropout");
+    else
+        sm90_obstacle(reason, size, shape, dev);
+}
+
+// Flash wherever it is allowed and can do it. Fails with every backend's reason where none is left. dropout: that of
+// training, --attention-dropout.
+static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape, float dropout,
                                                 struct device *dev) {
     struct attention_choice choice;
-    char flash[192], unfused[192];
+    char flash[192], unfused[192], sm90[128], not_sm90[192] = "";
     if (shape.head_dim < 8 || shape.head_dim > ATTENTION_MAX_HEAD_DIM || shape.head_dim % 8 != 0)
         fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
     attention_obstacle(flash, sizeof flash, ATTENTION_FLASH, wanted, shape);
     attention_obstacle(unfused, sizeof unfused, ATTENTION_UNFUSED, wanted, shape);
+    attention_sm90_obstacle(sm90, sizeof sm90, shape, dropout, dev);
     if (*flash && *unfused)
         fail("no attention backend is left (%s; %s): unset a switch or change --attention-backend", flash, unfused);
-    choice.backend = *flash ? ATTENTION_UNFUSED : ATTENTION_FLASH;
-    if (choice.backend == ATTENTION_FLASH)
-        snprintf(choice.reason, sizeof choice.reason, "flash, %s (%s)", flash_describe(),
-                 wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash"
-                                           : "memory linear in the sequence length");
-    else
+    choice.backend = *flash ? ATTENTION_UNFUSED : *sm90 ? ATTENTION_FLASH : ATTENTION_FLASH_SM90;
+    if (choice.backend == ATTENTION_UNFUSED)
         snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s)", unfused_describe(),
                  wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : flash);
+    else {
+        if (*sm90 && !DEVICE_MEMORY_IS_HOSTS)
+            snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), sm90);
+        snprintf(choice.reason, sizeof choice.reason, "flash, %s (%s%s)", *sm90 ? flash_describe() : sm90_describe(),
+                 wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash"
+                                           : "memory linear in the sequence length",
+                 not_sm90);
+    }
     return choice;
 }
 
@@ -85,29 +120,51 @@ static size_t attention_saved_bytes(enum attention_backend backend, struct atten
 }
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev) {
-    return backend == ATTENTION_UNFUSED ? unfused_forward_workspace_bytes(shape) : flash_forward_workspace_bytes(shape);
+    switch (backend) {
+    case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape);
+    case ATTENTION_FLASH_SM90: return 0;
+    default: return flash_forward_workspace_bytes(shape);
+    }
 }
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
-    return backend == ATTENTION_UNFUSED ? unfused_backward_workspace_bytes(shape) : flash_backward_workspace_bytes(shape);
+    switch (backend) {
+    case ATTENTION_UNFUSED: return unfused_backward_workspace_bytes(shape);
+    case ATTENTION_FLASH_SM90: return sm90_backward_workspace_bytes(shape);
+    default: return flash_backward_workspace_bytes(shape);
+    }
 }
 
+static void attention_check_dropout(struct dropout dropout) {
+    if (dropout.p > 0)
+        fail("flash attention by wgmma has no dropout");
+}
 // out = dropout(softmax(scale Q K^T, causal)) V, query head h with KV head h / (H / Hkv).
 static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attention_saved_bytes*/,
                               const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, enum attention_backend backend,
                               struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
-    if (backend == ATTENTION_UNFUSED)
-        unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev);
-    else
-        flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev);
+    switch (backend) {
+    case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
+    case ATTENTION_FLASH_SM90:
+        attention_check_dropout(dropout);
+        sm90_forward(out, (float *)saved, qkv, shape, dev);
+        break;
+    default: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev);
+    }
 }
 // dqkv = the gradient by qkv, all of it written. The dropout and `saved` are forward's.
 static void attention_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
                                const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
                                const void *saved /*attention_saved_bytes*/, enum attention_backend backend,
                                struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
-    if (backend == ATTENTION_UNFUSED)
+    switch (backend) {
+    case ATTENTION_UNFUSED:
         unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, shape, dropout, workspace, dev);
-    else
-        flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
+        break;
+    case ATTENTION_FLASH_SM90:
+        attention_check_dropout(dropout);
+        sm90_backward(dqkv, dout, qkv, out, (const float *)saved, shape, workspace, dev);
+        break;
+    default: flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
+    }
 }

@@ -154,7 +154,7 @@ static struct recompute_policy fit_policy(const struct fit *f) {
 static void fit_advise(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     const struct layer_shape *s = &f->shape;
-    if (c->recompute_granularity == RECOMPUTE_SELECTIVE && f->backend == ATTENTION_FLASH &&
+    if (c->recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
         modules_parse(c->recompute_modules) & MODULE_CORE_ATTN) {
         const double saved = (double)activation_bytes(BIT(ATT) | BIT(SOFTMAX), s), all = (double)activation_bytes(ACT_ALL, s);
         fprintf(out,

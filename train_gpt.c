@@ -99,7 +99,8 @@ static void make_plan(struct run *r) {
     shape.num_query_groups = s.G;
     shape.head_dim = s.D;
     shape.scale = 1;
-    r->attention = attention_choose((enum attention_backend)c->attention_backend, shape, &r->dev);
+    r->attention =
+        attention_choose((enum attention_backend)c->attention_backend, shape, c->attention_dropout, &r->dev);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     r->model = gpt_create(c, fit_policy(&r->fit), r->attention.backend, &r->dev);
     r->schedule = config_schedule(c);

@@ -3,8 +3,9 @@
 
     scripts/ptxas_table.py ptxas_bf16_sm_80.log ...
 
-A kernel's build is what its file's name says, ptxas_PRECISION_ARCHITECTURE.log. Exit status 1 where a kernel spills more
-than SPILLS_ALLOWED.
+A kernel's build is what its file's name says, ptxas_PRECISION_ARCHITECTURE.log; kernels for sm_90a alone, sm90_*, are listed
+of that build alone, since in the others they are empty. Exit status 1 where a kernel spills more than SPILLS_ALLOWED, or
+where ptxas says (C75xx) that it runs wgmma one by one or takes no setmaxnreg.
 """
 import os
 import re
@@ -35,6 +36,12 @@ def kernels_of(path):
     return found
 
 
+def wgmma_warnings_of(path):
+    """What ptxas has against a kernel's use of wgmma: whole lines."""
+    with open(path, encoding="utf-8", errors="replace") as log:
+        return [line.strip() for line in log if "(C75" in line]
+
+
 def plain_names(names):
     """Without mangling and parameters: norm_kernel<64, false>."""
     try:
@@ -46,13 +53,16 @@ def plain_names(names):
 
 
 def main():
-    rows = []
+    rows, warnings = [], []
     for path in sys.argv[1:]:
         variant = os.path.basename(path).removeprefix("ptxas_").removesuffix(".log")
         kernels = kernels_of(path)
         if not kernels:
             sys.exit(f"ptxas_table.py: {path}: no kernel in it; expected the output of nvcc -Xptxas -v")
-        rows += [(name, variant, *k[1:]) for name, k in zip(plain_names([k[0] for k in kernels]), kernels)]
+        names = plain_names([k[0] for k in kernels])
+        rows += [(name, variant, *k[1:]) for name, k in zip(names, kernels)
+                 if variant.endswith("sm_90a") or not name.startswith("sm90_")]
+        warnings += [f"{variant}: {line}" for line in wgmma_warnings_of(path)]
     width = max([len("kernel")] + [len(r[0]) for r in rows])
     print(f"{'kernel':{width}} {'build':12} {'registers':>9} {'shared':>7} {'stack':>6} {'spill stores':>12} {'spill loads':>11}")
     for name, variant, *numbers in sorted(rows):
@@ -64,7 +74,9 @@ def main():
         if numbers[3] > allowed:
             print(f"ptxas_table.py: {name} of {variant} spills {numbers[3]} bytes; at most {allowed} are allowed", file=sys.stderr)
             too_many = 1
-    return too_many
+    for line in warnings:
+        print(f"ptxas_table.py: {line}", file=sys.stderr)
+    return 1 if too_many or warnings else 0
 
 
 if __name__ == "__main__":

@@ -27,6 +27,22 @@ static enum attention_backend first_backend(void) {
     flash_obstacle(reason, sizeof reason, shape);
     return *reason ? ATTENTION_UNFUSED : ATTENTION_FLASH;
 }
+// What can run a shape: the backends in turn after `after`, ATTENTION_AUTO at the beginning and at the end.
+static enum attention_backend next_backend(enum attention_backend after, struct attention_shape s, float dropout) {
+    char reason[192];
+    if (after == ATTENTION_AUTO)
+        return first_backend();
+    if (after == ATTENTION_FLASH)
+        return ATTENTION_UNFUSED;
+    if (after == ATTENTION_UNFUSED) {
+        attention_sm90_obstacle(reason, sizeof reason, s, dropout, &dev);
+        return *reason ? ATTENTION_AUTO : ATTENTION_FLASH_SM90;
+    }
+    return ATTENTION_AUTO;
+}
+#define FOR_EACH_BACKEND(backend, s, dropout)                                                                               \
+    for (enum attention_backend backend = next_backend(ATTENTION_AUTO, (s), (dropout)); backend != ATTENTION_AUTO;          \
+         backend = next_backend(backend, (s), (dropout)))
 static void skip_without_flash(void) {
     if (first_backend() == ATTENTION_UNFUSED) {
         print_message("flash attention on CUDA takes bf16 alone\n");
@@ -259,15 +275,18 @@ static void check_result(struct result r, enum attention_backend backend, struct
     const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
     if (backend == ATTENTION_UNFUSED)
         check_columns("probabilities", (const floatX *)r.saved, reference.p, plain.p, lse_rows, s.T, 0, s.T, bound, s);
-    for (int64_t i = 0; backend == ATTENTION_FLASH && i < lse_rows; i++) {
-        const double e = fabs(((const float *)r.saved)[i] - reference.lse[i]);
+    const double unit = backend == ATTENTION_FLASH_SM90 ? log(2) : 1; // lse to base 2
+    for (int64_t i = 0; backend != ATTENTION_UNFUSED && i < lse_rows; i++) {
+        const double e = fabs(unit * ((const float *)r.saved)[i] - reference.lse[i]);
         // Scores are fp32 in both precisions, and so is lse: its own rounding, and that of the scores.
         const double allowed = 0x1p-24 * (2 * fabs(reference.lse[i]) + sqrt(s.head_dim) * s.scale * s.head_dim * input * input);
         assert_true(e <= 4 * allowed + 1e-6);
     }
 }
 
-static void check_shape(struct attention_shape s, double q_scale, double k_scale, float dropout) {
+// only: a backend, or ATTENTION_AUTO for all.
+static void check_backend(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale,
+                          float dropout) {
     uint64_t seed = 17 + (uint64_t)(s.T * 1000 + s.head_dim);
     double *qkv_exact, *dout_exact;
     floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
@@ -280,10 +299,12 @@ static void check_shape(struct attention_shape s, double q_scale, double k_scale
     const struct dropout d = dropout_of(dropout);
     const struct naive reference = naive_attention(qkv_exact, dout_exact, s, d, exactly);
     const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, d);
-    for (int backend = first_backend(); backend <= ATTENTION_UNFUSED; backend++) {
-        const struct result r = run(qkv, dout, (enum attention_backend)backend, s, d);
-        check_result(r, (enum attention_backend)backend, reference, plain, s, sqrt(q_scale * k_scale));
-        result_free(r, (enum attention_backend)backend, s);
+    FOR_EACH_BACKEND(backend, s, dropout) {
+        if (only != ATTENTION_AUTO && only != backend)
+            continue;
+        const struct result r = run(qkv, dout, backend, s, d);
+        check_result(r, backend, reference, plain, s, sqrt(q_scale * k_scale));
+        result_free(r, backend, s);
     }
     if (plain.out != reference.out)
         naive_free(plain);
@@ -292,6 +313,10 @@ static void check_shape(struct attention_shape s, double q_scale, double k_scale
     free(dout);
     free(qkv_exact);
     free(dout_exact);
+}
+
+static void check_shape(struct attention_shape s, double q_scale, double k_scale, float dropout) {
+    check_backend(ATTENTION_AUTO, s, q_scale, k_scale, dropout);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -388,8 +413,7 @@ static void test_dropout_step(void **state) {
     *micro_step = 2;
     moved.step = d.step - 2;
     moved.micro_step = micro_step;
-    for (int backend = first_backend(); backend <= ATTENTION_UNFUSED; backend++) {
-        const enum attention_backend which = (enum attention_backend)backend;
+    FOR_EACH_BACKEND(which, s, 0.5f) {
         const struct result r = run(qkv, qkv, which, s, d), same = run(qkv, qkv, which, s, moved);
         assert_memory_equal(r.out, same.out, (size_t)out_count(s) * sizeof(floatX));
         assert_memory_equal(r.dqkv, same.dqkv, (size_t)qkv_count(s) * sizeof(floatX));
@@ -416,10 +440,10 @@ static void test_low_scores(void **state) {
     const struct naive reference = naive_attention(qkv_exact, dout_exact, s, dropout_of(0), exactly);
     const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, dropout_of(0));
     assert_true(reference.lse[0] < -150);
-    for (int backend = first_backend(); backend <= ATTENTION_UNFUSED; backend++) {
-        const struct result r = run(qkv, dout, (enum attention_backend)backend, s, dropout_of(0));
-        check_result(r, (enum attention_backend)backend, reference, plain, s, 5.1);
-        result_free(r, (enum attention_backend)backend, s);
+    FOR_EACH_BACKEND(backend, s, 0) {
+        const struct result r = run(qkv, dout, backend, s, dropout_of(0));
+        check_result(r, backend, reference, plain, s, 5.1);
+        result_free(r, backend, s);
     }
     if (plain.out != reference.out)
         naive_free(plain);
@@ -458,14 +482,15 @@ static void test_finite_differences(void **state) {
     free(dout);
 }
 
-// The same bits again and again and with 1, 2, 3 threads of the host.
-static void check_bits(struct attention_shape s, float p) {
+// The same bits of one backend, or of all, again and again and with 1, 2, 3 threads of the host.
+static void check_bits(enum attention_backend only, struct attention_shape s, float p) {
     uint64_t seed = 3;
     double *qkv_exact, *dout_exact;
     floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
     const int threads = omp_get_max_threads();
-    for (int backend = first_backend(); backend <= ATTENTION_UNFUSED; backend++) {
-        const enum attention_backend which = (enum attention_backend)backend;
+    FOR_EACH_BACKEND(which, s, p) {
+        if (only != ATTENTION_AUTO && only != which)
+            continue;
         const struct result first = run(qkv, dout, which, s, dropout_of(p));
         for (int i = 0; i < (ON_GPU ? 100 : SLOW == 2 ? 2 : 4); i++) {
             omp_set_num_threads(i ? 1 + (i - 1) % 3 : threads);
@@ -484,35 +509,102 @@ static void check_bits(struct attention_shape s, float p) {
     free(dout_exact);
 }
 static void test_same_bits(void **state) {
-    check_bits(shape_of(1, SLOW == 2 ? 150 : 257, 4, 1, 64), 0.1f);
-    check_bits(shape_of(2, SLOW == 2 ? 70 : 130, 6, 2, 32), 0);
+    check_bits(ATTENTION_AUTO, shape_of(1, SLOW == 2 ? 150 : 257, 4, 1, 64), 0.1f);
+    check_bits(ATTENTION_AUTO, shape_of(2, SLOW == 2 ? 70 : 130, 6, 2, 32), 0);
     for (int i = 2; ON_GPU && i < DIMS; i++)
-        check_bits(shape_of(1, 1023, 4, 2, dims[i]), 0);
+        check_bits(ATTENTION_AUTO, shape_of(1, 1023, 4, 2, dims[i]), 0);
     if (SLOW == 2)
         return; // the rest is about how the CPU's loops are shared out
-    check_bits(shape_of(2, 70, 8, 4, 16), 0); // 8 KV heads: whole ones for each of 2 threads, but not of 3
-    check_bits(shape_of(4, SLOW > 0 ? 70 : 200, 8, 8, 32), 0); // 32 KV heads: one segment each, whole ones for each thread
+    check_bits(ATTENTION_AUTO, shape_of(2, 70, 8, 4, 16), 0); // 8 KV heads: whole ones for each of 2 threads, but not of 3
+    check_bits(ATTENTION_AUTO, shape_of(4, SLOW > 0 ? 70 : 200, 8, 8, 32), 0); // 32 KV heads: one segment each, whole ones for each thread
 }
 
+#ifdef TARGET_CUDA
+static void skip_without_sm90(void) {
+    char reason[192];
+    sm90_obstacle(reason, sizeof reason, shape_of(1, 1, 1, 1, 64), &dev);
+    if (*reason) {
+        print_message("flash attention by wgmma %s\n", reason);
+        skip();
+    }
+}
+// The backend of compute capability 9.0 with every size of head that it takes: lengths around its tiles' edges, and beyond
+// two tiles of keys, so that each buffer is used again.
+static void test_sm90(void **state) {
+    skip_without_sm90();
+    static const int edges[] = {1, 2, 64, 65, 113, 127, 129, 191, 193, 217};
+    const int count = (int)(sizeof edges / sizeof edges[0]), step = SLOW == 2 ? 3 : 1;
+    for (int i = 1; i < 5; i++) {
+        for (int t = (step - i % step) % step; t < count; t += step)
+            check_backend(ATTENTION_FLASH_SM90, shape_of(edges[t] > 129 ? 1 : 1 + (i + t) % 2, edges[t],
+                                                         heads[(i + t) % HEADS][0], heads[(i + t) % HEADS][1], dims[i]), 1, 1, 0);
+        check_backend(ATTENTION_FLASH_SM90, shape_of(1, 511 + i % 2 * 2, 1, 1, dims[i]), 1, 1, 0);
+        check_backend(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]), 5, 3, 0);
+        check_backend(ATTENTION_FLASH_SM90, shape_of(1, 130, 1, 1, dims[i]), 20, 20, 0);
+        check_bits(ATTENTION_FLASH_SM90, shape_of(1, 217, 2, 1, dims[i]), 0);
+        if (SLOW != 2)
+            check_backend(ATTENTION_FLASH_SM90, shape_of(2, 513, 6, 2, dims[i]), 1, 1, 0);
+    }
+    for (int i = 1; i < (SLOW == 2 ? 2 : 5); i++)
+        check_backend(ATTENTION_FLASH_SM90, shape_of(1, 1025, 1, 1, dims[i]), 1, 1, 0);
+}
+// The two flash backends round at the same places, but for P: to within bf16 they agree.
+static void test_sm90_agrees(void **state) {
+    skip_without_sm90();
+    for (int i = 1; i < 5; i++) {
+        const struct attention_shape s = shape_of(1, 200, 2, 1, dims[i]);
+        const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
+        uint64_t seed = 21;
+        double *qkv_exact, *dout_exact, *x = test_doubles(qkv_count(s)), *y = test_doubles(qkv_count(s));
+        floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
+        const struct result r = run(qkv, dout, ATTENTION_FLASH_SM90, s, dropout_of(0));
+        const struct result other = run(qkv, dout, ATTENTION_FLASH, s, dropout_of(0));
+        for (int64_t j = 0; j < lse_rows; j++) {
+            x[j] = ((const float *)r.saved)[j] * log(2);
+            y[j] = ((const float *)other.saved)[j];
+        }
+        assert_close(x, y, lse_rows, 1e-6);
+        for (int64_t j = 0; j < out_count(s); j++) {
+            x[j] = to_float(r.out[j]);
+            y[j] = to_float(other.out[j]);
+        }
+        assert_close(x, y, out_count(s), 2 * FLOATX_ROUNDING);
+        for (int64_t j = 0; j < qkv_count(s); j++) {
+            x[j] = to_float(r.dqkv[j]);
+            y[j] = to_float(other.dqkv[j]);
+        }
+        assert_close(x, y, qkv_count(s), 2 * FLOATX_ROUNDING);
+        result_free(other, ATTENTION_FLASH, s);
+        result_free(r, ATTENTION_FLASH_SM90, s);
+        void *all[] = {x, y, qkv, dout, qkv_exact, dout_exact};
+        for (int j = 0; j < 6; j++)
+            free(all[j]);
+    }
+}
+#endif
+
 // A NaN reaches every later query and no earlier one of another block.
-static void test_nan(void **state) {
-    const struct attention_shape s = shape_of(1, 150, 1, 1, 16);
-    const int at = 100, clean = at / 32 * 32; // the CPU's blocks take 32 tokens
+static void check_nan(struct attention_shape s, int clean) {
+    const int at = 100, D = s.head_dim;
     uint64_t seed = 4;
     double *exact;
     floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
-    qkv[at * 48 + 16 + 3] = to_floatX(NAN); // k of token `at`
-    for (int backend = first_backend(); backend <= ATTENTION_UNFUSED; backend++) {
-        const struct result r = run(qkv, qkv, (enum attention_backend)backend, s, dropout_of(0));
+    qkv[at * 3 * D + D + 3] = to_floatX(NAN); // k of token `at`
+    FOR_EACH_BACKEND(backend, s, 0) {
+        const struct result r = run(qkv, qkv, backend, s, dropout_of(0));
         for (int t = 0; t < s.T; t++)
-            for (int d = 0; d < 16; d++) {
-                assert_false(t < clean && isnan(to_float(r.out[t * 16 + d])));
-                assert_true(t < at || isnan(to_float(r.out[t * 16 + d])));
+            for (int d = 0; d < D; d++) {
+                assert_false(t < clean && isnan(to_float(r.out[t * D + d])));
+                assert_true(t < at || isnan(to_float(r.out[t * D + d])));
             }
-        result_free(r, (enum attention_backend)backend, s);
+        result_free(r, backend, s);
     }
     free(qkv);
     free(exact);
+}
+static void test_nan(void **state) {
+    check_nan(shape_of(1, 150, 1, 1, 16), 100 / 32 * 32); // the CPU's blocks take 32 tokens
+    check_nan(shape_of(1, 150, 1, 1, 64), 100 / 32 * 32);
 }
 
 // Without lse, as in evaluation: the same out.
@@ -578,7 +670,7 @@ static void choose(enum attention_backend wanted, const char *flash, const char 
         setenv("NVTE_FLASH_ATTN", flash, 1);
     if (unfused)
         setenv("NVTE_UNFUSED_ATTN", unfused, 1);
-    *choice = attention_choose(wanted, shape_of(1, 8, 2, 1, 64), &dev);
+    *choice = attention_choose(wanted, shape_of(1, 8, 2, 1, 64), 0, &dev);
     unsetenv("NVTE_FLASH_ATTN");
     unsetenv("NVTE_UNFUSED_ATTN");
 }
@@ -595,7 +687,7 @@ static void choose_bad_switch(void *unused) {
     choose(ATTENTION_AUTO, "no", NULL, &c);
 }
 static void choose_head_dim(void *head_dim) {
-    attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, *(int *)head_dim), &dev);
+    attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, *(int *)head_dim), 0, &dev);
 }
 static void test_choice(void **state) {
     struct attention_choice c;
@@ -616,21 +708,51 @@ static void test_choice(void **state) {
 static void test_choice_of_flash(void **state) {
     struct attention_choice c;
     skip_without_flash();
-    choose(ATTENTION_AUTO, NULL, NULL, &c);
+    const struct attention_shape s = shape_of(1, 8, 2, 1, 40); // no heads for the backend of compute capability 9.0
+    c = attention_choose(ATTENTION_AUTO, s, 0, &dev);
     assert_int_equal(c.backend, ATTENTION_FLASH);
     assert_non_null(strstr(c.reason, "flash"));
     assert_non_null(strstr(c.reason, flash_describe()));
-    choose(ATTENTION_AUTO, "1", "0", &c);
+    setenv("NVTE_UNFUSED_ATTN", "0", 1);
+    c = attention_choose(ATTENTION_AUTO, s, 0, &dev);
+    unsetenv("NVTE_UNFUSED_ATTN");
     assert_int_equal(c.backend, ATTENTION_FLASH);
 }
 #ifdef TARGET_CUDA
+// On compute capability 9.0 the faster flash backend, unless there is dropout or the heads have another size; the reason
+// says which it is, and why not the other.
+static void test_choice_of_sm90(void **state) {
+    struct attention_choice c;
+    skip_without_sm90();
+    for (int wanted = ATTENTION_AUTO; wanted <= ATTENTION_FLASH; wanted++) {
+        choose((enum attention_backend)wanted, NULL, NULL, &c);
+        assert_int_equal(c.backend, ATTENTION_FLASH_SM90);
+        assert_non_null(strstr(c.reason, "flash, wgmma bf16"));
+        c = attention_choose((enum attention_backend)wanted, shape_of(1, 8, 2, 1, 64), 0.1f, &dev);
+        assert_int_equal(c.backend, ATTENTION_FLASH);
+        assert_non_null(strstr(c.reason, "flash, mma.sync bf16"));
+        assert_non_null(strstr(c.reason, "wgmma bf16 has no --attention-dropout"));
+    }
+    c = attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, 80), 0, &dev);
+    assert_int_equal(c.backend, ATTENTION_FLASH);
+    assert_non_null(strstr(c.reason, "wgmma bf16 takes heads of 64, 96, 128 or 256, not 80"));
+    choose(ATTENTION_AUTO, "0", NULL, &c);
+    assert_int_equal(c.backend, ATTENTION_UNFUSED);
+#ifdef CUDA_EMULATED
+    setenv("EMU_CAPABILITY", "8.0", 1);
+    choose(ATTENTION_AUTO, NULL, NULL, &c);
+    setenv("EMU_CAPABILITY", "9.0", 1);
+    assert_int_equal(c.backend, ATTENTION_FLASH);
+    assert_non_null(strstr(c.reason, "wgmma bf16 needs compute capability 9.0, not 8.0"));
+#endif
+}
 // Where flash can't do it, auto falls to unfused and says why; asked for, that is an error with every reason.
 static void choose_flash(void *unused) {
     struct attention_choice c;
     choose(ATTENTION_FLASH, NULL, NULL, &c);
 }
 static void choose_many_sequences(void *unused) {
-    attention_choose(ATTENTION_FLASH, shape_of(65536, 8, 2, 1, 64), &dev);
+    attention_choose(ATTENTION_FLASH, shape_of(65536, 8, 2, 1, 64), 0, &dev);
 }
 static void test_choice_without_flash(void **state) {
     struct attention_choice c;
@@ -640,7 +762,7 @@ static void test_choice_without_flash(void **state) {
         assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes bf16 alone: --precision bf16)"));
         assert_fails(choose_flash, NULL, "flash: takes bf16 alone|unfused: --attention-backend flash");
     } else {
-        c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), &dev);
+        c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), 0, &dev);
         assert_int_equal(c.backend, ATTENTION_UNFUSED);
         assert_non_null(strstr(c.reason, "65535 sequences"));
         assert_fails(choose_many_sequences, NULL, "65535 sequences|--micro-batch-size|unfused: --attention-backend flash");
@@ -649,9 +771,15 @@ static void test_choice_without_flash(void **state) {
 #endif
 
 int main(void) {
+#ifdef CUDA_EMULATED
+    setenv("EMU_CAPABILITY", "9.0", 1);
+#endif
     const struct CMUnitTest tests[] = {
 #ifdef TARGET_CUDA
         cmocka_unit_test(test_choice_without_flash),
+        cmocka_unit_test(test_choice_of_sm90),
+        cmocka_unit_test(test_sm90),
+        cmocka_unit_test(test_sm90_agrees),
 #else
         cmocka_unit_test(test_exp2),
         cmocka_unit_test(test_bf16_rows),

@@ -1,0 +1,184 @@
+// Flash attention for Hopper (sm_90a): what forward and backward share. Causal, bf16 in and out, sums in fp32.
+//
+// The policy of these files:
+// - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is permuted
+//   or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written; the causal
+//   mask keeps a query below T from every key past it, so that no other test of T is needed.
+// - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head), one
+//   behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte pieces are XORed with the row's number.
+// - A block is a producer warpgroup, of which one thread starts the copies, and warpgroups that multiply by wgmma; full
+//   and empty mbarriers stand between them. Which registers belong to whom is set by setmaxnreg.
+// - Every result has one writer and every sum one order, so that the same inputs give the same bits.
+// - lse is to base 2 and includes the scale: max scale log2(e) + log2(sum), which backward subtracts before its exp2.
+#pragma once
+#ifndef PRECISION_BF16
+#error "these kernels take bf16 alone"
+#endif
+#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
+#include "kernels/ptx.cuh"             // shared_memory, exp2_approx, pack_bf16x2
+#include "kernels/ptx_sm90.cuh"        // wgmma, TMA, mbarriers
+#include "kernels/tensor_map.cuh"      // tensor_map_of
+#include "kernels/vector_math.cuh"     // LOG2E
+#include "runtime/error.h"             // fail
+#include <stdio.h>                     // snprintf
+
+// What the device is; all zero where there is none, as when a run is only planned.
+static struct cudaDeviceProp sm90_properties(const struct device *dev) {
+    struct cudaDeviceProp properties;
+    int count = 0;
+    memset(&properties, 0, sizeof properties);
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count <= dev->index ||
+        cudaGetDeviceProperties(&properties, dev->index) != cudaSuccess) {
+        cudaGetLastError(); // it is no error here that there is none
+        memset(&properties, 0, sizeof properties);
+    }
+    return properties;
+}
+
+// Why these kernels can't be used; an empty reason if they can.
+static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+    const int D = shape.head_dim;
+    reason[0] = 0;
+    if (D != 64 && D != 96 && D != 128 && D != 256) {
+        snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
+        return;
+    }
+    const struct cudaDeviceProp properties = sm90_properties(dev);
+    if (properties.major == 0)
+        snprintf(reason, size, "needs compute capability 9.0, and no GPU is here");
+    else if (properties.major != 9 || properties.minor != 0)
+        snprintf(reason, size, "needs compute capability 9.0, not %d.%d", properties.major, properties.minor);
+}
+static const char *sm90_describe(void) { return "wgmma bf16"; }
+
+// --- Tiles --------------------------------------------------------------------------------------------------------
+
+// A tile's rows of D bf16 in shared memory.
+template <int D> struct sm90_layout {
+    static constexpr int COLUMNS = D % 64 == 0 ? 64 : 32; // of a chunk
+    static constexpr int SPAN = 2 * COLUMNS;              // bytes of a chunk's row
+    static constexpr int CHUNKS = D / COLUMNS;
+    static constexpr int SWIZZLE = COLUMNS == 64 ? 1 : 2; // as matrix_descriptor has it
+};
+
+// Where the 16-byte piece at a byte offset lies that is a tile's without the swizzle; chunks begin at multiples of 1024.
+template <int D> DEVICE_FUNCTION uint32_t sm90_swizzled(uint32_t offset) {
+    return offset ^ ((offset >> 7 & (uint32_t)(sm90_layout<D>::SPAN / 16 - 1)) << 4);
+}
+
+// A tile as an operand of wgmma that is multiplied along its rows (K-major), and where its step k of 16 columns begins.
+template <int D> DEVICE_FUNCTION uint64_t sm90_along_rows(uint32_t tile) {
+    return matrix_descriptor(tile, 16, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
+}
+template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_step_right(uint64_t descriptor, int k) {
+    constexpr int STEPS = sm90_layout<D>::COLUMNS / 16;
+    return descriptor + (uint64_t)((k / STEPS * ROWS * sm90_layout<D>::SPAN + k % STEPS * 32) >> 4);
+}
+// A tile as an operand that is multiplied along its columns (MN-major), and where its step k of 16 rows begins.
+template <int D, int ROWS> DEVICE_FUNCTION uint64_t sm90_along_columns(uint32_t tile) {
+    return matrix_descriptor(tile, ROWS * sm90_layout<D>::SPAN, 8 * sm90_layout<D>::SPAN, sm90_layout<D>::SWIZZLE);
+}
+template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, int k) {
+    return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
+}
+
+// Starts the copies of ROWS rows of a head from row `first` on; the box of `map` has ROWS rows. By one thread.
+template <int D, int ROWS>
+DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
+                                    int b) {
+    typedef sm90_layout<D> layout;
+#pragma unroll
+    for (int c = 0; c < layout::CHUNKS; c++)
+        tma_load_4d(tile + (uint32_t)(c * ROWS * layout::SPAN), map, barrier, c * layout::COLUMNS, head, first, b);
+}
+template <int D, int ROWS>
+DEVICE_FUNCTION void sm90_store_tile(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
+    typedef sm90_layout<D> layout;
+#pragma unroll
+    for (int c = 0; c < layout::CHUNKS; c++)
+        tma_store_4d(map, tile + (uint32_t)(c * ROWS * layout::SPAN), c * layout::COLUMNS, head, first, b);
+}
+
+// This warp's 16 rows of a warpgroup's accumulators (64 x D), as bf16, to its rows of a tile of 64 rows.
+template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *acc /*[D / 2]*/) {
+    typedef sm90_layout<D> layout;
+    const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        struct word_x4 words;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words.x[i] = pack_bf16x2(acc[8 * k + 2 * i], acc[8 * k + 2 * i + 1]);
+        const uint32_t piece = (uint32_t)(16 * k % layout::COLUMNS / 8) + lane / 16;
+        const uint32_t chunk = (uint32_t)(16 * k / layout::COLUMNS * 64 * layout::SPAN);
+        stmatrix_x4(tile + chunk + sm90_swizzled<D>(row * layout::SPAN + 16 * piece), words);
+    }
+}
+
+// Element i of a thread's part of accumulators of 64 rows is at row 8 (i / 2 % 2) + sm90_row() and column
+// 8 (i / 4) + i % 2 + sm90_column().
+DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
+DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
+
+// --- Pipelines ----------------------------------------------------------------------------------------------------
+
+// STAGES buffers with a full and an empty barrier each, 8 bytes apart from the next: full[STAGES], then empty[STAGES].
+// `use` counts the tiles that went through.
+template <int STAGES> struct sm90_pipeline {
+    uint32_t barriers;
+    int use;
+
+    __device__ __forceinline__ uint32_t stage(void) const { return (uint32_t)(use % STAGES); }
+    __device__ __forceinline__ uint32_t full(void) const { return barriers + 8 * stage(); }
+    __device__ __forceinline__ uint32_t empty(void) const { return barriers + 8 * (STAGES + stage()); }
+    __device__ __forceinline__ void wait_full(void) const { mbarrier_wait(full(), (uint32_t)(use / STAGES % 2)); }
+    // The first use of a buffer finds it empty.
+    __device__ __forceinline__ void wait_empty(void) const { mbarrier_wait(empty(), (uint32_t)(use / STAGES % 2 ^ 1)); }
+    // By one thread, before the others use it: `readers` arrivals make a buffer empty.
+    __device__ __forceinline__ void open(int readers) const {
+        for (uint32_t i = 0; i < STAGES; i++) {
+            mbarrier_init(barriers + 8 * i, 1);
+            mbarrier_init(barriers + 8 * (STAGES + i), (uint32_t)readers);
+        }
+    }
+};
+// This warp has read a buffer: one arrival of each warp.
+DEVICE_FUNCTION void sm90_release(uint32_t empty) {
+    if (elect_one())
+        mbarrier_arrive(empty);
+}
+
+// --- Host ---------------------------------------------------------------------------------------------------------
+
+// Boxes of `rows` rows of one of `heads` heads of (B, T, heads * D).
+template <int D>
+static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_shape shape, int rows) {
+    const uint64_t row_bytes = (uint64_t)heads * D * sizeof(bf16);
+    const uint64_t dims[4] = {(uint64_t)D, (uint64_t)heads, (uint64_t)shape.T, (uint64_t)shape.B};
+    const uint64_t strides[3] = {D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
+    return tensor_map_of(base, dims, strides, sm90_layout<D>::COLUMNS, rows);
+}
+// Of qkv or dqkv: query heads, then key heads, then value heads.
+static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
+
+static void sm90_check(const void *const aligned[], int count, struct attention_shape shape, struct device *dev) {
+    char obstacle[128];
+    sm90_obstacle(obstacle, sizeof obstacle, shape, dev);
+    if (*obstacle)
+        fail("flash attention by wgmma %s", obstacle);
+    for (int i = 0; i < count; i++)
+        if ((uintptr_t)aligned[i] % 16 != 0)
+            fail("flash attention by wgmma reads 16 bytes at a time, and a buffer is not aligned to that");
+}
+
+// Calls launcher::launch<D> for the shape's heads.
+template <class launcher, class arguments>
+static void sm90_choose(const arguments &a, struct attention_shape shape, struct device *dev) {
+    switch (shape.head_dim) {
+    case 64: launcher::template launch<64>(a, shape, dev); break;
+    case 96: launcher::template launch<96>(a, shape, dev); break;
+    case 128: launcher::template launch<128>(a, shape, dev); break;
+    default: launcher::template launch<256>(a, shape, dev);
+    }
+}

@@ -1,0 +1,679 @@
+// Backward of flash attention for Hopper: TMA, wgmma, dQ summed in fp32 in a fixed order.
+//
+//   S = Q K^T, P = exp2(scale log2(e) S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O)
+//   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K
+//
+// Three kernels: sm90_backward_rows_kernel makes delta, sm90_backward_kernel the products, and
+// sm90_backward_queries_kernel brings dQ from fp32 to where it belongs.
+//
+// The policy of this file:
+// - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of the
+//   group, from the diagonal on: dK and dV stay in registers to the end, whatever the group's size.
+// - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers. dS
+//   alone goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of both
+//   warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each has half
+//   of the columns of dK, dV and dQ.
+// - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
+//   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first block
+//   stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is.
+// - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV head
+//   alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise, but
+//   everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the device. It
+//   is also the order that starts the blocks with the most work first.
+// - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
+//   descend to their diagonal, so that those that start together wait only for the step by which one follows another.
+// - KV heads are worked on in sections of so few that a gang of about eight blocks of each is at work at the same time, at
+//   nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as many steps
+//   apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its diagonal, and is
+//   at the next one's when that one starts. They reach the last tile together, where the next gang starts.
+// - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T.
+#pragma once
+#include "kernels/attention_sm90.cuh"
+#include "kernels/packed.cuh" // packed_check
+
+#ifdef PRECISION_BF16
+
+// A tile of ROWS rows in chunks of COLUMNS columns, as an operand of wgmma. In steps of 16: along its rows (K-major) or
+// along its columns (MN-major). Chunks begin at multiples of 1024 bytes.
+template <int COLUMNS, int ROWS> struct sm90_operand {
+    static constexpr int SPAN = 2 * COLUMNS, SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;
+    static constexpr int CHUNK_BYTES = ROWS * SPAN;
+
+    static __device__ __forceinline__ uint64_t along_rows(uint32_t tile) {
+        return matrix_descriptor(tile, 16, 8 * SPAN, SWIZZLE);
+    }
+    static __device__ __forceinline__ uint64_t step_right(uint64_t descriptor, int k) {
+        constexpr int STEPS = COLUMNS / 16;
+        return descriptor + (uint64_t)((k / STEPS * CHUNK_BYTES + k % STEPS * 32) >> 4);
+    }
+    static __device__ __forceinline__ uint64_t along_columns(uint32_t tile) {
+        return matrix_descriptor(tile, CHUNK_BYTES, 8 * SPAN, SWIZZLE);
+    }
+    static __device__ __forceinline__ uint64_t step_down(uint64_t descriptor, int k) {
+        return descriptor + (uint64_t)((k * 16 * SPAN) >> 4);
+    }
+    // Where a 16-byte piece lies.
+    static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int column) {
+        const uint32_t offset = (uint32_t)(row * SPAN + column % COLUMNS * 2);
+        return tile + (uint32_t)(column / COLUMNS * CHUNK_BYTES) +
+               (offset ^ ((offset >> 7 & (uint32_t)(SPAN / 16 - 1)) << 4));
+    }
+};
+
+template <int HEAD_DIM> struct sm90_backward_plan {
+    static constexpr int D = HEAD_DIM;
+    static constexpr bool SPLIT_KEYS = D <= 128; // between the two warpgroups that multiply; else the queries of S and dP
+    static constexpr int KEYS = SPLIT_KEYS ? 128 : 64; // of a block
+    static constexpr int QUERIES = D == 64 ? 128 : 64; // of a tile
+    static constexpr int PART = SPLIT_KEYS ? QUERIES : QUERIES / 2;  // a warpgroup's columns of S^T
+    static constexpr int COLUMNS = SPLIT_KEYS ? D : D / 2;           // a warpgroup's of dK and dV
+    static constexpr bool SPLIT_ROWS = QUERIES == 128;               // of dQ; else its columns
+    static constexpr int DQ_COLUMNS = SPLIT_ROWS ? D : D / 2;        // a warpgroup's of dQ, of 64 rows
+    static constexpr int PIECES = DQ_COLUMNS > 64 ? DQ_COLUMNS / 64 : 1; // in which they go to memory, one after another
+    static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
+    // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
+    static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
+    static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
+    static constexpr int THREADS = 384, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+
+    typedef sm90_operand<KEY_CHUNK, KEYS> keys;
+    typedef sm90_operand<CHUNK, KEYS> values;
+    typedef sm90_operand<CHUNK, QUERIES> queries;
+    typedef sm90_operand<64, QUERIES> scores; // P and dS, queries as rows, keys as columns
+
+    // Shared memory. There are two buffers of dS (and P), so that one barrier a step is enough.
+    static constexpr int KEYS_BYTES = KEYS * 2 * D, TILE_BYTES = QUERIES * 2 * D, ROWS_BYTES = QUERIES * 8;
+    static constexpr int SCORES_BYTES = QUERIES * KEYS * 2, SCORES_STAGE_BYTES = SCORES_BYTES * (SPLIT_KEYS ? 1 : 2);
+    static constexpr int KEYS_AT = 0, VALUES_AT = KEYS_BYTES, QUERIES_AT = 2 * KEYS_BYTES;
+    static constexpr int DOUT_AT = QUERIES_AT + QUERY_STAGES * TILE_BYTES;
+    static constexpr int SCORES_AT = DOUT_AT + DOUT_STAGES * TILE_BYTES;
+    static constexpr int DQ_AT = SCORES_AT + 2 * SCORES_STAGE_BYTES;
+    static constexpr int ROWS_AT = DQ_AT + 2 * 4 * PIECE_FLOATS;
+    static constexpr int KEYS_FULL_AT = ROWS_AT + QUERY_STAGES * ROWS_BYTES;
+    static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
+    static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 16;
+    static constexpr int SHARED_BYTES = DQ_EMPTY_AT + 16;
+};
+
+struct sm90_backward_arguments {
+    struct tensor_map q, k, v, dout, dk, dv;
+    const bf16 *qkv;             // (B, T, (H + 2 Hkv) D)
+    const bf16 *out, *dout_rows; // (B, T, H D)
+    bf16 *dqkv;                  // (B, T, (H + 2 Hkv) D)
+    const float *lse;            // (B, H, T)
+    // In the workspace. Tiles are of plan::QUERIES queries, the last one padded.
+    float *dq;     // (B, H, tiles, 2 warpgroups, pieces, accumulators / 4, 128 threads, 4)
+    float *rows;   // (B, H, tiles, 2, QUERIES): lse, delta
+    int *counters; // (B, H, tiles): blocks that have added to dQ
+    int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
+    int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
+    float scale;
+};
+
+// What a block works on.
+struct sm90_backward_block {
+    int b, group, number, first_key; // number: of the block of keys
+    int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
+};
+template <class plan>
+DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct sm90_backward_arguments &a) {
+    struct sm90_backward_block block;
+    const int start = (int)blockIdx.x;
+    const int section = start / (a.section * a.blocks), within = start % (a.section * a.blocks);
+    const int left = a.B * a.Hkv - section * a.section, units = left < a.section ? left : a.section;
+    const int unit = section * a.section + within % units;
+    block.number = within / units;
+    block.b = unit / a.Hkv;
+    block.group = unit % a.Hkv;
+    block.first_key = block.number * plan::KEYS;
+    const int diagonal = block.first_key / plan::QUERIES;
+    const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
+    block.first_tile = ascends ? diagonal : a.tiles - 1;
+    block.end_tile = ascends ? a.tiles : diagonal - 1;
+    block.step = ascends ? 1 : -1;
+    return block;
+}
+
+// --- Before: lse and delta of each row, counters ------------------------------------------------------------------
+
+enum { SM90_ROWS_THREADS = 256, SM90_THREADS_A_ROW = 8 };
+
+template <class plan>
+static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
+    sm90_backward_rows_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
+    constexpr int D = plan::D, QUERIES = plan::QUERIES;
+    const int64_t thread = (int64_t)blockIdx.x * SM90_ROWS_THREADS + threadIdx.x, index = thread / SM90_THREADS_A_ROW;
+    const int lane = (int)threadIdx.x % SM90_THREADS_A_ROW, padded = a.tiles * QUERIES;
+    const int h = (int)(index % a.H), t = (int)(index / a.H % padded), b = (int)(index / a.H / padded);
+    if (thread < (int64_t)a.B * a.H * a.tiles)
+        a.counters[thread] = 0;
+    float delta = 0;
+    if (b < a.B && t < a.T)
+#pragma unroll
+        for (int piece = lane; piece < D / 8; piece += SM90_THREADS_A_ROW) {
+            const int64_t at = (((int64_t)b * a.T + t) * a.H + h) * D + piece * 8;
+            packed_check(a.out + at, false);
+            packed_check(a.dout_rows + at, false);
+            const uint4 out = *(const uint4 *)(a.out + at), dout = *(const uint4 *)(a.dout_rows + at);
+            const uint32_t x[4] = {out.x, out.y, out.z, out.w}, y[4] = {dout.x, dout.y, dout.z, dout.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                delta = fmaf(__uint_as_float(x[i] << 16), __uint_as_float(y[i] << 16), delta);
+                delta = fmaf(__uint_as_float(x[i] & 0xffff0000u), __uint_as_float(y[i] & 0xffff0000u), delta);
+            }
+        }
+#pragma unroll
+    for (int i = 1; i < SM90_THREADS_A_ROW; i *= 2)
+        delta += __shfl_xor_sync(0xffffffffu, delta, i);
+    if (b >= a.B || lane > 0)
+        return;
+    const int64_t head = (int64_t)b * a.H + h;
+    float *row = a.rows + (head * a.tiles + t / QUERIES) * (2 * QUERIES) + t % QUERIES;
+    row[0] = t < a.T ? a.lse[head * a.T + t] : INFINITY;
+    row[QUERIES] = delta;
+}
+
+// --- The producers ------------------------------------------------------------------------------------------------
+
+template <class operand, int D>
+DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns, int head,
+                                      int first, int b) {
+#pragma unroll
+    for (int c = 0; c < D; c += columns)
+        tma_load_4d(tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), map, barrier, c, head, first, b);
+}
+
+// One thread: K and V, then Q, dO, lse and delta of each step.
+template <class plan>
+DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
+                                        uint32_t shared) {
+    constexpr int D = plan::D, QUERIES = plan::QUERIES;
+    struct sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, 0};
+    struct sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, 0};
+    const uint32_t keys_full = shared + plan::KEYS_FULL_AT;
+    mbarrier_arrive_expect(keys_full, 2 * plan::KEYS_BYTES);
+    sm90_load_chunks<typename plan::keys, D>(shared + plan::KEYS_AT, &a.k, keys_full, plan::KEY_CHUNK, a.H + block.group,
+                                             block.first_key, block.b);
+    sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, keys_full, plan::CHUNK,
+                                               a.H + a.Hkv + block.group, block.first_key, block.b);
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++, queries.use++, douts.use++) {
+            queries.wait_empty();
+            mbarrier_arrive_expect(queries.full(), plan::TILE_BYTES + plan::ROWS_BYTES);
+            sm90_load_chunks<typename plan::queries, D>(shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES, &a.q,
+                                                        queries.full(), plan::CHUNK, h, tile * QUERIES, block.b);
+            bulk_load(shared + plan::ROWS_AT + queries.stage() * plan::ROWS_BYTES,
+                      a.rows + (((int64_t)block.b * a.H + h) * a.tiles + tile) * (2 * QUERIES), plan::ROWS_BYTES,
+                      queries.full());
+            douts.wait_empty();
+            mbarrier_arrive_expect(douts.full(), plan::TILE_BYTES);
+            sm90_load_chunks<typename plan::queries, D>(shared + plan::DOUT_AT + douts.stage() * plan::TILE_BYTES, &a.dout,
+                                                        douts.full(), plan::CHUNK, h, tile * QUERIES, block.b);
+        }
+}
+
+// One thread: dQ of each step from shared to global memory when its turn has come.
+template <class plan>
+DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
+                                          uint32_t shared) {
+    const int turn = block.number; // so many blocks come before
+    uint32_t parity = 0;
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++) {
+            const int64_t at = ((int64_t)block.b * a.H + h) * a.tiles + tile;
+            float *dq = a.dq + at * (plan::QUERIES * plan::D);
+#pragma unroll
+            for (int piece = 0; piece < plan::PIECES; piece++, parity ^= 1) {
+                mbarrier_wait(shared + plan::DQ_FULL_AT, parity);
+                mbarrier_wait(shared + plan::DQ_FULL_AT + 8, parity);
+                if (piece == 0 && turn > 0) {
+                    while (load_acquire(a.counters + at) != turn)
+                        ;
+                    async_proxy_fence_global();
+                }
+#pragma unroll
+                for (int w = 0; w < 2; w++) {
+                    float *to = dq + (w * plan::PIECES + piece) * plan::PIECE_FLOATS;
+                    const uint32_t from = shared + plan::DQ_AT + (uint32_t)(w * 4 * plan::PIECE_FLOATS);
+                    if (turn == 0)
+                        bulk_store(to, from, 4 * plan::PIECE_FLOATS);
+                    else
+                        bulk_reduce_add(to, from, 4 * plan::PIECE_FLOATS);
+                }
+                bulk_commit();
+                bulk_wait_read<0>();
+                mbarrier_arrive(shared + plan::DQ_EMPTY_AT);
+                mbarrier_arrive(shared + plan::DQ_EMPTY_AT + 8);
+            }
+            bulk_wait<0>();
+            async_proxy_fence_global();
+            store_release(a.counters + at, turn + 1);
+        }
+}
+
+// --- The warpgroups that multiply ---------------------------------------------------------------------------------
+
+template <class plan> struct sm90_backward_state {
+    uint32_t shared;
+    int warpgroup, step;
+    struct sm90_pipeline<plan::QUERY_STAGES> queries;
+    struct sm90_pipeline<plan::DOUT_STAGES> douts;
+    float scale_log2;
+    float dk[plan::COLUMNS / 2], dv[plan::COLUMNS / 2];
+};
+
+// Of lse or delta: those of the queries of columns 2 t and 2 t + 1 of a block of 8.
+DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
+    const uint64_t words = load_shared_long(from);
+    pair[0] = __uint_as_float((uint32_t)words);
+    pair[1] = __uint_as_float((uint32_t)(words >> 32));
+}
+
+// S^T becomes P^T. diagonal: this thread's first query less its first key.
+template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (8 * (i / 2 % 2) - 8 * (i / 4) - i % 2 > diagonal)
+            s[i] = -INFINITY;
+}
+template <int N> DEVICE_FUNCTION void sm90_backward_probabilities(float *s, uint32_t lse, float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        float pair[2];
+        sm90_load_pair(pair, lse + (uint32_t)(32 * n));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
+    }
+}
+// dP^T becomes dS^T.
+template <int N> DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, uint32_t delta) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        float pair[2];
+        sm90_load_pair(pair, delta + (uint32_t)(32 * n));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - pair[i % 2]);
+    }
+}
+// Accumulators as left operands: 16 columns each.
+template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const float *acc) {
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            left[k].x[i] = pack_bf16x2(acc[8 * k + 2 * i], acc[8 * k + 2 * i + 1]);
+}
+// P^T or dS^T of this warp's 16 keys to shared memory, transposed.
+template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int warpgroup, const struct word_x4 *words) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
+    const int query = lane / 16 * 8 + lane % 8 + (plan::SPLIT_KEYS ? 0 : warpgroup * plan::PART);
+    const int key = 16 * warp + lane / 8 % 2 * 8;
+    const uint32_t chunk = plan::SPLIT_KEYS ? (uint32_t)(warpgroup * plan::scores::CHUNK_BYTES) : 0;
+    const uint32_t at = plan::scores::at(tile + chunk, query, key);
+#pragma unroll
+    for (int k = 0; k < plan::PART / 16; k++) // 16 rows further the swizzle is the same
+        stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
+}
+
+// This warpgroup's part of dQ of one step to where the thread that reduces takes it: each thread's accumulators, four by
+// four, so that neither side has bank conflicts.
+template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
+    constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
+    const uint32_t to = state.shared + plan::DQ_AT + (uint32_t)state.warpgroup * (4 * plan::PIECE_FLOATS) +
+                        threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int piece = 0; piece < plan::PIECES; piece++) {
+        const int use = state.step * plan::PIECES + piece;
+        mbarrier_wait(state.shared + plan::DQ_EMPTY_AT + 8 * (uint32_t)state.warpgroup, (uint32_t)(use % 2 ^ 1));
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            struct float_x4 quad;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                quad.x[j] = dq[4 * (piece * QUADS + i) + j];
+            store_shared_floats(to + (uint32_t)(i * 128 * 16), quad);
+        }
+        async_proxy_fence();
+        __syncwarp();
+        if (elect_one())
+            mbarrier_arrive(state.shared + plan::DQ_FULL_AT + 8 * (uint32_t)state.warpgroup);
+    }
+}
+
+// The products of one step: begun here, to be waited for by the caller. Each has a fence of its own.
+
+template <class plan, class left, class right>
+DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t b) { // A B^T, over D
+    const uint64_t first = left::along_rows(a), second = right::along_rows(b);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < plan::D / 16; k++)
+        wgmma_shared<plan::PART, false, false>(acc, left::step_right(first, k), right::step_right(second, k), k > 0);
+    wgmma_commit();
+}
+// dV or dK += left (64 keys x PART or QUERIES) . tile of queries.
+template <class plan>
+DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
+                                           int warpgroup) {
+    wgmma_fence();
+    if (plan::SPLIT_KEYS) {
+        const uint64_t right = plan::queries::along_columns(tile);
+#pragma unroll
+        for (int k = 0; k < plan::QUERIES / 16; k++)
+            wgmma_registers<plan::COLUMNS, true>(acc, left[k].x, plan::queries::step_down(right, k), true);
+    } else {
+        const uint32_t half = (uint32_t)(warpgroup * (plan::COLUMNS / plan::CHUNK) * plan::queries::CHUNK_BYTES);
+        const uint64_t first = plan::scores::along_columns(scores), right = plan::queries::along_columns(tile + half);
+#pragma unroll
+        for (int k = 0; k < plan::QUERIES / 16; k++)
+            wgmma_shared<plan::COLUMNS, true, true>(acc, plan::scores::step_down(first, k),
+                                                    plan::queries::step_down(right, k), true);
+    }
+    wgmma_commit();
+}
+// dQ = dS K, this warpgroup's rows or columns.
+template <class plan>
+DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t keys, int warpgroup) {
+    const uint32_t row = plan::SPLIT_ROWS ? (uint32_t)(warpgroup * 64 * plan::scores::SPAN) : 0;
+    const uint32_t column =
+        plan::SPLIT_ROWS ? 0 : (uint32_t)(warpgroup * (plan::DQ_COLUMNS / plan::KEY_CHUNK) * plan::keys::CHUNK_BYTES);
+    const uint64_t left = plan::scores::along_rows(scores + row), right = plan::keys::along_columns(keys + column);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < plan::KEYS / 16; k++)
+        wgmma_shared<plan::DQ_COLUMNS, false, true>(dq, plan::scores::step_right(left, k), plan::keys::step_down(right, k),
+                                                    k > 0);
+    wgmma_commit();
+}
+
+// One tile of queries. diagonal: its first query less the first key of the block.
+template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backward_state<plan> &state, int diagonal) {
+    constexpr int PART = plan::PART, COLUMNS = plan::COLUMNS;
+    const int w = state.warpgroup;
+    const uint32_t shared = state.shared, query = plan::SPLIT_KEYS ? 0 : (uint32_t)(w * PART);
+    const uint32_t key_row = plan::SPLIT_KEYS ? (uint32_t)w * 64 : 0;
+    const uint32_t q = shared + plan::QUERIES_AT + state.queries.stage() * plan::TILE_BYTES;
+    const uint32_t dout = shared + plan::DOUT_AT + state.douts.stage() * plan::TILE_BYTES;
+    const uint32_t scores = shared + plan::SCORES_AT + (uint32_t)(state.step % 2) * plan::SCORES_STAGE_BYTES;
+    const uint32_t rows = shared + plan::ROWS_AT + state.queries.stage() * plan::ROWS_BYTES + 4 * query +
+                          threadIdx.x % 4 * 8;
+    float s[PART / 2], dp[PART / 2], dq[plan::DQ_COLUMNS / 2];
+    struct word_x4 p[PART / 16], ds[PART / 16];
+
+    state.queries.wait_full();
+    sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
+        s, shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
+    state.douts.wait_full();
+    sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
+        dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
+    wgmma_wait<1>();
+    wgmma_hold<PART / 2>(s);
+    if (diagonal < plan::KEYS - 1)
+        sm90_backward_mask<PART>(s, diagonal + (int)query + sm90_column() - (int)key_row - sm90_row());
+    sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
+    sm90_to_left<PART>(p, s);
+    wgmma_wait<0>();
+    wgmma_hold<PART / 2>(dp);
+    sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
+    sm90_to_left<PART>(ds, dp);
+
+    if (plan::SPLIT_KEYS) // dV runs while dS is exchanged
+        sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
+    else
+        sm90_put_scores<plan>(scores + plan::SCORES_BYTES, w, p);
+    sm90_put_scores<plan>(scores, w, ds);
+    async_proxy_fence();
+    named_barrier_sync(1, 256);
+    if (!plan::SPLIT_KEYS)
+        sm90_product_with_queries<plan>(state.dv, p, scores + plan::SCORES_BYTES, dout, w);
+    sm90_product_with_keys<plan>(dq, scores, shared + plan::KEYS_AT, w);
+    sm90_product_with_queries<plan>(state.dk, ds, scores, q, w);
+    wgmma_wait<2>();
+    wgmma_hold<COLUMNS / 2>(state.dv);
+    sm90_release(state.douts.empty());
+    wgmma_wait<1>();
+    wgmma_hold<plan::DQ_COLUMNS / 2>(dq);
+    sm90_put_dq<plan>(state, dq);
+    wgmma_wait<0>();
+    wgmma_hold<COLUMNS / 2>(state.dk);
+    __syncwarp(); // every lane has read lse and delta
+    sm90_release(state.queries.empty());
+    state.step++;
+    state.queries.use++;
+    state.douts.use++;
+}
+
+// A warpgroup's dK or dV, as bf16, to where K or V was.
+template <class operand, int COLUMNS>
+DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_column, const float *acc, float factor) {
+    const int lane = (int)threadIdx.x % 32, row = first_row + (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < COLUMNS / 16; k++) {
+        struct word_x4 words;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words.x[i] = pack_bf16x2(factor * acc[8 * k + 2 * i], factor * acc[8 * k + 2 * i + 1]);
+        stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
+    }
+}
+template <class operand, int D>
+DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t tile, int columns, int head, int first,
+                                       int b) {
+#pragma unroll
+    for (int c = 0; c < D; c += columns)
+        tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
+}
+
+template <class plan>
+DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a,
+                                            const struct sm90_backward_block &block, uint32_t shared, int warpgroup) {
+    constexpr int COLUMNS = plan::COLUMNS;
+    struct sm90_backward_state<plan> state;
+    state.shared = shared;
+    state.warpgroup = warpgroup;
+    state.step = 0;
+    state.queries.barriers = shared + plan::QUERY_BARRIERS_AT;
+    state.douts.barriers = shared + plan::DOUT_BARRIERS_AT;
+    state.queries.use = state.douts.use = 0;
+    state.scale_log2 = a.scale * LOG2E;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i++)
+        state.dk[i] = state.dv[i] = 0;
+    mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+        for (int h = 0; h < a.heads; h++)
+            sm90_backward_step<plan>(state, tile * plan::QUERIES - block.first_key);
+
+    const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
+    named_barrier_sync(1, 256); // both have read K and V
+    sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
+    sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
+    async_proxy_fence();
+    named_barrier_sync(1, 256);
+    if (threadIdx.x != 128)
+        return;
+    sm90_store_chunks<typename plan::keys, plan::D>(&a.dk, shared + plan::KEYS_AT, plan::KEY_CHUNK, a.H + block.group,
+                                                    block.first_key, block.b);
+    sm90_store_chunks<typename plan::values, plan::D>(&a.dv, shared + plan::VALUES_AT, plan::CHUNK,
+                                                      a.H + a.Hkv + block.group, block.first_key, block.b);
+    bulk_commit();
+    bulk_wait<0>();
+}
+
+// By one thread.
+template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
+    const struct sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, 0};
+    const struct sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, 0};
+    mbarrier_init(shared + plan::KEYS_FULL_AT, 1);
+    queries.open(8);
+    douts.open(8);
+    for (uint32_t w = 0; w < 2; w++) {
+        mbarrier_init(shared + plan::DQ_FULL_AT + 8 * w, 4);
+        mbarrier_init(shared + plan::DQ_EMPTY_AT + 8 * w, 1);
+    }
+    mbarrier_init_fence();
+}
+
+template <class plan>
+static __global__ void __launch_bounds__(plan::THREADS, 1)
+    sm90_backward_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
+    const uint32_t shared = shared_memory();
+    const int warpgroup = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); // known to be uniform
+    if (threadIdx.x == 0)
+        sm90_backward_open<plan>(shared);
+    __syncthreads();
+    const struct sm90_backward_block block = sm90_backward_block_of<plan>(a);
+    if (warpgroup > 0) {
+        registers_increase<plan::CONSUMER_REGISTERS>();
+        sm90_backward_multiply<plan>(a, block, shared, warpgroup - 1);
+    } else {
+        registers_decrease<plan::PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            sm90_backward_load<plan>(a, block, shared);
+        else if (threadIdx.x == 32)
+            sm90_backward_reduce<plan>(a, block, shared);
+    }
+#endif
+}
+
+// --- After: dQ ----------------------------------------------------------------------------------------------------
+
+enum { SM90_QUERIES_THREADS = 256 };
+
+// One tile of one head: scaled, rounded, and by way of shared memory to 16-byte writes. Rows there are 16 bytes longer
+// than they need to be, so that a quad's words lie in banks of their own.
+template <class plan>
+static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
+    sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
+    constexpr int D = plan::D, QUERIES = plan::QUERIES, ROW_BYTES = 2 * D + 16;
+    const int tile = (int)blockIdx.x, h = (int)blockIdx.y, b = (int)blockIdx.z, w = (int)threadIdx.x / 128;
+    const float *from = a.dq + (((int64_t)b * a.H + h) * a.tiles + tile) * (QUERIES * D) + w * (64 * plan::DQ_COLUMNS) +
+                        (int)threadIdx.x % 128 * 4;
+    const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0);
+    const int column = sm90_column() + (plan::SPLIT_ROWS ? 0 : plan::DQ_COLUMNS * w);
+    const uint32_t shared = shared_memory(), to = shared + (uint32_t)(row * ROW_BYTES + 2 * column);
+#pragma unroll
+    for (int i = 0; i < plan::DQ_COLUMNS / 8; i++) {
+        packed_check(from + i * 512, false);
+        const float4 quad = *(const float4 *)(from + i * 512);
+        store_shared_word(to + (uint32_t)(16 * i), pack_bf16x2(a.scale * quad.x, a.scale * quad.y));
+        store_shared_word(to + (uint32_t)(16 * i + 8 * ROW_BYTES), pack_bf16x2(a.scale * quad.z, a.scale * quad.w));
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = (int)threadIdx.x; i < QUERIES * D / 8; i += SM90_QUERIES_THREADS) {
+        const int t = tile * QUERIES + i / (D / 8), piece = i % (D / 8);
+        if (t < a.T) {
+            const struct word_x4 words =
+                load_shared_words(shared + (uint32_t)(i / (D / 8) * ROW_BYTES + 16 * piece));
+            bf16 *dq = a.dqkv + (((int64_t)b * a.T + t) * (a.H + 2 * a.Hkv) + h) * D + piece * 8;
+            packed_check(dq, true);
+            *(uint4 *)dq = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+        }
+    }
+}
+
+// --- Launches -----------------------------------------------------------------------------------------------------
+
+// Where the parts of the workspace lie.
+struct sm90_backward_layout {
+    size_t tiles, dq_bytes, rows_bytes, counters_bytes;
+};
+static struct sm90_backward_layout sm90_backward_layout_of(struct attention_shape shape) {
+    struct sm90_backward_layout layout;
+    const size_t queries = shape.head_dim == 64 ? sm90_backward_plan<64>::QUERIES : sm90_backward_plan<128>::QUERIES;
+    layout.tiles = ((size_t)shape.T + queries - 1) / queries;
+    const size_t tiles = (size_t)shape.B * (size_t)shape.num_heads * layout.tiles;
+    layout.dq_bytes = tiles * queries * (size_t)shape.head_dim * sizeof(float);
+    layout.rows_bytes = tiles * queries * 2 * sizeof(float);
+    layout.counters_bytes = tiles * sizeof(int);
+    return layout;
+}
+static size_t sm90_backward_workspace_bytes(struct attention_shape shape) {
+    const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
+    return layout.dq_bytes + layout.rows_bytes + layout.counters_bytes;
+}
+
+template <class plan>
+static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct attention_shape shape, int columns, int rows) {
+    const uint64_t row_bytes = (uint64_t)heads * plan::D * sizeof(bf16);
+    const uint64_t dims[4] = {(uint64_t)plan::D, (uint64_t)heads, (uint64_t)shape.T, (uint64_t)shape.B};
+    const uint64_t strides[3] = {plan::D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
+    return tensor_map_of(base, dims, strides, columns, rows);
+}
+
+// docs/hopper.md says what these are worth by a simulation.
+enum { SM90_GANG = 8, SM90_MANY_HEADS = 4 }; // blocks, where there are KV heads enough; from how many on gangs alternate
+
+// Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time.
+static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
+                                int multiprocessors) {
+    const int units = shape.B * shape.num_query_groups;
+    const int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG, sections = (units + most - 1) / most;
+    a.blocks = (int)blocks_for(shape.T, keys);
+    a.section = (units + sections - 1) / sections;
+    a.gang = a.heads < SM90_MANY_HEADS ? 0 : multiprocessors < a.section ? 1 : multiprocessors / a.section;
+}
+
+struct sm90_backward_launcher {
+    template <int D>
+    static void launch(const struct sm90_backward_arguments &given, struct attention_shape shape, struct device *dev) {
+        typedef sm90_backward_plan<D> plan;
+        static_assert(plan::SHARED_BYTES <= 227 * 1024, "what a block can have");
+        struct sm90_backward_arguments a = given;
+        const int packed = sm90_packed_heads(shape), queries_bytes = plan::QUERIES * (2 * D + 16);
+        // Once a kernel: more than 48 KB of shared memory has to be asked for.
+        static const cudaError_t prepared =
+            cudaFuncSetAttribute((const void *)sm90_backward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 plan::SHARED_BYTES);
+        static const struct cudaDeviceProp properties = sm90_properties(dev);
+        cuda_check(prepared);
+        sm90_backward_order(a, shape, plan::KEYS, properties.multiProcessorCount);
+        a.k = sm90_backward_map<plan>(a.qkv, packed, shape, plan::KEY_CHUNK, plan::KEYS);
+        a.v = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::KEYS);
+        a.q = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::QUERIES);
+        a.dout = sm90_backward_map<plan>(a.dout_rows, shape.num_heads, shape, plan::CHUNK, plan::QUERIES);
+        a.dk = sm90_backward_map<plan>(a.dqkv, packed, shape, plan::KEY_CHUNK, plan::KEYS);
+        a.dv = sm90_backward_map<plan>(a.dqkv, packed, shape, plan::CHUNK, plan::KEYS);
+        const int64_t rows = (int64_t)shape.B * shape.num_heads * a.tiles * plan::QUERIES;
+        LAUNCH(dev, sm90_backward_rows_kernel<plan>, blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS),
+               SM90_ROWS_THREADS, 0, a);
+        LAUNCH(dev, sm90_backward_kernel<plan>, (unsigned)(a.blocks * shape.num_query_groups * shape.B), plan::THREADS,
+               plan::SHARED_BYTES, a);
+        LAUNCH(dev, sm90_backward_queries_kernel<plan>,
+               dim3((unsigned)a.tiles, (unsigned)shape.num_heads, (unsigned)shape.B), SM90_QUERIES_THREADS, queries_bytes, a);
+    }
+};
+
+// dqkv = the gradient by qkv, all of it written. Pointers aligned to 16 bytes.
+static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
+                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
+                          const float *lse /*(B, H, T), base 2*/, struct attention_shape shape, void *workspace,
+                          struct device *dev) {
+    const void *const aligned[5] = {dqkv, dout, qkv, out, workspace};
+    sm90_check(aligned, 5, shape, dev);
+    const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
+    struct sm90_backward_arguments a;
+    memset(&a, 0, sizeof a);
+    a.qkv = qkv;
+    a.out = out;
+    a.dout_rows = dout;
+    a.dqkv = dqkv;
+    a.lse = lse;
+    a.dq = (float *)workspace;
+    a.rows = (float *)((char *)workspace + layout.dq_bytes);
+    a.counters = (int *)((char *)a.rows + layout.rows_bytes);
+    a.B = shape.B;
+    a.T = shape.T;
+    a.H = shape.num_heads;
+    a.Hkv = shape.num_query_groups;
+    a.heads = a.H / a.Hkv;
+    a.tiles = (int)layout.tiles;
+    a.scale = shape.scale;
+    sm90_choose<sm90_backward_launcher>(a, shape, dev);
+}
+
+#endif

@@ -1,0 +1,458 @@
+// Flash attention's forward for Hopper, after FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608).
+//
+//   S = Q K^T, P = softmax(scale S) over j <= i, O = P V
+//
+// - As many blocks as multiprocessors, each of which takes tiles of queries in turn: the longest first, and every other
+//   round backwards, so that no block has the longer one each time. Where memory can't feed that, heads are done a section
+//   at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a short one, all
+//   as long: longest first in each section would leave up to 15 % of the blocks' time unused, pairs leave 3 %.
+// - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
+// - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before O += P V of this one,
+//   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products, so
+//   that one's softmax falls into another's products.
+// - The tiles that the diagonal cuts come first, in a loop of their own; the other one has no test of -inf.
+// - O leaves through Q's place in shared memory, by TMA.
+#pragma once
+#include "kernels/attention_sm90.cuh" // tiles, pipelines, maps
+#include <math.h>                     // log2f, INFINITY
+
+// Tiles and registers: what FlashAttention-3 uses where ptxas keeps it in registers. Turns do not pay at 256 columns, whose
+// products are long beside their softmax.
+template <int HEAD_DIM> struct sm90_forward_plan {
+    static constexpr int D = HEAD_DIM;
+    static constexpr int WARPGROUPS = D == 64 ? 3 : 2; // that multiply
+    static constexpr int THREADS = 128 * (WARPGROUPS + 1);
+    static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : 128, STAGES = 2;
+    static constexpr bool TURNS = D <= 128;
+    static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, REGISTERS = WARPGROUPS == 3 ? 160 : 240;
+    static constexpr int Q_BYTES = 64 * 2 * D, KEYS_BYTES = KEYS * 2 * D; // a warpgroup's queries; a tile of keys
+    static constexpr int K_AT = WARPGROUPS * Q_BYTES, V_AT = K_AT + STAGES * KEYS_BYTES;
+    static constexpr int BARRIERS_AT = V_AT + STAGES * KEYS_BYTES;
+    static constexpr int BARRIERS = 2 * (WARPGROUPS + 2 * STAGES);
+    static constexpr int SHARED_BYTES = BARRIERS_AT + 8 * BARRIERS;
+};
+
+struct sm90_forward_arguments {
+    struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 64 rows of out
+    float *lse;                           // (B, H, T), to base 2, or NULL
+    int T, H, Hkv;
+    int heads;         // B * H
+    int section_heads; // 0: all at once
+    int blocks;        // tiles of queries of a head
+    float scale_log2;
+};
+
+// 64 * WARPGROUPS queries of one head.
+struct sm90_forward_tile {
+    int round, number; // the next round; how many tiles this block had before
+    int head, first;   // b H + h; row
+};
+
+// All heads' last tiles come first; heads of one KV head are neighbours. False: there are no more.
+DEVICE_FUNCTION bool sm90_longest_first(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
+    const int grid = (int)gridDim.x, at = round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
+    head = at % a.heads;
+    block = a.blocks - 1 - at / a.heads;
+    return block >= 0;
+}
+// Round 2 i is the longer half of a pair, 2 i + 1 the shorter; block -1: it has none.
+DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
+    const int pairs = (a.blocks + 1) / 2, at = round / 2 * (int)gridDim.x + (int)blockIdx.x;
+    const int first_head = at / (a.section_heads * pairs) * a.section_heads;
+    const int heads = a.heads - first_head < a.section_heads ? a.heads - first_head : a.section_heads;
+    if (heads <= 0)
+        return false;
+    const int within = at - first_head * pairs, longer = a.blocks - 1 - within / heads;
+    head = first_head + within % heads;
+    block = round % 2 == 0 ? longer : longer > a.blocks - 1 - longer ? a.blocks - 1 - longer : -1;
+    return true;
+}
+DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
+    const struct sm90_forward_tile before_first = {0, -1, 0, 0};
+    return before_first;
+}
+// This block's next tile; false: it has no more.
+template <class plan>
+DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
+    int block = -1;
+    while (block < 0) {
+        const int round = tile.round++;
+        if (!(a.section_heads ? sm90_pairs(tile.head, block, a, round) : sm90_longest_first(tile.head, block, a, round)))
+            return false;
+    }
+    tile.number++;
+    tile.first = block * plan::QUERIES;
+    return true;
+}
+// The last tile of keys that rows first .. first + rows - 1 see.
+template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
+    return ((first + rows < a.T ? first + rows : a.T) - 1) / plan::KEYS;
+}
+
+// The barriers of a block: of each warpgroup's queries, of K, of V.
+template <class plan> struct sm90_forward_pipelines {
+    struct sm90_pipeline<plan::STAGES> k, v;
+    uint32_t queries; // a full and an empty one for each warpgroup
+
+    __device__ __forceinline__ void at(uint32_t shared) {
+        k.barriers = shared + plan::BARRIERS_AT;
+        v.barriers = k.barriers + 16 * plan::STAGES;
+        queries = v.barriers + 16 * plan::STAGES;
+        k.use = v.use = 0;
+    }
+    __device__ __forceinline__ struct sm90_pipeline<1> of_queries(int warpgroup, int use) const {
+        const struct sm90_pipeline<1> result = {queries + 16 * (uint32_t)warpgroup, use};
+        return result;
+    }
+};
+
+// --- The producer: one thread --------------------------------------------------------------------------------------
+
+// Starts the copy of a tile of keys or values into the pipeline's next buffer, once it is empty.
+template <class plan>
+DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipeline, uint32_t buffers,
+                                       const struct sm90_forward_arguments &a, int head, int keys, int b) {
+    pipeline.wait_empty();
+    mbarrier_arrive_expect(pipeline.full(), plan::KEYS_BYTES);
+    sm90_load_tile<plan::D, plan::KEYS>(buffers + pipeline.stage() * plan::KEYS_BYTES, &a.keys, pipeline.full(), head,
+                                        keys * plan::KEYS, b);
+    pipeline.use++;
+}
+template <class plan>
+DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a, uint32_t shared,
+                                          struct sm90_forward_pipelines<plan> p) {
+    struct sm90_forward_tile tile = sm90_forward_begin();
+    while (sm90_forward_next<plan>(tile, a)) {
+        const int b = tile.head / a.H, h = tile.head % a.H, group = h / (a.H / a.Hkv);
+        const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
+        for (int keys = last; keys >= 0; keys--) {
+            sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b);
+            // The first keys come before the queries, whose place the last tile's O may still hold.
+            for (int w = 0; keys == last && w < plan::WARPGROUPS; w++) {
+                const struct sm90_pipeline<1> q = p.of_queries(w, tile.number);
+                q.wait_empty();
+                mbarrier_arrive_expect(q.full(), plan::Q_BYTES);
+                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h, tile.first + 64 * w, b);
+            }
+            sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
+        }
+    }
+}
+
+// --- A consumer: 64 queries of a warpgroup -----------------------------------------------------------------------------
+
+template <class plan> struct sm90_forward_state {
+    float o[plan::D / 2], s[plan::KEYS / 2];
+    uint32_t p[plan::KEYS / 16][4]; // P, rounded, as A operands
+    float maximum[2], sum[2];       // of rows sm90_row() and sm90_row() + 8; sum: this thread's columns
+    float factor[2];                // of what was summed before the last tile
+};
+
+// Whose turn it is to start products: barrier 1 + warpgroup, where the one before lets it go.
+template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
+    if (plan::TURNS)
+        named_barrier_sync(1 + warpgroup, 256);
+}
+template <class plan> DEVICE_FUNCTION void sm90_pass_turn(int warpgroup) {
+    if (plan::TURNS)
+        named_barrier_arrive(1 + (warpgroup + 1) % plan::WARPGROUPS, 256);
+}
+
+// Starts S = Q K^T. Each product has a fence of its own: the compiler puts one after a wait for a barrier, and then, unless
+// there is one already, runs the products one by one.
+template <class plan>
+DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, uint64_t queries, uint32_t keys) {
+    const uint64_t right = sm90_along_rows<plan::D>(keys);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < plan::D / 16; k++)
+        wgmma_shared<plan::KEYS, false, false>(state.s, sm90_step_right<plan::D, 64>(queries, k),
+                                               sm90_step_right<plan::D, plan::KEYS>(right, k), k > 0);
+    wgmma_commit();
+}
+// Starts O += P V.
+template <class plan>
+DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state, uint32_t values) {
+    const uint64_t right = sm90_along_columns<plan::D, plan::KEYS>(values);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < plan::KEYS / 16; k++)
+        wgmma_registers<plan::D, true>(state.o, state.p[k], sm90_step_down<plan::D>(right, k), true);
+    wgmma_commit();
+}
+
+// S to exp2(scale log2(e) S - the row's maximum so far); the rows' sums and maxima. `seen`: the last key of the tile that
+// the thread's first row sees, less sm90_column().
+template <bool MASKED, class plan>
+DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2, int seen) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float maximum = state.maximum[half];
+#pragma unroll
+        for (int i = 0; i < plan::KEYS / 4; i++) {
+            float &s = state.s[i / 2 * 4 + 2 * half + i % 2];
+            if (MASKED && i / 2 * 8 + i % 2 > seen + 8 * half)
+                s = -INFINITY;
+            maximum = fmaxf(maximum, s);
+        }
+        maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
+        maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
+        // A row that has seen no key yet: -inf less -inf would be no number.
+        const float shift = MASKED && maximum == -INFINITY ? 0.0f : maximum * scale_log2;
+        state.factor[half] = exp2_approx(state.maximum[half] * scale_log2 - shift);
+        state.maximum[half] = maximum;
+        float sum = state.sum[half] * state.factor[half];
+#pragma unroll
+        for (int i = 0; i < plan::KEYS / 4; i++) {
+            float &s = state.s[i / 2 * 4 + 2 * half + i % 2];
+            s = exp2_approx(s * scale_log2 - shift);
+            sum += s;
+        }
+        state.sum[half] = sum;
+    }
+}
+// P = S, rounded. An accumulator's columns are where an A operand's are.
+template <class plan> DEVICE_FUNCTION void sm90_round_p(struct sm90_forward_state<plan> &state) {
+#pragma unroll
+    for (int k = 0; k < plan::KEYS / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            state.p[k][i] = pack_bf16x2(state.s[8 * k + 2 * i], state.s[8 * k + 2 * i + 1]);
+}
+
+// What a warpgroup's steps share.
+template <class plan> struct sm90_forward_consumer {
+    int warpgroup;
+    uint32_t shared;
+    uint64_t queries; // as an operand
+    float scale_log2;
+    struct sm90_forward_pipelines<plan> p;
+
+    __device__ __forceinline__ uint32_t k_stage(void) const {
+        return shared + plan::K_AT + p.k.stage() * plan::KEYS_BYTES;
+    }
+    __device__ __forceinline__ uint32_t v_stage(void) const {
+        return shared + plan::V_AT + p.v.stage() * plan::KEYS_BYTES;
+    }
+};
+
+// A tile of keys that none of this warpgroup's rows sees.
+template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consumer<plan> &c) {
+    sm90_take_turn<plan>(c.warpgroup);
+    sm90_pass_turn<plan>(c.warpgroup);
+    c.p.k.wait_full(); // an arrival must not count for the tile before
+    sm90_release(c.p.k.empty());
+    c.p.k.use++;
+    c.p.v.wait_full();
+    sm90_release(c.p.v.empty());
+    c.p.v.use++;
+}
+
+// The first tile: P of it, and nothing yet to add to O.
+template <class plan>
+DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
+                                     int seen) {
+    c.p.k.wait_full();
+    sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
+    wgmma_wait<0>();
+    wgmma_hold<plan::KEYS / 2>(state.s);
+    sm90_release(c.p.k.empty());
+    c.p.k.use++;
+    sm90_softmax<true, plan>(state, c.scale_log2, seen);
+    sm90_round_p<plan>(state);
+}
+
+// P of the next tile, while O += P V of the one before.
+template <bool MASKED, class plan>
+DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c, int seen) {
+    c.p.k.wait_full();
+    sm90_take_turn<plan>(c.warpgroup);
+    wgmma_hold<plan::D / 2>(state.o);
+    sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
+    c.p.v.wait_full();
+    sm90_multiply_values<plan>(state, c.v_stage());
+    sm90_pass_turn<plan>(c.warpgroup);
+    wgmma_wait<1>();
+    wgmma_hold<plan::KEYS / 2>(state.s);
+    sm90_release(c.p.k.empty());
+    c.p.k.use++;
+    sm90_softmax<MASKED, plan>(state, c.scale_log2, seen);
+    wgmma_wait<0>();
+    wgmma_hold<plan::D / 2>(state.o);
+    sm90_release(c.p.v.empty());
+    c.p.v.use++;
+#pragma unroll
+    for (int i = 0; i < plan::D / 2; i++)
+        state.o[i] *= state.factor[i / 2 % 2];
+    sm90_round_p<plan>(state);
+}
+
+template <class plan>
+DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c) {
+    c.p.v.wait_full();
+    wgmma_hold<plan::D / 2>(state.o);
+    sm90_multiply_values<plan>(state, c.v_stage());
+    wgmma_wait<0>();
+    wgmma_hold<plan::D / 2>(state.o);
+    sm90_release(c.p.v.empty());
+    c.p.v.use++;
+}
+
+// O over the sums, by way of the queries' place, and lse.
+template <class plan>
+DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
+                                        const struct sm90_forward_arguments &a, const struct sm90_forward_tile &tile,
+                                        uint32_t empty) {
+    const int first = tile.first + 64 * c.warpgroup, row = first + sm90_row();
+    const uint32_t queries = c.shared + (uint32_t)(c.warpgroup * plan::Q_BYTES);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = state.sum[half];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        state.factor[half] = 1.0f / sum;
+        if (a.lse && threadIdx.x % 4 == 0 && row + 8 * half < a.T)
+            a.lse[(int64_t)tile.head * a.T + row + 8 * half] = state.maximum[half] * c.scale_log2 + log2f(sum);
+    }
+#pragma unroll
+    for (int i = 0; i < plan::D / 2; i++)
+        state.o[i] *= state.factor[i / 2 % 2];
+    const int barrier = 1 + plan::WARPGROUPS + c.warpgroup;
+    named_barrier_sync(barrier, 128); // the other warps' products have read the queries
+    sm90_put_rows<plan::D>(queries, state.o);
+    async_proxy_fence();
+    named_barrier_sync(barrier, 128);
+    if (threadIdx.x % 128 < 32 && elect_one()) {
+        sm90_store_tile<plan::D, 64>(&a.out, queries, tile.head % a.H, first, tile.head / a.H);
+        bulk_commit();
+        bulk_wait_read<0>();
+        mbarrier_arrive(empty);
+    }
+}
+
+template <class plan>
+DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a, struct sm90_forward_consumer<plan> &c) {
+    struct sm90_forward_state<plan> state;
+    struct sm90_forward_tile tile = sm90_forward_begin();
+    if (c.warpgroup == plan::WARPGROUPS - 1)
+        sm90_pass_turn<plan>(c.warpgroup); // the first turn is the first one's
+    while (sm90_forward_next<plan>(tile, a)) {
+        const int first = tile.first + 64 * c.warpgroup;
+        const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
+        int keys = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
+        const int last = sm90_last_keys<plan>(a, first, 64), whole = (first + 1) / plan::KEYS; // tiles that all rows see
+#pragma unroll
+        for (int i = 0; i < plan::D / 2; i++)
+            state.o[i] = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            state.maximum[half] = -INFINITY;
+            state.sum[half] = 0;
+        }
+        for (; keys > last; keys--)
+            sm90_skip<plan>(c);
+        q.wait_full();
+        int seen = first + sm90_row() - sm90_column() - keys * plan::KEYS;
+        sm90_first_keys<plan>(state, c, seen);
+        for (keys--; keys >= whole; keys--) {
+            seen += plan::KEYS;
+            sm90_next_keys<true, plan>(state, c, seen);
+        }
+        for (; keys >= 0; keys--)
+            sm90_next_keys<false, plan>(state, c, 0);
+        sm90_last_values<plan>(state, c);
+        sm90_forward_store<plan>(state, c, a, tile, q.empty());
+    }
+    if (c.warpgroup == 0)
+        sm90_take_turn<plan>(c.warpgroup); // the last one passed to it: no barrier is left half full
+}
+
+template <class plan>
+static __global__ void __launch_bounds__(plan::THREADS, 1)
+    sm90_forward_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
+    const uint32_t shared = shared_memory();
+    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler sees now
+    struct sm90_forward_consumer<plan> c;
+    c.warpgroup = warpgroup;
+    c.shared = shared;
+    c.queries = sm90_along_rows<plan::D>(shared + (uint32_t)(warpgroup * plan::Q_BYTES));
+    c.scale_log2 = a.scale_log2;
+    c.p.at(shared);
+    if (threadIdx.x == 0) {
+        tma_prefetch_map(&a.queries);
+        tma_prefetch_map(&a.keys);
+        tma_prefetch_map(&a.out);
+        c.p.k.open(4 * plan::WARPGROUPS);
+        c.p.v.open(4 * plan::WARPGROUPS);
+        for (int w = 0; w < plan::WARPGROUPS; w++)
+            c.p.of_queries(w, 0).open(1);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (warpgroup < 0) {
+        registers_decrease<plan::PRODUCER_REGISTERS>();
+        if (threadIdx.x < 32 && elect_one())
+            sm90_forward_produce<plan>(a, shared, c.p);
+    } else {
+        registers_increase<plan::REGISTERS>();
+        sm90_forward_consume<plan>(a, c);
+    }
+#elif defined(__CUDACC__)
+    __trap(); // a build for sm_90 has no wgmma, and a GPU that takes it would be given nothing
+#endif
+}
+
+// --- Launch -------------------------------------------------------------------------------------------------------
+
+// Heads of a section, 0: all at once. Where several query heads share a KV head, their blocks read the same keys at about
+// the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128 columns takes a block 1.7 us,
+// so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group: 4 of them it feeds well. With fewer,
+// keys and values stay in the L2 cache, but for the part of it that Q and O pass through.
+static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
+    const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
+    const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));
+    if (group >= 4 || fit >= groups)
+        return 0;
+    return fit < 1 ? group : (int)fit * group;
+}
+
+struct sm90_forward_buffers {
+    bf16 *out;
+    float *lse;
+    const bf16 *qkv;
+};
+struct sm90_forward_launcher {
+    template <int D>
+    static void launch(const struct sm90_forward_buffers &buffers, struct attention_shape shape, struct device *dev) {
+        typedef sm90_forward_plan<D> plan;
+        static const cudaError_t prepared =
+            cudaFuncSetAttribute(sm90_forward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
+        static const struct cudaDeviceProp properties = sm90_properties(dev);
+        cuda_check(prepared);
+        struct sm90_forward_arguments a;
+        memset(&a, 0, sizeof a);
+        a.queries = sm90_map<D>(buffers.qkv, sm90_packed_heads(shape), shape, 64);
+        a.keys = sm90_map<D>(buffers.qkv, sm90_packed_heads(shape), shape, plan::KEYS);
+        a.out = sm90_map<D>(buffers.out, shape.num_heads, shape, 64);
+        a.lse = buffers.lse;
+        a.T = shape.T;
+        a.H = shape.num_heads;
+        a.Hkv = shape.num_query_groups;
+        a.heads = shape.B * shape.num_heads;
+        a.section_heads = sm90_section_heads(shape, properties.l2CacheSize);
+        a.blocks = (int)blocks_for(shape.T, plan::QUERIES);
+        a.scale_log2 = shape.scale * LOG2E;
+        const int tiles = a.heads * a.blocks, most = properties.multiProcessorCount;
+        LAUNCH(dev, sm90_forward_kernel<plan>, (unsigned)(tiles < most ? tiles : most), plan::THREADS, plan::SHARED_BYTES, a);
+    }
+};
+
+// out = softmax(scale Q K^T, causal) V. Pointers aligned to 16 bytes.
+static void sm90_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or NULL*/,
+                         const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape, struct device *dev) {
+    const void *const aligned[2] = {qkv, out};
+    const struct sm90_forward_buffers buffers = {out, lse, qkv};
+    sm90_check(aligned, 2, shape, dev);
+    sm90_choose<sm90_forward_launcher>(buffers, shape, dev);
+}

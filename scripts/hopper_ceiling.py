@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""What the sm_90a attention kernels can reach at most on an H200, by arithmetic: the counts in docs/hopper.md.
+
+  scripts/hopper_ceiling.py          those lines on stdout
+  scripts/hopper_ceiling.py --check  whether docs/hopper.md has them
+
+Counts are clocks of one multiprocessor for one tile: of the tensor cores, of the units that make exp2, of shared memory.
+All three run side by side at best, so that the longest is a bound. Tiles are those of kernels/attention_sm90_forward.cuh
+and kernels/attention_sm90_backward.cuh.
+"""
+import functools
+import heapq
+import os
+import sys
+
+MULTIPROCESSORS = 132
+FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory
+SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S = 989.4, 790.0, 4.3e12
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
+HEAD_DIMS = (64, 96, 128, 256)
+GANG, MANY_HEADS = 8, 4            # as in kernels/attention_sm90_backward.cuh
+HOP_STEPS, START_STEPS = 0.8, 2.0  # of backward: until the next block's turn at a dQ; before a block's first product
+
+
+def wgmma(columns, depth, from_shared):
+    """Bytes of shared memory that 64 x columns x depth reads: B once, and A where it isn't in registers."""
+    return depth // 16 * (32 * columns + (64 * 32 if from_shared else 0))
+
+
+class Tile:
+    """Clocks of one query tile by key tile."""
+
+    def __init__(self, queries, keys, products, depth, exp_elements, shared_bytes):
+        self.queries, self.keys = queries, keys
+        self.mma = products * queries * keys * depth // FMA
+        self.exp = exp_elements // EXP
+        self.shared = shared_bytes // SHARED
+
+    @property
+    def clocks(self):
+        return max(self.mma, self.exp, self.shared)
+
+    @property
+    def bound(self):
+        return {self.mma: "mma", self.exp: "exp", self.shared: "shared memory"}[self.clocks] if not (
+            self.mma == self.exp == self.clocks) else "mma and exp"
+
+    @property
+    def ceiling(self):
+        return MEASURED_TFLOPS * self.mma / self.clocks
+
+
+def forward(D):
+    groups, keys = (3 if D == 64 else 2), (80 if D == 256 else 128)
+    queries = 64 * groups
+    reads = groups * (wgmma(keys, D, True) + wgmma(D, keys, False))
+    copies = 2 * keys * 2 * D  # K and V arrive; Q and O come and go once for all keys
+    return Tile(queries, keys, 2, D, queries * keys, reads + copies)
+
+
+def backward(D):
+    split_keys, queries = D <= 128, (128 if D == 64 else 64)
+    keys = 128 if split_keys else 64
+    part = queries if split_keys else queries // 2  # columns of S^T and dP^T of a warpgroup
+    columns = D if split_keys else D // 2           # of its dK and dV
+    dq = D if queries == 128 else D // 2            # of its dQ
+    reads = 2 * (2 * wgmma(part, D, True) + 2 * wgmma(columns, queries, not split_keys) + wgmma(dq, keys, True))
+    scores = 2 * queries * keys * (1 if split_keys else 2)  # dS, and P where it goes through shared memory
+    dq_bytes = 2 * 4 * queries * D                           # written, and read by the copy that adds
+    copies = 2 * 2 * queries * D + 8 * queries               # Q, dO, lse, delta arrive
+    rows = 8 * (part // 8) * 2 * 128                         # lse and delta: a read for a warp's eight columns each
+    return Tile(queries, keys, 5, D, queries * keys, reads + scores + dq_bytes + copies + rows)
+
+
+# --- Schedules of causal attention, B sequences, H heads, G of K and V ---
+
+def forward_share(tile, B, H, T):
+    """Counted work over the time of the block that is last: longest tiles first, every other round backwards."""
+    count = -(-T // tile.queries)
+    lengths = [-(-min((i + 1) * tile.queries, T) // tile.keys) for i in reversed(range(count)) for _ in range(B * H)]
+    grid = min(MULTIPROCESSORS, len(lengths))
+    loads = [0] * grid
+    for at, length in enumerate(lengths):
+        place = at % grid
+        loads[grid - 1 - place if at // grid % 2 else place] += length
+    counted = B * H * T * T / 2 / (tile.queries * tile.keys)
+    return counted / (max(loads) * MULTIPROCESSORS)
+
+
+def backward_order(units, blocks, heads):
+    """(KV head, block of keys) in the order of their indices, and the blocks of a gang, or 0: sm90_backward_order."""
+    most = max(1, MULTIPROCESSORS // GANG)
+    sections = -(-units // most)
+    section = -(-units // sections)
+    order = [(unit, block) for first in range(0, units, section) for block in range(blocks)
+             for unit in range(first, min(first + section, units))]
+    return order, (0 if heads < MANY_HEADS else max(1, MULTIPROCESSORS // section))
+
+
+@functools.lru_cache(maxsize=None)
+def backward_share(queries, keys, B, H, G, T, hop):
+    """The same of backward, step by step. A block's turn at a tile comes `hop` steps after the start of the one before, and
+    its next step can't end before dQ of this one has begun to go. Who has a lower index never waits for a higher one, so
+    that the blocks can be followed one after another."""
+    tiles, blocks, heads, units = -(-T // queries), -(-T // keys), H // G, B * G
+    order, gang = backward_order(units, blocks, heads)
+    free, last = [0.0] * MULTIPROCESSORS, [[0.0] * (tiles * heads) for _ in range(units)]
+    for unit, block in order:
+        now, copy, done = free[0] + START_STEPS, 0.0, last[unit]
+        diagonal = block * keys // queries
+        path = range(diagonal, tiles) if gang and block // gang % 2 else range(tiles - 1, diagonal - 1, -1)
+        for tile in path:
+            for at in range(tile * heads, (tile + 1) * heads):
+                now = max(now + 1, copy)
+                copy = max(now, done[at]) + hop
+                done[at] = copy
+        heapq.heapreplace(free, max(now, copy))
+    counted = B * H * T * T / 2 / (queries * keys)
+    return counted / (max(free) * MULTIPROCESSORS)
+
+
+def backward_sides(D, B, H, G, T):
+    """Seconds of what runs before and after: delta from out and dout, dQ from fp32 to bf16."""
+    return (2 * 2 + 4 + 2) * B * T * H * D / BYTES_PER_S
+
+
+def predicted(D, B, H, G, T):
+    """TFLOP/s of forward, of backward, and of backward if dQ's order cost nothing."""
+    flops = 2 * B * H * T * T * D  # two products, half of each
+    f, b, sides = forward(D), backward(D), backward_sides(D, B, H, G, T)
+    rates = [f.ceiling * forward_share(f, B, H, T)]
+    for hop in (HOP_STEPS, 0.0):
+        rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, hop)
+        rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + sides) / 1e12)
+    return rates
+
+
+# --- The page ---
+
+HEAD = """## Ceilings, by arithmetic
+
+Written by `scripts/hopper_ceiling.py`; a test holds this part to it. **Nothing in it was measured by this project.**
+
+Clocks of one multiprocessor for one tile of queries by one of keys, each unit's alone. Assumed:
+
+- Tensor cores: 2048 dense bf16 FMAs, 4096 FLOP, in a clock. 132 multiprocessors x 4096 x 1.83 GHz = 989.4 TFLOP/s, the data
+  sheet's figure. An m64nNk16 takes N / 2 clocks.
+- exp2: 16 in a clock (CUDA's table of arithmetic throughput, compute capability 9.0). An element's other instructions, five
+  to seven, share 128 lanes, eight times as many, and so stay below it.
+- Shared memory: 128 bytes in a clock, whoever moves them. A wgmma reads its B (32 N bytes) and, where A is not in
+  registers, A (2 KB); each warpgroup reads for itself. TMA's and bulk copies' bytes count, as do stores of dS (and P) and of
+  dQ. No bank conflicts.
+- The rate at which the tensor cores really run is that of a large cuBLAS bf16 matmul on random data on an H200, 790 TFLOP/s,
+  which is what power allows. A ceiling is 790 times the tensor cores' clocks over those of the longest unit: it takes the
+  three to run side by side without a gap.
+"""
+
+TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared memory | bound by | ceiling TFLOP/s |
+|---|---|---|---|---|---|---|---|"""
+
+SCHEDULE = """With a schedule: causal, B = 2, 64 query heads over 8 of keys and values, or over 64, TFLOP/s as usually counted (half
+of the matrix, backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles
+in the kernels' order, and the last one to end counts. Backward is followed step by step, with its waits for turns at dQ, a turn
+coming 0.8 of a step (about 1.4 us, a guess) after the one before began, a block taking two steps to start, and its passes over
+delta and dQ added at 4.3 TB/s. "Free" is the same with turns that come at once: what the fixed order costs is the difference.
+All L2 hits are taken for granted, and L2's rate of additions for enough.
+"""
+SCHEDULE_HEAD = """| head dim | heads | T | forward | backward | backward, free |
+|---|---|---|---|---|---|"""
+
+
+def lines():
+    assert abs(MULTIPROCESSORS * 2 * FMA * 1.83e9 / 1e12 - SHEET_TFLOPS) < 0.1
+    text = [HEAD, TABLE_HEAD]
+    for name, make in (("forward", forward), ("backward", backward)):
+        for D in HEAD_DIMS:
+            t = make(D)
+            text.append(f"| {name} | {D} | {t.queries} x {t.keys} | {t.mma} | {t.exp} | {t.shared} | {t.bound} | {t.ceiling:.0f} |")
+    text += ["", SCHEDULE, SCHEDULE_HEAD]
+    for D in HEAD_DIMS:
+        for G in (8, 64):
+            for T in (1024, 2048, 4096) + ((8192,) if G == 8 else ()):
+                rates = predicted(D, 2, 64, G, T)
+                text.append(f"| {D} | 64/{G} | {T} | " + " | ".join(f"{r:.0f}" for r in rates) + " |")
+    return "\n".join(text) + "\n"
+
+
+def main():
+    text = lines()
+    if sys.argv[1:] == ["--check"]:
+        with open(PAGE, encoding="utf-8") as file:
+            if text in file.read():
+                return 0
+        print("docs/hopper.md has not what scripts/hopper_ceiling.py writes: put that in its place")
+        return 1
+    sys.stdout.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
