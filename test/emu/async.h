@@ -379,9 +379,9 @@ static void emu_store_begin(struct emu_bulk *store, const char *what) {
         self->storer = emu->async->storers++;
     }
     emu_check_async(store->shared, store->bytes, false, what);
-    const uint32_t *seen = emu_seen(emu->current);
+    const uint32_t *seen = emu_seen(emu->current), time = (uint32_t)self->store_groups + 1;
     for (uint32_t i = 0; i < store->bytes; i += 4)
-        emu_mark_read(emu_mark_at(store->shared + i), emu_storer_clock(self->storer), (uint32_t)self->store_groups + 1, seen);
+        emu_mark_read(emu_mark_at(store->shared + i), emu_storer_clock(self->storer), time, seen);
     store->group = self->store_groups;
     self->stores.push_back(*store);
 }
@@ -516,6 +516,10 @@ static inline void emu_wgmma_fence(void) {
         a->held = !a->in_flight;
     }
 }
+static void emu_check_any_fence(const struct emu_thread *self) {
+    if (self->fenced_at <= self->waited_at)
+        emu_report("a wgmma without a wgmma_fence since %s", self->waited_at ? "the last wgmma_wait" : "the kernel began");
+}
 // The thread's record of an accumulator, in flight from now on. Its value is kept aside.
 static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uint64_t group) {
     int found = -1;
@@ -541,8 +545,7 @@ static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uin
     }
     struct emu_accumulator *acc = &self->accumulators[found];
     if (acc->size == 0) { // new
-        if (self->fenced_at <= self->waited_at)
-            emu_report("a wgmma without a wgmma_fence since %s", self->waited_at ? "the last wgmma_wait" : "the kernel began");
+        emu_check_any_fence(self);
         acc->at = at;
         acc->size = size;
         acc->in_flight = acc->held = false;
@@ -577,8 +580,7 @@ static void emu_operand_use(struct emu_thread *self, const uint32_t *at, uint64_
             if (!a)
                 emu_report("has more A registers in flight than the model holds");
         }
-        if (self->fenced_at <= self->waited_at)
-            emu_report("a wgmma without a wgmma_fence since %s", self->waited_at ? "the last wgmma_wait" : "the kernel began");
+        emu_check_any_fence(self);
         a->at = at;
         a->in_flight = a->held = false;
     }
@@ -601,7 +603,8 @@ static std::vector<uint32_t> emu_operand_pieces(uint64_t descriptor, int rows, b
     if ((descriptor >> 49 & 7) != 0)
         emu_report("a wgmma's descriptor with a base offset, which is not modelled");
     if (swizzle != 0 && (start % (8 * row_bytes) >= row_bytes || (!transposed && start % row_bytes + 32 > row_bytes)))
-        emu_report("a wgmma's operand at shared address %d is not in the first row of a swizzle's %u bytes, or k goes past it",
+        emu_report("a wgmma's operand at shared address %d is not in the first row of a swizzle's %u bytes, or k goes "
+                   "past it",
                    emu_offset(start), 8 * row_bytes);
     std::vector<uint32_t> pieces((size_t)rows * 2);
     for (uint32_t i = 0; i < pieces.size(); i++) {
@@ -646,7 +649,8 @@ static void emu_wgmma_reads_too(const struct emu_wgmma_issued *issued) {
 }
 static struct emu_warpgroup *emu_warpgroup_of(int thread) {
     if (thread / EMU_WARPGROUP >= EMU_WARPGROUPS || emu->threads % EMU_WARPGROUP != 0)
-        emu_report("wgmma by warpgroup %d of a block of %d threads, which is not modelled", thread / EMU_WARPGROUP, emu->threads);
+        emu_report("wgmma by warpgroup %d of a block of %d threads, which is not modelled",
+                   thread / EMU_WARPGROUP, emu->threads);
     return &emu->async->warpgroups[(size_t)(thread / EMU_WARPGROUP)];
 }
 static void emu_wgmma_issue(const struct emu_wgmma *op) {
@@ -699,7 +703,8 @@ static void emu_wgmma_commit(void) {
     if (++warpgroup->committed[at] == EMU_WARPGROUP)
         emu_wake_wgmma_waits(emu->current / EMU_WARPGROUP * EMU_WARPGROUP);
 }
-static void emu_operand_values(const std::vector<uint32_t> &pieces, bool transposed, float *values /*(16, rows)*/, int rows) {
+static void emu_operand_values(const std::vector<uint32_t> &pieces, bool transposed, float *values /*(16, rows)*/,
+                               int rows) {
     for (uint32_t i = 0; i < pieces.size(); i++) {
         uint16_t elements[8];
         memcpy(elements, emu_shared_at(pieces[i]), sizeof elements);

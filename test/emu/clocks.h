@@ -121,7 +121,8 @@ static void emu_mark_written(struct emu_mark *mark, int clock, uint32_t time) {
 __attribute__((noreturn)) static void emu_report_unordered(int clock, bool was_write, bool write, uint32_t address) {
     const int at = emu_offset(address), threads = emu->async->threads;
     if (clock >= emu_barrier_clock(0))
-        emu_report("%s what TMA wrote, without having waited at its mbarrier, shared address %d", write ? "writes" : "reads", at);
+        emu_report("%s what TMA wrote, without having waited at its mbarrier, shared address %d",
+                   write ? "writes" : "reads", at);
     if (clock >= emu_storer_clock(0))
         emu_report("writes what a bulk store may still read, shared address %d", at);
     if (clock >= threads)

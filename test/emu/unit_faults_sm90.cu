@@ -259,9 +259,11 @@ static __global__ void product_kernel(float *out, int fault) {
 }
 // A stage of wgmma's operand, refilled by TMA: the arrival must come after wgmma_wait.
 static __global__ void refill_kernel(float *out, const float *in, int fault) {
-    const uint32_t base = shared_memory(), full = base, empty = base + 8, stage = base + 1024, thread = threadIdx.x;
+    const uint32_t base = shared_memory(), full = base, empty = base + 8, begun = base + 16, stage = base + 1024;
+    const uint32_t thread = threadIdx.x;
     if (thread == 0) {
         mbarrier_init(full, 1);
+        mbarrier_init(begun, 1);
         mbarrier_init(empty, 4);
         mbarrier_init_fence();
     }
@@ -272,15 +274,20 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
                 mbarrier_wait(empty, 1 - i % 2);
                 mbarrier_arrive_expect(full, TILE_BYTES);
                 bulk_load(stage, in, TILE_BYTES, full);
+                if (i == 0)
+                    mbarrier_arrive(begun);
             }
         return;
     }
     float acc[32];
     for (uint32_t i = 0; i < 3; i++) {
-        if ((fault != NO_WAIT && (fault != THIRD || thread < 96)) || i > 0)
+        if (fault == THIRD && thread >= 96 && i == 0)
+            mbarrier_wait(begun, 0); // which is after the load was issued, and not after it has landed
+        else if (fault != NO_WAIT || i > 0)
             mbarrier_wait(full, i % 2);
         wgmma_fence();
-        wgmma_shared<64, false, true>(acc, matrix_descriptor(stage, 0, 1024, 1), matrix_descriptor(stage, 0, 1024, 1), i > 0);
+        const uint64_t both = matrix_descriptor(stage, 0, 1024, 1);
+        wgmma_shared<64, false, true>(acc, both, both, i > 0);
         wgmma_commit();
         if (fault == TOO_EARLY && thread % 32 == 0)
             mbarrier_arrive(empty);
@@ -341,7 +348,8 @@ static void wait_for_nothing(int fault) { LAUNCH(&device, wait_for_nothing_kerne
 static void unawaited(int fault) { LAUNCH(&device, unawaited_kernel, 1, 32, 2048, (const float *)memory(), fault == WELL); }
 static void box(int fault) {
     const uint64_t dims[4] = {64, 1, fault == PAST_GLOBAL ? 1024u : 64u, 1}, strides[3] = {128, 128, 8192};
-    const struct tensor_map map = tensor_map_of((const bf16 *)memory() + (fault == PAST_GLOBAL ? 32768 - 64 : 0), dims, strides, 64, 4);
+    const bf16 *base = (const bf16 *)memory() + (fault == PAST_GLOBAL ? 32768 - 64 : 0);
+    const struct tensor_map map = tensor_map_of(base, dims, strides, 64, 4);
     LAUNCH(&device, box_kernel, 1, 32, 4096, map, fault);
 }
 static void bad_map(int fault) {
@@ -414,7 +422,8 @@ static const struct fault {
     {"waits_for_a_later_block", chain, LATE, "all blocks of lower index are done"},
     {"wgmma_without_fence", product, WITHOUT_FENCE, "without a wgmma_fence since the kernel began"},
     {"wgmma_without_second_fence", product, WITHOUT_SECOND_FENCE, "that wgmma_wait gave, without wgmma_fence"},
-    {"accumulator_written_after_fence", product, WRITTEN_AFTER_FENCE, "accumulator that was written after the last wgmma_fence"},
+    {"accumulator_written_after_fence", product, WRITTEN_AFTER_FENCE,
+     "accumulator that was written after the last wgmma_fence"},
     {"accumulator_read_in_flight", product, READ_IN_FLIGHT, "in flight gave NaN"},
     {"accumulator_written_in_flight", product, WRITTEN_IN_FLIGHT, "writes an accumulator of a wgmma in flight"},
     {"wgmma_without_commit", product, WITHOUT_COMMIT, "thread"},
@@ -431,7 +440,7 @@ static const struct fault {
     {"wgmma_of_another_shape", product, ANOTHER_SHAPE, "overlap those of another shape"},
     {"wgmma_past_shared", product, SHARED_TOO_SMALL, "a wgmma goes past the shared memory"},
     {"wgmma_without_mbarrier_wait", refill, NO_WAIT, "what a wgmma of warpgroup 0 may still read"},
-    {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "wgmma of warpgroup 0 may still read"},
+    {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "reads what TMA wrote, without having waited"},
     {"arrives_before_wgmma_wait", refill, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
     {"named_barrier_missing", named, NO_BARRIER, "before a barrier"},
     {"named_barrier_of_others", named, FIRST, "before a barrier"},

@@ -43,12 +43,11 @@ static __global__ void product_kernel(float *out, struct layout la, struct layou
         for (int row = 0; row < 64; row += TA ? 2 : 1)
             for (int k = 0; k < 16; k += TA ? 1 : 2)
                 store_shared_word(a + element_offset(la, 64, row, k),
-                                  pack_bf16x2(element(row * 16 + k), TA ? element(row * 16 + 16 + k) : element(row * 16 + k + 1)));
+                                  pack_bf16x2(element(row * 16 + k), element(row * 16 + k + (TA ? 16 : 1))));
         for (int row = 0; row < N; row += TB ? 2 : 1)
             for (int k = 0; k < 16; k += TB ? 1 : 2)
                 store_shared_word(b + element_offset(lb, N, row, k),
-                                  pack_bf16x2(element(row * 7 + k * 5),
-                                              TB ? element(row * 7 + 7 + k * 5) : element(row * 7 + k * 5 + 5)));
+                                  pack_bf16x2(element(row * 7 + k * 5), element(row * 7 + k * 5 + (TB ? 7 : 5))));
         async_proxy_fence();
     }
     __syncthreads();
@@ -125,8 +124,8 @@ static void products(void **state) {
 // --- Boxes --------------------------------------------------------------------------------------------------------
 
 // Loads a box, hands what it finds at each address out, and stores it elsewhere.
-static __global__ void box_kernel(const __grid_constant__ struct tensor_map from, const __grid_constant__ struct tensor_map to,
-                                  uint32_t *words, int bytes, int c0, int c1, int c2, int c3, int thread_stores) {
+static __global__ void box_kernel(const __grid_constant__ struct tensor_map from,
+                                  const __grid_constant__ struct tensor_map to, uint32_t *words, int bytes, int c0, int c1, int c2, int c3, int thread_stores) {
     const uint32_t barrier = shared_memory(), box = barrier + 1024;
     if (threadIdx.x == 0) {
         mbarrier_init(barrier, 1);
@@ -159,7 +158,8 @@ static void check_box(int columns, int rows, int c0, int c1, int c2, int c3) {
     }
     const uint64_t dims[4] = {COLUMNS, HEADS, TOKENS, SEQUENCES},
                    strides[3] = {2 * COLUMNS, 2 * COLUMNS * HEADS, 2 * COLUMNS * HEADS * TOKENS};
-    const struct tensor_map from = tensor_map_of(x, dims, strides, columns, rows), to = tensor_map_of(y, dims, strides, columns, rows);
+    const struct tensor_map from = tensor_map_of(x, dims, strides, columns, rows),
+                            to = tensor_map_of(y, dims, strides, columns, rows);
     uint32_t *words = (uint32_t *)test_alloc((size_t)(2 * columns * rows));
     struct device null = {};
     LAUNCH(&null, box_kernel, 1, 64, 32768, from, to, words, 2 * columns * rows, c0, c1, c2, c3, 40);
@@ -178,7 +178,8 @@ static void check_box(int columns, int rows, int c0, int c1, int c2, int c3) {
         }
     for (int i = 0; i < ELEMENTS; i++) {
         const int at[4] = {i % COLUMNS, i / COLUMNS % HEADS, i / COLUMNS / HEADS % TOKENS, i / COLUMNS / HEADS / TOKENS};
-        const bool stored = at[0] >= c0 && at[0] < c0 + columns && at[1] == c1 && at[2] >= c2 && at[2] < c2 + rows && at[3] == c3;
+        const bool stored = at[0] >= c0 && at[0] < c0 + columns && at[1] == c1 && at[2] >= c2 && at[2] < c2 + rows &&
+                            at[3] == c3;
         assert_int_equal(y[i].bits, stored ? x[i].bits : 0xdead);
     }
     free(x);
