@@ -26,6 +26,10 @@ class Roofline(unittest.TestCase):
         result = script("roofline.py", "--check")
         self.assertEqual(result.returncode, 0, result.stdout)
 
+    def test_hopper_ceilings_are_what_the_script_writes(self):
+        result = script("hopper_ceiling.py", "--check")
+        self.assertEqual(result.returncode, 0, result.stdout)
+
 
 class Curve(unittest.TestCase):
     def compare(self, one, other, precision="fp32"):
