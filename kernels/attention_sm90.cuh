@@ -36,14 +36,17 @@ static struct cudaDeviceProp sm90_properties(const struct device *dev) {
     return properties;
 }
 
-// Why these kernels can't be used; an empty reason if they can.
-static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+static void sm90_shape_obstacle(char *reason, size_t size, struct attention_shape shape) {
     const int D = shape.head_dim;
     reason[0] = 0;
-    if (D != 64 && D != 96 && D != 128 && D != 256) {
+    if (D != 64 && D != 96 && D != 128 && D != 256)
         snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
+}
+// Why these kernels can't be used; an empty reason if they can. Asks the driver, which takes its time: not at each launch.
+static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+    sm90_shape_obstacle(reason, size, shape);
+    if (*reason)
         return;
-    }
     const struct cudaDeviceProp properties = sm90_properties(dev);
     if (properties.major == 0)
         snprintf(reason, size, "needs compute capability 9.0, and no GPU is here");
@@ -162,9 +165,9 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
 // Of qkv or dqkv: query heads, then key heads, then value heads.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
-static void sm90_check(const void *const aligned[], int count, struct attention_shape shape, struct device *dev) {
+static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
     char obstacle[128];
-    sm90_obstacle(obstacle, sizeof obstacle, shape, dev);
+    sm90_shape_obstacle(obstacle, sizeof obstacle, shape);
     if (*obstacle)
         fail("flash attention by wgmma %s", obstacle);
     for (int i = 0; i < count; i++)

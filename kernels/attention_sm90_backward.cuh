@@ -606,7 +606,12 @@ static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct a
 }
 
 // docs/hopper.md says what these are worth by a simulation.
-enum { SM90_GANG = 8, SM90_MANY_HEADS = 4 }; // blocks, where there are KV heads enough; from how many on gangs alternate
+#ifndef SM90_BACKWARD_GANG // scripts/attention_sweep.sh tries others on a GPU
+#define SM90_BACKWARD_GANG 8
+#define SM90_BACKWARD_MANY_HEADS 4
+#endif
+// Blocks of a gang, where there are KV heads enough; from how many heads of a group on gangs alternate.
+enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEADS };
 
 // Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time.
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
@@ -654,7 +659,7 @@ static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *
                           const float *lse /*(B, H, T), base 2*/, struct attention_shape shape, void *workspace,
                           struct device *dev) {
     const void *const aligned[5] = {dqkv, dout, qkv, out, workspace};
-    sm90_check(aligned, 5, shape, dev);
+    sm90_check(aligned, 5, shape);
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     struct sm90_backward_arguments a;
     memset(&a, 0, sizeof a);

@@ -17,13 +17,22 @@
 #include <math.h>                     // log2f, INFINITY
 
 // Tiles and registers: what FlashAttention-3 uses where ptxas keeps it in registers. Turns do not pay at 256 columns, whose
-// products are long beside their softmax.
+// products are long beside their softmax. scripts/attention_sweep.sh tries others on a GPU.
+#ifndef SM90_FORWARD_KEYS // up to 128 columns
+#define SM90_FORWARD_KEYS 128
+#endif
+#ifndef SM90_FORWARD_STAGES
+#define SM90_FORWARD_STAGES 2
+#endif
+#ifndef SM90_FORWARD_TURNS
+#define SM90_FORWARD_TURNS (D <= 128)
+#endif
 template <int HEAD_DIM> struct sm90_forward_plan {
     static constexpr int D = HEAD_DIM;
     static constexpr int WARPGROUPS = D == 64 ? 3 : 2; // that multiply
     static constexpr int THREADS = 128 * (WARPGROUPS + 1);
-    static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : 128, STAGES = 2;
-    static constexpr bool TURNS = D <= 128;
+    static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : SM90_FORWARD_KEYS, STAGES = SM90_FORWARD_STAGES;
+    static constexpr bool TURNS = SM90_FORWARD_TURNS;
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, REGISTERS = WARPGROUPS == 3 ? 160 : 240;
     static constexpr int Q_BYTES = 64 * 2 * D, KEYS_BYTES = KEYS * 2 * D; // a warpgroup's queries; a tile of keys
     static constexpr int K_AT = WARPGROUPS * Q_BYTES, V_AT = K_AT + STAGES * KEYS_BYTES;
@@ -453,6 +462,6 @@ static void sm90_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or
                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape, struct device *dev) {
     const void *const aligned[2] = {qkv, out};
     const struct sm90_forward_buffers buffers = {out, lse, qkv};
-    sm90_check(aligned, 2, shape, dev);
+    sm90_check(aligned, 2, shape);
     sm90_choose<sm90_forward_launcher>(buffers, shape, dev);
 }

@@ -176,7 +176,7 @@ struct run {
 static void run_steps(void *argument) {
     const struct run *run = (const struct run *)argument;
     struct log log;
-    log_open(&log, run->folder, run->steps, run->every, 0);
+    log_open(&log, run->folder, run->steps, run->every, 0, true);
     if (run->prepare)
         run->prepare();
     for (int i = 1; i <= run->steps; i++) {
@@ -262,7 +262,7 @@ static void what_is_not_finite_is_null(void **state) {
     struct log log;
     struct log_step s = step_of(1);
     char value[256];
-    log_open(&log, run.folder, 1, 1, 0);
+    log_open(&log, run.folder, 1, 1, 0, true);
     s.loss = NAN;
     s.grad_norm = INFINITY;
     s.mfu = NAN;
@@ -374,7 +374,7 @@ static void folders_are_made_with_those_above(void **state) {
     char folder[PATH_MAX];
     snprintf(folder, sizeof folder, "%s", inside(&top, "a/b//c/"));
     for (int again = 0; again < 2; again++) {
-        log_open(&log, folder, 1, 1, 0);
+        log_open(&log, folder, 1, 1, 0, true);
         log_close(&log);
     }
     assert_int_equal(unlink(inside(&top, "a/b/c/log.jsonl")), 0);

@@ -1,6 +1,7 @@
-// How fast the flash kernels are on a GPU: a JSON object a line for each shape and direction, on stdout, for
-// scripts/gpu_check.sh. bf16, causal, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads over 8.
-#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward
+// How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
+// scripts/gpu_check.sh and attention_sweep.sh. bf16, causal, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads
+// over 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80").
+#include "attention.cuh"              // attention_choose, attention_forward, attention_backward
 #include "kernels/device_memory.cuh"  // device_allocate, device_upload
 #include "kernels/device_queue.cuh"   // device_open
 #include <math.h>                     // sqrt
@@ -13,14 +14,15 @@ struct bench {
     bf16 *qkv, *out, *dout, *dqkv;
     float *lse;
     void *workspace;
+    enum attention_backend backend;
     struct device *dev;
 };
 
 static void forward(struct bench *b) {
-    flash_forward(b->out, b->lse, b->qkv, b->shape, b->dropout, NULL, b->dev);
+    attention_forward(b->out, b->lse, b->qkv, b->backend, b->shape, b->dropout, NULL, b->dev);
 }
 static void backward(struct bench *b) {
-    flash_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->shape, b->dropout, b->workspace, b->dev);
+    attention_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->backend, b->shape, b->dropout, b->workspace, b->dev);
 }
 
 static int by_value(const void *x, const void *y) { return *(const float *)x < *(const float *)y ? -1 : 1; }
@@ -60,7 +62,7 @@ static bf16 *random_array(int64_t n, struct device *dev) {
     return memory;
 }
 
-static void bench(struct attention_shape s, struct device *dev) {
+static void bench(struct attention_shape s, enum attention_backend backend, const char *engine, struct device *dev) {
     const int64_t tokens = (int64_t)s.B * s.T, n_out = tokens * s.num_heads * s.head_dim;
     const int64_t n_qkv = tokens * (s.num_heads + 2 * s.num_query_groups) * s.head_dim;
     const size_t out_bytes = (size_t)n_out * sizeof(bf16), qkv_bytes = (size_t)n_qkv * sizeof(bf16);
@@ -68,21 +70,23 @@ static void bench(struct attention_shape s, struct device *dev) {
     struct bench b;
     memset(&b, 0, sizeof b);
     b.shape = s;
+    b.backend = backend;
     b.dev = dev;
     b.qkv = random_array(n_qkv, dev);
     b.dout = random_array(n_out, dev);
     b.out = (bf16 *)device_allocate(out_bytes);
     b.dqkv = (bf16 *)device_allocate(qkv_bytes);
     b.lse = (float *)device_allocate(lse_bytes);
-    b.workspace = device_allocate(flash_backward_workspace_bytes(s));
+    const size_t workspace_bytes = attention_backward_workspace_bytes(backend, s, dev);
+    b.workspace = device_allocate(workspace_bytes);
     // The two products of a head are 4 T^2 D, half of it below the diagonal; backward has five products.
     const double flops = 2.0 * s.B * s.num_heads * s.T * s.T * s.head_dim;
     void (*const calls[2])(struct bench *) = {forward, backward};
     for (int i = 0; i < 2; i++) {
         const double ms = median_ms(calls[i], &b);
-        printf("{\"bench\": \"attention\", \"engine\": \"ours\", \"direction\": \"%s\", \"head_dim\": %d, \"heads\": %d, "
+        printf("{\"bench\": \"attention\", \"engine\": \"%s\", \"direction\": \"%s\", \"head_dim\": %d, \"heads\": %d, "
                "\"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.1f}\n",
-               i ? "backward" : "forward", s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, ms,
+               engine, i ? "backward" : "forward", s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, ms,
                (i ? 2.5 : 1) * flops / ms * 1e-9);
         fflush(stdout);
     }
@@ -91,7 +95,7 @@ static void bench(struct attention_shape s, struct device *dev) {
     device_free(b.out, out_bytes);
     device_free(b.dqkv, qkv_bytes);
     device_free(b.lse, lse_bytes);
-    device_free(b.workspace, flash_backward_workspace_bytes(s));
+    device_free(b.workspace, workspace_bytes);
 }
 
 int main(void) {
@@ -105,7 +109,10 @@ int main(void) {
                 const int heads = gqa ? 64 : 2048 / head_dim;
                 const struct attention_shape s = {TOKENS / T, T,        heads, gqa ? 8 : heads,
                                                   head_dim,   (float)(1 / sqrt((double)head_dim))};
-                bench(s, &dev);
+                const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, 0, &dev).backend;
+                bench(s, chosen, "ours", &dev);
+                if (chosen != ATTENTION_FLASH)
+                    bench(s, ATTENTION_FLASH, "ours sm_80", &dev);
             }
     device_close(&dev);
     return 0;

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Times variants of Hopper's attention kernels (tiles, stages, turns, the order of backward's blocks) on the GPU of this
+# machine, and names the fastest for each shape and direction.
+#
+#   scripts/attention_sweep.sh [VARIANT ...]     a variant is compiler options, as '-DSM90_FORWARD_STAGES=1'
+#
+# What a variant must not do is spill or be refused by ptxas: then it is left out, and said so. Needs nvcc and a GPU of
+# compute capability 9.0. A winner goes into the macros of kernels/attention_sm90_forward.cuh and _backward.cuh.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+out=out/attention_sweep
+mkdir -p "$out"
+if [ $# -eq 0 ]; then
+    set -- '-DSM90_SWEEP=0' \
+        '-DSM90_FORWARD_TURNS=0' \
+        '-DSM90_FORWARD_KEYS=112' \
+        '-DSM90_FORWARD_KEYS=96' \
+        '-DSM90_FORWARD_STAGES=1' \
+        '-DSM90_BACKWARD_GANG=4 -DSM90_BACKWARD_MANY_HEADS=4' \
+        '-DSM90_BACKWARD_GANG=16 -DSM90_BACKWARD_MANY_HEADS=4' \
+        '-DSM90_BACKWARD_GANG=8 -DSM90_BACKWARD_MANY_HEADS=1000'
+fi
+: >"$out/results.jsonl"
+number=0
+for variant; do
+    build=$out/build_$number
+    number=$((number + 1))
+    mkdir -p "$build/cuda"
+    if ! CFLAGS="-O3 -g $variant" make -s -f scripts/gpu_check.mk CUDA=yes B="$build" "$build/cuda/attention_bench" >"$build/log" 2>&1; then
+        echo "$variant: does not compile: $(grep -m1 -E 'error|static assertion' "$build/log")"
+    elif grep -qE '[1-9][0-9]* bytes spill' "$build/cuda/ptxas_attention.log"; then
+        echo "$variant: spills"
+    elif ! "$build/cuda/attention_bench" >"$build/bench.jsonl"; then
+        echo "$variant: fails"
+    else
+        echo "$variant: timed"
+        python3 - "$variant" "$build/bench.jsonl" >>"$out/results.jsonl" <<'PYTHON'
+import json, sys
+for line in open(sys.argv[2]):
+    row = json.loads(line)
+    if row["engine"] == "ours":
+        print(json.dumps({**row, "variant": sys.argv[1]}))
+PYTHON
+    fi
+done
+python3 - "$out/results.jsonl" <<'PYTHON'
+import json, sys
+best = {}
+for line in open(sys.argv[1]):
+    row = json.loads(line)
+    shape = (row["direction"], row["head_dim"], row["heads"], row["groups"], row["length"])
+    best.setdefault(shape, []).append((row["tflops"], row["variant"]))
+for shape, rows in sorted(best.items()):
+    rows.sort(reverse=True)
+    print("%-8s hd %3d  heads %2d/%-2d  T %5d  %6.1f TFLOP/s by %s" % (*shape, *rows[0]),
+          "(next: %.1f by %s)" % rows[1] if len(rows) > 1 else "")
+PYTHON
