@@ -492,7 +492,7 @@ class Faults(Case):
         for line in job.ranks[0].stdout:
             if line == "\n": # after the report, before the first step
                 break
-        time.sleep(0.3)
+        time.sleep(1.5)
         job.ranks[1].send_signal(signal.SIGTERM)
         statuses, outputs = job.end(30)
         self.assertEqual(statuses, [3, 3], outputs)
