@@ -158,12 +158,12 @@ static struct outcome outcome_of(struct setup *s) {
     int32_t inputs[64], targets[64];
     memset(&o, 0, sizeof o);
     run_steps(s, 0, STEPS, &o);
+    collect_state(s, &o); // while the updated parameters are still on their way
     fill_tokens(s, inputs, 7);
     fill_tokens(s, targets, 8);
     o.evaluation = gpt_evaluate(s->model, inputs, targets);
     gpt_decode(s->model, inputs, 0);
     memcpy(o.logits, gpt_decode(s->model, inputs + 2, 1), sizeof o.logits); // (2, 256)
-    collect_state(s, &o);
     return o;
 }
 static void outcome_free(struct outcome *o) {
@@ -263,7 +263,8 @@ static void compare_with_one(const struct outcome *o, const char *shape, int bat
 // Stages 0 and 1 reduce what the micro-steps of a step added up to, 2 and 3 each micro-step's: with one they are the same.
 static void compare_stages(struct parallel *parallel, const char *shape, int micro_steps, int num_policies) {
     struct outcome expected[2] = {run_model(parallel, shape, "", 0, micro_steps, false), run_model(parallel, shape, "", 2, micro_steps, false)};
-    compare_with_one(&expected[0], shape, parallel->launch.ranks * micro_steps);
+    for (int i = 0; i < 2; i++)
+        compare_with_one(&expected[i], shape, parallel->launch.ranks * micro_steps);
     if (micro_steps == 1)
         expect_same_bits(&expected[0], &expected[1], "stage 2 and stage 0");
     for (int i = 0; i < num_policies * STAGES; i++) {
@@ -342,6 +343,7 @@ static void test_steps_allocate_nothing(void **state) { assert_int_equal(run_ran
 struct watch {
     enum unit_state before[PASS_COUNT][8];
     int late[PASS_COUNT], ahead[PASS_COUNT];
+    int late_groups; // recomputed ones, in their first layer
 };
 static struct watch watch;
 
@@ -352,7 +354,10 @@ static void watch_units(struct gpt *m) {
     for (int pass = 0; pass < PASS_COUNT; pass++)
         for (int unit = 0; unit < m->shards.units; unit++) {
             const enum unit_state now = m->units[pass * m->shards.units + unit];
-            watch.late[pass] += watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_IS_THERE;
+            const bool late = watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_IS_THERE;
+            const int layer = m->shape.L - unit;
+            watch.late[pass] += late;
+            watch.late_groups += late && pass == PASS_RECOMPUTE && layer >= 0 && layer < m->shape.L && m->policy.group_first[layer] == layer;
             watch.ahead[pass] += watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_COMES;
             watch.before[pass][unit] = now;
         }
@@ -380,6 +385,7 @@ static void units_body(struct parallel *parallel, int which) {
         expect(watch.late[PASS_TRAIN] == 1 && watch.late[PASS_EVALUATE] == 1, "%s: forward waits for %d units, evaluation for %d", policy,
                watch.late[PASS_TRAIN], watch.late[PASS_EVALUATE]);
         expect(watch.late[PASS_RECOMPUTE] == second, "%s: backward waits for %d units, not %d", policy, watch.late[PASS_RECOMPUTE], second);
+        expect(watch.late_groups == 0, "%s: %d groups wait for their first layer", policy, watch.late_groups);
         expect(watch.ahead[PASS_TRAIN] == LAYERS + 1, "%s: forward gathers %d units", policy, watch.ahead[PASS_TRAIN]);
         expect(watch.ahead[PASS_RECOMPUTE] == LAYERS - second + tied, "%s: backward gathers %d units", policy, watch.ahead[PASS_RECOMPUTE]);
         // And no earlier than needed: two layers are there at a time, or a group and the first of the next.
