@@ -198,8 +198,9 @@ AMX_OPS := op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt)
 FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_bf16) \
   $(addsuffix _amx,$(filter $(AMX_OPS),$(OPS))))
-# On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_gpt's fp32
-# would run for long and show what op_golden's shows.
+# On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_zero
+# holds the schedule to the plan, by the cpu target's work thread; op_gpt's fp32 would run for long and show what
+# op_golden's shows.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
 EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(EMU_OPS:=_bf16))
 ifndef SANITIZE

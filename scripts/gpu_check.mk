@@ -2,7 +2,7 @@
 # the attention benchmark. make -f scripts/gpu_check.mk CUDA=yes gpu-check
 include Makefile
 G := $(B)/cuda
-GPU_OPS := $(patsubst test/op_%.c,%,$(wildcard test/op_*.c))
+GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
 GPU_TESTS := $(foreach o,$(GPU_OPS),$G/op_$o_fp32 $G/op_$o_bf16)
 # Tests look at device memory from the host.
 GPU_CHECK_COMPILE = $(NVCC_COMPILE) $(GENCODE) -DDEVICE_MEMORY_MANAGED -MMD -MP

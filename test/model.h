@@ -50,8 +50,9 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     return gpt_results(m, 0, &losses).check.grad_norm;
 }
 
-// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN.
-static void poison(struct gpt *m) {
+// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN. `workspaces`:
+// also what nothing but workspaces ever lie in.
+static void poison_with(struct gpt *m, bool workspaces) {
     static int latest_phase; // of the region that runs
     device_synchronize(m->dev);
     for (int r = 0; r < REGION_COUNT; r++)
@@ -60,19 +61,26 @@ static void poison(struct gpt *m) {
     const bool first_time = m->phase > latest_phase;
     latest_phase = first_time ? m->phase : latest_phase;
     const size_t lines = m->plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
-    bool *live = (bool *)calloc(lines + 1, 1);
-    for (int i = 0; i < m->plan.count; i++) {
-        const struct plan_buffer *b = &m->plan.buffers[i];
-        if (b->arena != ARENA_ACTIVATIONS || m->phase < b->first_phase || m->phase > b->last_phase)
-            continue;
-        if (b->first_phase == m->phase && first_time && strcmp(m->plan.categories[b->category], "kv cache"))
-            continue;
-        memset(live + b->offset / PLAN_ALIGNMENT, 1, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
+    bool *dead = (bool *)calloc(lines + 1, 1);
+    memset(dead, workspaces, lines);
+    for (int live = 0; live < 2; live++) // first all that is ever used, less what is live
+        for (int i = 0; i < m->plan.count; i++) {
+            const struct plan_buffer *b = &m->plan.buffers[i];
+            const char *category = m->plan.categories[b->category];
+            if (b->arena != ARENA_ACTIVATIONS || b->first_phase < 0 || (!live && !strcmp(category, "workspace")))
+                continue;
+            if (live && (m->phase < b->first_phase || m->phase > b->last_phase))
+                continue;
+            if (live && b->first_phase == m->phase && first_time && strcmp(category, "kv cache"))
+                continue;
+            memset(dead + b->offset / PLAN_ALIGNMENT, !live, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
+        }
+    const bool *at = dead, *const last = dead + lines; // *last is false
+    while ((at = (const bool *)memchr(at, true, (size_t)(last - at))) != NULL) {
+        const bool *end = (const bool *)memchr(at, false, (size_t)(last - at) + 1);
+        memset(m->arenas.base[ARENA_ACTIVATIONS] + (at - dead) * PLAN_ALIGNMENT, 0xff, (size_t)(end - at) * PLAN_ALIGNMENT);
+        at = end;
     }
-    for (size_t first = 0, end; first < lines; first = end + 1) { // `end` is live
-        const bool *found = (const bool *)memchr(live + first, true, lines - first);
-        end = found ? (size_t)(found - live) : lines;
-        memset(m->arenas.base[ARENA_ACTIVATIONS] + first * PLAN_ALIGNMENT, 0xff, (end - first) * PLAN_ALIGNMENT);
-    }
-    free(live);
+    free(dead);
 }
+static void poison(struct gpt *m) { poison_with(m, true); }
