@@ -492,7 +492,7 @@ static void check_bits(enum attention_backend only, struct attention_shape s, fl
         if (only != ATTENTION_AUTO && only != which)
             continue;
         const struct result first = run(qkv, dout, which, s, dropout_of(p));
-        for (int i = 0; i < (ON_GPU ? 100 : SLOW == 2 ? 2 : 4); i++) {
+        for (int i = 0; i < (ON_GPU ? 250 : SLOW == 2 ? 2 : 4); i++) {
             omp_set_num_threads(i ? 1 + (i - 1) % 3 : threads);
             const struct result again = run(qkv, dout, which, s, dropout_of(p));
             assert_memory_equal(first.out, again.out, (size_t)out_count(s) * sizeof(floatX));
