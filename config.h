@@ -89,11 +89,11 @@ struct config {
     int check_replicas;
     int world_size; // --plan's; 0: as launched
 
-    int rank, ranks;           // of this process
-    struct parallel *parallel; // the connections to the others; NULL: there are none
     bool given[CONFIG_ROWS_MAX]; // by row of the table: the user set it
     const struct config *asked;  // as it was before config_resolve, which a checkpoint remembers; NULL: not kept
     const char *checkpoint;      // the folder that the run goes on from, verified; "": it begins
+    int rank, ranks;             // of this process; ranks 0: not asked yet
+    struct parallel *parallel;   // the connections to the others; NULL: there are none
 };
 
 // ---- presets ----

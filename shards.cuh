@@ -53,7 +53,7 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
 }
 
 static struct shards shards_create(const struct parameters *table, int rank, int ranks, int stage, int64_t bucket_bytes) {
-    const int64_t most = bucket_bytes / (int64_t)sizeof(float);
+    const int64_t most = ranks == 1 ? table->flat : bucket_bytes / (int64_t)sizeof(float); // one rank reduces nothing
     struct shards s;
     memset(&s, 0, sizeof s);
     s.rank = rank;
@@ -69,8 +69,8 @@ static struct shards shards_create(const struct parameters *table, int rank, int
         s.first[unit] = s.count;
         if (ranks > 1)
             shards_cut(&s, table->unit_begin[unit], table->unit_begin[unit + 1], most, unit);
-        else if (unit == 0) // nothing is reduced: one range
-            shards_cut(&s, 0, s.flat, s.flat, unit);
+        else if (unit == 0)
+            shards_cut(&s, 0, s.flat, most, unit);
     }
     s.first[s.units] = s.count;
     return s;
