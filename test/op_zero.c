@@ -326,9 +326,11 @@ static void memory_body(struct parallel *parallel, int which) {
 }
 static void test_memory(void **state) { assert_int_equal(run_ranks(3, memory_body, 0), 0); }
 
-// From the second step on nothing is allocated: the heap holds what it held.
+// From the third step on nothing is allocated: the heap holds what it held. A first round is not looked at: libraries keep
+// some of their first calls.
 static void heap_body(struct parallel *parallel, int which) {
-    for (int stage = 0; stage < STAGES; stage++) {
+    for (int round = 0; round <= STAGES; round++) {
+        const int stage = round > 0 ? round - 1 : 0;
         struct setup s;
         setup_open(&s, parallel, GPT2, "", stage, 2);
         run_steps(&s, 0, STEPS, NULL);
@@ -337,7 +339,7 @@ static void heap_body(struct parallel *parallel, int which) {
         run_steps(&s, STEPS, 3, NULL);
         gpt_settle(s.model);
         const struct mallinfo2 after = mallinfo2();
-        expect(after.uordblks == before.uordblks && after.hblkhd == before.hblkhd,
+        expect(round == 0 || (after.uordblks == before.uordblks && after.hblkhd == before.hblkhd),
                "stage %d: %zu bytes on the heap before, %zu after", stage, before.uordblks + before.hblkhd, after.uordblks + after.hblkhd);
         setup_close(&s, parallel);
     }
