@@ -200,9 +200,9 @@ TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_
   $(addsuffix _amx,$(filter $(AMX_OPS),$(OPS))))
 # On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_zero
 # holds the schedule to the plan, by the cpu target's work thread; op_gpt's fp32 would run for long and show what
-# op_golden's shows.
+# op_golden's shows; op_huggingface moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
-EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(EMU_OPS:=_bf16))
+EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(addsuffix _bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 ifndef SANITIZE
   TESTS += $(EMU_TESTS)
   EMU_PROGRAM := $(B)/emu/train_gpt
