@@ -1,13 +1,14 @@
 #!/bin/sh
-# Runs tests and counts: test/run.sh PROGRAM|FILE.py ...   The last line is 'N passed, N failed'.
+# Runs tests, two at a time, and counts: test/run.sh PROGRAM|FILE.py ...   The last line is 'N passed, N failed'.
 # A program is a cmocka test; one that ends before its last test counts as one failure more than it reported.
 # Tests are many small parallel regions: on a busy machine threads that spin at barriers take the time of those that work.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
-passed=0 failed=0 skipped=0
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-for test in "$@"; do
+
+# One test: its line, with what it said where it failed, in one piece, and its counts into $1.
+run_one() {
+    counts=$1 test=$2
     begin=$(date +%s)
+    log=$(mktemp)
     case "$test" in
     # A program that ends by a user's mistake leaves its memory to the system: not a leak to report in place of status 2.
     *.py) ASAN_OPTIONS=detect_leaks=0 TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" python3 "$test" -v >"$log" 2>&1 ;;
@@ -32,12 +33,32 @@ for test in "$@"; do
     fi
     name=${test##*/}
     case "$test" in */emu/*) name=emu_${name#op_} ;; esac # the same tests as on the cpu target
-    printf '%-32s %4d passed %3d failed  %4d s\n' "$name" "$ok" "$bad" $(($(date +%s) - begin))
-    if [ "$bad" -gt 0 ]; then
-        sed 's/^/    /' "$log"
-    fi
-    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip))
-done
+    {
+        printf '%-32s %4d passed %3d failed  %4d s\n' "$name" "$ok" "$bad" $(($(date +%s) - begin))
+        if [ "$bad" -gt 0 ]; then
+            sed 's/^/    /' "$log"
+        fi
+    } >"$log.all"
+    cat "$log.all"
+    echo "$ok $bad $skip" >>"$counts"
+    rm -f "$log" "$log.all"
+}
+
+if [ "${1-}" = --one ]; then
+    run_one "$2" "$3"
+    exit 0
+fi
+counts=$(mktemp)
+trap 'rm -f "$counts"' EXIT
+printf '%s\n' "$@" | xargs -P 2 -n 1 "$0" --one "$counts"
+passed=0 failed=0 skipped=0 ran=0
+while read -r ok bad skip; do
+    passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip)) ran=$((ran + 1))
+done <"$counts"
+if [ "$ran" -ne $# ]; then
+    echo "$ran of $# tests ran"
+    failed=$((failed + $# - ran))
+fi
 if [ "$skipped" -gt 0 ]; then
     echo "$passed passed, $failed failed, $skipped skipped"
 else
