@@ -8,6 +8,7 @@
 #include "kernels/ptx.cuh"           // shared memory, cp_async, mma
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
+#include "test/emu/apart.h" // run_with_and_without
 
 static struct device device;
 static const bool healthy = true, faulty = false;
@@ -303,25 +304,10 @@ static void run_fault(const struct fault *fault, bool well) {
     finish();
 }
 
-// In a process of its own.
-static int run_apart(const char *name, const char *how, char *message, size_t size) {
-    char program[512], command[1024];
-    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    assert_true(length > 0);
-    program[length] = 0;
-    snprintf(command, sizeof command, "'%s' %s %s 2>&1", program, name, how);
-    FILE *child = popen(command, "r");
-    assert_non_null(child);
-    message[fread(message, 1, size - 1, child)] = 0;
-    return pclose(child);
-}
 static void fault_is_found(void **state) {
     const struct fault *fault = (const struct fault *)*state;
     char message[4096];
-    const int well = run_apart(fault->name, "well", message, sizeof message);
-    if (well != 0)
-        fail_msg("%s: without the fault: status %d: %s", fault->name, well, message);
-    const int status = run_apart(fault->name, "", message, sizeof message);
+    const int status = run_with_and_without(fault->name, message, sizeof message);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != fault->status || !strstr(message, fault->kernel) ||
         !strstr(message, fault->words))
         fail_msg("%s: status %d, expected %d and \"%s\", \"%s\": %s", fault->name, status, fault->status, fault->kernel,
@@ -334,12 +320,5 @@ int main(int argc, char **argv) {
             run_fault(&faults[i], argc > 2 ? healthy : faulty);
             return 0;
         }
-    struct CMUnitTest tests[FAULTS];
-    memset(tests, 0, sizeof tests);
-    for (int i = 0; i < FAULTS; i++) {
-        tests[i].name = faults[i].name;
-        tests[i].test_func = fault_is_found;
-        tests[i].initial_state = (void *)&faults[i];
-    }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    RUN_FAULTS(faults, FAULTS, fault_is_found);
 }

@@ -8,6 +8,7 @@
 #include "kernels/tensor_map.cuh"    // tensor_map_of
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
+#include "test/emu/apart.h" // run_with_and_without
 
 static struct device device;
 static float *memory(void) { return (float *)device_allocate(65536); }
@@ -146,13 +147,18 @@ static __global__ void store_kernel(float *out, int fault) {
         __syncthreads();
     store_shared_float(from + 4 * thread, 0.0f);
 }
-static __global__ void leave_kernel(float *out, bool wait) {
-    if (threadIdx.x != 0)
-        return;
+// What a bulk store may read: four ones.
+DEVICE_FUNCTION uint32_t sixteen_bytes(void) {
     const uint32_t from = shared_memory();
     for (uint32_t i = 0; i < 4; i++)
         store_shared_float(from + 4 * i, 1.0f);
     async_proxy_fence();
+    return from;
+}
+static __global__ void leave_kernel(float *out, bool wait) {
+    if (threadIdx.x != 0)
+        return;
+    const uint32_t from = sixteen_bytes();
     bulk_store(out, from, 16);
     bulk_commit();
     if (wait)
@@ -161,10 +167,7 @@ static __global__ void leave_kernel(float *out, bool wait) {
 static __global__ void release_kernel(float *out, int *flag, bool wait) {
     if (threadIdx.x != 0)
         return;
-    const uint32_t from = shared_memory();
-    for (uint32_t i = 0; i < 4; i++)
-        store_shared_float(from + 4 * i, 1.0f);
-    async_proxy_fence();
+    const uint32_t from = sixteen_bytes();
     bulk_reduce_add(out, from, 16);
     bulk_commit();
     bulk_wait_read<0>();
@@ -456,25 +459,10 @@ static const struct fault {
 };
 enum { FAULTS = sizeof faults / sizeof *faults };
 
-// In a process of its own.
-static int run_apart(const char *name, const char *how, char *message, size_t size) {
-    char program[512], command[1024];
-    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    assert_true(length > 0);
-    program[length] = 0;
-    snprintf(command, sizeof command, "'%s' %s %s 2>&1", program, name, how);
-    FILE *child = popen(command, "r");
-    assert_non_null(child);
-    message[fread(message, 1, size - 1, child)] = 0;
-    return pclose(child);
-}
 static void fault_is_found(void **state) {
     const struct fault *fault = (const struct fault *)*state;
     char message[4096];
-    const int well = run_apart(fault->name, "well", message, sizeof message);
-    if (well != 0)
-        fail_msg("%s: without the fault: status %d: %s", fault->name, well, message);
-    const int status = run_apart(fault->name, "", message, sizeof message);
+    const int status = run_with_and_without(fault->name, message, sizeof message);
     const int expected = fault->run == bad_map ? EXIT_USAGE : 3;
     if (!WIFEXITED(status) || WEXITSTATUS(status) != expected || !strstr(message, fault->words))
         fail_msg("%s: status %d, expected %d and \"%s\": %s", fault->name, status, expected, fault->words, message);
@@ -488,12 +476,5 @@ int main(int argc, char **argv) {
             cuda_check(cudaDeviceSynchronize());
             return 0;
         }
-    struct CMUnitTest tests[FAULTS];
-    memset(tests, 0, sizeof tests);
-    for (int i = 0; i < FAULTS; i++) {
-        tests[i].name = faults[i].name;
-        tests[i].test_func = fault_is_found;
-        tests[i].initial_state = (void *)&faults[i];
-    }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    RUN_FAULTS(faults, FAULTS, fault_is_found);
 }
