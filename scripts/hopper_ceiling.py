@@ -13,6 +13,8 @@ import heapq
 import os
 import sys
 
+from roofline import write_or_check
+
 MULTIPROCESSORS = 132
 FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S = 989.4, 790.0, 4.3e12
@@ -186,15 +188,8 @@ def lines():
 
 
 def main():
-    text = lines()
-    if sys.argv[1:] == ["--check"]:
-        with open(PAGE, encoding="utf-8") as file:
-            if text in file.read():
-                return 0
-        print("docs/hopper.md has not what scripts/hopper_ceiling.py writes: put that in its place")
-        return 1
-    sys.stdout.write(text)
-    return 0
+    return write_or_check(lines(), PAGE, sys.argv[1:] == ["--check"], "docs/hopper.md has not what scripts/hopper_ceiling.py "
+                          "writes: put that in its place", part=True)
 
 
 if __name__ == "__main__":

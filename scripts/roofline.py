@@ -128,16 +128,22 @@ def page():
     return "\n".join(lines).rstrip() + "\n"
 
 
+def write_or_check(text, path, check, complaint, part=False):
+    """Writes the text, or holds a page to it: all of the page, or a part. Returns the exit status."""
+    if not check:
+        sys.stdout.write(text)
+        return 0
+    with open(path, encoding="utf-8") as file:
+        there = file.read()
+    if text in there if part else text == there:
+        return 0
+    print(complaint)
+    return 1
+
+
 def main():
-    text = page()
-    if sys.argv[1:] == ["--check"]:
-        with open(PAGE, encoding="utf-8") as file:
-            if file.read() == text:
-                return 0
-        print("docs/gpu/kernels.md is not what scripts/roofline.py writes: scripts/roofline.py >docs/gpu/kernels.md")
-        return 1
-    sys.stdout.write(text)
-    return 0
+    return write_or_check(page(), PAGE, sys.argv[1:] == ["--check"], "docs/gpu/kernels.md is not what scripts/roofline.py writes: "
+                          "scripts/roofline.py >docs/gpu/kernels.md")
 
 
 if __name__ == "__main__":

@@ -641,15 +641,8 @@ def main(arguments):
     options = parse(arguments)
     if options.model:
         return predict_one(options)
-    text = page()
-    if options.check:
-        with open(PAGE, encoding="utf-8") as file:
-            if file.read() == text:
-                return 0
-        print("docs/scaling.md is not what scripts/scaling_model.py writes: scripts/scaling_model.py >docs/scaling.md")
-        return 1
-    sys.stdout.write(text)
-    return 0
+    return roofline.write_or_check(page(), PAGE, options.check, "docs/scaling.md is not what scripts/scaling_model.py writes: "
+                                   "scripts/scaling_model.py >docs/scaling.md")
 
 
 if __name__ == "__main__":
