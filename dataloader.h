@@ -556,6 +556,11 @@ static inline int dataloader_num_files(const struct dataloader *loader) { return
 static inline const char *dataloader_path(const struct dataloader *loader, int file) {
     return loader->files[file].path;
 }
+// The same without its folder, which may be another elsewhere.
+static inline const char *dataloader_name(const struct dataloader *loader, int file) {
+    const char *path = dataloader_path(loader, file), *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
 static inline const char *dataloader_format(const struct dataloader *loader) {
     return token_format_name(loader->files[0].format);
 }

@@ -10,7 +10,6 @@
 #include <string.h>                // strsignal
 #include <unistd.h>                // sysconf
 
-
 // ---- start-up ----
 
 // Ranks that are not bound to cores of their own share those of the machine.
@@ -74,11 +73,9 @@ static void check_same_data(struct run *r) {
         return;
     for (int which = 0; which < 2; which++) {
         struct dataloader *loader = which ? r->val : r->train;
-        for (int i = 0; loader && i < dataloader_num_files(loader); i++) {
-            const char *path = dataloader_path(loader, i), *slash = strrchr(path, '/');
-            fprintf(out, "%s, %llu tokens, sample %016llx\n", slash ? slash + 1 : path,
-                    (unsigned long long)loader->files[i].tokens, (unsigned long long)sample_hash(path));
-        }
+        for (int i = 0; loader && i < dataloader_num_files(loader); i++)
+            fprintf(out, "%s, %llu tokens, sample %016llx\n", dataloader_name(loader, i),
+                    (unsigned long long)loader->files[i].tokens, (unsigned long long)sample_hash(dataloader_path(loader, i)));
     }
     fclose(out);
     parallel_check_same(r->parallel, text, "data files");

@@ -10,8 +10,7 @@
 static void check_data(const struct run *r, const struct trainer_state *state) {
     const int now = dataloader_num_files(r->train);
     for (int i = 0; i < state->num_files; i++) {
-        const char *path = i < now ? dataloader_path(r->train, i) : "none", *slash = strrchr(path, '/');
-        const char *name = slash ? slash + 1 : path;
+        const char *name = i < now ? dataloader_name(r->train, i) : "none";
         if (i >= now || strcmp(name, state->files[i].name) != 0 || r->train->files[i].tokens != state->files[i].tokens)
             fail("--train-data: file %d is %s with %llu tokens, but it was %s with %llu in %s; the data may only grow, by "
                  "files whose names sort last",
@@ -85,8 +84,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     if (!state.files || !state.changes || !out)
         fail("out of memory for a checkpoint");
     for (int i = 0; i < state.num_files; i++) {
-        const char *path = dataloader_path(r->train, i), *slash = strrchr(path, '/');
-        state.files[i].name = slash ? slash + 1 : path;
+        state.files[i].name = dataloader_name(r->train, i);
         state.files[i].tokens = r->train->files[i].tokens;
     }
     for (int i = 0; i < state.num_changes; i++) {

@@ -60,8 +60,7 @@ if [ "$ran" -ne $# ]; then
     failed=$((failed + $# - ran))
 fi
 if [ "$skipped" -gt 0 ]; then
-    echo "$passed passed, $failed failed, $skipped skipped"
-else
-    echo "$passed passed, $failed failed"
+    echo "$skipped skipped"
 fi
+echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]
