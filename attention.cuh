@@ -7,6 +7,7 @@
 #include "kernels/attention_decode.cuh"  // kv_cache_append, attention_decode
 #include "kernels/attention_shape.cuh"   // struct attention_shape
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
+#include "kernels/rope.cuh"              // rope_backward
 #include "runtime/error.h"               // fail
 #include <stdio.h>                       // snprintf
 #include <stdlib.h>                      // getenv
@@ -33,7 +34,8 @@ static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct atte
     fail("flash attention by wgmma takes bf16 on a GPU alone");
 }
 static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                          struct attention_shape shape, void *workspace, struct device *dev) {
+                          struct attention_shape shape, struct attention_backward_options options, void *workspace,
+                          struct device *dev) {
     fail("flash attention by wgmma takes bf16 on a GPU alone");
 }
 #endif
@@ -135,36 +137,40 @@ static size_t attention_backward_workspace_bytes(enum attention_backend backend,
     }
 }
 
-static void attention_check_dropout(struct dropout dropout) {
-    if (dropout.p > 0)
+static void attention_check(enum attention_backend backend, struct attention_shape shape, struct dropout dropout) {
+    if (backend == ATTENTION_FLASH_SM90 && dropout.p > 0)
         fail("flash attention by wgmma has no dropout");
+    if (backend != ATTENTION_FLASH_SM90 && shape.full)
+        fail("only flash attention by wgmma is there without a causal mask");
 }
 // out = dropout(softmax(scale Q K^T, causal)) V, query head h with KV head h / (H / Hkv).
 static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attention_saved_bytes*/,
                               const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, enum attention_backend backend,
                               struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
+    attention_check(backend, shape, dropout);
     switch (backend) {
     case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
-    case ATTENTION_FLASH_SM90:
-        attention_check_dropout(dropout);
-        sm90_forward(out, (float *)saved, qkv, shape, dev);
-        break;
+    case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, dev); break;
     default: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev);
     }
 }
-// dqkv = the gradient by qkv, all of it written. The dropout and `saved` are forward's.
+// dqkv = the gradient by qkv, before its rotation where options.rotary is given; all of it is written. The dropout and
+// `saved` are forward's.
 static void attention_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
                                const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
                                const void *saved /*attention_saved_bytes*/, enum attention_backend backend,
-                               struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
+                               struct attention_shape shape, struct dropout dropout,
+                               struct attention_backward_options options, void *workspace, struct device *dev) {
+    attention_check(backend, shape, dropout);
     switch (backend) {
+    case ATTENTION_FLASH_SM90: // turns back itself
+        sm90_backward(dqkv, dout, qkv, out, (const float *)saved, shape, options, workspace, dev);
+        return;
     case ATTENTION_UNFUSED:
         unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, shape, dropout, workspace, dev);
         break;
-    case ATTENTION_FLASH_SM90:
-        attention_check_dropout(dropout);
-        sm90_backward(dqkv, dout, qkv, out, (const float *)saved, shape, workspace, dev);
-        break;
     default: flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
     }
+    if (options.rotary)
+        rope_backward(dqkv, options.rotary, shape.B, shape.T, 0, shape.num_heads, shape.num_query_groups, shape.head_dim, dev);
 }

@@ -42,6 +42,7 @@ struct config {
     float hidden_dropout, attention_dropout, init_method_std;
     // attention, recomputation, memory
     int attention_backend;     // enum config_backend
+    bool deterministic_mode;
     int recompute_granularity; // enum recompute_granularity
     int recompute_method;      // enum recompute_method
     int recompute_num_layers;
@@ -169,6 +170,8 @@ static const struct option_row config_rows[] = {
 
     GROUP("Attention and recomputation"),
     ROW(ENUM, attention_backend, "auto", "auto|flash|unfused", 0, 0, "How attention is computed"),
+    ROW(BOOL, deterministic_mode, "true", "", 0, 0,
+        "The same inputs give the same bits; off: attention's backward on Hopper sums dQ in any order"),
     ROW(ENUM, recompute_granularity, "none", "none|selective|full|auto", 0, 0, "What backward computes again"),
     ROW(ENUM, recompute_method, "unset", "unset|uniform|block", 0, 0, "full: groups of layers, or the first ones only"),
     ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),

@@ -21,7 +21,7 @@
 #include "kernels/loss.cuh"       // cross_entropy
 #include "kernels/matmul.cuh"     // matmul_forward, matmul_backward_input, matmul_backward_weight
 #include "kernels/norm.cuh"       // norm_forward, norm_backward, residual_forward, residual_norm_forward
-#include "kernels/rope.cuh"       // rope_forward, rope_backward
+#include "kernels/rope.cuh"       // rope_table, rope_forward
 #include "memory.cuh"             // struct plan, struct arenas
 #include "parameters.cuh"         // struct parameters, struct model_shape
 #include "recompute.cuh"          // struct recompute_policy
@@ -337,6 +337,7 @@ static struct attention_shape attention_shape_of(const struct gpt *m, struct ext
     shape.num_query_groups = s->G;
     shape.head_dim = s->D;
     shape.scale = (float)(1 / sqrt((double)s->D));
+    shape.full = false;
     return shape;
 }
 
@@ -692,10 +693,11 @@ static void block_backward(struct gpt *m, int l) {
     const void *saved = ACT(SOFTMAX);
     const struct attention_shape shape = attention_shape_of(m, e);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    struct attention_backward_options options;
+    options.rotary = m->shape.P == 0 ? m->rope : NULL;
+    options.any_order = !m->config.deterministic_mode;
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, m->dev));
-    RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, ws, m->dev));
-    if (m->shape.P == 0)
-        RUN(m, rope_backward(dqkv, m->rope, e.B, e.T, e.start, s->H, s->G, s->D, m->dev));
+    RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 
     phase_named(m, "backward", l, "qkv");
     dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width);

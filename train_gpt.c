@@ -99,6 +99,7 @@ static void make_plan(struct run *r) {
     shape.num_query_groups = s.G;
     shape.head_dim = s.D;
     shape.scale = 1;
+    shape.full = false;
     r->attention =
         attention_choose((enum attention_backend)c->attention_backend, shape, c->attention_dropout, &r->dev);
     r->fit = fit_of(c, r->attention.backend, &r->dev);

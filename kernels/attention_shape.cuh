@@ -1,10 +1,19 @@
 // The shape that every attention backend takes.
 #pragma once
 
-// Causal self-attention. num_query_groups, the number of KV heads, divides num_heads: query head h reads KV head
+#include <stdbool.h>
+
+// Self-attention. num_query_groups, the number of KV heads, divides num_heads: query head h reads KV head
 // h / (num_heads / num_query_groups). A token's row of qkv is num_heads query heads, then the key heads, then the value
 // heads, head_dim elements each. scale > 0 multiplies the scores.
 struct attention_shape {
     int B, T, num_heads, num_query_groups, head_dim;
     float scale;
+    bool full; // every query sees every key, not only those up to its own position
+};
+
+// What backward does beside the shape's products.
+struct attention_backward_options {
+    const float *rotary; // rope.cuh's table of positions 0 to T - 1 at least: dQ and dK are turned back; NULL: they are not
+    bool any_order;      // dQ may be summed in an order, and so with bits, that differ from call to call
 };

@@ -1,9 +1,10 @@
-// Flash attention for Hopper (sm_90a): what forward and backward share. Causal, bf16 in and out, sums in fp32.
+// Flash attention for Hopper (sm_90a): what forward and backward share. bf16 in and out, sums in fp32. Causal, as the engine
+// has it, or full, as peers are timed too.
 //
 // The policy of these files:
 // - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is permuted
 //   or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written; the causal
-//   mask keeps a query below T from every key past it, so that no other test of T is needed.
+//   mask keeps a query below T from every key past it, so that it needs no other test of T.
 // - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head), one
 //   behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte pieces are XORed with the row's number.
 // - A block is a producer warpgroup, of which one thread starts the copies, and warpgroups that multiply by wgmma; full

@@ -4,7 +4,8 @@
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K
 //
 // Three kernels: sm90_backward_rows_kernel makes delta, sm90_backward_kernel the products, and
-// sm90_backward_queries_kernel brings dQ from fp32 to where it belongs.
+// sm90_backward_queries_kernel brings dQ from fp32 to where it belongs. delta is not made by a neighbour: cuBLAS makes dO,
+// and beside dO here O would be read once for each block of keys.
 //
 // The policy of this file:
 // - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of the
@@ -15,7 +16,9 @@
 //   of the columns of dK, dV and dQ.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
 //   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first block
-//   stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is.
+//   stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is. In any order, if
+//   that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a tile.
+// - Rotary positions are taken back in fp32, where dK's accumulators and dQ are scaled: no pass over dqkv of its own.
 // - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV head
 //   alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise, but
 //   everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the device. It
@@ -26,7 +29,8 @@
 //   nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as many steps
 //   apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its diagonal, and is
 //   at the next one's when that one starts. They reach the last tile together, where the next gang starts.
-// - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T.
+// - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without a
+//   diagonal they are masked.
 #pragma once
 #include "kernels/attention_sm90.cuh"
 #include "kernels/packed.cuh" // packed_check
@@ -108,6 +112,8 @@ struct sm90_backward_arguments {
     int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
     int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
     float scale;
+    const float *rotary; // (T, D) or NULL
+    bool any_order, full;
 };
 
 // What a block works on.
@@ -126,12 +132,29 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     block.b = unit / a.Hkv;
     block.group = unit % a.Hkv;
     block.first_key = block.number * plan::KEYS;
-    const int diagonal = block.first_key / plan::QUERIES;
+    const int diagonal = a.full ? 0 : block.first_key / plan::QUERIES;
     const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
     block.first_tile = ascends ? diagonal : a.tiles - 1;
     block.end_tile = ascends ? a.tiles : diagonal - 1;
     block.step = ascends ? 1 : -1;
     return block;
+}
+
+// The query head of step i of a tile. Where nobody waits, blocks at the same tile add to different heads.
+DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block, int i) {
+    return block.group * a.heads + (a.any_order ? (i + block.number) % a.heads : i);
+}
+
+// a, b: elements i, i + 1 and D/2 + i, D/2 + i + 1 of a head's gradient at a position: turned back by rope.cuh's angles.
+template <int D>
+DEVICE_FUNCTION void sm90_turn_back(float a[2], float b[2], const float *rotary, int position, int i) {
+    const float *angles = rotary + (int64_t)position * D + i;
+    const float2 cosine = *(const float2 *)angles, sine = *(const float2 *)(angles + D / 2);
+    const float x = a[0] * cosine.x + b[0] * sine.x, y = a[1] * cosine.y + b[1] * sine.y;
+    b[0] = b[0] * cosine.x - a[0] * sine.x;
+    b[1] = b[1] * cosine.y - a[1] * sine.y;
+    a[0] = x;
+    a[1] = y;
 }
 
 // --- Before: lse and delta of each row, counters ------------------------------------------------------------------
@@ -165,9 +188,18 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 #pragma unroll
     for (int i = 1; i < SM90_THREADS_A_ROW; i *= 2)
         delta += __shfl_xor_sync(0xffffffffu, delta, i);
-    if (b >= a.B || lane > 0)
+    if (b >= a.B)
         return;
     const int64_t head = (int64_t)b * a.H + h;
+    if (a.any_order)
+#pragma unroll
+        for (int i = lane; i < D / 4; i += SM90_THREADS_A_ROW) {
+            float *dq = a.dq + (head * padded + t) * D + 4 * i;
+            packed_check(dq, true);
+            *(float4 *)dq = make_float4(0, 0, 0, 0);
+        }
+    if (lane > 0)
+        return;
     float *row = a.rows + (head * a.tiles + t / QUERIES) * (2 * QUERIES) + t % QUERIES;
     row[0] = t < a.T ? a.lse[head * a.T + t] : INFINITY;
     row[QUERIES] = delta;
@@ -197,7 +229,8 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
     sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, keys_full, plan::CHUNK,
                                                a.H + a.Hkv + block.group, block.first_key, block.b);
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
-        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++, queries.use++, douts.use++) {
+        for (int i = 0; i < a.heads; i++, queries.use++, douts.use++) {
+            const int h = sm90_backward_head(a, block, i);
             queries.wait_empty();
             mbarrier_arrive_expect(queries.full(), plan::TILE_BYTES + plan::ROWS_BYTES);
             sm90_load_chunks<typename plan::queries, D>(shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES, &a.q,
@@ -212,15 +245,15 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
         }
 }
 
-// One thread: dQ of each step from shared to global memory when its turn has come.
+// One thread: dQ of each step from shared to global memory, when its turn has come.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
                                           uint32_t shared) {
-    const int turn = block.number; // so many blocks come before
+    const int turn = a.any_order ? -1 : block.number; // so many blocks come before
     uint32_t parity = 0;
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
-        for (int h = block.group * a.heads; h < (block.group + 1) * a.heads; h++) {
-            const int64_t at = ((int64_t)block.b * a.H + h) * a.tiles + tile;
+        for (int i = 0; i < a.heads; i++) {
+            const int64_t at = ((int64_t)block.b * a.H + sm90_backward_head(a, block, i)) * a.tiles + tile;
             float *dq = a.dq + at * (plan::QUERIES * plan::D);
 #pragma unroll
             for (int piece = 0; piece < plan::PIECES; piece++, parity ^= 1) {
@@ -245,10 +278,13 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
                 mbarrier_arrive(shared + plan::DQ_EMPTY_AT);
                 mbarrier_arrive(shared + plan::DQ_EMPTY_AT + 8);
             }
-            bulk_wait<0>();
-            async_proxy_fence_global();
-            store_release(a.counters + at, turn + 1);
+            if (turn >= 0) {
+                bulk_wait<0>();
+                async_proxy_fence_global();
+                store_release(a.counters + at, turn + 1);
+            }
         }
+    bulk_wait<0>();
 }
 
 // --- The warpgroups that multiply ---------------------------------------------------------------------------------
@@ -256,6 +292,7 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
 template <class plan> struct sm90_backward_state {
     uint32_t shared;
     int warpgroup, step;
+    int keys; // that are not masked as being past T
     struct sm90_pipeline<plan::QUERY_STAGES> queries;
     struct sm90_pipeline<plan::DOUT_STAGES> douts;
     float scale_log2;
@@ -274,6 +311,13 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal)
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 2 % 2) - 8 * (i / 4) - i % 2 > diagonal)
+            s[i] = -INFINITY;
+}
+// left: of this thread's first key and those after it, so many are not past T.
+template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (8 * (i / 2 % 2) >= left)
             s[i] = -INFINITY;
 }
 template <int N> DEVICE_FUNCTION void sm90_backward_probabilities(float *s, uint32_t lse, float scale_log2) {
@@ -412,6 +456,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     wgmma_hold<PART / 2>(s);
     if (diagonal < plan::KEYS - 1)
         sm90_backward_mask<PART>(s, diagonal + (int)query + sm90_column() - (int)key_row - sm90_row());
+    if (state.keys < plan::KEYS)
+        sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_row());
     sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
     wgmma_wait<0>();
@@ -458,6 +504,50 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
+// dK before rotary positions. At head dim 256 the other half of a head is the other warpgroup's: by way of the queries' place.
+template <class plan>
+DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state, const float *rotary, int left, int first_key) {
+    constexpr int D = plan::D, HALF = D / 4; // accumulators of half a head
+    const int row = sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
+    if (plan::SPLIT_KEYS) {
+#pragma unroll
+        for (int i = 0; i < HALF; i += 2)
+            if (row + 8 * (i / 2 % 2) < left)
+                sm90_turn_back<D>(state.dk + i, state.dk + HALF + i, rotary, first_key + row + 8 * (i / 2 % 2),
+                                  8 * (i / 4) + sm90_column());
+        return;
+    }
+    static_assert(plan::SPLIT_KEYS || 2 * 128 * 4 * HALF <= plan::QUERY_STAGES * plan::TILE_BYTES, "room for both halves");
+    const uint32_t place = state.shared + plan::QUERIES_AT + threadIdx.x % 128 * 16;
+    const uint32_t mine = place + (uint32_t)state.warpgroup * (128 * 4 * HALF);
+    const uint32_t other = place + (uint32_t)(1 - state.warpgroup) * (128 * 4 * HALF);
+#pragma unroll
+    for (int i = 0; i < HALF; i += 4) {
+        struct float_x4 quad;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            quad.x[j] = state.dk[i + j];
+        store_shared_floats(mine + (uint32_t)(i * 128 * 4), quad);
+    }
+    named_barrier_sync(1, 256);
+#pragma unroll
+    for (int i = 0; i < HALF; i += 4) {
+        struct float_x4 quad = load_shared_floats(other + (uint32_t)(i * 128 * 4));
+#pragma unroll
+        for (int j = 0; j < 4; j += 2)
+            if (row + 8 * (j / 2) < left) { // values are chosen, not places: registers have no address
+                const bool first = state.warpgroup == 0;
+                float a[2], b[2];
+                for (int e = 0; e < 2; e++) {
+                    a[e] = first ? state.dk[i + j + e] : quad.x[j + e];
+                    b[e] = first ? quad.x[j + e] : state.dk[i + j + e];
+                }
+                sm90_turn_back<D>(a, b, rotary, first_key + row + 8 * (j / 2), 8 * (i / 4) + sm90_column());
+                for (int e = 0; e < 2; e++)
+                    state.dk[i + j + e] = first ? a[e] : b[e];
+            }
+    }
+}
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t tile, int columns, int head, int first,
                                        int b) {
@@ -477,6 +567,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     state.queries.barriers = shared + plan::QUERY_BARRIERS_AT;
     state.douts.barriers = shared + plan::DOUT_BARRIERS_AT;
     state.queries.use = state.douts.use = 0;
+    state.keys = a.full ? a.T - block.first_key : plan::KEYS;
     state.scale_log2 = a.scale * LOG2E;
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++)
@@ -484,10 +575,12 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
         for (int h = 0; h < a.heads; h++)
-            sm90_backward_step<plan>(state, tile * plan::QUERIES - block.first_key);
+            sm90_backward_step<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
 
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
-    named_barrier_sync(1, 256); // both have read K and V
+    named_barrier_sync(1, 256); // both have read K and V, Q and dO
+    if (a.rotary)
+        sm90_turn_keys_back<plan>(state, a.rotary, a.T - block.first_key, block.first_key);
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
@@ -536,6 +629,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
         else if (threadIdx.x == 32)
             sm90_backward_reduce<plan>(a, block, shared);
     }
+#elif defined(__CUDACC__)
+    __trap(); // as in forward
 #endif
 }
 
@@ -543,24 +638,36 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256 };
 
-// One tile of one head: scaled, rounded, and by way of shared memory to 16-byte writes. Rows there are 16 bytes longer
-// than they need to be, so that a quad's words lie in banks of their own.
+// One tile of one head: scaled, turned back, rounded, and by way of shared memory to 16-byte writes. Rows there are 16 bytes
+// longer than they need to be, so that a quad's words lie in banks of their own. A thread has both halves of a head's
+// columns: where a warpgroup had one of them, so do the first and the last 128 threads one half of their quads.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, ROW_BYTES = 2 * D + 16;
+    constexpr int QUADS = plan::SPLIT_ROWS ? D / 16 : D / 32; // of a half, a thread
     const int tile = (int)blockIdx.x, h = (int)blockIdx.y, b = (int)blockIdx.z, w = (int)threadIdx.x / 128;
-    const float *from = a.dq + (((int64_t)b * a.H + h) * a.tiles + tile) * (QUERIES * D) + w * (64 * plan::DQ_COLUMNS) +
-                        (int)threadIdx.x % 128 * 4;
-    const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0);
-    const int column = sm90_column() + (plan::SPLIT_ROWS ? 0 : plan::DQ_COLUMNS * w);
-    const uint32_t shared = shared_memory(), to = shared + (uint32_t)(row * ROW_BYTES + 2 * column);
+    const float *from = a.dq + (((int64_t)b * a.H + h) * a.tiles + tile) * (QUERIES * D) +
+                        w * (plan::SPLIT_ROWS ? 64 * D : 512 * QUADS) + (int)threadIdx.x % 128 * 4;
+    const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0), column = sm90_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
+    const uint32_t shared = shared_memory();
 #pragma unroll
-    for (int i = 0; i < plan::DQ_COLUMNS / 8; i++) {
-        packed_check(from + i * 512, false);
-        const float4 quad = *(const float4 *)(from + i * 512);
-        store_shared_word(to + (uint32_t)(16 * i), pack_bf16x2(a.scale * quad.x, a.scale * quad.y));
-        store_shared_word(to + (uint32_t)(16 * i + 8 * ROW_BYTES), pack_bf16x2(a.scale * quad.z, a.scale * quad.w));
+    for (int i = 0; i < QUADS; i++) {
+        const float *const first = from + i * 512, *const second = first + 32 * D; // D / 2 columns of 64 rows further
+        packed_check(first, false);
+        packed_check(second, false);
+        const float4 x = *(const float4 *)first, y = *(const float4 *)second;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int in_tile = row + 8 * half, t = tile * QUERIES + in_tile;
+            float low[2] = {a.scale * (half ? x.z : x.x), a.scale * (half ? x.w : x.y)};
+            float high[2] = {a.scale * (half ? y.z : y.x), a.scale * (half ? y.w : y.y)};
+            if (a.rotary && t < a.T)
+                sm90_turn_back<D>(low, high, a.rotary, t, column + 8 * i);
+            const uint32_t to = shared + (uint32_t)(in_tile * ROW_BYTES + 2 * (column + 8 * i));
+            store_shared_word(to, pack_bf16x2(low[0], low[1]));
+            store_shared_word(to + D, pack_bf16x2(high[0], high[1]));
+        }
     }
     __syncthreads();
 #pragma unroll
@@ -653,13 +760,13 @@ struct sm90_backward_launcher {
     }
 };
 
-// dqkv = the gradient by qkv, all of it written. Pointers aligned to 16 bytes.
+// dqkv = the gradient by qkv, before its rotation where a table is given; all of it is written. Pointers aligned to 16 bytes.
 static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
                           const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                          const float *lse /*(B, H, T), base 2*/, struct attention_shape shape, void *workspace,
-                          struct device *dev) {
-    const void *const aligned[5] = {dqkv, dout, qkv, out, workspace};
-    sm90_check(aligned, 5, shape);
+                          const float *lse /*(B, H, T), base 2*/, struct attention_shape shape,
+                          struct attention_backward_options options, void *workspace, struct device *dev) {
+    const void *const aligned[6] = {dqkv, dout, qkv, out, workspace, options.rotary};
+    sm90_check(aligned, 6, shape);
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
     struct sm90_backward_arguments a;
     memset(&a, 0, sizeof a);
@@ -678,6 +785,9 @@ static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *
     a.heads = a.H / a.Hkv;
     a.tiles = (int)layout.tiles;
     a.scale = shape.scale;
+    a.rotary = options.rotary;
+    a.any_order = options.any_order;
+    a.full = shape.full;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
 }
 

@@ -45,6 +45,7 @@ struct sm90_forward_arguments {
     struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 64 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL
     int T, H, Hkv;
+    bool full;         // no diagonal
     int heads;         // B * H
     int section_heads; // 0: all at once
     int blocks;        // tiles of queries of a head
@@ -95,7 +96,7 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
 }
 // The last tile of keys that rows first .. first + rows - 1 see.
 template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
-    return ((first + rows < a.T ? first + rows : a.T) - 1) / plan::KEYS;
+    return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
 }
 
 // The barriers of a block: of each warpgroup's queries, of K, of V.
@@ -190,17 +191,17 @@ DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state
     wgmma_commit();
 }
 
-// S to exp2(scale log2(e) S - the row's maximum so far); the rows' sums and maxima. `seen`: the last key of the tile that
-// the thread's first row sees, less sm90_column().
+// S to exp2(scale log2(e) S - the row's maximum so far); the rows' sums and maxima. seen: the last key of the tile that
+// each of the thread's two rows sees, less sm90_column().
 template <bool MASKED, class plan>
-DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2, int seen) {
+DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2, const int seen[2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float maximum = state.maximum[half];
 #pragma unroll
         for (int i = 0; i < plan::KEYS / 4; i++) {
             float &s = state.s[i / 2 * 4 + 2 * half + i % 2];
-            if (MASKED && i / 2 * 8 + i % 2 > seen + 8 * half)
+            if (MASKED && i / 2 * 8 + i % 2 > seen[half])
                 s = -INFINITY;
             maximum = fmaxf(maximum, s);
         }
@@ -260,7 +261,7 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
 // The first tile: P of it, and nothing yet to add to O.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
-                                     int seen) {
+                                     const int seen[2]) {
     c.p.k.wait_full();
     sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
     wgmma_wait<0>();
@@ -273,7 +274,8 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
 
 // P of the next tile, while O += P V of the one before.
 template <bool MASKED, class plan>
-DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c, int seen) {
+DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
+                                    const int seen[2]) {
     c.p.k.wait_full();
     sm90_take_turn<plan>(c.warpgroup);
     wgmma_hold<plan::D / 2>(state.o);
@@ -349,7 +351,7 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         const int first = tile.first + 64 * c.warpgroup;
         const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
         int keys = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
-        const int last = sm90_last_keys<plan>(a, first, 64), whole = (first + 1) / plan::KEYS; // tiles that all rows see
+        const int last = sm90_last_keys<plan>(a, first, 64), whole = (a.full ? a.T : first + 1) / plan::KEYS; // tiles that all rows see
 #pragma unroll
         for (int i = 0; i < plan::D / 2; i++)
             state.o[i] = 0;
@@ -361,14 +363,16 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         for (; keys > last; keys--)
             sm90_skip<plan>(c);
         q.wait_full();
-        int seen = first + sm90_row() - sm90_column() - keys * plan::KEYS;
+        const int column = keys * plan::KEYS + sm90_column();
+        int seen[2] = {(a.full ? a.T - 1 : first + sm90_row()) - column, (a.full ? a.T - 1 : first + sm90_row() + 8) - column};
         sm90_first_keys<plan>(state, c, seen);
         for (keys--; keys >= whole; keys--) {
-            seen += plan::KEYS;
+            seen[0] += plan::KEYS;
+            seen[1] += plan::KEYS;
             sm90_next_keys<true, plan>(state, c, seen);
         }
         for (; keys >= 0; keys--)
-            sm90_next_keys<false, plan>(state, c, 0);
+            sm90_next_keys<false, plan>(state, c, seen);
         sm90_last_values<plan>(state, c);
         sm90_forward_store<plan>(state, c, a, tile, q.empty());
     }
@@ -448,6 +452,7 @@ struct sm90_forward_launcher {
         a.T = shape.T;
         a.H = shape.num_heads;
         a.Hkv = shape.num_query_groups;
+        a.full = shape.full;
         a.heads = shape.B * shape.num_heads;
         a.section_heads = sm90_section_heads(shape, properties.l2CacheSize);
         a.blocks = (int)blocks_for(shape.T, plan::QUERIES);
@@ -457,7 +462,7 @@ struct sm90_forward_launcher {
     }
 };
 
-// out = softmax(scale Q K^T, causal) V. Pointers aligned to 16 bytes.
+// out = softmax(scale Q K^T, causal or full) V. Pointers aligned to 16 bytes.
 static void sm90_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or NULL*/,
                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape, struct device *dev) {
     const void *const aligned[2] = {qkv, out};

@@ -48,10 +48,10 @@ import json, sys
 best = {}
 for line in open(sys.argv[1]):
     row = json.loads(line)
-    shape = (row["direction"], row["head_dim"], row["heads"], row["groups"], row["length"])
+    shape = (row["direction"], row["mask"], row["head_dim"], row["heads"], row["groups"], row["length"])
     best.setdefault(shape, []).append((row["tflops"], row["variant"]))
 for shape, rows in sorted(best.items()):
     rows.sort(reverse=True)
-    print("%-8s hd %3d  heads %2d/%-2d  T %5d  %6.1f TFLOP/s by %s" % (*shape, *rows[0]),
+    print("%-22s %-6s hd %3d  heads %2d/%-2d  T %5d  %6.1f TFLOP/s by %s" % (*shape, *rows[0]),
           "(next: %.1f by %s)" % rows[1] if len(rows) > 1 else "")
 PYTHON

@@ -172,17 +172,18 @@ def attention_table(rows):
     shapes, rates = [], {}
     for row in rows:
         if row.get("bench") == "attention" and "tflops" in row:
-            shape = (row["direction"], row["head_dim"], row["heads"], row["groups"], row["batch"], row["length"])
+            shape = (row["direction"], row["mask"], row["head_dim"], row["heads"], row["groups"], row["batch"], row["length"])
             if shape not in shapes:
                 shapes.append(shape)
             rates[row["engine"], shape] = row["tflops"]
-    lines = ["| | head dim | heads | B | T | ours | PyTorch flash | PyTorch cuDNN | ours / better |",
-             "|---|---|---|---|---|---|---|---|---|"]
-    for shape in sorted(shapes, key=lambda s: (s[0] == "backward", *s[1:4], s[5])):
+    lines = ["| | mask | head dim | heads | B | T | ours | PyTorch flash | PyTorch cuDNN | ours / better |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
+    order = ("forward", "backward", "deterministic backward")
+    for shape in sorted(shapes, key=lambda s: (order.index(s[0]), *s[1:5], s[6])):
         ours, *peers = (rates.get((engine, shape)) for engine in ("ours", "torch flash", "torch cudnn"))
         best = max((rate for rate in peers if rate), default=None)
-        direction, head_dim, heads, groups, batch, length = shape
-        lines.append(f"| {direction} | {head_dim} | {heads}/{groups} | {batch} | {length} | {number(ours)} | "
+        direction, mask, head_dim, heads, groups, batch, length = shape
+        lines.append(f"| {direction} | {mask} | {head_dim} | {heads}/{groups} | {batch} | {length} | {number(ours)} | "
                      f"{number(peers[0])} | {number(peers[1])} | {number(ours and best and ours / best, '{:.2f}')} |")
     return lines if shapes else []
 
@@ -231,7 +232,7 @@ def report(folder):
     lines = [f"# {machine.get('gpu', 'unknown GPU')}", "",
              f"{machine.get('date', '')}, commit {machine.get('commit', 'unknown')}; {passed} checks passed, "
              f"failed: {', '.join(failed) or 'none'}; skipped: {', '.join(skipped) or 'none'}."]
-    for title, table in (("Attention, TFLOP/s, bf16, causal", attention_table(rows)),
+    for title, table in (("Attention, TFLOP/s, bf16", attention_table(rows)),
                          ("Training, bf16, a step of B x T tokens", training_table(rows)),
                          ("Several ranks, the same batches as one; over sockets they share a GPU", ranks_table(rows))):
         if table:

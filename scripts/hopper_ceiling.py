@@ -74,18 +74,19 @@ def backward(D):
     return Tile(queries, keys, 5, D, queries * keys, reads + scores + dq_bytes + copies + rows)
 
 
-# --- Schedules of causal attention, B sequences, H heads, G of K and V ---
+# --- Schedules: B sequences, H heads, G of K and V; causal, or full ---
 
-def forward_share(tile, B, H, T):
+def forward_share(tile, B, H, T, full):
     """Counted work over the time of the block that is last: longest tiles first, every other round backwards."""
     count = -(-T // tile.queries)
-    lengths = [-(-min((i + 1) * tile.queries, T) // tile.keys) for i in reversed(range(count)) for _ in range(B * H)]
+    lengths = [-(-(T if full else min((i + 1) * tile.queries, T)) // tile.keys) for i in reversed(range(count))
+               for _ in range(B * H)]
     grid = min(MULTIPROCESSORS, len(lengths))
     loads = [0] * grid
     for at, length in enumerate(lengths):
         place = at % grid
         loads[grid - 1 - place if at // grid % 2 else place] += length
-    counted = B * H * T * T / 2 / (tile.queries * tile.keys)
+    counted = B * H * T * T / (1 if full else 2) / (tile.queries * tile.keys)
     return counted / (max(loads) * MULTIPROCESSORS)
 
 
@@ -100,40 +101,47 @@ def backward_order(units, blocks, heads):
 
 
 @functools.lru_cache(maxsize=None)
-def backward_share(queries, keys, B, H, G, T, hop):
-    """The same of backward, step by step. A block's turn at a tile comes `hop` steps after the start of the one before, and
-    its next step can't end before dQ of this one has begun to go. Who has a lower index never waits for a higher one, so
-    that the blocks can be followed one after another."""
+def backward_share(queries, keys, B, H, G, T, full, hop):
+    """The same of backward, step by step; hop None: in any order. Else a block's turn at a tile comes `hop` steps after the
+    start of the one before, and its next step can't end before dQ of this one has begun to go. Who has a lower index never
+    waits for a higher one, so that the blocks can be followed one after another."""
     tiles, blocks, heads, units = -(-T // queries), -(-T // keys), H // G, B * G
     order, gang = backward_order(units, blocks, heads)
-    free, last = [0.0] * MULTIPROCESSORS, [[0.0] * (tiles * heads) for _ in range(units)]
+    free, last = [0.0] * MULTIPROCESSORS, [[0.0] * (tiles * heads) for _ in range(units)]  # of tiles from the last to the first
     for unit, block in order:
-        now, copy, done = free[0] + START_STEPS, 0.0, last[unit]
-        diagonal = block * keys // queries
-        path = range(diagonal, tiles) if gang and block // gang % 2 else range(tiles - 1, diagonal - 1, -1)
-        for tile in path:
-            for at in range(tile * heads, (tile + 1) * heads):
-                now = max(now + 1, copy)
-                copy = max(now, done[at]) + hop
-                done[at] = copy
+        now, copy, done, left = free[0] + START_STEPS, 0.0, last[unit], tiles - (0 if full else block * keys // queries)
+        if hop is None:
+            heapq.heapreplace(free, now + left * heads)
+            continue
+        ascends = gang and block // gang % 2
+        turns = [t for tile in range(left - 1, -1, -1) for t in done[tile * heads:(tile + 1) * heads]] if ascends else done
+        copies = []
+        for turn in turns[:left * heads]:
+            now += 1
+            if copy > now:
+                now = copy
+            copy = (now if now > turn else turn) + hop
+            copies.append(copy)
+        done[:left * heads] = [t for tile in range(left - 1, -1, -1) for t in copies[tile * heads:(tile + 1) * heads]
+                               ] if ascends else copies
         heapq.heapreplace(free, max(now, copy))
-    counted = B * H * T * T / 2 / (queries * keys)
+    counted = B * H * T * T / (1 if full else 2) / (queries * keys)
     return counted / (max(free) * MULTIPROCESSORS)
 
 
-def backward_sides(D, B, H, G, T):
-    """Seconds of what runs before and after: delta from out and dout, dQ from fp32 to bf16."""
-    return (2 * 2 + 4 + 2) * B * T * H * D / BYTES_PER_S
+def backward_sides(D, B, H, T, any_order):
+    """Seconds of what runs before and after: delta from out and dout, dQ from fp32 to bf16; in any order, its zeroes."""
+    return (2 * 2 + 4 + 2 + (4 if any_order else 0)) * B * T * H * D / BYTES_PER_S
 
 
-def predicted(D, B, H, G, T):
-    """TFLOP/s of forward, of backward, and of backward if dQ's order cost nothing."""
-    flops = 2 * B * H * T * T * D  # two products, half of each
-    f, b, sides = forward(D), backward(D), backward_sides(D, B, H, G, T)
-    rates = [f.ceiling * forward_share(f, B, H, T)]
-    for hop in (HOP_STEPS, 0.0):
-        rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, hop)
-        rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + sides) / 1e12)
+def predicted(D, B, H, G, T, full):
+    """TFLOP/s of forward, of backward in any order, of deterministic backward."""
+    flops = (4 if full else 2) * B * H * T * T * D  # two products, half of each where causal
+    f, b = forward(D), backward(D)
+    rates = [f.ceiling * forward_share(f, B, H, T, full)]
+    for any_order in (True, False):
+        rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, full, None if any_order else HOP_STEPS)
+        rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + backward_sides(D, B, H, T, any_order)) / 1e12)
     return rates
 
 
@@ -160,15 +168,18 @@ Clocks of one multiprocessor for one tile of queries by one of keys, each unit's
 TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared memory | bound by | ceiling TFLOP/s |
 |---|---|---|---|---|---|---|---|"""
 
-SCHEDULE = """With a schedule: causal, B = 2, 64 query heads over 8 of keys and values, or over 64, TFLOP/s as usually counted (half
-of the matrix, backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles
-in the kernels' order, and the last one to end counts. Backward is followed step by step, with its waits for turns at dQ, a turn
-coming 0.8 of a step (about 1.4 us, a guess) after the one before began, a block taking two steps to start, and its passes over
-delta and dQ added at 4.3 TB/s. "Free" is the same with turns that come at once: what the fixed order costs is the difference.
-All L2 hits are taken for granted, and L2's rate of additions for enough.
+SCHEDULE = """With a schedule: B = 2, 64 query heads over 8 of keys and values, or over 64, TFLOP/s as usually counted (causal: half of
+the matrix; backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles in
+the kernels' order, and the last one to end counts. Backward is followed step by step, a block taking two steps to start. The
+deterministic one waits for its turns at dQ, a turn coming 0.8 of a step (about 1.4 us, a guess) after the one before began; in
+any order there are no turns, and dQ is filled with zeroes first. Passes over delta and dQ are added at 4.3 TB/s. All L2 hits
+are taken for granted, and L2's rate of additions for enough, also where several blocks add to one tile at once: so the figures
+in any order are the more optimistic ones.
 """
-SCHEDULE_HEAD = """| head dim | heads | T | forward | backward | backward, free |
-|---|---|---|---|---|---|"""
+SCHEDULE_HEAD = """| head dim | mask | heads | T | forward | backward, any order | backward, deterministic | of any order |
+|---|---|---|---|---|---|---|---|"""
+# Those of scripts/gpu_check.sh, and shorter ones of the other head dims.
+LENGTHS = {64: (1024, 2048, 4096, 8192, 16384), 96: (1024, 4096), 128: (1024, 2048, 4096, 8192, 16384), 256: (1024, 4096)}
 
 
 def lines():
@@ -180,10 +191,12 @@ def lines():
             text.append(f"| {name} | {D} | {t.queries} x {t.keys} | {t.mma} | {t.exp} | {t.shared} | {t.bound} | {t.ceiling:.0f} |")
     text += ["", SCHEDULE, SCHEDULE_HEAD]
     for D in HEAD_DIMS:
-        for G in (8, 64):
-            for T in (1024, 2048, 4096) + ((8192,) if G == 8 else ()):
-                rates = predicted(D, 2, 64, G, T)
-                text.append(f"| {D} | 64/{G} | {T} | " + " | ".join(f"{r:.0f}" for r in rates) + " |")
+        for full in (False, True):
+            for G in (8, 64):
+                for T in LENGTHS[D]:
+                    rates = predicted(D, 2, 64, G, T, full)
+                    text.append(f"| {D} | {'full' if full else 'causal'} | 64/{G} | {T} | " +
+                                " | ".join(f"{r:.0f}" for r in rates) + f" | {rates[2] / rates[1]:.2f} |")
     return "\n".join(text) + "\n"
 
 

@@ -3,9 +3,9 @@
 
     scripts/ptxas_table.py ptxas_bf16_sm_80.log ...
 
-A kernel's build is what its file's name says, ptxas_PRECISION_ARCHITECTURE.log; kernels for sm_90a alone, sm90_*, are listed
-of that build alone, since in the others they are empty. Exit status 1 where a kernel spills more than SPILLS_ALLOWED, or
-where ptxas says (C75xx) that it runs wgmma one by one or takes no setmaxnreg.
+A kernel's build is what its file's name says, ptxas_BUILD.log, and the architecture; kernels for sm_90a alone, sm90_*, are
+listed of that one alone, since in the others they are empty. Exit status 1 where a kernel spills more than SPILLS_ALLOWED,
+where one of sm90_* keeps anything in memory of the thread (its accumulators, that would be), or where ptxas says (C75xx) that it runs wgmma one by one or takes no setmaxnreg.
 """
 import os
 import re
@@ -21,17 +21,17 @@ SHARED = re.compile(r"(\d+) bytes smem")
 
 
 def kernels_of(path):
-    """(name as the compiler has it, registers, static shared memory, stack, spill stores, spill loads) of each kernel."""
-    name, spills, found = None, (0, 0, 0), []
+    """(name as the compiler has it, architecture, registers, static shared memory, stack, spill stores, spill loads) of each."""
+    name, architecture, spills, found = None, None, (0, 0, 0), []
     with open(path, encoding="utf-8", errors="replace") as log:
         for line in log:
             if match := ENTRY.search(line):
-                name = match[1]
+                name, architecture = match.groups()
             elif match := SPILLS.search(line):
                 spills = tuple(int(n) for n in match.groups())
             elif (match := USED.search(line)) and name:
                 shared = SHARED.search(line)
-                found.append((name, int(match[1]), int(shared[1]) if shared else 0, *spills))
+                found.append((name, architecture, int(match[1]), int(shared[1]) if shared else 0, *spills))
                 name = None
     return found
 
@@ -60,19 +60,22 @@ def main():
         if not kernels:
             sys.exit(f"ptxas_table.py: {path}: no kernel in it; expected the output of nvcc -Xptxas -v")
         names = plain_names([k[0] for k in kernels])
-        rows += [(name, variant, *k[1:]) for name, k in zip(names, kernels)
-                 if variant.endswith("sm_90a") or not name.startswith("sm90_")]
+        rows += [(name, variant if variant.endswith(k[1]) else f"{variant}_{k[1]}", *k[2:]) for name, k in zip(names, kernels)
+                 if k[1] == "sm_90a" or not name.startswith("sm90_")]
         warnings += [f"{variant}: {line}" for line in wgmma_warnings_of(path)]
     width = max([len("kernel")] + [len(r[0]) for r in rows])
-    print(f"{'kernel':{width}} {'build':12} {'registers':>9} {'shared':>7} {'stack':>6} {'spill stores':>12} {'spill loads':>11}")
+    print(f"{'kernel':{width}} {'build':16} {'registers':>9} {'shared':>7} {'stack':>6} {'spill stores':>12} {'spill loads':>11}")
     for name, variant, *numbers in sorted(rows):
-        print(f"{name:{width}} {variant:12} {numbers[0]:9} {numbers[1]:7} {numbers[2]:6} {numbers[3]:12} {numbers[4]:11}")
+        print(f"{name:{width}} {variant:16} {numbers[0]:9} {numbers[1]:7} {numbers[2]:6} {numbers[3]:12} {numbers[4]:11}")
     print(f"{len(rows)} kernels; {sum(1 for r in rows if r[5] + r[6] > 0)} spill. Shared memory: bytes of static alone.")
     too_many = 0
     for name, variant, *numbers in sorted(rows):
         allowed = next(most for prefix, most in SPILLS_ALLOWED.items() if name.startswith(prefix))
         if numbers[3] > allowed:
             print(f"ptxas_table.py: {name} of {variant} spills {numbers[3]} bytes; at most {allowed} are allowed", file=sys.stderr)
+            too_many = 1
+        if name.startswith("sm90_") and numbers[2] > 0:
+            print(f"ptxas_table.py: {name} of {variant} has {numbers[2]} bytes of stack", file=sys.stderr)
             too_many = 1
     for line in warnings:
         print(f"ptxas_table.py: {line}", file=sys.stderr)

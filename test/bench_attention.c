@@ -16,10 +16,10 @@ static const struct {
     int layers;
     struct attention_shape shape;
 } cases[] = {
-    {"GPT-2 124M", 12, {4, 1024, 12, 12, 64, 0.125f}},
-    {"long", 12, {1, 4096, 12, 12, 64, 0.125f}},
-    {"GQA, D 64", 16, {1, 2048, 32, 8, 64, 0.125f}},
-    {"GQA, D 128", 32, {1, 2048, 32, 8, 128, 0.0883883f}},
+    {"GPT-2 124M", 12, {4, 1024, 12, 12, 64, 0.125f, false}},
+    {"long", 12, {1, 4096, 12, 12, 64, 0.125f, false}},
+    {"GQA, D 64", 16, {1, 2048, 32, 8, 64, 0.125f, false}},
+    {"GQA, D 128", 32, {1, 2048, 32, 8, 128, 0.0883883f, false}},
 };
 
 static void *fresh(size_t bytes) {
@@ -77,6 +77,7 @@ struct times {
 // The first run, which touches fresh memory, is not counted.
 static struct times measure(enum attention_backend backend, struct attention_shape s, struct device *dev) {
     const struct dropout none = {0, 0, 0, 0, 0};
+    const struct attention_backward_options plain = {NULL, false};
     const int64_t rows = (int64_t)s.B * s.T, out_count = rows * s.num_heads * s.head_dim;
     const int64_t qkv_count = rows * (s.num_heads + 2 * s.num_query_groups) * s.head_dim;
     floatX *qkv = random_floats(qkv_count, 1), *dout = random_floats(out_count, 2);
@@ -91,7 +92,7 @@ static struct times measure(enum attention_backend backend, struct attention_sha
         const double start = omp_get_wtime();
         attention_forward(out, saved, qkv, backend, s, none, forward_workspace, dev);
         const double middle = omp_get_wtime();
-        attention_backward(dqkv, dout, qkv, out, saved, backend, s, none, backward_workspace, dev);
+        attention_backward(dqkv, dout, qkv, out, saved, backend, s, none, plain, backward_workspace, dev);
         forward[n] = middle - start;
         backward[n] = omp_get_wtime() - middle;
         total += forward[n] + backward[n];

@@ -22,7 +22,7 @@ enum { ON_GPU = 0 };
 
 // Flash is not in every build: fp32 on CUDA is without.
 static enum attention_backend first_backend(void) {
-    struct attention_shape shape = {1, 1, 1, 1, 64, 1};
+    struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};
     char reason[192];
     flash_obstacle(reason, sizeof reason, shape);
     return *reason ? ATTENTION_UNFUSED : ATTENTION_FLASH;
@@ -58,7 +58,14 @@ static struct attention_shape shape_of(int B, int T, int num_heads, int num_quer
     shape.num_query_groups = num_query_groups;
     shape.head_dim = head_dim;
     shape.scale = (float)(1 / sqrt((double)head_dim));
+    shape.full = false;
     return shape;
+}
+static struct attention_backward_options options_of(const float *rotary, bool any_order) {
+    struct attention_backward_options options;
+    options.rotary = rotary;
+    options.any_order = any_order;
+    return options;
 }
 static struct dropout dropout_of(float p) {
     struct dropout d;
@@ -107,14 +114,15 @@ static void naive_row(struct naive r, const double *qkv, const double *dout, str
     const int64_t out_at = (((int64_t)b * T + i) * H + h) * D;
     const double *first = qkv + (int64_t)b * T * W;
     double *p = r.p + row * T, *dfirst = r.dqkv + (int64_t)b * T * W, max = -DBL_MAX, sum = 0, mean = 0;
-    for (int j = 0; j <= i; j++) {
+    const int last = s.full ? T - 1 : i;
+    for (int j = 0; j <= last; j++) {
         p[j] = round(s.scale * round(dot(qkv + q_at, first + j * W + k_at, D)));
         max = p[j] > max ? p[j] : max;
     }
-    for (int j = 0; j <= i; j++)
+    for (int j = 0; j <= last; j++)
         sum += exp(p[j] - max);
     r.lse[row] = max + log(sum);
-    for (int j = 0; j <= i; j++) {
+    for (int j = 0; j <= last; j++) {
         p[j] = round(exp(p[j] - max) / sum);
         const double kept = d.p > 0 ? dropout_scale(d, (uint64_t)(row * T + j)) : 1;
         add(r.out + out_at, round(p[j] * kept), first + j * W + v_at, D);
@@ -122,7 +130,7 @@ static void naive_row(struct naive r, const double *qkv, const double *dout, str
         mean += p[j] * ds[j];
         add(dfirst + j * W + v_at, round(p[j] * kept), dout + out_at, D);
     }
-    for (int j = 0; j <= i; j++) {
+    for (int j = 0; j <= last; j++) {
         const double g = round(s.scale * round(p[j] * (ds[j] - mean)));
         add(r.dqkv + q_at, g, first + j * W + k_at, D);
         add(dfirst + j * W + k_at, g, qkv + q_at, D);
@@ -150,6 +158,18 @@ static struct naive naive_attention(const double *qkv, const double *dout, struc
     for (int64_t i = 0; i < qkv_count(s); i++)
         r.dqkv[i] = round(r.dqkv[i]);
     return r;
+}
+// The gradient by what was turned, of that by what came of it.
+static void naive_turn_back(struct naive r, const float *rotary, struct attention_shape s, rounding round) {
+    const int D = s.head_dim, turned = s.num_heads + s.num_query_groups, all = turned + s.num_query_groups;
+    for (int64_t t = 0; t < (int64_t)s.B * s.T; t++)
+        for (int h = 0; h < turned; h++)
+            for (int i = 0; i < D / 2; i++) {
+                double *a = r.dqkv + (t * all + h) * D + i, *b = a + D / 2;
+                const double cosine = rotary[t % s.T * D + i], sine = rotary[t % s.T * D + D / 2 + i], x = *a;
+                *a = round(x * cosine + *b * sine);
+                *b = round(*b * cosine - x * sine);
+            }
 }
 static void naive_free(struct naive r) {
     free(r.out);
@@ -183,8 +203,8 @@ struct result {
     floatX *out, *dqkv;
     void *saved;
 };
-static struct result run(const floatX *qkv, const floatX *dout, enum attention_backend backend, struct attention_shape s,
-                         struct dropout d) {
+static struct result run_with(const floatX *qkv, const floatX *dout, enum attention_backend backend, struct attention_shape s,
+                              struct dropout d, struct attention_backward_options options) {
     const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, &dev);
     const size_t backward_bytes = attention_backward_workspace_bytes(backend, s, &dev);
     struct result r;
@@ -198,13 +218,17 @@ static struct result run(const floatX *qkv, const floatX *dout, enum attention_b
     attention_forward(r.out, r.saved, qkv, backend, s, d, workspace, &dev);
     guarded_free(workspace, forward_bytes);
     workspace = guarded(backward_bytes);
-    attention_backward(r.dqkv, dout, qkv, r.out, r.saved, backend, s, d, workspace, &dev);
+    attention_backward(r.dqkv, dout, qkv, r.out, r.saved, backend, s, d, options, workspace, &dev);
     guarded_free(workspace, backward_bytes);
 #ifdef CUDA_EMULATED
     if (backend == ATTENTION_FLASH) // the rows that an ldmatrix reads lie in banks of their own
         assert_true(emu_conflicts == conflicts);
 #endif
     return r;
+}
+static struct result run(const floatX *qkv, const floatX *dout, enum attention_backend backend, struct attention_shape s,
+                         struct dropout d) {
+    return run_with(qkv, dout, backend, s, d, options_of(NULL, false));
 }
 static void result_free(struct result r, enum attention_backend backend, struct attention_shape s) {
     guarded_free(r.out, (size_t)out_count(s) * sizeof(floatX));
@@ -285,8 +309,8 @@ static void check_result(struct result r, enum attention_backend backend, struct
 }
 
 // only: a backend, or ATTENTION_AUTO for all.
-static void check_backend(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale,
-                          float dropout) {
+static void check_with(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale, float dropout,
+                       struct attention_backward_options options) {
     uint64_t seed = 17 + (uint64_t)(s.T * 1000 + s.head_dim);
     double *qkv_exact, *dout_exact;
     floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
@@ -299,10 +323,14 @@ static void check_backend(enum attention_backend only, struct attention_shape s,
     const struct dropout d = dropout_of(dropout);
     const struct naive reference = naive_attention(qkv_exact, dout_exact, s, d, exactly);
     const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, d);
+    if (options.rotary && plain.dqkv != reference.dqkv)
+        naive_turn_back(plain, options.rotary, s, to_precision);
+    if (options.rotary)
+        naive_turn_back(reference, options.rotary, s, exactly);
     FOR_EACH_BACKEND(backend, s, dropout) {
         if (only != ATTENTION_AUTO && only != backend)
             continue;
-        const struct result r = run(qkv, dout, backend, s, d);
+        const struct result r = run_with(qkv, dout, backend, s, d, options);
         check_result(r, backend, reference, plain, s, sqrt(q_scale * k_scale));
         result_free(r, backend, s);
     }
@@ -315,6 +343,10 @@ static void check_backend(enum attention_backend only, struct attention_shape s,
     free(dout_exact);
 }
 
+static void check_backend(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale,
+                          float dropout) {
+    check_with(only, s, q_scale, k_scale, dropout, options_of(NULL, false));
+}
 static void check_shape(struct attention_shape s, double q_scale, double k_scale, float dropout) {
     check_backend(ATTENTION_AUTO, s, q_scale, k_scale, dropout);
 }
@@ -426,14 +458,13 @@ static void test_dropout_step(void **state) {
 }
 
 // All scores near -200: a padded key scored 0 instead of -inf would overflow exp(0 - lse).
-static void test_low_scores(void **state) {
-    const struct attention_shape s = shape_of(1, 192 - 31, 1, 1, 64);
-    const int64_t n = qkv_count(s), W = 3 * 64;
+static void check_low_scores(enum attention_backend only, struct attention_shape s) {
+    const int64_t n = qkv_count(s), D = s.head_dim, W = 3 * D;
     uint64_t seed = 5;
     double *qkv_exact, *dout_exact;
     floatX *qkv = test_floats(&qkv_exact, n, 0.1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
     for (int64_t i = 0; i < n; i++) {
-        const double shift = i % W < 64 ? 5 : i % W < 128 ? -5 : 0;
+        const double shift = i % W < D ? 5 : i % W < 2 * D ? -5 : 0;
         qkv[i] = to_floatX((float)(qkv_exact[i] + shift));
         qkv_exact[i] = to_float(qkv[i]);
     }
@@ -441,6 +472,8 @@ static void test_low_scores(void **state) {
     const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, dropout_of(0));
     assert_true(reference.lse[0] < -150);
     FOR_EACH_BACKEND(backend, s, 0) {
+        if (only != ATTENTION_AUTO && only != backend)
+            continue;
         const struct result r = run(qkv, dout, backend, s, dropout_of(0));
         check_result(r, backend, reference, plain, s, 5.1);
         result_free(r, backend, s);
@@ -452,6 +485,20 @@ static void test_low_scores(void **state) {
     free(dout);
     free(qkv_exact);
     free(dout_exact);
+}
+
+static void test_low_scores(void **state) { check_low_scores(ATTENTION_AUTO, shape_of(1, 192 - 31, 1, 1, 64)); }
+
+// The gradient by q and k before their rotation, with every backend; with heads that a backend of its own takes, and others.
+static void test_rotary(void **state) {
+    static const int sizes[] = {24, 64, 96, 128, 256};
+    enum { T = 150 };
+    for (int i = SLOW == 2 ? 1 : 0; i < 5; i++) {
+        float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
+        rope_table(table, T, sizes[i], 100); // angles of all sizes at these positions
+        check_with(ATTENTION_AUTO, shape_of(2 - i % 2, T - i, 2, 1 + i % 2, sizes[i]), 1, 1, 0, options_of(table, i % 2));
+        free(table);
+    }
 }
 
 // The naive gradient, from which all others are judged, against differences of sum(dout * out) in double.
@@ -548,6 +595,36 @@ static void test_sm90(void **state) {
     for (int i = 1; i < (SLOW == 2 ? 2 : 5); i++)
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 1025, 1, 1, dims[i]), 1, 1, 0);
 }
+// dQ summed in any order: within the same bounds, from memory that held NaNs, with several blocks of keys and several heads
+// of a group.
+static void test_sm90_any_order(void **state) {
+    skip_without_sm90();
+    for (int i = 1; i < 5; i++) {
+        check_with(ATTENTION_FLASH_SM90, shape_of(1, 300, 4 - i % 2, 1, dims[i]), 1, 1, 0, options_of(NULL, true));
+        check_with(ATTENTION_FLASH_SM90, shape_of(2, 65, 2, 2, dims[i]), 1, 1, 0, options_of(NULL, true));
+    }
+}
+// Without a causal mask: lengths around the tiles' edges, past which are the only keys that are masked.
+static void test_sm90_full(void **state) {
+    skip_without_sm90();
+    static const int edges[] = {1, 64, 79, 127, 128, 129, 191, 257};
+    for (int i = 1; i < 5; i++) {
+        for (int t = SLOW == 2 ? i % 2 : 0; t < 8; t += SLOW == 2 ? 2 : 1) {
+            struct attention_shape s = shape_of(1 + (i + t) % 2, edges[t], 2, 1 + t % 2, dims[i]);
+            s.full = true;
+            check_with(ATTENTION_FLASH_SM90, s, 1, 1, 0, options_of(NULL, t % 4 == 3));
+        }
+        struct attention_shape s = shape_of(1, 192 - 31, 1, 1, dims[i]);
+        s.full = true;
+        check_low_scores(ATTENTION_FLASH_SM90, s);
+    }
+}
+static void full_elsewhere(void *unused) {
+    struct attention_shape s = shape_of(1, 8, 1, 1, 64);
+    s.full = true;
+    attention_forward(NULL, NULL, NULL, ATTENTION_UNFUSED, s, dropout_of(0), NULL, &dev);
+}
+static void test_full_elsewhere(void **state) { assert_fails(full_elsewhere, NULL, "wgmma|without a causal mask"); }
 // The two flash backends round at the same places, but for P: to within bf16 they agree.
 static void test_sm90_agrees(void **state) {
     skip_without_sm90();
@@ -780,6 +857,9 @@ int main(void) {
         cmocka_unit_test(test_choice_of_sm90),
         cmocka_unit_test(test_sm90),
         cmocka_unit_test(test_sm90_agrees),
+        cmocka_unit_test(test_sm90_any_order),
+        cmocka_unit_test(test_sm90_full),
+        cmocka_unit_test(test_full_elsewhere),
 #else
         cmocka_unit_test(test_exp2),
         cmocka_unit_test(test_bf16_rows),
@@ -789,6 +869,7 @@ int main(void) {
         cmocka_unit_test(test_segments),
         cmocka_unit_test(test_large_scores),
         cmocka_unit_test(test_low_scores),
+        cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_dropout_step),
         cmocka_unit_test(test_same_bits),

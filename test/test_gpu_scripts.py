@@ -128,30 +128,40 @@ class Ranks(unittest.TestCase):
 
 
 class Spills(unittest.TestCase):
-    def table(self, *kernels):
+    def table(self, *kernels, architecture="sm_80", stack=16):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "ptxas_bf16_sm_80.log")
             with open(path, "w", encoding="utf-8") as file:
                 for name, stores in kernels:
-                    file.write(f"ptxas info    : Compiling entry function '{name}' for 'sm_80'\n"
-                               f"    16 bytes stack frame, {stores} bytes spill stores, 8 bytes spill loads\n"
+                    file.write(f"ptxas info    : Compiling entry function '{name}' for '{architecture}'\n"
+                               f"    {stack} bytes stack frame, {stores} bytes spill stores, 8 bytes spill loads\n"
                                f"ptxas info    : Used 255 registers, used 1 barriers, 16 bytes smem, 400 bytes cmem[0]\n")
             return script("ptxas_table.py", path)
 
     def test_bounds(self):
         table = self.table(("flash_forward_kernel", 0), ("flash_backward_key_kernel", 120), ("rope_kernel", 0))
         self.assertEqual(table.returncode, 0, table.stderr)
-        self.assertIn("flash_backward_key_kernel bf16_sm_80         255      16     16          120           8", table.stdout)
+        self.assertIn("flash_backward_key_kernel bf16_sm_80             255      16     16          120           8", table.stdout)
         for kernel, stores in (("flash_forward_kernel", 4), ("flash_backward_key_kernel", 124), ("rope_kernel", 4)):
             table = self.table(("flash_forward_kernel", 0), (kernel, stores))
             self.assertEqual(table.returncode, 1)
             self.assertIn(f"{kernel} of bf16_sm_80 spills {stores} bytes", table.stderr)
         self.assertEqual(self.table().returncode, 1)  # no kernel at all
 
+    def test_hopper(self):
+        """Kernels for sm_90a alone are judged by that build, where not even a stack is allowed."""
+        table = self.table(("sm90_forward_kernel", 4), ("rope_kernel", 0))
+        self.assertEqual((table.returncode, "sm90" in table.stdout), (0, False))
+        for stack, status in ((0, 0), (16, 1)):
+            table = self.table(("sm90_forward_kernel", 0), architecture="sm_90a", stack=stack)
+            self.assertEqual(table.returncode, status, table.stderr)
+            self.assertIn("sm90_forward_kernel bf16_sm_80_sm_90a", table.stdout)
+        self.assertIn("sm90_forward_kernel of bf16_sm_80_sm_90a has 16 bytes of stack", table.stderr)
+
 
 class Report(unittest.TestCase):
     def test_tables(self):
-        attention = {"bench": "attention", "direction": "forward", "head_dim": 64, "heads": 32, "groups": 32, "batch": 16,
+        attention = {"bench": "attention", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 32, "groups": 32, "batch": 16,
                      "length": 1024}
         train = {"bench": "train", "preset": "gpt2-124m", "length": 1024, "batch": 16, "policy": "none"}
         ranks = {**train, "bench": "ranks", "engine": "ours", "ranks": 2, "collectives": "nccl", "zero_stage": 0}
@@ -164,6 +174,8 @@ class Report(unittest.TestCase):
                 {**attention, "engine": "ours", "tflops": 300.0},
                 {**attention, "engine": "torch flash", "tflops": 200.0},
                 {**attention, "engine": "torch cudnn", "error": "none"},
+                {**attention, "direction": "deterministic backward", "mask": "full", "engine": "ours", "tflops": 250.0},
+                {**attention, "direction": "backward", "engine": "ours", "tflops": 260.0},
                 {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30,
                  "planned_bytes": 11 << 30},
                 {**train, "engine": "ours", "policy": "full", "error": "failed"},
@@ -176,9 +188,11 @@ class Report(unittest.TestCase):
             with open(f"{folder}/gpu_check.md", encoding="utf-8") as file:
                 text = file.read()
             with open(f"{folder}/gpu_check.json", encoding="utf-8") as file:
-                self.assertEqual(len(json.load(file)["benchmarks"]), 8)
+                self.assertEqual(len(json.load(file)["benchmarks"]), 10)
         for line in ("1 checks passed, failed: two; skipped: three (no time left)",
-                     "| forward | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |",
+                     "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |\n"
+                     "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | - | - |\n"
+                     "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - |",
                      "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |",
                      "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |",
                      "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |",

@@ -1,6 +1,7 @@
 // How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
-// scripts/gpu_check.sh and attention_sweep.sh. bf16, causal, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads
-// over 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80").
+// scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads over 8.
+// By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal, and full where
+// the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one.
 #include "attention.cuh"              // attention_choose, attention_forward, attention_backward
 #include "kernels/device_memory.cuh"  // device_allocate, device_upload
 #include "kernels/device_queue.cuh"   // device_open
@@ -15,6 +16,7 @@ struct bench {
     float *lse;
     void *workspace;
     enum attention_backend backend;
+    struct attention_backward_options options;
     struct device *dev;
 };
 
@@ -22,7 +24,8 @@ static void forward(struct bench *b) {
     attention_forward(b->out, b->lse, b->qkv, b->backend, b->shape, b->dropout, NULL, b->dev);
 }
 static void backward(struct bench *b) {
-    attention_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->backend, b->shape, b->dropout, b->workspace, b->dev);
+    attention_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->backend, b->shape, b->dropout, b->options,
+                       b->workspace, b->dev);
 }
 
 static int by_value(const void *x, const void *y) { return *(const float *)x < *(const float *)y ? -1 : 1; }
@@ -80,13 +83,14 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     const size_t workspace_bytes = attention_backward_workspace_bytes(backend, s, dev);
     b.workspace = device_allocate(workspace_bytes);
     // The two products of a head are 4 T^2 D, half of it below the diagonal; backward has five products.
-    const double flops = 2.0 * s.B * s.num_heads * s.T * s.T * s.head_dim;
-    void (*const calls[2])(struct bench *) = {forward, backward};
-    for (int i = 0; i < 2; i++) {
-        const double ms = median_ms(calls[i], &b);
-        printf("{\"bench\": \"attention\", \"engine\": \"%s\", \"direction\": \"%s\", \"head_dim\": %d, \"heads\": %d, "
-               "\"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.1f}\n",
-               engine, i ? "backward" : "forward", s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, ms,
+    const double flops = (s.full ? 4.0 : 2.0) * s.B * s.num_heads * s.T * s.T * s.head_dim;
+    static const char *const directions[3] = {"forward", "backward", "deterministic backward"};
+    for (int i = 0; i < 3; i++) {
+        b.options.any_order = i == 1;
+        const double ms = median_ms(i ? backward : forward, &b);
+        printf("{\"bench\": \"attention\", \"engine\": \"%s\", \"direction\": \"%s\", \"mask\": \"%s\", \"head_dim\": %d, "
+               "\"heads\": %d, \"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.1f}\n",
+               engine, directions[i], s.full ? "full" : "causal", s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, ms,
                (i ? 2.5 : 1) * flops / ms * 1e-9);
         fflush(stdout);
     }
@@ -107,12 +111,15 @@ int main(void) {
         for (int gqa = 0; gqa < 2; gqa++)
             for (int T = 1024; T <= 16384; T *= 2) {
                 const int heads = gqa ? 64 : 2048 / head_dim;
-                const struct attention_shape s = {TOKENS / T, T,        heads, gqa ? 8 : heads,
-                                                  head_dim,   (float)(1 / sqrt((double)head_dim))};
+                struct attention_shape s = {TOKENS / T, T,        heads, gqa ? 8 : heads,
+                                            head_dim,   (float)(1 / sqrt((double)head_dim)), false};
                 const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, 0, &dev).backend;
                 bench(s, chosen, "ours", &dev);
-                if (chosen != ATTENTION_FLASH)
-                    bench(s, ATTENTION_FLASH, "ours sm_80", &dev);
+                if (chosen == ATTENTION_FLASH)
+                    continue;
+                bench(s, ATTENTION_FLASH, "ours sm_80", &dev);
+                s.full = true;
+                bench(s, chosen, "ours", &dev);
             }
     device_close(&dev);
     return 0;

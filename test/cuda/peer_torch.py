@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The same work in PyTorch, as a peer to measure against; scripts/gpu_check.sh runs it.
 
-  peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward and backward
+  peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward, backward and
+                                               deterministic backward, causal and full
   peer_torch.py train --preset NAME --length T --batch B [--steps N]     tokens/s and peak memory of a training step
 
 A JSON object a line on stdout. Training: fp32 parameters under bf16 autocast, torch.compile of the whole model, fused
@@ -154,7 +155,7 @@ def median_ms(function, repeats=11):
     return statistics.median(start.elapsed_time(end) for start, end in zip(starts, ends))
 
 
-def measure_attention(name, backend, heads, groups, head_dim, length):
+def measure_attention(name, backend, causal, heads, groups, head_dim, length):
     batch = max(1, 16384 // length)
 
     def tensor(count):  # as a view of a packed projection: (B, T, heads, D) in memory
@@ -165,21 +166,24 @@ def measure_attention(name, backend, heads, groups, head_dim, length):
     dout = torch.randn_like(q)
 
     def forward():
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != groups)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != groups)
 
-    flops = 2.0 * batch * heads * length * length * head_dim
-    row = {"bench": "attention", "engine": name, "head_dim": head_dim, "heads": heads, "groups": groups,
-           "batch": batch, "length": length}
-    try:
-        with torch.nn.attention.sdpa_kernel([backend]):
-            out = forward()
-            for direction, ms, count in (
-                    ("forward", median_ms(forward), flops),
-                    ("backward", median_ms(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)),
-                     2.5 * flops)):
-                print(json.dumps({**row, "direction": direction, "ms": ms, "tflops": count / ms * 1e-9}), flush=True)
-    except RuntimeError as error:
-        print(json.dumps({**row, "error": str(error).splitlines()[0]}), flush=True)
+    flops = (2.0 if causal else 4.0) * batch * heads * length * length * head_dim
+    row = {"bench": "attention", "engine": name, "mask": "causal" if causal else "full", "head_dim": head_dim, "heads": heads,
+           "groups": groups, "batch": batch, "length": length}
+    for direction in ("forward", "backward", "deterministic backward"):
+        torch.use_deterministic_algorithms(direction.startswith("deterministic"))
+        try:
+            with torch.nn.attention.sdpa_kernel([backend]):
+                out = forward()
+                backward = direction != "forward"
+                ms = median_ms((lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)) if backward else forward)
+                print(json.dumps({**row, "direction": direction, "ms": ms,
+                                  "tflops": (2.5 if backward else 1) * flops / ms * 1e-9}), flush=True)
+        except RuntimeError as error:
+            print(json.dumps({**row, "direction": direction, "error": str(error).splitlines()[0]}), flush=True)
+        finally:
+            torch.use_deterministic_algorithms(False)
 
 
 def attention(arguments):
@@ -187,8 +191,9 @@ def attention(arguments):
     for head_dim in (64, 128):
         for heads, groups in ((2048 // head_dim, 2048 // head_dim), (64, 8)):
             for length in (1024,) if arguments.quick else (1024, 2048, 4096, 8192, 16384):
-                measure_attention("torch flash", backends.FLASH_ATTENTION, heads, groups, head_dim, length)
-                measure_attention("torch cudnn", backends.CUDNN_ATTENTION, heads, groups, head_dim, length)
+                for causal in (True, False):
+                    for name, backend in (("torch flash", backends.FLASH_ATTENTION), ("torch cudnn", backends.CUDNN_ATTENTION)):
+                        measure_attention(name, backend, causal, heads, groups, head_dim, length)
     return 0
 
 
