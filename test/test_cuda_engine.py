@@ -5,6 +5,7 @@ import os
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 from test_cli import write_shard
 
@@ -19,6 +20,9 @@ GPT2 = ["--num-layers", "3", "--hidden-size", "128", "--num-attention-heads", "2
 LLAMA = ["--num-layers", "3", "--hidden-size", "128", "--num-attention-heads", "4", "--num-query-groups", "2", "--kv-channels", "32",
          "--ffn-hidden-size", "160", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu",
          "--no-add-bias-linear", "--untie-embeddings-and-output-weights"]
+HOPPER = ["--num-layers", "2", "--hidden-size", "128", "--num-attention-heads", "2", "--num-query-groups", "1",
+          "--ffn-hidden-size", "160", "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu",
+          "--no-add-bias-linear"]  # heads that Hopper's attention takes
 POLICIES = [["--recompute-granularity", "selective"],
             ["--recompute-granularity", "selective", "--recompute-modules", "core_attn,norm,activation,mlp,qkv"],
             ["--recompute-granularity", "full"],
@@ -77,10 +81,10 @@ class CudaEngine(unittest.TestCase):
         """In fp32 the curves agree. In bf16 roundings move a curve; the cpu target's, which was held against PyTorch, tells how far:
         the cuda engine may be at most twice as far from the fp32 curve."""
         exact = self.train(*shape, "--device", "cpu", "--precision", "fp32")
-        cuda = self.train(*shape, "--device", "cuda", "--precision", precision)
         limit = FP32_TOLERANCE
         if precision == "bf16":
             limit = 2 * self.difference(self.train(*shape, "--device", "cpu", "--precision", "bf16"), exact)
+        cuda = self.train(*shape, "--device", "cuda", "--precision", precision)
         self.assertLess(cuda[-1]["loss"], 0.75 * cuda[0]["loss"])  # it learns
         self.assertLessEqual(self.difference(cuda, exact), limit)
         return cuda
@@ -110,6 +114,16 @@ class CudaEngine(unittest.TestCase):
 
     def test_unfused(self):
         self.same_curve(LLAMA + ["--attention-backend", "unfused"], "bf16")
+
+    def test_hopper(self):
+        """Attention's backend of compute capability 9.0, in training: the rotation taken back by its backward."""
+        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "9.0"}):
+            plain = self.same_curve(HOPPER, "bf16")
+            if "flash, wgmma bf16" not in self.output:
+                self.assertNotIn("emulated GPU", self.output)
+                self.skipTest("this GPU is not of compute capability 9.0")
+            self.no_policy_changes_a_bit(HOPPER, "bf16", plain, [POLICIES[1], POLICIES[2]])
+            self.same_curve([*HOPPER, "--deterministic-mode=false"], "bf16")
 
     def test_samples(self):
         """The same text as on the cpu target: sampling at temperature 0 from an overfitted model."""
