@@ -70,9 +70,10 @@ DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward
     const int pairs = (a.blocks + 1) / 2, at = round / 2 * (int)gridDim.x + (int)blockIdx.x;
     const int first_head = at / (a.section_heads * pairs) * a.section_heads;
     const int heads = a.heads - first_head < a.section_heads ? a.heads - first_head : a.section_heads;
-    if (heads <= 0)
+    const int within = at - first_head * pairs;
+    if (within >= heads * pairs) // the last section may have fewer heads than the others, or none
         return false;
-    const int within = at - first_head * pairs, longer = a.blocks - 1 - within / heads;
+    const int longer = a.blocks - 1 - within / heads;
     head = first_head + within % heads;
     block = round % 2 == 0 ? longer : longer > a.blocks - 1 - longer ? a.blocks - 1 - longer : -1;
     return true;

@@ -2,8 +2,9 @@
 #include "attention.cuh"
 #include "test/testing.h"
 #include "test/fails.h"
-#include <float.h> // DBL_MAX
-#include <omp.h>   // omp_set_num_threads
+#include <float.h>  // DBL_MAX
+#include <limits.h> // INT_MAX
+#include <omp.h>    // omp_set_num_threads
 
 static struct device dev;
 
@@ -625,6 +626,100 @@ static void full_elsewhere(void *unused) {
     attention_forward(NULL, NULL, NULL, ATTENTION_UNFUSED, s, dropout_of(0), NULL, &dev);
 }
 static void test_full_elsewhere(void **state) { assert_fails(full_elsewhere, NULL, "wgmma|without a causal mask"); }
+#ifdef PRECISION_BF16
+static __global__ void visits_kernel(struct sm90_forward_arguments a, int *visits /*(heads, blocks)*/, int *work /*(grid)*/) {
+    struct sm90_forward_tile tile = sm90_forward_begin();
+    work[blockIdx.x] = 0;
+    for (int number = 0; sm90_forward_next<sm90_forward_plan<64>>(tile, a); number++) {
+        const int block = tile.first / sm90_forward_plan<64>::QUERIES;
+        atomicAdd(visits + tile.head * a.blocks + block, tile.number == number ? 1 : 1000);
+        work[blockIdx.x] += block + 1;
+    }
+}
+// Forward's schedules: each tile of queries once, and the blocks' work as even as they promise.
+static void check_schedule(int heads, int blocks, int section_heads, int grid) {
+    struct sm90_forward_arguments a;
+    memset(&a, 0, sizeof a);
+    a.heads = heads;
+    a.blocks = blocks;
+    a.section_heads = section_heads;
+    const size_t bytes = (size_t)(heads * blocks + grid) * sizeof(int);
+    int *visits = (int *)test_alloc(bytes), *work = visits + heads * blocks, least = INT_MAX, most = 0;
+    memset(visits, 0, bytes);
+    LAUNCH(&dev, visits_kernel, grid, 1, 0, a, visits, work);
+    for (int i = 0; i < heads * blocks; i++)
+        assert_int_equal(visits[i], 1);
+    for (int i = 0; i < grid; i++) {
+        least = work[i] < least ? work[i] : least;
+        most = work[i] > most ? work[i] : most;
+    }
+    if (section_heads) // so many pairs, all of them as long
+        assert_true(most <= (heads * ((blocks + 1) / 2) + grid - 1) / grid * (blocks + 1));
+    else
+        assert_true(most - least <= blocks);
+    free(visits);
+}
+static void test_forward_schedule(void **state) {
+    for (int heads = 1; heads <= 7; heads += 2)
+        for (int blocks = 1; blocks <= 8; blocks++)
+            for (int section_heads = 0; section_heads <= 4; section_heads++)
+                for (int grid = 1; grid <= 9; grid += 2)
+                    check_schedule(heads, blocks, section_heads, grid);
+    check_schedule(64, 33, 12, 132);
+    check_schedule(64, 33, 0, 132);
+}
+
+static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm90_backward_block *blocks /*(grid)*/) {
+    blocks[blockIdx.x] = sm90_backward_block_of<sm90_backward_plan<128>>(a);
+}
+// Backward's order: each block of keys once, those of a KV head in ascending order, which is what its waits rely on; and
+// each visits the tiles from its diagonal to the last, one way or the other.
+static void check_order(struct attention_shape s, int multiprocessors) {
+    typedef sm90_backward_plan<128> plan;
+    struct sm90_backward_arguments a;
+    memset(&a, 0, sizeof a);
+    a.B = s.B;
+    a.T = s.T;
+    a.H = s.num_heads;
+    a.Hkv = s.num_query_groups;
+    a.heads = a.H / a.Hkv;
+    a.tiles = (s.T + plan::QUERIES - 1) / plan::QUERIES;
+    a.full = s.full;
+    sm90_backward_order(a, s, plan::KEYS, multiprocessors);
+    assert_int_equal(a.blocks, (s.T + plan::KEYS - 1) / plan::KEYS);
+    const int units = s.B * s.num_query_groups, grid = units * a.blocks;
+    struct sm90_backward_block *blocks = (struct sm90_backward_block *)test_alloc((size_t)grid * sizeof *blocks);
+    int *next = (int *)test_alloc((size_t)units * sizeof *next);
+    memset(next, 0, (size_t)units * sizeof *next);
+    LAUNCH(&dev, blocks_kernel, grid, 1, 0, a, blocks);
+    for (int i = 0; i < grid; i++) {
+        const struct sm90_backward_block block = blocks[i];
+        const int diagonal = s.full ? 0 : block.number * plan::KEYS / plan::QUERIES;
+        assert_in_range(block.b, 0, s.B - 1);
+        assert_in_range(block.group, 0, s.num_query_groups - 1);
+        assert_int_equal(block.number, next[block.b * s.num_query_groups + block.group]++);
+        assert_int_equal(block.first_key, block.number * plan::KEYS);
+        assert_int_equal(block.step > 0 ? block.first_tile : block.end_tile + 1, diagonal);
+        assert_int_equal(block.step > 0 ? block.end_tile : block.first_tile + 1, a.tiles);
+    }
+    for (int i = 0; i < units; i++)
+        assert_int_equal(next[i], a.blocks);
+    free(blocks);
+    free(next);
+}
+static void test_backward_order(void **state) {
+    for (int full = 0; full < 2; full++)
+        for (int B = 1; B <= 3; B++)
+            for (int groups = 1; groups <= 5; groups += 2)
+                for (int heads = 1; heads <= 8; heads += 7)
+                    for (int T = 1; T <= 2700; T += 300)
+                        for (int multiprocessors = 1; multiprocessors <= 132; multiprocessors = 3 * multiprocessors + 21) {
+                            struct attention_shape s = shape_of(B, T, groups * heads, groups, 128);
+                            s.full = full;
+                            check_order(s, multiprocessors);
+                        }
+}
+#endif
 // The two flash backends round at the same places, but for P: to within bf16 they agree.
 static void test_sm90_agrees(void **state) {
     skip_without_sm90();
@@ -857,6 +952,10 @@ int main(void) {
         cmocka_unit_test(test_choice_of_sm90),
         cmocka_unit_test(test_sm90),
         cmocka_unit_test(test_sm90_agrees),
+#ifdef PRECISION_BF16
+        cmocka_unit_test(test_forward_schedule),
+        cmocka_unit_test(test_backward_order),
+#endif
         cmocka_unit_test(test_sm90_any_order),
         cmocka_unit_test(test_sm90_full),
         cmocka_unit_test(test_full_elsewhere),
