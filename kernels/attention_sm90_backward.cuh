@@ -95,7 +95,8 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     static constexpr int ROWS_AT = DQ_AT + 2 * 4 * PIECE_FLOATS;
     static constexpr int KEYS_FULL_AT = ROWS_AT + QUERY_STAGES * ROWS_BYTES;
     static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
-    static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 16;
+    // Of even and of odd steps, each of both warpgroups; of both warpgroups.
+    static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 32;
     static constexpr int SHARED_BYTES = DQ_EMPTY_AT + 16;
 };
 
@@ -245,25 +246,30 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
         }
 }
 
-// One thread: dQ of each step from shared to global memory, when its turn has come.
+// Two threads, one for even steps and one for odd ones: dQ of a step from shared to global memory, when its turn has come.
+// What one waits for, its turn and then the end of its copy, takes longer than a step: the other's falls into it.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
-                                          uint32_t shared) {
+                                          uint32_t shared, int odd) {
     const int turn = a.any_order ? -1 : block.number; // so many blocks come before
+    const uint32_t full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
     uint32_t parity = 0;
+    int step = 0;
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
-        for (int i = 0; i < a.heads; i++) {
+        for (int i = 0; i < a.heads; i++, step++) {
+            if (step % 2 != odd)
+                continue;
             const int64_t at = ((int64_t)block.b * a.H + sm90_backward_head(a, block, i)) * a.tiles + tile;
             float *dq = a.dq + at * (plan::QUERIES * plan::D);
+            if (turn > 0) {
+                while (load_acquire(a.counters + at) != turn)
+                    ;
+                async_proxy_fence_global();
+            }
 #pragma unroll
             for (int piece = 0; piece < plan::PIECES; piece++, parity ^= 1) {
-                mbarrier_wait(shared + plan::DQ_FULL_AT, parity);
-                mbarrier_wait(shared + plan::DQ_FULL_AT + 8, parity);
-                if (piece == 0 && turn > 0) {
-                    while (load_acquire(a.counters + at) != turn)
-                        ;
-                    async_proxy_fence_global();
-                }
+                mbarrier_wait(full, parity);
+                mbarrier_wait(full + 8, parity);
 #pragma unroll
                 for (int w = 0; w < 2; w++) {
                     float *to = dq + (w * plan::PIECES + piece) * plan::PIECE_FLOATS;
@@ -284,7 +290,6 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
                 store_release(a.counters + at, turn + 1);
             }
         }
-    bulk_wait<0>();
 }
 
 // --- The warpgroups that multiply ---------------------------------------------------------------------------------
@@ -361,7 +366,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
         stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
 }
 
-// This warpgroup's part of dQ of one step to where the thread that reduces takes it: each thread's accumulators, four by
+// This warpgroup's part of dQ of one step to where a thread that reduces takes it: each thread's accumulators, four by
 // four, so that neither side has bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
@@ -382,7 +387,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
         async_proxy_fence();
         __syncwarp();
         if (elect_one())
-            mbarrier_arrive(state.shared + plan::DQ_FULL_AT + 8 * (uint32_t)state.warpgroup);
+            mbarrier_arrive(state.shared + plan::DQ_FULL_AT + 16 * (uint32_t)(state.step % 2) + 8 * (uint32_t)state.warpgroup);
     }
 }
 
@@ -604,6 +609,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     douts.open(8);
     for (uint32_t w = 0; w < 2; w++) {
         mbarrier_init(shared + plan::DQ_FULL_AT + 8 * w, 4);
+        mbarrier_init(shared + plan::DQ_FULL_AT + 16 + 8 * w, 4);
         mbarrier_init(shared + plan::DQ_EMPTY_AT + 8 * w, 1);
     }
     mbarrier_init_fence();
@@ -626,8 +632,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
         registers_decrease<plan::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             sm90_backward_load<plan>(a, block, shared);
-        else if (threadIdx.x == 32)
-            sm90_backward_reduce<plan>(a, block, shared);
+        else if (threadIdx.x == 32 || threadIdx.x == 64)
+            sm90_backward_reduce<plan>(a, block, shared, threadIdx.x == 64);
     }
 #elif defined(__CUDACC__)
     __trap(); // as in forward
