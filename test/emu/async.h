@@ -11,8 +11,8 @@
 // - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or A
 //   register that was used before may differ from what it held at the last wgmma_fence.
 // - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them.
-// - A block that asks by load_acquire for what others did is run when all blocks of lower index are done; what it waits
-//   for after that never comes.
+// - A block that asks by load_acquire for what others did is told what is there, often too early. When it asks again, all
+//   blocks of lower index are done first; what it waits for after that never comes.
 #pragma once
 #include <deque>   // std::deque
 #include <sched.h> // sched_yield
@@ -835,11 +835,11 @@ static inline int emu_load_acquire(const int *at) {
     static __thread uint64_t spins;
     emu_async_begin();
     emu_access_global(at, sizeof *at, false);
-    if (emu->kernel->progress[emu->linear_index] == 1)
-        emu_run_lower_blocks();
-    const int value = __atomic_load_n(at, __ATOMIC_ACQUIRE);
     spins = last == at ? spins + 1 : 0;
+    if (spins > 0 && emu->kernel->progress[emu->linear_index] == 1)
+        emu_run_lower_blocks();
     last = at;
+    const int value = __atomic_load_n(at, __ATOMIC_ACQUIRE);
     if (spins > 1000000)
         emu_report("asks again and again by load_acquire at %p, which stays %d though all blocks of lower index are done",
                    (const void *)at, value);
