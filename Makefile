@@ -99,12 +99,14 @@ ifneq ($(CUDA),)
   # The release has machine code for sm_80 (which sm_86 and sm_89 run) and sm_90a, and PTX that any newer GPU's driver can
   # compile, which it could not of a newer PTX. sm_90 alone would be without wgmma.
   GPU_ARCH ?= $(if $(RELEASE),release,$(if $(GPU),native,release))
+  # A GPU that nvidia-smi can't name gets the release's too: nvcc's own native is not known to mean sm_90a.
   gencode = -gencode arch=compute_$(1),code=sm_$(1)
+  GENCODE_RELEASE = $(call gencode,80) $(call gencode,90a) -gencode arch=compute_90,code=compute_90
   ifeq ($(GPU_ARCH),native)
     CAPABILITY := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
-    GENCODE := $(if $(CAPABILITY),$(call gencode,$(patsubst 90,90a,$(CAPABILITY))),-arch=native)
+    GENCODE := $(if $(CAPABILITY),$(call gencode,$(patsubst 90,90a,$(CAPABILITY))),$(GENCODE_RELEASE))
   else ifeq ($(GPU_ARCH),release)
-    GENCODE := $(call gencode,80) $(call gencode,90a) -gencode arch=compute_90,code=compute_90
+    GENCODE := $(GENCODE_RELEASE)
   else
     GENCODE := $(call gencode,$(GPU_ARCH:sm_%=%))
   endif

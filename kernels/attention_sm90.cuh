@@ -7,9 +7,10 @@
 //   mask keeps a query below T from every key past it, so that it needs no other test of T.
 // - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head), one
 //   behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte pieces are XORed with the row's number.
-// - A block is a producer warpgroup, of which one thread starts the copies, and warpgroups that multiply by wgmma; full
+// - A block is a producer warpgroup, of which a thread or a few start the copies, and warpgroups that multiply by wgmma; full
 //   and empty mbarriers stand between them. Which registers belong to whom is set by setmaxnreg.
-// - Every result has one writer and every sum one order, so that the same inputs give the same bits.
+// - Every result has one writer and every sum one order, so that the same inputs give the same bits; but for dQ, where any
+//   order is allowed.
 // - lse is to base 2 and includes the scale: max scale log2(e) + log2(sum), which backward subtracts before its exp2.
 #pragma once
 #ifndef PRECISION_BF16

@@ -1,4 +1,4 @@
-// Backward of flash attention for Hopper: TMA, wgmma, dQ summed in fp32 in a fixed order.
+// Backward of flash attention for Hopper: TMA, wgmma, dQ summed in fp32, in a fixed order unless any is allowed.
 //
 //   S = Q K^T, P = exp2(scale log2(e) S - lse), dP = dO V^T, dS = P (dP - delta), delta = rowsum(dO O)
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K
@@ -77,6 +77,8 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
+    // dV is begun before dS is made; ptxas would else wait for dP before it makes P. At 64 columns registers lack.
+    static constexpr bool EARLY_DV = D == 96 || D == 128;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 
@@ -146,14 +148,22 @@ DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, 
     return block.group * a.heads + (a.any_order ? (i + block.number) % a.heads : i);
 }
 
-// a, b: elements i, i + 1 and D/2 + i, D/2 + i + 1 of a head's gradient at a position: turned back by rope.cuh's angles.
-template <int D>
-DEVICE_FUNCTION void sm90_turn_back(float a[2], float b[2], const float *rotary, int position, int i) {
-    const float *angles = rotary + (int64_t)position * D + i;
-    const float2 cosine = *(const float2 *)angles, sine = *(const float2 *)(angles + D / 2);
-    const float x = a[0] * cosine.x + b[0] * sine.x, y = a[1] * cosine.y + b[1] * sine.y;
-    b[0] = b[0] * cosine.x - a[0] * sine.x;
-    b[1] = b[1] * cosine.y - a[1] * sine.y;
+// Of rope.cuh's table: those of elements i and i + 1 at a position.
+struct sm90_angles {
+    float2 cosine, sine;
+};
+template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *rotary, int position, int i) {
+    const float *from = rotary + (int64_t)position * D + i;
+    struct sm90_angles angles;
+    angles.cosine = *(const float2 *)from;
+    angles.sine = *(const float2 *)(from + D / 2);
+    return angles;
+}
+// a, b: elements i, i + 1 and D/2 + i, D/2 + i + 1 of a head's gradient, turned back.
+DEVICE_FUNCTION void sm90_turn_back(float a[2], float b[2], const struct sm90_angles &angles) {
+    const float x = a[0] * angles.cosine.x + b[0] * angles.sine.x, y = a[1] * angles.cosine.y + b[1] * angles.sine.y;
+    b[0] = b[0] * angles.cosine.x - a[0] * angles.sine.x;
+    b[1] = b[1] * angles.cosine.y - a[1] * angles.sine.y;
     a[0] = x;
     a[1] = y;
 }
@@ -166,13 +176,13 @@ template <class plan>
 static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
     sm90_backward_rows_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES;
-    const int64_t thread = (int64_t)blockIdx.x * SM90_ROWS_THREADS + threadIdx.x, index = thread / SM90_THREADS_A_ROW;
-    const int lane = (int)threadIdx.x % SM90_THREADS_A_ROW, padded = a.tiles * QUERIES;
-    const int h = (int)(index % a.H), t = (int)(index / a.H % padded), b = (int)(index / a.H / padded);
-    if (thread < (int64_t)a.B * a.H * a.tiles)
-        a.counters[thread] = 0;
+    const unsigned index = blockIdx.x * (SM90_ROWS_THREADS / SM90_THREADS_A_ROW) + threadIdx.x / SM90_THREADS_A_ROW;
+    const int lane = (int)threadIdx.x % SM90_THREADS_A_ROW, padded = a.tiles * QUERIES, b = (int)blockIdx.y;
+    const int h = (int)(index % (unsigned)a.H), t = (int)(index / (unsigned)a.H);
+    if (lane == 0 && index < (unsigned)(a.H * a.tiles))
+        a.counters[(int64_t)b * a.H * a.tiles + index] = 0;
     float delta = 0;
-    if (b < a.B && t < a.T)
+    if (t < a.T)
 #pragma unroll
         for (int piece = lane; piece < D / 8; piece += SM90_THREADS_A_ROW) {
             const int64_t at = (((int64_t)b * a.T + t) * a.H + h) * D + piece * 8;
@@ -189,7 +199,7 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 #pragma unroll
     for (int i = 1; i < SM90_THREADS_A_ROW; i *= 2)
         delta += __shfl_xor_sync(0xffffffffu, delta, i);
-    if (b >= a.B)
+    if (t >= padded)
         return;
     const int64_t head = (int64_t)b * a.H + h;
     if (a.any_order)
@@ -465,14 +475,19 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
         sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_row());
     sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
-    wgmma_wait<0>();
+    if (plan::EARLY_DV) {
+        sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
     wgmma_hold<PART / 2>(dp);
     sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(ds, dp);
 
-    if (plan::SPLIT_KEYS) // dV runs while dS is exchanged
+    if (plan::SPLIT_KEYS && !plan::EARLY_DV) // dV runs while dS is exchanged
         sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
-    else
+    if (!plan::SPLIT_KEYS)
         sm90_put_scores<plan>(scores + plan::SCORES_BYTES, w, p);
     sm90_put_scores<plan>(scores, w, ds);
     async_proxy_fence();
@@ -511,15 +526,16 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
 }
 // dK before rotary positions. At head dim 256 the other half of a head is the other warpgroup's: by way of the queries' place.
 template <class plan>
-DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state, const float *rotary, int left, int first_key) {
+DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state, const float *rotary, int T, int first_key) {
     constexpr int D = plan::D, HALF = D / 4; // accumulators of half a head
-    const int row = sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
+    const int row = first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
+    // Rows past T, which are not stored, have the last one's angles: a branch for each would wait for the loads one by one.
+    const int positions[2] = {row < T ? row : T - 1, row + 8 < T ? row + 8 : T - 1};
     if (plan::SPLIT_KEYS) {
 #pragma unroll
         for (int i = 0; i < HALF; i += 2)
-            if (row + 8 * (i / 2 % 2) < left)
-                sm90_turn_back<D>(state.dk + i, state.dk + HALF + i, rotary, first_key + row + 8 * (i / 2 % 2),
-                                  8 * (i / 4) + sm90_column());
+            sm90_turn_back(state.dk + i, state.dk + HALF + i,
+                           sm90_angles_at<D>(rotary, positions[i / 2 % 2], 8 * (i / 4) + sm90_column()));
         return;
     }
     static_assert(plan::SPLIT_KEYS || 2 * 128 * 4 * HALF <= plan::QUERY_STAGES * plan::TILE_BYTES, "room for both halves");
@@ -539,18 +555,17 @@ DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state
     for (int i = 0; i < HALF; i += 4) {
         struct float_x4 quad = load_shared_floats(other + (uint32_t)(i * 128 * 4));
 #pragma unroll
-        for (int j = 0; j < 4; j += 2)
-            if (row + 8 * (j / 2) < left) { // values are chosen, not places: registers have no address
-                const bool first = state.warpgroup == 0;
-                float a[2], b[2];
-                for (int e = 0; e < 2; e++) {
-                    a[e] = first ? state.dk[i + j + e] : quad.x[j + e];
-                    b[e] = first ? quad.x[j + e] : state.dk[i + j + e];
-                }
-                sm90_turn_back<D>(a, b, rotary, first_key + row + 8 * (j / 2), 8 * (i / 4) + sm90_column());
-                for (int e = 0; e < 2; e++)
-                    state.dk[i + j + e] = first ? a[e] : b[e];
+        for (int j = 0; j < 4; j += 2) { // values are chosen, not places: registers have no address
+            const bool first = state.warpgroup == 0;
+            float a[2], b[2];
+            for (int e = 0; e < 2; e++) {
+                a[e] = first ? state.dk[i + j + e] : quad.x[j + e];
+                b[e] = first ? quad.x[j + e] : state.dk[i + j + e];
             }
+            sm90_turn_back(a, b, sm90_angles_at<D>(rotary, positions[j / 2], 8 * (i / 4) + sm90_column()));
+            for (int e = 0; e < 2; e++)
+                state.dk[i + j + e] = first ? a[e] : b[e];
+        }
     }
 }
 template <class operand, int D>
@@ -585,7 +600,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
     if (a.rotary)
-        sm90_turn_keys_back<plan>(state, a.rotary, a.T - block.first_key, block.first_key);
+        sm90_turn_keys_back<plan>(state, a.rotary, a.T, block.first_key);
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
@@ -642,50 +657,61 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- After: dQ ----------------------------------------------------------------------------------------------------
 
-enum { SM90_QUERIES_THREADS = 256 };
+enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// One tile of one head: scaled, turned back, rounded, and by way of shared memory to 16-byte writes. Rows there are 16 bytes
-// longer than they need to be, so that a quad's words lie in banks of their own. A thread has both halves of a head's
-// columns: where a warpgroup had one of them, so do the first and the last 128 threads one half of their quads.
+// One tile of a few heads, which share the angles: scaled, turned back, rounded, and by way of shared memory to 16-byte
+// writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their own. A thread has
+// both halves of a head's columns: where a warpgroup had one of them, so do the first and the last 128 threads one half of
+// their quads.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, ROW_BYTES = 2 * D + 16;
     constexpr int QUADS = plan::SPLIT_ROWS ? D / 16 : D / 32; // of a half, a thread
-    const int tile = (int)blockIdx.x, h = (int)blockIdx.y, b = (int)blockIdx.z, w = (int)threadIdx.x / 128;
-    const float *from = a.dq + (((int64_t)b * a.H + h) * a.tiles + tile) * (QUERIES * D) +
-                        w * (plan::SPLIT_ROWS ? 64 * D : 512 * QUADS) + (int)threadIdx.x % 128 * 4;
+    const int tile = (int)blockIdx.x, first_head = (int)blockIdx.y * SM90_QUERIES_HEADS, b = (int)blockIdx.z;
+    const int end_head = first_head + SM90_QUERIES_HEADS < a.H ? first_head + SM90_QUERIES_HEADS : a.H;
+    const int w = (int)threadIdx.x / 128, first_quad = w * (plan::SPLIT_ROWS ? 64 * D : 512 * QUADS) + (int)threadIdx.x % 128 * 4;
     const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0), column = sm90_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
     const uint32_t shared = shared_memory();
+    struct sm90_angles angles[QUADS][2];
+    if (a.rotary)
 #pragma unroll
-    for (int i = 0; i < QUADS; i++) {
-        const float *const first = from + i * 512, *const second = first + 32 * D; // D / 2 columns of 64 rows further
-        packed_check(first, false);
-        packed_check(second, false);
-        const float4 x = *(const float4 *)first, y = *(const float4 *)second;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int in_tile = row + 8 * half, t = tile * QUERIES + in_tile;
-            float low[2] = {a.scale * (half ? x.z : x.x), a.scale * (half ? x.w : x.y)};
-            float high[2] = {a.scale * (half ? y.z : y.x), a.scale * (half ? y.w : y.y)};
-            if (a.rotary && t < a.T)
-                sm90_turn_back<D>(low, high, a.rotary, t, column + 8 * i);
-            const uint32_t to = shared + (uint32_t)(in_tile * ROW_BYTES + 2 * (column + 8 * i));
-            store_shared_word(to, pack_bf16x2(low[0], low[1]));
-            store_shared_word(to + D, pack_bf16x2(high[0], high[1]));
+        for (int i = 0; i < 2 * QUADS; i++) {
+            const int t = tile * QUERIES + row + i % 2 * 8; // past T, where nothing is stored, the last one's
+            angles[i / 2][i % 2] = sm90_angles_at<D>(a.rotary, t < a.T ? t : a.T - 1, column + 8 * (i / 2));
         }
-    }
-    __syncthreads();
+    for (int h = first_head; h < end_head; h++) {
+        const float *from = a.dq + (((int64_t)b * a.H + h) * a.tiles + tile) * (QUERIES * D) + first_quad;
 #pragma unroll
-    for (int i = (int)threadIdx.x; i < QUERIES * D / 8; i += SM90_QUERIES_THREADS) {
-        const int t = tile * QUERIES + i / (D / 8), piece = i % (D / 8);
-        if (t < a.T) {
-            const struct word_x4 words =
-                load_shared_words(shared + (uint32_t)(i / (D / 8) * ROW_BYTES + 16 * piece));
-            bf16 *dq = a.dqkv + (((int64_t)b * a.T + t) * (a.H + 2 * a.Hkv) + h) * D + piece * 8;
-            packed_check(dq, true);
-            *(uint4 *)dq = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+        for (int i = 0; i < QUADS; i++) {
+            const float *const first = from + i * 512, *const second = first + 32 * D; // D / 2 columns of 64 rows further
+            packed_check(first, false);
+            packed_check(second, false);
+            const float4 x = *(const float4 *)first, y = *(const float4 *)second;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float low[2] = {a.scale * (half ? x.z : x.x), a.scale * (half ? x.w : x.y)};
+                float high[2] = {a.scale * (half ? y.z : y.x), a.scale * (half ? y.w : y.y)};
+                if (a.rotary)
+                    sm90_turn_back(low, high, angles[i][half]);
+                const uint32_t to = shared + (uint32_t)((row + 8 * half) * ROW_BYTES + 2 * (column + 8 * i));
+                store_shared_word(to, pack_bf16x2(low[0], low[1]));
+                store_shared_word(to + D, pack_bf16x2(high[0], high[1]));
+            }
         }
+        __syncthreads();
+#pragma unroll
+        for (int i = (int)threadIdx.x; i < QUERIES * D / 8; i += SM90_QUERIES_THREADS) {
+            const int t = tile * QUERIES + i / (D / 8), piece = i % (D / 8);
+            if (t < a.T) {
+                const struct word_x4 words =
+                    load_shared_words(shared + (uint32_t)(i / (D / 8) * ROW_BYTES + 16 * piece));
+                bf16 *dq = a.dqkv + (((int64_t)b * a.T + t) * (a.H + 2 * a.Hkv) + h) * D + piece * 8;
+                packed_check(dq, true);
+                *(uint4 *)dq = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+            }
+        }
+        __syncthreads();
     }
 }
 
@@ -756,13 +782,14 @@ struct sm90_backward_launcher {
         a.dout = sm90_backward_map<plan>(a.dout_rows, shape.num_heads, shape, plan::CHUNK, plan::QUERIES);
         a.dk = sm90_backward_map<plan>(a.dqkv, packed, shape, plan::KEY_CHUNK, plan::KEYS);
         a.dv = sm90_backward_map<plan>(a.dqkv, packed, shape, plan::CHUNK, plan::KEYS);
-        const int64_t rows = (int64_t)shape.B * shape.num_heads * a.tiles * plan::QUERIES;
-        LAUNCH(dev, sm90_backward_rows_kernel<plan>, blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS),
-               SM90_ROWS_THREADS, 0, a);
+        const int64_t rows = (int64_t)shape.num_heads * a.tiles * plan::QUERIES;
+        LAUNCH(dev, sm90_backward_rows_kernel<plan>,
+               dim3(blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS), (unsigned)shape.B), SM90_ROWS_THREADS, 0, a);
         LAUNCH(dev, sm90_backward_kernel<plan>, (unsigned)(a.blocks * shape.num_query_groups * shape.B), plan::THREADS,
                plan::SHARED_BYTES, a);
         LAUNCH(dev, sm90_backward_queries_kernel<plan>,
-               dim3((unsigned)a.tiles, (unsigned)shape.num_heads, (unsigned)shape.B), SM90_QUERIES_THREADS, queries_bytes, a);
+               dim3((unsigned)a.tiles, blocks_for(shape.num_heads, SM90_QUERIES_HEADS), (unsigned)shape.B),
+               SM90_QUERIES_THREADS, queries_bytes, a);
     }
 };
 

@@ -4,8 +4,9 @@
 //
 // - As many blocks as multiprocessors, each of which takes tiles of queries in turn: the longest first, and every other
 //   round backwards, so that no block has the longer one each time. Where memory can't feed that, heads are done a section
-//   at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a short one, all
-//   as long: longest first in each section would leave up to 15 % of the blocks' time unused, pairs leave 3 %.
+//   at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a short one, or of
+//   two heads' middle ones, all as long: longest first in each section would leave up to 15 % of the blocks' time unused.
+//   Without a causal mask all tiles are as long.
 // - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
 // - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before O += P V of this one,
 //   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products, so
@@ -65,17 +66,38 @@ DEVICE_FUNCTION bool sm90_longest_first(int &head, int &block, const struct sm90
     block = a.blocks - 1 - at / a.heads;
     return block >= 0;
 }
-// Round 2 i is the longer half of a pair, 2 i + 1 the shorter; block -1: it has none.
+// In sections of heads, of `items` each. The heads of the one that has this block's next item, and which it is there.
+DEVICE_FUNCTION bool sm90_in_section(int &first_head, int &heads, int &within, const struct sm90_forward_arguments &a,
+                                     int round, int items) {
+    const int at = round * (int)gridDim.x + (int)blockIdx.x, section = at / items;
+    first_head = section * a.section_heads;
+    heads = a.heads - first_head < a.section_heads ? a.heads - first_head : a.section_heads;
+    within = at - section * items;
+    return heads > 0;
+}
+// Round 2 i is the longer half of a pair, 2 i + 1 the shorter; block -1: it has none. Pairs of a section: those of tiles at
+// the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle ones.
 DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
-    const int pairs = (a.blocks + 1) / 2, at = round / 2 * (int)gridDim.x + (int)blockIdx.x;
-    const int first_head = at / (a.section_heads * pairs) * a.section_heads;
-    const int heads = a.heads - first_head < a.section_heads ? a.heads - first_head : a.section_heads;
-    const int within = at - first_head * pairs;
-    if (within >= heads * pairs) // the last section may have fewer heads than the others, or none
+    const int half = a.blocks / 2, middles = a.blocks % 2;
+    int first_head, heads, within;
+    if (!sm90_in_section(first_head, heads, within, a, round / 2, a.section_heads * half + middles * ((a.section_heads + 1) / 2)))
         return false;
-    const int longer = a.blocks - 1 - within / heads;
+    const int middle = 2 * (within - heads * half) + round % 2;
+    if (within < heads * half) {
+        head = first_head + within % heads;
+        block = round % 2 ? within / heads : a.blocks - 1 - within / heads;
+    } else {
+        head = first_head + middle;
+        block = middles && middle < heads ? half : -1;
+    }
+    return true;
+}
+DEVICE_FUNCTION bool sm90_sections(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
+    int first_head, heads, within;
+    if (!sm90_in_section(first_head, heads, within, a, round, a.section_heads * a.blocks))
+        return false;
     head = first_head + within % heads;
-    block = round % 2 == 0 ? longer : longer > a.blocks - 1 - longer ? a.blocks - 1 - longer : -1;
+    block = a.blocks - 1 - within / heads; // below 0: the last section has fewer heads than the others
     return true;
 }
 DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
@@ -88,7 +110,9 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
     int block = -1;
     while (block < 0) {
         const int round = tile.round++;
-        if (!(a.section_heads ? sm90_pairs(tile.head, block, a, round) : sm90_longest_first(tile.head, block, a, round)))
+        if (!(a.section_heads == 0 ? sm90_longest_first(tile.head, block, a, round)
+              : a.full             ? sm90_sections(tile.head, block, a, round)
+                                   : sm90_pairs(tile.head, block, a, round)))
             return false;
     }
     tile.number++;
@@ -289,6 +313,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_release(c.p.k.empty());
     c.p.k.use++;
     sm90_softmax<MASKED, plan>(state, c.scale_log2, seen);
+    c.p.v.wait_full(); // long true; but ptxas would move the next wait before the exponentials, and not across a loop
     wgmma_wait<0>();
     wgmma_hold<plan::D / 2>(state.o);
     sm90_release(c.p.v.empty());

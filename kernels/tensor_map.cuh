@@ -12,13 +12,17 @@ struct tensor_map {
 
 // The driver's function by way of the runtime, so that the program needs no libcuda to start.
 typedef decltype(&cuTensorMapEncodeTiled) tensor_map_encode;
-static tensor_map_encode tensor_map_encoder(void) {
+static tensor_map_encode tensor_map_find_encoder(void) {
     void *function = NULL;
     enum cudaDriverEntryPointQueryResult found;
     cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
     if (found != cudaDriverEntryPointSuccess || !function)
         fail("the driver has no tensor maps: CUDA 12.0 or newer is needed");
     return (tensor_map_encode)function;
+}
+static tensor_map_encode tensor_map_encoder(void) {
+    static const tensor_map_encode encoder = tensor_map_find_encoder();
+    return encoder;
 }
 
 // A 4-D view of bf16 in device memory; dims are innermost first: D, heads, T, B, and strides those of all but the first.
