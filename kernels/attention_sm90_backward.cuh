@@ -77,8 +77,7 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
-    // dV is begun before dS is made; ptxas would else wait for dP before it makes P. At 64 columns registers lack.
-    static constexpr bool EARLY_DV = D == 96 || D == 128;
+    static constexpr bool ROUNDED_P = D == 64; // makes dS too: P in fp32 beside dP would not fit into the registers
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 
@@ -356,6 +355,20 @@ template <int N> DEVICE_FUNCTION void sm90_backward_scores(float *dp, const floa
             dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - pair[i % 2]);
     }
 }
+// The same of P as an operand.
+template <int N> DEVICE_FUNCTION void sm90_backward_scores_rounded(float *dp, const struct word_x4 *p, uint32_t delta) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        float pair[2];
+        sm90_load_pair(pair, delta + (uint32_t)(32 * n));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint32_t word = p[n / 2].x[n % 2 * 2 + i / 2];
+            const float value = __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+            dp[4 * n + i] = value * (dp[4 * n + i] - pair[i % 2]);
+        }
+    }
+}
 // Accumulators as left operands: 16 columns each.
 template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const float *acc) {
 #pragma unroll
@@ -475,18 +488,19 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
         sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_row());
     sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
-    if (plan::EARLY_DV) {
+    if (plan::SPLIT_KEYS) { // dV runs while dS is made and exchanged; and ptxas can't wait for dP before it makes P
         sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
         wgmma_wait<1>();
     } else {
         wgmma_wait<0>();
     }
     wgmma_hold<PART / 2>(dp);
-    sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
+    if (plan::ROUNDED_P)
+        sm90_backward_scores_rounded<PART>(dp, p, rows + 4 * plan::QUERIES);
+    else
+        sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(ds, dp);
 
-    if (plan::SPLIT_KEYS && !plan::EARLY_DV) // dV runs while dS is exchanged
-        sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
     if (!plan::SPLIT_KEYS)
         sm90_put_scores<plan>(scores + plan::SCORES_BYTES, w, p);
     sm90_put_scores<plan>(scores, w, ds);
