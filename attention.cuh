@@ -1,8 +1,8 @@
 // Attention as the model sees it: which backend, and the calls that go to it.
 //
-// All backends compute causal attention (one of them full attention too) with grouped queries (K and V are never expanded) and differ in what they keep for
-// backward: flash one log-sum-exp a row, unfused the T x T probabilities. On the cuda target there are two flash backends, of
-// which the one for compute capability 9.0 is the faster and takes less.
+// All backends compute causal attention, one of them full attention too, with grouped queries (K and V are never expanded), and
+// differ in what they keep for backward: flash one log-sum-exp a row, unfused the T x T probabilities. On the cuda target there
+// are two flash backends, of which the one for compute capability 9.0 is the faster and takes less.
 #pragma once
 #include "kernels/attention_decode.cuh"  // kv_cache_append, attention_decode
 #include "kernels/attention_shape.cuh"   // struct attention_shape

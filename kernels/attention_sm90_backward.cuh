@@ -488,10 +488,12 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
         sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_row());
     sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
-    if (plan::SPLIT_KEYS) { // dV runs while dS is made and exchanged; and ptxas can't wait for dP before it makes P
+    // What uses P comes before the wait for dP, which ptxas would else move before the exponentials.
+    if (plan::SPLIT_KEYS) { // dV runs while dS is made and exchanged
         sm90_product_with_queries<plan>(state.dv, p, 0, dout, w);
         wgmma_wait<1>();
     } else {
+        sm90_put_scores<plan>(scores + plan::SCORES_BYTES, w, p);
         wgmma_wait<0>();
     }
     wgmma_hold<PART / 2>(dp);
@@ -501,8 +503,6 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
         sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(ds, dp);
 
-    if (!plan::SPLIT_KEYS)
-        sm90_put_scores<plan>(scores + plan::SCORES_BYTES, w, p);
     sm90_put_scores<plan>(scores, w, ds);
     async_proxy_fence();
     named_barrier_sync(1, 256);

@@ -28,8 +28,8 @@ for variant; do
     mkdir -p "$build/cuda"
     if ! CFLAGS="-O3 -g $variant" make -s -f scripts/gpu_check.mk CUDA=yes B="$build" "$build/cuda/attention_bench" >"$build/log" 2>&1; then
         echo "$variant: does not compile: $(grep -m1 -E 'error|static assertion' "$build/log")"
-    elif grep -qE '[1-9][0-9]* bytes spill' "$build/cuda/ptxas_attention.log"; then
-        echo "$variant: spills"
+    elif ! why=$(python3 scripts/ptxas_table.py "$build/cuda/ptxas_attention.log" 2>&1 >/dev/null); then
+        echo "$variant: ${why%%$'\n'*}"
     elif ! "$build/cuda/attention_bench" >"$build/bench.jsonl"; then
         echo "$variant: fails"
     else

@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh [--stages LIST] [folder for results, default build/gpu]
 #
 # Stages, all of them in this order unless LIST (with commas) names some:
-#   build      the engine, its op tests and the attention benchmark, for this GPU
+#   build      the engine, its op tests and the attention benchmark, for this GPU; what ptxas made of attention
 #   test       op and golden tests on the GPU, fp32 and bf16
 #   sanitize   compute-sanitizer's memcheck and racecheck on the small ones
 #   curve      50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
@@ -67,6 +67,13 @@ build() {
     step build_engine make -j"$jobs" cuda || exit 1
     step build_checks make -j"$jobs" -k -f scripts/gpu_check.mk CUDA=yes gpu-check
     step spills "$python" scripts/ptxas_table.py build/cuda/ptxas_attention.log
+    if [[ $gpu != *", 9.0,"* ]]; then
+        skip overlap "the compute capability is not 9.0"
+    elif ! command -v cuobjdump >/dev/null; then
+        skip overlap "cuobjdump is not installed"
+    else
+        step overlap sh -c "cuobjdump -sass build/cuda/attention_bench | $python scripts/hopper_overlap.py"
+    fi
 }
 
 run_tests() {

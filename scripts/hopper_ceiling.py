@@ -17,7 +17,7 @@ from roofline import write_or_check
 
 MULTIPROCESSORS = 132
 FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory
-SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S = 989.4, 790.0, 4.3e12
+SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S, L2_BYTES = 989.4, 790.0, 4.3e12, 50 * 2 ** 20
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
 GANG, MANY_HEADS = 8, 4            # as in kernels/attention_sm90_backward.cuh
@@ -76,16 +76,38 @@ def backward(D):
 
 # --- Schedules: B sequences, H heads, G of K and V; causal, or full ---
 
-def forward_share(tile, B, H, T, full):
-    """Counted work over the time of the block that is last: longest tiles first, every other round backwards."""
-    count = -(-T // tile.queries)
-    lengths = [-(-(T if full else min((i + 1) * tile.queries, T)) // tile.keys) for i in reversed(range(count))
-               for _ in range(B * H)]
-    grid = min(MULTIPROCESSORS, len(lengths))
+def section_heads(D, B, H, G, T):
+    """Heads whose keys and values share the L2 cache, 0: all: sm90_section_heads."""
+    fit = 0.6 * L2_BYTES / (2 * T * D * 2)
+    return 0 if H // G >= 4 or fit >= B * G else H // G * max(1, int(fit))
+
+
+def forward_items(count, heads, section, full):
+    """What a block takes at a time, as tiles of queries from the first on: one or, in sections with a causal mask, two."""
+    if not section:
+        return [(block,) for block in reversed(range(count)) for _ in range(heads)]
+    items = []
+    for first in range(0, heads, section):
+        some = min(section, heads - first)
+        if full:
+            items += [(block,) for block in reversed(range(count)) for _ in range(some)]
+        else:
+            items += [(count - 1 - i, i) for i in range(count // 2) for _ in range(some)]
+            if count % 2:
+                items += [(count // 2,) * min(2, some - i) for i in range(0, some, 2)]
+    return items
+
+
+def forward_share(tile, D, B, H, G, T, full):
+    """Counted work over the time of the block that is last. Longest first goes every other round backwards."""
+    count, section = -(-T // tile.queries), section_heads(D, B, H, G, T)
+    length = [-(-(T if full else min((i + 1) * tile.queries, T)) // tile.keys) for i in range(count)]
+    items = forward_items(count, B * H, section, full)
+    grid = min(MULTIPROCESSORS, B * H * count)
     loads = [0] * grid
-    for at, length in enumerate(lengths):
+    for at, blocks in enumerate(items):
         place = at % grid
-        loads[grid - 1 - place if at // grid % 2 else place] += length
+        loads[grid - 1 - place if not section and at // grid % 2 else place] += sum(length[block] for block in blocks)
     counted = B * H * T * T / (1 if full else 2) / (tile.queries * tile.keys)
     return counted / (max(loads) * MULTIPROCESSORS)
 
@@ -138,7 +160,7 @@ def predicted(D, B, H, G, T, full):
     """TFLOP/s of forward, of backward in any order, of deterministic backward."""
     flops = (4 if full else 2) * B * H * T * T * D  # two products, half of each where causal
     f, b = forward(D), backward(D)
-    rates = [f.ceiling * forward_share(f, B, H, T, full)]
+    rates = [f.ceiling * forward_share(f, D, B, H, G, T, full)]
     for any_order in (True, False):
         rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, full, None if any_order else HOP_STEPS)
         rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + backward_sides(D, B, H, T, any_order)) / 1e12)
@@ -170,7 +192,7 @@ TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared mem
 
 SCHEDULE = """With a schedule: B = 2, 64 query heads over 8 of keys and values, or over 64, TFLOP/s as usually counted (causal: half of
 the matrix; backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles in
-the kernels' order, and the last one to end counts. Backward is followed step by step, a block taking two steps to start. The
+the kernels' order, with an L2 cache of 50 MiB, and the last one to end counts. Backward is followed step by step, a block taking two steps to start. The
 deterministic one waits for its turns at dQ, a turn coming 0.8 of a step (about 1.4 us, a guess) after the one before began; in
 any order there are no turns, and dQ is filled with zeroes first. Passes over delta and dQ are added at 4.3 TB/s. All L2 hits
 are taken for granted, and L2's rate of additions for enough, also where several blocks add to one tile at once: so the figures

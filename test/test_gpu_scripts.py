@@ -159,6 +159,21 @@ class Spills(unittest.TestCase):
         self.assertIn("sm90_forward_kernel of bf16_sm_80_sm_90a has 16 bytes of stack", table.stderr)
 
 
+class Overlap(unittest.TestCase):
+    def status(self, *opcodes, kernel="_Z19sm90_forward_kernelI17sm90_forward_planILi64EEEv22sm90_forward_arguments"):
+        sass = "\n".join([f"\tFunction : {kernel}", *(f"  /*{16 * i:04x}*/  {code} R1 ;" for i, code in enumerate(opcodes)),
+                          "\tFunction : other", "  /*0000*/ WARPGROUP.DEPBAR.LE gsb0 ;", "  /*0010*/ MUFU.EX2 R1, R2 ;"])
+        return subprocess.run([os.path.join(SCRIPTS, "hopper_overlap.py")], input=sass, capture_output=True, text=True,
+                              timeout=60).returncode
+
+    def test_waits(self):
+        product, wait, exponential = "HGMMA.64x64x16.F32.BF16", "WARPGROUP.DEPBAR.LE", "MUFU.EX2"
+        self.assertEqual(self.status(product, wait, exponential, wait, product, wait, exponential), 0)
+        self.assertEqual(self.status(product, wait, wait, exponential), 1)
+        self.assertEqual(self.status(product, wait, exponential, wait, exponential, product), 1)
+        self.assertEqual(self.status(product, kernel="_Z11norm_kernel"), 1)  # none of Hopper's
+
+
 class Report(unittest.TestCase):
     def test_tables(self):
         attention = {"bench": "attention", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 32, "groups": 32, "batch": 16,

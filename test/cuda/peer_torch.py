@@ -187,6 +187,7 @@ def measure_attention(name, backend, causal, heads, groups, head_dim, length):
 
 
 def attention(arguments):
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over its memory that no training wants
     backends = torch.nn.attention.SDPBackend
     for head_dim in (64, 128):
         for heads, groups in ((2048 // head_dim, 2048 // head_dim), (64, 8)):
