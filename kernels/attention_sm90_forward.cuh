@@ -377,7 +377,8 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         const int first = tile.first + 64 * c.warpgroup;
         const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
         int keys = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
-        const int last = sm90_last_keys<plan>(a, first, 64), whole = (a.full ? a.T : first + 1) / plan::KEYS; // tiles that all rows see
+        const int last = sm90_last_keys<plan>(a, first, 64);
+        const int whole = (a.full ? a.T : first + 1) / plan::KEYS; // tiles that all rows see
 #pragma unroll
         for (int i = 0; i < plan::D / 2; i++)
             state.o[i] = 0;

@@ -644,16 +644,17 @@ static __global__ void visits_kernel(struct sm90_forward_arguments a, int *visit
     for (int number = 0; sm90_forward_next<sm90_forward_plan<64>>(tile, a); number++) {
         const int block = tile.first / sm90_forward_plan<64>::QUERIES;
         atomicAdd(visits + tile.head * a.blocks + block, tile.number == number ? 1 : 1000);
-        work[blockIdx.x] += block + 1;
+        work[blockIdx.x] += a.full ? 1 : block + 1;
     }
 }
 // Forward's schedules: each tile of queries once, and the blocks' work as even as they promise.
-static void check_schedule(int heads, int blocks, int section_heads, int grid) {
+static void check_schedule(int heads, int blocks, int section_heads, int grid, bool full) {
     struct sm90_forward_arguments a;
     memset(&a, 0, sizeof a);
     a.heads = heads;
     a.blocks = blocks;
     a.section_heads = section_heads;
+    a.full = full;
     const size_t bytes = (size_t)(heads * blocks + grid) * sizeof(int);
     int *visits = (int *)test_alloc(bytes), *work = visits + heads * blocks, least = INT_MAX, most = 0;
     memset(visits, 0, bytes);
@@ -664,10 +665,17 @@ static void check_schedule(int heads, int blocks, int section_heads, int grid) {
         least = work[i] < least ? work[i] : least;
         most = work[i] > most ? work[i] : most;
     }
-    if (section_heads) // so many pairs, all of them as long
-        assert_true(most <= (heads * ((blocks + 1) / 2) + grid - 1) / grid * (blocks + 1));
+    int pairs = 0; // all of them as long
+    for (int first = 0; section_heads > 0 && first < heads; first += section_heads) {
+        const int some = heads - first < section_heads ? heads - first : section_heads;
+        pairs += some * (blocks / 2) + blocks % 2 * ((some + 1) / 2);
+    }
+    if (section_heads == 0)
+        assert_true(most - least <= (full ? 1 : blocks));
+    else if (full)
+        assert_true(most <= (heads * blocks + grid - 1) / grid);
     else
-        assert_true(most - least <= blocks);
+        assert_true(most <= (pairs + grid - 1) / grid * (blocks + 1));
     free(visits);
 }
 static void test_forward_schedule(void **state) {
@@ -675,9 +683,12 @@ static void test_forward_schedule(void **state) {
         for (int blocks = 1; blocks <= 8; blocks++)
             for (int section_heads = 0; section_heads <= 4; section_heads++)
                 for (int grid = 1; grid <= 9; grid += 2)
-                    check_schedule(heads, blocks, section_heads, grid);
-    check_schedule(64, 33, 12, 132);
-    check_schedule(64, 33, 0, 132);
+                    for (int full = 0; full < 2; full++)
+                        check_schedule(heads, blocks, section_heads, grid, full != 0);
+    for (int full = 0; full < 2; full++) {
+        check_schedule(64, 33, 12, 132, full != 0);
+        check_schedule(64, 33, 0, 132, full != 0);
+    }
 }
 
 static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm90_backward_block *blocks /*(grid)*/) {

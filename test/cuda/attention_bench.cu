@@ -56,14 +56,14 @@ static float median_ms(void (*call)(struct bench *), struct bench *b) {
 // its clock, depends on the data. A million of them, again and again.
 static bf16 *random_array(int64_t n, struct device *dev) {
     bf16 *host = (bf16 *)malloc((size_t)n * sizeof *host), *memory = (bf16 *)device_allocate((size_t)n * sizeof *host);
-    enum { PERIOD = 1000003 };
+    const int64_t period = 1000003;
     uint32_t x = 1;
-    for (int64_t i = 0; i < n && i < PERIOD; i++) {
+    for (int64_t i = 0; i < n && i < period; i++) {
         x = x * 1664525u + 1013904223u;
         host[i] = bf16_from_float(((float)(x >> 8) * 0x1p-23f - 1) * 1.7320508f);
     }
-    for (int64_t i = PERIOD; i < n; i += PERIOD)
-        memcpy(host + i, host, (size_t)(n - i < PERIOD ? n - i : PERIOD) * sizeof *host);
+    for (int64_t i = period; i < n; i += period)
+        memcpy(host + i, host, (size_t)(n - i < period ? n - i : period) * sizeof *host);
     device_upload(memory, host, (size_t)n * sizeof *host, dev);
     device_synchronize(dev);
     free(host);
