@@ -202,6 +202,9 @@ static void guarded_free(void *memory, size_t bytes) {
     free((char *)memory - GUARD_BYTES);
 }
 
+// Backward's workspace holds NaNs, or words that could be somebody's turn.
+static int32_t workspace_word = -1;
+
 struct result {
     floatX *out, *dqkv;
     void *saved;
@@ -221,6 +224,8 @@ static struct result run_with(const floatX *qkv, const floatX *dout, enum attent
     attention_forward(r.out, r.saved, qkv, backend, s, d, workspace, &dev);
     guarded_free(workspace, forward_bytes);
     workspace = guarded(backward_bytes);
+    for (size_t i = 0; i < backward_bytes / sizeof workspace_word; i++)
+        ((int32_t *)workspace)[i] = workspace_word;
     attention_backward(r.dqkv, dout, qkv, r.out, r.saved, backend, s, d, options, workspace, &dev);
     guarded_free(workspace, backward_bytes);
 #ifdef CUDA_EMULATED
@@ -546,7 +551,9 @@ static void check_bits(enum attention_backend only, struct attention_shape s, fl
         const int often = s.T > 2000 ? 20 : which == ATTENTION_UNFUSED ? 10 : 250;
         for (int i = 0; i < (ON_GPU ? often : SLOW == 2 ? 2 : 4); i++) {
             omp_set_num_threads(i ? 1 + (i - 1) % 3 : threads);
+            workspace_word = i % 2 ? 1 : -1;
             const struct result again = run(qkv, dout, which, s, dropout_of(p));
+            workspace_word = -1;
             assert_memory_equal(first.out, again.out, (size_t)out_count(s) * sizeof(floatX));
             assert_memory_equal(first.dqkv, again.dqkv, (size_t)qkv_count(s) * sizeof(floatX));
             assert_memory_equal(first.saved, again.saved, attention_saved_bytes(which, s));
