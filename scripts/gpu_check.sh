@@ -82,7 +82,7 @@ run_tests() {
         # Tests of ops read results on the host right after the call; those of the model wait for them, as training does.
         blocking=1
         [[ $test == */op_gpt_* || $test == */op_golden_* ]] && blocking=0
-        step "$(basename "$test")" timeout 150 env CUDA_LAUNCH_BLOCKING=$blocking "$test"
+        step "$(basename "$test")" timeout 240 env CUDA_LAUNCH_BLOCKING=$blocking "$test"
     done
 }
 
