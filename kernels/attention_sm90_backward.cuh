@@ -34,6 +34,7 @@
 #pragma once
 #include "kernels/attention_sm90.cuh"
 #include "kernels/packed.cuh" // packed_check
+#include "kernels/rope.cuh"   // rope_turn
 
 #ifdef PRECISION_BF16
 
@@ -160,11 +161,8 @@ template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *
 }
 // a, b: elements i, i + 1 and D/2 + i, D/2 + i + 1 of a head's gradient, turned back.
 DEVICE_FUNCTION void sm90_turn_back(float a[2], float b[2], const struct sm90_angles &angles) {
-    const float x = a[0] * angles.cosine.x + b[0] * angles.sine.x, y = a[1] * angles.cosine.y + b[1] * angles.sine.y;
-    b[0] = b[0] * angles.cosine.x - a[0] * angles.sine.x;
-    b[1] = b[1] * angles.cosine.y - a[1] * angles.sine.y;
-    a[0] = x;
-    a[1] = y;
+    rope_turn(a[0], b[0], angles.cosine.x, -angles.sine.x);
+    rope_turn(a[1], b[1], angles.cosine.y, -angles.sine.y);
 }
 
 // --- Before: lse and delta of each row, counters ------------------------------------------------------------------
@@ -355,20 +353,6 @@ template <int N> DEVICE_FUNCTION void sm90_backward_scores(float *dp, const floa
             dp[4 * n + i] = p[4 * n + i] * (dp[4 * n + i] - pair[i % 2]);
     }
 }
-// The same of P as an operand.
-template <int N> DEVICE_FUNCTION void sm90_backward_scores_rounded(float *dp, const struct word_x4 *p, uint32_t delta) {
-#pragma unroll
-    for (int n = 0; n < N / 8; n++) {
-        float pair[2];
-        sm90_load_pair(pair, delta + (uint32_t)(32 * n));
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t word = p[n / 2].x[n % 2 * 2 + i / 2];
-            const float value = __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
-            dp[4 * n + i] = value * (dp[4 * n + i] - pair[i % 2]);
-        }
-    }
-}
 // Accumulators as left operands: 16 columns each.
 template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const float *acc) {
 #pragma unroll
@@ -376,6 +360,14 @@ template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const f
 #pragma unroll
         for (int i = 0; i < 4; i++)
             left[k].x[i] = pack_bf16x2(acc[8 * k + 2 * i], acc[8 * k + 2 * i + 1]);
+}
+// And back.
+template <int N> DEVICE_FUNCTION void sm90_from_left(float *acc, const struct word_x4 *left) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const uint32_t word = left[i / 8].x[i / 2 % 4];
+        acc[i] = __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+    }
 }
 // P^T or dS^T of this warp's 16 keys to shared memory, transposed.
 template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int warpgroup, const struct word_x4 *words) {
@@ -498,9 +490,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     }
     wgmma_hold<PART / 2>(dp);
     if (plan::ROUNDED_P)
-        sm90_backward_scores_rounded<PART>(dp, p, rows + 4 * plan::QUERIES);
-    else
-        sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
+        sm90_from_left<PART>(s, p);
+    sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(ds, dp);
 
     sm90_put_scores<plan>(scores, w, ds);
@@ -807,6 +798,21 @@ struct sm90_backward_launcher {
     }
 };
 
+// What of the arguments the shape alone decides.
+static struct sm90_backward_arguments sm90_backward_arguments_of(struct attention_shape shape) {
+    struct sm90_backward_arguments a;
+    memset(&a, 0, sizeof a);
+    a.B = shape.B;
+    a.T = shape.T;
+    a.H = shape.num_heads;
+    a.Hkv = shape.num_query_groups;
+    a.heads = a.H / a.Hkv;
+    a.tiles = (int)sm90_backward_layout_of(shape).tiles;
+    a.scale = shape.scale;
+    a.full = shape.full;
+    return a;
+}
+
 // dqkv = the gradient by qkv, before its rotation where a table is given; all of it is written. Pointers aligned to 16 bytes.
 static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
                           const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
@@ -815,8 +821,7 @@ static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *
     const void *const aligned[6] = {dqkv, dout, qkv, out, workspace, options.rotary};
     sm90_check(aligned, 6, shape);
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);
-    struct sm90_backward_arguments a;
-    memset(&a, 0, sizeof a);
+    struct sm90_backward_arguments a = sm90_backward_arguments_of(shape);
     a.qkv = qkv;
     a.out = out;
     a.dout_rows = dout;
@@ -825,16 +830,8 @@ static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *
     a.dq = (float *)workspace;
     a.rows = (float *)((char *)workspace + layout.dq_bytes);
     a.counters = (int *)((char *)a.rows + layout.rows_bytes);
-    a.B = shape.B;
-    a.T = shape.T;
-    a.H = shape.num_heads;
-    a.Hkv = shape.num_query_groups;
-    a.heads = a.H / a.Hkv;
-    a.tiles = (int)layout.tiles;
-    a.scale = shape.scale;
     a.rotary = options.rotary;
     a.any_order = options.any_order;
-    a.full = shape.full;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
 }
 

@@ -20,6 +20,13 @@ static void rope_table(float *table, // (T, D)
 
 #ifdef TARGET_CUDA
 
+// (x, y) turned by the angle of this cosine and sine.
+DEVICE_FUNCTION void rope_turn(float &x, float &y, float cosine, float sine) {
+    const float turned = x * cosine - y * sine;
+    y = y * cosine + x * sine;
+    x = turned;
+}
+
 // A thread turns one pack (16 bytes) of pairs in ROPE_HEADS heads of a token: it reads the table, which takes twice the
 // bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
 enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
@@ -54,11 +61,8 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         if (first_head + h < heads) {
             struct packed_floats x = packed_to_floats(a[h]), y = packed_to_floats(b[h]);
 #pragma unroll
-            for (int k = 0; k < PACK; k++) {
-                const float s = direction * sine.x[k], turned = x.x[k] * cosine.x[k] - y.x[k] * s;
-                y.x[k] = y.x[k] * cosine.x[k] + x.x[k] * s;
-                x.x[k] = turned;
-            }
+            for (int k = 0; k < PACK; k++)
+                rope_turn(x.x[k], y.x[k], cosine.x[k], direction * sine.x[k]);
             floatX *to = first + (int64_t)h * D;
             if (WHOLE) {
                 packed_store(to, packed_from_floats(x));

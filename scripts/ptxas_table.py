@@ -5,7 +5,8 @@
 
 A kernel's build is what its file's name says, ptxas_BUILD.log, and the architecture; kernels for sm_90a alone, sm90_*, are
 listed of that one alone, since in the others they are empty. Exit status 1 where a kernel spills more than SPILLS_ALLOWED,
-where one of sm90_* keeps anything in memory of the thread (its accumulators, that would be), or where ptxas says (C75xx) that it runs wgmma one by one or takes no setmaxnreg.
+where one of sm90_* keeps anything in memory of the thread (its accumulators, that would be), or where ptxas says (C75xx) that
+it runs wgmma one by one or takes no setmaxnreg.
 """
 import os
 import re

@@ -316,7 +316,33 @@ static void check_result(struct result r, enum attention_backend backend, struct
     }
 }
 
-// only: a backend, or ATTENTION_AUTO for all.
+// Takes the inputs, whose size is `input`. only: a backend, or ATTENTION_AUTO for all. Returns the reference's first lse.
+static double check_inputs(enum attention_backend only, struct attention_shape s, floatX *qkv, double *qkv_exact, floatX *dout,
+                           double *dout_exact, double input, float dropout, struct attention_backward_options options) {
+    const struct dropout d = dropout_of(dropout);
+    const struct naive reference = naive_attention(qkv_exact, dout_exact, s, d, exactly);
+    const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, d);
+    const double first_lse = reference.lse[0];
+    if (options.rotary && plain.dqkv != reference.dqkv)
+        naive_turn_back(plain, options.rotary, s, to_precision);
+    if (options.rotary)
+        naive_turn_back(reference, options.rotary, s, exactly);
+    FOR_EACH_BACKEND(backend, s, dropout) {
+        if (only != ATTENTION_AUTO && only != backend)
+            continue;
+        const struct result r = run_with(qkv, dout, backend, s, d, options);
+        check_result(r, backend, reference, plain, s, input);
+        result_free(r, backend, s);
+    }
+    if (plain.out != reference.out)
+        naive_free(plain);
+    naive_free(reference);
+    free(qkv);
+    free(dout);
+    free(qkv_exact);
+    free(dout_exact);
+    return first_lse;
+}
 static void check_with(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale, float dropout,
                        struct attention_backward_options options) {
     uint64_t seed = 17 + (uint64_t)(s.T * 1000 + s.head_dim);
@@ -328,27 +354,7 @@ static void check_with(enum attention_backend only, struct attention_shape s, do
         qkv[i] = to_floatX((float)(qkv_exact[i] * (i % W < k ? q_scale : i % W < v ? k_scale : 1)));
         qkv_exact[i] = to_float(qkv[i]);
     }
-    const struct dropout d = dropout_of(dropout);
-    const struct naive reference = naive_attention(qkv_exact, dout_exact, s, d, exactly);
-    const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, d);
-    if (options.rotary && plain.dqkv != reference.dqkv)
-        naive_turn_back(plain, options.rotary, s, to_precision);
-    if (options.rotary)
-        naive_turn_back(reference, options.rotary, s, exactly);
-    FOR_EACH_BACKEND(backend, s, dropout) {
-        if (only != ATTENTION_AUTO && only != backend)
-            continue;
-        const struct result r = run_with(qkv, dout, backend, s, d, options);
-        check_result(r, backend, reference, plain, s, sqrt(q_scale * k_scale));
-        result_free(r, backend, s);
-    }
-    if (plain.out != reference.out)
-        naive_free(plain);
-    naive_free(reference);
-    free(qkv);
-    free(dout);
-    free(qkv_exact);
-    free(dout_exact);
+    check_inputs(only, s, qkv, qkv_exact, dout, dout_exact, sqrt(q_scale * k_scale), dropout, options);
 }
 
 static void check_backend(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale,
@@ -476,23 +482,7 @@ static void check_low_scores(enum attention_backend only, struct attention_shape
         qkv[i] = to_floatX((float)(qkv_exact[i] + shift));
         qkv_exact[i] = to_float(qkv[i]);
     }
-    const struct naive reference = naive_attention(qkv_exact, dout_exact, s, dropout_of(0), exactly);
-    const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, dropout_of(0));
-    assert_true(reference.lse[0] < -150);
-    FOR_EACH_BACKEND(backend, s, 0) {
-        if (only != ATTENTION_AUTO && only != backend)
-            continue;
-        const struct result r = run(qkv, dout, backend, s, dropout_of(0));
-        check_result(r, backend, reference, plain, s, 5.1);
-        result_free(r, backend, s);
-    }
-    if (plain.out != reference.out)
-        naive_free(plain);
-    naive_free(reference);
-    free(qkv);
-    free(dout);
-    free(qkv_exact);
-    free(dout_exact);
+    assert_true(check_inputs(only, s, qkv, qkv_exact, dout, dout_exact, 5.1, 0, options_of(NULL, false)) < -150);
 }
 
 static void test_low_scores(void **state) { check_low_scores(ATTENTION_AUTO, shape_of(1, 192 - 31, 1, 1, 64)); }
@@ -705,15 +695,8 @@ static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm
 // each visits the tiles from its diagonal to the last, one way or the other.
 static void check_order(struct attention_shape s, int multiprocessors) {
     typedef sm90_backward_plan<128> plan;
-    struct sm90_backward_arguments a;
-    memset(&a, 0, sizeof a);
-    a.B = s.B;
-    a.T = s.T;
-    a.H = s.num_heads;
-    a.Hkv = s.num_query_groups;
-    a.heads = a.H / a.Hkv;
-    a.tiles = (s.T + plan::QUERIES - 1) / plan::QUERIES;
-    a.full = s.full;
+    struct sm90_backward_arguments a = sm90_backward_arguments_of(s);
+    assert_int_equal(a.tiles, (s.T + plan::QUERIES - 1) / plan::QUERIES);
     sm90_backward_order(a, s, plan::KEYS, multiprocessors);
     assert_int_equal(a.blocks, (s.T + plan::KEYS - 1) / plan::KEYS);
     const int units = s.B * s.num_query_groups, grid = units * a.blocks;

@@ -1,10 +1,11 @@
 // Faults that the emulator must find: each runs in a process of its own, this program again with the fault's name, since
 // a finding ends the process; with "well" behind the name it runs without its fault, and must end well.
 #pragma once
-#include <stdio.h>    // popen
-#include <string.h>   // memset
-#include <sys/wait.h> // WIFEXITED
-#include <unistd.h>   // readlink
+#include "test/testing.h" // cmocka
+#include <stdio.h>        // popen
+#include <string.h>       // memset
+#include <sys/wait.h>     // WIFEXITED
+#include <unistd.h>       // readlink
 
 // The child's output goes to `message`; returns its status, as of wait.
 static int run_apart(const char *name, const char *how, char *message, size_t size) {

@@ -6,9 +6,9 @@
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/packed.cuh"        // packed_load
 #include "kernels/ptx.cuh"           // shared memory, cp_async, mma
+#include "test/emu/apart.h"          // run_with_and_without
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
-#include "test/emu/apart.h" // run_with_and_without
 
 static struct device device;
 static const bool healthy = true, faulty = false;

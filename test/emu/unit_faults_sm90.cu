@@ -6,9 +6,9 @@
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/ptx_sm90.cuh"      // wgmma, TMA, mbarriers
 #include "kernels/tensor_map.cuh"    // tensor_map_of
+#include "test/emu/apart.h"          // run_with_and_without
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
-#include "test/emu/apart.h" // run_with_and_without
 
 static struct device device;
 static float *memory(void) { return (float *)device_allocate(65536); }
