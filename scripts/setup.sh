@@ -13,7 +13,7 @@
 # distribution will do. Where nothing is missing, nothing is touched. The compiler, make, jansson, xxHash and PCRE2 must
 # be here, Python for the demo, cmocka (and g++, which compiles the headers as C++) for the tests, clang with libFuzzer to
 # fuzz; without oneDNN and OpenBLAS the engine builds on its own loops, more slowly. Without MPI it builds too, and several
-# processes find each other by srun or --rendezvous; the tests install Open MPI, a build takes the MPI whose mpicc is there.
+# processes find each other by srun or --rendezvous; where there is no mpicc Open MPI is installed.
 set -u
 
 into=
@@ -129,14 +129,15 @@ find_missing() {
         have_command "${CXX%% *}" || required="$required g++"
         have_command python3 || required="$required python3"
         have_header cmocka.h || required="$required libcmocka-dev"
-        have_command mpicc || optional="$optional libopenmpi-dev"
-        have_command mpirun || optional="$optional openmpi-bin"
     fi
     if [ "$goal" = fuzz ]; then
         have_command clang || required="$required clang"
         have_fuzzer || required="$required $(fuzzer_package)"
         return # the parsers need no matmuls
     fi
+    # mpirun is how several ranks are started, so every build takes MPI along.
+    have_command mpicc || optional="$optional libopenmpi-dev"
+    have_command mpirun || optional="$optional openmpi-bin"
     have_header oneapi/dnnl/dnnl.h || optional="$optional libdnnl-dev"
     have_openblas || optional="$optional libopenblas-openmp-dev"
 }
@@ -192,7 +193,7 @@ else
     hint="install what Debian calls"
 fi
 if [ -n "$optional" ]; then
-    echo "setup.sh: going on with slower matmuls or fewer tests ($hint$optional)" >&2
+    echo "setup.sh: going on with slower matmuls, without mpirun or with fewer tests ($hint$optional)" >&2
 fi
 if [ -n "$required" ]; then
     echo "setup.sh: '$goal' needs more than is here; $hint$required$optional" >&2
