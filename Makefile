@@ -217,8 +217,8 @@ TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_
 # op_golden's shows; op_huggingface moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
 EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(addsuffix _bf16,$(filter-out op_huggingface,$(EMU_OPS))))
-# Those that take long by themselves: many steps, many shapes, or emulated tiles.
-QUICK_TESTS := $(filter-out %_amx $(addprefix $(B)/test/,op_gpt_% op_zero_%),$(TESTS))
+# Without emulated tiles and, below, the emulated GPU; the tests in Python run whole trainings.
+QUICK_TESTS := $(filter-out %_amx,$(TESTS))
 ifndef SANITIZE
   TESTS += $(EMU_TESTS)
   EMU_PROGRAM := $(B)/emu/train_gpt
