@@ -11,21 +11,24 @@ MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
 ifeq ($(origin CC),default) # make's own cc
   CC := gcc
 endif
-ARCH ?= native
+# For this machine, unless the compiler is another's: then for all of that kind, and without the MPI that is here.
+MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+NATIVE := $(filter $(shell uname -m),$(MACHINE))
+ARCH ?= $(if $(NATIVE),native)
 JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 
 comma := ,
-MULTIARCH := $(shell $(CC) -print-multiarch)
+MULTIARCH := $(or $(shell $(CC) -print-multiarch 2>/dev/null),$(MACHINE)-linux-gnu)
 
 # What scripts/setup.sh --into .deps unpacked comes before what the system has. Its libraries need each other, and an
 # RPATH, unlike a RUNPATH, counts for them too. Relative to the program (one to four folders below this one),
 # since the path of this folder may have a space in it.
-DEPS := $(wildcard .deps/usr)
+DEPS ?= $(wildcard .deps/usr)
 ifneq ($(DEPS),)
   DEPS_LIB := $(DEPS)/lib/$(MULTIARCH)
   DEFINES += -isystem $(DEPS)/include -isystem $(DEPS)/include/$(MULTIARCH)
-  LDFLAGS += -L$(DEPS_LIB) -Wl,--disable-new-dtags $(foreach up,.. ../.. ../../.. ../../../..,$(foreach d,$(DEPS_LIB) $(DEPS_LIB)/openblas-openmp,-Wl,-rpath,'$$ORIGIN/$(up)/$d'))
+  LDFLAGS += -L$(DEPS_LIB) -Wl,-rpath-link,$(DEPS_LIB) -Wl,--disable-new-dtags $(foreach up,.. ../.. ../../.. ../../../..,$(foreach d,$(DEPS_LIB) $(DEPS_LIB)/openblas-openmp,-Wl,-rpath,'$$ORIGIN/$(up)/$d'))
 endif
 
 has = $(shell printf '\043include <$(1)>\n' | $(CC) $(DEFINES) -E -x c - >/dev/null 2>&1 && echo yes)
@@ -34,20 +37,22 @@ DEFINES += -DPCRE2_CODE_UNIT_WIDTH=8
 RUNTIME_LDLIBS := -ljansson -lpcre2-8 -lm
 LDLIBS += $(RUNTIME_LDLIBS)
 MISSING := $(strip $(foreach h,jansson.h xxhash.h pcre2.h,$(if $(call has,$h),,$h)))
-# Used where its header is found; without any of them the plain OpenMP loops remain.
-ifeq ($(call has,oneapi/dnnl/dnnl.h),yes)
+# Used where its header is found, or left out by ONEDNN= and OPENBLAS=; without any of them the plain OpenMP loops remain.
+ONEDNN ?= $(call has,oneapi/dnnl/dnnl.h)
+ifneq ($(ONEDNN),)
   DEFINES += -DHAVE_ONEDNN
   LDLIBS += -ldnnl
 endif
 # Debian keeps each BLAS in its own folder, so that /usr/include/cblas.h may be any of them.
-OPENBLAS_INCLUDE ?= $(firstword $(wildcard $(foreach r,$(DEPS) /usr,$r/include/$(MULTIARCH)/openblas-openmp $r/include/openblas)))
+OPENBLAS ?= yes
+OPENBLAS_INCLUDE ?= $(if $(OPENBLAS),$(firstword $(wildcard $(foreach r,$(DEPS) /usr,$r/include/$(MULTIARCH)/openblas-openmp $r/include/openblas))))
 ifneq ($(OPENBLAS_INCLUDE),)
   DEFINES += -DHAVE_OPENBLAS -I$(OPENBLAS_INCLUDE)
   LDLIBS += $(firstword $(wildcard $(foreach r,$(DEPS) /usr,$r/lib/$(MULTIARCH)/openblas-openmp/libopenblas.so)) -lopenblas)
 endif
 
 # MPI, by what its compiler mpicc adds; MPI= leaves it out or names another mpicc. What calls none of it loads none.
-MPI ?= mpicc
+MPI ?= $(if $(NATIVE),mpicc)
 MPI_SHOW := $(if $(MPI),$(shell $(MPI) -show 2>/dev/null))
 ifneq ($(MPI_SHOW),)
   MPI_FLAGS := -DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
@@ -59,13 +64,20 @@ endif
 # No -ffast-math: NaN must stay NaN. Reductions that may be reordered say so by `omp simd`.
 CFLAGS ?= -O3 -g
 CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math
-ARCH_FLAGS := -march=$(ARCH) -mprefer-vector-width=512
+# clang knows native as a CPU alone where that is not x86; vectors of 512 bits, where the machine has them, are x86's.
+ARCH_FLAGS := $(if $(filter native,$(ARCH)),$(if $(filter x86_64,$(MACHINE)),-march=native,-mcpu=native),$(ARCH:%=-march=%)) \
+  $(if $(filter x86_64,$(MACHINE)),-mprefer-vector-width=512)
 # What tests the runtime, the parsers and the emulated CUDA source needs no machine's own instructions, and is built for
 # those that each has, so that a test that passes on one machine is the same program on the next.
 BASELINE_x86_64 := -march=x86-64-v2
 BASELINE_aarch64 := -march=armv8-a
-BASELINE := $(BASELINE_$(firstword $(subst -, ,$(shell $(CC) -dumpmachine))))
-WARNINGS := -Wall -Wextra -Werror -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers
+BASELINE := $(BASELINE_$(MACHINE))
+# Warnings are errors by WERROR=1, which the tests set: a user's compiler may be newer than any that this was tried with.
+# clang's pass-failed is of maxima of floats, which it leaves scalar; gcc's maybe-uninitialized, where vectors are of four
+# lanes, of sums that a loop of at least one turn fills.
+CLANG_IS_CC := $(findstring clang,$(shell $(CC) --version 2>&1))
+WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers \
+  $(if $(CLANG_IS_CC),-Wno-pass-failed,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
 ifdef SANITIZE
   CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
@@ -91,7 +103,7 @@ ifneq ($(CUDA),)
   WHEELS := $(shell python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null)
   CUDA_DIRS := $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))) /usr/local/cuda /usr $(foreach w,$(WHEELS),$w/cu13 $w/cublas $w/nvtx $w/nccl)
   find_include = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(patsubst %/$(1),%,$(wildcard $d/include/$(1)))))
-  find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/x86_64-linux/lib, \
+  find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/$(MACHINE:aarch64=sbsa)-linux/lib, \
     $(wildcard $d/$l/$(1).so $d/$l/$(1).so.*))))
   # nvcc's own is left out: gcc drops a -I folder that is named again as a system's, and another CUDA's would come first.
   CUDA_INCLUDES := $(filter-out $(realpath $(dir $(realpath $(NVCC)))../include), \
@@ -127,7 +139,7 @@ ifneq ($(CUDA),)
   # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
   # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.
   NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) $(ARCH_FLAGS) -lineinfo \
-    $(MPI_FLAGS) $(NCCL_FLAGS) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) -Werror all-warnings \
+    $(MPI_FLAGS) $(NCCL_FLAGS) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) $(if $(WERROR),-Werror all-warnings) \
     $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
@@ -226,8 +238,8 @@ endif
 
 test:
 	scripts/setup.sh test
-	+$(MAKE) -j$(JOBS) --no-print-directory test-programs
-	+$(MAKE) --no-print-directory check-headers
+	+$(MAKE) -j$(JOBS) --no-print-directory WERROR=1 test-programs
+	+$(MAKE) --no-print-directory WERROR=1 check-headers
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(TESTS) $(wildcard test/test_*.py)
 test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
 quick: $(QUICK_TESTS)
@@ -238,7 +250,7 @@ HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_s
 check-headers:
 	@for h in $(HEADERS); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do \
 	  for l in "$(CC) -x c -std=gnu11" "$(CXX) -x c++ -std=c++17"; do \
-	    echo "$$l -I. $(DEFINES) -D_GNU_SOURCE -march=$(ARCH) -fopenmp $(WARNINGS) $$p -fsyntax-only -include $$h /dev/null"; \
+	    echo "$$l -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) $$p -fsyntax-only -include $$h /dev/null"; \
 	  done; done; done | xargs -P $(JOBS) -I COMMAND sh -c 'COMMAND || { echo "failed: COMMAND"; exit 1; }'
 
 # Each parser on input that libFuzzer grows from its corpus; fuzz-NAME is one of them. An input that does harm is left in
@@ -273,15 +285,15 @@ bench:
 
 # ---- What a build is made with: the compilers, this machine where ARCH=native, the libraries that were found, the flags ----
 # Each object depends on the file that holds it, so that MPI installed later, another ARCH or a tree that was copied to
-# another machine build anew what they change. Written as the Makefile is read, and only where it differs; `make -n` and
+# another machine build anew what they change. -Werror changes no object, and is not among them. Written as the Makefile is read, and only where it differs; `make -n` and
 # `make -q` write nothing.
 define BUILD_WITH
 $(shell $(CC) --version 2>&1 | head -n 1; $(CC) $(ARCH_FLAGS) -E -v -x c /dev/null 2>&1 >/dev/null | grep -e ' -march=' -e ' -target-cpu ')
-$(COMPILE) $(LDFLAGS) $(LDLIBS)
+$(filter-out -Werror,$(COMPILE)) $(LDFLAGS) $(LDLIBS)
 $(shell $(CXX) --version 2>&1 | head -n 1)
-$(EMULATE)
+$(filter-out -Werror,$(EMULATE))
 $(if $(CUDA),$(shell $(NVCC) --version | tail -n 1)
-$(NVCC_COMPILE) $(GENCODE) $(LINK_CUDA))
+$(filter-out -Werror all-warnings,$(NVCC_COMPILE)) $(GENCODE) $(LINK_CUDA))
 endef
 ifneq ($(strip $(BUILD_WITH)),$(strip $(file <$(B)/build-with.found)))
   ifeq ($(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)),)

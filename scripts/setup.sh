@@ -2,12 +2,15 @@
 # Checks that what a goal needs is here, and installs through apt what is missing.
 #
 #   scripts/setup.sh [build|test|demo|fuzz]
-#   scripts/setup.sh --into .deps
+#   scripts/setup.sh --into .deps [--minimal] [--architecture arm64]
 #
 # The second form installs nothing. It downloads the libraries that the engine and its tests are built with (Debian's or
 # Ubuntu's packages, for this machine's architecture) and unpacks them into a folder. The Makefile looks into .deps, so
-# that this tree with that folder builds where packages can't be installed: no root, no network. MPI is not among them: it
-# finds its parts by the paths that it was installed to, and must be the one whose mpirun starts the job.
+# that this tree with that folder builds where packages can't be installed: no root, no network. --minimal leaves out the
+# libraries of matmuls for CPUs: 1 MiB in place of 86, with which both targets build, the cpu target on its own
+# loops. --architecture unpacks the packages of another one, by Debian's name, for `make CC=aarch64-linux-gnu-gcc DEPS=...`.
+# MPI is not among them: it finds its parts by the paths that it was installed to, and must be the one whose mpirun
+# starts the job.
 #
 # Each thing is looked for itself (a header that compiles, a command that is there), not its package, so that any
 # distribution will do. Where nothing is missing, nothing is touched. The compiler, make, jansson, xxHash and PCRE2 must
@@ -17,13 +20,26 @@
 set -u
 
 into=
+architecture= # this machine's
+unpacked="libjansson-dev libxxhash-dev libpcre2-dev libcmocka-dev"
 if [ "${1-}" = --into ]; then
-    if [ $# -ne 2 ] || [ -z "$2" ]; then
-        echo "setup.sh: --into needs the folder to unpack into; the Makefile looks into .deps" >&2
+    into=${2-}
+    [ $# -lt 2 ] || shift 2
+    matmuls="libdnnl-dev libopenblas-openmp-dev"
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --minimal) matmuls= && shift ;;
+        --architecture) architecture=${2-} && shift $(($# > 1 ? 2 : 1)) && [ -n "$architecture" ] || into= ;;
+        *) into= && break ;;
+        esac
+    done
+    if [ -z "$into" ]; then
+        echo "setup.sh: --into needs the folder to unpack into, and may be followed by --minimal and --architecture NAME;" \
+            "the Makefile looks into .deps" >&2
         exit 2
     fi
-    into=$2
-    shift 2
+    unpacked="$unpacked $matmuls"
+    set --
 fi
 goal=${1-build}
 case $goal in
@@ -66,17 +82,30 @@ fuzzer_package() {
     echo "libclang-rt-${version%%.*}-dev"
 }
 
-# The needed packages and what they need, but for what comes with a compiler and its C library.
+# The packages named and what they need.
+# shellcheck disable=SC2086
+closure_of() {
+    apt-cache $lists depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances "$@" |
+        grep -E '^[a-z0-9]' | sort -u
+}
+# Less what comes with a compiler and its C library: headers of another C library would be found before the machine's own.
 # shellcheck disable=SC2086
 packages_to_unpack() {
-    apt-cache $lists depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces --no-enhances \
-        libjansson-dev libxxhash-dev libpcre2-dev libdnnl-dev libopenblas-openmp-dev libcmocka-dev |
-        grep -E '^[a-z0-9]' | grep -vE '^(libc6|libgcc-s1|libstdc\+\+6|libgomp1|libc6-dev|gcc-[0-9]+-base)(:|$)' | sort -u
+    of_the_compiler=$(closure_of libc6-dev libgomp1 libstdc++6) && [ -n "$of_the_compiler" ] &&
+        closure_of $unpacked | grep -vxF "$of_the_compiler"
 }
 # shellcheck disable=SC2086
 download_packages() {
     packages=$(packages_to_unpack 2>>"$download/log")
     [ -n "$packages" ] && (cd "$download" && apt-get -qq $lists download $packages) >>"$download/log" 2>&1
+}
+# Headers and shared libraries, of PCRE2 those for bytes, of xxHash the header alone. Links stand where a compiler looks that has no folder for its
+# architecture, as outside of Debian.
+keep_what_builds_read() {
+    rm -rf "${1:?}/share" "${1:?}/bin" "$1"/lib/*/pkgconfig "$1"/lib/*/cmake "$1/include/cmockery"
+    find "$1" \( -name '*.a' -o -name 'libxxhash.*' -o -name 'libpcre2-16.*' -o -name 'libpcre2-32.*' -o -name '*pcre2-posix.*' \
+        -o -name pcre2posix.h -o -name 'libcmockery.*' \) -delete
+    (cd "$1/lib" && for library in */lib*.so*; do ln -s "$library" .; done)
 }
 # Unpacks them into $into, less what no build reads. Replaces what was unpacked there before, and nothing else.
 unpack_into() {
@@ -92,14 +121,14 @@ unpack_into() {
     download=$(mktemp -d) || exit 2
     trap 'rm -rf "$download"' EXIT
     # With the package lists that are here, or with fresh ones, kept apart because the system's are root's.
-    lists=
+    lists=${architecture:+-o APT::Architecture=$architecture -o APT::Architectures=$architecture}
     if ! download_packages; then
         mkdir -p "$download/lists/partial" "$download/cache/archives/partial"
-        lists="-o Dir::State::Lists=$download/lists -o Dir::Cache=$download/cache"
+        lists="$lists -o Dir::State::Lists=$download/lists -o Dir::Cache=$download/cache"
         # shellcheck disable=SC2086
         apt-get -qq $lists -o Acquire::http::Timeout=20 update >"$download/log" 2>&1
         if ! download_packages; then
-            echo "setup.sh: can't download the packages of jansson, xxHash, PCRE2, oneDNN, OpenBLAS and cmocka:" >&2
+            echo "setup.sh: can't download $unpacked and what they need:" >&2
             sed 's/^/    /' "$download/log" >&2
             exit 2
         fi
@@ -107,8 +136,7 @@ unpack_into() {
     for package in "$download"/*.deb; do
         dpkg-deb -x "$package" "$download/tree" || exit 2
     done
-    rm -rf "$download/tree/usr/share"
-    find "$download/tree" -name '*.a' -delete
+    keep_what_builds_read "$download/tree/usr"
     mkdir -p "$into" && echo "$packages" >"$into/unpacked-by-setup.sh" && rm -rf "${into:?}/usr" &&
         cp -a "$download/tree/usr" "$into/" || exit 2
     echo "setup.sh: unpacked into $into ($(du -sh "$into" | cut -f 1)): $(echo "$packages" | tr '\n' ' ')"
