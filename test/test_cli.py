@@ -7,7 +7,8 @@ import subprocess
 import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from environment import ROOT
+
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 SMALL = ["--vocab-size", "257", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--num-query-groups",
          "2", "--seq-length", "32", "--micro-batch-size", "4", "--normalization", "RMSNorm", "--position-embedding-type",

@@ -194,19 +194,18 @@ static void run_into_pipe(void *argument) {
     run_steps(argument);
 }
 
-// A folder of its own under /tmp, and what is in it removed again.
+// A folder of its own, and what is in it removed again.
 static struct run run_in_new_folder(int steps, int every) {
     struct run run;
     memset(&run, 0, sizeof run);
-    snprintf(run.folder, sizeof run.folder, "/tmp/unit_log_XXXXXX");
-    assert_non_null(mkdtemp(run.folder));
+    assert_non_null(mkdtemp(test_template(run.folder, "unit_log")));
     run.steps = steps;
     run.every = every;
     return run;
 }
 static const char *inside(const struct run *run, const char *name) {
     static char path[256];
-    snprintf(path, sizeof path, "%.64s/%s", run->folder, name);
+    snprintf(path, sizeof path, "%.191s/%s", run->folder, name);
     return path;
 }
 static void remove_folder(const struct run *run) {
