@@ -233,7 +233,7 @@ static const struct option_row config_rows[] = {
     ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
     ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
     ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing"),
-    ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file"),
+    ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file, or under mpirun"),
 
     GROUP("Device"),
     ROW(ENUM, device, "auto", "auto|cpu|cuda", 0, 0, "Where to compute; auto: a GPU where there is one"),

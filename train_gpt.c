@@ -419,7 +419,8 @@ static int run_training(struct run *r) {
     gpt_allocate(r->model);
     connect_ranks(r);
     load_model(r);
-    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0);
+    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0,
+             launch_is_by_mpirun(launch_getenv));
     write_config(c);
     open_saver(r);
     find_peak(r);
