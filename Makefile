@@ -117,26 +117,39 @@ ifneq ($(CUDA),)
     $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all libraries cuda emu ptxas demo test test-programs check-headers fuzz bench clean
+.PHONY: all libraries always cuda emu ptxas demo test test-programs check-headers fuzz bench clean
 all: libraries $(B)/train_gpt
 libraries:
 	$(if $(MISSING),$(error $(MISSING) not found; scripts/setup.sh build installs what is missing))
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
 
-# One copy of the engine per target and precision, and a main that picks one.
+# One copy of the engine per target and precision, and a main that picks one. What looks whether this CPU has the
+# instructions that they were compiled for is itself compiled for any.
+$(B)/cpu_features.o: runtime/cpu_features.c | $(B)
+	$(CC) -std=gnu11 $(CPPFLAGS) $(filter-out -m%,$(CFLAGS)) $(WARNINGS) -c $< -o $@
+# The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
+# that lies in another's repository has none.
+$(B)/commit.c: always | $(B)
+	@commit=$$([ -e .git ] && git describe --always --dirty --abbrev=12 2>/dev/null); \
+	  echo "const char build_commit[] = \"$${commit:-unknown}\";" >$@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+$(B)/commit.o: $(B)/commit.c
+	$(CC) $(CFLAGS) -c $< -o $@
+PROGRAM := $(B)/cpu_features.o $(B)/commit.o
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 ifneq ($(CUDA),)
-$(B)/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
+$(B)/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
 	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -o $@
 else
-$(B)/train_gpt: $(B)/main.o $(CPU_ENGINES)
+$(B)/train_gpt: $(B)/main.o $(PROGRAM) $(CPU_ENGINES)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 endif
 $(B)/main.o: train_gpt.c | $(B)
 	$(COMPILE) -c $< -o $@
+comma := ,
+GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
 $(B)/main_cuda.o: train_gpt.c | $(B)
-	$(COMPILE) -DHAVE_CUDA -c $< -o $@
+	$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$(or $(GPU_CODE),the emulator)"' -c $< -o $@
 $(B)/engine_cpu_%.o: train_gpt.c | $(B)
 	$(COMPILE) -DENGINE=train_cpu_$* $(PRECISION_$*) -c $< -o $@
 $(B)/engine_cuda_%.o: train_gpt.c | $(B)
@@ -181,7 +194,7 @@ $(B)/emu/op_%_bf16: test/op_%.c | $(B)/emu
 	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/engine_cuda_%.o: train_gpt.c | $(B)/emu
 	$(EMULATE) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c $< -o $@
-$(B)/emu/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
+$(B)/emu/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 $(B)/emu/unit_%: test/unit_%.c | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@

@@ -40,7 +40,7 @@ static struct setup setup_of(const char *options) {
     for (char *word = strtok_r(s.words, " ", &rest); word && n < MAX_WORDS - 1; word = strtok_r(NULL, " ", &rest))
         words[n++] = word;
     words[n] = NULL;
-    s.config = config_read(n, words);
+    s.config = config_read(n, words, NULL);
     s.config.given[option_find(&config_options, "sample_tokens", false)] = false; // as long as the sequence
     start_find(&s.config);
     config_resolve(&s.config);
