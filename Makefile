@@ -19,6 +19,11 @@ JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 
 comma := ,
+# $(call write_changed,FILE,TEXT): as the Makefile is read, and only where the file holds something else. `make -n` and
+# `make -q` write nothing: there the file counts as out of date.
+write_changed = $(if $(call is_same,$(strip $(2)),$(strip $(file <$(1)))),,$(if $(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)), \
+  $(eval .PHONY: $(1)),$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2))))
+is_same = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
 MULTIARCH := $(or $(shell $(CC) -print-multiarch 2>/dev/null),$(MACHINE)-linux-gnu)
 
 # What scripts/setup.sh --into .deps unpacked comes before what the system has. Its libraries need each other, and an
@@ -148,19 +153,31 @@ all: $(B)/train_gpt
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
 
-# One copy of the engine per target and precision, and a main that picks one.
+# One copy of the engine per target and precision, and a main that picks one. What looks whether this CPU has the
+# instructions that they were compiled for is itself compiled for any.
+$(B)/cpu_features.o: runtime/cpu_features.c $(B)/build-with | $(B)
+	$(call COMPILE_FOR,) -c $< -o $@
+# The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
+# that lies in another's repository has none.
+COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),unknown)
+$(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
+$(B)/commit.c: ;
+$(B)/commit.o: $(B)/commit.c $(B)/build-with
+	$(call COMPILE_FOR,) -c $< -o $@
+PROGRAM := $(B)/cpu_features.o $(B)/commit.o
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 ifneq ($(CUDA),)
-$(B)/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
+$(B)/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
 	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -o $@
 else
-$(B)/train_gpt: $(B)/main.o $(CPU_ENGINES)
+$(B)/train_gpt: $(B)/main.o $(PROGRAM) $(CPU_ENGINES)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 endif
 $(B)/main.o: train_gpt.c $(B)/build-with | $(B)
 	$(COMPILE) -c $< -o $@
+GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
 $(B)/main_cuda.o: train_gpt.c $(B)/build-with | $(B)
-	$(COMPILE) -DHAVE_CUDA -c $< -o $@
+	$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$(or $(GPU_CODE),the emulator)"' -c $< -o $@
 $(B)/engine_cpu_%.o: train_gpt.c $(B)/build-with | $(B)
 	$(COMPILE) -DENGINE=train_cpu_$* $(PRECISION_$*) -c $< -o $@
 $(B)/engine_cuda_%.o: train_gpt.c $(B)/build-with | $(B)
@@ -205,7 +222,7 @@ $(B)/emu/op_%_bf16: test/op_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/engine_cuda_%.o: train_gpt.c $(B)/build-with | $(B)/emu
 	$(EMULATE) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c $< -o $@
-$(B)/emu/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
+$(B)/emu/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 $(B)/emu/unit_%: test/unit_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
@@ -285,8 +302,7 @@ bench:
 
 # ---- What a build is made with: the compilers, this machine where ARCH=native, the libraries that were found, the flags ----
 # Each object depends on the file that holds it, so that MPI installed later, another ARCH or a tree that was copied to
-# another machine build anew what they change. -Werror changes no object, and is not among them. Written as the Makefile is read, and only where it differs; `make -n` and
-# `make -q` write nothing.
+# another machine build anew what they change. -Werror changes no object, and is not among them.
 define BUILD_WITH
 $(shell $(CC) --version 2>&1 | head -n 1; $(CC) $(ARCH_FLAGS) -E -v -x c /dev/null 2>&1 >/dev/null | grep -e ' -march=' -e ' -target-cpu ')
 $(filter-out -Werror,$(COMPILE)) $(LDFLAGS) $(LDLIBS)
@@ -295,14 +311,7 @@ $(filter-out -Werror,$(EMULATE))
 $(if $(CUDA),$(shell $(NVCC) --version | tail -n 1)
 $(filter-out -Werror all-warnings,$(NVCC_COMPILE)) $(GENCODE) $(LINK_CUDA))
 endef
-ifneq ($(strip $(BUILD_WITH)),$(strip $(file <$(B)/build-with.found)))
-  ifeq ($(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)),)
-    $(shell mkdir -p $(B))
-    $(file >$(B)/build-with.found,$(BUILD_WITH))
-  else
-.PHONY: $(B)/build-with
-  endif
-endif
+$(call write_changed,$(B)/build-with.found,$(BUILD_WITH))
 $(B)/build-with.found: ;
 # Before anything is compiled: whether what was found can be used. A message of one line names the way out.
 build_can = $(CC) $(1) -x c $(2) -o $@.program $(3) >/dev/null 2>$@.log

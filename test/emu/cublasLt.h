@@ -95,7 +95,8 @@ typedef struct emu_lt_handle {
 static inline const char *cublasLtGetStatusName(cublasStatus_t status) {
     return status == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_EXECUTION_FAILED";
 }
-static inline size_t cublasLtGetVersion(void) { return 130000; }
+#define CUBLAS_VERSION 130000
+static inline size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     EMU_LT_DEMAND(emu_forbid_while_recording() == cudaSuccess, "a handle is made while a graph is recorded");
     *handle = (cublasLtHandle_t)malloc(sizeof **handle);

@@ -177,6 +177,15 @@ static inline cudaError_t cudaGetLastError(void) {
     emu_last_error = cudaSuccess;
     return status;
 }
+#define CUDART_VERSION 13000
+static inline cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
 static inline cudaError_t cudaGetDeviceCount(int *count) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     const bool none = visible && (visible[0] == 0 || strcmp(visible, "-1") == 0);

@@ -37,6 +37,12 @@ typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
+#define NCCL_VERSION_CODE 22700
+static inline ncclResult_t ncclGetVersion(int *version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
 // What a rank is about to do: compared before anything moves.
 struct emu_nccl_call {
     char function[32];
