@@ -1,6 +1,5 @@
 # What scripts/gpu_check.sh builds, by the Makefile's own rules for nvcc: for each of its stages the programs that it runs.
-# make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...; `gpu-stages-of-emulator` is what its rehearsal needs
-# beside the emulator's own tests.
+# make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...; gpu-rehearsal is what a rehearsal needs beside `make emu`.
 include Makefile
 G := $(B)/cuda
 GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
@@ -20,7 +19,7 @@ gpu-attention-table: $G/attention_bench
 gpu-ops: $(foreach o,$(GPU_OTHER_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
-gpu-rehearsal: $(B)/emu/attention_bench $(B)/emu/memory_probe
+gpu-rehearsal: $(B)/emu/attention_bench
 
 $G/op_%_fp32.o: test/op_%.c | $G
 	$(GPU_OP_COMPILE) -c $< -o $@

@@ -21,6 +21,7 @@
 # Needs nvcc, and for the comparisons a python3 with torch (PYTHON names another one). docs/gpu/README.md says how to bring
 # this tree to a machine without a network. In the environment:
 #   GPU_CHECK_SECONDS=560       all of it ends by then: what has no time left is skipped, and said so
+#   GPU_CHECK_STEP_SECONDS=N    no check gets more than that, where its own limit is higher
 #   GPU_CHECK_MEMORY=pinned     op tests take no managed memory; left out, a probe says whether they can
 #   GPU_CHECK_PROGRAMS=DIR      a rehearsal: the programs in DIR (build/emu) run in place of build/cuda's, and train_gpt there;
 #                               nothing is built
@@ -50,6 +51,7 @@ fi
 cd "$root" || exit 2
 python=${PYTHON:-python3}
 limit=${GPU_CHECK_SECONDS:-560}
+step_limit=${GPU_CHECK_STEP_SECONDS:-$limit}
 small=${GPU_CHECK_SMALL:-}
 train_gpt=${TRAIN_GPT:-build/train_gpt}
 jobs=$(nproc)
@@ -94,6 +96,7 @@ step() {
     fi
     check=$1 own=$2
     shift 2
+    [ "$own" -lt "$step_limit" ] || own=$step_limit
     allowed=$((limit - SECONDS))
     if [ $allowed -lt 3 ]; then
         report skip "$out" "$stage" "$check" "no time left"
@@ -126,6 +129,12 @@ is_built() {
     return 1
 }
 
+# Python packages that scripts/gpu_pack.sh took along, for this script alone.
+install_wheels() {
+    stage=build
+    step wheels 60 "$python" -m pip install --quiet --no-index --no-deps --target "$work/wheels" .deps/wheels/*.whl
+    export PYTHONPATH="$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
+}
 build() {
     local named=$stages target targets=(libraries)
     if [ -n "$rehearsal" ]; then
@@ -347,6 +356,7 @@ nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 commit=$(git describe --always --dirty 2>/dev/null || cat .packed_commit 2>/dev/null)
 report start "$out" "gpu=$gpu" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit
+[ ! -d .deps/wheels ] || install_wheels
 for stage in ${stages//,/ }; do
     $stage
 done
