@@ -1,26 +1,42 @@
-# What scripts/gpu_check.sh builds beside the engine, by the Makefile's own rules for nvcc: the op tests for the GPU, and
-# the attention benchmark. make -f scripts/gpu_check.mk CUDA=yes gpu-check
+# What scripts/gpu_check.sh builds, by the Makefile's own rules for nvcc: for each of its stages the programs that it runs.
+# make -f scripts/gpu_check.mk CUDA=yes gpu-unit gpu-attention ...; gpu-rehearsal is what a rehearsal needs beside `make emu`.
 include Makefile
 G := $(B)/cuda
 GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
-GPU_TESTS := $(foreach o,$(GPU_OPS),$G/op_$o_fp32 $G/op_$o_bf16)
-# Tests look at device memory from the host.
-GPU_CHECK_COMPILE = $(NVCC_COMPILE) $(GENCODE) -DDEVICE_MEMORY_MANAGED -MMD -MP
+GPU_UNITS := $(patsubst test/cuda/%.cu,$G/%,$(wildcard test/cuda/unit_*.cu))
+# What takes longest to compile comes first, so that it isn't what a parallel build waits for at its end.
+GPU_LONG_OPS := $(filter gpt golden huggingface,$(GPU_OPS))
+GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS),$(GPU_OPS))
+GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
+GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
+# Op tests look at device memory from the host; what is timed, and units, have plain device memory.
+GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 
-.PHONY: gpu-check
-gpu-check: $(GPU_TESTS) $G/op_attention_quick $G/attention_bench
+.PHONY: gpu-unit gpu-attention gpu-attention-table gpu-train-table gpu-ops gpu-curve gpu-ranks gpu-sanitize gpu-rehearsal
+gpu-train-table gpu-curve gpu-ranks: $(B)/train_gpt
+gpu-attention: $G/op_attention_bf16 $G/op_attention_fp32 $G/memory_probe
+gpu-attention-table: $G/attention_bench
+gpu-ops: $(foreach o,$(GPU_OTHER_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
+gpu-sanitize: $(GPU_QUICK) $G/memory_probe
+gpu-unit: $(GPU_UNITS)
+gpu-rehearsal: $(B)/emu/attention_bench
+
 $G/op_%_fp32.o: test/op_%.c | $G
-	$(GPU_CHECK_COMPILE) -c $< -o $@
+	$(GPU_OP_COMPILE) -c $< -o $@
 $G/op_%_bf16.o: test/op_%.c | $G
-	$(GPU_CHECK_COMPILE) $(PRECISION_bf16) -c $< -o $@
+	$(GPU_OP_COMPILE) $(PRECISION_bf16) -c $< -o $@
 # small shapes, for compute-sanitizer
 $G/op_%_quick.o: test/op_%.c | $G
-	$(GPU_CHECK_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
+	$(GPU_OP_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
 # its log shows what ptxas spilled
 $G/attention_bench.o: test/cuda/attention_bench.cu | $G
-	$(GPU_CHECK_COMPILE) $(PRECISION_bf16) -Xptxas -v -c $< -o $@ 2>$G/ptxas_attention.log || { cat $G/ptxas_attention.log; exit 1; }
+	$(GPU_COMPILE) $(PRECISION_bf16) -Xptxas -v -c $< -o $@ 2>$G/ptxas_attention.log || { cat $G/ptxas_attention.log; exit 1; }
+$G/%.o: test/cuda/%.cu | $G
+	$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
 $G/%: $G/%.o
 	$(NVCC) -Xcompiler -fopenmp $< $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
+$(B)/emu/%: test/cuda/%.cu | $(B)/emu
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
 .SECONDARY:
 $G:
 	mkdir -p $@

@@ -3,122 +3,288 @@
 #
 #   scripts/gpu_check.sh [--stages LIST] [folder for results, default build/gpu]
 #
-# Stages, all of them in this order unless LIST (with commas) names some:
-#   build      the engine, its op tests and the attention benchmark, for this GPU; what ptxas made of attention
-#   test       op and golden tests on the GPU, fp32 and bf16
-#   sanitize   compute-sanitizer's memcheck and racecheck on the small ones
-#   curve      50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
-#   ranks      10 steps by two ranks that share the GPU, over TCP, held against one rank's; where there are more GPUs, and
-#              NCCL, over NCCL too, and the tokens/s of all GPUs beside one's
-#   attention  TFLOP/s of flash attention beside PyTorch's flash and cuDNN
-#   train      tokens/s, MFU and memory of three models under each recompute policy, beside torch.compile
-#   report     gpu_check.json and gpu_check.md from what the stages before left in the folder
+# Stages, what is worth most first; all of them, in this order, unless LIST (with commas) names some:
+#   build            what the stages named need, for this GPU
+#   unit             products of wgmma, TMA copies and mbarriers, alone, on plain device memory
+#   attention        op tests of attention, bf16 and fp32
+#   attention_table  TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
+#   train_table      tokens/s, MFU and memory of three models under each recompute policy, beside torch.compile
+#   ops              the other op tests, and golden tests, bf16 and fp32
+#   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
+#   ranks            10 steps by two ranks that share the GPU, over TCP, held against one rank's; where there are more GPUs,
+#                    and NCCL, over NCCL too, and the tokens/s of all GPUs beside one's
+#   sanitize         compute-sanitizer's memcheck and racecheck on the small ones
+# The folder for results holds gpu_check.json, gpu_check.md and gpu_check.log, written anew after every check, also where a
+# signal ends the script. A later run with the same folder, or a copy of it, adds to them: a check that is run again takes
+# the place of what it gave before. So a machine that keeps nothing is visited several times, a few stages each time.
 #
-# Needs nvcc, and for the comparisons a python3 with torch (PYTHON names another one). GPU_CHECK_SECONDS (560) bounds the
-# benchmarks: none is begun later than that after the start.
-# Exit status: 0 every check passed, 1 one failed, 77 there is no GPU.
+# Needs nvcc, and for the comparisons a python3 with torch (PYTHON names another one). docs/gpu/README.md says how to bring
+# this tree to a machine without a network. In the environment:
+#   GPU_CHECK_SECONDS=560       all of it ends by then: what has no time left is skipped, and said so
+#   GPU_CHECK_STEP_SECONDS=N    no check gets more than that, where its own limit is higher
+#   GPU_CHECK_MEMORY=pinned     op tests take no managed memory; left out, a probe says whether they can
+#   GPU_CHECK_PROGRAMS=DIR      a rehearsal: the programs in DIR (build/emu) run in place of build/cuda's, and train_gpt there;
+#                               nothing is built
+#   GPU_CHECK_SMALL=1           short sizes, for a rehearsal
+# Exit status: 0 every check that ran passed, 1 one failed or hung, 2 wrong use, 77 there is no GPU.
 set -u
-cd "$(dirname "$0")/.." || exit 1
-stages=build,test,sanitize,curve,ranks,attention,train,report
+root=$(cd "$(dirname "$0")/.." && pwd)
+all=build,unit,attention,attention_table,train_table,ops,curve,ranks,sanitize
+stages=$all
 if [ "${1:-}" = --stages ]; then
     stages=${2:?--stages: a list with commas is missing}
     shift 2
 fi
-out=${1:-build/gpu}
+for stage in ${stages//,/ }; do
+    if [[ ,$all, != *",$stage,"* ]]; then
+        echo "gpu_check.sh: '$stage' is no stage; expected some of $all" >&2
+        exit 2
+    fi
+done
+out=$(realpath -m "${1:-$root/build/gpu}")
+rehearsal=${GPU_CHECK_PROGRAMS:-}
+programs=build/cuda
+if [ -n "$rehearsal" ]; then
+    programs=$(realpath -m "$rehearsal")
+    export TRAIN_GPT=$programs/train_gpt
+fi
+cd "$root" || exit 2
 python=${PYTHON:-python3}
 limit=${GPU_CHECK_SECONDS:-560}
+step_limit=${GPU_CHECK_STEP_SECONDS:-$limit}
+small=${GPU_CHECK_SMALL:-}
+train_gpt=${TRAIN_GPT:-build/train_gpt}
 jobs=$(nproc)
 failures=0
-mkdir -p "$out"
+memory='' torch='' check='' pid='' watch='' build_failed=''
 report() { "$python" scripts/gpu_report.py "$@"; }
 
-# step NAME COMMAND...: its output goes to $out/NAME.txt, and is shown where it fails. Each is a line of the report.
+# Ends the check that runs and puts down that it was; what passed before is in the report already.
+stopped_by() {
+    trap '' INT TERM HUP
+    if [ -n "$pid" ]; then
+        kill "$watch" 2>/dev/null
+        kill -TERM "$pid" 2>/dev/null # timeout, which tells its whole group
+        for _ in 1 2 3 4 5 6 7 8 9 10; do
+            kill -0 "$pid" 2>/dev/null || break
+            sleep 0.2
+        done
+        kill -KILL -- "-$pid" 2>/dev/null
+        finish "stopped by $1" 0 0
+    fi
+    exit $((128 + $(kill -l "$1")))
+}
+# finish STATUS LIMIT OWN_LIMIT [--probe]: what the check said, into the log and the report.
+finish() {
+    local status=$1 allowed=$2 own=$3 result=0
+    shift 3
+    {
+        printf '==== %s of %s, %s\n' "$check" "$stage" "$(date '+%F %T')"
+        cat "$work/output"
+    } >>"$out/gpu_check.log"
+    report add "$out" "$stage" "$check" "$status" $((SECONDS - begin)) "$allowed" "$own" "$work/output" "$@" || result=$?
+    [ $result != 1 ] || failures=$((failures + 1))
+    check='' pid=''
+    return $result
+}
+# step [--probe] NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, or what is left. Returns 0 where it passed.
 step() {
-    local name=$1 begin=$SECONDS status=0
-    shift
-    "$@" >"$out/$name.txt" 2>&1 || status=$?
-    if [ $status = 0 ]; then
-        printf 'ok: %s (%d s)\n' "$name" $((SECONDS - begin))
-    else
-        printf 'FAILED: %s (%d s, status %d): %s\n' "$name" $((SECONDS - begin)) $status "$*"
-        tail -n 30 "$out/$name.txt"
-        failures=$((failures + 1))
+    local probe=() own allowed ended status=0
+    if [ "$1" = --probe ]; then
+        probe=(--probe)
+        shift
     fi
-    printf '{"check": "%s", "status": %d, "seconds": %d}\n' "$name" $status $((SECONDS - begin)) >>"$out/checks.jsonl"
-    return $status
-}
-skip() {
-    printf 'skipped: %s: %s\n' "$1" "$2"
-    printf '{"check": "%s", "skipped": "%s"}\n' "$1" "$2" >>"$out/checks.jsonl"
-}
-# bench NAME COMMAND...: its JSON lines go to $out/bench.jsonl. Not begun when time is up.
-bench() {
-    local name=$1
-    shift
-    if [ "$SECONDS" -gt "$limit" ]; then
-        skip "$name" "no time left"
-    else
-        step "$name" timeout 240 "$@"
-        grep '^{' "$out/$name.txt" >>"$out/bench.jsonl" # a failure is a row too
+    check=$1 own=$2
+    shift 2
+    [ "$own" -lt "$step_limit" ] || own=$step_limit
+    allowed=$((limit - SECONDS))
+    if [ $allowed -lt 3 ]; then
+        report skip "$out" "$stage" "$check" "no time left"
+        return 77
     fi
+    [ $allowed -lt "$own" ] || allowed=$own
+    begin=$SECONDS
+    : >"$work/output"
+    # In the background, so that a trap need not wait for it; and a process that the kernel can't kill is left behind.
+    timeout -k 5 "$allowed" "$@" >"$work/output" 2>&1 </dev/null &
+    pid=$!
+    sleep $((allowed + 20)) >/dev/null 2>&1 &
+    watch=$!
+    wait -n -p ended "$pid" "$watch" || status=$?
+    if [ "$ended" = "$watch" ]; then
+        status=stuck
+    else
+        kill "$watch"
+        wait "$watch" 2>/dev/null
+    fi
+    finish "$status" "$allowed" "$own" "${probe[@]}"
+}
+skip() { report skip "$out" "$stage" "$1" "$2"; }
+# Whether a program is there and made of these sources; says so where it isn't.
+is_built() {
+    if [ -x "$1" ] && { [ -n "$rehearsal" ] || [ -z "$build_failed" ] || make -q -f scripts/gpu_check.mk CUDA=yes "$1" 2>/dev/null; }; then
+        return 0
+    fi
+    skip "${2:-$(basename "$1")}" "$1 was not built"
+    return 1
 }
 
+# Python packages that scripts/gpu_pack.sh took along, for this script alone.
+install_wheels() {
+    stage=build
+    step wheels 60 "$python" -m pip install --quiet --no-index --no-deps --target "$work/wheels" .deps/wheels/*.whl
+    export PYTHONPATH="$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
+}
 build() {
-    step build_engine make -j"$jobs" cuda || exit 1
-    step build_checks make -j"$jobs" -k -f scripts/gpu_check.mk CUDA=yes gpu-check
-    step spills "$python" scripts/ptxas_table.py build/cuda/ptxas_attention.log
+    local named=$stages target targets=(libraries)
+    if [ -n "$rehearsal" ]; then
+        skip build "a rehearsal by the programs in $rehearsal"
+        return
+    fi
+    [ "$stages" != build ] || named=$all
+    for target in ${named//,/ }; do
+        [ "$target" = build ] || targets+=("gpu-${target//_/-}")
+    done
+    step build 420 make -j"$jobs" -k -f scripts/gpu_check.mk CUDA=yes "${targets[@]}" || build_failed=yes
+}
+
+# program_test NAME LIMIT COMMAND...: a test program that speaks TAP.
+program_test() {
+    local name=$1 own=$2
+    shift 2
+    step "$name" "$own" env CMOCKA_MESSAGE_OUTPUT=TAP "$@"
+}
+unit() {
+    local test found=
+    for test in "$programs"/unit_*; do
+        if [[ -f $test && -x $test && $test != *.* ]] && is_built "$test"; then
+            found=yes
+            program_test "$(basename "$test")" 60 "$test"
+        fi
+    done
+    [ -n "$found" ] || skip unit "there is no $programs/unit_*"
+}
+
+# Op tests look at device memory from the host: managed memory, or where there is none, or it hangs, pinned memory.
+choose_memory() {
+    local kind
+    [ -z "$memory" ] || return 0
+    memory=managed
+    [ -x "$programs/memory_probe" ] || return 0
+    for memory in ${GPU_CHECK_MEMORY:-managed pinned}; do
+        step --probe "memory_$memory" 30 "$programs/memory_probe" "$memory" && return
+    done
+    memory=none
+}
+# op_test NAME...: tests of ops read results on the host right after the call; those of the model wait for them, as training does.
+op_tests() {
+    local name blocking
+    choose_memory
+    for name; do
+        blocking=1
+        [[ $name == op_gpt_* || $name == op_golden_* ]] && blocking=0
+        if [ "$memory" = none ]; then
+            skip "$name" "the host and the GPU see no memory in common"
+        elif is_built "$programs/$name"; then
+            program_test "$name" 240 env TEST_MEMORY="$memory" CUDA_LAUNCH_BLOCKING=$blocking "$programs/$name"
+        fi
+    done
+}
+attention() { op_tests op_attention_bf16 op_attention_fp32; }
+ops() {
+    local test names=()
+    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do
+        [[ ! -f $test || $test == */op_attention_* ]] || names+=("$(basename "$test")")
+    done
+    op_tests "${names[@]}"
+}
+
+torch_is_here() {
+    if [ -z "$torch" ]; then
+        torch=no
+        step --probe torch 90 "$python" -c '
+import torch
+assert torch.cuda.is_available(), "torch sees no GPU"
+print(torch.__version__, "with CUDA", torch.version.cuda, "and cuDNN", torch.backends.cudnn.version())' && torch=yes
+    fi
+    [ $torch = yes ]
+}
+attention_table() {
+    local built=yes
+    is_built "$programs/attention_bench" attention_ours || built=
+    [ -z "$built" ] || step attention_ours 120 "$programs/attention_bench" ${small:+--small}
+    if torch_is_here; then
+        step attention_torch 150 "$python" test/cuda/peer_torch.py attention ${small:+--quick}
+    fi
+    [ -n "$built" ] && [ -z "$rehearsal" ] || return
+    step spills 30 "$python" scripts/ptxas_table.py "$programs/ptxas_attention.log"
     if [[ $gpu != *", 9.0,"* ]]; then
         skip overlap "the compute capability is not 9.0"
     elif ! command -v cuobjdump >/dev/null; then
         skip overlap "cuobjdump is not installed"
     else
-        step overlap sh -c "cuobjdump -sass build/cuda/attention_bench | $python scripts/hopper_overlap.py"
+        step overlap 60 sh -c "cuobjdump -sass $programs/attention_bench | $python scripts/hopper_overlap.py"
     fi
 }
 
-run_tests() {
-    local test blocking
-    for test in build/cuda/op_*_fp32 build/cuda/op_*_bf16; do
-        # Tests of ops read results on the host right after the call; those of the model wait for them, as training does.
-        blocking=1
-        [[ $test == */op_gpt_* || $test == */op_golden_* ]] && blocking=0
-        step "$(basename "$test")" timeout 240 env CUDA_LAUNCH_BLOCKING=$blocking "$test"
-    done
+# train_run NAME LIMIT OPTION...: a run by train_gpt into a folder of that name.
+train_run() {
+    local name=$1 own=$2
+    shift 2
+    step "$name" "$own" "$python" scripts/gpu_report.py run "$work/$name" "$@"
 }
-
-sanitize() {
-    local sanitizer test tool
-    sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(readlink -f "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")/compute-sanitizer")
-    if [ ! -x "$sanitizer" ]; then
-        skip sanitize "compute-sanitizer is not installed"
-        return
+token_shards() { [ -e "$work/data/bytes_000.bin" ] || step data 60 "$python" scripts/gpu_report.py data "$work/data"; }
+train_table() {
+    local presets="gpt2-124m gpt2-1558m llama3.2-1b" lengths="1024 4096" tokens=16384 preset length policies policy data
+    if [ -n "$small" ]; then
+        presets=demo lengths=64 tokens=64
     fi
-    for tool in memcheck racecheck; do
-        for test in op_attention_quick op_activation_bf16 op_norm_bf16 op_rope_bf16 op_loss_bf16; do
-            step "${tool}_$test" timeout 120 env CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool $tool --target-processes all \
-                --error-exitcode 9 "build/cuda/$test"
+    is_built "$train_gpt" train_table && token_shards || return
+    for length in $lengths; do
+        for policies in none "selective full"; do # what stands beside PyTorch's first
+            for preset in $presets; do
+                case $preset in
+                demo) data=bytes ;;
+                llama*) data=llama ;;
+                *) data=gpt2 ;;
+                esac
+                for policy in $policies; do
+                    train_run "train_${preset}_${length}_$policy" 120 --preset "$preset" --seq-length "$length" \
+                        --max-position-embeddings "$length" --micro-batch-size $((tokens / length)) \
+                        --recompute-granularity "$policy" --train-steps $((small ? 6 : 14)) --train-data "$work/data/${data}_*.bin" \
+                        --precision bf16 --device cuda
+                done
+                if [ "$policies" = none ] && torch_is_here; then
+                    step "torch_${preset}_$length" 180 "$python" test/cuda/peer_torch.py train --preset "$preset" \
+                        --length "$length" --batch $((tokens / length))
+                fi
+            done
         done
     done
 }
 
+# small_model gpt2|llama: the options of a model that trains within seconds, into `model`.
+small_model() {
+    local layers=3 length=128
+    if [ -n "$small" ]; then
+        layers=1 length=32
+    fi
+    model=(--preset demo)
+    [ "$1" = llama ] || model=(--hidden-size 128 --num-attention-heads 4 --hidden-dropout 0.1 --attention-dropout 0.1)
+    model+=(--num-layers "$layers" --vocab-size 257 --seq-length "$length" --train-data "$work/data/bytes_*.bin")
+}
 curve() {
-    local shape precision device name
-    step data report data "$out/data" || return
-    local -A options=(
-        [gpt2]="--num-layers 3 --hidden-size 128 --num-attention-heads 4 --hidden-dropout 0.1 --attention-dropout 0.1"
-        [llama]="--preset demo --num-layers 3"
-    )
+    local shape precision device name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
+    [ -z "$small" ] || run=(--micro-batch-size 2 --global-batch-size 4 --train-steps 12 --lr 3e-3)
+    is_built "$train_gpt" curve && token_shards || return
     for shape in gpt2 llama; do
+        small_model $shape
         for precision in fp32 bf16; do
             name=curve_${shape}_$precision
             for device in cpu cuda; do
-                # shellcheck disable=SC2086 # a shape is several words
-                step "${name}_$device" timeout 120 "$python" scripts/gpu_report.py run "$out/${name}_$device" \
-                    ${options[$shape]} --vocab-size 257 --seq-length 128 --train-data "$out/data/bytes_*.bin" \
-                    --micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3 \
-                    --precision "$precision" --device "$device"
+                train_run "${name}_$device" 120 "${model[@]}" "${run[@]}" --precision "$precision" --device "$device"
             done
-            step "$name" report curve "$out/${name}_cpu" "$out/${name}_cuda"
+            step "$name" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/${name}_cuda"
         done
     done
 }
@@ -126,98 +292,73 @@ curve() {
 # several NAME RANKS COLLECTIVES STAGES OPTION...: a run by one rank, then by RANKS over each of COLLECTIVES with each of the
 # ZeRO STAGES, on the same batches.
 several() {
-    local name=$1 count=$2 kinds=$3 zero_stages=$4 kind stage
+    local name=$1 count=$2 kinds=$3 zero_stages=$4 kind zero_stage
     shift 4
-    step "ranks_${name}_one" timeout 120 "$python" scripts/gpu_report.py run "$out/ranks_${name}_one" "$@" || return
+    train_run "ranks_${name}_one" 120 "$@" || return
     for kind in $kinds; do
-        for stage in $zero_stages; do
-            bench "ranks_${name}_${kind}_$stage" "$python" scripts/gpu_report.py ranks "$out/ranks_${name}_${kind}_$stage" \
-                "$out/ranks_${name}_one" "$count" "$@" --collectives "$kind" --zero-stage "$stage"
+        for zero_stage in $zero_stages; do
+            step "ranks_${name}_${kind}_$zero_stage" 120 "$python" scripts/gpu_report.py ranks \
+                "$work/ranks_${name}_${kind}_$zero_stage" "$work/ranks_${name}_one" "$count" "$@" --collectives "$kind" \
+                --zero-stage "$zero_stage"
         done
     done
 }
-
 ranks() {
     local gpus missing="" kinds=sockets
-    step data report data "$out/data" || return
+    local run=(--micro-batch-size 4 --global-batch-size 16 --train-steps 10 --lr 1e-3 --bucket-mib 0.5)
+    [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 4 --train-steps 6 --lr 1e-3 --bucket-mib 0.25)
+    is_built "$train_gpt" ranks && token_shards || return
     gpus=$(nvidia-smi -L | wc -l)
-    ldd build/train_gpt | grep -q libnccl || missing="train_gpt was built without NCCL"
+    ldd "$train_gpt" | grep -q libnccl || missing="train_gpt was built without NCCL"
     [ "$gpus" -ge 2 ] || missing="there is one GPU"
     [ -n "$missing" ] || kinds="sockets nccl"
-    several small 2 "$kinds" "0 3" --num-layers 3 --hidden-size 128 --num-attention-heads 4 --hidden-dropout 0.1 \
-        --attention-dropout 0.1 --vocab-size 257 --seq-length 128 --train-data "$out/data/bytes_*.bin" \
-        --micro-batch-size 4 --global-batch-size 16 --train-steps 10 --lr 1e-3 --bucket-mib 0.5 \
-        --precision fp32 --device cuda
+    small_model gpt2
+    several small 2 "$kinds" "0 3" "${model[@]}" "${run[@]}" --precision fp32 --device cuda
     if [ -n "$missing" ]; then
         skip ranks_nccl "$missing"
         return
     fi
     several gpt2-124m "$gpus" nccl "0 1 3" --preset gpt2-124m --micro-batch-size 16 --global-batch-size $((16 * gpus)) \
-        --train-steps 14 --train-data "$out/data/gpt2_*.bin" --precision bf16 --device cuda
+        --train-steps 14 --train-data "$work/data/gpt2_*.bin" --precision bf16 --device cuda
 }
 
-attention() {
-    bench attention_ours build/cuda/attention_bench
-    if [ -n "$has_torch" ]; then
-        bench attention_torch "$python" test/cuda/peer_torch.py attention
+sanitize() {
+    local sanitizer test tool
+    sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$(readlink -f "$nvcc")")/compute-sanitizer")
+    if [ ! -x "$sanitizer" ]; then
+        skip sanitizer "compute-sanitizer is not installed"
+        return
     fi
-}
-
-train() {
-    local preset length batch policy data
-    step data report data "$out/data" || return
-    for length in 1024 4096; do
-        for preset in gpt2-124m gpt2-1558m llama3.2-1b; do
-            batch=$((16384 / length))
-            data="$out/data/gpt2_*.bin"
-            [ $preset = llama3.2-1b ] && data="$out/data/llama_*.bin"
-            for policy in none selective full; do
-                bench "train_${preset}_${length}_$policy" "$python" scripts/gpu_report.py run \
-                    "$out/train_${preset}_${length}_$policy" --preset $preset --seq-length $length \
-                    --max-position-embeddings $length --micro-batch-size $batch --recompute-granularity $policy \
-                    --train-steps 14 --train-data "$data" --precision bf16 --device cuda
-            done
-            if [ -n "$has_torch" ]; then
-                bench "torch_${preset}_$length" "$python" test/cuda/peer_torch.py train --preset $preset \
-                    --length $length --batch $batch
-            fi
+    choose_memory
+    # Some virtual machines refuse it every program.
+    step --probe sanitizer 60 "$sanitizer" --tool memcheck --error-exitcode 9 "$programs/memory_probe" "$memory" || return
+    for tool in memcheck racecheck; do
+        for test in op_attention_quick op_activation_bf16 op_norm_bf16 op_rope_bf16 op_loss_bf16; do
+            is_built "$programs/$test" "${tool}_$test" || continue
+            step "${tool}_$test" 120 env TEST_MEMORY="$memory" CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool $tool \
+                --target-processes all --error-exitcode 9 "$programs/$test"
         done
     done
 }
-
-write_report() { report report "$out"; }
 
 gpu=$(nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
 if [ -z "$gpu" ]; then
     echo "skipped: nvidia-smi names no GPU to check on"
     exit 77
 fi
-has_torch=
-if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    has_torch=yes
-else
-    echo "without PyTorch's figures: $python has no torch that sees a GPU"
-fi
-if [[ $stages == *build* ]]; then # a new set of results
-    rm -f "$out/checks.jsonl" "$out/bench.jsonl"
-    printf '{"gpu": "%s", "date": "%s", "commit": "%s"}\n' "$gpu" "$(date +%F)" \
-        "$(git rev-parse --short HEAD 2>/dev/null)" >"$out/machine.jsonl"
-fi
-for stage in ${stages//,/ }; do
-    case $stage in
-    build) build ;;
-    test) run_tests ;;
-    sanitize) sanitize ;;
-    curve) curve ;;
-    ranks) ranks ;;
-    attention) attention ;;
-    train) train ;;
-    report) write_report ;;
-    *)
-        echo "gpu_check.sh: '$stage' is no stage; see the head of this script" >&2
-        exit 2
-        ;;
-    esac
+mkdir -p "$out" && work=$(mktemp -d) || exit 2
+trap 'rm -rf "$work"' EXIT
+for signal in INT TERM HUP; do
+    # shellcheck disable=SC2064 # the signal's name is of now
+    trap "stopped_by $signal" $signal
 done
-echo "$failures failed, $SECONDS s"
+nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
+commit=$(git describe --always --dirty 2>/dev/null || cat .packed_commit 2>/dev/null)
+report start "$out" "gpu=$gpu" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
+    "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit
+[ ! -d .deps/wheels ] || install_wheels
+for stage in ${stages//,/ }; do
+    $stage
+done
+echo "$failures failed, $SECONDS s; $out/gpu_check.md"
 [ $failures = 0 ]

@@ -6,13 +6,27 @@
   gpu_report.py ranks FOLDER ONE RANKS OPTION...
                                      the same by so many ranks of this host, held against the run of one rank in ONE
   gpu_report.py curve FOLDER FOLDER  compares the losses of two runs, step by step
-  gpu_report.py report FOLDER        FOLDER/gpu_check.json and gpu_check.md of all that gpu_check.sh left there
+
+The report, RESULTS/gpu_check.json, and what of it is for reading, RESULTS/gpu_check.md:
+  gpu_report.py start RESULTS NAME=VALUE...
+                                     begins a run on the machine that the values describe; what earlier runs left stays
+  gpu_report.py add RESULTS STAGE CHECK STATUS SECONDS LIMIT OWN_LIMIT OUTPUT [--probe]
+                                     a command that ended by STATUS after SECONDS, where it had LIMIT of its OWN_LIMIT;
+                                     `stopped by SIGNAL` in place of a number: the script was. Its rows are the JSON lines in the
+                                     file OUTPUT. --probe: what it looks for may be missing
+  gpu_report.py skip RESULTS STAGE CHECK WHY
+
+docs/gpu/measured.md, from the reports that were published:
+  gpu_report.py publish RESULTS [FOLDER]   puts a report into FOLDER, docs/gpu if left out, and writes the page anew
+  gpu_report.py page [--check] [FOLDER]    the page on stdout, or whether FOLDER has that page
 """
 import glob
 import json
 import math
 import os
 import random
+import re
+import signal
 import socket
 import statistics
 import struct
@@ -20,7 +34,10 @@ import subprocess
 import sys
 import tempfile
 
+from roofline import write_or_check
+
 TRAIN_GPT = os.environ.get("TRAIN_GPT", "build/train_gpt")
+DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "gpu")
 WARM_UP = 4  # steps: plans, graphs and clocks settle
 # nats between the cpu's and the GPU's loss at any of 50 steps: sums in another order at first, then what Adam makes of it,
 # whose steps are as long for small gradients as for large ones.
@@ -79,9 +96,13 @@ def launch(command, ranks):
         probe.close()
         jobs = [subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
                 for environment in environments]
-        status = max((job.wait() for job in jobs), key=abs)
-        output.seek(0)
-        return status, output.read()
+        try:
+            status = max((job.wait() for job in jobs), key=abs)
+        finally:  # also where a time limit ends this script
+            output.seek(0)
+            text = output.read()
+            sys.stdout.write(text)
+        return status, text
 
 
 def median_of(steps, name):
@@ -97,7 +118,6 @@ def measure(folder, options, ranks=1):
         os.remove(log)
     status, output = launch([TRAIN_GPT, "--out", folder, "--plan-json", plan, "--val-every", "0", "--checkpoint-every", "0",
                              "--log-every", "1000", *options], ranks)
-    sys.stdout.write(output)
     row = {"bench": "train", "engine": "ours", "preset": option(options, "--preset"),
            "length": int(option(options, "--seq-length", 0)), "batch": int(option(options, "--micro-batch-size", 0)),
            "policy": option(options, "--recompute-granularity", "none")}
@@ -189,7 +209,9 @@ def attention_table(rows):
 
 
 def training_table(rows):
-    rows = [row for row in rows if row.get("bench") == "train" and row.get("preset")]
+    rows = [row for row in rows if row.get("bench") == "train"]
+    presets = list(dict.fromkeys(row["preset"] for row in rows))
+    rows.sort(key=lambda row: (row["length"], presets.index(row["preset"]), row["engine"] == "torch"))
     lines = ["| model | T | B | | recompute | tokens/s | MFU | peak GiB | planned GiB | tokens/s, over torch.compile |",
              "|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
@@ -220,41 +242,234 @@ def ranks_table(rows):
     return lines if rows else []
 
 
-def report(folder):
-    machine = (read_lines(f"{folder}/machine.jsonl") or [{}])[0]
-    checks, rows = read_lines(f"{folder}/checks.jsonl"), read_lines(f"{folder}/bench.jsonl")
-    failed = [check["check"] for check in checks if check.get("status")]
-    skipped = [f"{check['check']} ({check['skipped']})" for check in checks if "skipped" in check]
-    with open(f"{folder}/gpu_check.json", "w", encoding="utf-8") as file:
-        json.dump({"machine": machine, "checks": checks, "benchmarks": rows}, file, indent=1)
-        file.write("\n")
-    passed = sum(check.get("status") == 0 for check in checks)
-    lines = [f"# {machine.get('gpu', 'unknown GPU')}", "",
-             f"{machine.get('date', '')}, commit {machine.get('commit', 'unknown')}; {passed} checks passed, "
-             f"failed: {', '.join(failed) or 'none'}; skipped: {', '.join(skipped) or 'none'}."]
-    for title, table in (("Attention, TFLOP/s, bf16", attention_table(rows)),
-                         ("Training, bf16, a step of B x T tokens", training_table(rows)),
-                         ("Several ranks, the same batches as one; over sockets they share a GPU", ranks_table(rows))):
+def checks_table(checks):
+    lines = ["| stage | passed | failed | hung | no time left | skipped | seconds |", "|---|---|---|---|---|---|---|"]
+    for stage in dict.fromkeys(check["stage"] for check in checks):
+        of_stage = [check for check in checks if check["stage"] == stage]
+        counts = [sum(check["outcome"] in outcomes for check in of_stage)
+                  for outcomes in (("passed",), ("failed",), ("hung",), ("no time", "stopped"), ("skipped",))]
+        lines.append(f"| {stage} | {' | '.join(map(str, counts))} | {sum(check.get('seconds', 0) for check in of_stage)} |")
+    return lines if checks else []
+
+
+def named(checks, *outcomes):
+    """Those checks, each with what is known of why."""
+    return ", ".join(check["check"] + (f" ({check['why']})" if check.get("why") else "")
+                     for check in checks if check["outcome"] in outcomes) or "none"
+
+
+def runs_list(results):
+    """A line for each run: what machine, what source, and which checks' results are its."""
+    lines = []
+    for i, machine in enumerate(results["runs"]):
+        stages = dict.fromkeys(check["stage"] for check in results["checks"] if check["run"] == i)
+        facts = [machine[name] for name in ("date", "gpu", "nvcc") if machine.get(name)]
+        lines.append(f"- {', '.join([*facts, 'commit ' + machine.get('commit', 'unknown')])}: {', '.join(stages) or 'nothing'}")
+    if len({machine.get("commit") for machine in results["runs"]}) > 1:
+        lines.append("- These are several commits: figures of one stand beside figures of another.")
+    return lines
+
+
+def report_lines(results):
+    """The report without its title: runs, checks, tables."""
+    checks = results["checks"]
+    lines = []
+    for program in sorted({machine["rehearsal"] for machine in results["runs"] if machine.get("rehearsal")}):
+        lines += [f"**A rehearsal by the programs in {program}: no figure here is a GPU's.**", ""]
+    lines += runs_list(results)
+    found = [check for check in checks if check.get("why")]
+    lines += ["", f"{sum(check['outcome'] == 'passed' for check in checks)} checks passed; found: {named(found, 'passed')}; failed: {named(checks, 'failed')}; "
+              f"hung: {named(checks, 'hung')}; no time left: {named(checks, 'no time', 'stopped')}; "
+              f"skipped: {named(checks, 'skipped')}."]
+    def rows_of_stage(stage):
+        return [row for check in checks if check["stage"] == stage for row in check.get("rows", [])]
+    for title, table in (("Attention, TFLOP/s, bf16", attention_table(rows_of_stage("attention_table"))),
+                         ("Training, bf16, a step of B x T tokens", training_table(rows_of_stage("train_table"))),
+                         ("Several ranks, the same batches as one; over sockets they share a GPU",
+                          ranks_table(rows_of_stage("ranks"))),
+                         ("Checks", checks_table(checks))):
         if table:
             lines += ["", f"## {title}", "", *table]
-    text = "\n".join(lines) + "\n"
-    with open(f"{folder}/gpu_check.md", "w", encoding="utf-8") as file:
+    return lines
+
+
+# ---- the report's file ----
+
+def read_results(folder):
+    path = f"{folder}/gpu_check.json"
+    if not os.path.exists(path):
+        return {"runs": [], "checks": []}
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def write_whole(path, text):
+    """Whoever is killed meanwhile leaves the file as it was."""
+    with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
-    sys.stdout.write(text)
+    os.replace(path + ".new", path)
+
+
+def write_results(folder, results):
+    os.makedirs(folder, exist_ok=True)
+    write_whole(f"{folder}/gpu_check.json", json.dumps(results, indent=1) + "\n")
+    title = results["runs"][-1].get("gpu", "unknown GPU")
+    write_whole(f"{folder}/gpu_check.md", "\n".join([f"# {title}", "", *report_lines(results)]) + "\n")
+
+
+def start(folder, values):
+    machine = dict(value.split("=", 1) for value in values)
+    machine = {name: value for name, value in machine.items() if value}
+    results = read_results(folder)
+    for earlier in results["runs"]:
+        for name in ("gpu", "rehearsal"):  # or a table would mix what can't be compared
+            if earlier.get(name) != machine.get(name):
+                print(f"gpu_check.sh: {folder} holds results of {name} '{earlier.get(name, 'none')}', this is "
+                      f"'{machine.get(name, 'none')}'; name another folder", file=sys.stderr)
+                return 2
+    results["runs"].append(machine)
+    write_results(folder, results)
     return 0
 
 
+def put(folder, entry):
+    """Takes the place of what the check gave before, unless that was a result and this is none."""
+    results = read_results(folder)
+    entry["run"] = len(results["runs"]) - 1
+    with_result = ("passed", "failed", "hung")
+    before = next((check for check in results["checks"] if check["check"] == entry["check"]), None)
+    if before is None:
+        results["checks"].append(entry)
+    elif entry["outcome"] in with_result or before["outcome"] not in with_result:
+        results["checks"][results["checks"].index(before)] = entry
+    write_results(folder, results)
+
+
+def skip(folder, stage, check, why):
+    put(folder, {"check": check, "stage": stage, "outcome": "no time" if why == "no time left" else "skipped", "why": why})
+    print(f"skipped: {check}: {why}", flush=True)
+    return 0
+
+
+def rows_of(output):
+    rows = []
+    for line in output.splitlines():
+        if line.startswith('{"bench"'):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # its program was ended in the middle of it
+                pass
+    return rows
+
+
+def tests_of(output):
+    """The counts of a test program that speaks TAP, None of any other."""
+    plan = re.search(r"^1\.\.(\d+)$", output, re.MULTILINE)
+    if not plan:
+        return None
+    failed = re.findall(r"^not ok \d+ - (?!.*# SKIP)(.*)$", output, re.MULTILINE)
+    skipped = len(re.findall(r"^not ok .*# SKIP", output, re.MULTILINE))
+    return {"planned": int(plan[1]), "passed": len(re.findall(r"^ok ", output, re.MULTILINE)), "failed": failed, "skipped": skipped}
+
+
+def add(folder, stage, check, status, seconds, limit, own_limit, path, probe=False):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        output = file.read()
+    said = [line.strip() for line in output.splitlines() if line.strip()]
+    entry = {"check": check, "stage": stage, "outcome": "passed", "seconds": int(seconds), "rows": rows_of(output)}
+    tests = tests_of(output)
+    if tests:
+        entry["tests"] = tests
+    if status.startswith("stopped"):
+        entry.update(outcome="stopped", why=status)
+    elif status in ("124", "137", "stuck") and int(seconds) >= int(limit) < int(own_limit):
+        entry.update(outcome="no time", why=f"ended after {seconds} s, when no time was left")
+    elif status in ("124", "137", "stuck") and int(seconds) >= int(limit):
+        entry.update(outcome="hung", why=f"{'could not be killed' if status == 'stuck' else 'killed'} after {seconds} s")
+    elif status == "77":
+        entry.update(outcome="skipped", why=said[-1] if said else "it says not why")
+    elif status != "0":
+        entry.update(outcome="failed", why=f"status {status}")
+    elif tests and (tests["failed"] or tests["passed"] + tests["skipped"] < tests["planned"] or not tests["passed"]):
+        entry.update(outcome="failed", why=f"{tests['passed']} of {tests['planned']} tests passed")
+    if tests and tests["failed"]:
+        entry["why"] += ": " + ", ".join(tests["failed"])
+    if probe and entry["outcome"] in ("failed", "hung"):
+        entry.update(outcome="skipped", why=said[-1] if entry["outcome"] == "failed" and said else entry["why"])
+    if entry["outcome"] != "passed":
+        entry["output"] = said[-30:]
+    elif probe and said:
+        entry["why"] = said[-1]  # what it found
+    put(folder, entry)
+    passed = f", {tests['passed']} tests" if tests else ""
+    print({"passed": f"ok: {check} ({seconds} s{passed})", "skipped": f"skipped: {check}: {entry.get('why')}"}.get(
+        entry["outcome"], f"{entry['outcome'].upper()}: {check}: {entry.get('why')}"))
+    if entry["outcome"] in ("failed", "hung"):
+        print("\n".join(f"    {line}" for line in entry["output"]))
+    sys.stdout.flush()
+    return {"passed": 0, "failed": 1, "hung": 1}.get(entry["outcome"], 77)
+
+
+# ---- the page ----
+
+PAGE_HEAD = """# What was measured on GPUs
+
+Written by `scripts/gpu_report.py` from the reports of `scripts/gpu_check.sh` that lie beside it as `measured-*.json`; a test holds
+this page to it.
+"""
+
+
+def page_text(folder):
+    lines = [PAGE_HEAD]
+    reports = sorted(glob.glob(f"{glob.escape(folder)}/measured-*.json"))
+    for path in reports:
+        with open(path, encoding="utf-8") as file:
+            results = json.load(file)
+        body = [line.replace("## ", "### ", 1) if line.startswith("## ") else line for line in report_lines(results)]
+        lines += [f"## {results['runs'][-1].get('gpu')}", "", *body, ""]
+    if not reports:
+        lines += ["**There is no measurement yet: no GPU has run this engine.** What is predicted stands in [kernels.md](kernels.md),",
+                  "[attention-sm80.md](attention-sm80.md) and [hopper.md](../hopper.md); how to measure, in [README.md](README.md).", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def page(arguments):
+    check = arguments[:1] == ["--check"]
+    folder = (arguments[check:] or [DOCS])[0]
+    return write_or_check(page_text(folder), f"{folder}/measured.md", check, "docs/gpu/measured.md is not what scripts/gpu_report.py "
+                          "writes: scripts/gpu_report.py page >docs/gpu/measured.md")
+
+
+def publish(source, folder=DOCS):
+    results = read_results(source)
+    if not results["runs"] or any(machine.get("rehearsal") for machine in results["runs"]):
+        print(f"gpu_report.py: {source}/gpu_check.json is no measurement of a GPU, but "
+              f"{'a rehearsal' if results['runs'] else 'missing or empty'}", file=sys.stderr)
+        return 2
+    for check in results["checks"]:
+        check.pop("output", None)  # names a machine's folders
+    name = re.sub("[^a-z0-9]+", "-", results["runs"][-1]["gpu"].split(",")[0].lower()).strip("-")
+    write_whole(f"{folder}/measured-{name}.json", json.dumps(results, indent=1) + "\n")
+    write_whole(f"{folder}/measured.md", page_text(folder))
+    return 0
+
+
+COMMANDS = {  # by name: what does it, the fewest and the most arguments
+    "data": (data, 1, 1), "run": (lambda folder, *options: run(folder, list(options)), 1, math.inf),
+    "ranks": (lambda folder, one, count, *options: ranks(folder, one, int(count), list(options)), 3, math.inf),
+    "curve": (curve, 2, 2), "start": (lambda folder, *values: start(folder, values), 1, math.inf),
+    "add": (add, 8, 9), "skip": (skip, 4, 4), "publish": (publish, 1, 2),
+    "page": (lambda *arguments: page(list(arguments)), 0, 2),
+}
+
+
 def main(arguments):
-    if len(arguments) == 2 and arguments[0] in ("data", "report"):
-        return {"data": data, "report": report}[arguments[0]](arguments[1])
-    if len(arguments) >= 2 and arguments[0] == "run":
-        return run(arguments[1], arguments[2:])
-    if len(arguments) >= 4 and arguments[0] == "ranks":
-        return ranks(arguments[1], arguments[2], int(arguments[3]), arguments[4:])
-    if len(arguments) == 3 and arguments[0] == "curve":
-        return curve(arguments[1], arguments[2])
-    print(__doc__, file=sys.stderr)
-    return 2
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    command, fewest, most = COMMANDS.get(arguments[0] if arguments else "", (None, 0, 0))
+    if not command or not fewest <= len(arguments) - 1 <= most:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return command(*arguments[1:])
 
 
 if __name__ == "__main__":

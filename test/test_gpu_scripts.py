@@ -1,10 +1,15 @@
-"""What of scripts/gpu_check.sh runs without a GPU: the roofline page, the comparison of curves, the start of ranks, the
-report."""
+"""What of scripts/gpu_check.sh runs without a GPU: the pages, the comparison of curves, the start of ranks, the report, and all of it
+from end to end in a rehearsal on the emulator."""
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
+import time
 import unittest
 
 SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
@@ -175,45 +180,469 @@ class Overlap(unittest.TestCase):
 
 
 class Report(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.results = self.folder + "/results"
+
+    def start(self, *values):
+        return script("gpu_report.py", "start", self.results, *values)
+
+    def add(self, stage, check, status="0", seconds=3, limit=60, own_limit=60, output="", probe=False):
+        """The entry of the report; its rows may be given in place of what the check printed."""
+        if not isinstance(output, str):
+            output = "\n".join(map(json.dumps, output))
+        with open(self.folder + "/output", "w", encoding="utf-8") as file:
+            file.write(output)
+        result = script("gpu_report.py", "add", self.results, stage, check, str(status), str(seconds), str(limit), str(own_limit),
+                        self.folder + "/output", *["--probe"][:probe])
+        entry = next(entry for entry in self.read()["checks"] if entry["check"] == check)
+        self.assertEqual(result.returncode, {"passed": 0, "failed": 1, "hung": 1}.get(entry["outcome"], 77), result.stderr)
+        return entry
+
+    def read(self):
+        with open(self.results + "/gpu_check.json", encoding="utf-8") as file:
+            return json.load(file)
+
+    def page(self):
+        with open(self.results + "/gpu_check.md", encoding="utf-8") as file:
+            return file.read()
+
     def test_tables(self):
         attention = {"bench": "attention", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 32, "groups": 32, "batch": 16,
                      "length": 1024}
         train = {"bench": "train", "preset": "gpt2-124m", "length": 1024, "batch": 16, "policy": "none"}
         ranks = {**train, "bench": "ranks", "engine": "ours", "ranks": 2, "collectives": "nccl", "zero_stage": 0}
-        with tempfile.TemporaryDirectory() as folder:
-            write_lines(f"{folder}/machine.jsonl", [{"gpu": "Some GPU", "date": "2026-01-01", "commit": "abc"}])
-            write_lines(f"{folder}/checks.jsonl", [{"check": "one", "status": 0, "seconds": 3},
-                                                   {"check": "two", "status": 1, "seconds": 3},
-                                                   {"check": "three", "skipped": "no time left"}])
-            write_lines(f"{folder}/bench.jsonl", [
-                {**attention, "engine": "ours", "tflops": 300.0},
-                {**attention, "engine": "torch flash", "tflops": 200.0},
-                {**attention, "engine": "torch cudnn", "error": "none"},
-                {**attention, "direction": "deterministic backward", "mask": "full", "engine": "ours", "tflops": 250.0},
-                {**attention, "direction": "backward", "engine": "ours", "tflops": 260.0},
-                {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30,
-                 "planned_bytes": 11 << 30},
-                {**train, "engine": "ours", "policy": "full", "error": "failed"},
-                {**train, "engine": "torch", "tokens_per_second": 4e5, "peak_bytes": 14 << 30},
-                {**ranks, "tokens_per_second": 9e5, "one_tokens_per_second": 5e5, "comm_bytes": 2e8, "comm_ms": 3.14,
-                 "comm_exposed_ms": 0.5, "difference": 1.23e-4},
-                {**ranks, "preset": None, "collectives": "sockets", "zero_stage": 3, "error": "differs from one rank",
-                 "difference": 0.5}])
-            self.assertEqual(script("gpu_report.py", "report", folder).returncode, 0)
-            with open(f"{folder}/gpu_check.md", encoding="utf-8") as file:
-                text = file.read()
-            with open(f"{folder}/gpu_check.json", encoding="utf-8") as file:
-                self.assertEqual(len(json.load(file)["benchmarks"]), 10)
-        for line in ("1 checks passed, failed: two; skipped: three (no time left)",
+        self.start("gpu=Some GPU", "date=2026-01-01", "commit=abc")
+        self.add("unit", "one")
+        self.add("unit", "two", status=1)
+        self.add("attention_table", "attention_ours", output=[
+            {**attention, "engine": "ours", "tflops": 300.0},
+            {**attention, "direction": "deterministic backward", "mask": "full", "engine": "ours", "tflops": 250.0},
+            {**attention, "direction": "backward", "engine": "ours", "tflops": 260.0}])
+        self.add("attention_table", "attention_torch", output=[
+            {**attention, "engine": "torch flash", "tflops": 200.0}, {**attention, "engine": "torch cudnn", "error": "none"}])
+        self.add("train_table", "train_124m_1024_none", output=[
+            {**train, "engine": "ours", "tokens_per_second": 5e5, "mfu": 0.4, "peak_bytes": 12 << 30, "planned_bytes": 11 << 30}])
+        self.add("train_table", "torch_124m_1024", output=[
+            {**train, "engine": "torch", "tokens_per_second": 4e5, "peak_bytes": 14 << 30}])
+        self.add("train_table", "train_124m_1024_full", status=1, output=[
+            {**train, "engine": "ours", "policy": "full", "error": "failed"}])
+        # Runs that other stages need are no rows of the table of training.
+        self.add("curve", "curve_gpt2_fp32_cpu", output=[{**train, "engine": "ours", "tokens_per_second": 77777.0}])
+        self.add("ranks", "ranks_one", output=[{**train, "engine": "ours", "tokens_per_second": 88888.0}])
+        self.add("ranks", "ranks_nccl_0", output=[
+            {**ranks, "tokens_per_second": 9e5, "one_tokens_per_second": 5e5, "comm_bytes": 2e8, "comm_ms": 3.14,
+             "comm_exposed_ms": 0.5, "difference": 1.23e-4}])
+        self.add("ranks", "ranks_sockets_3", output=[
+            {**ranks, "preset": None, "collectives": "sockets", "zero_stage": 3, "error": "differs from one rank", "difference": 0.5}])
+        script("gpu_report.py", "skip", self.results, "sanitize", "three", "no time left")
+        script("gpu_report.py", "skip", self.results, "sanitize", "four", "not installed")
+        text = self.page()
+        for line in ("- 2026-01-01, Some GPU, commit abc: unit, attention_table, train_table, curve, ranks, sanitize\n",
+                     "9 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
+                     "no time left: three (no time left); skipped: four (not installed).",
                      "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |\n"
                      "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | - | - |\n"
                      "| deterministic backward | full | 64 | 32/32 | 16 | 1024 | 250 | - | - | - |",
-                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |",
-                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |",
+                     "| gpt2-124m | 1024 | 16 | ours | none | 500000 | 40.0 % | 12.00 | 11.00 | 1.25 |\n"
+                     "| gpt2-124m | 1024 | 16 | ours | full | failed | - | - | - | - |\n"
                      "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |",
                      "| gpt2-124m | 2 | nccl | 0 | 900000 | 1.80 | 200.00 | 3.14 | 0.50 | 0.0001 |",
-                     "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |"):
+                     "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |",
+                     "| sanitize | 0 | 0 | 0 | 1 | 1 | 0 |"):
             self.assertIn(line, text)
+        for number in ("77777", "88888"):
+            self.assertNotIn(number, text)
+
+    def test_outcomes(self):
+        self.start("gpu=Some GPU")
+        for status, seconds, limit, own_limit, outcome, why in (
+                (0, 3, 60, 60, "passed", None), (3, 3, 60, 60, "failed", "status 3"), (124, 60, 60, 60, "hung", "killed after 60 s"),
+                (137, 65, 60, 60, "hung", "killed after 65 s"), ("stuck", 80, 60, 60, "hung", "could not be killed after 80 s"),
+                (124, 10, 10, 60, "no time", "ended after 10 s, when no time was left"), (137, 3, 60, 60, "failed", "status 137"),
+                (77, 0, 60, 60, "skipped", "the last line"), ("stopped by TERM", 5, 0, 0, "stopped", "stopped by TERM")):
+            entry = self.add("unit", f"{status} {seconds}", status, seconds, limit, own_limit, "a line\nthe last line\n")
+            self.assertEqual((entry["outcome"], entry.get("why")), (outcome, why))
+        self.assertEqual(self.add("build", "memory", 1, output="refused\n", probe=True)["why"], "refused")
+        self.assertEqual(self.add("build", "memory", 124, 60, probe=True)["outcome"], "skipped")
+        self.assertEqual(self.add("build", "memory", output="one\ntwo\n", probe=True)["why"], "two")
+
+    def test_programs(self):
+        """A test program says by TAP what passed; its status alone is not believed."""
+        self.start("gpu=Some GPU")
+        tap = "1..3\nok 1 - a\n{}\nnot ok 3 - c # SKIP\n"
+        entry = self.add("unit", "one", output=tap.format("ok 2 - b"))
+        self.assertEqual((entry["outcome"], entry["tests"]), ("passed", {"planned": 3, "passed": 2, "failed": [], "skipped": 1}))
+        entry = self.add("unit", "one", status=1, output=tap.format("not ok 2 - b"))
+        self.assertEqual((entry["outcome"], entry["why"]), ("failed", "status 1: b"))
+        for output in (tap.format("not ok 2 - b"), "1..2\nok 1 - a\n", "1..0\n"):
+            self.assertEqual(self.add("unit", "one", output=output)["outcome"], "failed", output)
+
+    def test_several_runs(self):
+        row = {"bench": "train", "engine": "ours", "preset": "gpt2-124m", "length": 1024, "batch": 16, "policy": "none"}
+        self.assertEqual(self.start("gpu=Some GPU", "commit=abc", "date=first").returncode, 0)
+        self.add("train_table", "train", output=[{**row, "tokens_per_second": 11111}])
+        self.add("train_table", "other", output=[{**row, "policy": "full", "tokens_per_second": 22222}])
+        self.add("unit", "unit", status=1)
+        self.assertEqual(self.start("gpu=Some GPU", "commit=def", "date=second").returncode, 0)
+        self.add("train_table", "train", output=[{**row, "tokens_per_second": 33333}])
+        script("gpu_report.py", "skip", self.results, "unit", "unit", "no time left")
+        text = self.page()
+        self.assertNotIn("11111", text)
+        for line in ("| 33333 |", "| 22222 |", "- first, Some GPU, commit abc: train_table, unit\n", "- second, Some GPU, commit def: train_table\n",
+                     "several commits", "failed: unit (status 1)"):
+            self.assertIn(line, text)
+        for other in (["gpu=Other GPU"], ["gpu=Some GPU", "rehearsal=build/emu"]):
+            result = self.start(*other)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("name another folder", result.stderr)
+        self.assertEqual(len(self.read()["runs"]), 2)
+
+    def test_broken_rows_are_left_out(self):
+        self.start("gpu=Some GPU")
+        entry = self.add("unit", "one", 124, 10, 10, 60, '{"bench": "train", "x": 1}\n{"other": 2}\n{"bench": "train", "x')
+        self.assertEqual(entry["rows"], [{"bench": "train", "x": 1}])
+
+
+class Page(unittest.TestCase):
+    def test_page_is_what_the_script_writes(self):
+        result = script("gpu_report.py", "page", "--check")
+        self.assertEqual(result.returncode, 0, result.stdout)
+
+    def test_only_measurements_are_published(self):
+        attention = {"bench": "attention", "engine": "ours", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 32, "groups": 32,
+                     "batch": 16, "length": 1024, "tflops": 321.0}
+        with tempfile.TemporaryDirectory() as folder:
+            docs, results = folder + "/docs", folder + "/results"
+            os.mkdir(docs)
+            with open(docs + "/measured.md", "w", encoding="utf-8") as file:
+                file.write(script("gpu_report.py", "page", docs).stdout)
+            with open(docs + "/measured.md", encoding="utf-8") as file:
+                self.assertIn("There is no measurement yet", file.read())
+            self.assertEqual(script("gpu_report.py", "publish", results, docs).returncode, 2)
+            for rehearsal in ("build/emu", ""):
+                shutil.rmtree(results, ignore_errors=True)
+                script("gpu_report.py", "start", results, "gpu=NVIDIA Some 200, 580.1, 9.0", "date=2026-01-01", "rehearsal=" + rehearsal)
+                with open(folder + "/output", "w", encoding="utf-8") as file:
+                    file.write(json.dumps(attention) + "\n/some/folder: no such file\n")
+                script("gpu_report.py", "add", results, "attention_table", "attention_ours", "1", "3", "60", "60", folder + "/output")
+                result = script("gpu_report.py", "publish", results, docs)
+                self.assertEqual(result.returncode, 2 if rehearsal else 0, result.stderr)
+            self.assertEqual(sorted(os.listdir(docs)), ["measured-nvidia-some-200.json", "measured.md"])
+            self.assertEqual(script("gpu_report.py", "page", "--check", docs).returncode, 0)
+            with open(docs + "/measured.md", encoding="utf-8") as file:
+                text = file.read()
+            for line in ("## NVIDIA Some 200, 580.1, 9.0\n", "### Attention, TFLOP/s, bf16\n",
+                         "| forward | causal | 64 | 32/32 | 16 | 1024 | 321 | - | - | - |\n"):
+                self.assertIn(line, text)
+            with open(docs + "/measured-nvidia-some-200.json", encoding="utf-8") as file:
+                self.assertNotIn("/some/folder", file.read())
+            with open(docs + "/measured.md", "w", encoding="utf-8") as file:
+                file.write(text.replace("321", "322"))
+            self.assertEqual(script("gpu_report.py", "page", "--check", docs).returncode, 1)
+
+
+class Build(unittest.TestCase):
+    def test_only_op_tests_have_memory_that_the_host_sees(self):
+        """What is timed has plain device memory, as PyTorch's has."""
+        with tempfile.TemporaryDirectory() as cuda:
+            for path in ("include/cublasLt.h", "lib/libcublasLt.so"):
+                os.makedirs(os.path.dirname(f"{cuda}/{path}"), exist_ok=True)
+                with open(f"{cuda}/{path}", "w", encoding="utf-8"):
+                    pass
+            environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+            commands = subprocess.run(["make", "-n", "-B", "-f", "scripts/gpu_check.mk", "CUDA=yes", "NVCC=/bin/true", f"CUBLASLT_DIR={cuda}",
+                                       "MPI=", "B=build/none", "gpu-attention-table", "gpu-ops", "gpu-train-table"],
+                                      capture_output=True, text=True, check=True, cwd=os.path.dirname(SCRIPTS), env=environment).stdout
+        compiled = {name: line for line, name in re.findall(r"^(.*-c \S+ -o build/none/(\S+\.o).*)$", commands, re.MULTILINE)}
+        self.assertIn("cuda/attention_bench.o", compiled)
+        self.assertIn("engine_cuda_bf16.o", compiled)
+        self.assertIn("cuda/op_norm_bf16.o", compiled)
+        for name, line in compiled.items():
+            self.assertEqual("-DDEVICE_MEMORY_MANAGED" in line, name.startswith("cuda/op_"), line)
+
+
+def write_program(path, text):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.chmod(path, 0o755)
+
+
+# In place of apt, which needs a network.
+APT = {
+    "apt-cache": """#!/bin/sh
+case "$*" in
+*libc6-dev*) printf '%s\\n' libc6 libc6-dev linux-libc-dev ;;
+*) printf '%s\\n' libjansson-dev '  Depends: libjansson4' libjansson4 libc6 linux-libc-dev libpcre2-16-0 $(printf %s "$*" | grep -o libdnnl-dev) ;;
+esac
+""",
+    "apt-get": """#!/bin/sh
+while [ "$1" != download ]; do shift; done
+shift
+for package; do : >"$package.deb"; done
+""",
+    "dpkg-deb": """#!/bin/sh
+put() { for file; do mkdir -p "$(dirname "$tree/$file")"; echo "$file" >"$tree/$file"; done; }
+package=$(basename "$2" .deb) tree=$3
+case $package in
+libjansson-dev) put usr/include/jansson.h usr/lib/x/libjansson.a usr/share/doc/jansson usr/lib/x/pkgconfig/jansson.pc ;;
+libjansson4) put usr/lib/x/libjansson.so.4 ;;
+libpcre2-16-0) put usr/lib/x/libpcre2-16.so.0 ;;
+*) put "usr/include/$package.h" ;;
+esac
+"""}
+
+
+@unittest.skipIf(subprocess.run(["git", "ls-files"], cwd=SCRIPTS, capture_output=True, check=False).returncode, "the tree is no git checkout")
+class Pack(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        os.mkdir(self.folder + "/bin")
+        for name, text in APT.items():
+            write_program(f"{self.folder}/bin/{name}", text)
+        self.environment = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+
+    def run_script(self, name, *arguments):
+        return subprocess.run([os.path.join(SCRIPTS, name), *arguments], capture_output=True, text=True, check=False, timeout=120,
+                              env=self.environment)
+
+    def test_minimal_libraries(self):
+        """Nothing of the C library, of what no build reads, or, with --minimal, for matmuls."""
+        for options, dnnl in ([], True), (["--minimal"], False):
+            result = self.run_script("setup.sh", "--into", self.folder + "/deps", *options)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            files = sorted(os.path.relpath(os.path.join(path, name), self.folder + "/deps/usr")
+                           for path, _, names in os.walk(self.folder + "/deps/usr") for name in names)
+            self.assertEqual(files, sorted(["include/jansson.h", "lib/x/libjansson.so.4", "lib/libjansson.so.4"] +
+                                           ["include/libdnnl-dev.h"] * dnnl))
+            with open(self.folder + "/deps/usr/lib/libjansson.so.4", encoding="utf-8") as file:
+                self.assertEqual(file.read(), "usr/lib/x/libjansson.so.4\n")
+        self.assertEqual(self.run_script("setup.sh", "--into", self.folder + "/deps", "--tiny").returncode, 2)
+
+    def test_pack(self):
+        pack, wheels = self.folder + "/pack.tar.gz", self.folder + "/wheels"
+        os.mkdir(wheels)
+        with open(wheels + "/one.whl", "w", encoding="utf-8") as file:
+            file.write("wheel")
+        result = self.run_script("gpu_pack.sh", "--wheels", wheels, pack)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with tarfile.open(pack) as tar:
+            names = set(tar.getnames())
+            self.assertEqual(tar.getmember("train_gpt/.deps/usr/lib/libjansson.so.4").linkname, "x/libjansson.so.4")
+            self.assertTrue(tar.getmember("train_gpt/scripts/gpu_check.sh").mode & 0o100)
+        for name in ("train_gpt.c", "test/cuda/attention_bench.cu", ".packed_commit", ".deps/usr/include/jansson.h", ".deps/wheels/one.whl"):
+            self.assertIn("train_gpt/" + name, names)
+        self.assertFalse([name for name in names if name.startswith(("train_gpt/build", "train_gpt/.git/"))])
+        with open(wheels + "/large.whl", "wb") as file:
+            file.write(os.urandom(61 << 20))
+        result = self.run_script("gpu_pack.sh", "--wheels", wheels, pack)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("more than the 60", result.stderr)
+
+
+# ---- the rehearsal ----
+
+EMULATOR = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or "build/emu/train_gpt")
+ROOT = os.path.dirname(os.path.abspath(SCRIPTS))
+ALL_STAGES = ["build", "unit", "attention", "attention_table", "train_table", "ops", "curve", "ranks", "sanitize"]
+# What PyTorch would have said of the shapes that the rehearsal times; its last line is cut off.
+TORCH_ROWS = [{"bench": "attention", "engine": "torch flash", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 2, "groups": 2,
+               "batch": 1, "length": 64, "ms": 1.0, "tflops": 123.0},
+              {"bench": "attention", "engine": "torch cudnn", "direction": "backward", "mask": "causal", "head_dim": 128, "heads": 8, "groups": 1,
+               "batch": 1, "length": 64, "error": "no kernel"}]
+TORCH_TRAIN = {"bench": "train", "engine": "torch", "preset": "demo", "length": 64, "batch": 1, "policy": "none", "tokens_per_second": 4321.0}
+STAND_INS = {
+    "nvidia-smi": """#!/bin/sh
+case "$1" in
+-L) echo "GPU 0: ${STAND_IN_GPU:-Stand-in}" ;;
+*) echo "${STAND_IN_GPU:-Stand-in}, 1.0, 8.0, 1024 MiB" ;;
+esac
+""",
+    "compute-sanitizer": "#!/bin/sh\necho 'Device not supported.'\nexit 1\n",
+    "python": f"""#!/bin/sh
+case "$1 $2 $3" in
+"-c "*"import torch"*) echo 9.9 of a stand-in ;;
+"test/cuda/peer_torch.py attention "*) cat "$STAND_IN_FOLDER/attention" ;;
+"test/cuda/peer_torch.py train "*) cat "$STAND_IN_FOLDER/train" ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""}
+PROGRAMS = {
+    "memory_probe": "#!/bin/sh\n[ $1 = pinned ] || { echo 'no managed memory'; exit 1; }\necho pinned\n",
+    "unit_first": "#!/bin/sh\nprintf '1..2\\nok 1 - products\\nok 2 - copies\\n'\n",
+    "unit_for_hopper": "#!/bin/sh\necho 'unit_for_hopper: needs compute capability 9.0'\nexit 77\n",
+    "op_attention_bf16": "#!/bin/sh\nprintf '1..2\\nok 1 - forward\\nnot ok 2 - backward\\n'\nexit 1\n",
+    "op_attention_fp32": "#!/bin/sh\n[ $TEST_MEMORY = pinned ] && [ $CUDA_LAUNCH_BLOCKING = 1 ] || exit 3\nprintf '1..1\\nok 1 - memory\\n'\n",
+}
+
+
+@unittest.skipUnless(os.path.exists(EMULATOR), "the emulator was not built")
+class Rehearsal(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory(prefix="gpu check ")
+        cls.path = cls.folder.name
+        for name in ("bin", "programs"):
+            os.mkdir(f"{cls.path}/{name}")
+        for name, text in STAND_INS.items():
+            write_program(f"{cls.path}/bin/{name}", text)
+        for name, text in PROGRAMS.items():
+            write_program(f"{cls.path}/programs/{name}", text)
+        with open(cls.path + "/attention", "w", encoding="utf-8") as file:
+            file.write("\n".join(map(json.dumps, TORCH_ROWS)) + '\n{"bench": "attention", "engine": "tor')
+        with open(cls.path + "/train", "w", encoding="utf-8") as file:
+            file.write(json.dumps(TORCH_TRAIN) + "\n")
+        clean = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "TRAIN_GPT")}
+        subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "CUDA=", "gpu-rehearsal"], cwd=ROOT, env=clean, check=True,
+                       capture_output=True, timeout=600)
+        for name in ("train_gpt", "op_rope_bf16", "attention_bench"):
+            program = os.path.join(os.path.dirname(EMULATOR), name)
+            if os.path.exists(program):
+                os.symlink(program, f"{cls.path}/programs/{name}")
+        cls.environment = {**clean, "PATH": f"{cls.path}/bin:{os.environ['PATH']}", "PYTHON": cls.path + "/bin/python",
+                           "GPU_CHECK_PROGRAMS": "programs", "GPU_CHECK_SMALL": "1", "STAND_IN_FOLDER": cls.path,
+                           "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
+        cls.everything = cls.start("all", GPU_CHECK_SECONDS="400")
+        cls.output, _ = cls.everything.communicate(timeout=500)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    @classmethod
+    def start(cls, results, *arguments, **environment):
+        return subprocess.Popen([os.path.abspath(SCRIPTS) + "/gpu_check.sh", *arguments, results], stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, cwd=cls.path, env={**cls.environment, **environment})
+
+    def program(self, name, text):
+        write_program(f"{self.path}/programs/{name}", text)
+        self.addCleanup(os.remove, f"{self.path}/programs/{name}")
+
+    def read(self, results):
+        with open(f"{self.path}/{results}/gpu_check.json", encoding="utf-8") as file:
+            checks = json.load(file)["checks"]
+        with open(f"{self.path}/{results}/gpu_check.md", encoding="utf-8") as file:
+            return {check["check"]: check for check in checks}, file.read()
+
+    def table(self, text, title):
+        """The cells of the rows under a heading."""
+        lines = text.split(f"## {title}", 1)[1].split("\n## ", 1)[0].splitlines()
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
+
+    def test_every_table_has_its_rows(self):
+        checks, text = self.read("all")
+        self.assertIn("**A rehearsal by the programs in programs: no figure here is a GPU's.**", text)
+        ours = {(row["direction"], row["head_dim"], row["heads"]): row for row in checks["attention_ours"]["rows"]}
+        self.assertEqual(len(ours), 12, self.output)  # three directions, two head dims, MHA and grouped heads
+        table = self.table(text, "Attention")
+        self.assertEqual(len(table), len(ours))
+        for direction, mask, head_dim, heads, _, length, rate, flash, cudnn, _ in table:
+            row = ours[direction, int(head_dim), int(heads.split("/")[0])]
+            self.assertEqual((mask, length, rate), ("causal", "64", f"{row['tflops']:.0f}"))
+            expected = "123" if (direction, head_dim, heads) == ("forward", "64", "2/2") else "-"
+            self.assertEqual((flash, cudnn), (expected, "-"))
+        table = self.table(text, "Training")
+        self.assertEqual([(row[0], row[3], row[4]) for row in table],
+                         [("demo", "ours", policy) for policy in ("none", "selective", "full")] + [("demo", "torch", "none")])
+        for row in table[:3]:
+            measured = checks[f"train_demo_64_{row[4]}"]["rows"][0]
+            self.assertEqual(row[5], f"{measured['tokens_per_second']:.0f}")
+        self.assertEqual(table[3][5], "4321")
+        self.assertEqual([(row[1], row[2], row[3]) for row in self.table(text, "Several ranks")], [("2", "sockets", "0"), ("2", "sockets", "3")])
+        self.assertEqual([row[0] for row in self.table(text, "Checks")], ALL_STAGES)
+
+    def test_every_check_is_in_the_report(self):
+        checks, text = self.read("all")
+        self.assertEqual(self.everything.returncode, 1, self.output)
+        outcomes = {name: check["outcome"] for name, check in checks.items()}
+        curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
+                  for run in ("_cpu", "_cuda", "")]
+        passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "attention_ours", "attention_torch", "data",
+                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "op_rope_bf16",
+                  *curves, "ranks_small_one", "ranks_small_sockets_0", "ranks_small_sockets_3"]
+        skipped = ["build", "unit_for_hopper", "memory_managed", "spills", "ranks_nccl", "sanitizer"]
+        self.assertEqual(outcomes, {"op_attention_bf16": "failed", **{name: "passed" for name in passed},
+                                    **{name: "skipped" for name in skipped}}, self.output)
+        for line in ("failed: op_attention_bf16 (status 1: backward)", "torch (9.9 of a stand-in)", "memory_managed (no managed memory)",
+                     "sanitizer (Device not supported.)", "unit_for_hopper (unit_for_hopper: needs compute capability 9.0)"):
+            self.assertIn(line, text)
+        with open(self.path + "/all/gpu_check.log", encoding="utf-8") as file:
+            log = file.read()
+        for name in passed:
+            self.assertIn(f"==== {name} of ", log)
+        self.assertEqual(sorted(os.listdir(self.path + "/all")), ["gpu_check.json", "gpu_check.log", "gpu_check.md"])
+
+    def test_a_later_run_adds(self):
+        shutil.copytree(self.path + "/all", self.path + "/later")
+        before, _ = self.read("later")
+        self.program("op_attention_bf16", "#!/bin/sh\nprintf '1..2\\nok 1 - forward\\nok 2 - backward\\n'\n")
+        self.addCleanup(write_program, f"{self.path}/programs/op_attention_bf16", PROGRAMS["op_attention_bf16"])
+        run = self.start("later", "--stages", "attention")
+        output, _ = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 0, output)
+        checks, text = self.read("later")
+        self.assertEqual(checks["op_attention_bf16"]["outcome"], "passed")
+        self.assertEqual(list(checks), list(before))
+        for name in set(checks) - {"op_attention_bf16", "op_attention_fp32", "memory_managed", "memory_pinned"}:
+            self.assertEqual(checks[name], before[name])
+        self.assertIn("failed: none", text)
+        self.assertEqual(len(self.table(text, "Training")), 4)
+        run = self.start("later", "--stages", "unit", STAND_IN_GPU="Other")
+        output, _ = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 2, output)
+
+    def test_what_hangs_is_named(self):
+        self.program("unit_hangs", "#!/bin/sh\necho begun\ntrap '' TERM\nwhile :; do sleep 1; done\n")
+        run = self.start("hang", "--stages", "unit,attention", GPU_CHECK_STEP_SECONDS="2")
+        output, _ = run.communicate(timeout=60)
+        self.assertEqual(run.returncode, 1)
+        checks, text = self.read("hang")
+        self.assertRegex(text, r"hung: unit_hangs \(killed after \d s\)", output)
+        self.assertEqual(checks["unit_hangs"]["output"], ["begun"])
+        self.assertEqual(checks["op_attention_fp32"]["outcome"], "passed")  # what comes after it runs
+
+    def test_no_time_left(self):
+        self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
+        begin = time.monotonic()
+        run = self.start("late", "--stages", "unit,attention,curve", GPU_CHECK_SECONDS="5")
+        run.communicate(timeout=60)
+        self.assertLess(time.monotonic() - begin, 30)
+        self.assertEqual(run.returncode, 0)
+        checks, text = self.read("late")
+        self.assertEqual(checks["unit_first"]["outcome"], "passed")
+        self.assertRegex(text, r"no time left: unit_slow \(ended after \d s, when no time was left\)")
+        self.assertEqual((checks["op_attention_fp32"]["outcome"], checks["data"]["outcome"]), ("no time", "no time"))
+
+    def test_a_signal_leaves_a_report(self):
+        self.program("unit_slow", f"#!/bin/sh\necho $$ >'{self.path}/slow'\nexec sleep 60\n")
+        run = self.start("killed", "--stages", "unit,curve")
+        for _ in range(600):
+            if os.path.exists(self.path + "/slow") and os.path.getsize(self.path + "/slow"):
+                break
+            time.sleep(0.1)
+        run.send_signal(signal.SIGTERM)
+        output, _ = run.communicate(timeout=30)
+        self.assertEqual(run.returncode, 128 + signal.SIGTERM, output)
+        checks, text = self.read("killed")
+        self.assertEqual({name: check["outcome"] for name, check in checks.items()},
+                         {"unit_first": "passed", "unit_for_hopper": "skipped", "unit_slow": "stopped"})
+        self.assertIn("unit_slow (stopped by TERM)", text)
+        with open(self.path + "/slow", encoding="utf-8") as file:
+            slow = int(file.read())
+        with self.assertRaises(ProcessLookupError):
+            os.kill(slow, 0)
+
+    def test_wrong_use(self):
+        for arguments, status in ((["--stages", "units"], 2), ([], 77)):
+            environment = {} if arguments else {"PATH": "/usr/bin:/bin"}
+            run = self.start("none", *arguments, **environment)
+            run.communicate(timeout=60)
+            self.assertEqual(run.returncode, status)
+            self.assertFalse(os.path.exists(self.path + "/none"))
 
 
 if __name__ == "__main__":

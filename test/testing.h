@@ -67,8 +67,9 @@ static inline uint64_t test_random(uint64_t *state) {
 // Uniform in [-1, 1).
 static inline double test_uniform(uint64_t *state) { return (double)(test_random(state) >> 11) * 0x1p-52 - 1.0; }
 
-// Memory that ops and the test both read and write; free() takes it. On a GPU it is managed memory, and the test runs under
-// CUDA_LAUNCH_BLOCKING=1, so that an op is done when it returns.
+// Memory that ops and the test both read and write; free() takes it. On a GPU it is managed memory or pinned memory of the
+// host (test/cuda/host_visible_memory.h), and the test runs under CUDA_LAUNCH_BLOCKING=1, so that an op is done when it
+// returns.
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED)
 static inline void *test_alloc(size_t bytes) {
     void *memory = NULL;
@@ -77,7 +78,7 @@ static inline void *test_alloc(size_t bytes) {
 }
 static inline void test_release(void *memory) {
     struct cudaPointerAttributes attributes;
-    if (memory && cudaPointerGetAttributes(&attributes, memory) == cudaSuccess && attributes.type == cudaMemoryTypeManaged)
+    if (memory && cudaPointerGetAttributes(&attributes, memory) == cudaSuccess && attributes.type != cudaMemoryTypeUnregistered)
         assert_int_equal(cudaFree(memory), cudaSuccess);
     else
         (free)(memory);

@@ -1,14 +1,15 @@
 // How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
 // scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads over 8.
 // By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal, and full where
-// the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one.
+// the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one. --small: T = 64 with two
+// and eight heads alone, for a rehearsal of those scripts on the emulator.
 #include "attention.cuh"              // attention_choose, attention_forward, attention_backward
 #include "kernels/device_memory.cuh"  // device_allocate, device_upload
 #include "kernels/device_queue.cuh"   // device_open
 #include <math.h>                     // sqrt
 #include <stdio.h>                    // printf
 #include <stdlib.h>                   // qsort
-#include <string.h>                   // memcpy
+#include <string.h>                   // memcpy, strcmp
 
 struct bench {
     struct attention_shape shape;
@@ -94,7 +95,7 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
         b.options.any_order = i == 1;
         const double ms = median_ms(i ? backward : forward, &b);
         printf("{\"bench\": \"attention\", \"engine\": \"%s\", \"direction\": \"%s\", \"mask\": \"%s\", \"head_dim\": %d, "
-               "\"heads\": %d, \"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.1f}\n",
+               "\"heads\": %d, \"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.4g}\n",
                engine, directions[i], s.full ? "full" : "causal", s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, ms,
                (i ? 2.5 : 1) * flops / ms * 1e-9);
         fflush(stdout);
@@ -107,16 +108,17 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     device_free(b.workspace, workspace_bytes);
 }
 
-int main(void) {
-    enum { TOKENS = 16384 };
+int main(int argc, char **argv) {
+    const bool small = argc == 2 && strcmp(argv[1], "--small") == 0;
+    const int tokens = small ? 64 : 16384, grouped_heads = small ? 8 : 64;
     struct device dev;
     memset(&dev, 0, sizeof dev);
     device_open(&dev, 0, false);
     for (int head_dim = 64; head_dim <= 128; head_dim += 64)
         for (int gqa = 0; gqa < 2; gqa++)
-            for (int T = 1024; T <= 16384; T *= 2) {
-                const int heads = gqa ? 64 : 2048 / head_dim;
-                struct attention_shape s = {TOKENS / T, T,        heads, gqa ? 8 : heads,
+            for (int T = small ? tokens : 1024; T <= tokens; T *= 2) {
+                const int heads = gqa ? grouped_heads : small ? 2 : 2048 / head_dim;
+                struct attention_shape s = {tokens / T, T,        heads, gqa ? grouped_heads / 8 : heads,
                                             head_dim,   (float)(1 / sqrt((double)head_dim)), false};
                 const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, 0, &dev).backend;
                 bench(s, chosen, "ours", &dev);

@@ -1,0 +1,43 @@
+#!/bin/sh
+# Packs what scripts/gpu_check.sh needs on a machine that has a GPU and no network: this tree as it lies here, without what git
+# ignores, and the libraries of `setup.sh --into .deps --minimal`.
+#
+#   scripts/gpu_pack.sh [--wheels FOLDER] [file, default build/train_gpt.tar.gz]
+#
+# There:
+#   tar xzf train_gpt.tar.gz && train_gpt/scripts/gpu_check.sh folder_for_results
+#
+# --wheels takes along the *.whl of a folder, for that machine's Python (`pip download -d FOLDER --only-binary=:all:
+# --no-deps --python-version 3.12 --platform manylinux_2_28_x86_64 NAME`); gpu_check.sh installs them for itself alone. More
+# than 60 MiB is refused.
+set -eu
+wheels=
+if [ "${1-}" = --wheels ]; then
+    wheels=$(cd "${2:?--wheels: the folder is missing}" && pwd)
+    ls "$wheels"/*.whl >/dev/null
+    shift 2
+fi
+root=$(cd "$(dirname "$0")/.." && pwd)
+file=$(realpath -m "${1-$root/build/train_gpt.tar.gz}")
+limit_mib=60
+cd "$root"
+extra=$(mktemp -d)
+trap 'rm -rf "$extra"' EXIT
+scripts/setup.sh --into "$extra/.deps" --minimal >/dev/null
+if [ -n "$wheels" ]; then
+    mkdir "$extra/.deps/wheels"
+    cp "$wheels"/*.whl "$extra/.deps/wheels/"
+fi
+git describe --always --dirty >"$extra/.packed_commit"
+git ls-files -z --cached --others --exclude-standard >"$extra/names"
+git ls-files -z --deleted >"$extra/deleted"
+sort -z "$extra/names" "$extra/deleted" | uniq -zu >"$extra/there"
+mkdir -p "$(dirname "$file")"
+tar -czf "$file" --owner=0 --group=0 --transform='s,^,train_gpt/,S' --null --no-recursion -T "$extra/there" --recursion \
+    -C "$extra" .deps .packed_commit
+size=$(stat -c %s "$file")
+if [ "$size" -gt $((limit_mib << 20)) ]; then
+    echo "gpu_pack.sh: $file has $((size >> 20)) MiB, more than the $limit_mib that are to be carried; leave wheels or data out" >&2
+    exit 2
+fi
+echo "gpu_pack.sh: $file, $((size >> 10)) KiB; there: tar xzf $(basename "$file") && train_gpt/scripts/gpu_check.sh folder_for_results"

@@ -1,0 +1,58 @@
+// Whether the host and the GPU of this machine see the same memory, as op tests want it: memory_probe managed|pinned.
+// Exit status 0: values pass both ways. 1: they don't, and why is on stdout. A machine on which it hangs has no such memory
+// either, so it is run under a time limit.
+#include <cuda_runtime.h>
+#include <stdio.h>  // printf
+#include <string.h> // strcmp
+
+enum { COUNT = 1 << 18 };
+
+static __global__ void twice(float *x) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < COUNT)
+        x[i] *= 2;
+    if (i < 32)
+        atomicAdd(&x[COUNT], 1.0f);
+}
+
+static int refuse(const char *what, cudaError_t status) {
+    printf("%s: %s\n", what, cudaGetErrorString(status));
+    return 1;
+}
+static int attribute(enum cudaDeviceAttr which) {
+    int value = 0;
+    return cudaDeviceGetAttribute(&value, which, 0) == cudaSuccess && value;
+}
+
+int main(int argc, char **argv) {
+    const bool managed = argc == 2 && strcmp(argv[1], "managed") == 0;
+    const size_t bytes = (COUNT + 1) * sizeof(float);
+    float *x = NULL;
+    if (!managed && (argc != 2 || strcmp(argv[1], "pinned") != 0)) {
+        printf("usage: memory_probe managed|pinned\n");
+        return 2;
+    }
+    if (managed && !(attribute(cudaDevAttrManagedMemory) && attribute(cudaDevAttrConcurrentManagedAccess))) {
+        printf("the device has no managed memory that the host may use at the same time\n");
+        return 1;
+    }
+    cudaError_t status = managed ? cudaMallocManaged((void **)&x, bytes, cudaMemAttachGlobal) : cudaMallocHost((void **)&x, bytes);
+    if (status != cudaSuccess)
+        return refuse("allocation", status);
+    for (int i = 0; i <= COUNT; i++)
+        x[i] = (float)(i % 1000);
+    for (int turn = 0; turn < 2; turn++) { // once more, after the host had it
+        x[COUNT] = 0;
+        twice<<<COUNT / 256, 256>>>(x);
+        status = cudaDeviceSynchronize();
+        if (status != cudaSuccess)
+            return refuse("a kernel", status);
+        for (int i = 0; i < COUNT; i++)
+            if (x[i] != (float)(i % 1000) * (turn ? 4 : 2) || x[COUNT] != 32) {
+                printf("the host doesn't see what the GPU wrote\n");
+                return 1;
+            }
+    }
+    printf("%s memory is seen by both\n", argv[1]);
+    return 0;
+}
