@@ -22,15 +22,12 @@ extern "C" {
 #include <stdio.h>    // printf
 #include <stdlib.h>   // malloc, getenv
 #include <sys/stat.h> // umask
-#include <unistd.h>   // unsetenv, close
+#include <unistd.h>   // close
 
-// What a test relies on where it is started alone, from a script's background or a cluster's job: standard files that are
-// open, signals that are neither ignored nor blocked, a umask, no launcher's variables. test/environment.py prepares the
-// rest where all tests run. SIGHUP stays ignored, so that a run under nohup goes on, as do those that stop a background job.
+// What a test relies on where it is started alone, such as in a script's background: standard files that are open, signals
+// that are neither ignored nor blocked, a umask. test/environment.py prepares these and the rest where all tests run.
+// SIGHUP stays ignored, so that a run under nohup goes on, as do those that stop a background job.
 __attribute__((constructor)) static inline void test_prepare(void) {
-    static const char *const launchers[] = {"RANK",          "WORLD_SIZE",      "LOCAL_RANK",   "LOCAL_WORLD_SIZE",
-                                            "PMI_RANK",      "PMI_SIZE",        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
-                                            "MPI_LOCALRANKID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"};
     int file;
     while ((file = open("/dev/null", O_RDWR)) >= 0 && file <= STDERR_FILENO)
         continue;
@@ -45,8 +42,6 @@ __attribute__((constructor)) static inline void test_prepare(void) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     umask(022);
-    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
-        unsetenv(launchers[i]);
 }
 
 enum { TEST_PATH = 192 }; // bytes of a template
