@@ -9,8 +9,10 @@ GPU_LONG_OPS := $(filter gpt golden huggingface,$(GPU_OPS))
 GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS),$(GPU_OPS))
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
-# Op tests look at device memory from the host; what is timed, and units, have plain device memory.
+# Op tests look at device memory from the host, and their waits end after 4 s and say where; under compute-sanitizer any wait
+# may be long. What is timed, and units, have plain device memory.
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
+GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
 
 .PHONY: gpu-unit gpu-attention gpu-attention-table gpu-train-table gpu-ops gpu-curve gpu-ranks gpu-sanitize gpu-rehearsal
 gpu-train-table gpu-curve gpu-ranks: $(B)/train_gpt
@@ -22,9 +24,9 @@ gpu-unit: $(GPU_UNITS)
 gpu-rehearsal: $(B)/emu/attention_bench
 
 $G/op_%_fp32.o: test/op_%.c $(B)/build-with | $G
-	$(GPU_OP_COMPILE) -c $< -o $@
+	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@
 $G/op_%_bf16.o: test/op_%.c $(B)/build-with | $G
-	$(GPU_OP_COMPILE) $(PRECISION_bf16) -c $< -o $@
+	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) $(PRECISION_bf16) -c $< -o $@
 # small shapes, for compute-sanitizer
 $G/op_%_quick.o: test/op_%.c $(B)/build-with | $G
 	$(GPU_OP_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
@@ -37,7 +39,7 @@ $G/%: $G/%.o
 	$(NVCC) -Xcompiler -fopenmp $< $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
 $(B)/emu/%: test/cuda/%.cu $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
-.SECONDARY:
+.PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # or make removes them as steps on the way
 $G:
 	mkdir -p $@
 -include $(wildcard $G/*.d)

@@ -87,6 +87,7 @@ finish() {
     check='' pid=''
     return $result
 }
+no_time_left() { [ $((limit - SECONDS)) -lt 3 ]; }
 # step [--probe] NAME LIMIT COMMAND...: runs it for at most LIMIT seconds, or what is left. Returns 0 where it passed.
 step() {
     local probe=() own allowed ended status=0
@@ -98,7 +99,7 @@ step() {
     shift 2
     [ "$own" -lt "$step_limit" ] || own=$step_limit
     allowed=$((limit - SECONDS))
-    if [ $allowed -lt 3 ]; then
+    if no_time_left; then
         report skip "$out" "$stage" "$check" "no time left"
         return 77
     fi
@@ -159,7 +160,7 @@ unit() {
     for test in "$programs"/unit_*; do
         if [[ -f $test && -x $test && $test != *.* ]] && is_built "$test"; then
             found=yes
-            program_test "$(basename "$test")" 60 "$test"
+            program_test "$(basename "$test")" 180 "$test"
         fi
     done
     [ -n "$found" ] || skip unit "there is no $programs/unit_*"
@@ -175,6 +176,7 @@ choose_memory() {
         step --probe "memory_$memory" 30 "$programs/memory_probe" "$memory" && return
     done
     memory=none
+    ! no_time_left || memory='' # nothing was found out; what asks has no time either
 }
 # op_test NAME...: tests of ops read results on the host right after the call; those of the model wait for them, as training does.
 op_tests() {
@@ -275,7 +277,7 @@ small_model() {
 }
 curve() {
     local shape precision device name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
-    [ -z "$small" ] || run=(--micro-batch-size 2 --global-batch-size 4 --train-steps 12 --lr 3e-3)
+    [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 12 --lr 3e-3)
     is_built "$train_gpt" curve && token_shards || return
     for shape in gpt2 llama; do
         small_model $shape
@@ -306,7 +308,7 @@ several() {
 ranks() {
     local gpus missing="" kinds=sockets
     local run=(--micro-batch-size 4 --global-batch-size 16 --train-steps 10 --lr 1e-3 --bucket-mib 0.5)
-    [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 4 --train-steps 6 --lr 1e-3 --bucket-mib 0.25)
+    [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 6 --lr 1e-3 --bucket-mib 0.25)
     is_built "$train_gpt" ranks && token_shards || return
     gpus=$(nvidia-smi -L | wc -l)
     ldd "$train_gpt" | grep -q libnccl || missing="train_gpt was built without NCCL"

@@ -506,8 +506,8 @@ class Rehearsal(unittest.TestCase):
         cls.environment = {**clean, "PATH": f"{cls.path}/bin:{os.environ['PATH']}", "PYTHON": cls.path + "/bin/python",
                            "GPU_CHECK_PROGRAMS": "programs", "GPU_CHECK_SMALL": "1", "STAND_IN_FOLDER": cls.path,
                            "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
-        cls.everything = cls.start("all", GPU_CHECK_SECONDS="400")
-        cls.output, _ = cls.everything.communicate(timeout=500)
+        cls.everything = cls.start("all", GPU_CHECK_SECONDS="900")
+        cls.output, _ = cls.everything.communicate(timeout=1000)
 
     @classmethod
     def tearDownClass(cls):
