@@ -26,13 +26,14 @@ struct emu_tensor_map {
 };
 static_assert(sizeof(struct emu_tensor_map) == 128, "a tensor map has 128 bytes");
 
-// A copy between shared memory and a box, or a range where there is no map.
+// A copy between shared memory and a box, or a range of global memory. The map is a copy: it is a parameter of the
+// kernel, which on the host ends with the thread that began the copy, while the copy may run later.
 struct emu_bulk {
-    const struct emu_tensor_map *map;
+    struct emu_tensor_map map;
     int at[4]; // the box's first element
     char *global;
     uint32_t shared, bytes;
-    bool add, was_read;
+    bool boxed, add, was_read;
     uint64_t group;
     std::vector<unsigned char> data; // of a store, once it was read
 };
@@ -139,12 +140,28 @@ static bool emu_waits_at(int thread, const char *what) {
 // --- Boxes --------------------------------------------------------------------------------------------------------
 
 static uint32_t emu_swizzle(uint32_t address, uint32_t chunks) { return address ^ (address >> 7 & (chunks - 1)) << 4; }
-static uint32_t emu_box_bytes(const struct emu_tensor_map *map) {
-    return 2u * map->box[0] * map->box[1] * map->box[2] * map->box[3];
+static struct emu_bulk emu_box(const struct tensor_map *at, uint32_t shared, int c0, int c1, int c2, int c3,
+                               const char *what) {
+    if ((uintptr_t)at % 64 != 0)
+        emu_report("%s by a tensor map that is not aligned to 64 bytes", what);
+    struct emu_bulk bulk = {};
+    memcpy(&bulk.map, at, sizeof bulk.map);
+    bulk.at[0] = c0, bulk.at[1] = c1, bulk.at[2] = c2, bulk.at[3] = c3;
+    bulk.shared = shared;
+    bulk.bytes = 2u * bulk.map.box[0] * bulk.map.box[1] * bulk.map.box[2] * bulk.map.box[3];
+    bulk.boxed = true;
+    return bulk;
+}
+static struct emu_bulk emu_range(const void *global, uint32_t shared, uint32_t bytes) {
+    struct emu_bulk bulk = {};
+    bulk.global = (char *)(uintptr_t)global;
+    bulk.shared = shared;
+    bulk.bytes = bytes;
+    return bulk;
 }
 // Calls row(global address or NULL, number of elements within the tensor, offset in the box) for each row of the box.
 template <class F> static void emu_box_rows(const struct emu_bulk *bulk, F row) {
-    const struct emu_tensor_map *map = bulk->map;
+    const struct emu_tensor_map *map = &bulk->map;
     uint32_t offset = 0;
     int64_t at[4] = {bulk->at[0], bulk->at[1], bulk->at[2], bulk->at[3]};
     for (int i3 = 0; i3 < map->box[3]; i3++)
@@ -165,12 +182,10 @@ template <class F> static void emu_box_rows(const struct emu_bulk *bulk, F row) 
             }
 }
 static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
-    if (bulk->map) {
-        if ((uintptr_t)bulk->map % 64 != 0)
-            emu_report("%s by a tensor map that is not aligned to 64 bytes", what);
-        if (bulk->map->rank != 4)
-            emu_report("%s of 4 dimensions by a tensor map of %u", what, bulk->map->rank);
-        if (bulk->map->chunks > 1 && 2u * bulk->map->box[0] != 16 * bulk->map->chunks)
+    if (bulk->boxed) {
+        if (bulk->map.rank != 4)
+            emu_report("%s of 4 dimensions by a tensor map of %u", what, bulk->map.rank);
+        if (bulk->map.chunks > 1 && 2u * bulk->map.box[0] != 16 * bulk->map.chunks)
             emu_report("%s of a box whose rows are narrower than the swizzle, which is not modelled", what);
         if (bulk->shared % 128 != 0)
             emu_report("%s of a box at shared address %d, which is no multiple of 128", what, emu_offset(bulk->shared));
@@ -183,7 +198,7 @@ static unsigned char *emu_shared_at(uint32_t address) { return emu->shared + (ad
 
 // Whole range of shared memory -> data, or data -> it, in the box's own order.
 static void emu_bulk_shared(const struct emu_bulk *bulk, unsigned char *data, bool to_shared) {
-    const uint32_t chunks = bulk->map ? bulk->map->chunks : 1;
+    const uint32_t chunks = bulk->boxed ? bulk->map.chunks : 1;
     for (uint32_t i = 0; i < bulk->bytes; i += 16) {
         unsigned char *at = emu_shared_at(emu_swizzle(bulk->shared + i, chunks));
         memcpy(to_shared ? at : data + i, to_shared ? data + i : at, 16);
@@ -191,7 +206,7 @@ static void emu_bulk_shared(const struct emu_bulk *bulk, unsigned char *data, bo
 }
 static void emu_land(struct emu_bulk *bulk) {
     std::vector<unsigned char> data(bulk->bytes, 0);
-    if (bulk->map) {
+    if (bulk->boxed) {
         emu_box_rows(bulk, [&](const char *from, int64_t begin, int64_t end, uint32_t offset) {
             if (begin == end)
                 return;
@@ -216,7 +231,7 @@ static void emu_add_floats(float *to, const float *from, size_t n) {
     }
 }
 static void emu_store_out(struct emu_bulk *bulk) {
-    if (bulk->map) {
+    if (bulk->boxed) {
         emu_box_rows(bulk, [&](char *to, int64_t begin, int64_t end, uint32_t offset) {
             if (begin == end)
                 return;
@@ -361,12 +376,11 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
     emu_mbarrier_try(barrier);
 }
 static void emu_tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
-    struct emu_bulk load = {(const struct emu_tensor_map *)map, {c0, c1, c2, c3}, NULL, to, 0, false, false, 0, {}};
-    load.bytes = emu_box_bytes(load.map);
+    struct emu_bulk load = emu_box(map, to, c0, c1, c2, c3, "a TMA load");
     emu_load_begin(&load, barrier, "a TMA load");
 }
 static void emu_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
-    struct emu_bulk load = {NULL, {0, 0, 0, 0}, (char *)(uintptr_t)from, to, bytes, false, false, 0, {}};
+    struct emu_bulk load = emu_range(from, to, bytes);
     emu_load_begin(&load, barrier, "a bulk load");
 }
 static void emu_store_begin(struct emu_bulk *store, const char *what) {
@@ -386,12 +400,12 @@ static void emu_store_begin(struct emu_bulk *store, const char *what) {
     self->stores.push_back(*store);
 }
 static void emu_tma_store(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
-    struct emu_bulk store = {(const struct emu_tensor_map *)map, {c0, c1, c2, c3}, NULL, from, 0, false, false, 0, {}};
-    store.bytes = emu_box_bytes(store.map);
+    struct emu_bulk store = emu_box(map, from, c0, c1, c2, c3, "a TMA store");
     emu_store_begin(&store, "a TMA store");
 }
 static void emu_bulk_store(void *to, uint32_t from, uint32_t bytes, bool add) {
-    struct emu_bulk store = {NULL, {0, 0, 0, 0}, (char *)to, from, bytes, add, false, 0, {}};
+    struct emu_bulk store = emu_range(to, from, bytes);
+    store.add = add;
     emu_store_begin(&store, add ? "a bulk reduction" : "a bulk store");
 }
 static inline void emu_bulk_commit(void) {
