@@ -7,7 +7,8 @@
 // - Bulk stores read shared memory at the wait that asks for it, and write global memory at bulk_wait, or when their
 //   thread ends. Until then nobody may write what they read.
 // - wgmmas run at the wgmma_wait that asks for them, when all four warps have come to it. Until then their accumulators
-//   hold a NaN that must not be overwritten, their A registers must not change, and nobody may write what they read.
+//   and their A registers hold a NaN that must not be overwritten, and who rounds, stores or multiplies what it read there
+//   is reported; nobody may write what they read in shared memory.
 // - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or A
 //   register that was used before may differ from what it held at the last wgmma_fence.
 // - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them.
@@ -62,7 +63,7 @@ struct emu_accumulator {
     float snapshot[128], value[128];
 };
 struct emu_operand {
-    const uint32_t *at;
+    uint32_t *at;
     bool in_flight, held;
     uint64_t group, used;
     uint32_t snapshot[4], value[4];
@@ -502,15 +503,14 @@ static void emu_set_registers(int registers, bool increase) {
 
 // --- wgmma --------------------------------------------------------------------------------------------------------
 
-static const uint32_t EMU_IN_FLIGHT = 0x7fedcba9; // a NaN that arithmetic does not make
-
-static bool emu_all_in_flight(const struct emu_accumulator *acc) {
-    for (int i = 0; i < acc->size; i++) {
-        uint32_t bits;
-        memcpy(&bits, acc->at + i, 4);
-        if (bits != EMU_IN_FLIGHT)
+static void emu_put_in_flight(void *registers, int count) {
+    for (int i = 0; i < count; i++)
+        memcpy((char *)registers + 4 * i, &EMU_IN_FLIGHT, 4);
+}
+static bool emu_all_in_flight(const void *registers, int count) {
+    for (int i = 0; i < count; i++)
+        if (memcmp((const char *)registers + 4 * i, &EMU_IN_FLIGHT, 4) != 0)
             return false;
-    }
     return true;
 }
 static inline void emu_wgmma_fence(void) {
@@ -571,14 +571,14 @@ static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uin
         if (acc->held && memcmp(acc->snapshot, acc->at, sizeof(float) * (size_t)size) != 0)
             emu_report("a wgmma on an accumulator that was written after the last wgmma_fence");
         memcpy(acc->value, at, sizeof(float) * (size_t)size);
-        for (int i = 0; i < size; i++)
-            memcpy(at + i, &EMU_IN_FLIGHT, 4);
+        emu_put_in_flight(at, size);
         acc->in_flight = true;
     }
     acc->group = group;
     return found;
 }
-static void emu_operand_use(struct emu_thread *self, const uint32_t *at, uint64_t group) {
+// The thread's record of four A registers, in flight from now on. Their value, which other wgmmas may have too, is kept aside.
+static const uint32_t *emu_operand_use(struct emu_thread *self, uint32_t *at, uint64_t group) {
     struct emu_operand *a = NULL;
     for (int i = 0; i < self->num_operands && !a; i++)
         if (self->operands[i].at == at)
@@ -598,14 +598,19 @@ static void emu_operand_use(struct emu_thread *self, const uint32_t *at, uint64_
         a->at = at;
         a->in_flight = a->held = false;
     }
-    if (a->in_flight && memcmp(a->value, at, sizeof a->value) != 0)
+    if (a->in_flight && !emu_all_in_flight(at, 4))
         emu_report("changes the A registers of a wgmma in flight");
-    if (!a->in_flight && a->held && memcmp(a->snapshot, at, sizeof a->snapshot) != 0)
-        emu_report("a wgmma with A registers that were written after the last wgmma_fence");
-    memcpy(a->value, at, sizeof a->value);
-    a->in_flight = true;
+    if (!a->in_flight) {
+        if (a->held && memcmp(a->snapshot, at, sizeof a->snapshot) != 0)
+            emu_report("a wgmma with A registers that were written after the last wgmma_fence");
+        emu_check_not_in_flight(at, sizeof a->value, "multiplies");
+        memcpy(a->value, at, sizeof a->value);
+        emu_put_in_flight(at, 4);
+        a->in_flight = true;
+    }
     a->group = group;
     a->used = ++self->events;
+    return a->value;
 }
 
 // The addresses of an operand's 16-byte pieces. K-major: of each of `rows` rows two pieces, k = 0..7 and 8..15. MN-major:
@@ -698,10 +703,9 @@ static void emu_wgmma_issue(const struct emu_wgmma *op) {
         issued->warps |= 1u << in_group / 32;
     }
     issued->accumulator[in_group] = (unsigned char)emu_accumulator_use(self, op->acc, op->n / 2, issued->group);
-    if (op->a_registers) {
-        emu_operand_use(self, op->a_registers, issued->group);
-        memcpy(issued->a[in_group], op->a_registers, sizeof issued->a[in_group]);
-    }
+    if (op->a_registers) // registers are variables, which the wrapper takes as constants
+        memcpy(issued->a[in_group], emu_operand_use(self, (uint32_t *)(uintptr_t)op->a_registers, issued->group),
+               sizeof issued->a[in_group]);
 }
 static void emu_wake_wgmma_waits(int first_thread) {
     for (int i = first_thread; i < first_thread + EMU_WARPGROUP; i++)
@@ -786,15 +790,20 @@ static void emu_wgmma_results(struct emu_thread *self, uint64_t done) {
     self->waited_at = ++self->events;
     for (int i = 0; i < self->num_operands; i++) {
         struct emu_operand *a = &self->operands[i];
-        if (a->in_flight && memcmp(a->value, a->at, sizeof a->value) != 0)
+        if (!a->in_flight)
+            continue;
+        if (!emu_all_in_flight(a->at, 4))
             emu_report("changes the A registers of a wgmma in flight");
-        a->in_flight = a->in_flight && a->group >= done;
+        if (a->group >= done)
+            continue;
+        memcpy(a->at, a->value, sizeof a->value);
+        a->in_flight = false;
     }
     for (int i = 0; i < self->num_accumulators; i++) {
         struct emu_accumulator *acc = &self->accumulators[i];
         if (!acc->in_flight)
             continue;
-        if (!emu_all_in_flight(acc))
+        if (!emu_all_in_flight(acc->at, acc->size))
             emu_report("writes an accumulator of a wgmma in flight");
         if (acc->group >= done)
             continue;
