@@ -10,11 +10,16 @@
 #include "runtime/parallel.h" // struct parallel, control_broadcast
 
 #if defined(TARGET_CUDA) && defined(HAVE_NCCL)
-#include "kernels/packed.cuh" // packed_aligned, packed_check
-#include "kernels/ptx.cuh"    // pack_bf16x2
-#include <nccl.h>             // ncclReduceScatter, ncclAllGather
-#include <pthread.h>          // pthread_mutex_t
-#include <unistd.h>           // _exit
+#include "kernels/device_memory.cuh" // device_allocate
+#include "kernels/packed.cuh"        // packed_aligned, packed_check
+#include "kernels/ptx.cuh"           // pack_bf16x2
+#include <nccl.h>                    // ncclReduceScatter, ncclAllGather
+#include <pthread.h>                 // pthread_mutex_t
+#include <unistd.h>                  // _exit
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 16, 0)
+#error "NCCL 2.16, the first one of CUDA 12, or a newer one is needed: NCCL_HOME= names its folder"
+#endif
 
 enum { COLLECTIVES_HAVE_NCCL = 1 };
 // Events of collectives that are under way. More than a step has of them, or the host would wait within a step.

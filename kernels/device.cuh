@@ -18,6 +18,9 @@
 
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // streams, events, launches
+#if CUDART_VERSION < 12040
+#error "CUDA 12.4 or newer is needed: what is older was never compiled with"
+#endif
 #ifdef __CUDACC__
 #include <cuda_bf16.h> // __float2bfloat16_rn
 #endif

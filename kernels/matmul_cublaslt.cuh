@@ -22,6 +22,10 @@
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // calloc, free
 
+#if CUBLAS_VERSION < 120400
+#error "cuBLASLt of CUDA 12.4 or newer is needed: CUBLASLT_DIR= names the folder that holds its include/ and lib/"
+#endif
+
 enum {
     MATMUL_PLANS = 128,                  // a training run of one model has some 20
     MATMUL_LIBRARY_BYTES = 32 << 20,     // scratch that algorithms may ask for: what NVIDIA recommends for sm_90

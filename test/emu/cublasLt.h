@@ -16,6 +16,8 @@
 #include <stdlib.h>       // malloc, _Exit
 #include <string.h>       // memcpy, memset
 
+#define CUBLAS_VERSION 130000
+
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_NOT_INITIALIZED = 1,
@@ -93,9 +95,11 @@ typedef struct emu_lt_handle {
     } while (0)
 
 static inline const char *cublasLtGetStatusName(cublasStatus_t status) {
-    return status == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_EXECUTION_FAILED";
+    return status == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
+           : status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
+                                                   : "CUBLAS_STATUS_EXECUTION_FAILED";
 }
-static inline size_t cublasLtGetVersion(void) { return 130000; }
+static inline size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     EMU_LT_DEMAND(emu_forbid_while_recording() == cudaSuccess, "a handle is made while a graph is recorded");
     *handle = (cublasLtHandle_t)malloc(sizeof **handle);

@@ -12,6 +12,11 @@
 #include <tuple>             // std::tuple
 #include <type_traits>       // std::decay
 
+// The toolkit that is modelled. A test of what older ones have names the older one before it includes this.
+#ifndef CUDART_VERSION
+#define CUDART_VERSION 13000
+#endif
+
 #define __global__
 #define __device__
 #define __host__

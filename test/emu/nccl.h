@@ -32,7 +32,11 @@ typedef enum {
 } ncclResult_t;
 typedef enum { ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 typedef enum { ncclSum = 0 } ncclRedOp_t;
+#define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+#define NCCL_VERSION_CODE NCCL_VERSION(2, 27, 0)
 enum { NCCL_UNIQUE_ID_BYTES = 128, EMU_NCCL_MADE = 0x6e63636c };
+enum { EMU_NCCL_LARGE = 8192 }; // bytes of a part from which on a collective is a large one
+static const size_t EMU_NCCL_COMMUNICATOR_BYTES = 3 << 20, EMU_NCCL_ALGORITHM_BYTES = 1 << 20;
 typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;

@@ -2,10 +2,15 @@
 // with status 3 and a message that names the kernel, the thread and the fault. The same kernels without it must pass.
 //
 //   unit_faults           every fault          unit_faults NAME    that one, to see its message
+//
+// Of the toolkits that the engine supports this one is compiled against the oldest: what is called otherwise there is
+// called here.
+#define CUDART_VERSION 12040
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/packed.cuh"        // packed_load
 #include "kernels/ptx.cuh"           // shared memory, cp_async, mma
+#include "kernels/tensor_map.cuh"    // tensor_map_of
 #include "test/emu/apart.h"          // run_with_and_without
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
