@@ -456,7 +456,17 @@ struct misuse {
     struct gemm gemm;
     int which;
 };
-enum misuses { OTHER_DEPTH, SHORT_ROWS, LESS_ALIGNED, SMALL_WORKSPACE, IN_PLACE, OTHER_EPILOGUE, ROUNDED_PARTS, MISUSES };
+enum misuses {
+    OTHER_DEPTH,
+    SHORT_ROWS,
+    LESS_ALIGNED,
+    SMALL_WORKSPACE,
+    IN_PLACE,
+    OTHER_EPILOGUE,
+    ROUNDED_PARTS,
+    LOW_WORKSPACE,
+    MISUSES
+};
 static void misuse(void *argument) {
     struct misuse *m = (struct misuse *)argument;
     struct device dev = {1, m->library};
@@ -467,6 +477,7 @@ static void misuse(void *argument) {
         gemm.a = gemm.out;
     struct matmul_plan *plan = matmul_plan_for(g, m->library);
     size_t workspace_bytes = MATMUL_LIBRARY_BYTES;
+    char *const workspace = m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0);
     const void *a = g->a;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -495,19 +506,20 @@ static void misuse(void *argument) {
                                        1, &result, &found);
     }
     cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b, &plan->b, a, &plan->a, &zero, g->out, &plan->c, g->out,
-                   &plan->c, &plan->algorithm, m->workspace, workspace_bytes, dev.stream);
+                   &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
 }
 static void test_stand_in(void **state) {
     const struct shape s = {32, 32, 32};
     const char *words[] = {"(32 x 32) by (31 x 32)", "can't begin 9 apart", "B is aligned to", "the algorithm needs 33554432",
-                           "B overlaps D",           "another operation",   "rounds the parts"};
+                           "B overlaps D",           "another operation",   "rounds the parts",
+                           "is not aligned to 256"};
     struct device dev = {1, NULL};
     struct misuse m;
     memset(&m, 0, sizeof m);
     m.library = dev.matmul = matmul_create(&dev);
     m.problem = problem_make(s, 1);
     m.result = result_make(s);
-    m.workspace = (char *)test_alloc(MATMUL_LIBRARY_BYTES);
+    m.workspace = (char *)test_alloc(MATMUL_LIBRARY_BYTES + 128);
     m.gemm = gemm_forward(m.result.out, m.problem.in, m.problem.weight, m.problem.bias, s.M, s.N, s.K);
     char message[1024];
     for (m.which = 0; m.which < MISUSES; m.which++) {

@@ -298,8 +298,8 @@ static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation
     }
     EMU_LT_DEMAND(workspace_bytes >= algo->workspace_bytes, "a workspace of %zu bytes, the algorithm needs %llu", workspace_bytes,
                   (unsigned long long)algo->workspace_bytes);
-    EMU_LT_DEMAND(workspace_bytes == 0 || (workspace && (uintptr_t)workspace % 16 == 0), "the workspace %p is not aligned",
-                  workspace);
+    EMU_LT_DEMAND(workspace_bytes == 0 || (workspace && (uintptr_t)workspace % 256 == 0),
+                  "the workspace %p is not aligned to 256 bytes", workspace);
     const size_t d_bytes = emu_lt_extent(layouts[3]);
     for (int i = 0; i < 2; i++)
         EMU_LT_DEMAND(!emu_lt_overlap(pointers[3], d_bytes, pointers[i], emu_lt_extent(layouts[i])) &&
