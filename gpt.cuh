@@ -368,9 +368,12 @@ static void unit_gather(struct gpt *m, enum pass pass, int unit) {
     }
     m->units[(int)pass * s->units + unit] = UNIT_COMES;
 }
-static void unit_wait(struct gpt *m, const uint64_t *tickets, int unit) {
-    for (int i = m->shards.first[unit]; i < m->shards.first[unit + 1]; i++)
+// Once is enough: what is enqueued later is behind the wait. A graph, which can't wait for a collective, may be recorded then.
+static void unit_wait(struct gpt *m, uint64_t *tickets, int unit) {
+    for (int i = m->shards.first[unit]; i < m->shards.first[unit + 1]; i++) {
         collective_wait(m->collectives, tickets[i], m->dev);
+        tickets[i] = 0;
+    }
 }
 
 // The parameters of a unit are used soon: sharded ones begin to be gathered, in the current phase.

@@ -104,10 +104,16 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(&c->parallel->control);
 }
 
+// A graph would wait for the same collective each time that it runs, and begin none.
+static void collectives_check_recording(const struct device *dev, const char *what) {
+    if (dev->recording)
+        fail("%s while a graph is recorded: collectives can't be part of one", what);
+}
 // out (part) = sum over the ranks of buffer[own part]; `out` is that part of `buffer`, or elsewhere. `buffer` (ranks, part) may
 // be overwritten.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t part, const char *name,
                                           struct device *dev) {
+    collectives_check_recording(dev, name);
     c->sent_bytes += reduce_scatter_sent_bytes(c->parallel, part, c->bf16);
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_reduce_scatter(&c->nccl, out, buffer, part, c->bf16 ? (bf16 *)c->scratch : NULL, name, dev);
@@ -117,6 +123,7 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
 // buffer (ranks, bytes) = every rank's own; `own` is its place in `buffer`, or elsewhere.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
                                       struct device *dev) {
+    collectives_check_recording(dev, name);
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_all_gather(&c->nccl, buffer, own, bytes, name, dev);
@@ -125,8 +132,10 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 }
 // What is enqueued from here on finds the collective's result. 0: nothing to wait for.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
-    if (ticket > 0)
-        nccl_queue_wait(&c->nccl, ticket, dev);
+    if (ticket == 0)
+        return;
+    collectives_check_recording(dev, "a wait for a collective");
+    nccl_queue_wait(&c->nccl, ticket, dev);
 }
 // So far: collectives ran, waiting for other ranks included; the device waited for them. Of those that are done by now, which
 // may be some of a step that is enqueued already.
