@@ -46,28 +46,26 @@ struct collectives {
 static size_t collectives_scratch_bytes(int64_t largest_part, int ranks, enum collectives_kind kind, bool wire_bf16) {
     return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_part * (size_t)ranks * sizeof(bf16) : 0;
 }
+// The largest of all collectives, of one rank: elements that are reduced, bytes that are gathered. Once this returns, what
+// the collectives hold of the device's memory is taken.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind, bool wire_bf16,
-                             struct device *dev) {
+                             int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
+    const int ranks = parallel->launch.ranks;
+    const size_t reduced_bytes = (size_t)largest_part * sizeof(float);
     memset(c, 0, sizeof *c);
     c->parallel = parallel;
     c->kind = kind;
     c->bf16 = wire_bf16;
-    if (kind == COLLECTIVES_NCCL)
-        nccl_queue_open(&c->nccl, parallel, dev);
-}
-// Before the first collective: `scratch` of collectives_scratch_bytes, aligned to 16, and the largest of all collectives, in
-// elements reduced and in bytes gathered, of one rank.
-static void collectives_set_scratch(struct collectives *c, void *scratch, int64_t largest_part, size_t largest_gathered_bytes,
-                                    struct device *dev) {
-    c->scratch = scratch;
-    if (c->kind == COLLECTIVES_NCCL)
+    if (kind == COLLECTIVES_NCCL) {
+        nccl_queue_open(&c->nccl, parallel, largest_part, wire_bf16, largest_gathered_bytes, dev);
         return;
-    const int ranks = c->parallel->launch.ranks;
-    const size_t reduced_bytes = (size_t)largest_part * sizeof(float);
+    }
     c->staging_bytes = (size_t)ranks * (reduced_bytes > largest_gathered_bytes ? reduced_bytes : largest_gathered_bytes);
     c->staging = (char *)host_allocate(c->staging_bytes, dev);
     c->host_scratch = host_allocate(host_reduce_scatter_scratch_bytes(largest_part, ranks, c->bf16), dev);
 }
+// Before the first collective: `scratch` of collectives_scratch_bytes, aligned to 16.
+static inline void collectives_set_scratch(struct collectives *c, void *scratch) { c->scratch = scratch; }
 static void collectives_close(struct collectives *c, struct device *dev) {
     if (c->kind == COLLECTIVES_NCCL)
         nccl_queue_close(&c->nccl);
@@ -159,15 +157,12 @@ static size_t collectives_scratch_bytes(int64_t largest_part, int ranks, enum co
     return host_reduce_scatter_scratch_bytes(largest_part, ranks, wire_bf16);
 }
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind, bool wire_bf16,
-                             struct device *dev) {
+                             int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
     memset(c, 0, sizeof *c);
     c->parallel = parallel;
     c->bf16 = wire_bf16;
 }
-static void collectives_set_scratch(struct collectives *c, void *scratch, int64_t largest_part, size_t largest_gathered_bytes,
-                                    struct device *dev) {
-    c->scratch = scratch;
-}
+static inline void collectives_set_scratch(struct collectives *c, void *scratch) { c->scratch = scratch; }
 // Ends what is under way: the last step's parameters may be, which nobody waits for.
 static void collectives_close(struct collectives *c, struct device *dev) {
     work_thread_wait(&c->parallel->work, c->last_ticket);
