@@ -8,7 +8,8 @@
 // - pointers aligned to less than the preference said, a workspace that is too small or not aligned,
 // - an output that overlaps an operand, the bias or the workspace,
 // - reductions that round the parts of a sum to the output's type, which our results would show.
-// It fills both ends of the workspace with NaN.
+// It fills both ends of the workspace with NaN. EMU_CUBLASLT_LEAST is the least number of rows, columns and depth that its
+// heuristics have an algorithm for, 1 if unset.
 #pragma once
 #include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range, emu_bf16
 #include <stdint.h>       // uint64_t
@@ -195,7 +196,7 @@ static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operat
                   (int)b->type, (int)d->type);
 }
 
-// One algorithm for everything, which takes scratch memory as one that splits the depth would.
+// One algorithm for everything that is large enough, which takes scratch memory as one that splits the depth would.
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                                             cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                             cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -210,6 +211,11 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     emu_lt_check_layouts(operation, layouts);
     EMU_LT_DEMAND((operation->epilogue == CUBLASLT_EPILOGUE_BIAS) == (operation->bias != NULL),
                   "epilogue %d with bias pointer %p", (int)operation->epilogue, operation->bias);
+    const char *text = getenv("EMU_CUBLASLT_LEAST");
+    const uint64_t least = text ? strtoull(text, NULL, 0) : 1;
+    *found = 0;
+    if (a->rows < least || a->cols < least || d->cols < least)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     cublasLtMatmulHeuristicResult_t *result = &results[0];
     memset(result, 0, sizeof *result);
     result->algo.made = EMU_LT_MADE;
