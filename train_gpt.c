@@ -432,8 +432,7 @@ static int run_training(struct run *r) {
     open_data(r);
     open_vocabulary(r);
     open_samples(r);
-    gpt_allocate(r->model);
-    connect_ranks(r);
+    allocate_model(r);
     load_model(r);
     log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0,
              launch_is_by_mpirun(launch_getenv));
@@ -454,15 +453,13 @@ static int run_training(struct run *r) {
 }
 static int run_evaluation(struct run *r) {
     open_data(r);
-    gpt_allocate(r->model);
-    connect_ranks(r);
+    allocate_model(r);
     load_model(r);
     report(r);
     return evaluate_only(r);
 }
 static int run_generation(struct run *r, int new_tokens) {
-    gpt_allocate(r->model);
-    connect_ranks(r);
+    allocate_model(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
@@ -488,7 +485,6 @@ int ENGINE(const struct config *config) {
         report(&r);
         plan_print(&r.model->plan, stdout);
     } else {
-        fit_check(&r.fit, r.model->plan.peak_bytes, available_bytes(&r));
         status = *config->generate   ? run_generation(&r, config->sample_tokens)
                  : config->eval_only ? run_evaluation(&r)
                                      : run_training(&r);

@@ -18,6 +18,9 @@
 
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // streams, events, launches
+#if CUDART_VERSION < 12040
+#error "CUDA 12.4 or newer is needed: what is older was never compiled with"
+#endif
 #ifdef __CUDACC__
 #include <cuda_bf16.h> // __float2bfloat16_rn
 #endif
@@ -80,6 +83,7 @@ struct device {
     cudaEvent_t marks[DEVICE_MARKS]; // device_mark, device_wait
     int index;                     // of the GPU
     size_t free_bytes;             // of its memory when it was opened
+    bool recording;                // what is enqueued becomes part of a graph
     bool open;                     // false: nothing is run, only planned, and no GPU is needed
 };
 // The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.

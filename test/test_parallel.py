@@ -601,6 +601,20 @@ class CudaEngine(Case):
         self.run_it("without", 2, *options, "--zero-stage", 1, "--cuda-graphs=false", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("with"), self.curve("without"))
 
+    def test_what_nccl_holds_is_counted(self):
+        """A GPU with room for the plan and its reserve, but not beside NCCL's buffers: said before anything is allocated."""
+        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, "--device", "cuda"]
+        planned = self.path + "/nccl.json"
+        self.run_it("plan", 1, *options, "--plan", "--world-size", 2, "--plan-json", planned, program=CUDA_PROGRAM)
+        with open(planned) as f:
+            room = json.load(f)["peak_bytes"] + (256 << 20)
+        for more, fits, message in (1 << 20, False, "the plan needs"), (32 << 20, True, "2, ZeRO stage 0"):
+            command = self.command("nccl", *options, program=CUDA_PROGRAM)
+            result = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *command], capture_output=True, text=True,
+                                    timeout=LIMIT, env={**ENVIRONMENT, "EMU_MEMORY_BYTES": str(room + more)})
+            self.assertEqual(result.returncode == 0, fits, result.stdout + result.stderr)
+            self.assertIn(message, result.stdout + result.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

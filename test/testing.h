@@ -80,8 +80,8 @@ static inline void test_release(void *memory) {
 }
 #define free(memory) test_release(memory)
 #else
-static inline void *test_alloc(size_t bytes) {
-    void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
+static inline void *test_alloc(size_t bytes) { // aligned as cudaMalloc aligns, and the memory plan
+    void *memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
     assert_non_null(memory);
     return memory;
 }
