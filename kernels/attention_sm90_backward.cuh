@@ -268,8 +268,7 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
             const int at = (block.b * a.H + sm90_backward_head(a, block, i)) * a.tiles + tile;
             float *dq = a.dq + (int64_t)at * (plan::QUERIES * plan::D);
             if (turn > 0) {
-                while (load_acquire(a.counters + at) != turn)
-                    ;
+                wait_acquire(a.counters + at, turn);
                 async_proxy_fence_global();
             }
 #pragma unroll
