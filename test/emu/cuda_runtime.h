@@ -192,7 +192,6 @@ static inline cudaError_t cudaGetLastError(void) {
     emu_last_error = cudaSuccess;
     return status;
 }
-#define CUDART_VERSION 13000
 static inline cudaError_t cudaRuntimeGetVersion(int *version) {
     *version = CUDART_VERSION;
     return cudaSuccess;

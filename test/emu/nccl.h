@@ -45,7 +45,6 @@ typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
 
-#define NCCL_VERSION_CODE 22700
 static inline ncclResult_t ncclGetVersion(int *version) {
     *version = NCCL_VERSION_CODE;
     return ncclSuccess;
