@@ -2,24 +2,38 @@
 # make cuda       for both, whatever is here; RELEASE=1: for every GPU from sm_80 on, not only the one here
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
+# make quick      the units and the cpu target's ops: under two minutes once they are built
+# make quick      those of make test that a change of the cpu target or of the runtime can break, two minutes
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
+SHORT_FLAGS := $(firstword -$(MAKEFLAGS))
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
-CC ?= gcc
-CXX ?= g++
-ARCH ?= native
+ifeq ($(origin CC),default) # make's own cc
+  CC := gcc
+endif
+# For this machine, unless the compiler is another's: then for all of that kind, and without the MPI that is here.
+MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+NATIVE := $(filter $(shell uname -m),$(MACHINE))
+ARCH ?= $(if $(NATIVE),native)
 JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 
-MULTIARCH := $(shell $(CC) -print-multiarch)
+comma := ,
+# $(call write_changed,FILE,TEXT): as the Makefile is read, and only where the file holds something else. `make -n` and
+# `make -q` write nothing: there the file counts as out of date.
+write_changed = $(if $(call is_same,$(strip $(2)),$(strip $(file <$(1)))),,$(if $(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)), \
+  $(eval .PHONY: $(1)),$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2))))
+is_same = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
+MULTIARCH := $(or $(shell $(CC) -print-multiarch 2>/dev/null),$(MACHINE)-linux-gnu)
 
 # What scripts/setup.sh --into .deps unpacked comes before what the system has. Its libraries need each other, and an
-# RPATH, unlike a RUNPATH, counts for them too.
-DEPS := $(wildcard $(CURDIR)/.deps/usr)
+# RPATH, unlike a RUNPATH, counts for them too. Relative to the program (one to four folders below this one),
+# since the path of this folder may have a space in it.
+DEPS ?= $(wildcard .deps/usr)
 ifneq ($(DEPS),)
   DEPS_LIB := $(DEPS)/lib/$(MULTIARCH)
   DEFINES += -isystem $(DEPS)/include -isystem $(DEPS)/include/$(MULTIARCH)
-  LDFLAGS += -L$(DEPS_LIB) -Wl,--disable-new-dtags,-rpath,$(DEPS_LIB),-rpath,$(DEPS_LIB)/openblas-openmp
+  LDFLAGS += -L$(DEPS_LIB) -Wl,-rpath-link,$(DEPS_LIB) -Wl,--disable-new-dtags $(foreach up,.. ../.. ../../.. ../../../..,$(foreach d,$(DEPS_LIB) $(DEPS_LIB)/openblas-openmp,-Wl,-rpath,'$$ORIGIN/$(up)/$d'))
 endif
 
 has = $(shell printf '\043include <$(1)>\n' | $(CC) $(DEFINES) -E -x c - >/dev/null 2>&1 && echo yes)
@@ -28,20 +42,22 @@ DEFINES += -DPCRE2_CODE_UNIT_WIDTH=8
 RUNTIME_LDLIBS := -ljansson -lpcre2-8 -lm
 LDLIBS += $(RUNTIME_LDLIBS)
 MISSING := $(strip $(foreach h,jansson.h xxhash.h pcre2.h,$(if $(call has,$h),,$h)))
-# Used where its header is found; without any of them the plain OpenMP loops remain.
-ifeq ($(call has,oneapi/dnnl/dnnl.h),yes)
+# Used where its header is found, or left out by ONEDNN= and OPENBLAS=; without any of them the plain OpenMP loops remain.
+ONEDNN ?= $(call has,oneapi/dnnl/dnnl.h)
+ifneq ($(ONEDNN),)
   DEFINES += -DHAVE_ONEDNN
   LDLIBS += -ldnnl
 endif
 # Debian keeps each BLAS in its own folder, so that /usr/include/cblas.h may be any of them.
-OPENBLAS_INCLUDE ?= $(firstword $(wildcard $(foreach r,$(DEPS) /usr,$r/include/$(MULTIARCH)/openblas-openmp $r/include/openblas)))
+OPENBLAS ?= yes
+OPENBLAS_INCLUDE ?= $(if $(OPENBLAS),$(firstword $(wildcard $(foreach r,$(DEPS) /usr,$r/include/$(MULTIARCH)/openblas-openmp $r/include/openblas))))
 ifneq ($(OPENBLAS_INCLUDE),)
   DEFINES += -DHAVE_OPENBLAS -I$(OPENBLAS_INCLUDE)
   LDLIBS += $(firstword $(wildcard $(foreach r,$(DEPS) /usr,$r/lib/$(MULTIARCH)/openblas-openmp/libopenblas.so)) -lopenblas)
 endif
 
 # MPI, by what its compiler mpicc adds; MPI= leaves it out or names another mpicc. What calls none of it loads none.
-MPI ?= mpicc
+MPI ?= $(if $(NATIVE),mpicc)
 MPI_SHOW := $(if $(MPI),$(shell $(MPI) -show 2>/dev/null))
 ifneq ($(MPI_SHOW),)
   MPI_FLAGS := -DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
@@ -52,13 +68,28 @@ endif
 
 # No -ffast-math: NaN must stay NaN. Reductions that may be reordered say so by `omp simd`.
 CFLAGS ?= -O3 -g
-CFLAGS += -march=$(ARCH) -mprefer-vector-width=512 -fopenmp -fno-math-errno -fno-trapping-math
-WARNINGS := -Wall -Wextra -Werror -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers
+CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math
+# clang knows native as a CPU alone where that is not x86; vectors of 512 bits, where the machine has them, are x86's.
+ARCH_FLAGS := $(if $(filter native,$(ARCH)),$(if $(filter x86_64,$(MACHINE)),-march=native,-mcpu=native),$(ARCH:%=-march=%)) \
+  $(if $(filter x86_64,$(MACHINE)),-mprefer-vector-width=512)
+# What tests the runtime, the parsers and the emulated CUDA source needs no machine's own instructions, and is built for
+# those that each has, so that a test that passes on one machine is the same program on the next.
+BASELINE_x86_64 := -march=x86-64-v2
+BASELINE_aarch64 := -march=armv8-a
+BASELINE := $(BASELINE_$(MACHINE))
+# Warnings are errors by WERROR=1, which the tests set: a user's compiler may be newer than any that this was tried with.
+# clang's pass-failed is of maxima of floats, which it leaves scalar; gcc's maybe-uninitialized, where vectors are of four
+# lanes, of sums that a loop of at least one turn fills.
+CLANG_IS_CC := $(findstring clang,$(shell $(CC) --version 2>&1))
+WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-unused-parameter -Wno-unused-function -Wno-missing-field-initializers \
+  $(if $(CLANG_IS_CC),-Wno-pass-failed,$(if $(filter aarch64,$(MACHINE)),-Wno-maybe-uninitialized))
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
 ifdef SANITIZE
   CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 endif
-COMPILE = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(WARNINGS)
+COMPILE_FOR = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(1) $(WARNINGS)
+COMPILE = $(call COMPILE_FOR,$(ARCH_FLAGS))
+COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
 PRECISION_fp32 :=
 PRECISION_bf16 := -DPRECISION_BF16
 # bf16 with the AMX tiles emulated, so that kernels written on them run everywhere
@@ -69,15 +100,15 @@ NVCC := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME:=/bin/nvcc)) $(shell com
 GPU := $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L >/dev/null 2>&1 && echo yes))
 CUDA ?= $(if $(SANITIZE),,$(and $(NVCC),$(GPU),yes))
 ifneq ($(CUDA),)
-  ifeq ($(NVCC),)
-    $(error no nvcc in CUDA_HOME, PATH or /usr/local/cuda; make CUDA= builds for the cpu alone)
+  ifeq ($(shell command -v $(NVCC)),)
+    $(error no nvcc in CUDA_HOME$(comma) PATH or /usr/local/cuda$(NVCC:%=, nor is % one); make CUDA= builds for the cpu alone)
   endif
   # A toolkit's folders, the system's, or those of the nvidia wheels that PyTorch comes with; CUBLASLT_DIR= names another,
   # NCCL_HOME= one for NCCL.
   WHEELS := $(shell python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null)
   CUDA_DIRS := $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))) /usr/local/cuda /usr $(foreach w,$(WHEELS),$w/cu13 $w/cublas $w/nvtx $w/nccl)
   find_include = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(patsubst %/$(1),%,$(wildcard $d/include/$(1)))))
-  find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/x86_64-linux/lib, \
+  find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/$(MACHINE:aarch64=sbsa)-linux/lib, \
     $(wildcard $d/$l/$(1).so $d/$l/$(1).so.*))))
   # nvcc's own is left out: gcc drops a -I folder that is named again as a system's, and another CUDA's would come first.
   CUDA_INCLUDES := $(filter-out $(realpath $(dir $(realpath $(NVCC)))../include), \
@@ -112,34 +143,44 @@ ifneq ($(CUDA),)
   endif
   # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
   # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.
-  NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) -lineinfo \
-    $(MPI_FLAGS) $(NCCL_FLAGS) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) -Werror all-warnings \
+  NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) $(ARCH_FLAGS) -lineinfo \
+    $(MPI_FLAGS) $(NCCL_FLAGS) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) $(if $(WERROR),-Werror all-warnings) \
     $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all libraries cuda emu ptxas demo test test-programs check-headers fuzz bench clean
-all: libraries $(B)/train_gpt
-libraries:
-	$(if $(MISSING),$(error $(MISSING) not found; scripts/setup.sh build installs what is missing))
+.PHONY: all cuda emu ptxas demo test test-programs quick check-headers fuzz bench clean
+all: $(B)/train_gpt
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
 
-# One copy of the engine per target and precision, and a main that picks one.
+# One copy of the engine per target and precision, and a main that picks one. What looks whether this CPU has the
+# instructions that they were compiled for is itself compiled for any.
+$(B)/cpu_features.o: runtime/cpu_features.c $(B)/build-with | $(B)
+	$(call COMPILE_FOR,) -c $< -o $@
+# The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
+# that lies in another's repository has none.
+COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),unknown)
+$(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
+$(B)/commit.c: ;
+$(B)/commit.o: $(B)/commit.c $(B)/build-with
+	$(call COMPILE_FOR,) -c $< -o $@
+PROGRAM := $(B)/cpu_features.o $(B)/commit.o
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 ifneq ($(CUDA),)
-$(B)/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
+$(B)/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
 	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -o $@
 else
-$(B)/train_gpt: $(B)/main.o $(CPU_ENGINES)
+$(B)/train_gpt: $(B)/main.o $(PROGRAM) $(CPU_ENGINES)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 endif
-$(B)/main.o: train_gpt.c | $(B)
+$(B)/main.o: train_gpt.c $(B)/build-with | $(B)
 	$(COMPILE) -c $< -o $@
-$(B)/main_cuda.o: train_gpt.c | $(B)
-	$(COMPILE) -DHAVE_CUDA -c $< -o $@
-$(B)/engine_cpu_%.o: train_gpt.c | $(B)
+GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
+$(B)/main_cuda.o: train_gpt.c $(B)/build-with | $(B)
+	$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$(or $(GPU_CODE),the emulator)"' -c $< -o $@
+$(B)/engine_cpu_%.o: train_gpt.c $(B)/build-with | $(B)
 	$(COMPILE) -DENGINE=train_cpu_$* $(PRECISION_$*) -c $< -o $@
-$(B)/engine_cuda_%.o: train_gpt.c | $(B)
+$(B)/engine_cuda_%.o: train_gpt.c $(B)/build-with | $(B)
 	$(NVCC_COMPILE) $(GENCODE) -MMD -MP -DENGINE=train_cuda_$* $(PRECISION_$*) -c $< -o $@
 
 # A line for each kernel, precision and architecture; fails where one spills more than the script allows.
@@ -156,41 +197,41 @@ $(B)/ptxas_bf16_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) | $(B)
 	$(call ptxas,bf16)
 
 # test/op_NAME.c is built per precision (NAME_fp32, NAME_bf16, NAME_amx); test/unit_NAME.c once.
-$(B)/test/op_%_fp32: test/op_%.c | $(B)/test
+$(B)/test/op_%_fp32: test/op_%.c $(B)/build-with | $(B)/test
 	$(COMPILE) $(PRECISION_fp32) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
-$(B)/test/op_%_bf16: test/op_%.c | $(B)/test
+$(B)/test/op_%_bf16: test/op_%.c $(B)/build-with | $(B)/test
 	$(COMPILE) $(PRECISION_bf16) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
-$(B)/test/op_%_amx: test/op_%.c | $(B)/test
+$(B)/test/op_%_amx: test/op_%.c $(B)/build-with | $(B)/test
 	$(COMPILE) $(PRECISION_amx) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
-$(B)/test/unit_%: test/unit_%.c | $(B)/test
-	$(COMPILE) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
+$(B)/test/unit_%: test/unit_%.c $(B)/build-with | $(B)/test
+	$(COMPILE_BASELINE) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
 # A parser's fuzz target on its corpus alone.
-$(B)/test/fuzz_%: test/fuzz/fuzz_%.c | $(B)/test
-	$(COMPILE) -DFUZZ_CORPUS='"test/fuzz/corpus/$*"' $< $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
+$(B)/test/fuzz_%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/test
+	$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$*"' $< $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
 
 # The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA.
 # -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host. As C++, g++ warns of its
 # own vector intrinsics, which xxhash uses.
 # Its NCCL is made of MPI.
-EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) -O2 \
+EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) $(BASELINE) -O2 \
   $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
-$(B)/emu/op_%_fp32: test/op_%.c | $(B)/emu
+$(B)/emu/op_%_fp32: test/op_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE_TEST) $(PRECISION_fp32) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
-$(B)/emu/op_%_bf16: test/op_%.c | $(B)/emu
+$(B)/emu/op_%_bf16: test/op_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
-$(B)/emu/engine_cuda_%.o: train_gpt.c | $(B)/emu
+$(B)/emu/engine_cuda_%.o: train_gpt.c $(B)/build-with | $(B)/emu
 	$(EMULATE) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c $< -o $@
-$(B)/emu/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
+$(B)/emu/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
-$(B)/emu/unit_%: test/unit_%.c | $(B)/emu
+$(B)/emu/unit_%: test/unit_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
-$(B)/emu/unit_%: test/emu/unit_%.cu | $(B)/emu
+$(B)/emu/unit_%: test/emu/unit_%.cu $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 
-$(B)/bench_%_fp32: test/bench_%.c | $(B)
+$(B)/bench_%_fp32: test/bench_%.c $(B)/build-with | $(B)
 	$(COMPILE) $(PRECISION_fp32) $< $(LDFLAGS) $(LDLIBS) -o $@
-$(B)/bench_%_bf16: test/bench_%.c | $(B)
+$(B)/bench_%_bf16: test/bench_%.c $(B)/build-with | $(B)
 	$(COMPILE) $(PRECISION_bf16) $< $(LDFLAGS) $(LDLIBS) -o $@
 
 OPS := $(patsubst test/%.c,%,$(wildcard test/op_*.c))
@@ -205,6 +246,8 @@ TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_
 # op_golden's shows; op_huggingface moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
 EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(addsuffix _bf16,$(filter-out op_huggingface,$(EMU_OPS))))
+# Without emulated tiles and, below, the emulated GPU; the tests in Python run whole trainings.
+QUICK_TESTS := $(filter-out %_amx,$(TESTS))
 ifndef SANITIZE
   TESTS += $(EMU_TESTS)
   EMU_PROGRAM := $(B)/emu/train_gpt
@@ -212,17 +255,19 @@ endif
 
 test:
 	scripts/setup.sh test
-	+$(MAKE) -j$(JOBS) --no-print-directory test-programs
-	+$(MAKE) --no-print-directory check-headers
+	+$(MAKE) -j$(JOBS) --no-print-directory WERROR=1 test-programs
+	+$(MAKE) --no-print-directory WERROR=1 check-headers
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(TESTS) $(wildcard test/test_*.py)
 test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
+quick: $(QUICK_TESTS)
+	test/run.sh $^
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h kernels/*.cuh runtime/*.h))
 check-headers:
 	@for h in $(HEADERS); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do \
 	  for l in "$(CC) -x c -std=gnu11" "$(CXX) -x c++ -std=c++17"; do \
-	    echo "$$l -I. $(DEFINES) -D_GNU_SOURCE -march=$(ARCH) -fopenmp $(WARNINGS) $$p -fsyntax-only -include $$h /dev/null"; \
+	    echo "$$l -I. $(DEFINES) -D_GNU_SOURCE $(ARCH_FLAGS) -fopenmp $(WARNINGS) $$p -fsyntax-only -include $$h /dev/null"; \
 	  done; done; done | xargs -P $(JOBS) -I COMMAND sh -c 'COMMAND || { echo "failed: COMMAND"; exit 1; }'
 
 # Each parser on input that libFuzzer grows from its corpus; fuzz-NAME is one of them. An input that does harm is left in
@@ -239,7 +284,7 @@ fuzz-%: $(B)/fuzz/%
 	  -artifact_prefix=$(B)/fuzz/$*- $(B)/fuzz/reached_$* test/fuzz/corpus/$* >$(B)/fuzz/$*.log 2>&1 || \
 	  { tail -n 60 $(B)/fuzz/$*.log; echo "fuzz: $*: failed"; exit 1; }
 	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
-$(B)/fuzz/%: test/fuzz/fuzz_%.c | $(B)/fuzz
+$(B)/fuzz/%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/fuzz
 	$(CLANG) -std=gnu11 $(CPPFLAGS) -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(WARNINGS) $< \
 	  $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
 
@@ -254,6 +299,37 @@ bench:
 	scripts/setup.sh build
 	+$(MAKE) -j$(JOBS) --no-print-directory $(foreach b,matmul attention ops step,$(B)/bench_$(b)_fp32 $(B)/bench_$(b)_bf16) $(B)/train_gpt
 	scripts/bench.sh $(B)
+
+# ---- What a build is made with: the compilers, this machine where ARCH=native, the libraries that were found, the flags ----
+# Each object depends on the file that holds it, so that MPI installed later, another ARCH or a tree that was copied to
+# another machine build anew what they change. -Werror changes no object, and is not among them.
+define BUILD_WITH
+$(shell $(CC) --version 2>&1 | head -n 1; $(CC) $(ARCH_FLAGS) -E -v -x c /dev/null 2>&1 >/dev/null | grep -e ' -march=' -e ' -target-cpu ')
+$(filter-out -Werror,$(COMPILE)) $(LDFLAGS) $(LDLIBS)
+$(shell $(CXX) --version 2>&1 | head -n 1)
+$(filter-out -Werror,$(EMULATE))
+$(if $(CUDA),$(shell $(NVCC) --version | tail -n 1)
+$(filter-out -Werror all-warnings,$(NVCC_COMPILE)) $(GENCODE) $(LINK_CUDA))
+endef
+$(call write_changed,$(B)/build-with.found,$(BUILD_WITH))
+$(B)/build-with.found: ;
+# Before anything is compiled: whether what was found can be used. A message of one line names the way out.
+build_can = $(CC) $(1) -x c $(2) -o $@.program $(3) >/dev/null 2>$@.log
+build_fails = { echo "make: $(1)" >&2; exit 2; }
+$(B)/build-with: $(B)/build-with.found
+	@echo 'int main(void) { return 0; }' >$@.c
+	@$(call build_can,,$@.c) || $(call build_fails,$(CC) can't build a program ($$(tail -n 1 $@.log)); CC= names a compiler that can)
+	@$(call build_can,$(ARCH_FLAGS),$@.c) || $(call build_fails,$(CC) does not know ARCH=$(ARCH); ARCH=native is this machine)
+	@echo '#include <omp.h>' >>$@.c
+	@$(call build_can,-fopenmp,$@.c) || $(call build_fails,$(CC) has no OpenMP; install it (clang: libomp-dev) or take gcc by CC=gcc)
+	$(if $(MISSING),@$(call build_fails,$(MISSING) not found; scripts/setup.sh build installs what is missing))
+ifneq ($(MPI_SHOW),)
+	@printf '#include <mpi.h>\nint main(void) { return MPI_Finalize(); }\n' >$@.c
+	@$(call build_can,$(MPI_FLAGS),$@.c,$(LDFLAGS) $(filter -l%,$(MPI_SHOW))) || $(call build_fails,$(MPI) names an MPI that \
+	  no program links with; install it (Debian: libopenmpi-dev) or leave it out by MPI=)
+endif
+	@rm -f $@.c $@.program $@.log
+	@touch $@
 
 $(B) $(B)/test $(B)/emu $(B)/fuzz:
 	mkdir -p $@

@@ -233,7 +233,7 @@ static const struct option_row config_rows[] = {
     ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
     ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
     ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing"),
-    ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file"),
+    ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file, or under mpirun"),
 
     GROUP("Device"),
     ROW(ENUM, device, "auto", "auto|cpu|cuda", 0, 0, "Where to compute; auto: a GPU where there is one"),
@@ -267,6 +267,7 @@ static const struct options config_options = {
     "Trains GPT-style transformers on tokenized shards.",
     "An option that is on or off takes =true or =false; --NAME alone switches it on, --no-NAME off. A name may be\n"
     "shortened as long as it stays unambiguous. BYTES take K, M, G, T or KiB, MiB, ... (1024), KB, MB, ... (1000).\n",
+    NULL,
 };
 
 // Whether the user set the option with this field, rather than a preset or the default.
@@ -487,11 +488,14 @@ static inline void config_check_sizes(const struct config *c) {
 // ---- the entry points ----
 
 // Defaults, and over them what the user says.
-static inline struct config config_read(int argc, char **argv) {
+// `describe_build`: what --version prints more, or NULL.
+static inline struct config config_read(int argc, char **argv, options_build *describe_build) {
+    struct options options = config_options;
     struct config config;
     memset(&config, 0, sizeof config);
-    options_set_defaults(&config_options, &config);
-    options_parse(&config_options, &config, config.given, argc, argv);
+    options.describe_build = describe_build;
+    options_set_defaults(&options, &config);
+    options_parse(&options, &config, config.given, argc, argv);
     config.checkpoint = "";
     return config;
 }
@@ -508,7 +512,7 @@ static inline void config_resolve(struct config *config) {
     config_check_sizes(config);
 }
 static inline struct config config_parse(int argc, char **argv) {
-    struct config config = config_read(argc, argv);
+    struct config config = config_read(argc, argv, NULL);
     config_resolve(&config);
     return config;
 }

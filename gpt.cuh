@@ -368,9 +368,12 @@ static void unit_gather(struct gpt *m, enum pass pass, int unit) {
     }
     m->units[(int)pass * s->units + unit] = UNIT_COMES;
 }
-static void unit_wait(struct gpt *m, const uint64_t *tickets, int unit) {
-    for (int i = m->shards.first[unit]; i < m->shards.first[unit + 1]; i++)
+// Once is enough: what is enqueued later is behind the wait. A graph, which can't wait for a collective, may be recorded then.
+static void unit_wait(struct gpt *m, uint64_t *tickets, int unit) {
+    for (int i = m->shards.first[unit]; i < m->shards.first[unit + 1]; i++) {
         collective_wait(m->collectives, tickets[i], m->dev);
+        tickets[i] = 0;
+    }
 }
 
 // The parameters of a unit are used soon: sharded ones begin to be gathered, in the current phase.
@@ -1309,11 +1312,19 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
+// What the model's collectives hold of the device's memory besides the plan's is taken by this: before the check whether
+// the plan fits, and before gpt_allocate.
+static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
+                                 enum collectives_kind kind) {
+    const size_t part_bytes = (size_t)m->shards.largest_part * sizeof(float);
+    const size_t report_bytes = (size_t)report_width(m) * sizeof *m->reports;
+    collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, m->shards.largest_part,
+                     part_bytes > report_bytes ? part_bytes : report_bytes, m->dev);
+}
 // From here on the ranks work together.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->collectives = collectives;
-    collectives_set_scratch(collectives, plan_pointer(&m->plan, &m->arenas, m->scratch_id), m->shards.largest_part,
-                            (size_t)m->shards.largest_part * sizeof(float), m->dev);
+    collectives_set_scratch(collectives, plan_pointer(&m->plan, &m->arenas, m->scratch_id));
 }
 // Waits for the updated parameters that are on their way.
 static void gpt_settle(struct gpt *m) {

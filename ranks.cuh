@@ -24,7 +24,6 @@ static size_t available_bytes(struct run *r) {
     return r->parallel && DEVICE_MEMORY_IS_HOSTS ? bytes / (size_t)r->parallel->launch.local_ranks : bytes;
 }
 
-// From here on the ranks work together.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
     const enum collectives_kind kind = collectives_kind_of(c);
@@ -39,8 +38,16 @@ static void connect_ranks(struct run *r) {
         if (problem)
             fail("%s", problem);
     }
-    collectives_open(&r->collectives, r->parallel, kind, c->grad_reduce_in_bf16, &r->dev);
-    gpt_connect(r->model, &r->collectives);
+    gpt_open_collectives(r->model, &r->collectives, r->parallel, kind);
+}
+// Connects the ranks, then allocates the model's memory where its plan fits: into what the communication leaves free. From
+// here on the ranks work together.
+static void allocate_model(struct run *r) {
+    connect_ranks(r);
+    fit_check(&r->fit, r->model->plan.peak_bytes, available_bytes(r));
+    gpt_allocate(r->model);
+    if (r->parallel)
+        gpt_connect(r->model, &r->collectives);
 }
 
 // Of a file's first, middle and last bytes.

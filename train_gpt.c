@@ -15,20 +15,31 @@ typedef int engine_entry(const struct config *config);
 typedef const char *engine_obstacle(void); // why a target can't be used on this machine; empty: it can
 engine_entry train_cpu_fp32, train_cpu_bf16, train_cuda_fp32, train_cuda_bf16;
 engine_obstacle train_cuda_fp32_obstacle, train_cuda_bf16_obstacle;
+typedef void engine_libraries(void); // prints those of a target, with their versions
+engine_libraries train_cuda_fp32_libraries, train_cuda_bf16_libraries;
 #ifdef __cplusplus
 }
 #endif
 
 #ifndef ENGINE
 
-#include "start.h" // from nothing, a model's folder or a checkpoint
+#include "runtime/cpu_features.h" // what main.o and the engines are compiled for
+#include "start.h"                // from nothing, a model's folder or a checkpoint
+#include "version.h"              // --version
+
+const struct cpu_feature cpu_features_needed[] = CPU_FEATURES; // runtime/cpu_features.c looks whether this CPU has them
 
 #ifdef HAVE_CUDA
 static engine_entry *const cuda_engines[2] = {train_cuda_fp32, train_cuda_bf16};
 static const char *cuda_obstacle(void) { return train_cuda_bf16_obstacle(); }
+static void cuda_describe(void) {
+    log_row("cuda", "fp32 and bf16, for %s", GPU_ARCHITECTURES);
+    train_cuda_bf16_libraries();
+}
 #else
 static engine_entry *const cuda_engines[2] = {NULL, NULL};
 static const char *cuda_obstacle(void) { return "this train_gpt was built without it (make cuda builds it)"; }
+static void cuda_describe(void) { log_row("cuda", "%s", cuda_obstacle()); }
 #endif
 
 // The engine for the target and precision that are asked for, or that suit this machine. Sets config->device.
@@ -49,8 +60,13 @@ static engine_entry *choose_engine(struct config *config) {
     return bf16_wanted ? train_cpu_bf16 : train_cpu_fp32;
 }
 
+static void describe_build(void) {
+    version_print();
+    cuda_describe();
+}
+
 int main(int argc, char **argv) {
-    struct config config = config_read(argc, argv);
+    struct config config = config_read(argc, argv, describe_build);
     struct parallel parallel;
     start_ranks(&config, &parallel);
     start_find(&config);
@@ -416,10 +432,10 @@ static int run_training(struct run *r) {
     open_data(r);
     open_vocabulary(r);
     open_samples(r);
-    gpt_allocate(r->model);
-    connect_ranks(r);
+    allocate_model(r);
     load_model(r);
-    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0);
+    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0,
+             launch_is_by_mpirun(launch_getenv));
     write_config(c);
     open_saver(r);
     find_peak(r);
@@ -437,15 +453,13 @@ static int run_training(struct run *r) {
 }
 static int run_evaluation(struct run *r) {
     open_data(r);
-    gpt_allocate(r->model);
-    connect_ranks(r);
+    allocate_model(r);
     load_model(r);
     report(r);
     return evaluate_only(r);
 }
 static int run_generation(struct run *r, int new_tokens) {
-    gpt_allocate(r->model);
-    connect_ranks(r);
+    allocate_model(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
@@ -471,7 +485,6 @@ int ENGINE(const struct config *config) {
         report(&r);
         plan_print(&r.model->plan, stdout);
     } else {
-        fit_check(&r.fit, r.model->plan.peak_bytes, available_bytes(&r));
         status = *config->generate   ? run_generation(&r, config->sample_tokens)
                  : config->eval_only ? run_evaluation(&r)
                                      : run_training(&r);
@@ -481,9 +494,11 @@ int ENGINE(const struct config *config) {
 }
 
 #ifdef TARGET_CUDA
-#define NAME_OBSTACLE(engine) engine##_obstacle
-#define OBSTACLE_OF(engine) NAME_OBSTACLE(engine)
-const char *OBSTACLE_OF(ENGINE)(void) { return device_obstacle(); }
+#include "libraries.cuh" // libraries_print
+#define NAME(engine, suffix) engine##suffix
+#define NAME_OF(engine, suffix) NAME(engine, suffix)
+const char *NAME_OF(ENGINE, _obstacle)(void) { return device_obstacle(); }
+void NAME_OF(ENGINE, _libraries)(void) { libraries_print(); }
 #endif
 
 #endif

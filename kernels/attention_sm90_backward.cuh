@@ -78,9 +78,8 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
-    static constexpr bool ROUNDED_P = D == 64; // makes dS too: P in fp32 beside dP would not fit into the registers
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
-    static constexpr int THREADS = 384, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+    static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
     typedef sm90_operand<KEY_CHUNK, KEYS> keys;
     typedef sm90_operand<CHUNK, KEYS> values;
@@ -266,11 +265,10 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
         for (int i = 0; i < a.heads; i++, step++) {
             if (step % 2 != odd)
                 continue;
-            const int64_t at = ((int64_t)block.b * a.H + sm90_backward_head(a, block, i)) * a.tiles + tile;
-            float *dq = a.dq + at * (plan::QUERIES * plan::D);
+            const int at = (block.b * a.H + sm90_backward_head(a, block, i)) * a.tiles + tile;
+            float *dq = a.dq + (int64_t)at * (plan::QUERIES * plan::D);
             if (turn > 0) {
-                while (load_acquire(a.counters + at) != turn)
-                    ;
+                wait_acquire(a.counters + at, turn);
                 async_proxy_fence_global();
             }
 #pragma unroll
@@ -360,14 +358,6 @@ template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const f
 #pragma unroll
         for (int i = 0; i < 4; i++)
             left[k].x[i] = pack_bf16x2(acc[8 * k + 2 * i], acc[8 * k + 2 * i + 1]);
-}
-// And back.
-template <int N> DEVICE_FUNCTION void sm90_from_left(float *acc, const struct word_x4 *left) {
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        const uint32_t word = left[i / 8].x[i / 2 % 4];
-        acc[i] = __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
-    }
 }
 // P^T or dS^T of this warp's 16 keys to shared memory, transposed.
 template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int warpgroup, const struct word_x4 *words) {
@@ -489,8 +479,6 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
         wgmma_wait<0>();
     }
     wgmma_hold<PART / 2>(dp);
-    if (plan::ROUNDED_P)
-        sm90_from_left<PART>(s, p);
     sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
     sm90_to_left<PART>(ds, dp);
 
@@ -644,16 +632,16 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
     if (threadIdx.x == 0)
         sm90_backward_open<plan>(shared);
     __syncthreads();
-    const struct sm90_backward_block block = sm90_backward_block_of<plan>(a);
+    // Each finds its block for itself: one found before the branch would be kept in more registers than the producers have.
     if (warpgroup > 0) {
         registers_increase<plan::CONSUMER_REGISTERS>();
-        sm90_backward_multiply<plan>(a, block, shared, warpgroup - 1);
+        sm90_backward_multiply<plan>(a, sm90_backward_block_of<plan>(a), shared, warpgroup - 1);
     } else {
         registers_decrease<plan::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
-            sm90_backward_load<plan>(a, block, shared);
+            sm90_backward_load<plan>(a, sm90_backward_block_of<plan>(a), shared);
         else if (threadIdx.x == 32 || threadIdx.x == 64)
-            sm90_backward_reduce<plan>(a, block, shared, threadIdx.x == 64);
+            sm90_backward_reduce<plan>(a, sm90_backward_block_of<plan>(a), shared, threadIdx.x == 64);
     }
 #elif defined(__CUDACC__)
     __trap(); // as in forward

@@ -53,6 +53,13 @@ static inline vec vec_max(vec a, vec b) {
 #endif
 }
 
+// Lanes of a (0 to LANES - 1) and of b (from LANES on) in the order of the constants that follow.
+#if defined(__clang__) || __GNUC__ >= 12
+#define VEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vec_words){__VA_ARGS__})
+#endif
+
 // 2^x to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of degree 5 with
 // p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent field by adding
 // 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it: n = -127 makes the factor 0.
@@ -117,25 +124,29 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         r[i] = *(const vec_words *)(in + i * in_stride);
-// Swaps the off-diagonal quarters of every 2H x 2H square: H = 1, 2, 4, 8 together transpose.
-#define EXCHANGE(H)                                                                                                          \
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {                                                                  \
-        if (i & (H))                                                                                                         \
-            continue;                                                                                                        \
-        vec_words low, high;                                                                                                 \
-        for (int l = 0; l < 16; l++) {                                                                                       \
-            low[l] = (uint32_t)((l & (H)) ? 16 + l - (H) : l);                                                               \
-            high[l] = (uint32_t)((l & (H)) ? 16 + l : l + (H));                                                              \
-        }                                                                                                                    \
-        const vec_words a = r[i], b = r[i + (H)];                                                                            \
-        r[i] = __builtin_shuffle(a, b, low);                                                                                 \
-        r[i + (H)] = __builtin_shuffle(a, b, high);                                                                          \
+// Swaps the off-diagonal quarters of every 2H x 2H square: H = 1, 2, 4, 8 together transpose. Lane l of the upper row
+// of two comes from lane LOW of both, one after the other; that of the lower row from lane HIGH.
+#define LOW(H, l) ((l) & (H) ? 16 + (l) - (H) : (l))
+#define HIGH(H, l) ((l) & (H) ? 16 + (l) : (l) + (H))
+#define LANES_OF(from, H)                                                                                                   \
+    from(H, 0), from(H, 1), from(H, 2), from(H, 3), from(H, 4), from(H, 5), from(H, 6), from(H, 7), from(H, 8), from(H, 9), \
+        from(H, 10), from(H, 11), from(H, 12), from(H, 13), from(H, 14), from(H, 15)
+#define EXCHANGE(H)                                                                                                         \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {                                                                 \
+        if (i & (H))                                                                                                        \
+            continue;                                                                                                       \
+        const vec_words a = r[i], b = r[i + (H)];                                                                           \
+        r[i] = VEC_SHUFFLE(a, b, LANES_OF(LOW, H));                                                                         \
+        r[i + (H)] = VEC_SHUFFLE(a, b, LANES_OF(HIGH, H));                                                                  \
     }
     EXCHANGE(1)
     EXCHANGE(2)
     EXCHANGE(4)
     EXCHANGE(8)
 #undef EXCHANGE
+#undef LANES_OF
+#undef HIGH
+#undef LOW
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
         *(vec_words *)(out + i * out_stride) = r[i];

@@ -46,28 +46,26 @@ struct collectives {
 static size_t collectives_scratch_bytes(int64_t largest_part, int ranks, enum collectives_kind kind, bool wire_bf16) {
     return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_part * (size_t)ranks * sizeof(bf16) : 0;
 }
+// The largest of all collectives, of one rank: elements that are reduced, bytes that are gathered. Once this returns, what
+// the collectives hold of the device's memory is taken.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind, bool wire_bf16,
-                             struct device *dev) {
+                             int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
+    const int ranks = parallel->launch.ranks;
+    const size_t reduced_bytes = (size_t)largest_part * sizeof(float);
     memset(c, 0, sizeof *c);
     c->parallel = parallel;
     c->kind = kind;
     c->bf16 = wire_bf16;
-    if (kind == COLLECTIVES_NCCL)
-        nccl_queue_open(&c->nccl, parallel, dev);
-}
-// Before the first collective: `scratch` of collectives_scratch_bytes, aligned to 16, and the largest of all collectives, in
-// elements reduced and in bytes gathered, of one rank.
-static void collectives_set_scratch(struct collectives *c, void *scratch, int64_t largest_part, size_t largest_gathered_bytes,
-                                    struct device *dev) {
-    c->scratch = scratch;
-    if (c->kind == COLLECTIVES_NCCL)
+    if (kind == COLLECTIVES_NCCL) {
+        nccl_queue_open(&c->nccl, parallel, largest_part, wire_bf16, largest_gathered_bytes, dev);
         return;
-    const int ranks = c->parallel->launch.ranks;
-    const size_t reduced_bytes = (size_t)largest_part * sizeof(float);
+    }
     c->staging_bytes = (size_t)ranks * (reduced_bytes > largest_gathered_bytes ? reduced_bytes : largest_gathered_bytes);
     c->staging = (char *)host_allocate(c->staging_bytes, dev);
     c->host_scratch = host_allocate(host_reduce_scatter_scratch_bytes(largest_part, ranks, c->bf16), dev);
 }
+// Before the first collective: `scratch` of collectives_scratch_bytes, aligned to 16.
+static inline void collectives_set_scratch(struct collectives *c, void *scratch) { c->scratch = scratch; }
 static void collectives_close(struct collectives *c, struct device *dev) {
     if (c->kind == COLLECTIVES_NCCL)
         nccl_queue_close(&c->nccl);
@@ -104,10 +102,16 @@ static void staged_all_gather(struct collectives *c, void *buffer, const void *o
     control_collective_done(&c->parallel->control);
 }
 
+// A graph would wait for the same collective each time that it runs, and begin none.
+static void collectives_check_recording(const struct device *dev, const char *what) {
+    if (dev->recording)
+        fail("%s while a graph is recorded: collectives can't be part of one", what);
+}
 // out (part) = sum over the ranks of buffer[own part]; `out` is that part of `buffer`, or elsewhere. `buffer` (ranks, part) may
 // be overwritten.
 static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t part, const char *name,
                                           struct device *dev) {
+    collectives_check_recording(dev, name);
     c->sent_bytes += reduce_scatter_sent_bytes(c->parallel, part, c->bf16);
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_reduce_scatter(&c->nccl, out, buffer, part, c->bf16 ? (bf16 *)c->scratch : NULL, name, dev);
@@ -117,6 +121,7 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
 // buffer (ranks, bytes) = every rank's own; `own` is its place in `buffer`, or elsewhere.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
                                       struct device *dev) {
+    collectives_check_recording(dev, name);
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
     if (c->kind == COLLECTIVES_NCCL)
         return nccl_queue_all_gather(&c->nccl, buffer, own, bytes, name, dev);
@@ -125,8 +130,10 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 }
 // What is enqueued from here on finds the collective's result. 0: nothing to wait for.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
-    if (ticket > 0)
-        nccl_queue_wait(&c->nccl, ticket, dev);
+    if (ticket == 0)
+        return;
+    collectives_check_recording(dev, "a wait for a collective");
+    nccl_queue_wait(&c->nccl, ticket, dev);
 }
 // So far: collectives ran, waiting for other ranks included; the device waited for them. Of those that are done by now, which
 // may be some of a step that is enqueued already.
@@ -150,15 +157,12 @@ static size_t collectives_scratch_bytes(int64_t largest_part, int ranks, enum co
     return host_reduce_scatter_scratch_bytes(largest_part, ranks, wire_bf16);
 }
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind, bool wire_bf16,
-                             struct device *dev) {
+                             int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
     memset(c, 0, sizeof *c);
     c->parallel = parallel;
     c->bf16 = wire_bf16;
 }
-static void collectives_set_scratch(struct collectives *c, void *scratch, int64_t largest_part, size_t largest_gathered_bytes,
-                                    struct device *dev) {
-    c->scratch = scratch;
-}
+static inline void collectives_set_scratch(struct collectives *c, void *scratch) { c->scratch = scratch; }
 // Ends what is under way: the last step's parameters may be, which nobody waits for.
 static void collectives_close(struct collectives *c, struct device *dev) {
     work_thread_wait(&c->parallel->work, c->last_ticket);

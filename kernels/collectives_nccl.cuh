@@ -10,11 +10,16 @@
 #include "runtime/parallel.h" // struct parallel, control_broadcast
 
 #if defined(TARGET_CUDA) && defined(HAVE_NCCL)
-#include "kernels/packed.cuh" // packed_aligned, packed_check
-#include "kernels/ptx.cuh"    // pack_bf16x2
-#include <nccl.h>             // ncclReduceScatter, ncclAllGather
-#include <pthread.h>          // pthread_mutex_t
-#include <unistd.h>           // _exit
+#include "kernels/device_memory.cuh" // device_allocate
+#include "kernels/packed.cuh"        // packed_aligned, packed_check
+#include "kernels/ptx.cuh"           // pack_bf16x2
+#include <nccl.h>                    // ncclReduceScatter, ncclAllGather
+#include <pthread.h>                 // pthread_mutex_t
+#include <unistd.h>                  // _exit
+
+#if NCCL_VERSION_CODE < NCCL_VERSION(2, 16, 0)
+#error "NCCL 2.16, the first one of CUDA 12, or a newer one is needed: NCCL_HOME= names its folder"
+#endif
 
 enum { COLLECTIVES_HAVE_NCCL = 1 };
 // Events of collectives that are under way. More than a step has of them, or the host would wait within a step.
@@ -92,7 +97,36 @@ static void nccl_queue_poll(void *argument) {
 
 // --- Opening and closing ------------------------------------------------------------------------------------------
 
-static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, struct device *dev) {
+// A collective of each function at the largest size and at the smallest, in memory that is given back: since 2.22 NCCL
+// connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm, which
+// depends on function, type and size. Neither counted nor timed.
+static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_part, bool wire_bf16, size_t largest_gathered_bytes) {
+    const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float), part_bytes = (size_t)largest_part * element_bytes;
+    const size_t bytes = (size_t)q->ranks * (part_bytes > largest_gathered_bytes ? part_bytes : largest_gathered_bytes);
+    char *const buffer = (char *)device_allocate(bytes);
+    control_collective_begun(q->control, "NCCL's first collectives");
+    cuda_check(cudaMemsetAsync(buffer, 0, bytes, q->device.stream));
+    for (int largest = 0; largest < 2; largest++) {
+        const size_t elements = largest ? (size_t)largest_part : 1, gathered = largest ? largest_gathered_bytes : 1;
+        char *const part = buffer + element_bytes * elements * (size_t)q->rank;
+        nccl_check(q->comm, ncclReduceScatter(buffer, part, elements, wire_bf16 ? ncclBfloat16 : ncclFloat32, ncclSum, q->comm,
+                                              q->device.stream));
+        nccl_check(q->comm, ncclAllGather(buffer + gathered * (size_t)q->rank, buffer, gathered, ncclUint8, q->comm,
+                                          q->device.stream));
+    }
+    cuda_check(cudaStreamSynchronize(q->device.stream));
+    control_collective_done(q->control);
+    device_free(buffer, bytes);
+}
+// When a matmul's blocks are done and both streams have work, the greatest priority lets NCCL's few blocks go first: behind
+// a matmul's many they would begin when the overlap is over.
+static void nccl_queue_make_stream(struct nccl_queue *q) {
+    int least, greatest;
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cuda_check(cudaStreamCreateWithPriority(&q->device.stream, cudaStreamNonBlocking, greatest));
+}
+static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_part, bool wire_bf16,
+                            size_t largest_gathered_bytes, struct device *dev) {
     memset(q, 0, sizeof *q);
     q->rank = parallel->launch.rank;
     q->ranks = parallel->launch.ranks;
@@ -108,7 +142,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, str
     nccl_check(NULL, ncclCommInitRank(&q->comm, q->ranks, id, q->rank));
     control_collective_done(q->control);
     cuda_check(cudaGetDevice(&q->device_index));
-    cuda_check(cudaStreamCreateWithFlags(&q->device.stream, cudaStreamNonBlocking));
+    nccl_queue_make_stream(q);
     cuda_check(cudaEventCreateWithFlags(&q->ready, cudaEventDisableTiming));
     for (int i = 0; i < NCCL_EVENTS; i++) {
         cuda_check(cudaEventCreate(&q->started[i]));
@@ -116,6 +150,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, str
         cuda_check(cudaEventCreate(&q->reached[i]));
     }
     control_set_poll(q->control, nccl_queue_poll, q);
+    nccl_queue_warm_up(q, largest_part, wire_bf16, largest_gathered_bytes);
 }
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
@@ -227,7 +262,8 @@ enum { COLLECTIVES_HAVE_NCCL = 0 };
 struct nccl_queue {
     int unused;
 };
-static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, struct device *dev) {
+static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_part, bool wire_bf16,
+                            size_t largest_gathered_bytes, struct device *dev) {
     fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= names "
          "their folder), or give --collectives mpi or sockets, which are slow");
 }

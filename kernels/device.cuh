@@ -10,14 +10,18 @@
 // memory of the device. On the cuda target an op only enqueues: who wants its results calls device_synchronize or
 // device_download.
 #pragma once
-#include "runtime/error.h" // fail
-#include <stdbool.h>       // bool
-#include <stddef.h>        // size_t
-#include <stdint.h>        // uint16_t, uint32_t, int64_t
-#include <string.h>        // memcpy
+#include "kernels/wait_limit.cuh" // wait_limit_open, wait_limit_message
+#include "runtime/error.h"        // fail
+#include <stdbool.h>              // bool
+#include <stddef.h>               // size_t
+#include <stdint.h>               // uint16_t, uint32_t, int64_t
+#include <string.h>               // memcpy
 
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // streams, events, launches
+#if CUDART_VERSION < 12040
+#error "CUDA 12.4 or newer is needed: what is older was never compiled with"
+#endif
 #ifdef __CUDACC__
 #include <cuda_bf16.h> // __float2bfloat16_rn
 #endif
@@ -80,6 +84,7 @@ struct device {
     cudaEvent_t marks[DEVICE_MARKS]; // device_mark, device_wait
     int index;                     // of the GPU
     size_t free_bytes;             // of its memory when it was opened
+    bool recording;                // what is enqueued becomes part of a graph
     bool open;                     // false: nothing is run, only planned, and no GPU is needed
 };
 // The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.
@@ -89,7 +94,7 @@ enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
 
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
     if (status != cudaSuccess)
-        fail("%s:%d: %s: %s", file, line, call, cudaGetErrorString(status));
+        fail("%s:%d: %s: %s%s", file, line, call, cudaGetErrorString(status), wait_limit_message());
 }
 #define cuda_check(call) cuda_check_at(call, #call, __FILE__, __LINE__)
 
@@ -101,6 +106,7 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
         launch_.blockDim = dim3(block);                                                                                    \
         launch_.dynamicSmemBytes = (shared_bytes);                                                                         \
         launch_.stream = (dev)->stream;                                                                                    \
+        cuda_check(wait_limit_open());                                                                                     \
         cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                     \
     } while (0)
 // Blocks of a grid that covers n elements, `each` a block.

@@ -104,9 +104,11 @@ static inline void device_wait(struct device *dev, int i) { cuda_check(cudaEvent
 // Everything enqueued until graph_end is recorded instead of run.
 static void graph_begin(struct device *dev) {
     cuda_check(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal));
+    dev->recording = true;
 }
 static void graph_end(struct work_graph *graph, struct device *dev) {
     cudaGraph_t recorded;
+    dev->recording = false;
     cuda_check(cudaStreamEndCapture(dev->stream, &recorded));
     cuda_check(cudaGraphInstantiate(&graph->executable, recorded, 0));
     cuda_check(cudaGraphDestroy(recorded));

@@ -22,6 +22,10 @@
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // calloc, free
 
+#if CUBLAS_VERSION < 120400
+#error "cuBLASLt of CUDA 12.4 or newer is needed: CUBLASLT_DIR= names the folder that holds its include/ and lib/"
+#endif
+
 enum {
     MATMUL_PLANS = 128,                  // a training run of one model has some 20
     MATMUL_LIBRARY_BYTES = 32 << 20,     // scratch that algorithms may ask for: what NVIDIA recommends for sm_90
@@ -150,7 +154,8 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
         cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-static void matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_library *library) {
+// Takes the algorithm that the library's heuristics think the fastest; CUBLAS_STATUS_NOT_SUPPORTED where they know none.
+static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t best;
     int found = 0;
@@ -158,13 +163,37 @@ static void matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_libr
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(matmul_handle(library), &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c,
                                        &preference, 1, &best, &found);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && (found == 0 || best.state != CUBLAS_STATUS_SUCCESS)))
-        fail("%s has no algorithm for a product of (%lld x %lld) by (%lld x %lld): use sizes that are multiples of 8 for "
-             "--hidden-size, --ffn-hidden-size and --kv-channels",
-             library->description, (long long)plan->key.rows, (long long)plan->key.depth, (long long)plan->key.depth,
-             (long long)plan->key.cols);
-    cublas_check(status);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return status;
+    if (found == 0 || best.state != CUBLAS_STATUS_SUCCESS)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     plan->algorithm = best.algo;
+    return CUBLAS_STATUS_SUCCESS;
+}
+static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm, struct matmul_library *library) {
+    plan->key = matmul_key_of(gemm);
+    matmul_plan_product(plan, gemm);
+    return matmul_choose_algorithm(plan, library);
+}
+
+// Which product was refused, and what to change. The widths of a layer's input and output are multiples of 8 in any usual
+// model; else the tokens are the odd ones.
+static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *gemm, cublasStatus_t status,
+                                       const struct matmul_library *library) {
+    const bool widths_fit = gemm->cols % 8 == 0 && (gemm->sum ? gemm->rows : gemm->depth) % 8 == 0;
+    snprintf(text, n, "%s has no algorithm for a product of (%lld x %lld)%s by (%lld x %lld)%s%s: %s; use %s",
+             library->description, (long long)gemm->rows, (long long)gemm->depth, gemm->a_transposed ? " transposed" : "",
+             (long long)gemm->depth, (long long)gemm->cols, gemm->b_transposed ? " transposed" : "",
+             gemm->bias ? " with a bias" : "", cublasLtGetStatusName(status),
+             widths_fit ? "another --micro-batch-size, --seq-length or --sample-count: their product is the number of tokens"
+                        : "multiples of 8 for --hidden-size, --ffn-hidden-size and --kv-channels");
+    return text;
+}
+// NULL where the library can compute the product; else why it can't, in `text`. For tests.
+static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm, struct matmul_library *library) {
+    struct matmul_plan plan;
+    const cublasStatus_t status = matmul_make_plan(&plan, gemm, library);
+    return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
 // The oldest plan makes room when the table is full: it would be the same again, so that only time is lost.
@@ -175,9 +204,10 @@ static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, struct matmu
         if (memcmp(&library->plans[i].key, &key, sizeof key) == 0)
             return &library->plans[i];
     struct matmul_plan *plan = &library->plans[library->planned++ % MATMUL_PLANS];
-    plan->key = key;
-    matmul_plan_product(plan, gemm);
-    matmul_choose_algorithm(plan, library);
+    const cublasStatus_t status = matmul_make_plan(plan, gemm, library);
+    char text[512];
+    if (status != CUBLAS_STATUS_SUCCESS)
+        fail("%s", matmul_refusal_text(text, sizeof text, gemm, status, library));
     return plan;
 }
 

@@ -34,6 +34,18 @@ PTX_FUNCTION int hide_value(int x) {
     return x;
 }
 
+// Nanoseconds, of the 64 bits that all blocks see the lower half. The emulator's pass by being asked for, 10 us each time.
+PTX_FUNCTION uint32_t global_timer(void) {
+    uint32_t result;
+#if defined(__CUDACC__)
+    asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(result)::"memory");
+#else
+    static __thread uint32_t now;
+    result = now += 10000;
+#endif
+    return result;
+}
+
 // The block's dynamic shared memory, aligned for any swizzle of up to 1024 bytes.
 PTX_FUNCTION uint32_t shared_memory(void) {
 #if defined(__CUDACC__)

@@ -12,11 +12,36 @@
 // Bodies of kernels that use these stand under
 //   #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
 #pragma once
-#include "kernels/ptx.cuh" // PTX_FUNCTION, struct word_x4
+#include "kernels/ptx.cuh"        // PTX_FUNCTION, struct word_x4
+#include "kernels/wait_limit.cuh" // struct wait_record
 
 #if defined(__CUDACC__) || defined(CUDA_EMULATED)
 
 struct tensor_map; // kernels/tensor_map.cuh
+
+// --- Waits that may take too long: kernels/wait_limit.cuh -----------------------------------------------------------
+
+#if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
+// Looks until `found`, for WAIT_LIMIT_NS (%2); then leaves a wait_record and traps. %0: the address, which STORE_ADDRESS
+// stores; %1: what is awaited; FOUND: what was there; %3: the place. Few registers: the warps that copy have 24. One asm,
+// whose other ends ptxas sees to be dead: else it would not let wgmmas run past it.
+#define PTX_WAIT(LOOK, MBARRIER, STORE_ADDRESS, FOUND)                                                                   \
+    "{\n\t.reg .pred found, soon;\n\t.reg .b32 now, begin, seen;\n\t.reg .b64 record;\n\t" LOOK                          \
+    "@found bra done;\n\tmov.u32 begin, %%globaltimer_lo;\n"                                                             \
+    "again:\n\t" LOOK "@found bra done;\n\t"                                                                             \
+    "mov.u32 now, %%globaltimer_lo;\n\tsub.u32 now, now, begin;\n\tsetp.lt.u32 soon, now, %2;\n\t@soon bra again;\n\t"   \
+    "atom.global.exch.b32 now, [device_wait_taken], 1;\n\tsetp.ne.s32 soon, now, 0;\n\t@soon bra others;\n\t"            \
+    "ld.global.b64 record, [device_wait_record];\n\t" STORE_ADDRESS PTX_STORE(MBARRIER, 8) PTX_STORE(%1, 12)             \
+    PTX_STORE(FOUND, 16) PTX_STORE_SPECIAL(ctaid.x, 20) PTX_STORE_SPECIAL(ctaid.y, 24) PTX_STORE_SPECIAL(ctaid.z, 28)    \
+    PTX_STORE_SPECIAL(tid.x, 32) PTX_STORE_SPECIAL(tid.y, 36) PTX_STORE_SPECIAL(tid.z, 40) PTX_STORE(%3, 44)             \
+    "fence.sc.sys;\n\ttrap;\n\texit;\n"                                                                                  \
+    "others:\n\tnanosleep.u32 1000;\n\tbra others;\n"                                                                    \
+    "done:\n\t}"
+#define PTX_STORE(what, offset) "st.global.b32 [record+" #offset "], " #what ";\n\t"
+#define PTX_STORE_SPECIAL(name, offset) "mov.u32 now, %%" #name ";\n\t" PTX_STORE(now, offset)
+#define mbarrier_wait(barrier, parity) mbarrier_wait_at<wait_place(__FILE__, __LINE__)>(barrier, parity)
+#define wait_acquire(at, value) wait_acquire_at<wait_place(__FILE__, __LINE__)>(at, value)
+#endif
 
 // --- mbarriers: 8 bytes of shared memory each ---------------------------------------------------------------------
 
@@ -54,6 +79,14 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 }
 // Waits until the phase of that parity is complete: 0 for the first one, 1 for the second, ... A barrier that has
 // completed none counts as having completed the phase before, of parity 1.
+#if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
+template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
+    asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
+                          PTX_STORE(%0, 0) PTX_STORE(0, 4), 0) ::"r"(barrier),
+                 "r"(parity), "n"((unsigned)WAIT_LIMIT_NS), "n"(PLACE)
+                 : "memory");
+}
+#else
 PTX_FUNCTION void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 #if defined(__CUDACC__)
     asm volatile("{\n\t"
@@ -70,6 +103,7 @@ PTX_FUNCTION void mbarrier_wait(uint32_t barrier, uint32_t parity) {
     emu_mbarrier_wait(barrier, parity);
 #endif
 }
+#endif
 
 // --- TMA and bulk copies: by one thread ---------------------------------------------------------------------------
 
@@ -396,6 +430,20 @@ PTX_FUNCTION int load_acquire(const int *at) {
     return emu_load_acquire(at);
 #endif
 }
+// Waits until load_acquire gives that value.
+#if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
+template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value) {
+    asm volatile(PTX_WAIT("ld.acquire.gpu.global.b32 seen, [%0];\n\tsetp.eq.s32 found, seen, %1;\n\t", 0,
+                          "st.global.b64 [record], %0;\n\t", seen) ::"l"(__cvta_generic_to_global(at)),
+                 "r"(value), "n"((unsigned)WAIT_LIMIT_NS), "n"(PLACE)
+                 : "memory");
+}
+#else
+PTX_FUNCTION void wait_acquire(const int *at, int value) {
+    while (load_acquire(at) != value)
+        continue;
+}
+#endif
 PTX_FUNCTION void store_release(int *at, int value) {
 #if defined(__CUDACC__)
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(__cvta_generic_to_global(at)), "r"(value) : "memory");

@@ -12,10 +12,19 @@ struct tensor_map {
 
 // The driver's function by way of the runtime, so that the program needs no libcuda to start.
 typedef decltype(&cuTensorMapEncodeTiled) tensor_map_encode;
+#if CUDART_VERSION >= 12050
+static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPointQueryResult *found) {
+    return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", function, 12000, cudaEnableDefault, found);
+}
+#else // CUDA 13 has no more of this one
+static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPointQueryResult *found) {
+    return cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", function, cudaEnableDefault, found);
+}
+#endif
 static tensor_map_encode tensor_map_find_encoder(void) {
     void *function = NULL;
     enum cudaDriverEntryPointQueryResult found;
-    cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found));
+    cuda_check(tensor_map_look_up(&function, &found));
     if (found != cudaDriverEntryPointSuccess || !function)
         fail("the driver has no tensor maps: CUDA 12.0 or newer is needed");
     return (tensor_map_encode)function;

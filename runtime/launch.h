@@ -218,11 +218,17 @@ static bool launch_is_mpich(launch_environment *environment) {
     return environment("PMI_SIZE") && (environment("MPI_LOCALRANKID") || !environment("SLURM_STEP_NUM_TASKS"));
 }
 
+// Whether mpirun started this process, alone or with others. What the process prints then goes by mpirun to mpirun's own
+// output: Open MPI gives each rank a pseudo-terminal for that, which does not mean that there is a screen at its end.
+static bool launch_is_by_mpirun(launch_environment *environment) {
+    return environment("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(environment);
+}
+
 static const char *launch_by_launcher(struct launch *launch, launch_environment *environment, struct error_text *error) {
     static const struct launch_names open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                                  "OMPI_COMM_WORLD_LOCAL_SIZE"};
     static const struct launch_names mpich = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
-    if (environment("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(environment)) {
+    if (launch_is_by_mpirun(environment)) {
         launch->kind = LAUNCH_MPI;
         return launch_by_names(launch, environment("OMPI_COMM_WORLD_SIZE") ? &open_mpi : &mpich, environment, error);
     }

@@ -1,7 +1,7 @@
 // What a run says: rows of the start-up report, one progress line, and log.jsonl with an object for each step.
 //
-// In a terminal the progress line is drawn again in place, cut to the width; in a pipe or file it is a plain line every
-// so many steps. log.jsonl has every step in both. A full disk is reported once and does not stop the run.
+// In a terminal the progress line is drawn again in place, cut to the width; in a pipe or file, and under mpirun, whose
+// terminals are none, it is a plain line every so many steps. log.jsonl has every step in both. A full disk is reported once and does not stop the run.
 #pragma once
 #include "runtime/error.h" // fail
 #include "runtime/json.h"  // a line of log.jsonl
@@ -132,8 +132,9 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
 }
 
 // Goes on behind the entries of step `first_step` where there are some; 0 begins the file anew. Of several ranks only the
-// first has a file.
-static void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file) {
+// first has a file. `plain`: lines even where the output is a terminal.
+static void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
+                     bool plain) {
     memset(log, 0, sizeof *log);
     log->file = -1;
     log->every = every > 0 ? every : 1;
@@ -154,7 +155,7 @@ static void log_open(struct log *log, const char *folder, int64_t total_steps, i
     if (!log->line)
         fail("out of memory");
     const char *const kind = getenv("TERM");
-    log->terminal = isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
+    log->terminal = !plain && isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
 }
 
 // Says once that the log can't be written, and takes back half a line, so that what is in the file parses. Later lines

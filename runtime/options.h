@@ -45,6 +45,8 @@ struct option_row {
 #define OPTION_ROW(type, kind, field, ...) \
     {#field, kind, offsetof(struct type, field), sizeof(((struct type *)0)->field), __VA_ARGS__}
 
+typedef void options_build(void); // prints how the program was built
+
 struct options {
     const struct option_row *rows;
     int count;
@@ -52,6 +54,7 @@ struct options {
     const char *version; // what --version prints
     const char *summary; // above the options in the help
     const char *notes;   // below them
+    options_build *describe_build; // what --version adds; NULL: nothing
 };
 
 enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' }; // ASCII's record separator
@@ -387,7 +390,7 @@ static inline void options_help(const struct options *options, FILE *out) {
             fprintf(out, "\n%s:\n", options->rows[i].name);
         else
             option_help(out, &options->rows[i]);
-    fprintf(out, "\n  -h, --help     Print this and exit\n      --version  Print the version and exit\n\n");
+    fprintf(out, "\n  -h, --help     Print this and exit\n      --version  Print the version and how this was built, and exit\n\n");
     fputs(options->notes, out);
 }
 
@@ -426,12 +429,18 @@ static inline struct option_word option_word_read(const struct options *options,
     return result;
 }
 
+static inline void options_version(const struct options *options) {
+    printf("%s\n", options->version);
+    if (options->describe_build)
+        options->describe_build();
+}
+
 // Prints what --help or --version asks for and ends the program; `word` is the first that could be either.
 static inline void option_help_or_version(const struct options *options, const char *word) {
     if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0)
         options_help(options, stdout);
     else if (strcmp(word, "--version") == 0)
-        printf("%s\n", options->version);
+        options_version(options);
     else
         return;
     exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);

@@ -138,7 +138,7 @@ install_wheels() {
     export PYTHONPATH="$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
 }
 build() {
-    local named=$stages target targets=(libraries)
+    local named=$stages target targets=()
     if [ -n "$rehearsal" ]; then
         skip build "a rehearsal by the programs in $rehearsal"
         return

@@ -2,31 +2,43 @@
 # Checks that what a goal needs is here, and installs through apt what is missing.
 #
 #   scripts/setup.sh [build|test|demo|fuzz]
-#   scripts/setup.sh --into .deps [--minimal]
+#   scripts/setup.sh --into .deps [--minimal] [--architecture arm64]
 #
 # The second form installs nothing. It downloads the libraries that the engine and its tests are built with (Debian's or
 # Ubuntu's packages, for this machine's architecture) and unpacks them into a folder. The Makefile looks into .deps, so
 # that this tree with that folder builds where packages can't be installed: no root, no network. --minimal leaves out the
 # libraries of matmuls for CPUs: 1 MiB in place of 86, with which both targets build, the cpu target on its own
-# loops. MPI is not among them: it finds its parts by the paths that it was installed to, and must be the one whose mpirun
+# loops. --architecture unpacks the packages of another one, by Debian's name, for `make CC=aarch64-linux-gnu-gcc DEPS=...`.
+# MPI is not among them: it finds its parts by the paths that it was installed to, and must be the one whose mpirun
 # starts the job.
 #
 # Each thing is looked for itself (a header that compiles, a command that is there), not its package, so that any
 # distribution will do. Where nothing is missing, nothing is touched. The compiler, make, jansson, xxHash and PCRE2 must
 # be here, Python for the demo, cmocka (and g++, which compiles the headers as C++) for the tests, clang with libFuzzer to
 # fuzz; without oneDNN and OpenBLAS the engine builds on its own loops, more slowly. Without MPI it builds too, and several
-# processes find each other by srun or --rendezvous; the tests install Open MPI, a build takes the MPI whose mpicc is there.
+# processes find each other by srun or --rendezvous; where there is no mpicc Open MPI is installed.
 set -u
 
 into=
+architecture= # this machine's
 unpacked="libjansson-dev libxxhash-dev libpcre2-dev libcmocka-dev"
 if [ "${1-}" = --into ]; then
-    if [ -z "${2-}" ] || [ $# -gt 3 ] || [ "${3---minimal}" != --minimal ]; then
-        echo "setup.sh: --into needs the folder to unpack into, and may be followed by --minimal; the Makefile looks into .deps" >&2
+    into=${2-}
+    [ $# -lt 2 ] || shift 2
+    matmuls="libdnnl-dev libopenblas-openmp-dev"
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --minimal) matmuls= && shift ;;
+        --architecture) architecture=${2-} && shift $(($# > 1 ? 2 : 1)) && [ -n "$architecture" ] || into= ;;
+        *) into= && break ;;
+        esac
+    done
+    if [ -z "$into" ]; then
+        echo "setup.sh: --into needs the folder to unpack into, and may be followed by --minimal and --architecture NAME;" \
+            "the Makefile looks into .deps" >&2
         exit 2
     fi
-    into=$2
-    [ $# -eq 3 ] || unpacked="$unpacked libdnnl-dev libopenblas-openmp-dev"
+    unpacked="$unpacked $matmuls"
     set --
 fi
 goal=${1-build}
@@ -109,10 +121,10 @@ unpack_into() {
     download=$(mktemp -d) || exit 2
     trap 'rm -rf "$download"' EXIT
     # With the package lists that are here, or with fresh ones, kept apart because the system's are root's.
-    lists=
+    lists=${architecture:+-o APT::Architecture=$architecture -o APT::Architectures=$architecture}
     if ! download_packages; then
         mkdir -p "$download/lists/partial" "$download/cache/archives/partial"
-        lists="-o Dir::State::Lists=$download/lists -o Dir::Cache=$download/cache"
+        lists="$lists -o Dir::State::Lists=$download/lists -o Dir::Cache=$download/cache"
         # shellcheck disable=SC2086
         apt-get -qq $lists -o Acquire::http::Timeout=20 update >"$download/log" 2>&1
         if ! download_packages; then
@@ -145,14 +157,15 @@ find_missing() {
         have_command "${CXX%% *}" || required="$required g++"
         have_command python3 || required="$required python3"
         have_header cmocka.h || required="$required libcmocka-dev"
-        have_command mpicc || optional="$optional libopenmpi-dev"
-        have_command mpirun || optional="$optional openmpi-bin"
     fi
     if [ "$goal" = fuzz ]; then
         have_command clang || required="$required clang"
         have_fuzzer || required="$required $(fuzzer_package)"
         return # the parsers need no matmuls
     fi
+    # mpirun is how several ranks are started, so every build takes MPI along.
+    have_command mpicc || optional="$optional libopenmpi-dev"
+    have_command mpirun || optional="$optional openmpi-bin"
     have_header oneapi/dnnl/dnnl.h || optional="$optional libdnnl-dev"
     have_openblas || optional="$optional libopenblas-openmp-dev"
 }
@@ -208,7 +221,7 @@ else
     hint="install what Debian calls"
 fi
 if [ -n "$optional" ]; then
-    echo "setup.sh: going on with slower matmuls or fewer tests ($hint$optional)" >&2
+    echo "setup.sh: going on with slower matmuls, without mpirun or with fewer tests ($hint$optional)" >&2
 fi
 if [ -n "$required" ]; then
     echo "setup.sh: '$goal' needs more than is here; $hint$required$optional" >&2

@@ -40,7 +40,7 @@ static struct setup setup_of(const char *options) {
     for (char *word = strtok_r(s.words, " ", &rest); word && n < MAX_WORDS - 1; word = strtok_r(NULL, " ", &rest))
         words[n++] = word;
     words[n] = NULL;
-    s.config = config_read(n, words);
+    s.config = config_read(n, words, NULL);
     s.config.given[option_find(&config_options, "sample_tokens", false)] = false; // as long as the sequence
     start_find(&s.config);
     config_resolve(&s.config);
@@ -179,7 +179,7 @@ static void equals_golden(struct setup *s, const char *problem, const char *path
     golden_close(g);
 }
 static void equals_transformers(const char *name) {
-    char path[128], expected[160];
+    char path[256], expected[320];
     struct error_text error;
     snprintf(path, sizeof path, "test/golden/huggingface/%s", name);
     snprintf(expected, sizeof expected, "%s/expected.golden", path);
@@ -195,7 +195,7 @@ static void bf16_equals_transformers(void **state) { equals_transformers("qwen2_
 
 static void llmc_equals_transformers(void **state) {
     for (int version = 3; version <= 5; version += 2) {
-        char path[128], expected[128];
+        char path[256], expected[320];
         struct error_text error;
         snprintf(path, sizeof path, "test/golden/huggingface/gpt2.%d.bin", version);
         snprintf(expected, sizeof expected, "test/golden/huggingface/gpt2.%d.golden", version);
@@ -207,15 +207,16 @@ static void llmc_equals_transformers(void **state) {
 
 // ---- Saved and loaded ----------------------------------------------------------------------------------------------
 
-static char folder[64]; // where the tests write
+static char folder[TEST_PATH]; // where the tests write
 
 static int make_folder(void **state) {
-    snprintf(folder, sizeof folder, "/tmp/op_huggingface.XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
+    return mkdtemp(test_template(folder, "op_huggingface")) ? 0 : -1;
 }
 static int remove_folder(void **state) {
-    const int above = open("/tmp", O_RDONLY | O_DIRECTORY);
-    const int failed = checkpoint_remove_tree(above, folder + strlen("/tmp/"), 0);
+    char *const slash = strrchr(folder, '/');
+    *slash = '\0';
+    const int above = open(folder, O_RDONLY | O_DIRECTORY);
+    const int failed = checkpoint_remove_tree(above, slash + 1, 0);
     close(above);
     return failed;
 }
@@ -280,7 +281,7 @@ static struct setup setup_of_shape(int shape, const char *more) {
 }
 
 static void resumes_as_the_same_bits(const char *options) {
-    char path[128];
+    char path[256];
     struct error_text error;
     for (int i = 0; i < SHAPES; i++) {
         struct setup a = setup_of_shape(i, options), b = setup_of_shape(i, options);
@@ -304,14 +305,14 @@ static void resumes_from_bf16(void **state) { resumes_as_the_same_bits("--checkp
 static void resumes_from_fp32(void **state) { resumes_as_the_same_bits("--checkpoint-dtype fp32"); }
 static void resumes_from_shards(void **state) {
     resumes_as_the_same_bits("--max-shard-gib 1e-5");
-    char path[128];
+    char path[256];
     snprintf(path, sizeof path, "%s/checkpoints/step_00000000/model.safetensors.index.json", folder);
     assert_int_equal(access(path, R_OK), 0);
 }
 // As a run saves that goes on meanwhile: from a copy, which later changes don't reach.
 static void saves_from_a_copy(void **state) {
     struct error_text error;
-    char path[128];
+    char path[256];
     struct setup a = setup_of_shape(1, "--checkpoint-every 1"), b = setup_of_shape(1, "");
     struct saver saver;
     assert_true(a.m->copies);
@@ -341,7 +342,7 @@ static void saves_from_a_copy(void **state) {
 // By its config.json alone a checkpoint is a model that computes the same; a GPT-2's KV heads are then as many as its
 // heads, and its absent biases are zeros.
 static void begins_as_the_same_model(void **state) {
-    char path[128];
+    char path[256];
     struct error_text error;
     int32_t tokens[12];
     for (int t = 0; t < 12; t++)

@@ -66,11 +66,11 @@ static void setup_open(struct setup *s, struct parallel *parallel, const char *s
     const enum attention_backend backend = backend_here(ATTENTION_FLASH);
     const struct fit f = fit_of(&s->config, backend, &s->dev);
     s->model = gpt_create(&s->config, fit_policy(&f), backend, &s->dev);
+    if (parallel)
+        gpt_open_collectives(s->model, &s->collectives, parallel, COLLECTIVES_HOST);
     gpt_allocate(s->model);
-    if (parallel) {
-        collectives_open(&s->collectives, parallel, COLLECTIVES_HOST, false, &s->dev);
+    if (parallel)
         gpt_connect(s->model, &s->collectives);
-    }
     enlarge_parameters(s->model);
 }
 static void setup_close(struct setup *s, struct parallel *parallel) {

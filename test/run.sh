@@ -1,8 +1,10 @@
 #!/bin/sh
-# Runs tests, two at a time, and counts: test/run.sh PROGRAM|FILE.py ...   The last line is 'N passed, N failed'.
+# Runs tests, two at a time, and counts: test/run.sh PROGRAM|FILE.py[:CLASS] ...   The last line is 'N passed, N failed'.
 # A program is a cmocka test; one that ends before its last test counts as one failure more than it reported.
-# Tests are many small parallel regions: on a busy machine threads that spin at barriers take the time of those that work.
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+# All run in one environment, that of test/environment.py, whatever this script was started from.
+if [ "${1-}" != --prepared ] && [ "${1-}" != --one ]; then
+    exec python3 "${0%/*}/environment.py" "$0" --prepared "$@"
+fi
 
 # One test: its line, with what it said where it failed, in one piece, and its counts into $1.
 run_one() {
@@ -11,12 +13,16 @@ run_one() {
     log=$(mktemp)
     case "$test" in
     # A program that ends by a user's mistake leaves its memory to the system: not a leak to report in place of status 2.
-    *.py) ASAN_OPTIONS=detect_leaks=0 TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" python3 "$test" -v >"$log" 2>&1 ;;
+    *.py | *.py:*)
+        file=${test%:*} class=${test#"${test%:*}"}
+        ASAN_OPTIONS=detect_leaks=0 TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" \
+            python3 "$file" -v ${class:+"${class#:}"} >"$log" 2>&1
+        ;;
     *) CMOCKA_MESSAGE_OUTPUT=TAP "$test" >"$log" 2>&1 ;;
     esac
     status=$?
     case "$test" in
-    *.py)
+    *.py | *.py:*)
         ok=$(grep -c '\.\.\. ok$' "$log")
         bad=$(grep -cE '\.\.\. (FAIL|ERROR)$' "$log")
         skip=$(grep -c '\.\.\. skipped' "$log")
@@ -48,9 +54,10 @@ if [ "${1-}" = --one ]; then
     run_one "$2" "$3"
     exit 0
 fi
-counts=$(mktemp)
+shift # --prepared
+counts=$(mktemp) || exit 1
 trap 'rm -f "$counts"' EXIT
-printf '%s\n' "$@" | xargs -P 2 -n 1 "$0" --one "$counts"
+printf '%s\0' "$@" | xargs -0 -P 2 -n 1 "$0" --one "$counts"
 passed=0 failed=0 skipped=0 ran=0
 while read -r ok bad skip; do
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + skip)) ran=$((ran + 1))
@@ -62,5 +69,5 @@ fi
 if [ "$skipped" -gt 0 ]; then
     echo "$skipped skipped"
 fi
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed" || exit 1 # nobody can read it
 [ "$failed" -eq 0 ]

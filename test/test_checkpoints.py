@@ -11,7 +11,8 @@ import tempfile
 import time
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from environment import ROOT
+
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 T = 16
 # 7 samples a shard, 4 a step: steps end in the middle of an epoch, and some cross its end.

@@ -1,13 +1,16 @@
 """The program as its users meet it: options, messages, files, whole small runs. Python's standard library alone."""
 import json
 import os
+import re
 import resource
+import shutil
 import struct
 import subprocess
 import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from environment import ROOT
+
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 SMALL = ["--vocab-size", "257", "--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--num-query-groups",
          "2", "--seq-length", "32", "--micro-batch-size", "4", "--normalization", "RMSNorm", "--position-embedding-type",
@@ -69,6 +72,39 @@ class Options(Case):
         for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset"]:
             self.assertIn(name, result.stdout)
 
+    def test_version_is_enough_for_a_report(self):
+        """The version, the commit, the compiler, the targets and each library, a line each; the same whatever the machine runs."""
+        result = run("--version")
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        first, *lines = result.stdout.splitlines()
+        self.assertRegex(first, r"^train_gpt \d+\.\d+$")
+        rows = dict(line.split(maxsplit=1) for line in lines)
+        self.assertRegex(rows["commit"], r"^([0-9a-f]{7,}|\S+-g[0-9a-f]{7,}|\S*\d\S*|unknown)(-dirty)?$")
+        self.assertRegex(rows["compiler"], r"(gcc|[Cc]lang) .*\d+\.\d+")
+        self.assertRegex(rows["cpu"], "^fp32 and bf16, for ")
+        self.assertRegex(rows["cuda"], "^(fp32 and bf16, for (sm_|compute_|the emulator)|this train_gpt was built without it)")
+        number = r"^\d+\.\d+"
+        for name in ("jansson", "xxHash", "PCRE2", "glibc"):
+            self.assertRegex(rows[name], number)
+        for name, shown in (("oneDNN", number), ("OpenBLAS", r"\d+\.\d+"), ("MPI", r"\d+\.\d+")):
+            self.assertRegex(rows[name], shown + "|^none: built where")
+        if "built without" not in rows["cuda"]:
+            self.assertRegex(rows["CUDA"], number)
+            self.assertRegex(rows["cuBLASLt"], number)
+            self.assertRegex(rows["NCCL"], number + "|^none")
+            self.assertRegex(rows["GPU driver"], "none|for CUDA")
+        loaded = subprocess.run(["ldd", PROGRAM], capture_output=True, text=True, check=False).stdout
+        for name, library in (("oneDNN", "libdnnl"), ("MPI", "libmpi")):
+            self.assertEqual(rows[name].startswith("none"), library not in loaded)
+
+    def test_version_names_the_commit(self):
+        """That of the tree, where it is one of its own; the program may be older than the last change of a file."""
+        if not os.path.exists(ROOT + "/.git"):
+            self.skipTest("no repository")
+        commits = subprocess.run(["git", "-C", ROOT, "rev-list", "HEAD"], capture_output=True, text=True, check=False).stdout.split()
+        commit = re.search(r"^commit +(?:\S*-g)?([0-9a-f]+)(-dirty)?$", run("--version").stdout, re.M)
+        self.assertTrue([full for full in commits if full.startswith(commit.group(1))], commit)
+
     def test_a_typo_names_the_nearest(self):
         self.refused("--num-layer-s", 3, words=["--num-layers"])
         self.refused("--recompute", "full", words=["--recompute-granularity", "--recompute-method"])
@@ -94,6 +130,26 @@ class Options(Case):
 
     def test_an_out_folder_that_is_a_file(self):
         self.refused(*SMALL, *self.data, "--out", self.path + "/t_train_000.bin", words=["--out"])
+
+
+class Processor(unittest.TestCase):
+    """A CPU without the instructions that the program was compiled for: a message in place of an illegal instruction."""
+    EMULATOR = shutil.which("qemu-x86_64")
+
+    def on(self, cpu, *arguments):
+        return subprocess.run([self.EMULATOR, "-cpu", cpu, PROGRAM, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+    @unittest.skipUnless(EMULATOR and os.uname().machine == "x86_64", "no qemu-x86_64")
+    def test_old_processors(self):
+        row = next(line for line in run("--version").stdout.splitlines() if line.startswith("cpu "))
+        for cpu, arch, lacks in (("Haswell", "x86-64-v3", "avx512f"), ("Westmere", "x86-64-v2", "avx2")):
+            result = self.on(cpu, "--version")
+            if lacks not in row.split():
+                self.assertEqual(result.returncode, 0, result.stderr)
+                continue
+            self.assertEqual((result.returncode, result.stdout), (2, ""), result.stderr)
+            self.assertRegex(result.stderr, r"train_gpt: built for a CPU with .*\b%s\b.*, which this one lacks; build it here, by make "
+                             r"ARCH=native, or anywhere by make ARCH=%s\n$" % (lacks, arch))
 
 
 class Data(Case):

@@ -7,9 +7,9 @@ import tempfile
 import unittest
 import unittest.mock
 
+from environment import ROOT
 from test_cli import write_shard
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or os.environ.get("TRAIN_GPT") or os.path.join(ROOT, "build/train_gpt"))
 STEPS = 20
 TRAINING = ["--vocab-size", "257", "--seq-length", "48", "--micro-batch-size", "1", "--global-batch-size", "2", "--train-steps", STEPS,

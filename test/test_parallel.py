@@ -3,6 +3,7 @@ with another number of them; that it ends, and says why, when one of them is los
 import glob
 import json
 import os
+import pty
 import random
 import re
 import shutil
@@ -14,7 +15,8 @@ import tempfile
 import time
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from environment import ROOT
+
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(ROOT, "build/train_gpt")))
 CUDA_PROGRAM = os.environ.get("TRAIN_GPT_CUDA")
 MPIRUN = shutil.which("mpirun")
@@ -27,8 +29,7 @@ LLAMA = ["--num-layers", "5", "--normalization", "RMSNorm", "--position-embeddin
          "--no-add-bias-linear", "--num-query-groups", "1", "--untie-embeddings-and-output-weights"]
 # Sums of gradients in another order: 2^-24 each, which 50 steps of AdamW let grow. Seen: 1e-8.
 FP32_TOLERANCE = 1e-6
-ENVIRONMENT = {**{name: value for name, value in os.environ.items() if not re.match("OMPI_|PMI|SLURM_|RANK$|WORLD_SIZE$|LOCAL_", name)},
-               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "EMU_DEVICES": "4"}
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "EMU_DEVICES": "4"}
 LIMIT = 120 # seconds, of any run
 
 
@@ -347,6 +348,41 @@ class Launchers(Case):
             self.run_it("c", 3, *options)
             self.assertEqual(self.curve("a"), self.curve("c"))
 
+    @needs_mpi
+    def test_mpirun_to_a_file(self):
+        """Whole lines, every --log-every steps, though each rank prints into a pseudo-terminal of mpirun's."""
+        for ranks in (1, 2):
+            command = self.command("t%d" % ranks, "--micro-batch-size", 6, "--train-steps", 7, "--log-every", 3, "--val-every", 0)
+            with open(self.path + "/output", "w+", encoding="utf-8", newline="") as output:
+                subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command], stdout=output, check=True,
+                               timeout=LIMIT, env={**ENVIRONMENT, "TERM": "xterm"})
+                output.seek(0)
+                self.assert_progress(output.read(), [1, 3, 6, 7])
+
+    def test_a_launchers_terminal(self):
+        """The same where a pseudo-terminal stands for mpirun's; without a launcher each step is drawn."""
+        for name, environment, steps in (("u", {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, [1, 3, 6, 7]), ("v", {}, None)):
+            command = self.command(name, "--micro-batch-size", 12, "--train-steps", 7, "--log-every", 3, "--val-every", 0)
+            terminal, other_end = pty.openpty()
+            with subprocess.Popen(command, stdout=other_end, env={**ENVIRONMENT, "TERM": "xterm", **environment}) as process:
+                os.close(other_end)
+                text = b""
+                try:
+                    while part := os.read(terminal, 4096):
+                        text += part
+                except OSError: # how a pseudo-terminal tells that its other end was closed
+                    pass
+            os.close(terminal)
+            self.assertEqual(process.returncode, 0)
+            if steps:
+                self.assert_progress(text.decode().replace("\r\n", "\n"), steps)
+            else:
+                self.assertEqual(text.count(b"\rstep "), 7)
+
+    def assert_progress(self, text, steps):
+        self.assertNotRegex(text, "[\r\033]")
+        self.assertEqual([int(step) for step in re.findall(r"^step +(\d+)/7  .*[KMG]iB$", text, re.M)], steps)
+
     def test_mistakes(self):
         for arguments, message in ((["--micro-batch-size", 5], "--global-batch-size 12 is not a multiple of --micro-batch-size 5 on 2"),
                                    (["--collectives", "mpi"], "--collectives mpi: the ranks were not started by mpirun"),
@@ -564,6 +600,20 @@ class CudaEngine(Case):
         self.run_it("with", 2, *options, "--zero-stage", 1, program=CUDA_PROGRAM)
         self.run_it("without", 2, *options, "--zero-stage", 1, "--cuda-graphs=false", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("with"), self.curve("without"))
+
+    def test_what_nccl_holds_is_counted(self):
+        """A GPU with room for the plan and its reserve, but not beside NCCL's buffers: said before anything is allocated."""
+        options = [*self.SHAPE, "--precision", "bf16", "--micro-batch-size", 2, "--device", "cuda"]
+        planned = self.path + "/nccl.json"
+        self.run_it("plan", 1, *options, "--plan", "--world-size", 2, "--plan-json", planned, program=CUDA_PROGRAM)
+        with open(planned) as f:
+            room = json.load(f)["peak_bytes"] + (256 << 20)
+        for more, fits, message in (1 << 20, False, "the plan needs"), (32 << 20, True, "2, ZeRO stage 0"):
+            command = self.command("nccl", *options, program=CUDA_PROGRAM)
+            result = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *command], capture_output=True, text=True,
+                                    timeout=LIMIT, env={**ENVIRONMENT, "EMU_MEMORY_BYTES": str(room + more)})
+            self.assertEqual(result.returncode == 0, fits, result.stdout + result.stderr)
+            self.assertIn(message, result.stdout + result.stderr)
 
 
 if __name__ == "__main__":

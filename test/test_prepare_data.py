@@ -15,7 +15,9 @@ import tempfile
 import unittest
 from unittest import mock
 
-SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "scripts" / "prepare_data.py"
+from environment import ROOT
+
+SCRIPT = pathlib.Path(ROOT) / "scripts" / "prepare_data.py"
 spec = importlib.util.spec_from_file_location("prepare_data", SCRIPT)
 prepare_data = importlib.util.module_from_spec(spec)
 sys.dont_write_bytecode = True

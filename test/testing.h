@@ -17,8 +17,40 @@ extern "C" {
 #undef fail
 #undef fail_msg
 #define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
-#include <stdio.h>  // printf
-#include <stdlib.h> // malloc
+#include <fcntl.h>    // open
+#include <signal.h>   // sigaction
+#include <stdio.h>    // printf
+#include <stdlib.h>   // malloc, getenv
+#include <sys/stat.h> // umask
+#include <unistd.h>   // close
+
+// What a test relies on where it is started alone, such as in a script's background: standard files that are open, signals
+// that are neither ignored nor blocked, a umask. test/environment.py prepares these and the rest where all tests run.
+// SIGHUP stays ignored, so that a run under nohup goes on, as do those that stop a background job.
+__attribute__((constructor)) static inline void test_prepare(void) {
+    int file;
+    while ((file = open("/dev/null", O_RDWR)) >= 0 && file <= STDERR_FILENO)
+        continue;
+    close(file);
+    for (int number = 1; number < NSIG; number++) {
+        const int kept = number == SIGHUP || number == SIGTSTP || number == SIGTTIN || number == SIGTTOU;
+        struct sigaction action;
+        if (!kept && sigaction(number, NULL, &action) == 0 && action.sa_handler == SIG_IGN)
+            signal(number, SIG_DFL);
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    umask(022);
+}
+
+enum { TEST_PATH = 192 }; // bytes of a template
+// A name for mkdtemp or mkstemp to fill in, in the folder for files that TMPDIR names: TMPDIR/NAME.XXXXXX. Returns path.
+static inline char *test_template(char path[TEST_PATH], const char *name) {
+    const char *const folder = getenv("TMPDIR");
+    snprintf(path, TEST_PATH, "%s/%s.XXXXXX", folder && *folder ? folder : "/tmp", name);
+    return path;
+}
 
 // A small generator of the tests' own (splitmix64), so that test data does not lean on code under test.
 static inline uint64_t test_random(uint64_t *state) {
@@ -48,8 +80,8 @@ static inline void test_release(void *memory) {
 }
 #define free(memory) test_release(memory)
 #else
-static inline void *test_alloc(size_t bytes) {
-    void *memory = aligned_alloc(64, (bytes + 127) / 64 * 64);
+static inline void *test_alloc(size_t bytes) { // aligned as cudaMalloc aligns, and the memory plan
+    void *memory = aligned_alloc(256, (bytes + 511) / 256 * 256);
     assert_non_null(memory);
     return memory;
 }

@@ -63,10 +63,10 @@ static void rank_close(struct rank *r) {
     mpi_close();
 }
 static void collectives_begin(struct rank *r, enum collectives_kind kind, bool wire_bf16) {
-    collectives_open(&r->collectives, &r->parallel, kind, wire_bf16, &r->device);
+    collectives_open(&r->collectives, &r->parallel, kind, wire_bf16, LARGEST_PART, 4 * LARGEST_PART, &r->device);
     r->scratch_bytes = collectives_scratch_bytes(LARGEST_PART, r->ranks, kind, wire_bf16);
     r->scratch = device_allocate(r->scratch_bytes);
-    collectives_set_scratch(&r->collectives, r->scratch, LARGEST_PART, 4 * LARGEST_PART, &r->device);
+    collectives_set_scratch(&r->collectives, r->scratch);
 }
 static void collectives_end(struct rank *r) {
     collectives_close(&r->collectives, &r->device);
@@ -353,6 +353,47 @@ static void control_is_told(struct rank *r, enum collectives_kind kind) {
     device_free(buffer, all_bytes);
 }
 
+// Its blocks go before those of the device's own stream.
+static void collectives_go_first(struct rank *r, enum collectives_kind kind) {
+    int least, greatest, priority, others;
+    collectives_begin(r, kind, false);
+    cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    cuda_check(cudaStreamGetPriority(r->collectives.nccl.device.stream, &priority));
+    cuda_check(cudaStreamGetPriority(r->device.stream, &others));
+    if (priority != greatest || others <= priority)
+        fail("NCCL's stream has priority %d, the device's own %d, of %d to %d", priority, others, greatest, least);
+    collectives_end(r);
+}
+
+#ifdef CUDA_EMULATED
+// Opening the collectives takes what they will ever hold of the device's memory, so that the check whether a plan fits
+// counts it. On a GPU kernels that are loaded later take some too, which the check has a reserve for.
+static void memory_is_taken_first(struct rank *r, enum collectives_kind kind) {
+    const size_t all_bytes = sizeof(float) * LARGEST_PART * (size_t)r->ranks;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const size_t free_before = device_free_bytes(&r->device);
+        collectives_begin(r, kind, bf16);
+        const size_t free_bytes = device_free_bytes(&r->device), taken = free_before - free_bytes - r->scratch_bytes;
+        if (taken < EMU_NCCL_COMMUNICATOR_BYTES)
+            fail("%zu bytes are taken by opening, fewer than the communicator's", taken);
+        float *const buffer = (float *)device_allocate(all_bytes);
+        device_zero(buffer, all_bytes, &r->device);
+        static const int64_t parts[] = {1, 100, 2048, LARGEST_PART};
+        for (int i = 0; i < 4; i++) {
+            const int64_t part = parts[i];
+            collective_reduce_scatter(&r->collectives, buffer + part * r->rank, buffer, part, "a sum", &r->device);
+            collective_all_gather(&r->collectives, buffer, buffer + part * r->rank, (size_t)part * sizeof *buffer, "a gathering",
+                                  &r->device);
+        }
+        const size_t later = free_bytes - all_bytes - device_free_bytes(&r->device);
+        if (later > 0)
+            fail("the collectives took %zu bytes more of the device's memory after they were opened", later);
+        collectives_end(r);
+        device_free(buffer, all_bytes);
+    }
+}
+#endif
+
 // --- What the emulator's NCCL finds -------------------------------------------------------------------------------
 
 static float *begin_fault(struct rank *r) {
@@ -391,6 +432,20 @@ static void one_is_missing(struct rank *r, enum collectives_kind kind) {
     cuda_check(cudaStreamSynchronize(r->collectives.nccl.device.stream));
     usleep(20 * 1000000);
 }
+static void recorded(struct rank *r, bool wait) {
+    float *const x = begin_fault(r);
+    uint64_t ticket = 0;
+    if (wait)
+        ticket = collective_all_gather(&r->collectives, x, x + 512, 32, "bytes", &r->device);
+    graph_begin(&r->device);
+    if (wait)
+        collective_wait(&r->collectives, ticket, &r->device);
+    else
+        collective_all_gather(&r->collectives, x, x + 512, 32, "bytes", &r->device);
+    collectives_end(r);
+}
+static void wait_is_recorded(struct rank *r, enum collectives_kind kind) { recorded(r, true); }
+static void begin_is_recorded(struct rank *r, enum collectives_kind kind) { recorded(r, false); }
 static void device_is_shared(struct rank *r, enum collectives_kind kind) {
     cuda_check(cudaSetDevice(0));
     begin_fault(r);
@@ -411,11 +466,17 @@ static const struct scenario {
     {"close", closing_waits},
 #ifdef TARGET_CUDA
     {"control", control_is_told},
+    {"priority", collectives_go_first},
+#ifdef CUDA_EMULATED
+    {"memory", memory_is_taken_first},
+#endif
     {"counts_differ", counts_differ},
     {"order_differs", order_differs},
     {"host_memory", host_memory},
     {"parts_overlap", parts_overlap},
     {"device_is_shared", device_is_shared},
+    {"wait_is_recorded", wait_is_recorded},
+    {"begin_is_recorded", begin_is_recorded},
     {"one_is_missing", one_is_missing},
 #endif
 };
@@ -471,19 +532,22 @@ static void two_ranks_over_the_host(void **state) { check_ranks(2, host_scenario
 static void three_ranks_over_the_host(void **state) { check_ranks(3, host_scenarios, "host"); }
 
 #ifdef TARGET_CUDA
-static const char *const nccl_scenarios = "values,order,wait,many,times,close,control";
+static const char *const nccl_scenarios = "values,order,wait,many,times,close,control,priority,memory";
 static void two_ranks_over_nccl(void **state) { check_ranks(2, nccl_scenarios, "nccl"); }
 static void three_ranks_over_nccl(void **state) { check_ranks(3, nccl_scenarios, "nccl"); }
 
 static const struct fault {
     const char *name, *words, *other_words; // of the message
 } faults[] = {
-    {"counts_differ", "call 1 is ncclReduceScatter of 8 ncclFloat32", "call 1 is ncclReduceScatter of 9 ncclFloat32"},
-    {"order_differs", "call 1 is ncclReduceScatter of 8 ncclFloat32", "call 1 is ncclAllGather of 32 ncclUint8"},
+    // behind the four that open them
+    {"counts_differ", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclReduceScatter of 9 ncclFloat32"},
+    {"order_differs", "call 5 is ncclReduceScatter of 8 ncclFloat32", "call 5 is ncclAllGather of 32 ncclUint8"},
     {"host_memory", "ncclAllGather: what is sent", "is no memory of the device"},
     {"parts_overlap", "ncclReduceScatter: its buffers overlap", "part is at byte"},
-    {"one_is_missing", "train_gpt: rank 1 (host", "has not reached 'the second' (collective 3)"},
+    {"one_is_missing", "train_gpt: rank 1 (host", "has not reached 'the second' (collective 4)"},
     {"device_is_shared", "Duplicate GPU detected : rank 0 and rank 1", "--collectives mpi"},
+    {"wait_is_recorded", "a wait for a collective while a graph is recorded", ""},
+    {"begin_is_recorded", "bytes while a graph is recorded", ""},
 };
 enum { FAULTS = sizeof faults / sizeof *faults };
 // All at once: mpirun takes a second or two to end a job that failed.

@@ -9,13 +9,9 @@
 // ---------------------------------------------------------------------------------------------------------------------
 // Files to test with, in a folder of the test's own
 
-static char folder[256];
+static char folder[TEST_PATH];
 
-static int folder_create(void **state) {
-    const char *base = getenv("TMPDIR");
-    snprintf(folder, sizeof folder, "%s/unit_dataloader.XXXXXX", base ? base : "/tmp");
-    return mkdtemp(folder) ? 0 : -1;
-}
+static int folder_create(void **state) { return mkdtemp(test_template(folder, "unit_dataloader")) ? 0 : -1; }
 static int folder_remove(void **state) {
     char command[300];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);

@@ -155,7 +155,7 @@ static const char *const shapes[] = {
     "",
     "--num-query-groups 2 --no-add-bias-linear --untie-embeddings-and-output-weights",
     "--ffn-hidden-size 72 --max-position-embeddings 32 --norm-epsilon 0.1234567",
-    "--normalization RMSNorm --activation swiglu --no-add-bias-linear " ROPE "--num-query-groups 1 --kv-channels 24",
+    ("--normalization RMSNorm --activation swiglu --no-add-bias-linear " ROPE "--num-query-groups 1 --kv-channels 24"),
     "--normalization RMSNorm --activation swiglu --untie-embeddings-and-output-weights --position-embedding-type rope",
     "--normalization RMSNorm --activation swiglu --no-add-bias-linear --add-qkv-bias --rotary-base 1e6 --position-embedding-type rope",
     "--num-query-groups 2 " ROPE,

@@ -87,6 +87,24 @@ static void launches(void **state) {
     }
 }
 
+// One rank is alone, yet prints through mpirun.
+static void by_mpirun(void **state) {
+    static const char *const mpirun[] = {OMPI, "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1", "PMI_RANK=0 PMI_SIZE=1",
+                                         OMPI STEP "2 SLURM_PROCID=1"};
+    static const char *const others[] = {"", "RANK=0 WORLD_SIZE=1", STEP "1 SLURM_PROCID=0", STEP "2 SLURM_PROCID=1",
+                                         STEP "2 SLURM_PROCID=1 PMI_RANK=1 PMI_SIZE=2"};
+    struct launch launch;
+    struct error_text error;
+    for (size_t i = 0; i < sizeof mpirun / sizeof *mpirun; i++) {
+        find(&launch, "", mpirun[i], &error);
+        assert_true(launch_is_by_mpirun(launch_getenv));
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        find(&launch, "", others[i], &error);
+        assert_false(launch_is_by_mpirun(launch_getenv));
+    }
+}
+
 static void refused(void **state) {
     static const char *const wrong[][3] = {
         // rendezvous, variables, what the message holds
@@ -183,6 +201,7 @@ static void whose_mistake(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(launches),
+        cmocka_unit_test(by_mpirun),
         cmocka_unit_test(refused),
         cmocka_unit_test(long_names),
         cmocka_unit_test(whose_mistake),

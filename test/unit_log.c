@@ -171,12 +171,13 @@ static struct log_step step_of(int64_t step) {
 struct run {
     char folder[PATH_MAX + 8];
     int steps, every, validate_at;
+    bool plain;
     void (*prepare)(void); // in the child, before the steps
 };
 static void run_steps(void *argument) {
     const struct run *run = (const struct run *)argument;
     struct log log;
-    log_open(&log, run->folder, run->steps, run->every, 0, true);
+    log_open(&log, run->folder, run->steps, run->every, 0, true, run->plain);
     if (run->prepare)
         run->prepare();
     for (int i = 1; i <= run->steps; i++) {
@@ -194,19 +195,18 @@ static void run_into_pipe(void *argument) {
     run_steps(argument);
 }
 
-// A folder of its own under /tmp, and what is in it removed again.
+// A folder of its own, and what is in it removed again.
 static struct run run_in_new_folder(int steps, int every) {
     struct run run;
     memset(&run, 0, sizeof run);
-    snprintf(run.folder, sizeof run.folder, "/tmp/unit_log_XXXXXX");
-    assert_non_null(mkdtemp(run.folder));
+    assert_non_null(mkdtemp(test_template(run.folder, "unit_log")));
     run.steps = steps;
     run.every = every;
     return run;
 }
 static const char *inside(const struct run *run, const char *name) {
     static char path[256];
-    snprintf(path, sizeof path, "%.64s/%s", run->folder, name);
+    snprintf(path, sizeof path, "%.191s/%s", run->folder, name);
     return path;
 }
 static void remove_folder(const struct run *run) {
@@ -262,7 +262,7 @@ static void what_is_not_finite_is_null(void **state) {
     struct log log;
     struct log_step s = step_of(1);
     char value[256];
-    log_open(&log, run.folder, 1, 1, 0, true);
+    log_open(&log, run.folder, 1, 1, 0, true, false);
     s.loss = NAN;
     s.grad_norm = INFINITY;
     s.mfu = NAN;
@@ -363,6 +363,11 @@ static void a_terminal_has_one_line_drawn_in_place(void **state) {
     run_in_terminal(&run, 200, "dumb", output, sizeof output);
     assert_null(strchr(output, '\033'));
     assert_int_equal(count(output, "step "), 4);
+    run.plain = true;
+    run_in_terminal(&run, 40, "xterm", output, sizeof output);
+    assert_null(strchr(output, '\033'));
+    assert_int_equal(count(output, "\r"), count(output, "\r\n")); // the terminal's own
+    assert_int_equal(count(output, "  3.25 GiB\r\n"), 4);
     remove_folder(&run);
 }
 
@@ -374,7 +379,7 @@ static void folders_are_made_with_those_above(void **state) {
     char folder[PATH_MAX];
     snprintf(folder, sizeof folder, "%s", inside(&top, "a/b//c/"));
     for (int again = 0; again < 2; again++) {
-        log_open(&log, folder, 1, 1, 0, true);
+        log_open(&log, folder, 1, 1, 0, true, false);
         log_close(&log);
     }
     assert_int_equal(unlink(inside(&top, "a/b/c/log.jsonl")), 0);

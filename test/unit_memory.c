@@ -498,8 +498,8 @@ static void the_printed_rows_sum_up_to_the_peak(void **state) {
     plan_free(&plan);
 }
 
-static char folder[] = "/tmp/unit_memory_XXXXXX";
-static int make_folder(void **state) { return mkdtemp(folder) ? 0 : -1; }
+static char folder[TEST_PATH];
+static int make_folder(void **state) { return mkdtemp(test_template(folder, "unit_memory")) ? 0 : -1; }
 static int remove_folder(void **state) { return rmdir(folder); }
 static const char *in_folder(char *out, size_t n, const char *name) {
     snprintf(out, n, "%s/%s", folder, name);

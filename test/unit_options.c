@@ -476,8 +476,8 @@ static void config_json_has_every_option_once(void **state) {
     const struct config c = configure(&command, "--preset qwen2.5-0.5b --train-data data/\"x\\y*.bin --lr 3e-4 "
                                                 "--seed 18446744073709551615 --memory-budget 6GiB "
                                                 "--hidden-dropout 0.1 --normalization rmsnorm");
-    char path[] = "/tmp/unit_options_XXXXXX", value[256];
-    const int file = mkstemp(path);
+    char path[TEST_PATH], value[256];
+    const int file = mkstemp(test_template(path, "unit_options"));
     assert_true(file >= 0);
     close(file);
     config_write_json(&c, path);

@@ -354,12 +354,12 @@ static void write_file(const char *path, const void *data, size_t bytes) {
     fclose(out);
 }
 static void test_files_that_cannot_be_opened(void **state) {
-    char path[] = "/tmp/unit_safetensors.XXXXXX";
+    char path[TEST_PATH];
     struct error_text error;
     struct safetensors file;
     struct safetensors_index index;
     struct bytes golden;
-    close(mkstemp(path));
+    close(mkstemp(test_template(path, "unit_safetensors")));
     assert_error(safetensors_open(&file, "/nonexistent/m", &error), "/nonexistent/m: can't be opened");
     assert_error(safetensors_open(&file, "/tmp", &error), "/tmp: is a folder; expected a safetensors file");
     assert_error(safetensors_open(&file, path, &error), "is 0 bytes long; expected a safetensors file");

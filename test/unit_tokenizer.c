@@ -550,10 +550,10 @@ static const char *read_from(const char *folder, int *end_of_text, struct error_
 
 static void test_files(void **state) {
     static const char *const names[] = {"c_tokenizer.json", "c_special_tokens_map.json", "c_tokenizer_config.json"};
-    char folder[] = "/tmp/unit_tokenizer.XXXXXX", path[256];
+    char folder[TEST_PATH], path[256];
     struct error_text error;
     int end_of_text = -2;
-    assert_non_null(mkdtemp(folder));
+    assert_non_null(mkdtemp(test_template(folder, "unit_tokenizer")));
     snprintf(path, sizeof path, "%s/c_train_000.bin", folder);
     assert_false(tokenizer_find(path, path, sizeof path));
     write_file(folder, names[0], tiny);

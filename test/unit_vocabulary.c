@@ -93,10 +93,10 @@ static void assert_bytes_print(const char *bytes, const char *expected) {
 }
 
 static void test_print(void **state) {
-    char path[] = "/tmp/unit_vocabulary.XXXXXX";
+    char path[TEST_PATH];
     unsigned char data[256];
     const size_t bytes = file_bytes(data);
-    const int fd = mkstemp(path);
+    const int fd = mkstemp(test_template(path, "unit_vocabulary"));
     assert_int_equal(write(fd, data, bytes), bytes);
     close(fd);
     struct vocabulary vocabulary = vocabulary_open(path, 1000);
@@ -162,9 +162,9 @@ static void test_any_bytes_are_harmless(void **state) {
 }
 
 static void test_find(void **state) {
-    char folder[] = "/tmp/unit_vocabulary.XXXXXX", shard[128], path[256], expected[128];
+    char folder[TEST_PATH], shard[256], path[256], expected[256];
     static const char *const names[] = {"vocabulary.bin", "c_vocabulary.bin", "c_train_vocabulary.bin"};
-    assert_non_null(mkdtemp(folder));
+    assert_non_null(mkdtemp(test_template(folder, "unit_vocabulary")));
     snprintf(shard, sizeof shard, "%s/c_train_000.bin", folder);
     assert_false(vocabulary_find(shard, path, sizeof path));
     for (int i = 0; i < 3; i++) { // the most particular one wins
@@ -187,8 +187,8 @@ static void open_vocabulary(void *path) {
     vocabulary_close(&vocabulary);
 }
 static void test_mistakes(void **state) {
-    char path[] = "/tmp/unit_vocabulary.XXXXXX", missing[] = "/nonexistent/vocabulary.bin", folder[] = "/tmp";
-    const int fd = mkstemp(path);
+    char path[TEST_PATH], missing[] = "/nonexistent/vocabulary.bin", folder[] = "/tmp";
+    const int fd = mkstemp(test_template(path, "unit_vocabulary"));
     assert_int_equal(write(fd, "GPTVOCAB is not all", 19), 19);
     close(fd);
     assert_fails(open_vocabulary, path, "unit_vocabulary.|not a vocabulary file|prepare_data.py");

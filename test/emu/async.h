@@ -7,7 +7,8 @@
 // - Bulk stores read shared memory at the wait that asks for it, and write global memory at bulk_wait, or when their
 //   thread ends. Until then nobody may write what they read.
 // - wgmmas run at the wgmma_wait that asks for them, when all four warps have come to it. Until then their accumulators
-//   hold a NaN that must not be overwritten, their A registers must not change, and nobody may write what they read.
+//   and their A registers hold a NaN that must not be overwritten, and who rounds, stores or multiplies what it read there
+//   is reported; nobody may write what they read in shared memory.
 // - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or A
 //   register that was used before may differ from what it held at the last wgmma_fence.
 // - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them.
@@ -26,13 +27,14 @@ struct emu_tensor_map {
 };
 static_assert(sizeof(struct emu_tensor_map) == 128, "a tensor map has 128 bytes");
 
-// A copy between shared memory and a box, or a range where there is no map.
+// A copy between shared memory and a box, or a range of global memory. The map is a copy: it is a parameter of the
+// kernel, which on the host ends with the thread that began the copy, while the copy may run later.
 struct emu_bulk {
-    const struct emu_tensor_map *map;
+    struct emu_tensor_map map;
     int at[4]; // the box's first element
     char *global;
     uint32_t shared, bytes;
-    bool add, was_read;
+    bool boxed, add, was_read;
     uint64_t group;
     std::vector<unsigned char> data; // of a store, once it was read
 };
@@ -61,7 +63,7 @@ struct emu_accumulator {
     float snapshot[128], value[128];
 };
 struct emu_operand {
-    const uint32_t *at;
+    uint32_t *at;
     bool in_flight, held;
     uint64_t group, used;
     uint32_t snapshot[4], value[4];
@@ -139,12 +141,28 @@ static bool emu_waits_at(int thread, const char *what) {
 // --- Boxes --------------------------------------------------------------------------------------------------------
 
 static uint32_t emu_swizzle(uint32_t address, uint32_t chunks) { return address ^ (address >> 7 & (chunks - 1)) << 4; }
-static uint32_t emu_box_bytes(const struct emu_tensor_map *map) {
-    return 2u * map->box[0] * map->box[1] * map->box[2] * map->box[3];
+static struct emu_bulk emu_box(const struct tensor_map *at, uint32_t shared, int c0, int c1, int c2, int c3,
+                               const char *what) {
+    if ((uintptr_t)at % 64 != 0)
+        emu_report("%s by a tensor map that is not aligned to 64 bytes", what);
+    struct emu_bulk bulk = {};
+    memcpy(&bulk.map, at, sizeof bulk.map);
+    bulk.at[0] = c0, bulk.at[1] = c1, bulk.at[2] = c2, bulk.at[3] = c3;
+    bulk.shared = shared;
+    bulk.bytes = 2u * bulk.map.box[0] * bulk.map.box[1] * bulk.map.box[2] * bulk.map.box[3];
+    bulk.boxed = true;
+    return bulk;
+}
+static struct emu_bulk emu_range(const void *global, uint32_t shared, uint32_t bytes) {
+    struct emu_bulk bulk = {};
+    bulk.global = (char *)(uintptr_t)global;
+    bulk.shared = shared;
+    bulk.bytes = bytes;
+    return bulk;
 }
 // Calls row(global address or NULL, number of elements within the tensor, offset in the box) for each row of the box.
 template <class F> static void emu_box_rows(const struct emu_bulk *bulk, F row) {
-    const struct emu_tensor_map *map = bulk->map;
+    const struct emu_tensor_map *map = &bulk->map;
     uint32_t offset = 0;
     int64_t at[4] = {bulk->at[0], bulk->at[1], bulk->at[2], bulk->at[3]};
     for (int i3 = 0; i3 < map->box[3]; i3++)
@@ -165,12 +183,10 @@ template <class F> static void emu_box_rows(const struct emu_bulk *bulk, F row) 
             }
 }
 static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
-    if (bulk->map) {
-        if ((uintptr_t)bulk->map % 64 != 0)
-            emu_report("%s by a tensor map that is not aligned to 64 bytes", what);
-        if (bulk->map->rank != 4)
-            emu_report("%s of 4 dimensions by a tensor map of %u", what, bulk->map->rank);
-        if (bulk->map->chunks > 1 && 2u * bulk->map->box[0] != 16 * bulk->map->chunks)
+    if (bulk->boxed) {
+        if (bulk->map.rank != 4)
+            emu_report("%s of 4 dimensions by a tensor map of %u", what, bulk->map.rank);
+        if (bulk->map.chunks > 1 && 2u * bulk->map.box[0] != 16 * bulk->map.chunks)
             emu_report("%s of a box whose rows are narrower than the swizzle, which is not modelled", what);
         if (bulk->shared % 128 != 0)
             emu_report("%s of a box at shared address %d, which is no multiple of 128", what, emu_offset(bulk->shared));
@@ -183,7 +199,7 @@ static unsigned char *emu_shared_at(uint32_t address) { return emu->shared + (ad
 
 // Whole range of shared memory -> data, or data -> it, in the box's own order.
 static void emu_bulk_shared(const struct emu_bulk *bulk, unsigned char *data, bool to_shared) {
-    const uint32_t chunks = bulk->map ? bulk->map->chunks : 1;
+    const uint32_t chunks = bulk->boxed ? bulk->map.chunks : 1;
     for (uint32_t i = 0; i < bulk->bytes; i += 16) {
         unsigned char *at = emu_shared_at(emu_swizzle(bulk->shared + i, chunks));
         memcpy(to_shared ? at : data + i, to_shared ? data + i : at, 16);
@@ -191,7 +207,7 @@ static void emu_bulk_shared(const struct emu_bulk *bulk, unsigned char *data, bo
 }
 static void emu_land(struct emu_bulk *bulk) {
     std::vector<unsigned char> data(bulk->bytes, 0);
-    if (bulk->map) {
+    if (bulk->boxed) {
         emu_box_rows(bulk, [&](const char *from, int64_t begin, int64_t end, uint32_t offset) {
             if (begin == end)
                 return;
@@ -216,7 +232,7 @@ static void emu_add_floats(float *to, const float *from, size_t n) {
     }
 }
 static void emu_store_out(struct emu_bulk *bulk) {
-    if (bulk->map) {
+    if (bulk->boxed) {
         emu_box_rows(bulk, [&](char *to, int64_t begin, int64_t end, uint32_t offset) {
             if (begin == end)
                 return;
@@ -361,12 +377,11 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
     emu_mbarrier_try(barrier);
 }
 static void emu_tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
-    struct emu_bulk load = {(const struct emu_tensor_map *)map, {c0, c1, c2, c3}, NULL, to, 0, false, false, 0, {}};
-    load.bytes = emu_box_bytes(load.map);
+    struct emu_bulk load = emu_box(map, to, c0, c1, c2, c3, "a TMA load");
     emu_load_begin(&load, barrier, "a TMA load");
 }
 static void emu_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier) {
-    struct emu_bulk load = {NULL, {0, 0, 0, 0}, (char *)(uintptr_t)from, to, bytes, false, false, 0, {}};
+    struct emu_bulk load = emu_range(from, to, bytes);
     emu_load_begin(&load, barrier, "a bulk load");
 }
 static void emu_store_begin(struct emu_bulk *store, const char *what) {
@@ -386,12 +401,12 @@ static void emu_store_begin(struct emu_bulk *store, const char *what) {
     self->stores.push_back(*store);
 }
 static void emu_tma_store(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
-    struct emu_bulk store = {(const struct emu_tensor_map *)map, {c0, c1, c2, c3}, NULL, from, 0, false, false, 0, {}};
-    store.bytes = emu_box_bytes(store.map);
+    struct emu_bulk store = emu_box(map, from, c0, c1, c2, c3, "a TMA store");
     emu_store_begin(&store, "a TMA store");
 }
 static void emu_bulk_store(void *to, uint32_t from, uint32_t bytes, bool add) {
-    struct emu_bulk store = {NULL, {0, 0, 0, 0}, (char *)to, from, bytes, add, false, 0, {}};
+    struct emu_bulk store = emu_range(to, from, bytes);
+    store.add = add;
     emu_store_begin(&store, add ? "a bulk reduction" : "a bulk store");
 }
 static inline void emu_bulk_commit(void) {
@@ -488,15 +503,14 @@ static void emu_set_registers(int registers, bool increase) {
 
 // --- wgmma --------------------------------------------------------------------------------------------------------
 
-static const uint32_t EMU_IN_FLIGHT = 0x7fedcba9; // a NaN that arithmetic does not make
-
-static bool emu_all_in_flight(const struct emu_accumulator *acc) {
-    for (int i = 0; i < acc->size; i++) {
-        uint32_t bits;
-        memcpy(&bits, acc->at + i, 4);
-        if (bits != EMU_IN_FLIGHT)
+static void emu_put_in_flight(void *registers, int count) {
+    for (int i = 0; i < count; i++)
+        memcpy((char *)registers + 4 * i, &EMU_IN_FLIGHT, 4);
+}
+static bool emu_all_in_flight(const void *registers, int count) {
+    for (int i = 0; i < count; i++)
+        if (memcmp((const char *)registers + 4 * i, &EMU_IN_FLIGHT, 4) != 0)
             return false;
-    }
     return true;
 }
 static inline void emu_wgmma_fence(void) {
@@ -557,14 +571,14 @@ static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uin
         if (acc->held && memcmp(acc->snapshot, acc->at, sizeof(float) * (size_t)size) != 0)
             emu_report("a wgmma on an accumulator that was written after the last wgmma_fence");
         memcpy(acc->value, at, sizeof(float) * (size_t)size);
-        for (int i = 0; i < size; i++)
-            memcpy(at + i, &EMU_IN_FLIGHT, 4);
+        emu_put_in_flight(at, size);
         acc->in_flight = true;
     }
     acc->group = group;
     return found;
 }
-static void emu_operand_use(struct emu_thread *self, const uint32_t *at, uint64_t group) {
+// The thread's record of four A registers, in flight from now on. Their value, which other wgmmas may have too, is kept aside.
+static const uint32_t *emu_operand_use(struct emu_thread *self, uint32_t *at, uint64_t group) {
     struct emu_operand *a = NULL;
     for (int i = 0; i < self->num_operands && !a; i++)
         if (self->operands[i].at == at)
@@ -584,14 +598,19 @@ static void emu_operand_use(struct emu_thread *self, const uint32_t *at, uint64_
         a->at = at;
         a->in_flight = a->held = false;
     }
-    if (a->in_flight && memcmp(a->value, at, sizeof a->value) != 0)
+    if (a->in_flight && !emu_all_in_flight(at, 4))
         emu_report("changes the A registers of a wgmma in flight");
-    if (!a->in_flight && a->held && memcmp(a->snapshot, at, sizeof a->snapshot) != 0)
-        emu_report("a wgmma with A registers that were written after the last wgmma_fence");
-    memcpy(a->value, at, sizeof a->value);
-    a->in_flight = true;
+    if (!a->in_flight) {
+        if (a->held && memcmp(a->snapshot, at, sizeof a->snapshot) != 0)
+            emu_report("a wgmma with A registers that were written after the last wgmma_fence");
+        emu_check_not_in_flight(at, sizeof a->value, "multiplies");
+        memcpy(a->value, at, sizeof a->value);
+        emu_put_in_flight(at, 4);
+        a->in_flight = true;
+    }
     a->group = group;
     a->used = ++self->events;
+    return a->value;
 }
 
 // The addresses of an operand's 16-byte pieces. K-major: of each of `rows` rows two pieces, k = 0..7 and 8..15. MN-major:
@@ -684,10 +703,9 @@ static void emu_wgmma_issue(const struct emu_wgmma *op) {
         issued->warps |= 1u << in_group / 32;
     }
     issued->accumulator[in_group] = (unsigned char)emu_accumulator_use(self, op->acc, op->n / 2, issued->group);
-    if (op->a_registers) {
-        emu_operand_use(self, op->a_registers, issued->group);
-        memcpy(issued->a[in_group], op->a_registers, sizeof issued->a[in_group]);
-    }
+    if (op->a_registers) // registers are variables, which the wrapper takes as constants
+        memcpy(issued->a[in_group], emu_operand_use(self, (uint32_t *)(uintptr_t)op->a_registers, issued->group),
+               sizeof issued->a[in_group]);
 }
 static void emu_wake_wgmma_waits(int first_thread) {
     for (int i = first_thread; i < first_thread + EMU_WARPGROUP; i++)
@@ -772,15 +790,20 @@ static void emu_wgmma_results(struct emu_thread *self, uint64_t done) {
     self->waited_at = ++self->events;
     for (int i = 0; i < self->num_operands; i++) {
         struct emu_operand *a = &self->operands[i];
-        if (a->in_flight && memcmp(a->value, a->at, sizeof a->value) != 0)
+        if (!a->in_flight)
+            continue;
+        if (!emu_all_in_flight(a->at, 4))
             emu_report("changes the A registers of a wgmma in flight");
-        a->in_flight = a->in_flight && a->group >= done;
+        if (a->group >= done)
+            continue;
+        memcpy(a->at, a->value, sizeof a->value);
+        a->in_flight = false;
     }
     for (int i = 0; i < self->num_accumulators; i++) {
         struct emu_accumulator *acc = &self->accumulators[i];
         if (!acc->in_flight)
             continue;
-        if (!emu_all_in_flight(acc))
+        if (!emu_all_in_flight(acc->at, acc->size))
             emu_report("writes an accumulator of a wgmma in flight");
         if (acc->group >= done)
             continue;

@@ -8,13 +8,16 @@
 // - pointers aligned to less than the preference said, a workspace that is too small or not aligned,
 // - an output that overlaps an operand, the bias or the workspace,
 // - reductions that round the parts of a sum to the output's type, which our results would show.
-// It fills both ends of the workspace with NaN.
+// It fills both ends of the workspace with NaN. EMU_CUBLASLT_LEAST is the least number of rows, columns and depth that its
+// heuristics have an algorithm for, 1 if unset.
 #pragma once
 #include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range, emu_bf16
 #include <stdint.h>       // uint64_t
 #include <stdio.h>        // fprintf
 #include <stdlib.h>       // malloc, _Exit
 #include <string.h>       // memcpy, memset
+
+#define CUBLAS_VERSION 130000
 
 typedef enum {
     CUBLAS_STATUS_SUCCESS = 0,
@@ -93,9 +96,11 @@ typedef struct emu_lt_handle {
     } while (0)
 
 static inline const char *cublasLtGetStatusName(cublasStatus_t status) {
-    return status == CUBLAS_STATUS_SUCCESS ? "CUBLAS_STATUS_SUCCESS" : "CUBLAS_STATUS_EXECUTION_FAILED";
+    return status == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
+           : status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
+                                                   : "CUBLAS_STATUS_EXECUTION_FAILED";
 }
-static inline size_t cublasLtGetVersion(void) { return 130000; }
+static inline size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     EMU_LT_DEMAND(emu_forbid_while_recording() == cudaSuccess, "a handle is made while a graph is recorded");
     *handle = (cublasLtHandle_t)malloc(sizeof **handle);
@@ -191,7 +196,7 @@ static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operat
                   (int)b->type, (int)d->type);
 }
 
-// One algorithm for everything, which takes scratch memory as one that splits the depth would.
+// One algorithm for everything that is large enough, which takes scratch memory as one that splits the depth would.
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                                             cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                             cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -206,6 +211,11 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     emu_lt_check_layouts(operation, layouts);
     EMU_LT_DEMAND((operation->epilogue == CUBLASLT_EPILOGUE_BIAS) == (operation->bias != NULL),
                   "epilogue %d with bias pointer %p", (int)operation->epilogue, operation->bias);
+    const char *text = getenv("EMU_CUBLASLT_LEAST");
+    const uint64_t least = text ? strtoull(text, NULL, 0) : 1;
+    *found = 0;
+    if (a->rows < least || a->cols < least || d->cols < least)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     cublasLtMatmulHeuristicResult_t *result = &results[0];
     memset(result, 0, sizeof *result);
     result->algo.made = EMU_LT_MADE;
@@ -294,8 +304,8 @@ static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation
     }
     EMU_LT_DEMAND(workspace_bytes >= algo->workspace_bytes, "a workspace of %zu bytes, the algorithm needs %llu", workspace_bytes,
                   (unsigned long long)algo->workspace_bytes);
-    EMU_LT_DEMAND(workspace_bytes == 0 || (workspace && (uintptr_t)workspace % 16 == 0), "the workspace %p is not aligned",
-                  workspace);
+    EMU_LT_DEMAND(workspace_bytes == 0 || (workspace && (uintptr_t)workspace % 256 == 0),
+                  "the workspace %p is not aligned to 256 bytes", workspace);
     const size_t d_bytes = emu_lt_extent(layouts[3]);
     for (int i = 0; i < 2; i++)
         EMU_LT_DEMAND(!emu_lt_overlap(pointers[3], d_bytes, pointers[i], emu_lt_extent(layouts[i])) &&

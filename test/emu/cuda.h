@@ -58,12 +58,26 @@ enum cudaDriverEntryPointQueryResult {
     cudaDriverEntryPointVersionNotSufficent = 2
 };
 enum { cudaEnableDefault = 0 };
-static inline cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
-                                                           unsigned long long flags,
-                                                           enum cudaDriverEntryPointQueryResult *found) {
+static inline cudaError_t emu_driver_entry_point(const char *name, void **function, unsigned version,
+                                                 enum cudaDriverEntryPointQueryResult *found) {
     const bool known = strcmp(name, "cuTensorMapEncodeTiled") == 0;
     *found = known ? version >= 12000 ? cudaDriverEntryPointSuccess : cudaDriverEntryPointVersionNotSufficent
                    : cudaDriverEntryPointSymbolNotFound;
     *function = *found == cudaDriverEntryPointSuccess ? (void *)cuTensorMapEncodeTiled : NULL;
     return cudaSuccess;
 }
+// One came with CUDA 12.5, the other one ended with 12.9; that looks for the toolkit's own version.
+#if CUDART_VERSION >= 12050
+static inline cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                                           unsigned long long flags,
+                                                           enum cudaDriverEntryPointQueryResult *found) {
+    return emu_driver_entry_point(name, function, version, found);
+}
+#endif
+#if CUDART_VERSION < 13000
+static inline cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                                  enum cudaDriverEntryPointQueryResult *found = NULL) {
+    enum cudaDriverEntryPointQueryResult ignored;
+    return emu_driver_entry_point(name, function, CUDART_VERSION, found ? found : &ignored);
+}
+#endif

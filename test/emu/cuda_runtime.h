@@ -12,6 +12,11 @@
 #include <tuple>             // std::tuple
 #include <type_traits>       // std::decay
 
+// The toolkit that is modelled. A test of what older ones have names the older one before it includes this.
+#ifndef CUDART_VERSION
+#define CUDART_VERSION 13000
+#endif
+
 #define __global__
 #define __device__
 #define __host__
@@ -167,6 +172,16 @@ static inline const char *cudaGetErrorString(cudaError_t status) {
         return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated:
         return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureMerge:
+        return "operation would result in a merge of separate capture sequences";
+    case cudaErrorStreamCaptureUnmatched:
+        return "capture was not ended in the same stream as it began";
+    case cudaErrorStreamCaptureUnjoined:
+        return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureIsolation:
+        return "dependency created on uncaptured work in another stream";
+    case cudaErrorStreamCaptureImplicit:
+        return "operation would make the legacy stream depend on a capturing blocking stream";
     case cudaErrorCapturedEvent:
         return "operation not permitted on an event last recorded in a capturing stream";
     }
@@ -176,6 +191,14 @@ static inline cudaError_t cudaGetLastError(void) {
     const cudaError_t status = emu_last_error;
     emu_last_error = cudaSuccess;
     return status;
+}
+static inline cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceCount(int *count) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");

@@ -4,6 +4,9 @@
 // A collective runs when its stream does (test/emu/stream.h), and sums like NCCL's ring: the sum of the part that rank r
 // receives begins with rank r + 1's and ends with its own, and bf16 is rounded after each addition.
 //
+// Of the device's memory it takes some for a communicator, and more when a collective first takes an algorithm, as NCCL
+// does since 2.22: here one of each function for the small ones and one for the large ones.
+//
 // It is stricter than the library, and ends the program with status 3 at
 // - collectives that differ between the ranks, in function, count, type or turn, where NCCL would hang or mix data up,
 // - pointers that are not the device's, ranges that leave an allocation, results that overlap what is sent in any other
@@ -18,6 +21,7 @@
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>          // MPI_Alltoall
 #include <stdarg.h>       // va_list
+#include <string>         // std::string
 #include <unistd.h>       // gethostname
 
 typedef enum {
@@ -32,10 +36,19 @@ typedef enum {
 } ncclResult_t;
 typedef enum { ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 typedef enum { ncclSum = 0 } ncclRedOp_t;
+#define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+#define NCCL_VERSION_CODE NCCL_VERSION(2, 27, 0)
 enum { NCCL_UNIQUE_ID_BYTES = 128, EMU_NCCL_MADE = 0x6e63636c };
+enum { EMU_NCCL_LARGE = 8192 }; // bytes of a part from which on a collective is a large one
+static const size_t EMU_NCCL_COMMUNICATOR_BYTES = 3 << 20, EMU_NCCL_ALGORITHM_BYTES = 1 << 20;
 typedef struct {
     char internal[NCCL_UNIQUE_ID_BYTES];
 } ncclUniqueId;
+
+static inline ncclResult_t ncclGetVersion(int *version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
 
 // What a rank is about to do: compared before anything moves.
 struct emu_nccl_call {
@@ -47,6 +60,8 @@ typedef struct emu_nccl_communicator {
     int made, rank, ranks, device;
     MPI_Comm mpi;
     uint64_t enqueued, done;
+    std::vector<void *> memory;
+    std::vector<std::string> algorithms; // taken so far
 } *ncclComm_t;
 
 static char emu_nccl_last_error[512];
@@ -69,6 +84,16 @@ static inline const char *ncclGetErrorString(ncclResult_t status) {
                                         "remote process exited or there was a network error",
                                         "NCCL operation in progress"};
     return texts[status];
+}
+
+// Memory of the device, for as long as the communicator lives.
+static inline ncclResult_t emu_nccl_take(ncclComm_t comm, size_t bytes) {
+    void *memory = NULL;
+    const cudaError_t status = cudaMalloc(&memory, bytes);
+    if (status != cudaSuccess)
+        return emu_nccl_error(ncclUnhandledCudaError, "Cuda failure '%s'", cudaGetErrorString(status));
+    comm->memory.push_back(memory);
+    return ncclSuccess;
 }
 
 // --- Communicators ------------------------------------------------------------------------------------------------
@@ -135,7 +160,7 @@ static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUni
     (*comm)->ranks = ranks;
     (*comm)->device = emu_device;
     (*comm)->mpi = mpi;
-    return ncclSuccess;
+    return emu_nccl_take(*comm, EMU_NCCL_COMMUNICATOR_BYTES);
 }
 static inline bool emu_nccl_valid(ncclComm_t comm) { return comm && comm->made == EMU_NCCL_MADE; }
 static inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -145,6 +170,8 @@ static inline ncclResult_t ncclCommDestroy(ncclComm_t comm) {
         emu_report("ncclCommDestroy: %llu of the communicator's collectives have not run",
                    (unsigned long long)(comm->enqueued - comm->done));
     MPI_Comm_free(&comm->mpi);
+    for (void *memory : comm->memory)
+        cudaFree(memory);
     comm->made = 0;
     delete comm;
     return ncclSuccess;
@@ -190,6 +217,14 @@ static inline void emu_nccl_meet(ncclComm_t comm, const struct emu_nccl_call *mi
                        (unsigned long long)other->count, emu_nccl_type(other->type));
     }
 }
+static inline ncclResult_t emu_nccl_use_algorithm(ncclComm_t comm, const char *function, size_t bytes) {
+    const std::string algorithm = std::string(function) + (bytes < EMU_NCCL_LARGE ? ", small" : ", large");
+    for (const std::string &taken : comm->algorithms)
+        if (taken == algorithm)
+            return ncclSuccess;
+    comm->algorithms.push_back(algorithm);
+    return emu_nccl_take(comm, EMU_NCCL_ALGORITHM_BYTES);
+}
 static inline ncclResult_t emu_nccl_enqueue(ncclComm_t comm, const char *function, size_t count, ncclDataType_t type,
                                             cudaStream_t stream, std::function<void()> run) {
     if (!emu_nccl_valid(comm))
@@ -201,6 +236,9 @@ static inline ncclResult_t emu_nccl_enqueue(ncclComm_t comm, const char *functio
         emu_report("%s: called while a graph is recorded", function);
     if (count > INT_MAX / sizeof(float))
         emu_report("%s: %zu elements are more than this stand-in moves", function, count);
+    const ncclResult_t ready = emu_nccl_use_algorithm(comm, function, count * emu_nccl_bytes(type));
+    if (ready != ncclSuccess)
+        return ready;
     struct emu_nccl_call call;
     memset(&call, 0, sizeof call);
     snprintf(call.function, sizeof call.function, "%s", function);

@@ -2,11 +2,17 @@
 // runs when the host waits for it and not before, so that a host buffer that is changed too early, or read without
 // waiting, gives wrong data. On the stream NULL, and with CUDA_LAUNCH_BLOCKING=1, all runs at once.
 //
+// What a capture must not do is refused by CUDA's own error, and spoils what is recorded: waits of the host, waits for an
+// event from outside, two captures that meet, a fork that is not joined again, use of the stream NULL beside a stream that
+// waits for it.
+//
 // Device memory can be touched only while work runs (test/emu/memory.h).
 #pragma once
 #include "test/emu/warp.h" // emu_report, emu_memory_open
+#include <algorithm>       // std::max
 #include <deque>           // std::deque
 #include <functional>      // std::function
+#include <map>             // std::map
 #include <memory>          // std::shared_ptr
 
 typedef enum cudaError {
@@ -20,6 +26,11 @@ typedef enum cudaError {
     cudaErrorNotReady = 600,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
+    cudaErrorStreamCaptureMerge = 902,
+    cudaErrorStreamCaptureUnmatched = 903,
+    cudaErrorStreamCaptureUnjoined = 904,
+    cudaErrorStreamCaptureIsolation = 905,
+    cudaErrorStreamCaptureImplicit = 906,
     cudaErrorIllegalState = 401,
     cudaErrorCapturedEvent = 907
 } cudaError_t;
@@ -39,13 +50,18 @@ struct emu_work {
 struct emu_graph {
     std::vector<struct emu_work> works;
     bool spoiled; // by a call that can't be recorded
+    bool ended;
 };
+// Work of a capture that other work is behind: of each of its streams so many works.
+typedef std::map<const struct emu_stream *, uint64_t> emu_recorded_work;
 struct emu_stream {
     bool follows_null; // made without cudaStreamNonBlocking: waits for the stream NULL, which waits for it
+    int priority;      // of no effect here
     std::deque<struct emu_work> queue;
     uint64_t enqueued, done;                   // so far
     std::shared_ptr<struct emu_graph> capture; // what it records, if it does
     bool began_capture;
+    emu_recorded_work behind; // the stream's next work
 };
 struct emu_event {
     bool has_time, recorded;
@@ -54,6 +70,7 @@ struct emu_event {
     uint64_t position;
     double time;
     std::shared_ptr<struct emu_graph> capture; // recorded while it was open
+    emu_recorded_work behind;
 };
 typedef struct emu_stream *cudaStream_t;
 typedef struct emu_event *cudaEvent_t;
@@ -109,6 +126,20 @@ static cudaError_t emu_forbid_while_recording(void) {
     return recording ? emu_error(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
 }
 
+// A call that CUDA refuses in a capture, which is lost by that.
+static cudaError_t emu_spoil(struct emu_graph *capture, cudaError_t status) {
+    const cudaError_t found = capture->spoiled ? cudaErrorStreamCaptureInvalidated : status;
+    capture->spoiled = true;
+    return emu_error(found);
+}
+// Work on the stream NULL would wait for what a stream that it waits for only records.
+static cudaError_t emu_forbid_null_while_recording(void) {
+    for (struct emu_stream *stream : emu_streams)
+        if (stream->capture && stream->follows_null)
+            return emu_spoil(stream->capture.get(), cudaErrorStreamCaptureImplicit);
+    return cudaSuccess;
+}
+
 // All that the device does goes through here; a library's stand-in calls it as well. `run` holds its arguments by value.
 static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::function<void()> run) {
     struct emu_work work = {name, std::move(run)};
@@ -116,9 +147,13 @@ static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::funct
         if (stream->capture->spoiled)
             return emu_error(cudaErrorStreamCaptureInvalidated);
         stream->capture->works.push_back(std::move(work));
+        stream->behind[stream]++;
         return cudaSuccess;
     }
     if (!stream) {
+        const cudaError_t status = emu_forbid_null_while_recording();
+        if (status != cudaSuccess)
+            return status;
         emu_run_following_null();
         emu_memory_open();
         emu_run_work(&work);
@@ -136,10 +171,28 @@ static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::funct
 
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
 
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+// The lower the number, the greater the priority; 0 where none is given.
+enum { EMU_LEAST_PRIORITY = 0, EMU_GREATEST_PRIORITY = -5 };
+
+static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = EMU_LEAST_PRIORITY;
+    *greatest = EMU_GREATEST_PRIORITY;
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     *stream = new emu_stream();
     (*stream)->follows_null = !(flags & cudaStreamNonBlocking);
+    (*stream)->priority = priority > EMU_LEAST_PRIORITY      ? (int)EMU_LEAST_PRIORITY
+                          : priority < EMU_GREATEST_PRIORITY ? (int)EMU_GREATEST_PRIORITY
+                                                             : priority;
     emu_streams.push_back(*stream);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    return cudaStreamCreateWithPriority(stream, flags, EMU_LEAST_PRIORITY);
+}
+static inline cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+    *priority = stream ? stream->priority : (int)EMU_LEAST_PRIORITY;
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, 0); }
@@ -188,8 +241,10 @@ static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned 
 static inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
 static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = NULL) {
     event->capture = stream ? stream->capture : NULL;
-    if (event->capture)
+    if (event->capture) {
+        event->behind = stream->behind;
         return cudaSuccess;
+    }
     event->recorded = true;
     event->stream = stream;
     event->time = 0;
@@ -230,12 +285,30 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         emu_run_until(event->stream, event->position);
     return cudaSuccess;
 }
-// An event of a stream that records makes this stream part of the recording.
-static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0) {
-    if (event->capture && stream) {
-        stream->capture = event->capture;
-        return cudaSuccess;
+// An event of a capture makes the stream part of that capture. From a stream of a capture any other event is refused, one
+// that was never recorded too: CUDA's manual exempts none.
+static inline cudaError_t emu_wait_captured(cudaStream_t stream, cudaEvent_t event) {
+    struct emu_graph *const capture = event->capture.get();
+    if (capture->ended)
+        return emu_error(cudaErrorCapturedEvent);
+    if (!stream)
+        return emu_spoil(capture, cudaErrorStreamCaptureImplicit);
+    if (stream->capture && stream->capture != event->capture) {
+        emu_spoil(stream->capture.get(), cudaErrorStreamCaptureMerge);
+        return emu_spoil(capture, cudaErrorStreamCaptureMerge);
     }
+    if (!stream->capture)
+        stream->behind.clear();
+    stream->capture = event->capture;
+    for (const auto &done : event->behind)
+        stream->behind[done.first] = std::max(stream->behind[done.first], done.second);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0) {
+    if (event->capture)
+        return emu_wait_captured(stream, event);
+    if (stream && stream->capture)
+        return emu_spoil(stream->capture.get(), cudaErrorStreamCaptureIsolation);
     if (!event->recorded || !event->stream)
         return cudaSuccess;
     struct emu_stream *other = event->stream;
@@ -272,17 +345,26 @@ static inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaS
         return emu_error(cudaErrorIllegalState);
     stream->capture = std::make_shared<struct emu_graph>();
     stream->began_capture = true;
+    stream->behind.clear();
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
     *graph = NULL;
-    if (!stream || !stream->capture || !stream->began_capture)
+    if (!stream || !stream->capture)
         return emu_error(cudaErrorIllegalState);
     const std::shared_ptr<struct emu_graph> recorded = stream->capture;
+    if (!stream->began_capture)
+        return emu_spoil(recorded.get(), cudaErrorStreamCaptureUnmatched);
+    bool joined = true;
     stream->began_capture = false;
-    for (struct emu_stream *other : emu_streams) // those that joined it, too
-        if (other->capture == recorded)
+    recorded->ended = true;
+    for (struct emu_stream *other : emu_streams) // the streams that became part of it, too
+        if (other->capture == recorded) {
+            joined = joined && stream->behind[other] >= other->behind[other];
             other->capture = NULL;
+        }
+    if (!joined)
+        return emu_spoil(recorded.get(), cudaErrorStreamCaptureUnjoined);
     if (recorded->spoiled)
         return emu_error(cudaErrorStreamCaptureInvalidated);
     *graph = new emu_graph_handle();

@@ -2,10 +2,15 @@
 // with status 3 and a message that names the kernel, the thread and the fault. The same kernels without it must pass.
 //
 //   unit_faults           every fault          unit_faults NAME    that one, to see its message
+//
+// Of the toolkits that the engine supports this one is compiled against the oldest: what is called otherwise there is
+// called here.
+#define CUDART_VERSION 12040
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/packed.cuh"        // packed_load
 #include "kernels/ptx.cuh"           // shared memory, cp_async, mma
+#include "kernels/tensor_map.cuh"    // tensor_map_of
 #include "test/emu/apart.h"          // run_with_and_without
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
@@ -239,6 +244,107 @@ static void allocate_while_recording(bool well) {
     graph_end(&graph, &device);
     graph_free(&graph);
 }
+
+// A second stream, whose work becomes part of a graph by events.
+struct fork {
+    cudaStream_t stream;
+    cudaEvent_t begun, ended;
+    struct device device; // the first one's, but for the stream
+    struct work_graph graph;
+};
+static struct fork make_fork(void) {
+    struct fork f = {};
+    cuda_check(cudaStreamCreateWithFlags(&f.stream, cudaStreamNonBlocking));
+    cuda_check(cudaEventCreateWithFlags(&f.begun, cudaEventDisableTiming));
+    cuda_check(cudaEventCreateWithFlags(&f.ended, cudaEventDisableTiming));
+    f.device = device;
+    f.device.stream = f.stream;
+    return f;
+}
+static void pass_event(cudaEvent_t event, cudaStream_t from, cudaStream_t to) {
+    cuda_check(cudaEventRecord(event, from));
+    cuda_check(cudaStreamWaitEvent(to, event, 0));
+}
+static void on_fork(struct fork *f) { LAUNCH(&f->device, nothing_kernel, 1, 1, 0, 0); }
+
+static void fork_is_not_joined(bool well) {
+    struct fork f = make_fork();
+    graph_begin(&device);
+    pass_event(f.begun, device.stream, f.stream);
+    on_fork(&f);
+    if (well)
+        pass_event(f.ended, f.stream, device.stream);
+    graph_end(&f.graph, &device);
+}
+static void fork_goes_on_after_its_join(bool well) {
+    struct fork f = make_fork();
+    graph_begin(&device);
+    pass_event(f.begun, device.stream, f.stream);
+    on_fork(&f);
+    pass_event(f.ended, f.stream, device.stream);
+    if (!well)
+        on_fork(&f);
+    graph_end(&f.graph, &device);
+}
+static void recording_waits_for_work_outside(bool well) {
+    struct fork f = make_fork();
+    on_fork(&f);
+    cuda_check(cudaEventRecord(f.ended, f.stream));
+    if (well)
+        cuda_check(cudaStreamWaitEvent(device.stream, f.ended, 0));
+    graph_begin(&device);
+    if (!well)
+        cuda_check(cudaStreamWaitEvent(device.stream, f.ended, 0));
+    graph_end(&f.graph, &device);
+}
+static void recording_waits_for_done_work_outside(bool well) {
+    struct fork f = make_fork();
+    cuda_check(cudaEventRecord(f.ended, f.stream));
+    cuda_check(cudaStreamSynchronize(f.stream));
+    graph_begin(&device);
+    if (!well)
+        cuda_check(cudaStreamWaitEvent(device.stream, f.ended, 0));
+    graph_end(&f.graph, &device);
+}
+static void outside_waits_for_a_recorded_event(bool well) {
+    struct fork f = make_fork();
+    graph_begin(&device);
+    cuda_check(cudaEventRecord(f.begun, device.stream));
+    graph_end(&f.graph, &device);
+    if (!well)
+        cuda_check(cudaStreamWaitEvent(f.stream, f.begun, 0));
+}
+static void recordings_meet(bool well) {
+    struct fork f = make_fork();
+    struct work_graph other;
+    graph_begin(&device);
+    graph_begin(&f.device);
+    cuda_check(cudaEventRecord(f.begun, device.stream));
+    if (!well)
+        cuda_check(cudaStreamWaitEvent(f.stream, f.begun, 0));
+    graph_end(&other, &f.device);
+    graph_end(&f.graph, &device);
+}
+static void recording_ends_elsewhere(bool well) {
+    struct fork f = make_fork();
+    graph_begin(&device);
+    pass_event(f.begun, device.stream, f.stream);
+    graph_end(&f.graph, well ? &device : &f.device);
+}
+static void null_stream_while_recording(bool well) {
+    struct fork f = make_fork();
+    cudaStream_t blocking;
+    void *const x = memory();
+    cuda_check(cudaStreamCreateWithFlags(&blocking, well ? cudaStreamNonBlocking : cudaStreamDefault));
+    f.device.stream = blocking;
+    graph_begin(&f.device);
+    cuda_check(cudaMemsetAsync(x, 0, 64, NULL));
+    graph_end(&f.graph, &f.device);
+}
+static void misaligned_tensor(bool well) {
+    const uint64_t dims[4] = {64, 1, 4, 1}, strides_bytes[3] = {128, 128, 512};
+    tensor_map_of((const bf16 *)memory() + (well ? 0 : 4), dims, strides_bytes, 64, 4);
+}
 static void too_much_memory(bool well) {
     setenv("EMU_MEMORY_BYTES", "1000000", 1);
     size_t available = device_free_bytes(&device);
@@ -294,6 +400,19 @@ static const struct fault {
     {"three_dimensions", three_dimensions, "three_dimensions_kernel, block (0, 0, 0), thread (", ", 1, 1)", 3},
     {"wait_while_recording", wait_while_recording, "", "not permitted when stream is capturing", EXIT_USAGE},
     {"allocate_while_recording", allocate_while_recording, "", "not permitted when stream is capturing", EXIT_USAGE},
+    {"fork_is_not_joined", fork_is_not_joined, "cudaStreamEndCapture", "has unjoined work", EXIT_USAGE},
+    {"fork_goes_on_after_its_join", fork_goes_on_after_its_join, "cudaStreamEndCapture", "has unjoined work", EXIT_USAGE},
+    {"recording_waits_for_work_outside", recording_waits_for_work_outside, "cudaStreamWaitEvent",
+     "dependency created on uncaptured work", EXIT_USAGE},
+    {"recording_waits_for_done_work_outside", recording_waits_for_done_work_outside, "cudaStreamWaitEvent",
+     "dependency created on uncaptured work", EXIT_USAGE},
+    {"outside_waits_for_a_recorded_event", outside_waits_for_a_recorded_event, "cudaStreamWaitEvent",
+     "an event last recorded in a capturing stream", EXIT_USAGE},
+    {"recordings_meet", recordings_meet, "cudaStreamWaitEvent", "merge of separate capture sequences", EXIT_USAGE},
+    {"recording_ends_elsewhere", recording_ends_elsewhere, "cudaStreamEndCapture", "not ended in the same stream", EXIT_USAGE},
+    {"null_stream_while_recording", null_stream_while_recording, "cudaMemsetAsync", "would make the legacy stream depend",
+     EXIT_USAGE},
+    {"misaligned_tensor", misaligned_tensor, "cuTensorMapEncodeTiled", "error 1 for a view of 64 x 1 x 4 x 1", EXIT_USAGE},
     {"too_much_memory", too_much_memory, "", "out of memory; lower --micro-batch-size", EXIT_USAGE},
 };
 enum { FAULTS = sizeof faults / sizeof *faults };

@@ -197,7 +197,11 @@ enum {
     WRITTEN_IN_FLIGHT,
     WITHOUT_COMMIT,
     WITHOUT_WAIT,
+    READ_AND_STORED,
     A_CHANGED,
+    A_READ,
+    A_STORED,
+    A_MULTIPLIED,
     A_WRITTEN_AFTER_FENCE,
     WITHOUT_PROXY_FENCE,
     WITHOUT_BARRIER,
@@ -210,7 +214,7 @@ enum {
     SHARED_TOO_SMALL
 };
 static __global__ void product_kernel(float *out, int fault) {
-    const uint32_t a = shared_memory(), b = a + TILE_BYTES, thread = threadIdx.x;
+    const uint32_t a = shared_memory(), b = a + TILE_BYTES, thread = threadIdx.x, scratch = b + TILE_BYTES + 4 * thread;
     for (uint32_t i = thread; i < 2 * TILE_BYTES / 4; i += 128)
         store_shared_word(a + 4 * i, 0x3f803f80);
     if (fault != WITHOUT_PROXY_FENCE)
@@ -218,7 +222,7 @@ static __global__ void product_kernel(float *out, int fault) {
     if (fault != WITHOUT_BARRIER)
         __syncthreads();
     float acc[32], other[32];
-    uint32_t left[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80};
+    uint32_t left[4] = {0x3f803f80, 0x3f803f80, 0x3f803f80, 0x3f803f80}, copy[4] = {0, 0, 0, 0};
     for (int i = 0; i < 32; i++)
         acc[i] = 0;
     uint64_t da = matrix_descriptor(a, 0, 1024, 1), db = matrix_descriptor(b, 0, 1024, 1);
@@ -249,8 +253,20 @@ static __global__ void product_kernel(float *out, int fault) {
             out[thread] = acc[5];
         if (fault == WRITTEN_IN_FLIGHT)
             acc[5] = 0;
+        if (fault == READ_AND_STORED)
+            store_shared_float(scratch, acc[5]);
         if (fault == A_CHANGED)
             left[2]++;
+        if (fault == A_READ)
+            store_shared_word(scratch, pack_bf16x2(0.0f, 1.0f - __uint_as_float(left[2] << 16)));
+        if (fault == A_STORED)
+            store_shared_word(scratch, left[3]);
+        if (fault == A_MULTIPLIED) {
+            memcpy(copy, left, sizeof copy);
+            wgmma_fence();
+            wgmma_registers<64, false>(acc, copy, db, true);
+            wgmma_commit();
+        }
         if (fault == OVERWRITTEN)
             store_shared_word(b + 4 * thread, 0);
         if (fault != WITHOUT_WAIT || step == 0)
@@ -372,7 +388,7 @@ static void chain(int fault) {
 }
 static void product(int fault) {
     float *out = memory(), x[128];
-    LAUNCH(&device, product_kernel, 1, 128, 2 * TILE_BYTES, out, fault);
+    LAUNCH(&device, product_kernel, 1, 128, 2 * TILE_BYTES + 512, out, fault);
     device_download(x, out, sizeof x, &device);
     if (isnan(x[7]))
         emu_report("an accumulator in flight gave NaN");
@@ -431,6 +447,10 @@ static const struct fault {
     {"accumulator_written_in_flight", product, WRITTEN_IN_FLIGHT, "writes an accumulator of a wgmma in flight"},
     {"wgmma_without_commit", product, WITHOUT_COMMIT, "thread"},
     {"wgmma_without_wait", product, WITHOUT_WAIT, "ends with a wgmma under way"},
+    {"accumulator_stored_in_flight", product, READ_AND_STORED, "stores what it read from an accumulator or A register"},
+    {"a_read_in_flight", product, A_READ, "rounds what it read from an accumulator or A register of a wgmma in flight"},
+    {"a_stored_in_flight", product, A_STORED, "stores what it read from an accumulator or A register"},
+    {"a_multiplied_in_flight", product, A_MULTIPLIED, "multiplies what it read from an accumulator or A register"},
     {"a_changed_in_flight", product, A_CHANGED, "changes the A registers of a wgmma in flight"},
     {"a_written_after_fence", product, A_WRITTEN_AFTER_FENCE, "A registers that were written after the last wgmma_fence"},
     {"wgmma_without_proxy_fence", product, WITHOUT_PROXY_FENCE, "a wgmma touches what thread"},

@@ -123,7 +123,8 @@ static void products(void **state) {
 
 // --- Boxes --------------------------------------------------------------------------------------------------------
 
-// Loads a box, hands what it finds at each address out, and stores it elsewhere.
+// Loads a box, hands what it finds at each address out, and stores it elsewhere. Who began a copy does not wait for what it
+// writes: its thread, and with it the map that is its parameter, may be gone when the copy runs.
 static __global__ void box_kernel(const __grid_constant__ struct tensor_map from,
                                   const __grid_constant__ struct tensor_map to, uint32_t *words, int bytes, int c0, int c1, int c2, int c3, int thread_stores) {
     const uint32_t barrier = shared_memory(), box = barrier + 1024;
@@ -137,15 +138,17 @@ static __global__ void box_kernel(const __grid_constant__ struct tensor_map from
         mbarrier_arrive_expect(barrier, (uint32_t)bytes);
         tma_load_4d(box, &from, barrier, c0, c1, c2, c3);
     }
+    if (threadIdx.x < 32)
+        return;
     mbarrier_wait(barrier, 0);
-    for (int i = 4 * (int)threadIdx.x; i < bytes; i += 4 * (int)blockDim.x) {
+    for (int i = 4 * ((int)threadIdx.x - 32); i < bytes; i += 4 * 32) {
         const float word = load_shared_float(box + (uint32_t)i);
         memcpy(words + i / 4, &word, 4);
     }
     if ((int)threadIdx.x == thread_stores) {
         tma_store_4d(&to, box, c0, c1, c2, c3);
         bulk_commit();
-        bulk_wait<0>();
+        bulk_wait_read<0>();
     }
 }
 enum { HEADS = 3, TOKENS = 21, SEQUENCES = 2 };

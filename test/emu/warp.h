@@ -379,6 +379,23 @@ static inline void emu_syncthreads(void) {
     }
 }
 
+// --- Registers in flight ------------------------------------------------------------------------------------------
+
+// What accumulators and A registers of a wgmma in flight hold: a NaN as a float and as either bf16, which passes through
+// arithmetic and which nothing else makes.
+static const uint32_t EMU_IN_FLIGHT = 0x7fed7fed;
+static inline bool emu_from_flight(uint32_t bits) { // of a float; the half of a pair that was widened has zeroes below
+    return (bits & 0x7fffffffu) == EMU_IN_FLIGHT || (bits & 0x7fffffffu) == (EMU_IN_FLIGHT & 0xffff0000u);
+}
+static void emu_check_not_in_flight(const void *words, size_t bytes, const char *verb) {
+    for (size_t i = 0; i + 4 <= bytes; i += 4) {
+        uint32_t bits;
+        memcpy(&bits, (const char *)words + i, 4);
+        if (emu_from_flight(bits))
+            emu_report("%s what it read from an accumulator or A register of a wgmma in flight", verb);
+    }
+}
+
 // --- Shared memory ------------------------------------------------------------------------------------------------
 
 static void emu_touch_word(struct emu_word *word, bool write, uint32_t address) {
@@ -437,6 +454,8 @@ static inline void emu_load_shared(void *to, uint32_t from, int bytes) {
     memcpy(to, emu_touch(from, bytes, false), (size_t)bytes);
 }
 static inline void emu_store_shared(uint32_t to, const void *from, int bytes) {
+    if (emu->async)
+        emu_check_not_in_flight(from, (size_t)bytes, "stores");
     memcpy(emu_touch(to, bytes, true), from, (size_t)bytes);
 }
 // One lane's row of an ldmatrix. The eight rows of a matrix are read at once: each should be in banks of its own.
@@ -496,8 +515,10 @@ static inline float emu_bf16(uint32_t bits) {
 static inline uint16_t emu_to_bf16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        emu_check_not_in_flight(&bits, sizeof bits, "rounds");
         return 0x7fff;
+    }
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 static inline float emu_exp2(float x) {

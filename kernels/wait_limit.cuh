@@ -1,0 +1,93 @@
+// A limit for the loops in which a thread waits for what other threads or blocks do (mbarrier_wait, wait_acquire). With
+// DEVICE_WAIT_LIMIT defined, in seconds, a wait that takes longer ends the kernel, and the message of the error that the host
+// then meets says who waited where for what; tests and benchmarks can be built so. Without it nothing of this is in a program.
+//
+// A kernel that calls printf is another kernel: its wgmmas run one by one, and setmaxnreg may be ignored. So the thread leaves
+// a record in pinned memory of the host, which outlives the context's error, and traps; and the compiler sees one asm.
+#pragma once
+#ifdef TARGET_CUDA
+#include <cuda_runtime.h> // cudaMallocHost, cudaMemcpyToSymbol
+#include <stdint.h>       // uint64_t
+#include <stdio.h>        // snprintf
+#include <string.h>       // memset, strcmp
+
+// What PTX_WAIT in kernels/ptx_sm90.cuh writes, at these offsets.
+struct wait_record {
+    uint64_t address;  // 0: of an mbarrier in shared memory, or of an int in global memory
+    uint32_t mbarrier; // 8: 0: it is an int
+    int awaited;       // 12: the parity of a phase, or the int's value
+    int found;         // 16: the int's value
+    unsigned block[3], thread[3]; // 20, 32
+    int place;                    // 44: wait_place; 0: nobody has waited too long
+};
+static_assert(sizeof(struct wait_record) == 48, "as PTX_WAIT has it");
+
+// Files that wait. A place is a line and a file's number.
+enum { WAIT_FILES = 16 };
+__host__ __device__ static constexpr const char *wait_file(int number) {
+    return number == 1   ? "attention_sm90.cuh"
+           : number == 2 ? "attention_sm90_forward.cuh"
+           : number == 3 ? "attention_sm90_backward.cuh"
+           : number == 4 ? "unit_sm90.cu"
+                         : "another file";
+}
+__host__ __device__ static constexpr bool wait_same_text(const char *a, const char *b) {
+    return *a == *b && (*a == 0 || wait_same_text(a + 1, b + 1));
+}
+__host__ __device__ static constexpr int wait_place(const char *path, int line) {
+    const char *name = path; // behind the last slash
+    int file = 1;
+    for (const char *at = path; *at; at++)
+        if (*at == '/')
+            name = at + 1;
+    while (file < WAIT_FILES - 1 && !wait_same_text(name, wait_file(file)))
+        file++;
+    return line * WAIT_FILES + file;
+}
+
+static inline const char *wait_describe(char *text, size_t size, const struct wait_record *r, double seconds) {
+    char what[128];
+    if (r->mbarrier)
+        snprintf(what, sizeof what, "the phase of parity %d of the mbarrier at shared address 0x%llx", r->awaited,
+                 (unsigned long long)r->address);
+    else
+        snprintf(what, sizeof what, "%d at address 0x%llx, which is %d", r->awaited, (unsigned long long)r->address, r->found);
+    snprintf(text, size, "block (%u, %u, %u), thread (%u, %u, %u) has waited for %g s at %s:%d for %s", r->block[0],
+             r->block[1], r->block[2], r->thread[0], r->thread[1], r->thread[2], seconds, wait_file(r->place % WAIT_FILES),
+             r->place / WAIT_FILES, what);
+    return text;
+}
+
+#if defined(DEVICE_WAIT_LIMIT) && defined(__CUDACC__)
+static_assert((DEVICE_WAIT_LIMIT) > 0 && (DEVICE_WAIT_LIMIT) <= 4, "seconds that 32 bits of nanoseconds hold");
+enum : uint32_t { WAIT_LIMIT_NS = (uint32_t)(1e9 * (DEVICE_WAIT_LIMIT)) };
+
+// Named by PTX_WAIT.
+extern "C" {
+static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: there is no place for one
+static __device__ __attribute__((used)) int device_wait_taken;                  // by the first that has waited too long
+}
+static struct wait_record *wait_limit_allocate(void) {
+    struct wait_record *record = NULL;
+    if (cudaMallocHost((void **)&record, sizeof *record) != cudaSuccess)
+        return NULL;
+    memset(record, 0, sizeof *record);
+    return cudaMemcpyToSymbol(device_wait_record, &record, sizeof record) == cudaSuccess ? record : NULL;
+}
+static const struct wait_record *wait_limit_record(void) {
+    static const struct wait_record *const record = wait_limit_allocate();
+    return record;
+}
+// Before the first launch.
+static cudaError_t wait_limit_open(void) { return wait_limit_record() ? cudaSuccess : cudaGetLastError(); }
+// What an error's message adds about the thread that has waited too long: nothing where none has.
+static const char *wait_limit_message(void) {
+    static char text[512] = ": ";
+    const struct wait_record *record = wait_limit_record();
+    return record && record->place > 0 ? (wait_describe(text + 2, sizeof text - 2, record, DEVICE_WAIT_LIMIT), text) : "";
+}
+#else // the emulator sees by itself who waits for ever
+static inline cudaError_t wait_limit_open(void) { return cudaSuccess; }
+static inline const char *wait_limit_message(void) { return ""; }
+#endif
+#endif

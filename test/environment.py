@@ -1,0 +1,93 @@
+"""What every test relies on, whatever starts it: a login shell, a script's background, nohup, cron, a step of a cluster's job.
+
+The tests in Python import this module, since each may be started alone; test/run.sh starts itself through it (environment.py
+COMMAND...), so that the cmocka programs get the same. Signal dispositions are why it is no shell script: a shell can't take back
+that a signal is ignored where it was so at the shell's start (POSIX, "trap"). test/testing.h does for a cmocka program that is
+started alone what a process can do for itself.
+"""
+import os
+import pwd
+import re
+import resource
+import signal
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# What launchers leave behind, and what numbers threads or chooses kernels: a test that wants one sets it. The variables of CUDA,
+# of the emulator and of the sanitizers stay, since who starts the tests chooses a machine by them.
+FOREIGN = re.compile("(OMPI|OPAL|ORTE|PMIX?|PRTE|HYDRA|MPI|I_MPI|MPICH|SLURM|OMP|GOMP|KMP|OPENBLAS|GOTO|BLIS|MKL|DNNL|ONEDNN|NVTE)_"
+                     "|(LOCAL_)?(RANK|WORLD_SIZE)$|(LC_.*|LANG|LANGUAGE)$")
+# What nohup and a shell's job control have set lets the tests go on when the terminal is left.
+KEPT_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+OPEN_FILES = 1024  # what Linux gives a process by default
+
+
+def set_signals():
+    """As after a login: nothing is ignored or blocked. Python's own choice for SIGPIPE and SIGXFSZ ends with an exec or a child."""
+    for number in signal.valid_signals() - KEPT_SIGNALS - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def set_limits():
+    """Tests keep apart what the owner may do from what others may, open shards and sockets, and end programs by signals."""
+    os.umask(0o022)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most), most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def open_standard_files():
+    """So that no file of a test takes the place of one that was closed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+
+
+def can_hold_files(folder):
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def set_variables():
+    for name in [name for name in os.environ if FOREIGN.match(name)]:
+        del os.environ[name]
+    os.environ.update({"LC_ALL": "C", "PYTHONUTF8": "1", "TZ": "UTC0"})
+    # Tests are many small parallel regions: on a busy machine threads that spin at barriers take the time of those that work.
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    if not os.path.isdir(os.environ.get("HOME", "")):
+        try:
+            os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:  # a container's user without a name
+            os.environ["HOME"] = "/"
+    if not can_hold_files(os.environ.get("TMPDIR", "/tmp")):
+        folder = os.path.join(ROOT, "build", "tmp")
+        os.makedirs(folder, exist_ok=True)
+        os.environ["TMPDIR"] = folder
+        tempfile.tempdir = None
+
+
+def prepare():
+    open_standard_files()
+    set_signals()
+    set_limits()
+    set_variables()
+
+
+prepare()
+
+if __name__ == "__main__":
+    for restored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(restored, signal.SIG_DFL)
+    os.execvp(sys.argv[1], sys.argv[1:])

@@ -1,0 +1,82 @@
+"""The Makefile: what a build was made with decides what is built anew, and what can't be used is named in one line."""
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROGRAM = "test/unit_schedule"  # the smallest
+ANOTHER_ARCH = {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine(), "native")
+
+
+class Build(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.target = f"{self.folder}/build/{PROGRAM}"
+
+    def make(self, *arguments):
+        # The variables of a make that runs this test are not for this one, nor those that its caller set.
+        environment = {k: v for k, v in os.environ.items()
+                       if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "CC", "CXX", "ARCH", "SANITIZE")}
+        return subprocess.run(["make", f"B={self.folder}/build", "CUDA=", *arguments, self.target], cwd=ROOT,
+                              env=environment, text=True, capture_output=True)
+
+    def script(self, name, text):
+        path = f"{self.folder}/{name}"
+        with open(path, "w") as file:
+            file.write("#!/bin/sh\n" + text)
+        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        return path
+
+    def test_what_a_build_is_made_with_decides_what_is_built_anew(self):
+        self.assertEqual(self.make().returncode, 0)
+        self.assertEqual(self.make("-q").returncode, 0, "nothing changed")
+        compiler = self.script("another", 'exec gcc "$@"\n')
+        for change in ("MPI=", f"ARCH={ANOTHER_ARCH}", f"CC={compiler}", "DEFINES=-DHAVE_ONEDNN"):
+            with self.subTest(change):
+                if change == "MPI=" and not shutil.which("mpicc"):
+                    self.skipTest("no MPI is installed")
+                self.assertEqual(self.make("-q", change).returncode, 1, "out of date")
+        self.assertEqual(self.make("-q").returncode, 0, "-q wrote nothing")
+        before = os.stat(self.target).st_mtime_ns
+        self.assertEqual(self.make("MPI=", f"ARCH={ANOTHER_ARCH}").returncode, 0)
+        self.assertGreater(os.stat(self.target).st_mtime_ns, before)
+
+    def test_tests_of_the_runtime_are_the_same_program_on_every_machine(self):
+        commands = self.make("-n", "--always-make").stdout
+        self.assertIn("unit_schedule.c", commands)
+        compiling = [line for line in commands.splitlines() if "unit_schedule.c" in line]
+        self.assertEqual([line for line in compiling if "native" in line], [])
+
+    def refused(self, *arguments):
+        made = self.make(*arguments)
+        self.assertEqual(made.returncode, 2, made.stdout + made.stderr)
+        lines = [line for line in made.stderr.splitlines() if "***" not in line or "Stop." in line]
+        self.assertFalse(os.path.exists(self.target))
+        return lines
+
+    def test_what_cannot_be_used_is_named_in_one_line_with_the_way_out(self):
+        no_openmp = self.script("no_openmp", 'for a; do [ "$a" = -fopenmp ] && exit 1; done\nexec gcc "$@"\n')
+        no_library = self.script("mpicc", "echo gcc -I/nowhere -L/nowhere -lmpi_that_is_not_there\n")
+        for arguments, wanted in (
+                (["ARCH=of-tomorrow"], "ARCH=native"),
+                ([f"CC={no_openmp}"], "has no OpenMP"),
+                ([f"MPI={no_library}"], "leave it out by MPI="),
+                (["MISSING=jansson.h"], "jansson.h not found; scripts/setup.sh build installs what is missing"),
+                (["CUDA=yes", "NVCC=/nowhere/nvcc"], "make CUDA= builds for the cpu alone"),
+                (["CUDA=yes", "NVCC=true", "CUDA_DIRS=/nowhere", "WHEELS="], "CUBLASLT_DIR= names the folder")):
+            with self.subTest(arguments[-1]):
+                lines = self.refused(*arguments)
+                self.assertEqual(len(lines), 1, lines)
+                self.assertIn(wanted, lines[0])
+
+    def test_a_compiler_that_builds_nothing_is_named(self):
+        self.assertIn("CC= names a compiler that can", self.refused(f"CC={self.script('broken', 'exit 1')}")[-1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,133 @@
+"""That tests get what they rely on, whatever they are started from, through test/environment.py and, where a cmocka program is
+started alone, test/testing.h. test/environments.sh runs the tests themselves in such environments."""
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import environment
+
+PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT", os.path.join(environment.ROOT, "build/train_gpt")))
+UNIT_SIGNALS = os.path.join(os.path.dirname(PROGRAM), "test", "unit_signals")
+IGNORED = {signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGHUP}
+FOREIGN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "RANK": "1",
+           "WORLD_SIZE": "2", "LOCAL_RANK": "1", "OMP_NUM_THREADS": "8", "NVTE_FLASH_ATTN": "0", "LC_ALL": "tr_TR.UTF-8",
+           "LANG": "tr_TR.UTF-8", "LC_NUMERIC": "de_DE.UTF-8", "HOME": "/nonexistent", "TMPDIR": "/nonexistent"}
+# What a program finds where it is started.
+PROBE = '''
+import json, os, resource, signal, stat, sys, tempfile
+def is_open(number):
+    try:
+        return os.fstat(number) is not None
+    except OSError:
+        return False
+state = dict(line.split(":") for line in open("/proc/self/status") if line.startswith("Sig"))
+umask = os.umask(0)
+json.dump({"ignored": int(state["SigIgn"], 16), "blocked": int(state["SigBlk"], 16), "umask": umask, "open": [is_open(i) for i in range(3)],
+           "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "variables": dict(os.environ),
+           "temporary": tempfile.gettempdir()}, open(sys.argv[1], "w"))
+'''
+
+
+def worsen():
+    """In a child, before the program: all that a script's background, a careful user or a cluster may have set."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1})
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    os.close(0)
+
+
+class Environment(unittest.TestCase):
+    def probe(self, *command):
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([*command, sys.executable, "-c", PROBE, folder + "/found"], preexec_fn=worsen, timeout=60, check=True,
+                           env={**os.environ, **FOREIGN}, cwd=environment.ROOT)
+            with open(folder + "/found", encoding="utf-8") as file:
+                return json.load(file)
+
+    def test_a_command_finds_what_tests_rely_on(self):
+        worse, found = self.probe(), self.probe(sys.executable, "test/environment.py")
+        python_ignores = {signal.SIGPIPE, signal.SIGXFSZ}  # in the probe itself
+        for number in IGNORED | python_ignores:
+            bit = 1 << (number - 1)
+            self.assertTrue(worse["ignored"] & bit, number)
+            self.assertEqual(bool(found["ignored"] & bit), number in {signal.SIGHUP} | python_ignores, number)
+        self.assertNotEqual(worse["blocked"], 0)
+        self.assertEqual(found["blocked"], 0)
+        self.assertEqual((worse["umask"], found["umask"]), (0o077, 0o022))
+        self.assertEqual((worse["open"], found["open"]), ([False, True, True], [True] * 3))
+        self.assertEqual(worse["files"], 64)
+        self.assertGreaterEqual(found["files"], 256)
+        self.assertEqual([name for name in FOREIGN if name in found["variables"]], ["LC_ALL", "HOME", "TMPDIR"])
+        self.assertEqual(found["variables"]["LC_ALL"], "C")
+        self.assertTrue(os.path.isdir(found["variables"]["HOME"]))
+        self.assertEqual(found["temporary"], os.path.join(environment.ROOT, "build", "tmp"))
+
+    def test_a_failure_stays_one(self):
+        for status in (0, 3):
+            result = subprocess.run([sys.executable, environment.__file__, "sh", "-c", "exit %d" % status], check=False)
+            self.assertEqual(result.returncode, status)
+
+
+class Alone(unittest.TestCase):
+    @unittest.skipUnless(os.path.exists(UNIT_SIGNALS), "no build/test/unit_signals")
+    def test_a_program(self):
+        """Whose tests send themselves the signals that were ignored."""
+        result = subprocess.run([UNIT_SIGNALS], capture_output=True, text=True, timeout=120, preexec_fn=worsen, check=False,
+                                env={**os.environ, **FOREIGN, "TMPDIR": tempfile.gettempdir()})
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_a_test_in_python(self):
+        """It interrupts a child, which dies of it."""
+        script = "import environment, subprocess; print(subprocess.run(['sh', '-c', 'kill -INT $$; sleep 1']).returncode)"
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, preexec_fn=worsen,
+                                check=False, env={**os.environ, **FOREIGN, "PYTHONPATH": os.path.dirname(environment.__file__)})
+        self.assertEqual(result.stdout, "%d\n" % -signal.SIGINT, result.stderr)
+
+
+class Run(unittest.TestCase):
+    """test/run.sh from a folder whose name has spaces."""
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="two  words ")
+        self.addCleanup(self.folder.cleanup)
+        self.path = self.folder.name
+        os.mkdir(self.path + "/test")
+        for name in ("run.sh", "environment.py"):
+            shutil.copy(os.path.join(environment.ROOT, "test", name), self.path + "/test")
+        self.write("good.py", "class A(unittest.TestCase):\n    def test_a(self): pass\n    def test_b(self): pass\n"
+                              "class B(unittest.TestCase):\n    def test_c(self): self.fail()\n")
+        with open(self.path + "/test/crash", "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\necho 'ok 1 - a'\nkill -SEGV $$\n")
+        os.chmod(self.path + "/test/crash", 0o755)
+
+    def write(self, name, text):
+        with open(self.path + "/test/" + name, "w", encoding="utf-8") as file:
+            file.write("import unittest\n%s\nunittest.main()\n" % text)
+
+    def run_it(self, *tests, **keywords):
+        keywords = {"stdout": subprocess.PIPE, **keywords}
+        result = subprocess.run([self.path + "/test/run.sh", *(self.path + "/test/" + test for test in tests)], text=True,
+                                stderr=subprocess.STDOUT, timeout=60, check=False, **keywords)
+        return result.returncode, (result.stdout or "").splitlines()
+
+    def test_counts(self):
+        for tests, expected in ((["good.py:A"], (0, "2 passed, 0 failed")), (["good.py"], (1, "2 passed, 1 failed")),
+                                (["crash"], (1, "1 passed, 1 failed")), (["good.py:A", "crash"], (1, "3 passed, 1 failed")),
+                                (["missing"], (1, "0 passed, 1 failed"))):
+            status, lines = self.run_it(*tests)
+            self.assertEqual((status, lines[-1]), expected, lines)
+
+    def test_a_count_that_nobody_can_read_is_no_success(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            self.assertNotEqual(self.run_it("good.py:A", stdout=full)[0], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
