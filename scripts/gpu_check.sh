@@ -61,15 +61,16 @@ report() { "$python" scripts/gpu_report.py "$@"; }
 
 # Ends the check that runs and puts down that it was; what passed before is in the report already.
 stopped_by() {
+    [ "$BASHPID" = $$ ] || exit 1 # a background job that was not yet what it runs
     trap '' INT TERM HUP
     if [ -n "$pid" ]; then
-        kill "$watch" 2>/dev/null
+        kill -KILL "$watch" 2>/dev/null
         kill -TERM "$pid" 2>/dev/null # timeout, which tells its whole group
         for _ in 1 2 3 4 5 6 7 8 9 10; do
             kill -0 "$pid" 2>/dev/null || break
             sleep 0.2
         done
-        kill -KILL -- "-$pid" 2>/dev/null
+        kill -KILL -- "-$pid" "$pid" 2>/dev/null
         finish "stopped by $1" 0 0
     fi
     exit $((128 + $(kill -l "$1")))
@@ -115,7 +116,7 @@ step() {
     if [ "$ended" = "$watch" ]; then
         status=stuck
     else
-        kill "$watch"
+        kill -KILL "$watch"
         wait "$watch" 2>/dev/null
     fi
     finish "$status" "$allowed" "$own" "${probe[@]}"
@@ -225,7 +226,8 @@ attention_table() {
     elif ! command -v cuobjdump >/dev/null; then
         skip overlap "cuobjdump is not installed"
     else
-        step overlap 60 sh -c "cuobjdump -sass $programs/attention_bench | $python scripts/hopper_overlap.py"
+        # shellcheck disable=SC2016 # the inner shell's arguments
+        step overlap 60 sh -c 'cuobjdump -sass "$1" | "$2" scripts/hopper_overlap.py' sh "$programs/attention_bench" "$python"
     fi
 }
 
@@ -349,7 +351,7 @@ if [ -z "$gpu" ]; then
     exit 77
 fi
 mkdir -p "$out" && work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
+trap '[ "$BASHPID" != $$ ] || rm -rf "$work"' EXIT
 for signal in INT TERM HUP; do
     # shellcheck disable=SC2064 # the signal's name is of now
     trap "stopped_by $signal" $signal

@@ -11,6 +11,7 @@
 # --no-deps --python-version 3.12 --platform manylinux_2_28_x86_64 NAME`); gpu_check.sh installs them for itself alone. More
 # than 60 MiB is refused.
 set -eu
+export LC_ALL=C # sort and uniq agree on what is the same
 wheels=
 if [ "${1-}" = --wheels ]; then
     wheels=$(cd "${2:?--wheels: the folder is missing}" && pwd)
