@@ -1,6 +1,8 @@
 #!/bin/sh
 # Runs tests, two at a time, and counts: test/run.sh PROGRAM|FILE.py ...   The last line is 'N passed, N failed'.
 # A program is a cmocka test; one that ends before its last test counts as one failure more than it reported.
+# TEST_RUNNER is a command that runs a program for another CPU, as "qemu-aarch64 -L /usr/aarch64-linux-gnu".
+TEST_RUNNER=${TEST_RUNNER-}
 # Tests are many small parallel regions: on a busy machine threads that spin at barriers take the time of those that work.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
@@ -12,7 +14,7 @@ run_one() {
     case "$test" in
     # A program that ends by a user's mistake leaves its memory to the system: not a leak to report in place of status 2.
     *.py) ASAN_OPTIONS=detect_leaks=0 TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" python3 "$test" -v >"$log" 2>&1 ;;
-    *) CMOCKA_MESSAGE_OUTPUT=TAP "$test" >"$log" 2>&1 ;;
+    *) CMOCKA_MESSAGE_OUTPUT=TAP $TEST_RUNNER "$test" >"$log" 2>&1 ;;
     esac
     status=$?
     case "$test" in
