@@ -5,6 +5,7 @@
 # make quick      the units and the cpu target's ops: under two minutes once they are built
 # make quick      those of make test that a change of the cpu target or of the runtime can break, two minutes
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
+# make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
 SHORT_FLAGS := $(firstword -$(MAKEFLAGS))
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
@@ -148,7 +149,7 @@ ifneq ($(CUDA),)
     $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all cuda emu ptxas demo test test-programs quick check-headers fuzz bench clean
+.PHONY: all cuda emu ptxas demo test test-programs quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 all: $(B)/train_gpt
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
@@ -261,6 +262,7 @@ test:
 test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
 quick: $(QUICK_TESTS)
 	test/run.sh $^
+quick-programs: $(QUICK_TESTS)
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h kernels/*.cuh runtime/*.h))
@@ -287,6 +289,16 @@ fuzz-%: $(B)/fuzz/%
 $(B)/fuzz/%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/fuzz
 	$(CLANG) -std=gnu11 $(CPPFLAGS) -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(WARNINGS) $< \
 	  $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
+
+# For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
+CLANG_FORMAT ?= clang-format
+FORMATTED = $(filter-out runtime/unicode_tables.h,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
+compile_commands.json:
+	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
+format:
+	$(CLANG_FORMAT) -i $(FORMATTED)
+format-check:
+	$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
 
 # Real text that every build machine has, unless TEXT names other: a file or a folder.
 TEXT ?= /usr/include
