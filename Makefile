@@ -2,6 +2,7 @@
 # make cuda       for both, whatever is here; RELEASE=1: for every GPU from sm_80 on, not only the one here
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
+# make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
@@ -14,12 +15,14 @@ B := build$(if $(SANITIZE),/sanitize)
 MULTIARCH := $(shell $(CC) -print-multiarch)
 
 # What scripts/setup.sh --into .deps unpacked comes before what the system has. Its libraries need each other, and an
-# RPATH, unlike a RUNPATH, counts for them too.
-DEPS := $(wildcard $(CURDIR)/.deps/usr)
+# RPATH, unlike a RUNPATH, counts for them too. Only that is an absolute path: this folder's may have spaces, at which make
+# would split it, unless they are written as a shell reads them.
+DEPS := $(wildcard .deps/usr)
 ifneq ($(DEPS),)
+  HERE := $(subst $() ,\ ,$(CURDIR))
   DEPS_LIB := $(DEPS)/lib/$(MULTIARCH)
   DEFINES += -isystem $(DEPS)/include -isystem $(DEPS)/include/$(MULTIARCH)
-  LDFLAGS += -L$(DEPS_LIB) -Wl,--disable-new-dtags,-rpath,$(DEPS_LIB),-rpath,$(DEPS_LIB)/openblas-openmp
+  LDFLAGS += -L$(DEPS_LIB) -Wl,--disable-new-dtags,-rpath,$(HERE)/$(DEPS_LIB),-rpath,$(HERE)/$(DEPS_LIB)/openblas-openmp
 endif
 
 has = $(shell printf '\043include <$(1)>\n' | $(CC) $(DEFINES) -E -x c - >/dev/null 2>&1 && echo yes)
@@ -117,15 +120,15 @@ ifneq ($(CUDA),)
     $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all libraries always cuda emu ptxas demo test test-programs check-headers fuzz bench clean
+.PHONY: all libraries always cuda emu ptxas demo test test-programs test-environments check-headers fuzz bench clean
 all: libraries $(B)/train_gpt
 libraries:
 	$(if $(MISSING),$(error $(MISSING) not found; scripts/setup.sh build installs what is missing))
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
 
-# One copy of the engine per target and precision, and a main that picks one. What looks whether this CPU has the
-# instructions that they were compiled for is itself compiled for any.
+# One copy of the engine per target and precision, and a main that picks one. nvcc gives its arguments to one more shell.
+# What looks whether this CPU has the instructions that they were compiled for is itself compiled for any.
 $(B)/cpu_features.o: runtime/cpu_features.c | $(B)
 	$(CC) -std=gnu11 $(CPPFLAGS) $(filter-out -m%,$(CFLAGS)) $(WARNINGS) -c $< -o $@
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
@@ -139,7 +142,7 @@ PROGRAM := $(B)/cpu_features.o $(B)/commit.o
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 ifneq ($(CUDA),)
 $(B)/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
-	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -o $@
+	$(NVCC) -Xcompiler -fopenmp $^ $(subst \ ,\\\ ,$(LDFLAGS:-Wl,%=-Xlinker %)) $(LDLIBS) $(LINK_CUDA) -o $@
 else
 $(B)/train_gpt: $(B)/main.o $(PROGRAM) $(CPU_ENGINES)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
@@ -229,6 +232,9 @@ test:
 	+$(MAKE) --no-print-directory check-headers
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(TESTS) $(wildcard test/test_*.py)
 test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
+# Those that a user's environment can disturb, in each environment of the script's.
+test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
+	BUILD=$(B) test/environments.sh
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h kernels/*.cuh runtime/*.h))
