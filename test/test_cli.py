@@ -283,9 +283,9 @@ class Memory(Case):
                              ("selective", ["--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"])]:
             _, log = self.train("flat_" + name, *policy, "--train-steps", 40, "--val-every", 10, "--val-steps", 4)
             peaks = [entry["peak_bytes"] for entry in log]
-            # The first validation brings in a few pages of code. A single activation left behind at each step, 16 KiB,
-            # would come to 600 KiB; op_gpt holds the heap to the byte.
-            self.assertLessEqual(max(peaks) - peaks[1], 128 << 10, (name, peaks))
+            # Code that runs for the first time, such as a validation's, is paged in by 64 KiB at a time. A single activation left
+            # behind at each step, 16 KiB, would come to 600 KiB, of which half is allowed; op_gpt holds the heap to the byte.
+            self.assertLessEqual(max(peaks) - peaks[1], 300 << 10, (name, peaks))
 
 
 class Runs(Case):
