@@ -3,7 +3,7 @@
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
 # make quick      the units and the cpu target's ops: under two minutes once they are built
-# make quick      those of make test that a change of the cpu target or of the runtime can break, two minutes
+# make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
@@ -149,7 +149,7 @@ ifneq ($(CUDA),)
     $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all cuda emu ptxas demo test test-programs quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+.PHONY: all cuda emu ptxas demo test test-programs test-environments quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 all: $(B)/train_gpt
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
@@ -263,6 +263,9 @@ test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
 quick: $(QUICK_TESTS)
 	test/run.sh $^
 quick-programs: $(QUICK_TESTS)
+# Those that a user's environment can disturb, in each environment of the script's.
+test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
+	BUILD=$(B) test/environments.sh
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h kernels/*.cuh runtime/*.h))
