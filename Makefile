@@ -229,6 +229,8 @@ $(B)/emu/unit_%: test/unit_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/unit_%: test/emu/unit_%.cu $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
+$(B)/emu/unit_%: test/cuda/unit_%.cu $(B)/build-with | $(B)/emu
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 
 $(B)/bench_%_fp32: test/bench_%.c $(B)/build-with | $(B)
 	$(COMPILE) $(PRECISION_fp32) $< $(LDFLAGS) $(LDLIBS) -o $@
@@ -246,7 +248,7 @@ TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_
 # holds the schedule to the plan, by the cpu target's work thread; op_gpt's fp32 would run for long and show what
 # op_golden's shows; op_huggingface moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
-EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(addsuffix _bf16,$(filter-out op_huggingface,$(EMU_OPS))))
+EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(addsuffix _bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Without emulated tiles and, below, the emulated GPU; the tests in Python run whole trainings.
 QUICK_TESTS := $(filter-out %_amx,$(TESTS))
 ifndef SANITIZE
