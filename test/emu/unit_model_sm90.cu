@@ -123,8 +123,8 @@ static void products(void **state) {
 
 // --- Boxes --------------------------------------------------------------------------------------------------------
 
-// Loads a box, hands what it finds at each address out, and stores it elsewhere. Who began a copy does not wait for what it
-// writes: its thread, and with it the map that is its parameter, may be gone when the copy runs.
+// Loads a box, hands what it finds at each address out, and stores it elsewhere. Who began a copy does not wait for
+// what it writes: its thread, and with it the map that is its parameter, may be gone when the copy runs.
 static __global__ void box_kernel(const __grid_constant__ struct tensor_map from,
                                   const __grid_constant__ struct tensor_map to, uint32_t *words, int bytes, int c0, int c1, int c2, int c3, int thread_stores) {
     const uint32_t barrier = shared_memory(), box = barrier + 1024;
