@@ -632,7 +632,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
     if (threadIdx.x == 0)
         sm90_backward_open<plan>(shared);
     __syncthreads();
-    // Each finds its block for itself: one found before the branch would be kept in more registers than the producers have.
+    // Each finds its block for itself: found before the branch, it would take more registers than the producers have.
     if (warpgroup > 0) {
         registers_increase<plan::CONSUMER_REGISTERS>();
         sm90_backward_multiply<plan>(a, sm90_backward_block_of<plan>(a), shared, warpgroup - 1);

@@ -12,10 +12,10 @@ struct packed {
 
 DEVICE_FUNCTION bool packed_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
-// Told of each 16-byte access before it is made: the emulator checks its address.
+// Told of each 16-byte access before it is made: the emulator checks its address and its order.
 DEVICE_FUNCTION void packed_check(const void *p, bool write) {
 #ifdef CUDA_EMULATED
-    emu_access_global(p, 16, write);
+    emu_touch_global(p, 16, write);
 #endif
 }
 

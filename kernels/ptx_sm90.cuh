@@ -200,6 +200,8 @@ PTX_FUNCTION void async_proxy_fence(void) {
 PTX_FUNCTION void async_proxy_fence_global(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.proxy.async.global;" ::: "memory");
+#else
+    emu_async_proxy_fence_global();
 #endif
 }
 

@@ -6,12 +6,13 @@
 //   whose expected bytes are not those that were issued never completes, and the report has the counts.
 // - Bulk stores read shared memory at the wait that asks for it, and write global memory at bulk_wait, or when their
 //   thread ends. Until then nobody may write what they read.
-// - wgmmas run at the wgmma_wait that asks for them, when all four warps have come to it. Until then their accumulators
-//   and their A registers hold a NaN that must not be overwritten, and who rounds, stores or multiplies what it read there
-//   is reported; nobody may write what they read in shared memory.
+// - wgmmas run at the wgmma_wait that asks for them, when all four warps have come to it. Until then their
+//   accumulators and their A registers hold a NaN that must not be overwritten, who rounds, stores or multiplies what
+//   it read there is reported, and nobody may write what they read in shared memory.
 // - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or A
 //   register that was used before may differ from what it held at the last wgmma_fence.
-// - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them.
+// - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them. In global memory:
+//   test/emu/global.h.
 // - A block that asks by load_acquire for what others did is told what is there, often too early. When it asks again, all
 //   blocks of lower index are done first; what it waits for after that never comes.
 #pragma once
@@ -128,6 +129,8 @@ static void emu_async_begin(void) {
 }
 static inline struct emu_thread *emu_self(void) { return &emu->async->thread[(size_t)emu->current]; }
 
+#include "test/emu/global.h" // emu_global_touch
+
 // The current thread waits; others make it ready again by emu_wake.
 static void emu_sleep(const char *what) {
     emu->warps[emu->current / 32].ready &= ~(1u << emu_lane());
@@ -194,6 +197,17 @@ static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
         emu_report("%s of %u bytes between %p and shared address %d: all must be multiples of 16", what, bulk->bytes,
                    (void *)bulk->global, emu_offset(bulk->shared));
     }
+}
+// Global memory that a copy is to touch, by the async proxy on behalf of the current thread.
+static void emu_check_global(const struct emu_bulk *bulk, const struct emu_global_write *mine, const char *what) {
+    if (!bulk->boxed) {
+        emu_global_touch(bulk->global, bulk->bytes, true, mine, what);
+        return;
+    }
+    emu_box_rows(bulk, [&](const char *row, int64_t begin, int64_t end, uint32_t offset) {
+        if (begin < end)
+            emu_global_touch(row, (size_t)(2 * (end - begin)), true, mine, what);
+    });
 }
 static unsigned char *emu_shared_at(uint32_t address) { return emu->shared + (address - EMU_SHARED_BASE); }
 
@@ -265,7 +279,7 @@ static inline void emu_mbarrier_init(uint32_t address, uint32_t arrivals) {
     barrier.arrivals = barrier.pending = arrivals;
     barrier.initialiser = emu->current;
     barrier.initialised = emu_now(emu->current);
-    barrier.gathered.assign(2 * (size_t)a->clocks, 0u);
+    barrier.gathered = emu_rows_of_nobody();
     barrier.released = barrier.gathered;
     a->barriers.push_back(barrier);
     for (uint32_t i = 0; i < 8; i += 4)
@@ -366,6 +380,7 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
         emu_report("%s at an mbarrier that was initialised without mbarrier_init_fence, shared address %d", what,
                    emu_offset(address));
     emu_check_async(load->shared, load->bytes, true, what);
+    emu_check_global(load, NULL, what);
     memset(emu_shared_at(load->shared), 0xff, load->bytes);
     const int clock = emu_barrier_clock(emu_mbarrier_index(barrier));
     for (uint32_t i = 0; i < load->bytes; i += 4) {
@@ -398,6 +413,10 @@ static void emu_store_begin(struct emu_bulk *store, const char *what) {
     for (uint32_t i = 0; i < store->bytes; i += 4)
         emu_mark_read(emu_mark_at(store->shared + i), emu_storer_clock(self->storer), time, seen);
     store->group = self->store_groups;
+    const int written = emu_written_clock(self->storer);
+    const struct emu_global_write mine = {emu->linear_index, written, emu->current, time, true, store->add};
+    emu_global_writes_by(written);
+    emu_check_global(store, &mine, what);
     self->stores.push_back(*store);
 }
 static void emu_tma_store(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
@@ -434,8 +453,10 @@ static void emu_bulk_wait(int pending, bool read_only) {
         }
     }
     self->stores.erase(self->stores.begin(), self->stores.begin() + (long)written);
-    uint32_t *seen = &emu_seen(emu->current)[emu_storer_clock(self->storer)];
-    *seen = *seen > done ? *seen : (uint32_t)done;
+    uint32_t *seen = emu_seen(emu->current);
+    const int clocks[2] = {emu_storer_clock(self->storer), emu_written_clock(self->storer)};
+    for (int i = 0; i < (read_only ? 1 : 2); i++)
+        seen[clocks[i]] = seen[clocks[i]] > done ? seen[clocks[i]] : (uint32_t)done;
 }
 static inline void emu_async_proxy_fence(void) {
     emu_async_begin();
@@ -457,7 +478,7 @@ static void emu_named_barrier(int number, int threads, bool sync) {
     struct emu_named *barrier = &emu->async->named[(size_t)number];
     if (barrier->arrived == 0) {
         barrier->threads = threads;
-        barrier->gathered.assign(2 * (size_t)emu->async->clocks, 0u);
+        barrier->gathered = emu_rows_of_nobody();
         barrier->came.assign((size_t)emu->threads, false);
         barrier->waiting.clear();
     } else if (barrier->threads != threads) {
@@ -577,7 +598,7 @@ static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uin
     acc->group = group;
     return found;
 }
-// The thread's record of four A registers, in flight from now on. Their value, which other wgmmas may have too, is kept aside.
+// The thread's record of four A registers, in flight from now on. Their value, which other wgmmas may share, is kept.
 static const uint32_t *emu_operand_use(struct emu_thread *self, uint32_t *at, uint64_t group) {
     struct emu_operand *a = NULL;
     for (int i = 0; i < self->num_operands && !a; i++)
@@ -863,6 +884,7 @@ static inline int emu_load_acquire(const int *at) {
         emu_run_lower_blocks();
     last = at;
     const int value = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    emu_global_acquire(at);
     if (spins > 1000000)
         emu_report("asks again and again by load_acquire at %p, which stays %d though all blocks of lower index are done",
                    (const void *)at, value);
@@ -878,6 +900,7 @@ static inline void emu_store_release(int *at, int value) {
     emu_access_global(at, sizeof *at, true);
     if (!emu_self()->stores.empty())
         emu_report("releases by store_release while bulk stores of its own are under way");
+    emu_global_release(at);
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 

@@ -2,14 +2,17 @@
 // shared memory is touched by TMA and wgmma too. (Blocks that only have __syncthreads and __syncwarp keep to the counts
 // of warp.h, which are faster. A block changes over at its first mbarrier, named barrier, bulk copy or wgmma.)
 //
-// What acts has a clock of its own: each thread, the wgmmas of each warpgroup, the bulk stores of each thread that makes
-// some, what lands at each mbarrier. A thread's row says up to which time of each of them it has seen, and up to which
-// time of each other thread it has seen writes that were followed by async_proxy_fence. A word of shared memory says
-// who wrote it last, who has read it since, and when. An access is good if its thread has seen what it must come after.
-// After FastTrack (Flanagan and Freund, 2009).
+// What acts has a clock of its own: each thread, the wgmmas of each warpgroup, the bulk stores of each thread that
+// makes some (one of what they have read, one of what they have written), what lands at each mbarrier. A thread's rows
+// say up to which time of each of them it has seen; up to which time of each other thread it has seen writes that were
+// followed by async_proxy_fence; and what had been seen before each async_proxy_fence_global that it has seen. A word
+// of shared memory says who wrote it last, who has read it since, and when. An access is good if its thread has seen
+// what it must come after. Global memory is test/emu/global.h's. After FastTrack (Flanagan and Freund, 2009).
 #pragma once
-#include <algorithm> // std::fill
+#include <algorithm> // std::fill, std::find, std::remove_if
+#include <map>       // std::map
 #include <stddef.h>  // size_t
+#include <utility>   // std::pair
 #include <vector>    // std::vector
 
 enum {
@@ -28,6 +31,13 @@ struct emu_mark {
     uint32_t wgmma_reads[EMU_WARPGROUPS];
 };
 
+// What a thread has learnt of another block by load_acquire: the time of one of its clocks; when, which thread.
+struct emu_learnt {
+    uint32_t time, at;
+    int thread;
+};
+typedef std::map<std::pair<uint64_t, int>, uint32_t> emu_known; // the times of blocks' clocks
+
 struct emu_mbarrier;
 struct emu_named;
 struct emu_warpgroup;
@@ -35,11 +45,13 @@ struct emu_thread;
 
 struct emu_async {
     int threads, clocks;                           // clocks: how many there are
-    std::vector<uint32_t> rows;                    // (threads, 2, clocks): seen, seen and fenced
+    std::vector<uint32_t> rows;                    // (threads, EMU_ROWS, clocks)
     std::vector<struct emu_mark> marks;            // of each word
     std::vector<std::vector<uint32_t>> readers;    // (1 + some, clocks)
     std::vector<int> free_readers;
-    std::vector<uint32_t> meeting;                 // (2, clocks)
+    std::vector<uint32_t> meeting;                 // (EMU_ROWS, clocks)
+    std::vector<int> global_writers;               // clocks by which global memory was written
+    std::map<std::pair<uint64_t, int>, std::vector<struct emu_learnt>> learnt; // of other blocks' clocks
     std::vector<struct emu_mbarrier> barriers;
     std::vector<struct emu_named> named;
     std::vector<struct emu_warpgroup> warpgroups;
@@ -52,15 +64,22 @@ struct emu_async {
 static inline int emu_wgmma_clock(int warpgroup) { return emu->async->threads + warpgroup; }
 static inline int emu_storer_clock(int storer) { return emu->async->threads + EMU_WARPGROUPS + storer; }
 static inline int emu_barrier_clock(int barrier) { return emu->async->threads + EMU_WARPGROUPS + EMU_STORERS + barrier; }
+// Of what a storer has written; emu_storer_clock is of what it has read.
+static inline int emu_written_clock(int storer) { return emu_barrier_clock(EMU_MBARRIERS) + storer; }
+enum { EMU_ROWS = 3 }; // seen; seen and fenced for shared memory; for global memory
 static inline uint32_t *emu_seen(int thread) {
-    return emu->async->rows.data() + (size_t)thread * 2 * (size_t)emu->async->clocks;
+    return emu->async->rows.data() + (size_t)thread * EMU_ROWS * (size_t)emu->async->clocks;
 }
 static inline uint32_t *emu_seen_fenced(int thread) { return emu_seen(thread) + emu->async->clocks; }
+static inline uint32_t *emu_seen_fenced_global(int thread) { return emu_seen(thread) + 2 * emu->async->clocks; }
+static inline std::vector<uint32_t> emu_rows_of_nobody(void) {
+    return std::vector<uint32_t>(EMU_ROWS * (size_t)emu->async->clocks, 0u);
+}
 static inline uint32_t emu_now(int thread) { return emu_seen(thread)[thread]; }
 
 // Whoever gets `to` has seen all that `from` had.
 static void emu_clocks_join(uint32_t *to, const uint32_t *from) {
-    const int n = 2 * emu->async->clocks;
+    const int n = EMU_ROWS * emu->async->clocks;
 #pragma omp simd
     for (int i = 0; i < n; i++)
         to[i] = to[i] > from[i] ? to[i] : from[i];
@@ -219,11 +238,13 @@ static void emu_mark_of(struct emu_mark *mark, const struct emu_word *word) {
 static void emu_clocks_begin(void) {
     struct emu_async *a = emu->async;
     a->threads = emu->threads;
-    a->clocks = emu->threads + EMU_WARPGROUPS + EMU_STORERS + EMU_MBARRIERS;
-    a->rows.assign((size_t)a->threads * 2 * (size_t)a->clocks, 0u);
+    a->clocks = emu->threads + EMU_WARPGROUPS + EMU_STORERS + EMU_MBARRIERS + EMU_STORERS;
+    a->rows.assign((size_t)a->threads * EMU_ROWS * (size_t)a->clocks, 0u);
     for (int i = 0; i < a->threads; i++)
         std::fill(emu_seen(i), emu_seen(i) + a->threads, 1u);
-    a->meeting.assign(2 * (size_t)a->clocks, 0u);
+    a->meeting = emu_rows_of_nobody();
+    a->global_writers.clear();
+    a->learnt.clear();
     a->readers.clear();
     a->free_readers.clear();
     for (int i = 0; i < a->threads; i++) {

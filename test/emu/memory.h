@@ -93,6 +93,14 @@ static void emu_access_global(const void *p, int bytes, bool write) {
     }
 }
 
+static void emu_touch_generic(const void *p, int bytes, bool write); // global.h
+// The same of an access that is no atomic one: its order counts, too.
+static void emu_touch_global(const void *p, int bytes, bool write) {
+    emu_access_global(p, bytes, write);
+    if (emu->async)
+        emu_touch_generic(p, bytes, write);
+}
+
 static bool emu_all_poison(const char *begin, const char *end) {
     unsigned char all = 0xff;
     for (; begin < end; begin++)

@@ -4,6 +4,7 @@
 //   unit_faults_sm90           every fault          unit_faults_sm90 NAME    that one, to see its message
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
 #include "kernels/device_queue.cuh"  // device_open
+#include "kernels/packed.cuh"        // packed_check
 #include "kernels/ptx_sm90.cuh"      // wgmma, TMA, mbarriers
 #include "kernels/tensor_map.cuh"    // tensor_map_of
 #include "test/apart.h"              // run_with_and_without
@@ -173,6 +174,7 @@ static __global__ void release_kernel(float *out, int *flag, bool wait) {
     bulk_wait_read<0>();
     if (wait)
         bulk_wait<0>();
+    async_proxy_fence_global();
     store_release(flag, 1);
 }
 // Each block waits for another one.
@@ -183,6 +185,93 @@ static __global__ void chain_kernel(int *flags, int step) {
     while (other >= 0 && other < (int)gridDim.x && load_acquire(flags + other) == 0) {
     }
     store_release(flags + blockIdx.x, 1);
+}
+
+// --- Global memory by both proxies --------------------------------------------------------------------------------
+
+// Block 0 stores, block 1 adds to it.
+static __global__ void hand_over_kernel(float *data, int *flag, int fault) {
+    if (threadIdx.x != 0)
+        return;
+    const uint32_t from = sixteen_bytes();
+    if (blockIdx.x == 0) {
+        bulk_store(data, from, 16);
+        bulk_commit();
+        bulk_wait<0>();
+        if (fault != FIRST)
+            async_proxy_fence_global();
+        store_release(flag, 1);
+        return;
+    }
+    if (fault == TOO_EARLY)
+        async_proxy_fence_global();
+    while (fault != NO_WAIT && load_acquire(flag) != 1)
+        ;
+    if (fault != SECOND && fault != TOO_EARLY)
+        async_proxy_fence_global();
+    bulk_reduce_add(data, from, 16);
+    bulk_commit();
+    bulk_wait<0>();
+}
+// Blocks that add in any order, which is well, and one that reads meanwhile.
+static __global__ void add_kernel(float *data, float *out, int fault) {
+    if (threadIdx.x != 0)
+        return;
+    const uint32_t from = sixteen_bytes();
+    if (fault == NO_WAIT && blockIdx.x == 2) {
+        mbarrier_init(from + 16, 1);
+        mbarrier_init_fence();
+        mbarrier_arrive_expect(from + 16, 16);
+        bulk_load(from, data, 16, from + 16);
+        mbarrier_wait(from + 16, 0);
+    } else {
+        bulk_reduce_add(data, from, 16);
+        bulk_commit();
+        bulk_wait<0>();
+    }
+    out[blockIdx.x] = load_shared_float(from);
+}
+// One thread writes, another one loads that by TMA and stores there twice, a third one reads.
+static __global__ void both_proxies_kernel(const __grid_constant__ struct tensor_map map, float *data, int fault) {
+    const uint32_t barrier = shared_memory(), box = barrier + 1024, thread = threadIdx.x;
+    if (thread == 0) {
+        mbarrier_init(barrier, 1);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (thread == 0) {
+        packed_check(data, true);
+        *(float4 *)data = make_float4(1, 2, 3, 4);
+        if (fault != NO_FENCE)
+            async_proxy_fence_global();
+        if (fault == TOO_EARLY) {
+            packed_check(data + 4, true);
+            *(float4 *)(data + 4) = make_float4(1, 2, 3, 4);
+        }
+    }
+    if (fault != NO_BARRIER)
+        __syncthreads();
+    if (thread == 32) {
+        mbarrier_arrive_expect(barrier, 128);
+        tma_load_4d(box, &map, barrier, 0, 0, 0, 0);
+        mbarrier_wait(barrier, 0);
+        tma_store_4d(&map, box, 0, 0, 0, 0);
+        bulk_commit();
+        if (fault != REUSED)
+            bulk_wait<0>();
+        bulk_store(data, box, 128);
+        bulk_commit();
+        if (fault == LATE)
+            bulk_wait_read<0>();
+        else
+            bulk_wait<0>();
+    }
+    __syncthreads();
+    if (thread == 1) {
+        packed_check(data, false);
+        const float4 quad = *(const float4 *)data;
+        data[1024] = quad.y;
+    }
 }
 
 // --- wgmma --------------------------------------------------------------------------------------------------------
@@ -386,6 +475,26 @@ static void chain(int fault) {
     device_zero(flags, 65536, &device);
     LAUNCH(&device, chain_kernel, 9, 32, 0, flags, fault == WELL ? -1 : 1);
 }
+static void hand_over(int fault) {
+    float *data = memory();
+    device_zero(data, 65536, &device);
+    LAUNCH(&device, hand_over_kernel, 2, 32, 64, data, (int *)(data + 1024), fault);
+}
+static void add(int fault) {
+    float *data = memory();
+    device_zero(data, 65536, &device);
+    LAUNCH(&device, add_kernel, 3, 32, 64, data, data + 1024, fault);
+}
+static void both_proxies(int fault) {
+    float *data = memory(), x[1025];
+    const uint64_t dims[4] = {64, 1, 64, 1}, strides[3] = {128, 128, 8192};
+    const struct tensor_map map = tensor_map_of((const bf16 *)data, dims, strides, 64, 1);
+    device_zero(data, 65536, &device);
+    LAUNCH(&device, both_proxies_kernel, 1, 64, 2048, map, data, fault);
+    device_download(x, data, sizeof x, &device);
+    if (fault == WELL && x[1024] != 2)
+        emu_report("%g came by way of TMA", x[1024]);
+}
 static void product(int fault) {
     float *out = memory(), x[128];
     LAUNCH(&device, product_kernel, 1, 128, 2 * TILE_BYTES + 512, out, fault);
@@ -439,6 +548,17 @@ static const struct fault {
     {"leaves_while_read", leave, NO_WAIT, "still read shared memory"},
     {"releases_too_early", release, NO_WAIT, "while bulk stores of its own are under way"},
     {"waits_for_a_later_block", chain, LATE, "all blocks of lower index are done"},
+    {"handed_over_without_fence", hand_over, FIRST, "without async_proxy_fence_global since bulk_wait"},
+    {"acquired_without_fence", hand_over, SECOND, "without async_proxy_fence_global since load_acquire"},
+    {"acquired_after_the_fence", hand_over, TOO_EARLY, "without async_proxy_fence_global since load_acquire"},
+    {"not_acquired", hand_over, NO_WAIT, "without load_acquire of what it released after that"},
+    {"read_while_others_add", add, NO_WAIT, "without load_acquire of what it released after that"},
+    {"global_without_proxy_fence", both_proxies, NO_FENCE,
+     "a TMA load touches what thread 0 wrote, without async_proxy_fence_global since the write"},
+    {"global_after_proxy_fence", both_proxies, TOO_EARLY, "without async_proxy_fence_global since the write"},
+    {"global_without_barrier", both_proxies, NO_BARRIER, "global address"},
+    {"global_stored_over", both_proxies, REUSED, "a bulk store touches what a bulk store of thread 32 wrote"},
+    {"global_read_before_bulk_wait", both_proxies, LATE, "without having seen its bulk_wait"},
     {"wgmma_without_fence", product, WITHOUT_FENCE, "without a wgmma_fence since the kernel began"},
     {"wgmma_without_second_fence", product, WITHOUT_SECOND_FENCE, "that wgmma_wait gave, without wgmma_fence"},
     {"accumulator_written_after_fence", product, WRITTEN_AFTER_FENCE,

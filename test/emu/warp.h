@@ -93,6 +93,7 @@ struct emu_kernel {
     void *argument;
     uint64_t launch; // of the program's launches: each has another order
     unsigned char *progress; // of each block: 0 to come, 1 at work, 2 done, 3 at work and all before it done
+    struct emu_global *global; // async.h's
 };
 
 // One block at work; one per host thread, kept from launch to launch.
@@ -152,6 +153,8 @@ static int emu_offset(uint32_t address) { return (int)(address - EMU_SHARED_BASE
 
 // async.h
 static bool emu_explain_wait(char *text, size_t size, int *thread);
+static struct emu_global *emu_global_begin(void);
+static void emu_global_end(struct emu_global *global);
 static void emu_thread_ends(void);
 static void emu_block_ends(void);
 
@@ -381,8 +384,8 @@ static inline void emu_syncthreads(void) {
 
 // --- Registers in flight ------------------------------------------------------------------------------------------
 
-// What accumulators and A registers of a wgmma in flight hold: a NaN as a float and as either bf16, which passes through
-// arithmetic and which nothing else makes.
+// What accumulators and A registers of a wgmma in flight hold: a NaN as a float and as either bf16, which passes
+// through arithmetic and which nothing else makes.
 static const uint32_t EMU_IN_FLIGHT = 0x7fed7fed;
 static inline bool emu_from_flight(uint32_t bits) { // of a float; the half of a pair that was widened has zeroes below
     return (bits & 0x7fffffffu) == EMU_IN_FLIGHT || (bits & 0x7fffffffu) == (EMU_IN_FLIGHT & 0xffff0000u);
@@ -475,7 +478,7 @@ static void emu_copy_async(uint32_t to, const void *from, int bytes, bool valid)
     if ((uintptr_t)from % (uintptr_t)bytes != 0)
         emu_report("copies from a misaligned global address, %p, to shared address %d", from, emu_offset(to));
     if (valid)
-        emu_access_global(from, bytes, false);
+        emu_touch_global(from, bytes, false);
     if (self->num_copies == EMU_MAX_COPIES)
         emu_report("has more copies under way than the model holds");
     memset(emu_touch(to, bytes, true), 0xff, (size_t)bytes); // it may land at any time from now on
@@ -619,14 +622,17 @@ static uint64_t emu_run_kernel(struct emu_kernel *kernel) {
     uint64_t begin = 0, conflicts = 0;
     std::vector<unsigned char> progress(blocks, 0);
     kernel->progress = progress.data();
+    kernel->global = emu_global_begin();
     emu_block_enter(kernel);
     const double limit = emu_seconds() + 50e-6;
     while (begin < blocks && emu_seconds() < limit)
         emu_run_block((unsigned __int128)((kernel->launch + begin++) % blocks) * stride % blocks);
     conflicts = emu->bank_conflicts;
     emu = NULL;
-    if (begin == blocks)
+    if (begin == blocks) {
+        emu_global_end(kernel->global);
         return conflicts;
+    }
 #pragma omp parallel reduction(+ : conflicts)
     {
         emu_block_enter(kernel);
@@ -636,6 +642,7 @@ static uint64_t emu_run_kernel(struct emu_kernel *kernel) {
         conflicts += emu->bank_conflicts;
         emu = NULL;
     }
+    emu_global_end(kernel->global);
     return conflicts;
 }
 
