@@ -3,8 +3,9 @@
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
 # make quick      the units and the cpu target's ops: under two minutes once they are built
-# make quick      those of make test that a change of the cpu target or of the runtime can break, two minutes
+# make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
+# make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
 SHORT_FLAGS := $(firstword -$(MAKEFLAGS))
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
@@ -148,7 +149,7 @@ ifneq ($(CUDA),)
     $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized -diag-suppress 1675 --threads 3
 endif
 
-.PHONY: all cuda emu ptxas demo test test-programs quick check-headers fuzz bench clean
+.PHONY: all cuda emu ptxas demo test test-programs test-environments quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 all: $(B)/train_gpt
 cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
@@ -228,6 +229,8 @@ $(B)/emu/unit_%: test/unit_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/unit_%: test/emu/unit_%.cu $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
+$(B)/emu/unit_%: test/cuda/unit_%.cu $(B)/build-with | $(B)/emu
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 
 $(B)/bench_%_fp32: test/bench_%.c $(B)/build-with | $(B)
 	$(COMPILE) $(PRECISION_fp32) $< $(LDFLAGS) $(LDLIBS) -o $@
@@ -245,7 +248,7 @@ TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_
 # holds the schedule to the plan, by the cpu target's work thread; op_gpt's fp32 would run for long and show what
 # op_golden's shows; op_huggingface moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
-EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(addsuffix _bf16,$(filter-out op_huggingface,$(EMU_OPS))))
+EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(addsuffix _bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Without emulated tiles and, below, the emulated GPU; the tests in Python run whole trainings.
 QUICK_TESTS := $(filter-out %_amx,$(TESTS))
 ifndef SANITIZE
@@ -261,6 +264,10 @@ test:
 test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
 quick: $(QUICK_TESTS)
 	test/run.sh $^
+quick-programs: $(QUICK_TESTS)
+# Those that a user's environment can disturb, in each environment of the script's.
+test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
+	BUILD=$(B) test/environments.sh
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h kernels/*.cuh runtime/*.h))
@@ -287,6 +294,16 @@ fuzz-%: $(B)/fuzz/%
 $(B)/fuzz/%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/fuzz
 	$(CLANG) -std=gnu11 $(CPPFLAGS) -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(WARNINGS) $< \
 	  $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
+
+# For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
+CLANG_FORMAT ?= clang-format
+FORMATTED = $(filter-out runtime/unicode_tables.h,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
+compile_commands.json:
+	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
+format:
+	$(CLANG_FORMAT) -i $(FORMATTED)
+format-check:
+	$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
 
 # Real text that every build machine has, unless TEXT names other: a file or a folder.
 TEXT ?= /usr/include

@@ -6,8 +6,8 @@
 //
 // Placing is offline dynamic storage allocation: rectangles (lifetime x bytes) that may move up and down only, packed
 // to the least height. NP-hard in general (Garey & Johnson, problem SR2), but a training step is regular. Activations
-// nest, since what is made first is freed last, so that stacking them in the order of forward is dense. What is left,
-// the short-lived buffers on top of that pyramid, is fitted into gaps in several orders until the live sum is reached.
+// nest, since what is made first is freed last, so that stacking them, the longest-lived first, is dense. What does not
+// nest, such as the parameters of a ZeRO unit, gathered while the unit before is used, is fitted into gaps above.
 #pragma once
 #include "kernels/device_memory.cuh" // device_allocate, device_free
 #include "kernels/device_queue.cuh"  // device_free_bytes, device_used_bytes
@@ -178,24 +178,37 @@ struct plan_span {
 // Work counts slots and neighbours looked at, some 3 ns each. It bounds the search rather than time does, so that the
 // same schedule has the same plan everywhere.
 enum {
-    PLAN_FITTED_LIVE = 8,           // stack so many that of the others this many live at a time, on average
-    PLAN_FIT_NEIGHBOURS = 256,      // and more neighbours than these are not searched for gaps
-    PLAN_FIT_WORK = 4000000,        // the most in one try; stack more if it would be exceeded
-    PLAN_PACK_WORK = 20000000,      // in all tries,
-    PLAN_PACK_WORK_MOST = 100000000 // and while more than a hundredth is lost
+    PLAN_FIT_NEIGHBOURS = 256,     // an item with more neighbours than these is not searched for gaps
+    PLAN_FIT_PAIRS = 1000000,      // of fitted items that live together, at most; stack more if there would be more
+    PLAN_CLASSES = 32,             // class k: items of more than 2^(k - 1) and up to 2^k slots
+    PLAN_PACK_WORK = 4000000,      // in all tries, once each kind of stack was tried,
+    PLAN_PACK_WORK_MOST = 50000000 // and while more than a hundredth is lost
 };
 
+// The shortest items, of which so many live at a time on average, are never stacked. With 0 all that nest are: few are
+// left to fit, which is fast and meets the bound of most plans. The others are for lifetimes that nest by chance, where a
+// temporary stands below what is to outlive it.
+enum { PLAN_STACKS = 3 };
+static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
+
 struct plan_packing {
-    struct plan_item *items; // by falling length: the first `stacked` are stacked, the others fitted on top
-    int count, stacked, slots;
-    int longest;     // slots of the longest fitted item
-    size_t bound;    // the largest live sum: no packing is lower
-    size_t *best;    // (count) offsets of the best packing so far
+    struct plan_item *items; // by falling length
+    int count, slots;
+    size_t bound; // the largest live sum: no packing is lower
+    size_t *best; // (count) offsets of the best packing so far
     size_t best_height;
     size_t *skyline; // (slots) the top of what is stacked
-    int *newest;     // (slots) the fitted item that began there last, -1: none
-    int *next;       // (count) the one that began in its slot before it, -1: none
-    int64_t work;    // how much has been looked at
+    size_t stack_height;
+    int *fitted; // (fitted_count) items that are not stacked
+    int fitted_count;
+    size_t *floor; // (count) of a fitted item: the highest stacked byte under it
+    // Placed fitted items by class and the 2^class slots in which they begin, so that an item finds its neighbours at a cost
+    // that follows their number, however long another one lives.
+    int *newest;                   // (bucket_count) the last one placed of a bucket, -1: none
+    int *next;                     // (count) the one of its bucket placed before it, -1: none
+    int buckets_of[PLAN_CLASSES];  // the first bucket of a class, -1: no fitted item has it
+    int bucket_count;
+    int64_t work; // how much has been looked at
 };
 
 struct plan_key {
@@ -218,6 +231,12 @@ static int plan_compare_lengths(const void *a, const void *b) {
         return plan_item_length(x) > plan_item_length(y) ? -1 : 1;
     return x->id < y->id ? -1 : 1;
 }
+static int plan_class(const struct plan_item *item) {
+    int k = 0;
+    while (1 << k < plan_item_length(item))
+        k++;
+    return k;
+}
 
 // The highest stacked byte under an item.
 static size_t plan_floor(const struct plan_packing *packing, const struct plan_item *item) {
@@ -227,66 +246,134 @@ static size_t plan_floor(const struct plan_packing *packing, const struct plan_i
     return top;
 }
 
-// Stacks the long-lived items, each on top of all that is stacked in its slots: dense where lifetimes nest.
-static void plan_stack(struct plan_packing *packing, const struct plan_key *order) {
+// Whether an item can be stacked without a gap below it.
+static bool plan_is_flat(const struct plan_packing *packing, const struct plan_item *item) {
+    size_t differ = 0;
+    for (int s = item->first; s <= item->last; s++)
+        differ |= packing->skyline[s] ^ packing->skyline[item->first];
+    return differ == 0;
+}
+
+// Stacks items by falling length, each on top of all that is stacked in its slots, if nothing is lost below it: dense
+// where lifetimes nest. The first `forced` are stacked in any case; the shortest, `live` at a time, never.
+static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->slots * sizeof *packing->skyline);
-    for (int i = 0; i < packing->stacked; i++) {
-        struct plan_item *item = &packing->items[order[i].item];
-        item->offset = plan_floor(packing, item);
-        packing->work += plan_item_length(item) / 4; // these loops are vectors
-        for (int s = item->first; s <= item->last; s++)
-            packing->skyline[s] = item->offset + item->bytes;
+    packing->fitted_count = 0;
+    packing->stack_height = 0;
+    int last = packing->count; // none is stacked from here on
+    for (int64_t area = 0; last > 0; last--) {
+        area += plan_item_length(&packing->items[last - 1]);
+        if (area > (int64_t)live * packing->slots)
+            break;
     }
+    for (int i = 0; i < packing->count; i++) {
+        struct plan_item *item = &packing->items[i];
+        packing->work += plan_item_length(item) / 4; // these loops are vectors
+        if (i >= forced && (i >= last || !plan_is_flat(packing, item))) {
+            packing->fitted[packing->fitted_count++] = i;
+            continue;
+        }
+        item->offset = plan_floor(packing, item);
+        const size_t top = item->offset + item->bytes;
+        for (int s = item->first; s <= item->last; s++)
+            packing->skyline[s] = top;
+        packing->stack_height = top > packing->stack_height ? top : packing->stack_height;
+    }
+}
+
+// How many pairs of fitted items live together: what one try looks at, each pair once or twice.
+static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
+    int *begun = (int *)plan_allocate((size_t)packing->slots + 1, sizeof *begun); // [s]: in the slots before s
+    int64_t pairs = 0;
+    for (int i = 0; i < packing->fitted_count; i++)
+        begun[packing->items[packing->fitted[i]].first + 1]++;
+    for (int s = 0; s < packing->slots; s++)
+        begun[s + 1] += begun[s];
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[packing->fitted[i]];
+        pairs += begun[item->last + 1] - begun[item->first];
+    }
+    free(begun);
+    return pairs;
+}
+
+// Decides what is stacked and what is fitted, and prepares for the fitting.
+static void plan_split(struct plan_packing *packing, int live) {
+    plan_stack(packing, live, 0);
+    for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
+        plan_stack(packing, live, forced);
+    packing->bucket_count = 0;
+    for (int k = 0; k < PLAN_CLASSES; k++)
+        packing->buckets_of[k] = -1;
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[packing->fitted[i]];
+        const int k = plan_class(item);
+        packing->floor[packing->fitted[i]] = plan_floor(packing, item);
+        packing->work += plan_item_length(item) / 4;
+        if (packing->buckets_of[k] < 0) {
+            packing->buckets_of[k] = packing->bucket_count;
+            packing->bucket_count += (packing->slots >> k) + 1;
+        }
+    }
+}
+
+// Adds what a placed item takes to `spans`, by begin, which hold the first PLAN_FIT_NEIGHBOURS of *count.
+static void plan_add_span(struct plan_span *spans, int *count, struct plan_span span) {
+    if (*count < PLAN_FIT_NEIGHBOURS) {
+        int at = *count;
+        for (; at > 0 && spans[at - 1].begin > span.begin; at--)
+            spans[at] = spans[at - 1];
+        spans[at] = span;
+    }
+    (*count)++;
 }
 
 // Puts an item into the tightest gap between the fitted ones that live with it, above what is stacked; on top of them
 // if none is wide enough, or if they are too many to look.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
-    const size_t bottom = plan_floor(packing, item);
-    struct plan_span near[PLAN_FIT_NEIGHBOURS]; // by begin
+    const size_t bottom = packing->floor[index];
+    struct plan_span near[PLAN_FIT_NEIGHBOURS];
     int count = 0;
     size_t top = bottom;
-    const int from = item->first - packing->longest + 1;
-    for (int s = from > 0 ? from : 0; s <= item->last; s++)
-        for (int other = packing->newest[s]; other >= 0; other = packing->next[other]) {
-            if (packing->items[other].last < item->first)
-                continue;
-            const struct plan_span span = {packing->items[other].offset,
-                                           packing->items[other].offset + packing->items[other].bytes};
-            packing->work++;
-            top = span.end > top ? span.end : top;
-            if (count == PLAN_FIT_NEIGHBOURS)
-                continue;
-            int at = count++;
-            for (; at > 0 && near[at - 1].begin > span.begin; at--)
-                near[at] = near[at - 1];
-            near[at] = span;
-        }
-    packing->work += plan_item_length(item) + packing->longest;
+    for (int k = 0; k < PLAN_CLASSES; k++) {
+        if (packing->buckets_of[k] < 0)
+            continue;
+        const int *newest = packing->newest + packing->buckets_of[k], earliest = item->first - (1 << k) + 1;
+        for (int bucket = earliest > 0 ? earliest >> k : 0; bucket <= item->last >> k; bucket++, packing->work++)
+            for (int i = newest[bucket]; i >= 0; i = packing->next[i], packing->work++) {
+                const struct plan_item *other = &packing->items[i];
+                if (other->last < item->first || other->first > item->last)
+                    continue;
+                const struct plan_span span = {other->offset, other->offset + other->bytes};
+                top = span.end > top ? span.end : top;
+                plan_add_span(near, &count, span);
+            }
+    }
     item->offset = top;
     size_t base = bottom, tightest = SIZE_MAX;
-    for (int i = 0; i < count && count < PLAN_FIT_NEIGHBOURS; i++) {
+    for (int i = 0; i < count && count <= PLAN_FIT_NEIGHBOURS; i++) {
         if (near[i].begin > base && near[i].begin - base >= item->bytes && near[i].begin - base < tightest) {
             tightest = near[i].begin - base;
             item->offset = base;
         }
         base = near[i].end > base ? near[i].end : base;
     }
-    packing->next[index] = packing->newest[item->first];
-    packing->newest[item->first] = index;
+    const int k = plan_class(item);
+    int *newest = &packing->newest[packing->buckets_of[k] + (item->first >> k)];
+    packing->next[index] = *newest;
+    *newest = index;
 }
 
-// Fits the short-lived items, in the order given, on what is stacked. Keeps the result if it is the best yet.
+// Fits what is not stacked, in the order given, on what is. Keeps the result if it is the best yet.
 static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
-    for (int s = 0; s < packing->slots; s++)
-        packing->newest[s] = -1;
-    for (int i = 0; i < packing->count - packing->stacked; i++)
+    for (int bucket = 0; bucket < packing->bucket_count; bucket++)
+        packing->newest[bucket] = -1;
+    size_t height = packing->stack_height;
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[order[i].item];
         plan_fit(packing, order[i].item);
-    size_t height = 0;
-    for (int i = 0; i < packing->count; i++) {
-        const size_t top = packing->items[i].offset + packing->items[i].bytes;
-        height = top > height ? top : height;
+        height = item->offset + item->bytes > height ? item->offset + item->bytes : height;
     }
     if (height < packing->best_height) {
         packing->best_height = height;
@@ -297,20 +384,19 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
 
 enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_BYTES, PLAN_BY_START, PLAN_ORDERS };
 
-static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, int from, int to,
-                      enum plan_order order) {
-    for (int i = from; i < to; i++) {
-        const struct plan_item *item = &packing->items[i];
+static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
+    for (int i = 0; i < packing->fitted_count; i++) {
+        const struct plan_item *item = &packing->items[packing->fitted[i]];
         const double length = plan_item_length(item), bytes = (double)item->bytes;
-        keys[i - from].item = i;
+        keys[i].item = packing->fitted[i];
         switch (order) {
-        case PLAN_BY_AREA: keys[i - from].key = length * bytes; break;
-        case PLAN_BY_BYTES: keys[i - from].key = bytes; break;
-        case PLAN_BY_START: keys[i - from].key = -item->first; break;
-        default: keys[i - from].key = length;
+        case PLAN_BY_AREA: keys[i].key = length * bytes; break;
+        case PLAN_BY_BYTES: keys[i].key = bytes; break;
+        case PLAN_BY_START: keys[i].key = -item->first; break;
+        default: keys[i].key = length;
         }
     }
-    qsort(keys, (size_t)(to - from), sizeof *keys, plan_compare_keys);
+    qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
 // Squeaky wheel (Joslin & Clements 1999): what stuck out above the bound is placed a little earlier next time. By a
@@ -324,50 +410,35 @@ static void plan_promote(const struct plan_packing *packing, struct plan_key *ke
     qsort(keys, (size_t)count, sizeof *keys, plan_compare_keys);
 }
 
-static bool plan_goes_on(const struct plan_packing *packing) {
+static bool plan_goes_on(const struct plan_packing *packing, int round) {
     if (packing->best_height == packing->bound)
         return false;
     if (packing->best_height == SIZE_MAX) // not tried yet
         return true;
-    const size_t lost = packing->best_height - packing->bound;
-    return packing->work < (lost <= packing->bound / 100 ? PLAN_PACK_WORK : PLAN_PACK_WORK_MOST);
+    const bool much = packing->best_height - packing->bound > packing->bound / 100;
+    return packing->work < (much || round == 0 ? PLAN_PACK_WORK_MOST : PLAN_PACK_WORK);
 }
 
-// Splits the items, tries every pair of orders, and goes on with better ones until the bound is met or enough was done.
+// Tries every kind of stack with every order, and goes on with better orders until the bound is met or enough was done.
 static void plan_pack(struct plan_packing *packing) {
-    qsort(packing->items, (size_t)packing->count, sizeof *packing->items, plan_compare_lengths);
-    int64_t area = 0;
-    packing->stacked = packing->count;
-    packing->longest = 1;
-    while (packing->stacked > 0) {
-        const int length = plan_item_length(&packing->items[packing->stacked - 1]);
-        area += length;
-        if (area > (int64_t)PLAN_FITTED_LIVE * packing->slots ||
-            (int64_t)length * (packing->count - packing->stacked) > PLAN_FIT_WORK)
-            break;
-        packing->longest = length;
-        packing->stacked--;
-    }
-    static const enum plan_order stack_orders[2] = {PLAN_BY_START, PLAN_BY_LENGTH};
-    const int fitted = packing->count - packing->stacked;
-    struct plan_key *stack = (struct plan_key *)plan_allocate((size_t)packing->stacked, sizeof *stack);
-    struct plan_key *fit = (struct plan_key *)plan_allocate((size_t)(2 * PLAN_ORDERS * fitted), sizeof *fit);
-    for (int round = 0; round < 50 && plan_goes_on(packing); round++)
-        for (int i = 0; i < 2 * PLAN_ORDERS && plan_goes_on(packing); i++) {
-            struct plan_key *order = fit + (size_t)i * (size_t)fitted;
-            if (i % PLAN_ORDERS == 0) {
-                plan_sort(packing, stack, 0, packing->stacked, stack_orders[i / PLAN_ORDERS]);
-                plan_stack(packing, stack);
-            }
-            if (round == 0)
-                plan_sort(packing, order, packing->stacked, packing->count, (enum plan_order)(i % PLAN_ORDERS));
-            for (int again = 0; again < 2 && plan_goes_on(packing); again++) { // one promotion often is enough
-                plan_try(packing, order);
-                plan_promote(packing, order, fitted);
+    enum { ROUNDS = 50 };
+    const size_t count = (size_t)packing->count;
+    qsort(packing->items, count, sizeof *packing->items, plan_compare_lengths);
+    struct plan_key *orders = (struct plan_key *)plan_allocate(PLAN_STACKS * PLAN_ORDERS * count, sizeof *orders);
+    for (int round = 0; round < ROUNDS && plan_goes_on(packing, round); round++)
+        for (int stack = 0; stack < PLAN_STACKS && plan_goes_on(packing, round); stack++) {
+            plan_split(packing, plan_fitted_live[stack]);
+            for (int i = 0; i < PLAN_ORDERS && plan_goes_on(packing, round); i++) {
+                struct plan_key *order = orders + (size_t)(stack * PLAN_ORDERS + i) * count;
+                if (round == 0)
+                    plan_sort(packing, order, (enum plan_order)i);
+                for (int again = 0; again < 2 && plan_goes_on(packing, round); again++) { // one promotion often is enough
+                    plan_try(packing, order);
+                    plan_promote(packing, order, packing->fitted_count);
+                }
             }
         }
-    free(fit);
-    free(stack);
+    free(orders);
 }
 
 static bool plan_is_packed(const struct plan_buffer *buffer) {
@@ -431,7 +502,9 @@ static void plan_place_activations(struct plan *plan) {
     packing.count = plan_items(plan, slot_of, packing.items);
     packing.best = (size_t *)plan_allocate((size_t)packing.count, sizeof *packing.best);
     packing.skyline = (size_t *)plan_allocate((size_t)packing.slots, sizeof *packing.skyline);
-    packing.newest = (int *)plan_allocate((size_t)packing.slots, sizeof *packing.newest);
+    packing.floor = (size_t *)plan_allocate((size_t)packing.count, sizeof *packing.floor);
+    packing.fitted = (int *)plan_allocate((size_t)packing.count, sizeof *packing.fitted);
+    packing.newest = (int *)plan_allocate(2 * (size_t)packing.slots + PLAN_CLASSES, sizeof *packing.newest);
     packing.next = (int *)plan_allocate((size_t)packing.count, sizeof *packing.next);
     packing.best_height = SIZE_MAX;
     int peak_slot = -1;
@@ -449,6 +522,8 @@ static void plan_place_activations(struct plan *plan) {
     }
     free(packing.next);
     free(packing.newest);
+    free(packing.fitted);
+    free(packing.floor);
     free(packing.skyline);
     free(packing.best);
     free(packing.items);

@@ -60,6 +60,15 @@ static engine_entry *choose_engine(struct config *config) {
     return bf16_wanted ? train_cpu_bf16 : train_cpu_fp32;
 }
 
+// A plan, a loss or a sample that was printed into a full disk is a run without its result. A reader that has left, as head
+// does, wanted no more of it.
+static void check_printed(const struct config *config) {
+    const bool prints_result = config->plan || !config_trains(config);
+    errno = 0;
+    if (prints_result && (fflush(stdout) != 0 || ferror(stdout)) && errno != EPIPE)
+        fail("the standard output cannot be written: %s", strerror(errno));
+}
+
 static void describe_build(void) {
     version_print();
     cuda_describe();
@@ -78,6 +87,7 @@ int main(int argc, char **argv) {
     const int status = choose_engine(&config)(&config);
     if (config.parallel)
         parallel_close(&parallel);
+    check_printed(&config);
     return status;
 }
 

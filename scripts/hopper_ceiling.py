@@ -4,8 +4,8 @@
   scripts/hopper_ceiling.py          those lines on stdout
   scripts/hopper_ceiling.py --check  whether docs/hopper.md has them
 
-Counts are clocks of one multiprocessor for one tile: of the tensor cores, of the units that make exp2, of shared memory.
-All three run side by side at best, so that the longest is a bound. Tiles are those of kernels/attention_sm90_forward.cuh
+Counts are clocks of one multiprocessor for one tile: of the tensor cores, of the units that make exp2, of shared memory, of
+the schedulers. All four run side by side at best, so that the longest is a bound. Tiles are those of kernels/attention_sm90_forward.cuh
 and kernels/attention_sm90_backward.cuh.
 """
 import functools
@@ -17,11 +17,18 @@ from roofline import write_or_check
 
 MULTIPROCESSORS = 132
 FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory
+# Instructions that a warp issues in a step without a mask: scripts/hopper_overlap.py's counts of what nvcc 13.0 makes. Each of
+# the four schedulers, which issue one in a clock, has one warp of each warpgroup.
+INSTRUCTIONS = {"forward": {64: 484, 96: 518, 128: 562, 256: 596}, "backward": {64: 640, 96: 392, 128: 407, 256: 380}}
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S, L2_BYTES = 989.4, 790.0, 4.3e12, 50 * 2 ** 20
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
 GANG, MANY_HEADS = 8, 4            # as in kernels/attention_sm90_backward.cuh
-HOP_STEPS, START_STEPS = 0.8, 2.0  # of backward: until the next block's turn at a dQ; before a block's first product
+HOP_STEPS, START_STEPS = 1.2, 2.0  # of backward: until the next block's turn at a dQ; before a block's first product
+# HOP_STEPS by FlashAttention-3: two sequences of 16 heads of 128, T 8192, causal, TFLOP/s in any order and with turns, blocks of
+# queries in descending order (github.com/Dao-AILab/flash-attention/pull/1893); four heads at a time, whose Q, dO and dQ are
+# what its SingleTileBwdLPTScheduler lets 40 MB hold.
+MEASURED_ANY_ORDER, MEASURED_TURNS, MEASURED_HEADS = 574.7, 464.0, 4
 
 
 def wgmma(columns, depth, from_shared):
@@ -32,20 +39,23 @@ def wgmma(columns, depth, from_shared):
 class Tile:
     """Clocks of one query tile by key tile."""
 
-    def __init__(self, queries, keys, products, depth, exp_elements, shared_bytes):
-        self.queries, self.keys = queries, keys
+    def __init__(self, queries, keys, products, depth, exp_elements, shared_bytes, issued):
+        self.queries, self.keys, self.issue = queries, keys, issued
         self.mma = products * queries * keys * depth // FMA
         self.exp = exp_elements // EXP
         self.shared = shared_bytes // SHARED
 
     @property
     def clocks(self):
-        return max(self.mma, self.exp, self.shared)
+        return max(self.units.values())
+
+    @property
+    def units(self):
+        return {"mma": self.mma, "exp2": self.exp, "shared memory": self.shared, "issue": self.issue}
 
     @property
     def bound(self):
-        return {self.mma: "mma", self.exp: "exp", self.shared: "shared memory"}[self.clocks] if not (
-            self.mma == self.exp == self.clocks) else "mma and exp"
+        return " and ".join(name for name, clocks in self.units.items() if clocks == self.clocks)
 
     @property
     def ceiling(self):
@@ -57,7 +67,8 @@ def forward(D):
     queries = 64 * groups
     reads = groups * (wgmma(keys, D, True) + wgmma(D, keys, False))
     copies = 2 * keys * 2 * D  # K and V arrive; Q and O come and go once for all keys
-    return Tile(queries, keys, 2, D, queries * keys, reads + copies)
+    rescaling = 2 * 128 * groups  # exp2 of what a thread's two rows' maxima have grown by
+    return Tile(queries, keys, 2, D, queries * keys + rescaling, reads + copies, groups * INSTRUCTIONS["forward"][D])
 
 
 def backward(D):
@@ -71,7 +82,8 @@ def backward(D):
     dq_bytes = 2 * 4 * queries * D                           # written, and read by the copy that adds
     copies = 2 * 2 * queries * D + 8 * queries               # Q, dO, lse, delta arrive
     rows = 8 * (part // 8) * 2 * 128                         # lse and delta: a read for a warp's eight columns each
-    return Tile(queries, keys, 5, D, queries * keys, reads + scores + dq_bytes + copies + rows)
+    return Tile(queries, keys, 5, D, queries * keys, reads + scores + dq_bytes + copies + rows,
+                2 * INSTRUCTIONS["backward"][D])
 
 
 # --- Schedules: B sequences, H heads, G of K and V; causal, or full ---
@@ -112,9 +124,9 @@ def forward_share(tile, D, B, H, G, T, full):
     return counted / (max(loads) * MULTIPROCESSORS)
 
 
-def backward_order(units, blocks, heads):
-    """(KV head, block of keys) in the order of their indices, and the blocks of a gang, or 0: sm90_backward_order."""
-    most = max(1, MULTIPROCESSORS // GANG)
+def backward_order(units, blocks, heads, most):
+    """(KV head, block of keys) in the order of their indices, and the blocks of a gang, or 0: sm90_backward_order. At most so
+    many KV heads at a time."""
     sections = -(-units // most)
     section = -(-units // sections)
     order = [(unit, block) for first in range(0, units, section) for block in range(blocks)
@@ -123,12 +135,12 @@ def backward_order(units, blocks, heads):
 
 
 @functools.lru_cache(maxsize=None)
-def backward_share(queries, keys, B, H, G, T, full, hop):
+def backward_share(queries, keys, B, H, G, T, full, hop, at_once=MULTIPROCESSORS // GANG):
     """The same of backward, step by step; hop None: in any order. Else a block's turn at a tile comes `hop` steps after the
     start of the one before, and its next step can't end before dQ of this one has begun to go. Who has a lower index never
     waits for a higher one, so that the blocks can be followed one after another."""
     tiles, blocks, heads, units = -(-T // queries), -(-T // keys), H // G, B * G
-    order, gang = backward_order(units, blocks, heads)
+    order, gang = backward_order(units, blocks, heads, at_once)
     free, last = [0.0] * MULTIPROCESSORS, [[0.0] * (tiles * heads) for _ in range(units)]  # of tiles from the last to the first
     for unit, block in order:
         now, copy, done, left = free[0] + START_STEPS, 0.0, last[unit], tiles - (0 if full else block * keys // queries)
@@ -156,6 +168,15 @@ def backward_sides(D, B, H, T, any_order):
     return (2 * 2 + 4 + 2 + (4 if any_order else 0)) * B * T * H * D / BYTES_PER_S
 
 
+def turns_of_any_order():
+    """Of FlashAttention-3's two measurements without what runs before and after, dQ's zeroes in both: as measured, as modelled."""
+    b, flops, sides = backward(128), 5 * 2 * 16 * 8192 ** 2 * 128, backward_sides(128, 2, 16, 8192, True)
+    with_turns, any_order = (backward_share(b.queries, b.keys, 2, 16, 16, 8192, False, hop, MEASURED_HEADS)
+                             for hop in (HOP_STEPS, None))
+    seconds = [flops / (tflops * 1e12) - sides for tflops in (MEASURED_ANY_ORDER, MEASURED_TURNS)]
+    return seconds[0] / seconds[1], with_turns / any_order
+
+
 def predicted(D, B, H, G, T, full):
     """TFLOP/s of forward, of backward in any order, of deterministic backward."""
     flops = (4 if full else 2) * B * H * T * T * D  # two products, half of each where causal
@@ -177,24 +198,32 @@ Clocks of one multiprocessor for one tile of queries by one of keys, each unit's
 
 - Tensor cores: 2048 dense bf16 FMAs, 4096 FLOP, in a clock. 132 multiprocessors x 4096 x 1.83 GHz = 989.4 TFLOP/s, the data
   sheet's figure. An m64nNk16 takes N / 2 clocks.
-- exp2: 16 in a clock (CUDA's table of arithmetic throughput, compute capability 9.0). An element's other instructions, five
-  to seven, share 128 lanes, eight times as many, and so stay below it.
+- exp2: 16 in a clock (CUDA's table of arithmetic throughput, compute capability 9.0). Forward makes two more a thread and tile,
+  of what its rows' maxima have grown by.
+- Issue: each of four schedulers issues one instruction in a clock, of one warp of each warpgroup that multiplies. How many a warp
+  has in a step without a mask is counted in the machine code (`scripts/hopper_overlap.py`, nvcc 13.0): forward {forward},
+  backward {backward} at head dims 64, 96, 128 and 256. What waits and the warpgroup that copies issue comes on top.
 - Shared memory: 128 bytes in a clock, whoever moves them. A wgmma reads its B (32 N bytes) and, where A is not in
   registers, A (2 KB); each warpgroup reads for itself. TMA's and bulk copies' bytes count, as do stores of dS (and P) and of
   dQ. No bank conflicts.
 - The rate at which the tensor cores really run is that of a large cuBLAS bf16 matmul on random data on an H200, 790 TFLOP/s,
   which is what power allows. A ceiling is 790 times the tensor cores' clocks over those of the longest unit: it takes the
-  three to run side by side without a gap.
+  four to run side by side without a gap. Where several are near the longest, as in forward at head dim 64, that can't be
+  reached: there a scheduler would have to issue in {busy:.0f} % of all clocks while exp2's units never rest.
 """
 
-TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared memory | bound by | ceiling TFLOP/s |
-|---|---|---|---|---|---|---|---|"""
+TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared memory | issue | bound by | ceiling TFLOP/s |
+|---|---|---|---|---|---|---|---|---|"""
 
 SCHEDULE = """With a schedule: B = 2, 64 query heads over 8 of keys and values, or over 64, TFLOP/s as usually counted (causal: half of
 the matrix; backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles in
 the kernels' order, with an L2 cache of 50 MiB, and the last one to end counts. Backward is followed step by step, a block taking two steps to start. The
-deterministic one waits for its turns at dQ, a turn coming 0.8 of a step (about 1.4 us, a guess) after the one before began; in
-any order there are no turns, and dQ is filled with zeroes first. Passes over delta and dQ are added at 4.3 TB/s. All L2 hits
+deterministic one waits for its turns at dQ, a turn coming {hop} of a step after the one before began; in any order there are no
+turns, and dQ is filled with zeroes first. {hop} is what gives FlashAttention-3's ratio in the same model: at head dim 128, causal,
+T = 8192, 32 heads in all, {turns:.0f} TFLOP/s with turns in this order over {any:.1f} in any, {ratio:.2f}, both
+[measured by its authors](https://github.com/Dao-AILab/flash-attention/pull/1893); it has four heads at work at a time where this
+engine has 16, and fills with zeroes either way. That a turn takes as long here, and as many steps at other head dims, is taken for
+granted. Passes over delta and dQ are added at 4.3 TB/s. All L2 hits
 are taken for granted, and L2's rate of additions for enough, also where several blocks add to one tile at once: so the figures
 in any order are the more optimistic ones.
 """
@@ -206,12 +235,16 @@ LENGTHS = {64: (1024, 2048, 4096, 8192, 16384), 96: (1024, 4096), 128: (1024, 20
 
 def lines():
     assert abs(MULTIPROCESSORS * 2 * FMA * 1.83e9 / 1e12 - SHEET_TFLOPS) < 0.1
-    text = [HEAD, TABLE_HEAD]
+    (measured, modelled), tile = turns_of_any_order(), forward(64)
+    assert abs(measured - modelled) < 0.004, f"HOP_STEPS gives {modelled:.3f} of any order, measured was {measured:.3f}"
+    counts = {name: ", ".join(str(count) for count in each.values()) for name, each in INSTRUCTIONS.items()}
+    text = [HEAD.format(busy=100 * tile.issue / tile.clocks, **counts), TABLE_HEAD]
     for name, make in (("forward", forward), ("backward", backward)):
         for D in HEAD_DIMS:
             t = make(D)
-            text.append(f"| {name} | {D} | {t.queries} x {t.keys} | {t.mma} | {t.exp} | {t.shared} | {t.bound} | {t.ceiling:.0f} |")
-    text += ["", SCHEDULE, SCHEDULE_HEAD]
+            text.append(f"| {name} | {D} | {t.queries} x {t.keys} | {t.mma} | {t.exp} | {t.shared} | {t.issue} | {t.bound} | {t.ceiling:.0f} |")
+    schedule = SCHEDULE.format(hop=HOP_STEPS, turns=MEASURED_TURNS, any=MEASURED_ANY_ORDER, ratio=MEASURED_TURNS / MEASURED_ANY_ORDER)
+    text += ["", schedule, SCHEDULE_HEAD]
     for D in HEAD_DIMS:
         for full in (False, True):
             for G in (8, 64):

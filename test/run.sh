@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs tests, two at a time, and counts: test/run.sh PROGRAM|FILE.py[:CLASS] ...   The last line is 'N passed, N failed'.
 # A program is a cmocka test; one that ends before its last test counts as one failure more than it reported.
+# TEST_RUNNER is a command that runs a program for another CPU, as "qemu-aarch64 -L /usr/aarch64-linux-gnu".
 # All run in one environment, that of test/environment.py, whatever this script was started from.
 if [ "${1-}" != --prepared ] && [ "${1-}" != --one ]; then
     exec python3 "${0%/*}/environment.py" "$0" --prepared "$@"
@@ -18,7 +19,7 @@ run_one() {
         ASAN_OPTIONS=detect_leaks=0 TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" \
             python3 "$file" -v ${class:+"${class#:}"} >"$log" 2>&1
         ;;
-    *) CMOCKA_MESSAGE_OUTPUT=TAP "$test" >"$log" 2>&1 ;;
+    *) CMOCKA_MESSAGE_OUTPUT=TAP ${TEST_RUNNER-} "$test" >"$log" 2>&1 ;; # a command of several words
     esac
     status=$?
     case "$test" in

@@ -72,6 +72,17 @@ class Options(Case):
         for name in ["--num-query-groups", "--recompute-granularity", "--memory-budget", "--plan-picture", "--preset"]:
             self.assertIn(name, result.stdout)
 
+    def test_a_result_that_nobody_can_read_is_an_error(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            for arguments in (["--plan", "--preset", "demo"], ["--help"], ["--version"]):
+                result = subprocess.run([PROGRAM, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+                self.assertNotEqual(result.returncode, 0, arguments)
+                if arguments[0] == "--plan":
+                    self.assertEqual(result.stderr, "train_gpt: the standard output cannot be written: No space left on device\n")
+        reader = subprocess.run("'%s' --plan --preset gpt2-124m | head -n 1; echo ${PIPESTATUS[0]}" % PROGRAM, shell=True, text=True,
+                                executable="/bin/bash", capture_output=True, timeout=60, check=False)
+        self.assertEqual((reader.stdout.splitlines()[-1], reader.stderr), ("0", ""))
+
     def test_version_is_enough_for_a_report(self):
         """The version, the commit, the compiler, the targets and each library, a line each; the same whatever the machine runs."""
         result = run("--version")
@@ -283,9 +294,9 @@ class Memory(Case):
                              ("selective", ["--recompute-granularity", "selective", "--recompute-modules", "core_attn,mlp"])]:
             _, log = self.train("flat_" + name, *policy, "--train-steps", 40, "--val-every", 10, "--val-steps", 4)
             peaks = [entry["peak_bytes"] for entry in log]
-            # The first validation brings in a few pages of code. A single activation left behind at each step, 16 KiB,
-            # would come to 600 KiB; op_gpt holds the heap to the byte.
-            self.assertLessEqual(max(peaks) - peaks[1], 128 << 10, (name, peaks))
+            # Code that runs for the first time, such as a validation's, is paged in by 64 KiB at a time. A single activation left
+            # behind at each step, 16 KiB, would come to 600 KiB, of which half is allowed; op_gpt holds the heap to the byte.
+            self.assertLessEqual(max(peaks) - peaks[1], 300 << 10, (name, peaks))
 
 
 class Runs(Case):

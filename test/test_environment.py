@@ -129,5 +129,20 @@ class Run(unittest.TestCase):
             self.assertNotEqual(self.run_it("good.py:A", stdout=full)[0], 0)
 
 
+class Setup(unittest.TestCase):
+    def test_a_user_who_cannot_install(self):
+        """Is told what is missing and the command that installs it; nothing is asked for or changed."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in (("id", "echo 1000"), ("sudo", "exit 1"), ("apt-get", "echo called >&2; exit 1")):
+                with open(folder + "/" + name, "w", encoding="utf-8") as file:
+                    file.write("#!/bin/sh\n" + text + "\n")
+                os.chmod(folder + "/" + name, 0o755)
+            result = subprocess.run([environment.ROOT + "/scripts/setup.sh", "test"], capture_output=True, text=True, timeout=60, check=False,
+                                    env={**os.environ, "PATH": folder + ":" + os.environ["PATH"], "CXX": "no-such-compiler"})
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertRegex(result.stderr.splitlines()[-1], r"'test' needs more than is here; run: sudo apt-get update && sudo apt-get install -y .*g\+\+")
+        self.assertNotIn("called", result.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -167,18 +167,24 @@ class Spills(unittest.TestCase):
 
 
 class Overlap(unittest.TestCase):
-    def status(self, *opcodes, kernel="_Z19sm90_forward_kernelI17sm90_forward_planILi64EEEv22sm90_forward_arguments"):
+    def overlap(self, *opcodes, kernel="_Z19sm90_forward_kernelI17sm90_forward_planILi64EEEv22sm90_forward_arguments"):
         sass = "\n".join([f"\tFunction : {kernel}", *(f"  /*{16 * i:04x}*/  {code} R1 ;" for i, code in enumerate(opcodes)),
                           "\tFunction : other", "  /*0000*/ WARPGROUP.DEPBAR.LE gsb0 ;", "  /*0010*/ MUFU.EX2 R1, R2 ;"])
         return subprocess.run([os.path.join(SCRIPTS, "hopper_overlap.py")], input=sass, capture_output=True, text=True,
-                              timeout=60).returncode
+                              timeout=60)
 
     def test_waits(self):
         product, wait, exponential = "HGMMA.64x64x16.F32.BF16", "WARPGROUP.DEPBAR.LE", "MUFU.EX2"
-        self.assertEqual(self.status(product, wait, exponential, wait, product, wait, exponential), 0)
-        self.assertEqual(self.status(product, wait, wait, exponential), 1)
-        self.assertEqual(self.status(product, wait, exponential, wait, exponential, product), 1)
-        self.assertEqual(self.status(product, kernel="_Z11norm_kernel"), 1)  # none of Hopper's
+        self.assertEqual(self.overlap(product, wait, exponential, wait, product, wait, exponential).returncode, 0)
+        self.assertEqual(self.overlap(product, wait, wait, exponential).returncode, 1)
+        self.assertEqual(self.overlap(product, wait, exponential, wait, exponential, product).returncode, 1)
+        self.assertEqual(self.overlap(product, kernel="_Z11norm_kernel").returncode, 1)  # none of Hopper's
+
+    def test_instructions_of_a_step(self):
+        """Without the mask that a branch goes past, and of the inner loop."""
+        step = ["MOV", "HGMMA", "@P1 BRA 0x60 ;", "FSEL", "FSEL", "FSEL", "MUFU.EX2", "@P0 BRA 0x10 ;", "FADD", "@P2 BRA 0x0 ;", "EXIT"]
+        self.assertIn("; 4 instructions a step", self.overlap(*step).stdout)
+        self.assertIn("; no instructions a step", self.overlap(*step[:7]).stdout)
 
 
 class Report(unittest.TestCase):

@@ -11,7 +11,7 @@
 #include "kernels/packed.cuh"        // packed_load
 #include "kernels/ptx.cuh"           // shared memory, cp_async, mma
 #include "kernels/tensor_map.cuh"    // tensor_map_of
-#include "test/emu/apart.h"          // run_with_and_without
+#include "test/apart.h"              // run_with_and_without
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
 
@@ -439,5 +439,5 @@ int main(int argc, char **argv) {
             run_fault(&faults[i], argc > 2 ? healthy : faulty);
             return 0;
         }
-    RUN_FAULTS(faults, FAULTS, fault_is_found);
+    RUN_EACH(faults, FAULTS, fault_is_found);
 }

@@ -6,7 +6,7 @@
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/ptx_sm90.cuh"      // wgmma, TMA, mbarriers
 #include "kernels/tensor_map.cuh"    // tensor_map_of
-#include "test/emu/apart.h"          // run_with_and_without
+#include "test/apart.h"              // run_with_and_without
 #include "test/testing.h"            // cmocka
 #include <sys/wait.h>                // WEXITSTATUS
 
@@ -496,5 +496,5 @@ int main(int argc, char **argv) {
             cuda_check(cudaDeviceSynchronize());
             return 0;
         }
-    RUN_FAULTS(faults, FAULTS, fault_is_found);
+    RUN_EACH(faults, FAULTS, fault_is_found);
 }

@@ -1,5 +1,5 @@
-// Faults that the emulator must find: each runs in a process of its own, this program again with the fault's name, since
-// a finding ends the process; with "well" behind the name it runs without its fault, and must end well.
+// Cases that each run in a process of their own, this program again with the case's name, since what goes wrong there (a
+// finding of the emulator, an error of the GPU's) ends a process.
 #pragma once
 #include "test/testing.h" // cmocka
 #include <stdio.h>        // popen
@@ -19,22 +19,23 @@ static int run_apart(const char *name, const char *how, char *message, size_t si
     message[fread(message, 1, size - 1, child)] = 0;
     return pclose(child);
 }
-// Without its fault it ends well; with it, `message` and the returned status say what was found.
+// For faults that must be found. Without its fault ("well" behind the name) a case ends well; with it, `message` and the
+// returned status say what was found.
 static int run_with_and_without(const char *name, char *message, size_t size) {
     const int well = run_apart(name, "well", message, size);
     if (well != 0)
         fail_msg("%s: without the fault: status %d: %s", name, well, message);
     return run_apart(name, "", message, size);
 }
-// A test of each fault of a table, whose rows have a name.
-#define RUN_FAULTS(faults, count, test)                                                                                \
+// A test of each row of a table, whose rows have a name.
+#define RUN_EACH(rows, count, test)                                                                                    \
     do {                                                                                                               \
         struct CMUnitTest tests_[count];                                                                               \
         memset(tests_, 0, sizeof tests_);                                                                              \
         for (int i_ = 0; i_ < (count); i_++) {                                                                         \
-            tests_[i_].name = faults[i_].name;                                                                         \
+            tests_[i_].name = rows[i_].name;                                                                           \
             tests_[i_].test_func = test;                                                                               \
-            tests_[i_].initial_state = (void *)&faults[i_];                                                            \
+            tests_[i_].initial_state = (void *)&rows[i_];                                                              \
         }                                                                                                              \
         return cmocka_run_group_tests(tests_, NULL, NULL);                                                             \
     } while (0)

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""compile_commands.json, from which editors take a file's flags: make -nB GOAL ... | scripts/compile_commands.py [HEADER ...]
+
+One command a source: the cpu target's where it has one, and of those the longest: train_gpt.c as an engine. The headers named are read
+as train_gpt.c is, the other .cuh files and the emulator's own as it is for the emulator; clangd by itself would take .cuh for CUDA.
+Where clang has no omp.h of its own it finds gcc's, after its other headers.
+"""
+import glob
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+DROPPED = ("-MMD", "-MP", "-Wl,", "-L", "-l")
+EMULATED = "-DCUDA_EMULATED"
+
+
+def command_of(line):
+    """The source and the words that compile it, less what concerns source and output; None for other commands."""
+    words = shlex.split(line)
+    sources = [word for word in words if word.endswith((".c", ".cu"))]
+    if "-o" not in words or len(sources) != 1:
+        return None
+    at = words.index("-o")
+    kept = [word for word in words[:at] + words[at + 2:] if word not in ("-c", sources[0]) and not word.startswith(DROPPED)]
+    gcc_headers = subprocess.run([words[0], "-print-file-name=include"], capture_output=True, text=True).stdout.strip()
+    return sources[0], kept + (["-idirafter", gcc_headers] if os.path.isabs(gcc_headers) else [])
+
+
+def main():
+    longest = {}  # by source, and whether for the emulator
+    for line in sys.stdin:
+        found = command_of(line) if " -std=" in line else None
+        if found:
+            key = found[0], EMULATED in found[1]
+            longest[key] = max(longest.get(key, []), found[1], key=len)
+    files = {source: longest.get((source, False)) or words for (source, _), words in longest.items()}
+    for header in sys.argv[1:]:
+        files[header] = longest["train_gpt.c", False] + ["-x", "c"]
+    for header in glob.glob("*.cuh") + glob.glob("kernels/*.cuh") + glob.glob("test/emu/*.h"):
+        files.setdefault(header, longest.get(("train_gpt.c", True)))
+    json.dump([{"directory": os.getcwd(), "file": file, "arguments": [*words, file]} for file, words in sorted(files.items()) if words],
+              sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main()
