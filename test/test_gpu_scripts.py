@@ -104,6 +104,14 @@ class Ranks(unittest.TestCase):
         result = script("gpu_report.py", "run", self.one, "--precision", "fp32", TRAIN_GPT=self.program)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
+    def test_what_does_not_fit_is_an_answer(self):
+        for message, status in (("the plan needs 90 GiB, and this process may use 80 GiB. What would help: less", 0), ("out of luck", 2)):
+            with open(self.program, "w", encoding="utf-8") as file:
+                file.write(f"#!/bin/sh\necho 'train_gpt: {message}'\nexit 2\n")
+            result = script("gpu_report.py", "run", self.one, "--precision", "bf16", TRAIN_GPT=self.program)
+            self.assertEqual(result.returncode, status)
+            self.assertEqual(json.loads(result.stdout.splitlines()[-1])["error"], message.split(". ")[0])
+
     def ranks(self, precision="fp32", **environment):
         """The row and the exit status."""
         result = script("gpu_report.py", "ranks", self.folder.name + "/two", self.one, "2", "--precision", precision,
