@@ -357,7 +357,7 @@ for signal in INT TERM HUP; do
     trap "stopped_by $signal" $signal
 done
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
-commit=$(git describe --always --dirty 2>/dev/null || cat .packed_commit 2>/dev/null)
+commit=$(if [ -e .git ]; then git describe --always --dirty --abbrev=12; else cat .packed_commit; fi 2>/dev/null)
 report start "$out" "gpu=$gpu" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit
 [ ! -d .deps/wheels ] || install_wheels

@@ -29,7 +29,7 @@ if [ -n "$wheels" ]; then
     mkdir "$extra/.deps/wheels"
     cp "$wheels"/*.whl "$extra/.deps/wheels/"
 fi
-git describe --always --dirty >"$extra/.packed_commit"
+git describe --always --dirty --abbrev=12 >"$extra/.packed_commit"
 git ls-files -z --cached --others --exclude-standard >"$extra/names"
 git ls-files -z --deleted >"$extra/deleted"
 sort -z "$extra/names" "$extra/deleted" | uniq -zu >"$extra/there"

@@ -12,7 +12,9 @@ import tempfile
 import time
 import unittest
 
-SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts")
+from environment import ROOT
+
+SCRIPTS = os.path.join(ROOT, "scripts")
 
 
 def script(name, *arguments, **environment):
@@ -101,6 +103,14 @@ class Ranks(unittest.TestCase):
         self.one = self.folder.name + "/one"
         result = script("gpu_report.py", "run", self.one, "--precision", "fp32", TRAIN_GPT=self.program)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_what_does_not_fit_is_an_answer(self):
+        for message, status in (("the plan needs 90 GiB, and this process may use 80 GiB. What would help: less", 0), ("out of luck", 2)):
+            with open(self.program, "w", encoding="utf-8") as file:
+                file.write(f"#!/bin/sh\necho 'train_gpt: {message}'\nexit 2\n")
+            result = script("gpu_report.py", "run", self.one, "--precision", "bf16", TRAIN_GPT=self.program)
+            self.assertEqual(result.returncode, status)
+            self.assertEqual(json.loads(result.stdout.splitlines()[-1])["error"], message.split(". ")[0])
 
     def ranks(self, precision="fp32", **environment):
         """The row and the exit status."""
@@ -358,10 +368,10 @@ class Build(unittest.TestCase):
                 os.makedirs(os.path.dirname(f"{cuda}/{path}"), exist_ok=True)
                 with open(f"{cuda}/{path}", "w", encoding="utf-8"):
                     pass
-            environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+            environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
             commands = subprocess.run(["make", "-n", "-B", "-f", "scripts/gpu_check.mk", "CUDA=yes", "NVCC=/bin/true", f"CUBLASLT_DIR={cuda}",
                                        "MPI=", "B=build/none", "gpu-attention-table", "gpu-ops", "gpu-train-table"],
-                                      capture_output=True, text=True, check=True, cwd=os.path.dirname(SCRIPTS), env=environment).stdout
+                                      capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
         compiled = {name: line for line, name in re.findall(r"^(.*-c \S+ -o build/none/(\S+\.o).*)$", commands, re.MULTILINE)}
         self.assertIn("cuda/attention_bench.o", compiled)
         self.assertIn("engine_cuda_bf16.o", compiled)
@@ -452,7 +462,6 @@ class Pack(unittest.TestCase):
 
 # ---- the rehearsal ----
 
-ROOT = os.path.dirname(os.path.abspath(SCRIPTS))
 EMULATOR = os.environ.get("TRAIN_GPT_CUDA", os.path.join(ROOT, "build/emu/train_gpt"))
 ALL_STAGES = ["build", "unit", "attention", "attention_table", "train_table", "ops", "curve", "ranks", "sanitize"]
 # What PyTorch would have said of the shapes that the rehearsal times; its last line is cut off.
@@ -502,17 +511,17 @@ class Rehearsal(unittest.TestCase):
             file.write("\n".join(map(json.dumps, TORCH_ROWS)) + '\n{"bench": "attention", "engine": "tor')
         with open(cls.path + "/train", "w", encoding="utf-8") as file:
             file.write(json.dumps(TORCH_TRAIN) + "\n")
-        clean = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "TRAIN_GPT")}
         emulator = os.path.dirname(os.path.abspath(EMULATOR))
-        subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "CUDA=", "B=" + os.path.relpath(os.path.dirname(emulator), ROOT),
-                        "gpu-rehearsal"], cwd=ROOT, env=clean, check=True, capture_output=True, timeout=600)
+        # With the variables of the make that runs this test, or another build would take the place of that one.
+        subprocess.run(["make", "-s", "-f", "scripts/gpu_check.mk", "B=" + os.path.relpath(os.path.dirname(emulator), ROOT),
+                        "gpu-rehearsal"], cwd=ROOT, check=True, capture_output=True, timeout=600)
         for name in ("train_gpt", "op_rope_bf16", "attention_bench"):
             program = os.path.join(emulator, name)
             if os.path.exists(program):
                 os.symlink(program, f"{cls.path}/programs/{name}")
-        cls.environment = {**clean, "PATH": f"{cls.path}/bin:{os.environ['PATH']}", "PYTHON": cls.path + "/bin/python",
+        cls.environment = {**os.environ, "PATH": f"{cls.path}/bin:{os.environ['PATH']}", "PYTHON": cls.path + "/bin/python",
                            "GPU_CHECK_PROGRAMS": "programs", "GPU_CHECK_SMALL": "1", "STAND_IN_FOLDER": cls.path,
-                           "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
+                           "OMP_NUM_THREADS": "2"}
         cls.everything = cls.start("all", GPU_CHECK_SECONDS="900")
         cls.output, _ = cls.everything.communicate(timeout=1000)
 
@@ -522,7 +531,7 @@ class Rehearsal(unittest.TestCase):
 
     @classmethod
     def start(cls, results, *arguments, **environment):
-        return subprocess.Popen([os.path.abspath(SCRIPTS) + "/gpu_check.sh", *arguments, results], stdout=subprocess.PIPE,
+        return subprocess.Popen([SCRIPTS + "/gpu_check.sh", *arguments, results], stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True, cwd=cls.path, env={**cls.environment, **environment})
 
     def program(self, name, text):
@@ -589,7 +598,7 @@ class Rehearsal(unittest.TestCase):
         self.program("op_attention_bf16", "#!/bin/sh\nprintf '1..2\\nok 1 - forward\\nok 2 - backward\\n'\n")
         self.addCleanup(write_program, f"{self.path}/programs/op_attention_bf16", PROGRAMS["op_attention_bf16"])
         run = self.start("later", "--stages", "attention")
-        output, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=120)
         self.assertEqual(run.returncode, 0, output)
         checks, text = self.read("later")
         self.assertEqual(checks["op_attention_bf16"]["outcome"], "passed")
@@ -599,29 +608,29 @@ class Rehearsal(unittest.TestCase):
         self.assertIn("failed: none", text)
         self.assertEqual(len(self.table(text, "Training")), 4)
         run = self.start("later", "--stages", "unit", STAND_IN_GPU="Other")
-        output, _ = run.communicate(timeout=60)
+        output, _ = run.communicate(timeout=120)
         self.assertEqual(run.returncode, 2, output)
 
     def test_what_hangs_is_named(self):
         self.program("unit_hangs", "#!/bin/sh\necho begun\ntrap '' TERM\nwhile :; do sleep 1; done\n")
-        run = self.start("hang", "--stages", "unit,attention", GPU_CHECK_STEP_SECONDS="2")
-        output, _ = run.communicate(timeout=60)
+        run = self.start("hang", "--stages", "unit,attention", GPU_CHECK_STEP_SECONDS="4")
+        output, _ = run.communicate(timeout=120)
         self.assertEqual(run.returncode, 1)
         checks, text = self.read("hang")
-        self.assertRegex(text, r"hung: unit_hangs \(killed after \d s\)", output)
+        self.assertRegex(text, r"hung: unit_hangs \(killed after \d+ s\)", output)
         self.assertEqual(checks["unit_hangs"]["output"], ["begun"])
         self.assertEqual(checks["op_attention_fp32"]["outcome"], "passed")  # what comes after it runs
 
     def test_no_time_left(self):
         self.program("unit_slow", "#!/bin/sh\nexec sleep 60\n")
         begin = time.monotonic()
-        run = self.start("late", "--stages", "unit,attention,curve", GPU_CHECK_SECONDS="5")
-        run.communicate(timeout=60)
-        self.assertLess(time.monotonic() - begin, 30)
+        run = self.start("late", "--stages", "unit,attention,curve", GPU_CHECK_SECONDS="12")
+        run.communicate(timeout=120)
+        self.assertLess(time.monotonic() - begin, 60)
         self.assertEqual(run.returncode, 0)
         checks, text = self.read("late")
         self.assertEqual(checks["unit_first"]["outcome"], "passed")
-        self.assertRegex(text, r"no time left: unit_slow \(ended after \d s, when no time was left\)")
+        self.assertRegex(text, r"no time left: unit_slow \(ended after \d+ s, when no time was left\)")
         self.assertEqual((checks["op_attention_fp32"]["outcome"], checks["data"]["outcome"]), ("no time", "no time"))
 
     def test_a_signal_leaves_a_report(self):
@@ -632,7 +641,7 @@ class Rehearsal(unittest.TestCase):
                 break
             time.sleep(0.1)
         run.send_signal(signal.SIGTERM)
-        output, _ = run.communicate(timeout=30)
+        output, _ = run.communicate(timeout=60)
         self.assertEqual(run.returncode, 128 + signal.SIGTERM, output)
         checks, text = self.read("killed")
         self.assertEqual({name: check["outcome"] for name, check in checks.items()},
@@ -650,7 +659,7 @@ class Rehearsal(unittest.TestCase):
         for arguments, status in ((["--stages", "units"], 2), ([], 77)):
             environment = {} if arguments else {"PATH": "/usr/bin:/bin"}
             run = self.start("none", *arguments, **environment)
-            run.communicate(timeout=60)
+            run.communicate(timeout=120)
             self.assertEqual(run.returncode, status)
             self.assertFalse(os.path.exists(self.path + "/none"))
 
