@@ -68,10 +68,8 @@ def set_variables():
     # Tests are many small parallel regions: on a busy machine threads that spin at barriers take the time of those that work.
     os.environ["OMP_WAIT_POLICY"] = "passive"
     if not os.path.isdir(os.environ.get("HOME", "")):
-        try:
-            os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # a container's user without a name
-            os.environ["HOME"] = "/"
+        known = [entry.pw_dir for entry in pwd.getpwall() if entry.pw_uid == os.getuid()]  # a container's user may have no name
+        os.environ["HOME"] = known[0] if known and os.path.isdir(known[0]) else "/"
     if not can_hold_files(os.environ.get("TMPDIR", "/tmp")):
         folder = os.path.join(ROOT, "build", "tmp")
         os.makedirs(folder, exist_ok=True)
