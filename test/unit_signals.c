@@ -141,12 +141,11 @@ static int run_failed_writes(void *unused) {
     signals_install();
     check(pipe(ends) == 0 && close(ends[0]) == 0);
     check(write(ends[1], "x", 1) == -1 && errno == EPIPE);
-    char path[TEST_PATH];
-    const int file = mkstemp(test_template(path, "unit_signals"));
+    FILE *const file = test_file();
     const struct rlimit limit = {1, 1};
-    check(file >= 0 && unlink(path) == 0 && setrlimit(RLIMIT_FSIZE, &limit) == 0);
-    check(write(file, "x", 1) == 1);
-    check(write(file, "x", 1) == -1 && errno == EFBIG);
+    check(file && setrlimit(RLIMIT_FSIZE, &limit) == 0);
+    check(write(fileno(file), "x", 1) == 1);
+    check(write(fileno(file), "x", 1) == -1 && errno == EFBIG);
     return 0;
 }
 static void failed_writes_are_errors(void **state) { assert_int_equal(in_child(run_failed_writes, NULL), 0); }
