@@ -15,8 +15,9 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What launchers leave behind, and what numbers threads or chooses kernels: a test that wants one sets it. The variables of CUDA,
-# of the emulator and of the sanitizers stay, since who starts the tests chooses a machine by them.
-FOREIGN = re.compile("(OMPI|OPAL|ORTE|PMIX?|PRTE|HYDRA|MPI|I_MPI|MPICH|SLURM|OMP|GOMP|KMP|OPENBLAS|GOTO|BLIS|MKL|DNNL|ONEDNN|NVTE)_"
+# of the emulator and of the sanitizers stay, since who starts the tests chooses a machine by them; so does the folder that
+# test/run.sh gives an mpirun.
+FOREIGN = re.compile("(?!.*_tmpdir_base$)(OMPI|OPAL|ORTE|PMIX?|PRTE|HYDRA|MPI|I_MPI|MPICH|SLURM|OMP|GOMP|KMP|OPENBLAS|GOTO|BLIS|MKL|DNNL|ONEDNN|NVTE)_"
                      "|(LOCAL_)?(RANK|WORLD_SIZE)$|(LC_.*|LANG|LANGUAGE)$")
 # What nohup and a shell's job control have set lets the tests go on when the terminal is left.
 KEPT_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
@@ -67,10 +68,8 @@ def set_variables():
     # Tests are many small parallel regions: on a busy machine threads that spin at barriers take the time of those that work.
     os.environ["OMP_WAIT_POLICY"] = "passive"
     if not os.path.isdir(os.environ.get("HOME", "")):
-        try:
-            os.environ["HOME"] = pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # a container's user without a name
-            os.environ["HOME"] = "/"
+        known = [entry.pw_dir for entry in pwd.getpwall() if entry.pw_uid == os.getuid()]  # a container's user may have no name
+        os.environ["HOME"] = known[0] if known and os.path.isdir(known[0]) else "/"
     if not can_hold_files(os.environ.get("TMPDIR", "/tmp")):
         folder = os.path.join(ROOT, "build", "tmp")
         os.makedirs(folder, exist_ok=True)

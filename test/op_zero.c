@@ -442,7 +442,7 @@ static void test_replicas(void **state) {
     assert_int_equal(run_ranks(3, replicas_body, NO_BUFFER), 0);
     for (int which = 0; which < NO_BUFFER; which++) {
         char text[4096], expected[128];
-        FILE *said = tmpfile();
+        FILE *said = test_file();
         const int error = dup(STDERR_FILENO);
         if (which == 1 && sizeof(floatX) == sizeof(float)) // the parameters are their own
             continue;

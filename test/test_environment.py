@@ -124,6 +124,14 @@ class Run(unittest.TestCase):
             status, lines = self.run_it(*tests)
             self.assertEqual((status, lines[-1]), expected, lines)
 
+    def test_each_test_has_a_folder_for_mpirun(self):
+        self.write("folder.py", "import os, environment\nFOLDER = os.environ['OMPI_MCA_orte_tmpdir_base']\n"
+                                "class A(unittest.TestCase):\n    def test_a(self): self.fail(FOLDER + ' ' + str(os.listdir(FOLDER)))\n")
+        _, lines = self.run_it("folder.py", "folder.py")
+        folders = {line.split()[1] for line in lines if line.strip().startswith("AssertionError: ")}
+        self.assertEqual(len(folders), 2, lines)
+        self.assertEqual([folder for folder in folders if os.path.exists(folder)], [])
+
     def test_a_count_that_nobody_can_read_is_no_success(self):
         with open("/dev/full", "w", encoding="utf-8") as full:
             self.assertNotEqual(self.run_it("good.py:A", stdout=full)[0], 0)

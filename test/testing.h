@@ -52,6 +52,15 @@ static inline char *test_template(char path[TEST_PATH], const char *name) {
     return path;
 }
 
+// A file without a name, in that folder, where tmpfile would take /tmp. NULL where it can't be made.
+static inline FILE *test_file(void) {
+    char path[TEST_PATH];
+    const int file = mkstemp(test_template(path, "test"));
+    if (file >= 0)
+        unlink(path);
+    return file >= 0 ? fdopen(file, "w+") : NULL;
+}
+
 // A small generator of the tests' own (splitmix64), so that test data does not lean on code under test.
 static inline uint64_t test_random(uint64_t *state) {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);

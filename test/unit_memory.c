@@ -306,7 +306,7 @@ static void empty_plans(void **state) {
     plan_begin(&plan);
     plan_place(&plan); // neither buffers nor phases
     assert_true(plan.peak_bytes == 0 && plan.lower_bound_bytes == 0 && plan.peak_phase == -1);
-    FILE *out = tmpfile();
+    FILE *out = test_file();
     plan_print(&plan, out);
     fclose(out);
     plan_phase(&plan, "nothing happens");
@@ -465,7 +465,7 @@ static size_t category_bytes_at_peak(const struct plan *plan, int category) {
 static void the_printed_rows_sum_up_to_the_peak(void **state) {
     struct plan plan;
     example_plan(&plan);
-    FILE *out = tmpfile();
+    FILE *out = test_file();
     plan_print(&plan, out);
     rewind(out);
     char line[256];

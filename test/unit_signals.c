@@ -141,7 +141,7 @@ static int run_failed_writes(void *unused) {
     signals_install();
     check(pipe(ends) == 0 && close(ends[0]) == 0);
     check(write(ends[1], "x", 1) == -1 && errno == EPIPE);
-    FILE *const file = tmpfile();
+    FILE *const file = test_file();
     const struct rlimit limit = {1, 1};
     check(file && setrlimit(RLIMIT_FSIZE, &limit) == 0);
     check(write(fileno(file), "x", 1) == 1);
