@@ -1425,9 +1425,16 @@ static void gpt_destroy(struct gpt *m) {
     free(m);
 }
 
-// Floating-point operations of one token in forward and backward: 6 for each weight that a matmul reads, and attention's
-// two products at full, not causal, length, by the convention of PaLM (arXiv 2204.02311, appendix B).
-static double gpt_flops_per_token(const struct gpt *m) {
+// Floating-point operations of one token in forward and backward, a multiply-add counted as two, backward as twice the
+// forward, and nothing for what is computed again. Matmuls: 6 W, W the weights that they read, with the vocabulary's own
+// rows of the head. Attention's two products, of L layers with H heads of D at sequence length T:
+//   done  6 L H D (T + 1): a token attends to (T + 1) / 2 on average, itself included
+//   palm  12 L H D T: each token with all T, as PaLM counts (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and
+//         Megatron-LM and nanoGPT do too; it exceeds what a causal kernel computes, up to twice where T is long
+struct flops_per_token {
+    double done, palm;
+};
+static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
     double weights = (double)m->shape.V * s->C;
     for (int i = 0; i < m->table.num_tensors; i++) {
@@ -1435,11 +1442,14 @@ static double gpt_flops_per_token(const struct gpt *m) {
         if (t->layer >= 0 && t->cols > 1)
             weights += (double)t->count;
     }
-    return 6 * weights + 12.0 * m->shape.L * s->H * s->D * s->T;
+    const double width = (double)m->shape.L * s->H * s->D;
+    const struct flops_per_token flops = {6 * weights + 6 * width * (s->T + 1), 6 * weights + 12 * width * s->T};
+    return flops;
 }
 
 // The largest rate that a square matmul reaches here, flop/s: what MFU is held against where the hardware's own peak is
-// not known. Works in the activations' arena, so it runs before anything else does or between steps; the operands are
+// not known, as on every CPU. It is a lower bound of the peak: other work may have slowed the matmul, a small arena allows a
+// small one only, and attention's own kernels may be faster where bf16 matmuls convert their operands. Works in the activations' arena, so it runs before anything else does or between steps; the operands are
 // noise, since zeros multiply faster. 0 where the arena is too small to tell.
 static double gpt_measure_peak(struct gpt *m) {
     const size_t bytes = m->arenas.bytes[ARENA_ACTIVATIONS];

@@ -186,8 +186,8 @@ enum {
 };
 
 // The shortest items, of which so many live at a time on average, are never stacked. With 0 all that nest are: few are
-// left to fit, which is fast and meets the bound of most plans. The others are for lifetimes that nest by chance, where a
-// temporary stands below what is to outlive it.
+// left to fit, which is fast and meets the bound of most plans. The others are for lifetimes that nest by chance. Of
+// the values tried (0 to 48, alone and together) these leave the fewest plans above their bound.
 enum { PLAN_STACKS = 3 };
 static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
 
@@ -202,8 +202,8 @@ struct plan_packing {
     int *fitted; // (fitted_count) items that are not stacked
     int fitted_count;
     size_t *floor; // (count) of a fitted item: the highest stacked byte under it
-    // Placed fitted items by class and the 2^class slots in which they begin, so that an item finds its neighbours at a cost
-    // that follows their number, however long another one lives.
+    // Placed fitted items by class and the 2^class slots in which they begin, so that an item finds its neighbours at
+    // a cost that follows their number, however long another one lives.
     int *newest;                   // (bucket_count) the last one placed of a bucket, -1: none
     int *next;                     // (count) the one of its bucket placed before it, -1: none
     int buckets_of[PLAN_CLASSES];  // the first bucket of a class, -1: no fitted item has it

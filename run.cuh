@@ -26,8 +26,8 @@ struct run {
     int32_t *inputs, *targets;  // (micro batch, T) of the current micro-batch
     int32_t *samples;           // (sequences, sample_tokens + 1), the prompt included
     int *prompt_tokens;         // (sequences) tokens of each prompt
-    double peak_flops;          // what MFU is held against, in flop/s
-    char peak_source[64];       // where that comes from
+    double peak_flops;          // what MFU is held against, in flop/s of one rank; 0: not known
+    bool peak_is_measured;      // on this machine, so that a faster step raises it; else by the data sheet
     int skipped;                // steps not taken because of a NaN or Inf
     // Up to DEVICE_RUNS_AHEAD steps are enqueued whose results are not known yet.
     int enqueued, finished;     // steps

@@ -170,8 +170,8 @@ static void write_config(const struct config *c) {
 // The hardware's own figure where the GPU is a known one, else what a large matmul reaches.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);
-    snprintf(r->peak_source, sizeof r->peak_source, r->peak_flops > 0 ? "by the data sheet" : "measured");
-    if (r->peak_flops <= 0)
+    r->peak_is_measured = r->peak_flops <= 0;
+    if (r->peak_is_measured)
         r->peak_flops = gpt_measure_peak(r->model);
 }
 
@@ -203,7 +203,8 @@ static void report(const struct run *r) {
         if (c->checkpoint_every > 0)
             log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoint_every, r->saver.job.root,
                     *huggingface_note(c) ? "; " : "", huggingface_note(c));
-        log_row("matmul peak", "%.0f GFLOP/s %s, which MFU is held against", 1e-9 * r->peak_flops, r->peak_source);
+        log_row("matmul peak", "%.0f GFLOP/s %s, which MFU is held against", 1e-9 * r->peak_flops,
+                r->peak_is_measured ? "measured" : "by the data sheet");
     }
     if (*c->checkpoint)
         log_row("goes on from", "%s", c->checkpoint);
@@ -237,6 +238,16 @@ static int64_t peak_bytes(struct run *r, int step) {
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
+// Model flops over the peak, from the tokens a second of one rank.
+static void measure_utilisation(struct run *r, struct log_step *entry, double tokens_per_second) {
+    const struct flops_per_token flops = gpt_flops_per_token(r->model);
+    // A matmul's rate is no more than a lower bound of the peak; a step that is faster is a better one.
+    if (r->peak_is_measured && r->peak_flops > 0 && r->peak_flops < flops.done * tokens_per_second)
+        r->peak_flops = flops.done * tokens_per_second;
+    entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
+    entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
+}
+
 // Waits for the oldest step whose results are not known yet. False where a NaN or Inf was met: it has updated nothing.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
@@ -255,7 +266,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
     entry->tokens_per_second = tokens / seconds;
-    entry->mfu = r->peak_flops > 0 ? tokens * gpt_flops_per_token(r->model) / seconds / (r->peak_flops * ranks) : NAN;
+    measure_utilisation(r, entry, tokens / seconds / ranks);
     entry->peak_bytes = r->peak_bytes = peak_bytes(r, step);
     for (int rank = 0; rank < ranks && r->parallel; rank++)
         grant_request(r, (int)reports[rank * width + REPORT_REQUEST], rank);

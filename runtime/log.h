@@ -26,7 +26,8 @@ struct log_step {
     int64_t tokens; // seen since the run's start, this step included
     double loss, lr, grad_norm;
     double step_ms, tokens_per_second;
-    double mfu; // fraction of the peak, 0 to 1
+    double mfu;      // model flops done over the peak, 0 to 1: attention counted below the diagonal, no recomputation
+    double mfu_palm; // the same with attention at full length, PaLM's convention: may exceed 1
     int64_t peak_bytes;
     bool has_val_loss; // validated after this step
     double val_loss;
@@ -200,6 +201,7 @@ static void log_write_step(struct log *log, const struct log_step *s) {
     json_double(&json, "step_ms", s->step_ms);
     json_double(&json, "tokens_per_second", s->tokens_per_second);
     json_double(&json, "mfu", s->mfu);
+    json_double(&json, "mfu_palm", s->mfu_palm);
     json_int(&json, "peak_bytes", s->peak_bytes);
     if (s->has_comm) {
         json_int(&json, "comm_bytes", s->comm_bytes);

@@ -123,7 +123,7 @@ class Model:
         self.parameters = s.L * self.layer + self.embedding + self.head
         self.tokens = s.N * micro_steps  # of a GPU in a step
         matmul = s.C * (s.qkv + s.C + s.up + s.F)
-        self.flops_per_token = 6 * (s.L * matmul + self.table) + 12 * s.L * s.C * s.T  # PaLM's convention, as the engine
+        self.flops_per_token = 6 * (s.L * matmul + self.table) + 6 * s.L * s.C * (s.T + 1)  # as the engine's mfu
 
     def seconds(self, machine):
         """Of a micro-batch: {embedding, layer, head} to [forward, backward], and the forward kernels of a layer by name."""
@@ -498,7 +498,8 @@ batch grows with the GPUs.
 0.75, attention 300 TFLOP/s forward and 240 backward ([gpu/attention-sm80.md](gpu/attention-sm80.md)). Launches cost nothing.
 While a collective runs, compute goes at 88 % of its rate: NCCL takes 16 of 132 SMs, an assumption, and shares none of them
 (NVIDIA/nccl issue 689). Matmuls that launch one block an SM may lose half instead (pytorch/pytorch issue 143988). MFU
-counts 6 flops a matmul weight and full attention, against 989.5 TFLOP/s, as the engine does.
+counts 6 flops a matmul weight and attention below the diagonal, against 989.5 TFLOP/s, as the engine's `mfu` does; others' figures
+are by PaLM's formula, which counts attention in full: the engine's `mfu_palm`.
 
 **Reduce-scatter and all-gather of S bytes on n GPUs** cost a start, hops, and (n-1)/n S over the bus bandwidth of nccl-tests
 (its doc/PERFORMANCE.md). Bus bandwidth is 360 GB/s within a node (of 450 nominal; what NCCL's maintainer expects of

@@ -124,7 +124,7 @@ static void run_case(struct bench *b, int which, bool last_round) {
     gpt_destroy(m);
 }
 
-static void print_table(const struct bench *b, double peak_flops, double flops_per_token) {
+static void print_table(const struct bench *b, double peak_flops, struct flops_per_token per_token) {
     const struct bench_case *base = &b->cases[0];
     const double tokens = (double)b->config.micro_batch_size * b->config.seq_length;
     printf("\n%-28s %9s %9s %8s %12s %12s %12s %14s\n", "case", "ms/step", "tok/s", "x none", "planned", "allocated", "resident",
@@ -139,10 +139,11 @@ static void print_table(const struct bench *b, double peak_flops, double flops_p
     }
     printf("\nthe step's matmuls alone, same calls: %.1f ms; the step takes %.3f x that\n", median(base->matmuls),
            median(base->step) / median(base->matmuls));
-    const double flops = flops_per_token * tokens;
-    printf("model flops: %.0f GFLOP a step, %.1f GFLOP/s; a large matmul reaches %.1f GFLOP/s here: MFU %.1f %%\n",
-           1e-9 * flops, 1e-6 * flops / median(base->step), 1e-9 * peak_flops,
-           100 * 1e3 * flops / median(base->step) / peak_flops);
+    const double flops = per_token.done * tokens, percent = 100 * 1e3 * flops / median(base->step) / peak_flops;
+    printf("model flops: %.0f GFLOP a step, %.1f GFLOP/s; a large matmul reaches %.1f GFLOP/s here: MFU %.1f %%, by PaLM's "
+           "convention %.1f %%\n",
+           1e-9 * flops, 1e-6 * flops / median(base->step), 1e-9 * peak_flops, percent,
+           percent * per_token.palm / per_token.done);
 }
 
 static void write_json(const struct bench *b, const char *path, double peak_flops) {

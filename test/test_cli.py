@@ -304,8 +304,10 @@ class Runs(Case):
         result, log = self.train("learns", "--train-steps", 120, "--val-every", 60, "--sample-every", 120, "--sample-tokens", 32)
         self.assertEqual([entry["step"] for entry in log], list(range(1, 121)))
         for entry in log:
-            self.assertEqual({"step", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "peak_bytes"},
-                             set(entry) - {"val_loss"})
+            self.assertEqual({"step", "tokens", "loss", "lr", "grad_norm", "step_ms", "tokens_per_second", "mfu", "mfu_palm",
+                              "peak_bytes"}, set(entry) - {"val_loss"})
+            self.assertTrue(0 < entry["mfu"] <= 1, entry)
+            self.assertGreater(entry["mfu_palm"], entry["mfu"])
             self.assertEqual(entry["tokens"], entry["step"] * 4 * 32)
         self.assertEqual([entry["step"] for entry in log if "val_loss" in entry], [60, 120])
         self.assertGreater(log[0]["loss"], 5)

@@ -164,6 +164,7 @@ static struct log_step step_of(int64_t step) {
     s.step_ms = 3150.5;
     s.tokens_per_second = 1300.5;
     s.mfu = 0.4125;
+    s.mfu_palm = 0.5;
     s.peak_bytes = (int64_t)13 << 28;
     return s;
 }
@@ -241,7 +242,7 @@ static void log_jsonl_has_an_object_for_each_step(void **state) {
     char *rest = NULL;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         static const char *const keys[] = {"step",    "tokens",            "loss", "lr",        "grad_norm",
-                                           "step_ms", "tokens_per_second", "mfu",  "peak_bytes"};
+                                           "step_ms", "tokens_per_second", "mfu",  "mfu_palm",  "peak_bytes"};
         lines++;
         assert_true(json_is_valid(line));
         for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
@@ -249,6 +250,8 @@ static void log_jsonl_has_an_object_for_each_step(void **state) {
         assert_int_equal(json_member(line, "val_loss", value), lines == 7);
         json_member(line, "step", value);
         assert_int_equal(atoi(value), lines);
+        json_member(line, "mfu_palm", value);
+        assert_true(atof(value) == 0.5);
         json_member(line, "peak_bytes", value);
         assert_string_equal(value, "3489660928");
     }

@@ -1,5 +1,5 @@
-// The engine's own schedules, planned: every preset, recomputation, ZeRO stage and number of ranks is placed close to its
-// lower bound, and quickly, since the search for a policy plans many times.
+// The engine's model as far as it is planned: every preset, recomputation, ZeRO stage and number of ranks is placed close
+// to its lower bound, and quickly, since the search for a policy plans many times; and the flops that MFU counts.
 #define PRECISION_BF16
 #include "kernels/device.cuh"
 #include "test/testing.h" // cmocka
@@ -86,9 +86,58 @@ static void every_preset_is_planned_within_2_percent_of_its_bound(void **state) 
     assert_true(quality.worst <= 1.02);
 }
 
+// Multiply-adds of a sequence's forward, one by one.
+static int64_t naive_multiply_adds(const struct config *c, bool causal) {
+    const int T = c->seq_length, H = c->num_attention_heads, D = c->kv_channels, C = c->hidden_size, F = c->ffn_hidden_size;
+    const int qkv = (H + 2 * c->num_query_groups) * D, fc = c->activation == ACTIVATION_SWIGLU ? 2 * F : F;
+    const int matmuls[4][2] = {{C, qkv}, {H * D, C}, {C, fc}, {F, C}};
+    int64_t count = 0;
+    for (int t = 0; t < T; t++) {
+        for (int l = 0; l < c->num_layers; l++) {
+            for (int i = 0; i < 4; i++)
+                for (int in = 0; in < matmuls[i][0]; in++)
+                    for (int out = 0; out < matmuls[i][1]; out++)
+                        count++;
+            for (int h = 0; h < H; h++)
+                for (int key = 0; key <= (causal ? t : T - 1); key++)
+                    for (int d = 0; d < D; d++)
+                        count += 2; // q k into a score, and the score's share of v
+        }
+        for (int in = 0; in < C; in++)
+            for (int out = 0; out < c->vocab_size; out++)
+                count++;
+    }
+    return count;
+}
+
+static void flops_are_the_multiply_adds_of_a_naive_count(void **state) {
+    static const char *const shapes[] = {
+        "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 50 --seq-length 13",
+        "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --ffn-hidden-size 104 --activation swiglu "
+        "--normalization RMSNorm --position-embedding-type rope --add-bias-linear=false --vocab-size 70 --seq-length 1 "
+        "--untie-embeddings-and-output-weights",
+        "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --kv-channels 8 --vocab-size 50 --seq-length 300",
+    };
+    struct device dev;
+    memset(&dev, 0, sizeof dev);
+    dev.threads = 1;
+    dev.matmul = matmul_create(&dev);
+    for (int i = 0; i < (int)(sizeof shapes / sizeof *shapes); i++) {
+        const struct config c = config_of_options(shapes[i], "--recompute-granularity full"); // which is not counted
+        const struct fit f = fit_of(&c, ATTENTION_FLASH, &dev);
+        struct gpt *m = gpt_create(&c, fit_policy(&f), ATTENTION_FLASH, &dev);
+        const struct flops_per_token flops = gpt_flops_per_token(m);
+        assert_true(flops.done * c.seq_length == 6 * (double)naive_multiply_adds(&c, true)); // 2 each, thrice the forward
+        assert_true(flops.palm * c.seq_length == 6 * (double)naive_multiply_adds(&c, false));
+        gpt_destroy(m);
+    }
+    matmul_destroy(dev.matmul);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_preset_is_planned_within_2_percent_of_its_bound),
+        cmocka_unit_test(flops_are_the_multiply_adds_of_a_naive_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
