@@ -343,7 +343,10 @@ static void null_stream_while_recording(bool well) {
 }
 static void misaligned_tensor(bool well) {
     const uint64_t dims[4] = {64, 1, 4, 1}, strides_bytes[3] = {128, 128, 512};
-    tensor_map_of((const bf16 *)memory() + (well ? 0 : 4), dims, strides_bytes, 64, 4);
+    // Looked at, as in unit_faults_sm90.cu's bad_map.
+    const struct tensor_map map = tensor_map_of((const bf16 *)memory() + (well ? 0 : 4), dims, strides_bytes, 64, 4);
+    if (map.map.rank != 4)
+        fail("a map of %u dimensions", map.map.rank);
 }
 static void too_much_memory(bool well) {
     setenv("EMU_MEMORY_BYTES", "1000000", 1);
