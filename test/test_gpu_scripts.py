@@ -462,7 +462,7 @@ class Pack(unittest.TestCase):
 
 # ---- the rehearsal ----
 
-EMULATOR = os.environ.get("TRAIN_GPT_CUDA", os.path.join(ROOT, "build/emu/train_gpt"))
+EMULATOR = os.environ.get("TRAIN_GPT_CUDA", "")
 ALL_STAGES = ["build", "unit", "attention", "attention_table", "train_table", "ops", "curve", "ranks", "sanitize"]
 # What PyTorch would have said of the shapes that the rehearsal times; its last line is cut off.
 TORCH_ROWS = [{"bench": "attention", "engine": "torch flash", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 2, "groups": 2,
@@ -495,7 +495,7 @@ PROGRAMS = {
 }
 
 
-@unittest.skipUnless(EMULATOR and os.path.exists(EMULATOR), "there is no emulator")
+@unittest.skipUnless(EMULATOR and os.path.exists(EMULATOR), "TRAIN_GPT_CUDA names no emulator")
 class Rehearsal(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
