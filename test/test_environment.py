@@ -128,7 +128,7 @@ class Run(unittest.TestCase):
         self.write("folder.py", "import os, environment\nFOLDER = os.environ['OMPI_MCA_orte_tmpdir_base']\n"
                                 "class A(unittest.TestCase):\n    def test_a(self): self.fail(FOLDER + ' ' + str(os.listdir(FOLDER)))\n")
         _, lines = self.run_it("folder.py", "folder.py")
-        folders = {line.split()[1] for line in lines if line.strip().startswith("AssertionError: ")}
+        folders = {line.split(": ", 1)[1].split(" [")[0] for line in lines if line.strip().startswith("AssertionError: ")}
         self.assertEqual(len(folders), 2, lines)
         self.assertEqual([folder for folder in folders if os.path.exists(folder)], [])
 

@@ -493,23 +493,29 @@ static void where_a_rank_is_lost(void **state) {
     }
 }
 
-// At any moment of a busy job, its start included, before there is an exchange to name: all end, and one line is printed.
-static int run_busy(struct control *c, void *unused) {
+// At any moment of a busy job, from its first exchange on: all end, and one line is printed.
+static int run_busy(struct control *c, void *connected) {
+    __atomic_add_fetch((int *)connected, 1, __ATOMIC_SEQ_CST);
     while (c->ranks > 1)
         exchange_size(c, 20000, true);
     return 0;
 }
 static void a_kill_at_any_moment(void **state) {
     uint64_t random = (uint64_t)getpid();
+    int *const connected = (int *)shared_memory();
     for (int i = 0; i < 6; i++) {
         const int lost = i % 3;
-        struct job *const job = job_start(3, 10, run_busy, NULL);
-        socket_sleep_s(0.05 + 0.05 * fabs(test_uniform(&random)));
+        *connected = 0;
+        struct job *const job = job_start(3, 10, run_busy, connected);
+        while (__atomic_load_n(connected, __ATOMIC_SEQ_CST) < 3)
+            socket_sleep_s(0.001);
+        socket_sleep_s(0.05 * fabs(test_uniform(&random)));
         const double killed_s = deadline_clock_s();
         kill(job->pids[lost], SIGKILL);
         job_wait(job, -1);
         job_expect_end(job, lost, " ended ", killed_s, 2);
     }
+    munmap(connected, 4096);
 }
 
 static int run_one_stays_behind(struct control *c, void *context) {
