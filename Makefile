@@ -177,11 +177,11 @@ endif
 $(B)/main.o: train_gpt.c $(B)/build-with | $(B)
 	$(COMPILE) -c $< -o $@
 GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
-$(B)/main_cuda.o: train_gpt.c $(B)/build-with | $(B)
-	$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$(or $(GPU_CODE),the emulator)"' -c $< -o $@
+$(B)/main_cuda.o: train_gpt.c $(B)/build-with $(B)/build-with-cuda | $(B)
+	$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$(GPU_CODE)"' -c $< -o $@
 $(B)/engine_cpu_%.o: train_gpt.c $(B)/build-with | $(B)
 	$(COMPILE) -DENGINE=train_cpu_$* $(PRECISION_$*) -c $< -o $@
-$(B)/engine_cuda_%.o: train_gpt.c $(B)/build-with | $(B)
+$(B)/engine_cuda_%.o: train_gpt.c $(B)/build-with $(B)/build-with-cuda | $(B)
 	$(NVCC_COMPILE) $(GENCODE) -MMD -MP -DENGINE=train_cuda_$* $(PRECISION_$*) -c $< -o $@
 
 # A line for each kernel, precision and architecture; fails where one spills more than the script allows.
@@ -223,7 +223,9 @@ $(B)/emu/op_%_bf16: test/op_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/engine_cuda_%.o: train_gpt.c $(B)/build-with | $(B)/emu
 	$(EMULATE) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c $< -o $@
-$(B)/emu/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
+$(B)/emu/main.o: train_gpt.c $(B)/build-with | $(B)/emu
+	$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"the emulator"' -c $< -o $@
+$(B)/emu/train_gpt: $(B)/emu/main.o $(PROGRAM) $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 $(B)/emu/unit_%: test/unit_%.c $(B)/build-with | $(B)/emu
 	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
@@ -325,10 +327,16 @@ $(shell $(CC) --version 2>&1 | head -n 1; $(CC) $(ARCH_FLAGS) -E -v -x c /dev/nu
 $(filter-out -Werror,$(COMPILE)) $(LDFLAGS) $(LDLIBS)
 $(shell $(CXX) --version 2>&1 | head -n 1)
 $(filter-out -Werror,$(EMULATE))
-$(if $(CUDA),$(shell $(NVCC) --version | tail -n 1)
-$(filter-out -Werror all-warnings,$(NVCC_COMPILE)) $(GENCODE) $(LINK_CUDA))
 endef
 $(call write_changed,$(B)/build-with.found,$(BUILD_WITH))
+ifneq ($(CUDA),)
+define BUILD_WITH_CUDA
+$(shell $(NVCC) --version 2>&1 | tail -n 1)
+$(filter-out -Werror all-warnings,$(NVCC_COMPILE)) $(GENCODE) $(LINK_CUDA)
+endef
+$(call write_changed,$(B)/build-with-cuda,$(BUILD_WITH_CUDA))
+endif
+$(B)/build-with-cuda: ;
 $(B)/build-with.found: ;
 # Before anything is compiled: whether what was found can be used. A message of one line names the way out.
 build_can = $(CC) $(1) -x c $(2) -o $@.program $(3) >/dev/null 2>$@.log

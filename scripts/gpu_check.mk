@@ -23,17 +23,17 @@ gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
 gpu-rehearsal: $(B)/emu/attention_bench
 
-$G/op_%_fp32.o: test/op_%.c $(B)/build-with | $G
+$G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@
-$G/op_%_bf16.o: test/op_%.c $(B)/build-with | $G
+$G/op_%_bf16.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) $(PRECISION_bf16) -c $< -o $@
 # small shapes, for compute-sanitizer
-$G/op_%_quick.o: test/op_%.c $(B)/build-with | $G
+$G/op_%_quick.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_OP_COMPILE) $(PRECISION_bf16) -DQUICK -c $< -o $@
 # its log shows what ptxas spilled
-$G/attention_bench.o: test/cuda/attention_bench.cu $(B)/build-with | $G
+$G/attention_bench.o: test/cuda/attention_bench.cu $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_COMPILE) $(PRECISION_bf16) -Xptxas -v -c $< -o $@ 2>$G/ptxas_attention.log || { cat $G/ptxas_attention.log; exit 1; }
-$G/%.o: test/cuda/%.cu $(B)/build-with | $G
+$G/%.o: test/cuda/%.cu $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
 $G/%: $G/%.o
 	$(NVCC) -Xcompiler -fopenmp $< $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
