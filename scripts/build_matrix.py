@@ -37,6 +37,7 @@ TRAINING = ("--device cpu --threads 2 --num-layers 3 --hidden-size 128 --num-att
 # Relative difference of a loss in fp32: 20 steps let roundings of 2^-24 grow. A curve in bf16 may be twice as far from the
 # reference's fp32 curve as the reference's own bf16 curve is.
 FP32_TOLERANCE = 1e-4
+LONGEST_SECONDS = 1800 # of a test program
 
 
 class Row:
@@ -81,7 +82,7 @@ def why_not(row):
     with open("/proc/cpuinfo") as file:
         here = set(file.read().split())
     lacking = [flag for flag in row.needs.split() if flag not in here]
-    return "not run: the CPU has no " + ", ".join(lacking) if lacking else ""
+    return "the CPU has no " + ", ".join(lacking) if lacking else ""
 
 
 def write_data():
@@ -103,7 +104,8 @@ def prepare(row):
 
 
 def make(row, folder, jobs, *arguments, log):
-    environment = {**os.environ, "TEST_RUNNER": row.emulator, "CFLAGS": "-O3"} # without -g, which takes a fifth of the time
+    runner = "timeout --kill-after=5 %d %s" % (LONGEST_SECONDS, row.emulator) # an emulator may hang where processes stop each other
+    environment = {**os.environ, "TEST_RUNNER": runner, "CFLAGS": "-O3"} # without -g, which takes a fifth of the time
     command = ["make", "-j%d" % jobs, "--no-print-directory", "B=" + folder, "CUDA=", "WERROR=1",
                *("%s=%s" % variable for variable in row.make.items()), *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -184,8 +186,10 @@ def verdict(result, reference):
 
 
 def describe(row):
-    settings = " ".join("%s=%s" % variable for variable in row.make.items() if variable[0] not in ("CC", "DEPS"))
-    return settings + (" under " + os.path.basename(row.emulator.split()[0]) + " " + row.emulator.split("-cpu ")[-1] if row.emulator else "")
+    settings = ["%s=%s" % variable for variable in row.make.items() if variable[0] not in ("CC", "DEPS")]
+    if row.emulator:
+        settings.append("under %s, %s" % (row.emulator.split()[0], row.emulator.split("-cpu ")[-1]))
+    return " ".join(settings)
 
 
 def write_table(rows):
@@ -207,11 +211,9 @@ def write_table(rows):
     for row in rows:
         result = stored(row)
         if result is None:
-            lines.append("| %s | %s | %s | | not run | | | | |" % (row.name, row.make["CC"].split()[0], describe(row)))
-            continue
-        if "why_not" in result:
-            lines.append("| %s | %s | %s | | %s | | | | %s |" % (row.name, row.make["CC"].split()[0], describe(row), result["why_not"],
-                                                               result["date"]))
+            reason = why_not(row)
+            lines.append("| %s | %s | %s | | not run%s | | | | |" % (row.name, row.make["CC"].split()[0], describe(row),
+                                                                  ": " + reason if reason else ""))
             continue
         cells, good = verdict(result, reference)
         if not good:
