@@ -27,7 +27,7 @@ PAGE = "docs/machines.md"
 ARM64 = FOLDER + "/arm64" # Debian's libraries for aarch64, by scripts/setup.sh
 QEMU_AARCH64 = "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu "
 # Debian 12 has one OpenMP runtime of LLVM, version 14's, whose interface newer compilers still speak.
-LIBOMP = " -isystem " + FOLDER + "/libomp -L/usr/lib/llvm-14/lib"
+LIBOMP = {"C_INCLUDE_PATH": FOLDER + "/libomp", "LIBRARY_PATH": "/usr/lib/llvm-14/lib"}
 
 # A model with all that differs from GPT-2, and few enough steps for an emulated CPU.
 TRAINING = ("--device cpu --threads 2 --num-layers 3 --hidden-size 128 --num-attention-heads 4 --num-query-groups 2 --kv-channels 32 "
@@ -37,17 +37,19 @@ TRAINING = ("--device cpu --threads 2 --num-layers 3 --hidden-size 128 --num-att
 # Relative difference of a loss in fp32: 20 steps let roundings of 2^-24 grow. A curve in bf16 may be twice as far from the
 # reference's fp32 curve as the reference's own bf16 curve is.
 FP32_TOLERANCE = 1e-4
+LONGEST_SECONDS = 1800 # of a test program
 
 
 class Row:
-    """What to build with. `make`: variables; `emulator`: runs the programs; `tested`: names what is tested. Units and parsers are
-    built without the machine's own instructions, so a row that changes these alone tests the ops."""
-    def __init__(self, name, make, emulator="", needs="", tested="units, ops"):
+    """What to build with. `make`: variables; `environment`: more of the compiler's; `emulator`: runs the programs; `tested`: names what
+    is tested. Units and parsers are built without the machine's own instructions, so a row that changes these alone tests the ops."""
+    def __init__(self, name, make, emulator="", needs="", tested="units, ops", environment=None):
         self.name, self.make, self.emulator, self.needs, self.tested = name, make, emulator, needs, tested
+        self.environment = environment or {}
 
 
-def rows_of_compiler(name, compiler, openmp=""):
-    make = {"CC": compiler + openmp}
+def rows_of_compiler(name, compiler):
+    make = {"CC": compiler}
     return [Row(name, {**make, "ARCH": "native"}),
             *(Row(name + "-x86-64-" + v, {**make, "ARCH": "x86-64-" + v}, needs=flags, tested="ops")
               for v, flags in (("v2", "sse4_2 popcnt"), ("v3", "avx2 fma bmi2"), ("v4", "avx512f avx512bw avx512vl avx512dq")))]
@@ -62,8 +64,8 @@ def all_rows():
             Row("gcc-without-mpi", {**gcc, "MPI": ""}),
             Row("gcc-without-any", {**gcc, "ONEDNN": "", "OPENBLAS": "", "MPI": ""}),
             *rows_of_compiler("clang-14", "clang-14"),
-            Row("clang-16", {"CC": "clang-16" + LIBOMP, "ARCH": "native"}),
-            Row("clang-19", {"CC": "clang-19" + LIBOMP, "ARCH": "native"}),
+            Row("clang-16", {"CC": "clang-16", "ARCH": "native"}, environment=LIBOMP),
+            Row("clang-19", {"CC": "clang-19", "ARCH": "native"}, environment=LIBOMP),
             Row("aarch64", aarch64, QEMU_AARCH64 + "neoverse-n1"),
             Row("aarch64-sve2", {**aarch64, "ARCH": "armv9-a"}, QEMU_AARCH64 + "max", tested="ops"),
             Row("aarch64-without-any", {**aarch64, "ONEDNN": "", "OPENBLAS": ""}, QEMU_AARCH64 + "neoverse-n1", tested="ops")]
@@ -75,13 +77,13 @@ def output(*command):
 
 def why_not(row):
     """What this machine lacks to build and run the row; empty: nothing."""
-    for command in [row.make["CC"].split()[0], *row.emulator.split()[:1]]:
+    for command in [row.make["CC"], *row.emulator.split()[:1]]:
         if not shutil.which(command):
             return command + " is not installed"
     with open("/proc/cpuinfo") as file:
         here = set(file.read().split())
     lacking = [flag for flag in row.needs.split() if flag not in here]
-    return "not run: the CPU has no " + ", ".join(lacking) if lacking else ""
+    return "the CPU has no " + ", ".join(lacking) if lacking else ""
 
 
 def write_data():
@@ -95,7 +97,7 @@ def write_data():
 def prepare(row):
     os.makedirs(ROOT + "/" + FOLDER, exist_ok=True)
     write_data()
-    if LIBOMP in row.make["CC"]: # the header alone: the folder that it lies in has all of clang 14's
+    if row.environment: # the header alone: the folder that it lies in has all of clang 14's
         os.makedirs("%s/%s/libomp" % (ROOT, FOLDER), exist_ok=True)
         shutil.copy(output("clang-14", "-print-resource-dir") + "/include/omp.h", "%s/%s/libomp" % (ROOT, FOLDER))
     if ARM64 in row.make.get("DEPS", "") and not os.path.exists(ROOT + "/" + ARM64 + "/usr"):
@@ -103,7 +105,8 @@ def prepare(row):
 
 
 def make(row, folder, jobs, *arguments, log):
-    environment = {**os.environ, "TEST_RUNNER": row.emulator, "CFLAGS": "-O3"} # without -g, which takes a fifth of the time
+    runner = "timeout --kill-after=5 %d %s" % (LONGEST_SECONDS, row.emulator) # an emulator may hang where processes stop each other
+    environment = {**os.environ, **row.environment, "TEST_RUNNER": runner, "CFLAGS": "-O3"} # without -g, which takes a fifth of the time
     command = ["make", "-j%d" % jobs, "--no-print-directory", "B=" + folder, "CUDA=", "WERROR=1",
                *("%s=%s" % variable for variable in row.make.items()), *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -132,7 +135,7 @@ def run(row, jobs):
     prepare(row)
     folder = FOLDER + "/" + row.name
     shutil.rmtree(ROOT + "/" + folder, ignore_errors=True)
-    result["compiler"] = output(*row.make["CC"].split(), "--version").splitlines()[0]
+    result["compiler"] = output(row.make["CC"], "--version").splitlines()[0]
     begin = time.time()
     with open(ROOT + "/" + folder + ".log", "w") as log:
         only_ops = [] if "units" in row.tested else ["UNITS=", "FUZZ="]
@@ -184,8 +187,10 @@ def verdict(result, reference):
 
 
 def describe(row):
-    settings = " ".join("%s=%s" % variable for variable in row.make.items() if variable[0] not in ("CC", "DEPS"))
-    return settings + (" under " + os.path.basename(row.emulator.split()[0]) + " " + row.emulator.split("-cpu ")[-1] if row.emulator else "")
+    settings = ["%s=%s" % variable for variable in row.make.items() if variable[0] not in ("CC", "DEPS")]
+    if row.emulator:
+        settings.append("under %s, %s" % (row.emulator.split()[0], row.emulator.split("-cpu ")[-1]))
+    return " ".join(settings)
 
 
 def write_table(rows):
@@ -207,11 +212,9 @@ def write_table(rows):
     for row in rows:
         result = stored(row)
         if result is None:
-            lines.append("| %s | %s | %s | | not run | | | | |" % (row.name, row.make["CC"].split()[0], describe(row)))
-            continue
-        if "why_not" in result:
-            lines.append("| %s | %s | %s | | %s | | | | %s |" % (row.name, row.make["CC"].split()[0], describe(row), result["why_not"],
-                                                               result["date"]))
+            reason = why_not(row)
+            lines.append("| %s | %s | %s | | not run%s | | | | |" % (row.name, row.make["CC"], describe(row),
+                                                                  ": " + reason if reason else ""))
             continue
         cells, good = verdict(result, reference)
         if not good:
