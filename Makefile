@@ -159,8 +159,8 @@ cuda:
 $(B)/cpu_features.o: runtime/cpu_features.c $(B)/build-with | $(B)
 	$(call COMPILE_FOR,) -c $< -o $@
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
-# that lies in another's repository has none.
-COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),unknown)
+# that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
+COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),$(file <.packed_commit),unknown)
 $(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
 $(B)/commit.c: ;
 $(B)/commit.o: $(B)/commit.c $(B)/build-with

@@ -1430,7 +1430,7 @@ static void gpt_destroy(struct gpt *m) {
 // rows of the head. Attention's two products, of L layers with H heads of D at sequence length T:
 //   done  6 L H D (T + 1): a token attends to (T + 1) / 2 on average, itself included
 //   palm  12 L H D T: each token with all T, as PaLM counts (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and
-//         Megatron-LM and nanoGPT do too; it exceeds what a causal kernel computes, up to twice where T is long
+//         nanoGPT does too; it exceeds what a causal kernel computes, up to twice where T is long
 struct flops_per_token {
     double done, palm;
 };

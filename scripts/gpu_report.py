@@ -130,7 +130,8 @@ def measure(folder, options, ranks=1):
         row["error"] = f"{log}: no step after the first {WARM_UP}"
         return row, 1
     row.update(step_ms=median_of(steps, "step_ms"), tokens_per_second=median_of(steps, "tokens_per_second"),
-               peak_bytes=max(step["peak_bytes"] for step in steps), loss=steps[-1]["loss"], mfu=median_of(steps, "mfu"))
+               peak_bytes=max(step["peak_bytes"] for step in steps), loss=steps[-1]["loss"], mfu=median_of(steps, "mfu"),
+               mfu_palm=median_of(steps, "mfu_palm"))
     with open(plan, encoding="utf-8") as file:
         row["planned_bytes"] = json.load(file)["peak_bytes"]
     return row, 0 if row["loss"] is not None and math.isfinite(row["loss"]) else 1
