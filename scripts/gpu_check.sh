@@ -51,7 +51,7 @@ fi
 cd "$root" || exit 2
 python=${PYTHON:-python3}
 limit=${GPU_CHECK_SECONDS:-560}
-step_limit=${GPU_CHECK_STEP_SECONDS:-$limit}
+step_limit=${GPU_CHECK_STEP_SECONDS:-}
 small=${GPU_CHECK_SMALL:-}
 train_gpt=${TRAIN_GPT:-build/train_gpt}
 jobs=$(nproc)
@@ -98,7 +98,7 @@ step() {
     fi
     check=$1 own=$2
     shift 2
-    [ "$own" -lt "$step_limit" ] || own=$step_limit
+    [ -z "$step_limit" ] || [ "$own" -lt "$step_limit" ] || own=$step_limit
     allowed=$((limit - SECONDS))
     if no_time_left; then
         report skip "$out" "$stage" "$check" "no time left"
