@@ -303,9 +303,9 @@ FORMATTED = $(filter-out runtime/unicode_tables.h,$(shell git ls-files '*.c' '*.
 compile_commands.json:
 	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
 format:
-	$(CLANG_FORMAT) -i $(FORMATTED)
+	@$(CLANG_FORMAT) -i $(FORMATTED)
 format-check:
-	$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
+	@$(CLANG_FORMAT) --dry-run --Werror $(FORMATTED)
 
 # Real text that every build machine has, unless TEXT names other: a file or a folder.
 TEXT ?= /usr/include

@@ -55,7 +55,8 @@ static bool attention_switched_off(const char *variable) {
     if (!value || !*value || strcmp(value, "1") == 0)
         return false;
     if (strcmp(value, "0") != 0)
-        fail("%s=%s in the environment: expected 0 (the backend is not used) or 1; change it or unset it", variable, value);
+        fail("%s=%s in the environment: expected 0 (the backend is not used) or 1; change it or unset it", variable,
+             value);
     return true;
 }
 
@@ -69,7 +70,8 @@ static void attention_obstacle(char *reason, size_t size, enum attention_backend
     if (backend == ATTENTION_FLASH)
         flash_obstacle(kernels, sizeof kernels, shape);
     if (wanted != ATTENTION_AUTO && wanted != backend)
-        snprintf(reason, size, "%s: --attention-backend %s rules it out", name, wanted == ATTENTION_FLASH ? "flash" : "unfused");
+        snprintf(reason, size, "%s: --attention-backend %s rules it out", name,
+                 wanted == ATTENTION_FLASH ? "flash" : "unfused");
     else if (attention_switched_off(variable))
         snprintf(reason, size, "%s: switched off by %s=0 in the environment", name, variable);
     else if (*kernels)
@@ -87,8 +89,8 @@ static void attention_sm90_obstacle(char *reason, size_t size, struct attention_
 
 // Flash wherever it is allowed and can do it. Fails with every backend's reason where none is left. dropout: that of
 // training, --attention-dropout.
-static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape, float dropout,
-                                                struct device *dev) {
+static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
+                                                float dropout, struct device *dev) {
     struct attention_choice choice;
     char flash[192], unfused[192], sm90[128], not_sm90[192] = "";
     if (shape.head_dim < 8 || shape.head_dim > ATTENTION_MAX_HEAD_DIM || shape.head_dim % 8 != 0)
@@ -146,7 +148,8 @@ static void attention_check(enum attention_backend backend, struct attention_sha
 // out = dropout(softmax(scale Q K^T, causal)) V, query head h with KV head h / (H / Hkv).
 static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attention_saved_bytes*/,
                               const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, enum attention_backend backend,
-                              struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
+                              struct attention_shape shape, struct dropout dropout, void *workspace,
+                              struct device *dev) {
     attention_check(backend, shape, dropout);
     switch (backend) {
     case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
@@ -172,5 +175,6 @@ static void attention_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const flo
     default: flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
     }
     if (options.rotary)
-        rope_backward(dqkv, options.rotary, shape.B, shape.T, 0, shape.num_heads, shape.num_query_groups, shape.head_dim, dev);
+        rope_backward(dqkv, options.rotary, shape.B, shape.T, 0, shape.num_heads, shape.num_query_groups,
+                      shape.head_dim, dev);
 }

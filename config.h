@@ -41,7 +41,7 @@ struct config {
     bool untie_embeddings_and_output_weights;
     float hidden_dropout, attention_dropout, init_method_std;
     // attention, recomputation, memory
-    int attention_backend;     // enum config_backend
+    int attention_backend; // enum config_backend
     bool deterministic_mode;
     int recompute_granularity; // enum recompute_granularity
     int recompute_method;      // enum recompute_method
@@ -104,16 +104,14 @@ struct preset {
     const char *settings[20]; // ended by NULL
 };
 
-#define PRESET_GPT2                                                                                          \
-    "normalization=LayerNorm", "norm-epsilon=1e-5", "position-embedding-type=learned_absolute",             \
-        "activation=gelu", "add-bias-linear=true", "untie-embeddings-and-output-weights=false",             \
-        "vocab-size=50257", "seq-length=1024", "max-position-embeddings=1024"
-#define PRESET_LLAMA                                                                                         \
+#define PRESET_GPT2                                                                                                    \
+    "normalization=LayerNorm", "norm-epsilon=1e-5", "position-embedding-type=learned_absolute", "activation=gelu",     \
+        "add-bias-linear=true", "untie-embeddings-and-output-weights=false", "vocab-size=50257", "seq-length=1024",    \
+        "max-position-embeddings=1024"
+#define PRESET_LLAMA                                                                                                   \
     "normalization=RMSNorm", "position-embedding-type=rope", "activation=swiglu", "add-bias-linear=false"
-#define PRESET_LLAMA3 \
-    PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=500000", "vocab-size=128256", "seq-length=4096"
-#define PRESET_QWEN2 \
-    PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=1000000", "add-qkv-bias=true", "seq-length=4096"
+#define PRESET_LLAMA3 PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=500000", "vocab-size=128256", "seq-length=4096"
+#define PRESET_QWEN2 PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=1000000", "add-qkv-bias=true", "seq-length=4096"
 
 // Shapes from the config.json that each model is published with on Hugging Face.
 static const struct preset presets[] = {
@@ -121,29 +119,36 @@ static const struct preset presets[] = {
     {"gpt2-350m", {PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16"}},
     {"gpt2-774m", {PRESET_GPT2, "num-layers=36", "hidden-size=1280", "num-attention-heads=20"}},
     {"gpt2-1558m", {PRESET_GPT2, "num-layers=48", "hidden-size=1600", "num-attention-heads=25"}},
-    {"llama3.2-1b", {PRESET_LLAMA3, "num-layers=16", "hidden-size=2048", "num-attention-heads=32", "num-query-groups=8",
-                     "ffn-hidden-size=8192", "untie-embeddings-and-output-weights=false"}},
-    {"llama3-8b", {PRESET_LLAMA3, "num-layers=32", "hidden-size=4096", "num-attention-heads=32", "num-query-groups=8",
-                   "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true"}},
-    {"qwen2.5-0.5b", {PRESET_QWEN2, "num-layers=24", "hidden-size=896", "num-attention-heads=14", "num-query-groups=2",
-                      "ffn-hidden-size=4864", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
-    {"qwen2.5-1.5b", {PRESET_QWEN2, "num-layers=28", "hidden-size=1536", "num-attention-heads=12", "num-query-groups=2",
-                      "ffn-hidden-size=8960", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
-    {"qwen2.5-7b", {PRESET_QWEN2, "num-layers=28", "hidden-size=3584", "num-attention-heads=28", "num-query-groups=4",
-                    "ffn-hidden-size=18944", "vocab-size=152064", "untie-embeddings-and-output-weights=true"}},
+    {"llama3.2-1b",
+     {PRESET_LLAMA3, "num-layers=16", "hidden-size=2048", "num-attention-heads=32", "num-query-groups=8",
+      "ffn-hidden-size=8192", "untie-embeddings-and-output-weights=false"}},
+    {"llama3-8b",
+     {PRESET_LLAMA3, "num-layers=32", "hidden-size=4096", "num-attention-heads=32", "num-query-groups=8",
+      "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true"}},
+    {"qwen2.5-0.5b",
+     {PRESET_QWEN2, "num-layers=24", "hidden-size=896", "num-attention-heads=14", "num-query-groups=2",
+      "ffn-hidden-size=4864", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
+    {"qwen2.5-1.5b",
+     {PRESET_QWEN2, "num-layers=28", "hidden-size=1536", "num-attention-heads=12", "num-query-groups=2",
+      "ffn-hidden-size=8960", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
+    {"qwen2.5-7b",
+     {PRESET_QWEN2, "num-layers=28", "hidden-size=3584", "num-attention-heads=28", "num-query-groups=4",
+      "ffn-hidden-size=18944", "vocab-size=152064", "untie-embeddings-and-output-weights=true"}},
     // make demo: 256 bytes and the end of a text
-    {"demo", {PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=128", "num-layers=4", "hidden-size=128",
-              "num-attention-heads=4", "num-query-groups=2", "ffn-hidden-size=384"}},
+    {"demo",
+     {PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=128", "num-layers=4", "hidden-size=128",
+      "num-attention-heads=4", "num-query-groups=2", "ffn-hidden-size=384"}},
 };
-#define PRESET_NAMES                                                                                              \
-    "none|gpt2-124m|gpt2-350m|gpt2-774m|gpt2-1558m|llama3.2-1b|llama3-8b|qwen2.5-0.5b|qwen2.5-1.5b|qwen2.5-7b|" \
+#define PRESET_NAMES                                                                                                   \
+    "none|gpt2-124m|gpt2-350m|gpt2-774m|gpt2-1558m|llama3.2-1b|llama3-8b|qwen2.5-0.5b|qwen2.5-1.5b|qwen2.5-7b|"        \
     "demo"
 
 // ---- the table ----
 
 // The limits keep every product of sizes within 63 bits; they are far above what any machine holds.
 #define ROW(kind, field, ...) OPTION_ROW(config, OPTION_##kind, field, __VA_ARGS__)
-#define GROUP(name) {name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL}
+#define GROUP(name)                                                                                                    \
+    { name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL }
 static const struct option_row config_rows[] = {
     GROUP("Model (a preset sets these; any of them given too overrides it)"),
     ROW(ENUM, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape"),
@@ -176,7 +181,8 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, recompute_method, "unset", "unset|uniform|block", 0, 0, "full: groups of layers, or the first ones only"),
     ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
-    ROW(STRING, recompute_modules, "", "LIST", 0, 0, "selective: any of core_attn,norm,activation,mlp,qkv; none: norm,activation"),
+    ROW(STRING, recompute_modules, "", "LIST", 0, 0,
+        "selective: any of core_attn,norm,activation,mlp,qkv; none: norm,activation"),
     ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: the memory to fit into, as 6GiB"),
 
     GROUP("Memory"),
@@ -237,13 +243,16 @@ static const struct option_row config_rows[] = {
 
     GROUP("Device"),
     ROW(ENUM, device, "auto", "auto|cpu|cuda", 0, 0, "Where to compute; auto: a GPU where there is one"),
-    ROW(ENUM, precision, "auto", "auto|bf16|fp32", 0, 0, "Of parameters and activations; auto: bf16 on GPUs and with AMX"),
+    ROW(ENUM, precision, "auto", "auto|bf16|fp32", 0, 0,
+        "Of parameters and activations; auto: bf16 on GPUs and with AMX"),
     ROW(BOOL, cuda_graphs, "true", "", 0, 0, "Record a micro-step's work on a GPU once, enqueue it by one call"),
     ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use"),
 
     GROUP("Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
-    ROW(INT, zero_stage, "0", "0..3", 0, 4, "Shard over the ranks: 1 optimizer state, 2 gradients too, 3 parameters too"),
-    ROW(FLOAT, bucket_mib, "0", "X", 0, 65536, "MiB of fp32 gradients reduced at a time; 0: 32, or 1 a rank where that is more"),
+    ROW(INT, zero_stage, "0", "0..3", 0, 4,
+        "Shard over the ranks: 1 optimizer state, 2 gradients too, 3 parameters too"),
+    ROW(FLOAT, bucket_mib, "0", "X", 0, 65536,
+        "MiB of fp32 gradients reduced at a time; 0: 32, or 1 a rank where that is more"),
     ROW(BOOL, grad_reduce_in_bf16, "false", "", 0, 0, "Gradients are rounded to bf16 before they are sent"),
     ROW(ENUM, collectives, "auto", "auto|nccl|mpi|sockets", 0, 0,
         "How ranks exchange data; auto: NCCL on GPUs, else MPI under mpirun, else TCP"),
@@ -309,8 +318,8 @@ static inline void config_resolve_heads(struct config *c) {
 static inline void config_resolve_model(struct config *c) {
     config_resolve_heads(c);
     if (c->ffn_hidden_size == 0)
-        c->ffn_hidden_size = c->activation == ACTIVATION_GELU ? 4 * c->hidden_size
-                                                              : (c->hidden_size * 8 / 3 + 127) / 128 * 128;
+        c->ffn_hidden_size =
+            c->activation == ACTIVATION_GELU ? 4 * c->hidden_size : (c->hidden_size * 8 / 3 + 127) / 128 * 128;
     // A preset's positions grow with a longer sequence; the user's own number is taken at its word.
     if (c->max_position_embeddings < c->seq_length) {
         if (c->position_embedding_type == POSITION_LEARNED && c->max_position_embeddings > 0 &&
@@ -325,7 +334,8 @@ static inline void config_resolve_model(struct config *c) {
 
 static inline void config_resolve_ranks(struct config *c) {
     if (c->world_size > 0 && !c->plan)
-        fail("--world-size is what --plan plans for; a run has the ranks that it was started with, by mpirun -np N or srun -n N");
+        fail("--world-size is what --plan plans for; a run has the ranks that it was started with, by mpirun -np N or "
+             "srun -n N");
     if (c->world_size > 0) {
         c->ranks = c->world_size;
         c->rank = 0;
@@ -340,7 +350,8 @@ static inline void config_resolve_ranks(struct config *c) {
 
 static inline void config_resolve_batches(struct config *c) {
     if ((double)c->micro_batch_size * c->ranks > 1 << 30)
-        fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it", c->micro_batch_size, c->ranks);
+        fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it", c->micro_batch_size,
+             c->ranks);
     const int least = c->micro_batch_size * c->ranks;
     if (c->global_batch_size == 0)
         c->global_batch_size = least;

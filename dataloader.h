@@ -107,7 +107,7 @@ struct dataloader {
     uint64_t seed;
     bool shuffle;
     uint64_t samples_per_epoch, total_tokens; // of all shards
-    struct data_change *changes; // (num_changes) the first at epoch 0
+    struct data_change *changes;              // (num_changes) the first at epoch 0
     int num_changes;
     uint64_t position;           // the next sample of the global sequence, over all ranks
     int32_t *sample;             // (T+1) where a sample is read to when there is no thread
@@ -122,7 +122,8 @@ static void *dataloader_alloc(const char *option, size_t count, size_t bytes) {
     return memory;
 }
 
-static void reader_begin_epoch(struct sample_reader *reader, const struct dataloader *loader, uint64_t epoch, int files) {
+static void reader_begin_epoch(struct sample_reader *reader, const struct dataloader *loader, uint64_t epoch,
+                               int files) {
     const uint64_t shards = (uint64_t)files;
     const uint64_t key = order_key(loader->seed, epoch, UINT64_MAX); // a stream that no shard has
     reader->first[0] = 0;
@@ -147,7 +148,8 @@ static void reader_locate(struct sample_reader *reader, const struct dataloader 
                           uint64_t *first_token) {
     const struct data_change *change = dataloader_change_at(loader, sample);
     const uint64_t since = sample - change->first_sample;
-    const uint64_t epoch = change->first_epoch + since / change->samples_per_epoch, rest = since % change->samples_per_epoch;
+    const uint64_t epoch = change->first_epoch + since / change->samples_per_epoch,
+                   rest = since % change->samples_per_epoch;
     if (reader->epoch != epoch)
         reader_begin_epoch(reader, loader, epoch, change->files);
     int low = 0, high = reader->files; // first[low] <= rest < first[high]
@@ -383,7 +385,8 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
 // Takes over first_epoch and files of the changes, none for "always all", and derives the rest.
 static void dataloader_set_changes(struct dataloader *loader, const struct data_change *changes, int count) {
     free(loader->changes);
-    loader->changes = (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *loader->changes);
+    loader->changes =
+        (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *loader->changes);
     loader->num_changes = count > 0 ? count : 1;
     if (count > 0)
         memcpy(loader->changes, changes, (size_t)count * sizeof *changes);
@@ -394,8 +397,9 @@ static void dataloader_set_changes(struct dataloader *loader, const struct data_
         change->samples_per_epoch = 0;
         for (int f = 0; f < change->files; f++)
             change->samples_per_epoch += loader->windows[f];
-        change->first_sample = i == 0 ? 0 : change[-1].first_sample +
-            (change->first_epoch - change[-1].first_epoch) * change[-1].samples_per_epoch;
+        change->first_sample = i == 0 ? 0
+                                      : change[-1].first_sample + (change->first_epoch - change[-1].first_epoch) *
+                                                                      change[-1].samples_per_epoch;
     }
 }
 
@@ -521,7 +525,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
 
 // Goes on at a sample of a run whose data had these changes, of which first_epoch and files count. There may be more
 // shards now, behind those of then; they are part of every epoch that has not begun.
-static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count, uint64_t sample) {
+static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count,
+                              uint64_t sample) {
     const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;
     read_ahead_stop(&loader->ahead);
     memset(&loader->ahead, 0, sizeof loader->ahead);
@@ -533,7 +538,8 @@ static void dataloader_resume(struct dataloader *loader, const struct data_chang
         struct data_change *next = epoch > last->first_epoch ? last + 1 : last;
         next->first_epoch = epoch;
         next->files = loader->num_files;
-        struct data_change *all = (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *all);
+        struct data_change *all =
+            (struct data_change *)dataloader_alloc(loader->option, (size_t)count + 1, sizeof *all);
         const int now = (int)(next - loader->changes) + 1;
         memcpy(all, loader->changes, (size_t)now * sizeof *all);
         dataloader_set_changes(loader, all, now);

@@ -78,8 +78,8 @@ static void fit_describe(struct recompute_policy *policy, const struct layer_sha
     }
     format_bytes(bytes, sizeof bytes, peak);
     if (first == L)
-        snprintf(policy->description, sizeof policy->description, "auto: %s in all layers; predicted peak %s, step +%.1f %%",
-                 dropped[0], bytes, 100 * overhead);
+        snprintf(policy->description, sizeof policy->description,
+                 "auto: %s in all layers; predicted peak %s, step +%.1f %%", dropped[0], bytes, 100 * overhead);
     else
         snprintf(policy->description, sizeof policy->description,
                  "auto: %s in layers 0-%d, %s in the others; predicted peak %s, step +%.1f %%", dropped[0], first - 1,
@@ -94,7 +94,8 @@ static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     size_t peak = fit_peak(f, fit_candidate(f, frontier, high));
     if (peak > (size_t)budget) {
         char need[32], have[32];
-        fail("--memory-budget %s: even with full recomputation the step takes %s; lower --micro-batch-size or --seq-length, "
+        fail("--memory-budget %s: even with full recomputation the step takes %s; lower --micro-batch-size or "
+             "--seq-length, "
              "or raise the budget",
              format_bytes(have, sizeof have, (size_t)budget), format_bytes(need, sizeof need, peak));
     }
@@ -138,8 +139,8 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     switch (c->recompute_granularity) {
     case RECOMPUTE_AUTO: return fit_budget(f, c->memory_budget);
     case RECOMPUTE_SELECTIVE:
-        return policy_selective(c->num_layers, modules_parse(*c->recompute_modules ? c->recompute_modules : "norm,activation"),
-                                &f->shape);
+        return policy_selective(
+            c->num_layers, modules_parse(*c->recompute_modules ? c->recompute_modules : "norm,activation"), &f->shape);
     case RECOMPUTE_FULL:
         if (*c->recompute_layers)
             return policy_of_layers(c->num_layers, c->recompute_layers);
@@ -156,11 +157,13 @@ static void fit_advise(const struct fit *f, FILE *out) {
     const struct layer_shape *s = &f->shape;
     if (c->recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
         modules_parse(c->recompute_modules) & MODULE_CORE_ATTN) {
-        const double saved = (double)activation_bytes(BIT(ATT) | BIT(SOFTMAX), s), all = (double)activation_bytes(ACT_ALL, s);
-        fprintf(out,
-                "note: flash attention never stores the T x T matrix, so recomputing core_attn saves only its output and "
-                "log-sum-exp, %.0f %% of a layer's activations, for one attention forward more a layer\n",
-                100 * saved / all);
+        const double saved = (double)activation_bytes(BIT(ATT) | BIT(SOFTMAX), s),
+                     all = (double)activation_bytes(ACT_ALL, s);
+        fprintf(
+            out,
+            "note: flash attention never stores the T x T matrix, so recomputing core_attn saves only its output and "
+            "log-sum-exp, %.0f %% of a layer's activations, for one attention forward more a layer\n",
+            100 * saved / all);
     }
     if (c->recompute_granularity == RECOMPUTE_FULL && c->recompute_method == RECOMPUTE_METHOD_UNIFORM &&
         c->recompute_num_layers > 1) {
@@ -168,10 +171,11 @@ static void fit_advise(const struct fit *f, FILE *out) {
         const size_t this_one = fit_peak(f, policy_uniform(c->num_layers, c->recompute_num_layers));
         char a[32], b[32];
         if (this_one > one)
-            fprintf(out,
-                    "note: groups of %d layers peak at %s, single layers at %s: a whole group's activations exist at once; "
-                    "--recompute-num-layers 1 takes less at the same cost\n",
-                    c->recompute_num_layers, format_bytes(a, sizeof a, this_one), format_bytes(b, sizeof b, one));
+            fprintf(
+                out,
+                "note: groups of %d layers peak at %s, single layers at %s: a whole group's activations exist at once; "
+                "--recompute-num-layers 1 takes less at the same cost\n",
+                c->recompute_num_layers, format_bytes(a, sizeof a, this_one), format_bytes(b, sizeof b, one));
     }
 }
 
@@ -180,8 +184,9 @@ static void fit_suggest(char *out, size_t n, const char *option, size_t now, siz
     char saves[32], peak[32];
     const size_t used = strlen(out);
     if (then < now)
-        snprintf(out + used, n - used, "\n  %-44s saves %10s: %10s%s", option, format_bytes(saves, sizeof saves, now - then),
-                 format_bytes(peak, sizeof peak, then), then <= limit ? ", which fits" : "");
+        snprintf(out + used, n - used, "\n  %-44s saves %10s: %10s%s", option,
+                 format_bytes(saves, sizeof saves, now - then), format_bytes(peak, sizeof peak, then),
+                 then <= limit ? ", which fits" : "");
 }
 
 // Fails, before anything is allocated, when the plan is larger than what the machine has; says what would help.
@@ -192,7 +197,8 @@ static void fit_check(const struct fit *f, size_t peak, size_t limit) {
     const int L = f->config->num_layers;
     fit_suggest(options, sizeof options, "--recompute-granularity selective", peak,
                 fit_peak(f, policy_selective(L, MODULE_NORM | MODULE_ACTIVATION, &f->shape)), limit);
-    fit_suggest(options, sizeof options, "--recompute-granularity full", peak, fit_peak(f, policy_uniform(L, 1)), limit);
+    fit_suggest(options, sizeof options, "--recompute-granularity full", peak, fit_peak(f, policy_uniform(L, 1)),
+                limit);
     struct config changed = *f->config;
     struct fit g = *f;
     g.config = &changed;

@@ -94,13 +94,16 @@ static void read_prompts(struct run *r, struct config *c) {
     }
     const int64_t n = (int64_t)longest + c->sample_tokens;
     if (n > c->max_position_embeddings)
-        fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's %d "
-             "positions; shorten one of them", longest, c->sample_tokens, c->max_position_embeddings);
+        fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's "
+             "%d "
+             "positions; shorten one of them",
+             longest, c->sample_tokens, c->max_position_embeddings);
     r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
     if (!r->samples)
         fail("out of memory for samples");
     for (int b = 0; b < sequences; b++)
-        memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count], (size_t)r->prompt_tokens[b] * sizeof **ids);
+        memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count],
+               (size_t)r->prompt_tokens[b] * sizeof **ids);
     for (int p = 0; p < prompts; p++)
         free(ids[p]);
     free(ids);

@@ -10,25 +10,25 @@
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
-#include "attention.cuh"          // attention_forward, attention_backward, attention_decode
-#include "config.h"               // struct config
-#include "kernels/activation.cuh" // gelu, swiglu
-#include "kernels/adamw.cuh"      // adamw_update, sum_of_squares, gradient_check
+#include "attention.cuh"             // attention_forward, attention_backward, attention_decode
+#include "config.h"                  // struct config
+#include "kernels/activation.cuh"    // gelu, swiglu
+#include "kernels/adamw.cuh"         // adamw_update, sum_of_squares, gradient_check
 #include "kernels/collectives.cuh"   // collective_reduce_scatter, collective_all_gather
 #include "kernels/device_memory.cuh" // device_upload, device_download, host_allocate
 #include "kernels/device_queue.cuh"  // device_mark, device_wait, work graphs
-#include "kernels/embedding.cuh"  // embedding_forward, embedding_backward
-#include "kernels/loss.cuh"       // cross_entropy
-#include "kernels/matmul.cuh"     // matmul_forward, matmul_backward_input, matmul_backward_weight
-#include "kernels/norm.cuh"       // norm_forward, norm_backward, residual_forward, residual_norm_forward
-#include "kernels/rope.cuh"       // rope_table, rope_forward
-#include "memory.cuh"             // struct plan, struct arenas
-#include "parameters.cuh"         // struct parameters, struct model_shape
-#include "recompute.cuh"          // struct recompute_policy
-#include "runtime/error.h"        // fail
-#include "shards.cuh"             // struct shards: whose range is what
-#include <math.h>                 // sqrt, isfinite
-#include <time.h>                 // clock_gettime
+#include "kernels/embedding.cuh"     // embedding_forward, embedding_backward
+#include "kernels/loss.cuh"          // cross_entropy
+#include "kernels/matmul.cuh"        // matmul_forward, matmul_backward_input, matmul_backward_weight
+#include "kernels/norm.cuh"          // norm_forward, norm_backward, residual_forward, residual_norm_forward
+#include "kernels/rope.cuh"          // rope_table, rope_forward
+#include "memory.cuh"                // struct plan, struct arenas
+#include "parameters.cuh"            // struct parameters, struct model_shape
+#include "recompute.cuh"             // struct recompute_policy
+#include "runtime/error.h"           // fail
+#include "shards.cuh"                // struct shards: whose range is what
+#include <math.h>                    // sqrt, isfinite
+#include <time.h>                    // clock_gettime
 
 // What runs the schedule, which decides where activations live: a training step's first forward; the forward of some
 // activations again before a layer's backward; validation; one token a sequence against the KV cache.
@@ -62,9 +62,9 @@ enum slot {
     SLOT_D_RESIDUAL, // of the residual stream, from the head down to the embedding
     SLOT_UNIT,       // ZeRO: a layer's parameters (or the head's), gathered; the same of the embeddings
     SLOT_UNIT_EMBEDDINGS,
-    SLOT_D_UNIT,     // their gradients, until they are reduced
+    SLOT_D_UNIT, // their gradients, until they are reduced
     SLOT_D_UNIT_EMBEDDINGS,
-    SLOT_GATHERED,   // a piece of sharded state on its way into a checkpoint
+    SLOT_GATHERED, // a piece of sharded state on its way into a checkpoint
     SLOT_COUNT
 };
 
@@ -94,14 +94,14 @@ struct gpt {
     struct plan plan;
     struct arenas arenas;
     bool planning;
-    int phase;                        // index in the plan
-    int region_first[REGION_COUNT];   // first phase of each region
-    int *slots;                       // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
-    int *workspaces;                  // (phases) buffer id of the phase's workspace, -1: none
+    int phase;                      // index in the plan
+    int region_first[REGION_COUNT]; // first phase of each region
+    int *slots;                     // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
+    int *workspaces;                // (phases) buffer id of the phase's workspace, -1: none
     int workspaces_capacity;
-    double *seconds;                  // (phases) time spent so far, where profiling is on; else NULL
-    bool matmuls_only;                // a benchmark's: skip all but the matmuls
-    void (*on_phase)(struct gpt *);   // called as each phase begins, where set: a test's look at the schedule
+    double *seconds;                // (phases) time spent so far, where profiling is on; else NULL
+    bool matmuls_only;              // a benchmark's: skip all but the matmuls
+    void (*on_phase)(struct gpt *); // called as each phase begins, where set: a test's look at the schedule
 
     int params_id, grads_id, master_id, m_id, v_id, rope_id, results_id, reports_id, scratch_id, copy_ids[FLAT_COUNT];
     // Each whole, or the own shard, by the ZeRO stage.
@@ -116,29 +116,29 @@ struct gpt {
     uint64_t *grads_tickets;       // the reduction of a piece's gradients
     enum unit_state *units;        // (PASS_COUNT, units) where parameters are sharded
 
-    bool trains;         // has gradients and an optimizer; else it validates and generates
-    bool copies;         // checkpoints are written from a copy, while the training goes on
-    int sequences;       // generation: that many at a time,
-    int decode_tokens;   // each of at most so many
-    int64_t chunk;       // tokens of a logits chunk
-    int micro_steps;     // of a step, on each rank
-    uint64_t micro_step; // counts micro-batches of the whole run, on all ranks
-    bool last_micro_step; // of its step: gradients are reduced
-    bool dropout;        // on in training, off in evaluation and generation
-    int position;        // generation: place of the current token
+    bool trains;             // has gradients and an optimizer; else it validates and generates
+    bool copies;             // checkpoints are written from a copy, while the training goes on
+    int sequences;           // generation: that many at a time,
+    int decode_tokens;       // each of at most so many
+    int64_t chunk;           // tokens of a logits chunk
+    int micro_steps;         // of a step, on each rank
+    uint64_t micro_step;     // counts micro-batches of the whole run, on all ranks
+    bool last_micro_step;    // of its step: gradients are reduced
+    bool dropout;            // on in training, off in evaluation and generation
+    int position;            // generation: place of the current token
     struct work_graph graph; // the work of a micro-step, recorded
     double graph_scale;      // what it was recorded with
     bool warm;               // a micro-step has run: nothing is left that can't be recorded
 
     // Pinned host memory: two batches under way to the device, the results of two steps on their way back.
-    int32_t *host_batches;             // (2, 2, host_batch_tokens): batch; inputs, targets
+    int32_t *host_batches; // (2, 2, host_batch_tokens): batch; inputs, targets
     int64_t host_batch_tokens;
     unsigned batches;                  // sent so far
     unsigned updates;                  // enqueued so far
     struct step_results *host_results; // (2)
     double *host_reports;              // (2, ranks, report_width)
-    int request;                       // what this rank asks of all in the next update: a code of the caller's, 0: nothing
-    double *host_requests;             // (2) those under way
+    int request;           // what this rank asks of all in the next update: a code of the caller's, 0: nothing
+    double *host_requests; // (2) those under way
     // Host memory for sampling: a row of logits as it comes and as (3, Vp) floats, a token of each sequence.
     floatX *host_row;
     float *host_logits;
@@ -181,18 +181,18 @@ static void phase_named(struct gpt *m, const char *part, int layer, const char *
 static void phase(struct gpt *m, const char *part, const char *op) { phase_named(m, part, -1, op); }
 
 // Runs an op, unless the schedule is only planned. MATMUL is the same for the matmuls, which a benchmark runs alone.
-#define EXECUTE(m, always, op)                                                                                               \
-    do {                                                                                                                     \
-        if (!(m)->planning && ((always) || !(m)->matmuls_only)) {                                                            \
-            const double begin_ = (m)->seconds ? seconds_now() : 0;                                                          \
-            range_begin((m)->plan.phases[(m)->phase]);                                                                       \
-            op;                                                                                                              \
-            range_end();                                                                                                     \
-            if ((m)->seconds) {                                                                                              \
-                device_synchronize((m)->dev);                                                                                \
-                (m)->seconds[(m)->phase] += seconds_now() - begin_;                                                          \
-            }                                                                                                                \
-        }                                                                                                                    \
+#define EXECUTE(m, always, op)                                                                                         \
+    do {                                                                                                               \
+        if (!(m)->planning && ((always) || !(m)->matmuls_only)) {                                                      \
+            const double begin_ = (m)->seconds ? seconds_now() : 0;                                                    \
+            range_begin((m)->plan.phases[(m)->phase]);                                                                 \
+            op;                                                                                                        \
+            range_end();                                                                                               \
+            if ((m)->seconds) {                                                                                        \
+                device_synchronize((m)->dev);                                                                          \
+                (m)->seconds[(m)->phase] += seconds_now() - begin_;                                                    \
+            }                                                                                                          \
+        }                                                                                                              \
     } while (0)
 #define RUN(m, op) EXECUTE(m, false, op)
 #define MATMUL(m, op) EXECUTE(m, true, op)
@@ -208,7 +208,8 @@ static void *planned(const struct gpt *m, int id) {
     return plan_pointer(&m->plan, &m->arenas, id);
 }
 
-static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category, const char *name) {
+static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
+                    const char *name) {
     int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
     if (!m->planning)
         return planned(m, *id);
@@ -272,8 +273,8 @@ static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id
 // A gradient of an activation, (N, width).
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     static const char *const names[SLOT_COUNT - SLOT_D_MLP_PROJ] = {
-        "d mlp projection", "d activation", "d fc", "d norm 2", "d attention projection", "d attention", "d qkv", "d norm 1",
-        "d final norm", "d residual"};
+        "d mlp projection", "d activation", "d fc",     "d norm 2",     "d attention projection",
+        "d attention",      "d qkv",        "d norm 1", "d final norm", "d residual"};
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - SLOT_D_MLP_PROJ]);
 }
@@ -281,10 +282,13 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 // Where a unit's gathered parameters and its gradients lie while they are whole, if the stage shards them.
 static void *unit_buffer(struct gpt *m, enum pass pass, int unit, bool gradients) {
     const bool embeddings = unit == unit_of_embeddings(&m->table), layer = unit != unit_of_head() && !embeddings;
-    const int slot = gradients ? (embeddings ? SLOT_D_UNIT_EMBEDDINGS : SLOT_D_UNIT) : (embeddings ? SLOT_UNIT_EMBEDDINGS : SLOT_UNIT);
+    const int slot = gradients ? (embeddings ? SLOT_D_UNIT_EMBEDDINGS : SLOT_D_UNIT)
+                               : (embeddings ? SLOT_UNIT_EMBEDDINGS : SLOT_UNIT);
     const size_t elements = (size_t)(m->table.unit_begin[unit + 1] - m->table.unit_begin[unit]);
-    return buffer(m, pass, layer ? m->shape.L - unit : -1, slot, elements * (gradients ? sizeof(float) : sizeof(floatX)),
-                  gradients ? "gradients of a unit" : "parameters of a unit", gradients ? "unit's gradients" : "unit's parameters");
+    return buffer(m, pass, layer ? m->shape.L - unit : -1, slot,
+                  elements * (gradients ? sizeof(float) : sizeof(floatX)),
+                  gradients ? "gradients of a unit" : "parameters of a unit",
+                  gradients ? "unit's gradients" : "unit's parameters");
 }
 
 // A parameter and its gradient; NULL where this model has none, and when planning.
@@ -441,8 +445,8 @@ static void gradients_collect(struct gpt *m, int unit) {
     for (int i = s->first[unit]; i < s->first[unit + 1] && !m->planning; i++) {
         const struct piece *p = &s->pieces[i];
         collective_wait(m->collectives, m->grads_tickets[i], m->dev);
-        RUN(m, add_floats(m->grads + p->begin / s->ranks, whole + shards_own_begin(s, p) - m->table.unit_begin[unit], p->part,
-                          m->dev));
+        RUN(m, add_floats(m->grads + p->begin / s->ranks, whole + shards_own_begin(s, p) - m->table.unit_begin[unit],
+                          p->part, m->dev));
     }
 }
 
@@ -450,8 +454,8 @@ static void gradients_collect(struct gpt *m, int unit) {
 // One block
 
 // The ops below fetch their buffers and run in the phase that their caller began.
-static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x, enum parameter weight,
-                 enum parameter bias) {
+static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x,
+                 enum parameter weight, enum parameter bias) {
     const int64_t N = extent_of(m, pass).N;
     const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
     RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, (float)m->config.norm_epsilon,
@@ -514,7 +518,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     const int qkv_width = (s->H + 2 * s->G) * s->D, fc_width = (s->swiglu ? 2 : 1) * s->F;
     const char *part = pass_names[pass];
     // What follows: a layer, or the head.
-    const int unit = unit_of_layer(&m->table, l), next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
+    const int unit = unit_of_layer(&m->table, l),
+              next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
 
     if (produce)
         parameters_ready(m, pass, unit);
@@ -555,8 +560,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
         const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_ATTENTION_PROJECTION);
         if (produce & (BIT(NORM2) | BIT(NORM2_STATS)))
-            residual_norm(m, pass, l, mid, (floatX *)WANTED(NORM2), (float *)WANTED(NORM2_STATS), x, PARAM_LN2_W, PARAM_LN2_B,
-                          dropout);
+            residual_norm(m, pass, l, mid, (floatX *)WANTED(NORM2), (float *)WANTED(NORM2_STATS), x, PARAM_LN2_W,
+                          PARAM_LN2_B, dropout);
         else
             RUN(m, residual_forward(mid, x, mid, N, s->C, dropout, m->dev));
     } else if (produce & (BIT(NORM2) | BIT(NORM2_STATS))) {
@@ -601,8 +606,8 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 }
 
 // Gradients of a linear layer: din (N, k), and dweight (n, k) and dbias (n), which add up over micro-batches.
-static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dout, const floatX *in, enum parameter weight,
-                            enum parameter bias, int n, int k) {
+static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dout, const floatX *in,
+                            enum parameter weight, enum parameter bias, int n, int k) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const floatX *w = param(m, PASS_RECOMPUTE, l, weight);
     float *dw = grad(m, l, weight), *db = grad(m, l, bias);
@@ -618,7 +623,8 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, 
     const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weight);
     float *dw = grad(m, l, weight), *db = grad(m, l, bias);
     void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
-    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_kind_of(m), ws, m->dev));
+    RUN(m,
+        norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_kind_of(m), ws, m->dev));
 }
 
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
@@ -807,7 +813,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
     MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
-    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, pass == PASS_TRAIN, m->dev));
+    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, pass == PASS_TRAIN,
+                         m->dev));
     if (pass != PASS_TRAIN)
         return;
 
@@ -974,9 +981,9 @@ static void gpt_update_parts(struct gpt *m, struct adamw adamw) {
         const int64_t own = shards_own_begin(s, p);
         gpt_update_range(m, adamw, own, own + p->part, p);
         if (!shards_parameters(s))
-            m->params_tickets[i] =
-                collective_all_gather(m->collectives, m->params + p->begin, m->params + own, (size_t)p->part * sizeof *m->params,
-                                      unit_name(m, p->unit, name, "updated parameters"), m->dev);
+            m->params_tickets[i] = collective_all_gather(m->collectives, m->params + p->begin, m->params + own,
+                                                         (size_t)p->part * sizeof *m->params,
+                                                         unit_name(m, p->unit, name, "updated parameters"), m->dev);
     }
 }
 
@@ -1138,7 +1145,8 @@ static void gpt_make_plan(struct gpt *m) {
         m->scratch_id = plan_add(&m->plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_part, s->ranks, collectives_kind_of(&m->config),
                                                            m->config.grad_reduce_in_bf16));
-    m->results_id = plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
+    m->results_id =
+        plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->reports_id = plan_add(&m->plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
 
@@ -1177,8 +1185,8 @@ static int64_t loss_chunk(const struct config *c, int Vp) {
 }
 
 // A planned model; nothing of its memory is allocated yet. Takes over the policy.
-static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy, enum attention_backend backend,
-                              struct device *dev) {
+static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
+                              enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
     if (!m)
         fail("out of memory");
@@ -1186,15 +1194,17 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
     const int ranks = config->ranks > 1 ? config->ranks : 1;
     m->table = parameters_create(&m->shape, ranks);
-    m->shards = shards_create(&m->table, config->rank, ranks, config->zero_stage, (int64_t)(config->bucket_mib * 0x1p20));
+    m->shards =
+        shards_create(&m->table, config->rank, ranks, config->zero_stage, (int64_t)(config->bucket_mib * 0x1p20));
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;
     m->chunk = loss_chunk(config, m->shape.Vp);
     m->trains = config_trains(config);
     // Sharded state is gathered into the copy of rank 0, which writes.
-    m->copies = m->trains && config->checkpoint_every > 0 && config->rank == 0 &&
-                (shards_optimizer(&m->shards) || (config->checkpoint_async && config->checkpoint_every < config->train_steps));
+    m->copies =
+        m->trains && config->checkpoint_every > 0 && config->rank == 0 &&
+        (shards_optimizer(&m->shards) || (config->checkpoint_async && config->checkpoint_every < config->train_steps));
     m->sequences = config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
     m->decode_tokens = config->sample_tokens;
     m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
@@ -1217,11 +1227,13 @@ static bool gpt_holds(const struct gpt *m, bool sharded, int64_t at, int64_t n) 
     return shards_next(&m->shards, sharded, &at, at + n, &place) > 0;
 }
 // Elements [at, at + n) of a flat buffer from the host's memory, as far as this rank holds them.
-static void gpt_upload(struct gpt *m, void *flat, bool sharded, int64_t at, const void *values, int64_t n, size_t element_bytes) {
+static void gpt_upload(struct gpt *m, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
+                       size_t element_bytes) {
     int64_t first = at, place, count;
     for (; (count = shards_next(&m->shards, sharded, &first, at + n, &place)) > 0; first += count)
-        device_upload((char *)flat + (size_t)place * element_bytes, (const char *)values + (size_t)(first - at) * element_bytes,
-                      (size_t)count * element_bytes, m->dev);
+        device_upload((char *)flat + (size_t)place * element_bytes,
+                      (const char *)values + (size_t)(first - at) * element_bytes, (size_t)count * element_bytes,
+                      m->dev);
 }
 // Values of the parameters: exact for the master weights, and rounded, for which `rounded` has room. Both must stay until
 // the device was waited for.
@@ -1287,9 +1299,11 @@ static void gpt_allocate(struct gpt *m) {
     m->v = (float *)plan_pointer(plan, &m->arenas, m->v_id);
     for (int i = 0; i < FLAT_COUNT && m->copies; i++) {
         const size_t bytes = (size_t)m->table.flat * sizeof(float);
-        m->copy[i] = DEVICE_MEMORY_IS_HOSTS ? (float *)plan_pointer(plan, &m->arenas, m->copy_ids[i]) : (float *)malloc(bytes);
+        m->copy[i] =
+            DEVICE_MEMORY_IS_HOSTS ? (float *)plan_pointer(plan, &m->arenas, m->copy_ids[i]) : (float *)malloc(bytes);
         if (!m->copy[i])
-            fail("out of the host's memory for the copy that checkpoints are written from; --no-checkpoint-async does without");
+            fail("out of the host's memory for the copy that checkpoints are written from; --no-checkpoint-async does "
+                 "without");
     }
     m->results = (struct step_results *)plan_pointer(plan, &m->arenas, m->results_id);
     m->reports = (double *)plan_pointer(plan, &m->arenas, m->reports_id);
@@ -1363,7 +1377,8 @@ static void gather_state(struct gpt *m, enum flat flat) {
 // Copies one of them into the host's memory. Pinned memory is copied to at the bus' full speed: while one piece comes,
 // the one before goes to its place.
 static void copy_state(struct gpt *m, enum flat flat) {
-    const int64_t PIECE = DEVICE_MEMORY_IS_HOSTS ? 1 << 16 : 4 << 20, n = m->table.flat, pieces = (n + PIECE - 1) / PIECE;
+    const int64_t PIECE = DEVICE_MEMORY_IS_HOSTS ? 1 << 16 : 4 << 20, n = m->table.flat,
+                  pieces = (n + PIECE - 1) / PIECE;
     if (DEVICE_MEMORY_IS_HOSTS) {
         const float *from = gpt_flat(m, flat);
 #pragma omp parallel for schedule(static)
@@ -1377,7 +1392,8 @@ static void copy_state(struct gpt *m, enum flat flat) {
             device_synchronize(m->dev);
         if (i < pieces) {
             const int64_t first = i * PIECE, count = n - first < PIECE ? n - first : PIECE;
-            device_download_begin(pinned + i % 2 * PIECE, gpt_flat(m, flat) + first, (size_t)count * sizeof *pinned, m->dev);
+            device_download_begin(pinned + i % 2 * PIECE, gpt_flat(m, flat) + first, (size_t)count * sizeof *pinned,
+                                  m->dev);
         }
         if (i > 0) {
             const int64_t first = (i - 1) * PIECE, count = n - first < PIECE ? n - first : PIECE;
@@ -1448,9 +1464,10 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
 }
 
 // The largest rate that a square matmul reaches here, flop/s: what MFU is held against where the hardware's own peak is
-// not known, as on every CPU. It is a lower bound of the peak: other work may have slowed the matmul, a small arena allows a
-// small one only, and attention's own kernels may be faster where bf16 matmuls convert their operands. Works in the activations' arena, so it runs before anything else does or between steps; the operands are
-// noise, since zeros multiply faster. 0 where the arena is too small to tell.
+// not known, as on every CPU. It is a lower bound of the peak: other work may have slowed the matmul, a small arena allows
+// a small one only, and attention's own kernels may be faster where bf16 matmuls convert their operands. Works in the
+// activations' arena, so it runs before anything else does or between steps; the operands are noise, since zeros
+// multiply faster. 0 where the arena is too small to tell.
 static double gpt_measure_peak(struct gpt *m) {
     const size_t bytes = m->arenas.bytes[ARENA_ACTIVATIONS];
     int n = DEVICE_PEAK_MATMUL;

@@ -41,8 +41,9 @@ static const char *huggingface_note(const struct config *c) {
     if (a == ARCHITECTURE_OURS)
         return "of a kind that Hugging Face has no model for: written under our own names, for this program alone";
     if (a == ARCHITECTURE_GPT2 && c->num_query_groups < c->num_attention_heads)
-        return c->add_bias_linear ? "GPT2LMHeadModel, with each KV head repeated for its queries, since it has no groups"
-                                  : "GPT2LMHeadModel, with each KV head repeated for its queries and zeros as biases";
+        return c->add_bias_linear
+                   ? "GPT2LMHeadModel, with each KV head repeated for its queries, since it has no groups"
+                   : "GPT2LMHeadModel, with each KV head repeated for its queries and zeros as biases";
     if (a == ARCHITECTURE_GPT2 && !c->add_bias_linear)
         return "GPT2LMHeadModel, with zeros as biases, which it always has";
     return "";
@@ -89,10 +90,22 @@ static void huggingface_write_llama(struct json *json, const struct config *c, e
         json_bool(json, "use_sliding_window", false);
 }
 // The model's options by their own names, for a model that is only ours.
-static const char *const huggingface_shape_options[] = {
-    "num_layers",    "hidden_size",   "num_attention_heads",     "num_query_groups", "kv_channels", "ffn_hidden_size",
-    "normalization", "norm_epsilon",  "position_embedding_type", "rotary_base",      "activation",  "add_bias_linear",
-    "add_qkv_bias",  "max_position_embeddings", "untie_embeddings_and_output_weights", NULL};
+static const char *const huggingface_shape_options[] = {"num_layers",
+                                                        "hidden_size",
+                                                        "num_attention_heads",
+                                                        "num_query_groups",
+                                                        "kv_channels",
+                                                        "ffn_hidden_size",
+                                                        "normalization",
+                                                        "norm_epsilon",
+                                                        "position_embedding_type",
+                                                        "rotary_base",
+                                                        "activation",
+                                                        "add_bias_linear",
+                                                        "add_qkv_bias",
+                                                        "max_position_embeddings",
+                                                        "untie_embeddings_and_output_weights",
+                                                        NULL};
 static void huggingface_write_ours(struct json *json, const struct config *c) {
     char text[OPTION_TEXT];
     for (const char *const *name = huggingface_shape_options; *name; name++)
@@ -135,7 +148,8 @@ struct huggingface_config {
     char settings[24][64]; // "num-layers=12"
 };
 
-__attribute__((format(printf, 2, 3))) static void huggingface_set(struct huggingface_config *h, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static void huggingface_set(struct huggingface_config *h, const char *format,
+                                                                  ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(h->settings[h->num_settings++], sizeof h->settings[0], format, arguments);
@@ -150,8 +164,8 @@ static const char *huggingface_word(const json_t *root, const char *key, const c
     const char *value = wanted;
     const char *problem = json_opt_string(root, key, wanted, &value, name, error);
     if (!problem && strcmp(value, wanted) != 0 && strcmp(value, also) != 0)
-        problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key, json_show(value).text,
-                               wanted);
+        problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key,
+                               json_show(value).text, wanted);
     return problem;
 }
 static const char *huggingface_flag(const json_t *root, const char *key, bool wanted, const char *name,
@@ -173,8 +187,8 @@ static const char *huggingface_absent(const json_t *root, const char *key, const
             return problem_;                                                                                           \
     } while (0)
 
-static const char *huggingface_size(struct huggingface_config *h, const json_t *root, const char *key, const char *option,
-                                    const char *name, struct error_text *error) {
+static const char *huggingface_size(struct huggingface_config *h, const json_t *root, const char *key,
+                                    const char *option, const char *name, struct error_text *error) {
     int64_t value;
     CHECK(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, &value, name, error));
     huggingface_set(h, "%s=%lld", option, (long long)value);
@@ -190,8 +204,8 @@ static const char *huggingface_number(struct huggingface_config *h, const json_t
 }
 
 // Head sizes that no kernel here takes are refused while the file that has them can be named.
-static const char *huggingface_set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim, const char *name,
-                                         struct error_text *error) {
+static const char *huggingface_set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim,
+                                         const char *name, struct error_text *error) {
     if (head_dim % 8 != 0)
         return error_format(error, "%s: has heads of size %lld, which is not supported; expected a multiple of 8", name,
                             (long long)head_dim);
@@ -232,8 +246,8 @@ static const char *huggingface_check_partial_rotary(const json_t *object, const 
     double partial;
     CHECK(json_opt_number(object, "partial_rotary_factor", 0, 1, 1, &partial, name, error));
     return partial == 1 ? NULL
-                        : error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1", name,
-                                       partial);
+                        : error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1",
+                                       name, partial);
 }
 // theta stands at the top (transformers 4) or in rope_parameters (5); scaled frequencies are another model.
 static const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const char *name,
@@ -248,7 +262,7 @@ static const char *huggingface_read_rope(struct huggingface_config *h, const jso
         CHECK(huggingface_word(rope, "type", "default", "default", name, error)); // its older name
         CHECK(huggingface_check_partial_rotary(rope, name, error));
     }
-    json_object_foreach(rope, key, value)
+    json_object_foreach (rope, key, value)
         if (json_is_object(value))
             return error_format(error, "%s: rope_parameters has %s for layers of a kind, which is not supported", name,
                                 json_show(key).text);
@@ -264,8 +278,8 @@ static const char *huggingface_check_layer_types(const json_t *root, const char 
         const char *type = "";
         CHECK(json_check_string(json_array_get(types, i), "layer_types", &type, name, error));
         if (strcmp(type, "full_attention") != 0)
-            return error_format(error, "%s: layer_types has '%s', which is not supported; expected full_attention", name,
-                                json_show(type).text);
+            return error_format(error, "%s: layer_types has '%s', which is not supported; expected full_attention",
+                                name, json_show(type).text);
     }
     return NULL;
 }
@@ -295,8 +309,9 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
     CHECK(json_opt_bool(root, "attention_bias", qwen2, &biases, name, error));
     CHECK(json_opt_bool(root, "mlp_bias", false, &mlp_bias, name, error));
     if (mlp_bias != (biases && !qwen2) || (qwen2 && !biases))
-        return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected %s", name,
-                            biases ? "true" : "false", mlp_bias ? "true" : "false", qwen2 ? "true and false" : "both alike");
+        return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected %s",
+                            name, biases ? "true" : "false", mlp_bias ? "true" : "false",
+                            qwen2 ? "true and false" : "both alike");
     CHECK(huggingface_set_heads(h, groups, head_dim, name, error));
     huggingface_set(h, "normalization=RMSNorm");
     huggingface_set(h, "position-embedding-type=rope");
@@ -311,14 +326,16 @@ static const char *huggingface_read_ours(struct huggingface_config *h, const jso
         const char *value = "";
         CHECK(json_get_string(root, *option, &value, name, error));
         if (strlen(value) > 20)
-            return error_format(error, "%s: %s is '%s'; expected an option's value", name, *option, json_show(value).text);
+            return error_format(error, "%s: %s is '%s'; expected an option's value", name, *option,
+                                json_show(value).text);
         huggingface_set(h, "%s=%s", *option, value);
     }
     return NULL;
 }
 
 // Each is what its option takes: so it is the file that is named where it is not.
-static const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error) {
+static const char *huggingface_check_settings(const struct huggingface_config *h, const char *name,
+                                              struct error_text *error) {
     struct config config;
     char option[OPTION_NAME], expected[OPTION_TEXT];
     for (int i = 0; i < h->num_settings; i++) {
@@ -329,8 +346,8 @@ static const char *huggingface_check_settings(const struct huggingface_config *h
         if (!problem)
             continue;
         option_expected(row, expected);
-        return error_format(error, "%s: %s would be '%s', which is %s; expected %s", name, row->name, json_show(value).text,
-                            problem, expected);
+        return error_format(error, "%s: %s would be '%s', which is %s; expected %s", name, row->name,
+                            json_show(value).text, problem, expected);
     }
     return NULL;
 }
@@ -344,8 +361,8 @@ static const char *huggingface_read_object(struct huggingface_config *h, const j
     while (a < ARCHITECTURE_COUNT && strcmp(type, architectures[a].model_type) != 0)
         a++;
     if (a == ARCHITECTURE_COUNT)
-        return error_format(error, "%s: model_type is '%s', which is not supported; expected gpt2, llama or qwen2", name,
-                            json_show(type).text);
+        return error_format(error, "%s: model_type is '%s', which is not supported; expected gpt2, llama or qwen2",
+                            name, json_show(type).text);
     h->architecture = (enum architecture)a;
     CHECK(huggingface_absent(root, "quantization_config", name, error));
     CHECK(huggingface_size(h, root, "vocab_size", "vocab-size", name, error));
@@ -392,8 +409,10 @@ static const char *llmc_parse(struct llmc_header *h, const unsigned char *data, 
                             (unsigned long long)file_bytes, LLMC_MODEL_HEADER);
     memcpy(words, data, sizeof words);
     if (words[0] != 20240326 || (words[1] != 3 && words[1] != 5))
-        return error_format(error, "%s: begins with %d and version %d; expected an llm.c checkpoint, 20240326 and version 3 "
-                            "(fp32) or 5 (bf16)", name, (int)words[0], (int)words[1]);
+        return error_format(error,
+                            "%s: begins with %d and version %d; expected an llm.c checkpoint, 20240326 and version 3 "
+                            "(fp32) or 5 (bf16)",
+                            name, (int)words[0], (int)words[1]);
     for (int i = 2; i < 8; i++)
         if (words[i] < 1 || words[i] >= HUGGINGFACE_LARGEST)
             return error_format(error, "%s: header word %d is %d; expected 1 to %d", name, i, (int)words[i],
@@ -402,13 +421,14 @@ static const char *llmc_parse(struct llmc_header *h, const unsigned char *data, 
     h->heads = words[5], h->channels = words[6], h->padded_vocab_size = words[7];
     h->bf16 = words[1] == 5;
     if (h->padded_vocab_size < h->vocab_size || h->channels % h->heads != 0 || h->channels / h->heads % 8 != 0)
-        return error_format(error, "%s: has a vocabulary of %d padded to %d, %d heads and width %d; expected as many or more, "
-                            "and heads of a size that is a multiple of 8", name, h->vocab_size, h->padded_vocab_size,
-                            h->heads, h->channels);
+        return error_format(error,
+                            "%s: has a vocabulary of %d padded to %d, %d heads and width %d; expected as many or more, "
+                            "and heads of a size that is a multiple of 8",
+                            name, h->vocab_size, h->padded_vocab_size, h->heads, h->channels);
     const double expected = LLMC_MODEL_HEADER + llmc_elements(h) * (h->bf16 ? 2 : 4);
     if (expected >= 0x1p53 || (double)file_bytes != expected)
-        return error_format(error, "%s: is %llu bytes long; expected %.0f by its header; it was cut off: copy it again", name,
-                            (unsigned long long)file_bytes, expected);
+        return error_format(error, "%s: is %llu bytes long; expected %.0f by its header; it was cut off: copy it again",
+                            name, (unsigned long long)file_bytes, expected);
     return NULL;
 }
 static void llmc_settings(struct huggingface_config *h, const struct llmc_header *header) {
@@ -436,10 +456,10 @@ static void llmc_settings(struct huggingface_config *h, const struct llmc_header
 // One tensor of model.safetensors.
 struct huggingface_tensor {
     char name[96];
-    const struct tensor *ours; // whose rows it holds; NULL: zeros
-    int rows, cols;            // its shape; cols 0: a vector of `rows`
-    int first_row;             // of ours
-    bool transposed;           // GPT-2's Conv1D: (in, out), while ours is (out, in)
+    const struct tensor *ours;             // whose rows it holds; NULL: zeros
+    int rows, cols;                        // its shape; cols 0: a vector of `rows`
+    int first_row;                         // of ours
+    bool transposed;                       // GPT-2's Conv1D: (in, out), while ours is (out, in)
     int repeat, q_rows, kv_rows, head_dim; // repeat > 1: its out-rows are q, k, v with each KV head repeated
 };
 
@@ -464,8 +484,8 @@ struct huggingface_builder {
     const struct model_shape *shape;
 };
 
-static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id, int first_row,
-                                                  int rows, const char *prefix, const char *name) {
+static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
+                                                  int first_row, int rows, const char *prefix, const char *name) {
     struct huggingface_tensor *t = &b->tensors->list[b->tensors->count++];
     memset(t, 0, sizeof *t);
     if (layer >= 0)
@@ -554,12 +574,13 @@ static void huggingface_list_ours(struct huggingface_builder *b) {
 }
 
 // All tensors of the model's folder, in the order in which they are written.
-static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table, const struct model_shape *shape,
-                                                         enum architecture a) {
+static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table,
+                                                         const struct model_shape *shape, enum architecture a) {
     struct huggingface_tensors tensors;
     struct huggingface_builder b = {&tensors, table, shape};
     tensors.count = 0;
-    tensors.list = (struct huggingface_tensor *)calloc((size_t)(shape->L + 1) * (PARAM_COUNT + 4), sizeof *tensors.list);
+    tensors.list =
+        (struct huggingface_tensor *)calloc((size_t)(shape->L + 1) * (PARAM_COUNT + 4), sizeof *tensors.list);
     if (!tensors.list)
         fail("out of memory for the table of parameters");
     if (a == ARCHITECTURE_OURS)
@@ -577,7 +598,9 @@ static void huggingface_tensors_free(struct huggingface_tensors *tensors) {
     memset(tensors, 0, sizeof *tensors);
 }
 
-static int64_t huggingface_count(const struct huggingface_tensor *t) { return (int64_t)t->rows * (t->cols ? t->cols : 1); }
+static int64_t huggingface_count(const struct huggingface_tensor *t) {
+    return (int64_t)t->rows * (t->cols ? t->cols : 1);
+}
 
 // out: elements of rows [first, first + n) of the tensor, from the values of ours (all of its rows).
 static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {

@@ -39,7 +39,8 @@ static void libraries_print(void) {
     if (cudaRuntimeGetVersion(&runtime) == cudaSuccess)
         library_row("CUDA", cuda_version_text(compiled, CUDART_VERSION), cuda_version_text(running, runtime));
     const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
-    log_row("GPU driver", "%s%s", has_driver ? "for CUDA " : "none", has_driver ? cuda_version_text(running, driver) : "");
+    log_row("GPU driver", "%s%s", has_driver ? "for CUDA " : "none",
+            has_driver ? cuda_version_text(running, driver) : "");
     library_row("cuBLASLt", library_version_text(compiled, CUBLAS_VERSION),
                 library_version_text(running, (int)cublasLtGetVersion()));
 #ifdef HAVE_NCCL
@@ -53,11 +54,11 @@ static void libraries_print(void) {
 
 #else
 
-#include "runtime/checkpoint.h"    // XXH_VERSION_MAJOR
-#include "runtime/exchange_mpi.h"  // MPI_Get_library_version
-#include <gnu/libc-version.h>      // gnu_get_libc_version
-#include <jansson.h>               // jansson_version_str
-#include <pcre2.h>                 // pcre2_config
+#include "runtime/checkpoint.h"   // XXH_VERSION_MAJOR
+#include "runtime/exchange_mpi.h" // MPI_Get_library_version
+#include <gnu/libc-version.h>     // gnu_get_libc_version
+#include <jansson.h>              // jansson_version_str
+#include <pcre2.h>                // pcre2_config
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h> // dnnl_version
 #endif

@@ -204,9 +204,9 @@ struct plan_packing {
     size_t *floor; // (count) of a fitted item: the highest stacked byte under it
     // Placed fitted items by class and the 2^class slots in which they begin, so that an item finds its neighbours at
     // a cost that follows their number, however long another one lives.
-    int *newest;                   // (bucket_count) the last one placed of a bucket, -1: none
-    int *next;                     // (count) the one of its bucket placed before it, -1: none
-    int buckets_of[PLAN_CLASSES];  // the first bucket of a class, -1: no fitted item has it
+    int *newest;                  // (bucket_count) the last one placed of a bucket, -1: none
+    int *next;                    // (count) the one of its bucket placed before it, -1: none
+    int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: no fitted item has it
     int bucket_count;
     int64_t work; // how much has been looked at
 };
@@ -432,7 +432,8 @@ static void plan_pack(struct plan_packing *packing) {
                 struct plan_key *order = orders + (size_t)(stack * PLAN_ORDERS + i) * count;
                 if (round == 0)
                     plan_sort(packing, order, (enum plan_order)i);
-                for (int again = 0; again < 2 && plan_goes_on(packing, round); again++) { // one promotion often is enough
+                for (int again = 0; again < 2 && plan_goes_on(packing, round);
+                     again++) { // one promotion often is enough
                     plan_try(packing, order);
                     plan_promote(packing, order, packing->fitted_count);
                 }

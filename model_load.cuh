@@ -75,7 +75,8 @@ static const char *model_folder_open(struct model_folder *folder, const char *pa
 }
 
 // The tensor of that name. GPT-2's older files leave the prefix out.
-static const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name, int *file) {
+static const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
+                                                          int *file) {
     static const char prefix[] = "transformer.";
     for (*file = 0; *file < folder->count; ++*file) {
         const struct safetensors_tensor *tensor = safetensors_find(&folder->files[*file], name);
@@ -96,8 +97,9 @@ static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     return tied && strcmp(name, "lm_head.weight") == 0;
 }
 // A tensor that has no place in the model means that the model is another one.
-static const char *model_folder_check_names(const struct model_folder *folder, const struct huggingface_tensors *tensors,
-                                            bool tied, struct error_text *error) {
+static const char *model_folder_check_names(const struct model_folder *folder,
+                                            const struct huggingface_tensors *tensors, bool tied,
+                                            struct error_text *error) {
     for (int f = 0; f < folder->count; f++)
         for (int i = 0; i < folder->files[f].count; i++) {
             const char *name = folder->files[f].tensors[i].name;
@@ -108,13 +110,13 @@ static const char *model_folder_check_names(const struct model_folder *folder, c
                         (strncmp(wanted, "transformer.", 12) == 0 && strcmp(name, wanted + 12) == 0);
             }
             if (!known)
-                return error_format(error, "%s: has the tensor '%s', which this model has no place for", folder->names[f],
-                                    json_show(name).text);
+                return error_format(error, "%s: has the tensor '%s', which this model has no place for",
+                                    folder->names[f], json_show(name).text);
             int first;
             model_folder_find(folder, name, &first);
             if (first != f)
-                return error_format(error, "%s: has the tensor '%s', which %s has too", folder->names[f], json_show(name).text,
-                                    folder->names[first]);
+                return error_format(error, "%s: has the tensor '%s', which %s has too", folder->names[f],
+                                    json_show(name).text, folder->names[first]);
         }
     return NULL;
 }
@@ -166,7 +168,8 @@ static void model_loader_free(struct model_loader *loader) {
 
 // values = n elements of a file's tensor from `first` on.
 static const char *model_read(struct model_loader *loader, const struct safetensors *file, const char *file_name,
-                              const struct safetensors_tensor *tensor, int64_t first, int64_t n, struct error_text *error) {
+                              const struct safetensors_tensor *tensor, int64_t first, int64_t n,
+                              struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(tensor->dtype);
     LOAD_CHECK(model_loader_reserve(loader, n, error));
     LOAD_CHECK(safetensors_read(file, tensor, (uint64_t)first * width, (uint64_t)n * width, loader->raw, error));
@@ -204,7 +207,8 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     const struct safetensors_tensor *tensor = model_folder_find(folder, t->name, &f);
     if (!tensor)
         return error_format(error, "%s: has no tensor '%s'", folder->path, t->name);
-    LOAD_CHECK(safetensors_get(&tensor, &folder->files[f], tensor->name, shape, t->cols ? 2 : 1, folder->names[f], error));
+    LOAD_CHECK(
+        safetensors_get(&tensor, &folder->files[f], tensor->name, shape, t->cols ? 2 : 1, folder->names[f], error));
     if (t->transposed || t->repeat > 1)
         return model_load_moved(loader, t, &folder->files[f], folder->names[f], tensor, error);
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
@@ -262,14 +266,15 @@ static const char *model_load_part(struct model_loader *loader, const struct saf
                             safetensors_dtype_name(tensor->dtype));
     for (int64_t first = 0; first < count; first += LOAD_PIECE) {
         const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
-        if (!gpt_holds(m, part == FLAT_MASTER ? shards_parameters(&m->shards) : shards_optimizer(&m->shards), t->offset + first, n))
+        if (!gpt_holds(m, part == FLAT_MASTER ? shards_parameters(&m->shards) : shards_optimizer(&m->shards),
+                       t->offset + first, n))
             continue;
         LOAD_CHECK(model_read(loader, file, file_name, tensor, first, n, error));
         if (part == FLAT_MASTER)
             model_store(m, t, first, loader->values, n, loader->rounded);
         else
-            gpt_upload(m, part == FLAT_M ? m->m : m->v, shards_optimizer(&m->shards), t->offset + first, loader->values, n,
-                       sizeof(float));
+            gpt_upload(m, part == FLAT_M ? m->m : m->v, shards_optimizer(&m->shards), t->offset + first, loader->values,
+                       n, sizeof(float));
         device_synchronize(m->dev);
     }
     return NULL;
@@ -301,13 +306,14 @@ static const char *model_load_checkpoint(struct gpt *m, const char *folder, stru
 // llm.c
 
 // The tensors of an llm.c checkpoint in their order there, each over all layers.
-static const enum parameter llmc_order[] = {PARAM_WTE,       PARAM_WPE,   PARAM_LN1_W,     PARAM_LN1_B,
-                                            PARAM_QKV_W,     PARAM_QKV_B, PARAM_ATTPROJ_W, PARAM_ATTPROJ_B,
-                                            PARAM_LN2_W,     PARAM_LN2_B, PARAM_FC_W,      PARAM_FC_B,
-                                            PARAM_FCPROJ_W,  PARAM_FCPROJ_B, PARAM_LNF_W,  PARAM_LNF_B};
+static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARAM_LN1_W,     PARAM_LN1_B,
+                                            PARAM_QKV_W,    PARAM_QKV_B,    PARAM_ATTPROJ_W, PARAM_ATTPROJ_B,
+                                            PARAM_LN2_W,    PARAM_LN2_B,    PARAM_FC_W,      PARAM_FC_B,
+                                            PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_LNF_W,     PARAM_LNF_B};
 
 static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, const char *path, uint64_t *at,
-                                          const struct tensor *t, int64_t stored_rows, bool bf16, struct error_text *error) {
+                                          const struct tensor *t, int64_t stored_rows, bool bf16,
+                                          struct error_text *error) {
     const uint64_t width = bf16 ? 2 : 4;
     const int64_t count = (int64_t)t->visible_rows * t->cols;
     for (int64_t first = 0; first < count; first += LOAD_PIECE) {
@@ -329,9 +335,11 @@ static const char *model_load_llmc(struct gpt *m, const char *path, struct error
     uint64_t file_bytes, at = sizeof bytes;
     memset(&header, 0, sizeof header);
     LOAD_CHECK(open_regular(&fd, &file_bytes, path, "an llm.c checkpoint", error));
-    const char *problem = read_exactly(fd, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, 0, path, error);
+    const char *problem =
+        read_exactly(fd, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, 0, path, error);
     if (!problem)
-        problem = llmc_parse(&header, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, file_bytes, path, error);
+        problem =
+            llmc_parse(&header, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, file_bytes, path, error);
     const char *no_room = model_loader_create(&loader, m, error);
     if (!problem)
         problem = no_room;

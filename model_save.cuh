@@ -4,12 +4,12 @@
 // Written from fp32 values: the master weights, or in fp32 the parameters themselves, of which bf16 parameters are the
 // rounded form. They come from a copy in the host's memory, while the training goes on, or straight from the model.
 #pragma once
-#include "gpt.cuh"               // struct gpt
-#include "huggingface.h"         // which tensor holds which parameters
-#include "model_load.cuh"        // optimizer_names, optimizer_file_name
-#include "runtime/checkpoint.h"  // checkpoint_begin, checkpoint_file_write, checkpoint_commit
+#include "gpt.cuh"                     // struct gpt
+#include "huggingface.h"               // which tensor holds which parameters
+#include "model_load.cuh"              // optimizer_names, optimizer_file_name
+#include "runtime/checkpoint.h"        // checkpoint_begin, checkpoint_file_write, checkpoint_commit
 #include "runtime/checkpoint_thread.h" // writes while the training goes on
-#include "runtime/safetensors.h" // safetensors_lay_out
+#include "runtime/safetensors.h"       // safetensors_lay_out
 
 enum { SAVE_TOKENIZER_FILES = 8 };
 static const int64_t SAVE_PIECE = 1 << 18; // elements
@@ -19,21 +19,21 @@ struct save_job {
     const struct parameters *table;
     const struct model_shape *shape;
     enum architecture architecture;
-    bool bf16;                           // model.safetensors; then the master weights are the optimizer's
+    bool bf16; // model.safetensors; then the master weights are the optimizer's
     uint64_t most_shard_bytes;
-    const float *flat[FLAT_COUNT];  // host memory; NULL: fetched from `m`, a tensor at a time
+    const float *flat[FLAT_COUNT]; // host memory; NULL: fetched from `m`, a tensor at a time
     struct gpt *m;
-    float *fetched;                      // room for the largest tensor
-    char root[PATH_MAX];                 // OUT/checkpoints
+    float *fetched;      // room for the largest tensor
+    char root[PATH_MAX]; // OUT/checkpoints
     int64_t step;
-    int keep;                            // checkpoints; 0: all
+    int keep; // checkpoints; 0: all
     char *config_json, *state_json;
     size_t config_bytes, state_bytes;
     char tokenizer_files[SAVE_TOKENIZER_FILES][PATH_MAX]; // copied in under their own names, "" ends them
     char tokenizer_names[SAVE_TOKENIZER_FILES][64];
     // while it runs
     struct checkpoint_writer writer;
-    float *values;  // a piece
+    float *values; // a piece
     uint16_t *bf16_values;
 };
 
@@ -111,8 +111,8 @@ static int save_divide(const struct save_job *job, const struct huggingface_tens
     return shards;
 }
 
-static const char *save_index(struct save_job *job, const struct huggingface_tensors *tensors, const int *first, int shards,
-                              char (*names)[48]) {
+static const char *save_index(struct save_job *job, const struct huggingface_tensors *tensors, const int *first,
+                              int shards, char (*names)[48]) {
     struct safetensors_index_entry *entries =
         (struct safetensors_index_entry *)calloc((size_t)tensors->count, sizeof *entries);
     char *text = NULL;
@@ -128,8 +128,9 @@ static const char *save_index(struct save_job *job, const struct huggingface_ten
     if (out)
         safetensors_index_write(out, entries, tensors->count, total);
     const bool written = out && fclose(out) == 0;
-    const char *problem = written ? checkpoint_file(&job->writer, "model.safetensors.index.json", text, bytes)
-                                  : error_format(&job->writer.error, "out of memory for the index of model.safetensors");
+    const char *problem = written
+                              ? checkpoint_file(&job->writer, "model.safetensors.index.json", text, bytes)
+                              : error_format(&job->writer.error, "out of memory for the index of model.safetensors");
     free(text);
     free(entries);
     return problem;
@@ -140,7 +141,8 @@ static const char *save_shards(struct save_job *job, const struct huggingface_te
     const int shards = save_divide(job, tensors, first);
     const char *problem = NULL;
     for (int s = 0; s < shards && !problem; s++) {
-        snprintf(names[s], sizeof names[s], shards == 1 ? "model.safetensors" : "model-%05d-of-%05d.safetensors", s + 1, shards);
+        snprintf(names[s], sizeof names[s], shards == 1 ? "model.safetensors" : "model-%05d-of-%05d.safetensors", s + 1,
+                 shards);
         for (int i = first[s]; i < first[s + 1]; i++) {
             const struct huggingface_tensor *t = &tensors->list[i];
             entries[i].name = t->name;
@@ -160,8 +162,9 @@ static const char *save_model(struct save_job *job) {
     struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
     int *first = (int *)calloc(count, sizeof *first);
     char(*names)[48] = (char(*)[48])calloc(count, sizeof *names);
-    const char *problem = entries && first && names ? save_shards(job, &tensors, entries, first, names)
-                                                    : error_format(&job->writer.error, "out of memory for a checkpoint");
+    const char *problem = entries && first && names
+                              ? save_shards(job, &tensors, entries, first, names)
+                              : error_format(&job->writer.error, "out of memory for a checkpoint");
     free(entries);
     free(first);
     free(names);
@@ -183,7 +186,8 @@ static const char *save_optimizer_data(struct save_job *job, const struct safete
 }
 static const char *save_optimizer_file(struct save_job *job, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
-    const char *problem = safetensors_lay_out(&layout, entries, count, NULL, 0, optimizer_file_name, &job->writer.error);
+    const char *problem =
+        safetensors_lay_out(&layout, entries, count, NULL, 0, optimizer_file_name, &job->writer.error);
     if (problem)
         return problem;
     problem = checkpoint_file_begin(&job->writer, optimizer_file_name);
@@ -223,8 +227,8 @@ static const char *save_tokenizer_file(struct save_job *job, int i) {
     enum { MOST_BYTES = 1 << 30 };
     unsigned char *data;
     uint64_t bytes;
-    const char *problem = read_whole(&data, &bytes, MOST_BYTES, job->tokenizer_files[i], "a tokenizer's file",
-                                     &job->writer.error);
+    const char *problem =
+        read_whole(&data, &bytes, MOST_BYTES, job->tokenizer_files[i], "a tokenizer's file", &job->writer.error);
     if (!problem)
         problem = checkpoint_file(&job->writer, job->tokenizer_names[i], data, bytes);
     free(data);
@@ -291,10 +295,10 @@ struct saver {
     struct gpt *m;
     struct save_job job;
     struct checkpoint_thread thread;
-    int end_of_text;    // token, -1: none
-    int64_t last_step;  // whose save was begun last, -1: none
-    bool running;       // its result was not taken yet
-    double begun_s;     // when, by seconds_now()
+    int end_of_text;   // token, -1: none
+    int64_t last_step; // whose save was begun last, -1: none
+    bool running;      // its result was not taken yet
+    double begun_s;    // when, by seconds_now()
 };
 
 // Adds a file that goes along with every checkpoint, if it is there and no other of that name came before.
@@ -312,7 +316,8 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
 
 static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     const struct config *c = &m->config;
-    const bool bf16 = c->checkpoint_dtype == CHECKPOINT_AUTO ? sizeof(floatX) == 2 : c->checkpoint_dtype == CHECKPOINT_BF16;
+    const bool bf16 =
+        c->checkpoint_dtype == CHECKPOINT_AUTO ? sizeof(floatX) == 2 : c->checkpoint_dtype == CHECKPOINT_BF16;
     struct save_job *job = &saver->job;
     struct error_text error;
     memset(saver, 0, sizeof *saver);
@@ -330,9 +335,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->out) >= sizeof job->root)
         fail("--out %s: the name is too long", c->out);
     for (int flat = 0; flat < FLAT_COUNT; flat++)
-        job->flat[flat] = m->copies             ? m->copy[flat]
-                          : DEVICE_MEMORY_IS_HOSTS ? gpt_flat(m, (enum flat)flat)
-                                                   : NULL;
+        job->flat[flat] = m->copies ? m->copy[flat] : DEVICE_MEMORY_IS_HOSTS ? gpt_flat(m, (enum flat)flat) : NULL;
     const char *problem = save_job_reserve(job, !job->flat[0], &error);
     if (problem)
         fail("%s", problem);

@@ -4,12 +4,12 @@
 // that of backward, a range at the front of the gradient buffer is complete while later layers still run: buckets of a
 // gradient reduction, optimizer shards and decay groups are ranges.
 #pragma once
-#include "config.h"        // struct config
+#include "config.h"           // struct config
 #include "kernels/random.cuh" // random_normal
-#include "recompute.cuh"   // struct layer_shape
-#include <stdbool.h>       // bool
-#include <stdint.h>        // int64_t
-#include <stdio.h>         // snprintf
+#include "recompute.cuh"      // struct layer_shape
+#include <stdbool.h>          // bool
+#include <stdint.h>           // int64_t
+#include <stdio.h>            // snprintf
 
 // The shape of a whole model: what the config says, resolved.
 struct model_shape {
@@ -52,27 +52,27 @@ enum initialisation {
 // One row a kind of tensor, in the order in which backward finishes them. Columns: name; 1 where every layer has one;
 // rows (0: the model has none); columns (1: a vector); rows that are visible outside; initialisation.
 // Matrices and embeddings decay, vectors do not, which is the rule of GPT-2's and Llama's trainers.
-#define PARAMETER_ROWS(ROW)                                                                                                 \
-    ROW(LNF_W, "lnf.weight", 0, s->layer.C, 1, s->layer.C, INIT_ONE)                                                         \
-    ROW(LNF_B, "lnf.bias", 0, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                                   \
-    ROW(LM_HEAD, "lm_head", 0, s->tied ? 0 : s->Vp, s->layer.C, s->V, INIT_NORMAL)                                           \
-    ROW(FCPROJ_W, "fcproj.weight", 1, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL)                                     \
-    ROW(FCPROJ_B, "fcproj.bias", 1, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO)                                    \
-    ROW(FC_W, "fc.weight", 1, (s->layer.swiglu ? 2 : 1) * s->layer.F, s->layer.C, (s->layer.swiglu ? 2 : 1) * s->layer.F,    \
-        INIT_NORMAL)                                                                                                         \
-    ROW(FC_B, "fc.bias", 1, s->biases ? (s->layer.swiglu ? 2 : 1) * s->layer.F : 0, 1,                                       \
-        (s->layer.swiglu ? 2 : 1) * s->layer.F, INIT_ZERO)                                                                   \
-    ROW(LN2_W, "ln2.weight", 1, s->layer.C, 1, s->layer.C, INIT_ONE)                                                         \
-    ROW(LN2_B, "ln2.bias", 1, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                                   \
-    ROW(ATTPROJ_W, "attproj.weight", 1, s->layer.C, s->layer.H *s->layer.D, s->layer.C, INIT_RESIDUAL)                       \
-    ROW(ATTPROJ_B, "attproj.bias", 1, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO)                                  \
-    ROW(QKV_W, "qkv.weight", 1, (s->layer.H + 2 * s->layer.G) * s->layer.D, s->layer.C,                                      \
-        (s->layer.H + 2 * s->layer.G) * s->layer.D, INIT_NORMAL)                                                             \
-    ROW(QKV_B, "qkv.bias", 1, s->qkv_bias ? (s->layer.H + 2 * s->layer.G) * s->layer.D : 0, 1,                               \
-        (s->layer.H + 2 * s->layer.G) * s->layer.D, INIT_ZERO)                                                               \
-    ROW(LN1_W, "ln1.weight", 1, s->layer.C, 1, s->layer.C, INIT_ONE)                                                         \
-    ROW(LN1_B, "ln1.bias", 1, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                                   \
-    ROW(WPE, "wpe", 0, s->P, s->layer.C, s->P, INIT_NORMAL)                                                                  \
+#define PARAMETER_ROWS(ROW)                                                                                            \
+    ROW(LNF_W, "lnf.weight", 0, s->layer.C, 1, s->layer.C, INIT_ONE)                                                   \
+    ROW(LNF_B, "lnf.bias", 0, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                             \
+    ROW(LM_HEAD, "lm_head", 0, s->tied ? 0 : s->Vp, s->layer.C, s->V, INIT_NORMAL)                                     \
+    ROW(FCPROJ_W, "fcproj.weight", 1, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL)                               \
+    ROW(FCPROJ_B, "fcproj.bias", 1, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO)                              \
+    ROW(FC_W, "fc.weight", 1, (s->layer.swiglu ? 2 : 1) * s->layer.F, s->layer.C,                                      \
+        (s->layer.swiglu ? 2 : 1) * s->layer.F, INIT_NORMAL)                                                           \
+    ROW(FC_B, "fc.bias", 1, s->biases ? (s->layer.swiglu ? 2 : 1) * s->layer.F : 0, 1,                                 \
+        (s->layer.swiglu ? 2 : 1) * s->layer.F, INIT_ZERO)                                                             \
+    ROW(LN2_W, "ln2.weight", 1, s->layer.C, 1, s->layer.C, INIT_ONE)                                                   \
+    ROW(LN2_B, "ln2.bias", 1, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                             \
+    ROW(ATTPROJ_W, "attproj.weight", 1, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_RESIDUAL)                \
+    ROW(ATTPROJ_B, "attproj.bias", 1, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO)                            \
+    ROW(QKV_W, "qkv.weight", 1, (s->layer.H + 2 * s->layer.G) * s->layer.D, s->layer.C,                                \
+        (s->layer.H + 2 * s->layer.G) * s->layer.D, INIT_NORMAL)                                                       \
+    ROW(QKV_B, "qkv.bias", 1, s->qkv_bias ? (s->layer.H + 2 * s->layer.G) * s->layer.D : 0, 1,                         \
+        (s->layer.H + 2 * s->layer.G) * s->layer.D, INIT_ZERO)                                                         \
+    ROW(LN1_W, "ln1.weight", 1, s->layer.C, 1, s->layer.C, INIT_ONE)                                                   \
+    ROW(LN1_B, "ln1.bias", 1, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                             \
+    ROW(WPE, "wpe", 0, s->P, s->layer.C, s->P, INIT_NORMAL)                                                            \
     ROW(WTE, "wte", 0, s->Vp, s->layer.C, s->V, INIT_NORMAL)
 
 enum parameter {
@@ -85,11 +85,11 @@ enum parameter {
 struct tensor {
     char name[40]; // "layer.3.qkv.weight"
     enum parameter parameter;
-    int layer;                // -1: of the whole model
-    int rows, cols;           // cols = 1: a vector
-    int visible_rows;         // the rest is padding
+    int layer;        // -1: of the whole model
+    int rows, cols;   // cols = 1: a vector
+    int visible_rows; // the rest is padding
     enum initialisation init;
-    int64_t offset, count;    // in elements of the flat buffers; count includes padded rows
+    int64_t offset, count; // in elements of the flat buffers; count includes padded rows
 };
 
 static bool tensor_decays(const struct tensor *t) { return t->cols > 1; }
@@ -97,7 +97,7 @@ static bool tensor_decays(const struct tensor *t) { return t->cols > 1; }
 struct parameters {
     struct tensor *tensors; // in flat order
     int num_tensors;
-    int *index;      // (L + 1, PARAM_COUNT) into tensors, -1 where absent; the last row is the whole model's
+    int *index; // (L + 1, PARAM_COUNT) into tensors, -1 where absent; the last row is the whole model's
     int L;
     int64_t flat;    // elements of a flat buffer, alignment gaps included
     int64_t visible; // parameters as the world counts them
@@ -114,14 +114,14 @@ static struct tensor tensor_row(enum parameter id, const struct model_shape *s, 
     t.parameter = id;
     t.layer = -1;
     switch (id) {
-#define CASE_ROW(id, text, each, rows_, cols_, visible_, init_)                                                              \
-    case PARAM_##id:                                                                                                         \
-        snprintf(t.name, sizeof t.name, "%s", text);                                                                         \
-        *per_layer = each;                                                                                                   \
-        t.rows = rows_;                                                                                                      \
-        t.cols = cols_;                                                                                                      \
-        t.visible_rows = visible_;                                                                                           \
-        t.init = init_;                                                                                                      \
+#define CASE_ROW(id, text, each, rows_, cols_, visible_, init_)                                                        \
+    case PARAM_##id:                                                                                                   \
+        snprintf(t.name, sizeof t.name, "%s", text);                                                                   \
+        *per_layer = each;                                                                                             \
+        t.rows = rows_;                                                                                                \
+        t.cols = cols_;                                                                                                \
+        t.visible_rows = visible_;                                                                                     \
+        t.init = init_;                                                                                                \
         break;
         PARAMETER_ROWS(CASE_ROW)
 #undef CASE_ROW

@@ -33,7 +33,8 @@ static void connect_ranks(struct run *r) {
     if (c->collectives == BY_NCCL && kind != COLLECTIVES_NCCL)
         fail("--collectives nccl is for GPUs, and this run is on the CPU; leave the option out");
     if (kind == COLLECTIVES_HOST) {
-        const bool by_mpi = c->collectives == BY_MPI || (c->collectives != BY_SOCKETS && r->parallel->launch.kind == LAUNCH_MPI);
+        const bool by_mpi =
+            c->collectives == BY_MPI || (c->collectives != BY_SOCKETS && r->parallel->launch.kind == LAUNCH_MPI);
         const char *problem = parallel_open_exchange(r->parallel, by_mpi ? EXCHANGE_MPI : EXCHANGE_SOCKETS, &error);
         if (problem)
             fail("%s", problem);
@@ -82,7 +83,8 @@ static void check_same_data(struct run *r) {
         struct dataloader *loader = which ? r->val : r->train;
         for (int i = 0; loader && i < dataloader_num_files(loader); i++)
             fprintf(out, "%s, %llu tokens, sample %016llx\n", dataloader_name(loader, i),
-                    (unsigned long long)loader->files[i].tokens, (unsigned long long)sample_hash(dataloader_path(loader, i)));
+                    (unsigned long long)loader->files[i].tokens,
+                    (unsigned long long)sample_hash(dataloader_path(loader, i)));
     }
     fclose(out);
     parallel_check_same(r->parallel, text, "data files");
@@ -149,7 +151,8 @@ static void check_replicas(struct run *r) {
     const int culprit = odd_rank(all, s->ranks, BUFFERS, &right);
     for (int i = 0; i < BUFFERS && culprit >= 0; i++)
         if (all[culprit * BUFFERS + i] != all[right * BUFFERS + i])
-            fail("step %d: the %s of rank %d are not those of the other ranks: its memory, its GPU or its network is at fault; go "
+            fail("step %d: the %s of rank %d are not those of the other ranks: its memory, its GPU or its network is "
+                 "at fault; go "
                  "on without it from the last checkpoint",
                  r->finished, names[i], culprit);
     free(all);

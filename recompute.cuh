@@ -14,12 +14,12 @@
 
 // What the sizes in the table depend on.
 struct layer_shape {
-    int C, H, G, D, F;    // hidden size, query heads, key/value heads (query groups), head dim, FFN width
-    int T;                // sequence length
-    int x;                // bytes of floatX
-    bool swiglu;          // else GELU
-    bool rmsnorm;         // else LayerNorm
-    bool materialised;    // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
+    int C, H, G, D, F; // hidden size, query heads, key/value heads (query groups), head dim, FFN width
+    int T;             // sequence length
+    int x;             // bytes of floatX
+    bool swiglu;       // else GELU
+    bool rmsnorm;      // else LayerNorm
+    bool materialised; // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
 };
 
 // The modules of --recompute-modules, as bits.
@@ -38,25 +38,25 @@ static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "acti
 // `s` is the struct layer_shape. INPUT is the layer's input, which is the OUT of the layer before and not stored twice.
 // The last matmul of the MLP belongs to OUT: no backward reads OUT of its own layer, so full recomputation skips it.
 // SOFTMAX and ATT come from one op, which makes both whenever either is asked for; its cost stands in ATT's row.
-#define ACTIVATION_ROWS(ROW)                                                                                                \
-    ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C *s->x, 0, 2 * s->C * s->x, ACT_INPUT)                                     \
-    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, ACT_INPUT)                          \
-    ROW(QKV, "qkv", "qkv", MODULE_QKV, (s->H + 2 * s->G) * s->D * s->x, 2.0 * s->C * (s->H + 2 * s->G) * s->D,               \
-        2 * (s->H + 2 * s->G) * s->D * s->x, BIT(NORM1))                                                                     \
-    ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN,                      \
-        s->materialised ? (int64_t)s->H * s->T * s->x : 4 * s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,         \
-        BIT(QKV))                                                                                                            \
-    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, s->H *s->D *s->x, 2.0 * s->H * s->D * s->T,             \
-        s->H * s->D * s->x, BIT(QKV))                                                                                        \
-    ROW(MID, "residual after attention", "residual", 0, s->C *s->x, 2.0 * s->H * s->D * s->C, 3 * s->C * s->x,               \
-        ACT_INPUT | BIT(ATT))                                                                                                \
-    ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->C *s->x, 0, 2 * s->C * s->x, BIT(MID))                                      \
-    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, BIT(MID))                           \
-    ROW(FC, s->swiglu ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)(s->swiglu ? 2 : 1) * s->F * s->x,                 \
-        (s->swiglu ? 4.0 : 2.0) * s->C * s->F, (s->swiglu ? 2 : 1) * s->F * s->x, BIT(NORM2))                                \
-    ROW(ACT, s->swiglu ? "swiglu" : "gelu", "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0,       \
-        (s->swiglu ? 3 : 2) * s->F * s->x, BIT(FC))                                                                          \
-    ROW(OUT, "residual after mlp", "residual", 0, s->C *s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
+#define ACTIVATION_ROWS(ROW)                                                                                           \
+    ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)                              \
+    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, ACT_INPUT)                    \
+    ROW(QKV, "qkv", "qkv", MODULE_QKV, (s->H + 2 * s->G) * s->D * s->x, 2.0 * s->C * (s->H + 2 * s->G) * s->D,         \
+        2 * (s->H + 2 * s->G) * s->D * s->x, BIT(NORM1))                                                               \
+    ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN,                \
+        s->materialised ? (int64_t)s->H * s->T * s->x : 4 * s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,   \
+        BIT(QKV))                                                                                                      \
+    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, s->H * s->D * s->x, 2.0 * s->H * s->D * s->T,     \
+        s->H * s->D * s->x, BIT(QKV))                                                                                  \
+    ROW(MID, "residual after attention", "residual", 0, s->C * s->x, 2.0 * s->H * s->D * s->C, 3 * s->C * s->x,        \
+        ACT_INPUT | BIT(ATT))                                                                                          \
+    ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, BIT(MID))                               \
+    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, BIT(MID))                     \
+    ROW(FC, s->swiglu ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)(s->swiglu ? 2 : 1) * s->F * s->x,           \
+        (s->swiglu ? 4.0 : 2.0) * s->C * s->F, (s->swiglu ? 2 : 1) * s->F * s->x, BIT(NORM2))                          \
+    ROW(ACT, s->swiglu ? "swiglu" : "gelu", "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0, \
+        (s->swiglu ? 3 : 2) * s->F * s->x, BIT(FC))                                                                    \
+    ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
 
 #define BIT(id) (1u << ACT_##id)
 enum activation_id {
@@ -77,10 +77,10 @@ struct activation_row {
 
 static struct activation_row activation_row(enum activation_id id, const struct layer_shape *s) {
     switch (id) {
-#define CASE_ROW(id, name, category, modules, bytes, flops, traffic, from)                                                   \
-    case ACT_##id: {                                                                                                         \
-        const struct activation_row row = {name, category, modules, bytes, (double)(flops), (double)(traffic), from};        \
-        return row;                                                                                                          \
+#define CASE_ROW(id, name, category, modules, bytes, flops, traffic, from)                                             \
+    case ACT_##id: {                                                                                                   \
+        const struct activation_row row = {name, category, modules, bytes, (double)(flops), (double)(traffic), from};  \
+        return row;                                                                                                    \
     }
         ACTIVATION_ROWS(CASE_ROW)
 #undef CASE_ROW
@@ -163,8 +163,8 @@ static struct recompute_policy policy_uniform(int num_layers, int group) {
     for (int l = 0; l < num_layers; l++)
         if (policy_is_group_last(&policy, l))
             policy_drop_layer(&policy, l);
-    snprintf(policy.description, sizeof policy.description, "full, uniform: groups of %d layer%s keep their input", group,
-             group == 1 ? "" : "s");
+    snprintf(policy.description, sizeof policy.description, "full, uniform: groups of %d layer%s keep their input",
+             group, group == 1 ? "" : "s");
     return policy;
 }
 
@@ -173,8 +173,8 @@ static struct recompute_policy policy_block(int num_layers, int n) {
     struct recompute_policy policy = policy_none(num_layers);
     for (int l = 0; l < n; l++)
         policy_drop_layer(&policy, l);
-    snprintf(policy.description, sizeof policy.description, "full, block: the first %d of %d layers keep their input", n,
-             num_layers);
+    snprintf(policy.description, sizeof policy.description, "full, block: the first %d of %d layers keep their input",
+             n, num_layers);
     return policy;
 }
 

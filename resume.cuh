@@ -12,10 +12,12 @@ static void check_data(const struct run *r, const struct trainer_state *state) {
     for (int i = 0; i < state->num_files; i++) {
         const char *name = i < now ? dataloader_name(r->train, i) : "none";
         if (i >= now || strcmp(name, state->files[i].name) != 0 || r->train->files[i].tokens != state->files[i].tokens)
-            fail("--train-data: file %d is %s with %llu tokens, but it was %s with %llu in %s; the data may only grow, by "
+            fail("--train-data: file %d is %s with %llu tokens, but it was %s with %llu in %s; the data may only grow, "
+                 "by "
                  "files whose names sort last",
                  i + 1, name, (unsigned long long)(i < now ? r->train->files[i].tokens : 0),
-                 json_show(state->files[i].name).text, (unsigned long long)state->files[i].tokens, r->config->checkpoint);
+                 json_show(state->files[i].name).text, (unsigned long long)state->files[i].tokens,
+                 r->config->checkpoint);
     }
 }
 
@@ -117,8 +119,8 @@ static void report_save(struct run *r) {
 static void open_saver(struct run *r) {
     if (r->config->rank > 0) // the first writes for all
         return;
-    static const char *const names[] = {"tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt",
-                                        "special_tokens_map.json", "vocabulary.bin"};
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",   "vocab.json",
+                                        "merges.txt",     "special_tokens_map.json", "vocabulary.bin"};
     char path[PATH_MAX];
     saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

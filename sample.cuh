@@ -55,7 +55,8 @@ static float smallest_of_share(const float *weights, int V, double share, float 
 // Draws a token from softmax(logits / temperature) over the top_k largest (0: all) and, of these, over the likeliest that
 // together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the largest. `u` is uniform in
 // [0, 1); `scratch` holds 2 V floats.
-static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u, float *scratch) {
+static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
+                        float *scratch) {
     int largest = 0;
     for (int i = 1; i < V; i++)
         if (logits[i] > logits[largest])
@@ -95,7 +96,8 @@ static int sample_token(const float *logits, int V, double temperature, int top_
 // Continues tokens (sequences, n), whose rows begin with lengths[b] tokens of their own, 1 at least; n - 1 is at most
 // decode_tokens. The same seed and stream give the same text. `stop`, where given, is asked between tokens; false where it
 // ended the text.
-static bool gpt_generate(struct gpt *m, int32_t *tokens, const int *lengths, int n, uint64_t stream, bool (*stop)(void)) {
+static bool gpt_generate(struct gpt *m, int32_t *tokens, const int *lengths, int n, uint64_t stream,
+                         bool (*stop)(void)) {
     const struct config *c = &m->config;
     const int B = m->sequences, Vp = m->shape.Vp;
     int32_t *current = m->host_tokens;

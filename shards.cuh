@@ -42,7 +42,8 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
     const int64_t multiple = (int64_t)s->ranks * TENSOR_ALIGNMENT, n = end - begin;
     if (n == 0)
         return;
-    const int64_t pieces = (n + most - 1) / most, size = ((n + pieces - 1) / pieces + multiple - 1) / multiple * multiple;
+    const int64_t pieces = (n + most - 1) / most,
+                  size = ((n + pieces - 1) / pieces + multiple - 1) / multiple * multiple;
     for (int64_t at = begin; at < end; at += size) {
         struct piece *p = &s->pieces[s->count++];
         p->begin = at;
@@ -52,7 +53,8 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
     }
 }
 
-static struct shards shards_create(const struct parameters *table, int rank, int ranks, int stage, int64_t bucket_bytes) {
+static struct shards shards_create(const struct parameters *table, int rank, int ranks, int stage,
+                                   int64_t bucket_bytes) {
     const int64_t most = ranks == 1 ? table->flat : bucket_bytes / (int64_t)sizeof(float); // one rank reduces nothing
     struct shards s;
     memset(&s, 0, sizeof s);

@@ -13,16 +13,31 @@
 enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 
 // Options that a run can't change when it goes on: another model, another order of the data, other random numbers.
-static const char *const start_fixed_options[] = {
-    "preset",        "num_layers",   "hidden_size",             "num_attention_heads", "num_query_groups", "kv_channels",
-    "ffn_hidden_size", "seq_length", "max_position_embeddings", "vocab_size",          "normalization",    "norm_epsilon",
-    "position_embedding_type",       "rotary_base",             "activation",          "add_bias_linear",  "add_qkv_bias",
-    "untie_embeddings_and_output_weights", "seed", NULL};
+static const char *const start_fixed_options[] = {"preset",
+                                                  "num_layers",
+                                                  "hidden_size",
+                                                  "num_attention_heads",
+                                                  "num_query_groups",
+                                                  "kv_channels",
+                                                  "ffn_hidden_size",
+                                                  "seq_length",
+                                                  "max_position_embeddings",
+                                                  "vocab_size",
+                                                  "normalization",
+                                                  "norm_epsilon",
+                                                  "position_embedding_type",
+                                                  "rotary_base",
+                                                  "activation",
+                                                  "add_bias_linear",
+                                                  "add_qkv_bias",
+                                                  "untie_embeddings_and_output_weights",
+                                                  "seed",
+                                                  NULL};
 // Options of this start alone, which a checkpoint doesn't bring along.
-static const char *const start_own_options[] = {"device",   "threads", "plan",      "plan_json", "plan_picture",
-                                                "resume",   "out",     "init_from", "generate",  "eval_only",
-                                                "exit_after", "cuda_graphs", "precision", "collectives",
-                                                "rendezvous", "world_size", NULL};
+static const char *const start_own_options[] = {"device",     "threads",     "plan",      "plan_json",   "plan_picture",
+                                                "resume",     "out",         "init_from", "generate",    "eval_only",
+                                                "exit_after", "cuda_graphs", "precision", "collectives", "rendezvous",
+                                                "world_size", NULL};
 
 static bool start_is_among(const char *name, const char *const *names) {
     for (; *names; names++)
@@ -36,8 +51,9 @@ static bool start_is_among(const char *name, const char *const *names) {
 // Who this is among the ranks of the job. Only rank 0 speaks; errors are every rank's own.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
-    const char *problem = config->plan ? launch_find(&parallel->launch, config->rendezvous, launch_getenv, &error)
-                                       : parallel_open(parallel, config->rendezvous, config->collective_timeout, &error);
+    const char *problem = config->plan
+                              ? launch_find(&parallel->launch, config->rendezvous, launch_getenv, &error)
+                              : parallel_open(parallel, config->rendezvous, config->collective_timeout, &error);
     if (problem)
         fail("%s", problem);
     config->rank = parallel->launch.rank;
@@ -82,7 +98,7 @@ static void start_set(struct config *config, int row, const char *text) {
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
-    json_object_foreach(given, name, value) {
+    json_object_foreach (given, name, value) {
         const int row = option_find(&config_options, name, false);
         if (row < 0 || strcmp(config_rows[row].name, name) != 0)
             fail("%s/trainer_state.json: has the option '%s', which this program does not know", config->checkpoint,
@@ -118,7 +134,8 @@ static void start_check(const struct config *config) {
         const struct option_row *row = &config_rows[option_find(&config_options, *fixed, false)];
         const char *then = trainer_state_option(&state, "resolved", *fixed);
         if (strcmp(option_text(text, row, config), then) != 0)
-            fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run from "
+            fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run "
+                 "from "
                  "that model by --init-from and another --out",
                  option_display(name, *fixed), text, json_show(then).text, config->checkpoint);
     }
@@ -170,7 +187,8 @@ static void start_check_new(const struct config *config) {
     close(root_fd);
     for (int i = 0; i < entries.count && !failed; i++)
         if (entries.all[i].kind == CHECKPOINT_STEP)
-            fail("%s holds checkpoints of another run, the newest of step %lld: go on from it by --resume auto, name another "
+            fail("%s holds checkpoints of another run, the newest of step %lld: go on from it by --resume auto, name "
+                 "another "
                  "--out, or remove them",
                  root, (long long)entries.all[i].step);
     free(entries.all);

@@ -31,7 +31,8 @@ static void open_vocabulary(struct run *r) {
     char path[PATH_MAX];
     struct error_text error;
     struct tokenizer tokenizer;
-    if (find_text_file(r, "vocabulary.bin", path, sizeof path) || !find_text_file(r, "tokenizer.json", path, sizeof path)) {
+    if (find_text_file(r, "vocabulary.bin", path, sizeof path) ||
+        !find_text_file(r, "tokenizer.json", path, sizeof path)) {
         const bool found = find_text_file(r, "vocabulary.bin", path, sizeof path);
         r->vocabulary = vocabulary_open(found ? path : NULL, r->config->vocab_size);
         return;

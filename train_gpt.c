@@ -2,11 +2,11 @@
 //
 // This file is compiled several times. With ENGINE defined (train_cpu_fp32, ...) it is one copy of the engine, whose
 // floatX is that precision, exporting one entry point; without it, it is main, which picks a copy and calls it.
-#include "config.h"         // struct config: every option
-#include "kernels/amx.cuh"  // amx_available
-#include "runtime/error.h"  // fail
-#include <omp.h>            // omp_set_num_threads, omp_get_num_procs
-#include <stdio.h>          // printf
+#include "config.h"        // struct config: every option
+#include "kernels/amx.cuh" // amx_available
+#include "runtime/error.h" // fail
+#include <omp.h>           // omp_set_num_threads, omp_get_num_procs
+#include <stdio.h>         // printf
 
 #ifdef __cplusplus
 extern "C" {
@@ -93,16 +93,16 @@ int main(int argc, char **argv) {
 
 #else
 
-#include "attention.cuh"        // attention_choose
-#include "dataloader.h"         // token shards to batches
-#include "fit.cuh"              // options to a policy, a plan that fits
-#include "generate.cuh"         // prompts, samples, tokens to text
-#include "gpt.cuh"              // the model and its step
-#include "ranks.cuh"            // several processes
-#include "resume.cuh"           // where a run begins, and its checkpoints
-#include "run.cuh"              // struct run
-#include "runtime/log.h"        // progress line, log.jsonl
-#include "runtime/schedule.h"   // learning rate
+#include "attention.cuh"      // attention_choose
+#include "dataloader.h"       // token shards to batches
+#include "fit.cuh"            // options to a policy, a plan that fits
+#include "generate.cuh"       // prompts, samples, tokens to text
+#include "gpt.cuh"            // the model and its step
+#include "ranks.cuh"          // several processes
+#include "resume.cuh"         // where a run begins, and its checkpoints
+#include "run.cuh"            // struct run
+#include "runtime/log.h"      // progress line, log.jsonl
+#include "runtime/schedule.h" // learning rate
 
 // ---- start-up ----
 
@@ -111,7 +111,8 @@ static void start_device(struct run *r) {
     r->dev.threads = c->threads > 0 ? c->threads : threads_of_rank(r);
     omp_set_num_threads(r->dev.threads);
     if (!c->plan)
-        device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0, collectives_kind_of(c) == COLLECTIVES_HOST);
+        device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
+                    collectives_kind_of(c) == COLLECTIVES_HOST);
     r->dev.matmul = matmul_create(&r->dev);
 }
 
@@ -126,8 +127,7 @@ static void make_plan(struct run *r) {
     shape.head_dim = s.D;
     shape.scale = 1;
     shape.full = false;
-    r->attention =
-        attention_choose((enum attention_backend)c->attention_backend, shape, c->attention_dropout, &r->dev);
+    r->attention = attention_choose((enum attention_backend)c->attention_backend, shape, c->attention_dropout, &r->dev);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     r->model = gpt_create(c, fit_policy(&r->fit), r->attention.backend, &r->dev);
     r->schedule = config_schedule(c);
@@ -149,8 +149,8 @@ static void open_data(struct run *r) {
         r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, c->rank, c->ranks,
                                    c->micro_batch_size, BATCHES_AHEAD, "--train-data");
     if (*c->val_data && !*c->generate)
-        r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, c->rank, c->ranks, c->micro_batch_size,
-                                 0, "--val-data");
+        r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, c->rank, c->ranks,
+                                 c->micro_batch_size, 0, "--val-data");
     r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);
     r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
     if (!r->inputs || !r->targets)
@@ -181,7 +181,8 @@ static void report(const struct run *r) {
     const struct plan *plan = &m->plan;
     char text[LOG_NUMBER], more[LOG_NUMBER], device[384];
     log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->num_layers,
-            c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size, c->vocab_size);
+            c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
+            c->vocab_size);
     log_row("parameters", "%s", log_count(text, m->table.visible));
     log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
@@ -221,12 +222,14 @@ static void report(const struct run *r) {
 static void nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample, int samples) {
     const int allowed = r->config->skip_nonfinite;
     char where[160];
-    snprintf(where, sizeof where, "step %d: the %s is %f; batch: samples %llu to %llu of the data's order", step + 1, what,
-             value, (unsigned long long)first_sample, (unsigned long long)first_sample + (unsigned long long)samples - 1);
+    snprintf(where, sizeof where, "step %d: the %s is %f; batch: samples %llu to %llu of the data's order", step + 1,
+             what, value, (unsigned long long)first_sample,
+             (unsigned long long)first_sample + (unsigned long long)samples - 1);
     log_end_line(&r->log);
     if (r->skipped++ >= allowed)
-        fail("%s; the parameters are those of step %d. Lower --lr, check the data, or allow skips by --skip-nonfinite N",
-             where, step);
+        fail(
+            "%s; the parameters are those of step %d. Lower --lr, check the data, or allow skips by --skip-nonfinite N",
+            where, step);
     fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, r->skipped, allowed);
 }
 
@@ -261,7 +264,8 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     r->last_finish = now;
     memset(entry, 0, sizeof *entry);
     entry->step = step + 1;
-    entry->tokens = ((int64_t)r->samples_before + (int64_t)(r->finished - r->first_step) * c->global_batch_size) * c->seq_length;
+    entry->tokens =
+        ((int64_t)r->samples_before + (int64_t)(r->finished - r->first_step) * c->global_batch_size) * c->seq_length;
     entry->lr = r->lr[slot];
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
@@ -381,7 +385,8 @@ static void train(struct run *r) {
         const bool more = r->enqueued < c->train_steps;
         if (more)
             enqueue_gradients(r);
-        if (r->finished < r->enqueued) { // its work is done or under way, and the device has the next step's to go on with
+        if (r->finished <
+            r->enqueued) { // its work is done or under way, and the device has the next step's to go on with
             const bool good = finish_step(r, &entry);
             report_step(r, &entry, good);
         }

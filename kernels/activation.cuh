@@ -59,7 +59,8 @@ static void gelu_backward(floatX *din,        // (n)
                           const floatX *dout, // (n)
                           const floatX *in,   // (n)
                           int64_t n, struct device *dev) {
-    LAUNCH(dev, gelu_backward_kernel, blocks_for(n, ACTIVATION_THREADS * PACK), ACTIVATION_THREADS, 0, din, dout, in, n);
+    LAUNCH(dev, gelu_backward_kernel, blocks_for(n, ACTIVATION_THREADS * PACK), ACTIVATION_THREADS, 0, din, dout, in,
+           n);
 }
 
 // A row takes grid.x blocks; the grid's second and third dimensions are the rows.
@@ -88,7 +89,8 @@ static void swiglu_forward(floatX *out,           // (N, F)
     LAUNCH(dev, swiglu_forward_kernel, activation_grid(N, F), ACTIVATION_THREADS, 0, out, gate_up, N, F);
 }
 
-static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F) {
+static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N,
+                                              int F) {
     const int64_t f = activation_first(), n = activation_row_number();
     if (f >= F || n >= N)
         return;

@@ -71,9 +71,7 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double clip)
 enum { FLAT_THREADS = 256, SQUARES_BLOCKS = 1024 };
 
 // Four neighbours in a flat range: 16 bytes of fp32, 8 of bf16, one access.
-template <class T> struct alignas(4 * sizeof(T)) four {
-    T x[4];
-};
+template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
 // Told of each such access before it is made: the emulator checks its address.
 template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
 #ifdef CUDA_EMULATED
@@ -92,8 +90,7 @@ template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int b
         if (i >= begin && i < end)
             result.x[i] = from[i];
     return result;
-}
-template <class T> DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int begin, int end) {
+} template <class T> DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int begin, int end) {
     if (begin == 0 && end >= 4 && four_aligned(to)) {
         four_check(to, true);
         *(four<T> *)to = value;
@@ -152,8 +149,8 @@ static void adamw_update(floatX *params,     // (n)
                          int64_t n, struct adamw adamw, const struct gradient_check *check, struct device *dev) {
     const int skip = (int)((uintptr_t)m / sizeof *m % 4);
     if (n > 0)
-        LAUNCH(dev, adamw_kernel, blocks_for(n + skip, 4 * FLAT_THREADS), FLAT_THREADS, 0, params, master, grads, m, v, n,
-               skip, adamw_factors_of(adamw), check);
+        LAUNCH(dev, adamw_kernel, blocks_for(n + skip, 4 * FLAT_THREADS), FLAT_THREADS, 0, params, master, grads, m, v,
+               n, skip, adamw_factors_of(adamw), check);
 }
 
 // Block b's sum goes to sums[b]. The number of blocks does not depend on the GPU, and so neither do the bits.
@@ -177,7 +174,7 @@ static __global__ void squares_kernel(double *sums, const float *x, int64_t n) {
         sums[blockIdx.x] = sum;
 }
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
-squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
+    squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
     const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
     if (threadIdx.x == 0)
         *total = add ? *total + sum : sum;

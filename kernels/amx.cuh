@@ -71,11 +71,11 @@ static inline void amx_end(void) { __asm__ volatile("tilerelease"); }
 // Not gcc's intrinsics: their loads don't say that they read memory, so that a store that comes before one may be moved
 // behind it.
 #define AMX_TILE(tile) "%%tmm" #tile
-#define amx_load(tile, base, stride_bytes)                                                                              \
-    __asm__ volatile("tileloadd (%0,%1,1), " AMX_TILE(tile)::"r"((const void *)(base)), "r"((long)(stride_bytes))       \
+#define amx_load(tile, base, stride_bytes)                                                                             \
+    __asm__ volatile("tileloadd (%0,%1,1), " AMX_TILE(tile)::"r"((const void *)(base)), "r"((long)(stride_bytes))      \
                      : "memory")
-#define amx_store(tile, base, stride_bytes)                                                                             \
-    __asm__ volatile("tilestored " AMX_TILE(tile) ", (%0,%1,1)" ::"r"((void *)(base)), "r"((long)(stride_bytes))        \
+#define amx_store(tile, base, stride_bytes)                                                                            \
+    __asm__ volatile("tilestored " AMX_TILE(tile) ", (%0,%1,1)" ::"r"((void *)(base)), "r"((long)(stride_bytes))       \
                      : "memory")
 #define amx_zero(tile) __asm__ volatile("tilezero " AMX_TILE(tile)::)
 #define amx_dot(c, a, b) __asm__ volatile("tdpbf16ps " AMX_TILE(b) ", " AMX_TILE(a) ", " AMX_TILE(c)::)

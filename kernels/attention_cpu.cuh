@@ -33,7 +33,7 @@ struct flash {
     int strips;           // strips of a query tile
     int tiles;            // query tiles along T
     int64_t qkv_stride;   // elements of a token's row
-    char *k, *kt, *v;     // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
+    char *k, *kt, *v; // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
 };
 
 static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout) {
@@ -83,7 +83,8 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
     const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
     memset(rows, 0, sizeof rows);
     for (int q = 0; q < flash_rows(f, strip); q++) {
-        const uint64_t element = (uint64_t)flash_row(f, b, h, strip * BLOCK + q) * (uint64_t)T + (uint64_t)(first * BLOCK);
+        const uint64_t element =
+            (uint64_t)flash_row(f, b, h, strip * BLOCK + q) * (uint64_t)T + (uint64_t)(first * BLOCK);
         dropout_scales(rows + q * width, f->dropout, element, panels * BLOCK);
     }
     for (int p = 0; p < panels; p++)
@@ -115,8 +116,8 @@ struct flash_strip {
 
 // P^T = 2^(scale S^T - m) with the new maximum; `rescale` gets 2^(old m - new m), by which the sums so far shrink.
 // In fp32 P^T takes the place of S^T (p == scores), with AMX it is written as right operands.
-ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct flash_strip *strip, const float *scores,
-                                 const float *factors, int panels, float scale_log2) {
+ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct flash_strip *strip,
+                                 const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
     for (int c = 0; c < BLOCK; c += LANES) {
         vec m0 = vec_load(scores + c), m1 = m0, m2 = m0, m3 = m0;
@@ -175,21 +176,22 @@ static inline void flash_rescale(float *blocks, const float *rescale, int steps)
 }
 
 // out = O / l and lse = ln 2 * m + ln l of one finished strip
-static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, int b, int h, int strip, const float *blocks,
-                               const struct flash_strip *state) {
+static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, int b, int h, int strip,
+                               const float *blocks, const struct flash_strip *state) {
     float inverse[BLOCK];
     const int count = flash_rows(f, strip), t = strip * BLOCK;
     for (int q = 0; q < count; q++)
         inverse[q] = 1.0f / state->sum[q];
     const int64_t stride = (int64_t)f->H * f->D;
-    flash_write_rows(out + ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D, stride, blocks, inverse, count, f->D);
+    flash_write_rows(out + ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D, stride, blocks, inverse, count,
+                     f->D);
     for (int q = 0; lse && q < count; q++)
         lse[flash_row(f, b, h, t + q)] = 0.6931471806f * state->max[q] + logf(state->sum[q]);
 }
 
 // One tile of queries of one head against all panels that it may see.
-ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, const floatX *qkv, const struct flash *f, int b,
-                                      int h, int tile, int64_t place) {
+ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, const floatX *qkv, const struct flash *f,
+                                      int b, int h, int tile, int64_t place) {
     ALIGN_BLOCK float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], sums[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
     ALIGN_BLOCK float scores[FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_PANELS * BLOCK_ELEMENTS], rescale[BLOCK];
     ALIGN_BLOCK bf16 probabilities[FLASH_PANELS * BLOCK_ELEMENTS];
@@ -199,8 +201,8 @@ ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, c
     const float scale_log2 = f->shape.scale * LOG2E;
 
     for (int s = 0; s < strips; s++) {
-        pack_right(amx, NULL, block_at(amx, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h), f->qkv_stride,
-                   flash_rows(f, first + s), f->D);
+        pack_right(amx, NULL, block_at(amx, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h),
+                   f->qkv_stride, flash_rows(f, first + s), f->D);
         for (int q = 0; q < BLOCK; q++) {
             state[s].max[q] = -INFINITY;
             state[s].sum[q] = 0;
@@ -224,15 +226,15 @@ ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, c
             if (panel > 0)
                 flash_rescale(sum, rescale, steps);
             for (int d = 0; d < steps; d++)
-                block_product(amx, sum + d * BLOCK_ELEMENTS,
-                              block_at(amx, flash_panel(f, f->v, place, panel), d), steps, p, 1, panels, panel > 0);
+                block_product(amx, sum + d * BLOCK_ELEMENTS, block_at(amx, flash_panel(f, f->v, place, panel), d),
+                              steps, p, 1, panels, panel > 0);
         }
     for (int s = 0; s < strips; s++)
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
 }
 
-ALWAYS_INLINE void flash_pack_panel(const bool amx, const struct flash *f, const floatX *qkv, int64_t kv_head, int panel,
-                                    int64_t place, bool backward) {
+ALWAYS_INLINE void flash_pack_panel(const bool amx, const struct flash *f, const floatX *qkv, int64_t kv_head,
+                                    int panel, int64_t place, bool backward) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), rows = flash_rows(f, panel);
     const floatX *k = flash_head(f, qkv, b, panel * BLOCK, f->H + head);
     const floatX *v = flash_head(f, qkv, b, panel * BLOCK, f->H + f->Hkv + head);
@@ -241,7 +243,8 @@ ALWAYS_INLINE void flash_pack_panel(const bool amx, const struct flash *f, const
     pack_left(amx, packed_k, packed_kt, k, f->qkv_stride, rows, f->D);
     pack_left(amx, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, rows, f->D);
 }
-static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head, int panel, int64_t place, bool backward) {
+static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head, int panel, int64_t place,
+                       bool backward) {
     if (f->amx)
         flash_pack_panel(true, f, qkv, kv_head, panel, place, backward);
     else
@@ -276,8 +279,8 @@ static size_t flash_forward_workspace_bytes(struct attention_shape shape) {
 
 // out = dropout(softmax(scale Q K^T + causal mask)) V; lse = log sum exp of the masked, scaled scores of each row
 static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T) or NULL*/,
-                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape, struct dropout dropout,
-                          void *workspace, struct device *dev) {
+                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+                          struct dropout dropout, void *workspace, struct device *dev) {
     struct flash f = flash_of(shape, dropout);
     f.k = (char *)workspace;
     f.v = f.k + flash_packed_bytes(&f);
@@ -299,7 +302,8 @@ static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T) or
             const int64_t jobs = (int64_t)shape.B * f.H * f.tiles;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < jobs; i++) // head by head for the cache; of a head the longest tile first
-                flash_forward_job(out, lse, qkv, &f, i / f.tiles, f.tiles - 1 - (int)(i % f.tiles), i / f.tiles / f.group);
+                flash_forward_job(out, lse, qkv, &f, i / f.tiles, f.tiles - 1 - (int)(i % f.tiles),
+                                  i / f.tiles / f.group);
         }
         if (f.amx)
             amx_end();
@@ -360,7 +364,8 @@ ALWAYS_INLINE void flash_load_queries(const bool amx, struct flash_queries *quer
         const int64_t row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;
         pack_right(amx, block_at(amx, queries->q, at), block_at(amx, queries->qt, at), flash_head(f, qkv, b, t, h),
                    f->qkv_stride, count, f->D);
-        pack_right(amx, block_at(amx, queries->dout, at), block_at(amx, queries->doutt, at), dout + row, stride, count, f->D);
+        pack_right(amx, block_at(amx, queries->dout, at), block_at(amx, queries->doutt, at), dout + row, stride, count,
+                   f->D);
         for (int q = 0; q < BLOCK; q++) {
             float delta = 0;
             if (q < count) {
@@ -530,7 +535,8 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
 static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none);
-    const size_t heads = (size_t)shape.B * f.Hkv, sums = heads * (size_t)f.panels * f.steps * BLOCK_ELEMENTS * sizeof(float);
+    const size_t heads = (size_t)shape.B * f.Hkv,
+                 sums = heads * (size_t)f.panels * f.steps * BLOCK_ELEMENTS * sizeof(float);
     return 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
 }
 
@@ -559,7 +565,8 @@ static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX 
             float *unit_sums = sums + (whole ? place : unit) * 2 * matrix;
             for (int panel = 0; whole && panel < f.panels; panel++)
                 flash_pack(&f, qkv, kv_head, panel, place, true);
-            flash_backward_unit(dqkv, unit_sums, dout, qkv, out, lse, &f, kv_head, (int)(unit % segments), segments, place);
+            flash_backward_unit(dqkv, unit_sums, dout, qkv, out, lse, &f, kv_head, (int)(unit % segments), segments,
+                                place);
             for (int panel = 0; segments == 1 && panel < f.panels; panel++) // while the sums are still cached
                 flash_write_panel(dqkv, unit_sums, &f, kv_head, panel, 1);
         }
@@ -568,8 +575,8 @@ static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX 
         if (segments > 1) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < heads * f.panels; i++)
-                flash_write_panel(dqkv, sums + i / f.panels * segments * 2 * matrix, &f, i / f.panels, (int)(i % f.panels),
-                                  segments);
+                flash_write_panel(dqkv, sums + i / f.panels * segments * 2 * matrix, &f, i / f.panels,
+                                  (int)(i % f.panels), segments);
         }
     }
 }

@@ -9,14 +9,16 @@
 #include <float.h>                     // FLT_MAX
 #include <math.h>                      // expf, INFINITY
 
-static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) { return 0; }
+static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
+    return 0;
+}
 
 #ifdef TARGET_CUDA
 
 enum { DECODE_THREADS = 256, DECODE_PIECE = 8 }; // a lane takes 8 elements of a head
 
-static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, int position, int capacity,
-                                              struct attention_shape shape) {
+static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, int position,
+                                              int capacity, struct attention_shape shape) {
     const int64_t width = (int64_t)shape.num_query_groups * shape.head_dim, packs = (width + PACK - 1) / PACK;
     const int64_t i = (int64_t)blockIdx.x * DECODE_THREADS + threadIdx.x, b = i / (2 * packs), at = i % packs * PACK;
     const bool is_value = i / packs % 2;
@@ -32,8 +34,8 @@ static void kv_cache_append(floatX *keys /*(B, capacity, Hkv*D)*/, floatX *value
                             const floatX *qkv /*(B, (H + 2*Hkv)*D)*/, int position, int capacity,
                             struct attention_shape shape, struct device *dev) {
     const int64_t width = (int64_t)shape.num_query_groups * shape.head_dim, packs = (width + PACK - 1) / PACK;
-    LAUNCH(dev, kv_cache_append_kernel, blocks_for(shape.B * 2 * packs, DECODE_THREADS), DECODE_THREADS, 0, keys, values,
-           qkv, position, capacity, shape);
+    LAUNCH(dev, kv_cache_append_kernel, blocks_for(shape.B * 2 * packs, DECODE_THREADS), DECODE_THREADS, 0, keys,
+           values, qkv, position, capacity, shape);
 }
 
 struct decode_piece {
@@ -86,7 +88,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
         score = lanes_sum(score, lanes);
         if (key >= count)
             continue;
-        const float max = fmaxf(sums.max, score), shrink = exp2_approx(sums.max - max), weight = exp2_approx(score - max);
+        const float max = fmaxf(sums.max, score), shrink = exp2_approx(sums.max - max),
+                    weight = exp2_approx(score - max);
         sums.max = max;
         sums.total = sums.total * shrink + weight;
         for (int i = 0; i < DECODE_PIECE; i++)
@@ -118,15 +121,16 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
 // Keys 0..position are attended to; the new token's own are in the cache already. shape.T is not used.
 static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (H + 2*Hkv)*D)*/,
                              const floatX *keys /*(B, capacity, Hkv*D)*/, const floatX *values /*(B, capacity, Hkv*D)*/,
-                             int position, int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
+                             int position, int capacity, struct attention_shape shape, void *workspace,
+                             struct device *dev) {
     int lanes = 1;
     while (lanes * DECODE_PIECE < shape.head_dim)
         lanes *= 2;
     if (lanes > 32)
         fail("attention: heads of %d: expected at most %d", shape.head_dim, 32 * DECODE_PIECE);
     LAUNCH(dev, attention_decode_kernel, (unsigned)(shape.B * shape.num_heads), DECODE_THREADS,
-           (unsigned)(DECODE_THREADS / lanes * (shape.head_dim + 2) * sizeof(float)), out, qkv, keys, values, position + 1,
-           capacity, lanes, shape);
+           (unsigned)(DECODE_THREADS / lanes * (shape.head_dim + 2) * sizeof(float)), out, qkv, keys, values,
+           position + 1, capacity, lanes, shape);
 }
 
 #else
@@ -148,8 +152,8 @@ static void kv_cache_append(floatX *keys /*(B, capacity, Hkv*D)*/, floatX *value
 enum { DECODE_KEYS = 64, DECODE_MAX_HEAD_DIM = 256 };
 
 // out = softmax(scale q K^T) V of one head; rows of K and V are `stride` apart. Online softmax over runs of 64 keys.
-static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int64_t stride, int count,
-                        int D, float scale) {
+static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int64_t stride,
+                        int count, int D, float scale) {
     float query[DECODE_MAX_HEAD_DIM], sums[DECODE_MAX_HEAD_DIM], p[DECODE_KEYS], max = -INFINITY, total = 0;
     for (int d = 0; d < D; d++) {
         query[d] = scale * to_float(q[d]);
@@ -187,7 +191,8 @@ static void decode_head(floatX *out, const floatX *q, const floatX *keys, const 
 // Keys 0..position are attended to; the new token's own are in the cache already. shape.T is not used.
 static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (H + 2*Hkv)*D)*/,
                              const floatX *keys /*(B, capacity, Hkv*D)*/, const floatX *values /*(B, capacity, Hkv*D)*/,
-                             int position, int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
+                             int position, int capacity, struct attention_shape shape, void *workspace,
+                             struct device *dev) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t stride = (int64_t)Hkv * D;
 #pragma omp parallel for schedule(static)

@@ -14,6 +14,7 @@ struct attention_shape {
 
 // What backward does beside the shape's products.
 struct attention_backward_options {
-    const float *rotary; // rope.cuh's table of positions 0 to T - 1 at least: dQ and dK are turned back; NULL: they are not
-    bool any_order;      // dQ may be summed in an order, and so with bits, that differ from call to call
+    const float
+        *rotary;    // rope.cuh's table of positions 0 to T - 1 at least: dQ and dK are turned back; NULL: they are not
+    bool any_order; // dQ may be summed in an order, and so with bits, that differ from call to call
 };

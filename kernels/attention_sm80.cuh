@@ -84,9 +84,7 @@ template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments
 // --- Tiles: rows of D bf16 in shared memory -----------------------------------------------------------------------
 
 // The 16-byte pieces of a row are permuted in groups of 128 bytes, or of 64 where a row is not a multiple of 128 bytes.
-template <int D> struct tile_layout {
-    static constexpr int ROW_BYTES = 2 * D, GROUP = D % 64 == 0 ? 8 : 4;
-};
+template <int D> struct tile_layout { static constexpr int ROW_BYTES = 2 * D, GROUP = D % 64 == 0 ? 8 : 4; };
 
 template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
     typedef tile_layout<D> layout;
@@ -262,12 +260,13 @@ DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i %
 
 // The four words of block element / 4, as dropout_scale() of kernels/random.cuh makes them.
 DEVICE_FUNCTION struct philox_words dropout_words(const struct dropout &d, uint32_t step, uint64_t element) {
-    return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use, (uint32_t)d.seed,
-                      (uint32_t)(d.seed >> 32));
+    return philox4x32((uint32_t)(element / 4), (uint32_t)(element / 4 >> 32), step, d.layer << 8 | d.use,
+                      (uint32_t)d.seed, (uint32_t)(d.seed >> 32));
 }
 // 1 where the element is kept.
 DEVICE_FUNCTION uint32_t dropout_keeps(const struct dropout &d, const struct philox_words &words, uint64_t element) {
-    const uint32_t even = element & 2 ? words.word[2] : words.word[0], odd = element & 2 ? words.word[3] : words.word[1];
+    const uint32_t even = element & 2 ? words.word[2] : words.word[0],
+                   odd = element & 2 ? words.word[3] : words.word[1];
     return uniform_from_word(element & 1 ? odd : even) >= d.p;
 }
 
@@ -314,7 +313,7 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING> struct forw
     static constexpr int QUERIES = 16 * M * WARPS;                         // of a block
     static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED ? 2 : 1; // of the loop over D
     static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || (PADDED && D == 128) ? 2 : 1); // of a tile
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 // see thread_index()
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900                                                // see thread_index()
     static constexpr bool HIDE_KEYS = DROPOUT && D != 128, HIDE_VALUES = HIDE_KEYS;
 #else
     static constexpr bool HIDE_KEYS = DROPOUT || D == 128, HIDE_VALUES = DROPOUT || (PADDED && D == 128);
@@ -481,8 +480,8 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const str
             }
         }
     // This warp alone has read its rows of Q, and will not again.
-    store_rows<plan, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a,
-                                            queries, warp_row, 0, state.o);
+    store_rows<plan, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a, queries,
+                                            warp_row, 0, state.o);
 }
 
 // One block: plan::QUERIES queries of one head. Keys are visited from the diagonal down to 0, so that the masked tiles
@@ -713,7 +712,7 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     __syncthreads();
     scale_all<plan::M, D / 8>(state.dq, a.scale);
     store_rows<plan, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a, shared, warp_row,
-                                     0, state.dq);
+                                      0, state.dq);
 }
 
 // --- Backward: dK and dV ------------------------------------------------------------------------------------------
@@ -1001,8 +1000,8 @@ static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX 
 #else
 
 // Never reached: flash_obstacle() says so.
-static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct dropout dropout,
-                          void *workspace, struct device *dev) {
+static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
+                          struct dropout dropout, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");
 }
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,

@@ -67,14 +67,16 @@ template <int COLUMNS, int ROWS> struct sm90_operand {
 
 template <int HEAD_DIM> struct sm90_backward_plan {
     static constexpr int D = HEAD_DIM;
-    static constexpr bool SPLIT_KEYS = D <= 128; // between the two warpgroups that multiply; else the queries of S and dP
-    static constexpr int KEYS = SPLIT_KEYS ? 128 : 64; // of a block
-    static constexpr int QUERIES = D == 64 ? 128 : 64; // of a tile
-    static constexpr int PART = SPLIT_KEYS ? QUERIES : QUERIES / 2;  // a warpgroup's columns of S^T
-    static constexpr int COLUMNS = SPLIT_KEYS ? D : D / 2;           // a warpgroup's of dK and dV
-    static constexpr bool SPLIT_ROWS = QUERIES == 128;               // of dQ; else its columns
-    static constexpr int DQ_COLUMNS = SPLIT_ROWS ? D : D / 2;        // a warpgroup's of dQ, of 64 rows
-    static constexpr int PIECES = DQ_COLUMNS > 64 ? DQ_COLUMNS / 64 : 1; // in which they go to memory, one after another
+    static constexpr bool SPLIT_KEYS =
+        D <= 128; // between the two warpgroups that multiply; else the queries of S and dP
+    static constexpr int KEYS = SPLIT_KEYS ? 128 : 64;              // of a block
+    static constexpr int QUERIES = D == 64 ? 128 : 64;              // of a tile
+    static constexpr int PART = SPLIT_KEYS ? QUERIES : QUERIES / 2; // a warpgroup's columns of S^T
+    static constexpr int COLUMNS = SPLIT_KEYS ? D : D / 2;          // a warpgroup's of dK and dV
+    static constexpr bool SPLIT_ROWS = QUERIES == 128;              // of dQ; else its columns
+    static constexpr int DQ_COLUMNS = SPLIT_ROWS ? D : D / 2;       // a warpgroup's of dQ, of 64 rows
+    static constexpr int PIECES =
+        DQ_COLUMNS > 64 ? DQ_COLUMNS / 64 : 1; // in which they go to memory, one after another
     static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
@@ -108,9 +110,9 @@ struct sm90_backward_arguments {
     bf16 *dqkv;                  // (B, T, (H + 2 Hkv) D)
     const float *lse;            // (B, H, T)
     // In the workspace. Tiles are of plan::QUERIES queries, the last one padded.
-    float *dq;     // (B, H, tiles, 2 warpgroups, pieces, accumulators / 4, 128 threads, 4)
-    float *rows;   // (B, H, tiles, 2, QUERIES): lse, delta
-    int *counters; // (B, H, tiles): blocks that have added to dQ
+    float *dq;                              // (B, H, tiles, 2 warpgroups, pieces, accumulators / 4, 128 threads, 4)
+    float *rows;                            // (B, H, tiles, 2, QUERIES): lse, delta
+    int *counters;                          // (B, H, tiles): blocks that have added to dQ
     int B, T, H, Hkv, heads, tiles, blocks; // heads: of a group; blocks: of keys of a KV head
     int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
     float scale;
@@ -143,7 +145,8 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
 }
 
 // The query head of step i of a tile. Where nobody waits, blocks at the same tile add to different heads.
-DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block, int i) {
+DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
+                                       int i) {
     return block.group * a.heads + (a.any_order ? (i + block.number) % a.heads : i);
 }
 
@@ -215,8 +218,8 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 // --- The producers ------------------------------------------------------------------------------------------------
 
 template <class operand, int D>
-DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns, int head,
-                                      int first, int b) {
+DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
+                                      int head, int first, int b) {
 #pragma unroll
     for (int c = 0; c < D; c += columns)
         tma_load_4d(tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), map, barrier, c, head, first, b);
@@ -224,15 +227,19 @@ DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *ma
 
 // One thread: K and V, then Q, dO, lse and delta of each step.
 template <class plan>
-DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
-                                        uint32_t shared) {
+DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
+                                        const struct sm90_backward_block &block, uint32_t shared) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES;
-    struct sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, 0};
-    struct sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, 0};
+    struct sm90_pipeline<plan::QUERY_STAGES> queries = {
+        shared + plan::QUERY_BARRIERS_AT, 0
+    };
+    struct sm90_pipeline<plan::DOUT_STAGES> douts = {
+        shared + plan::DOUT_BARRIERS_AT, 0
+    };
     const uint32_t keys_full = shared + plan::KEYS_FULL_AT;
     mbarrier_arrive_expect(keys_full, 2 * plan::KEYS_BYTES);
-    sm90_load_chunks<typename plan::keys, D>(shared + plan::KEYS_AT, &a.k, keys_full, plan::KEY_CHUNK, a.H + block.group,
-                                             block.first_key, block.b);
+    sm90_load_chunks<typename plan::keys, D>(shared + plan::KEYS_AT, &a.k, keys_full, plan::KEY_CHUNK,
+                                             a.H + block.group, block.first_key, block.b);
     sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, keys_full, plan::CHUNK,
                                                a.H + a.Hkv + block.group, block.first_key, block.b);
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
@@ -240,23 +247,23 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
             const int h = sm90_backward_head(a, block, i);
             queries.wait_empty();
             mbarrier_arrive_expect(queries.full(), plan::TILE_BYTES + plan::ROWS_BYTES);
-            sm90_load_chunks<typename plan::queries, D>(shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES, &a.q,
-                                                        queries.full(), plan::CHUNK, h, tile * QUERIES, block.b);
+            sm90_load_chunks<typename plan::queries, D>(shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES,
+                                                        &a.q, queries.full(), plan::CHUNK, h, tile * QUERIES, block.b);
             bulk_load(shared + plan::ROWS_AT + queries.stage() * plan::ROWS_BYTES,
                       a.rows + (((int64_t)block.b * a.H + h) * a.tiles + tile) * (2 * QUERIES), plan::ROWS_BYTES,
                       queries.full());
             douts.wait_empty();
             mbarrier_arrive_expect(douts.full(), plan::TILE_BYTES);
-            sm90_load_chunks<typename plan::queries, D>(shared + plan::DOUT_AT + douts.stage() * plan::TILE_BYTES, &a.dout,
-                                                        douts.full(), plan::CHUNK, h, tile * QUERIES, block.b);
+            sm90_load_chunks<typename plan::queries, D>(shared + plan::DOUT_AT + douts.stage() * plan::TILE_BYTES,
+                                                        &a.dout, douts.full(), plan::CHUNK, h, tile * QUERIES, block.b);
         }
 }
 
 // Two threads, one for even steps and one for odd ones: dQ of a step from shared to global memory, when its turn has come.
 // What one waits for, its turn and then the end of its copy, takes longer than a step: the other's falls into it.
 template <class plan>
-DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a, const struct sm90_backward_block &block,
-                                          uint32_t shared, int odd) {
+DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
+                                          const struct sm90_backward_block &block, uint32_t shared, int odd) {
     const int turn = a.any_order ? -1 : block.number; // so many blocks come before
     const uint32_t full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
     uint32_t parity = 0;
@@ -375,8 +382,8 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
 // four, so that neither side has bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
-    const uint32_t to = state.shared + plan::DQ_AT + (uint32_t)state.warpgroup * (4 * plan::PIECE_FLOATS) +
-                        threadIdx.x % 128 * 16;
+    const uint32_t to =
+        state.shared + plan::DQ_AT + (uint32_t)state.warpgroup * (4 * plan::PIECE_FLOATS) + threadIdx.x % 128 * 16;
 #pragma unroll
     for (int piece = 0; piece < plan::PIECES; piece++) {
         const int use = state.step * plan::PIECES + piece;
@@ -392,7 +399,8 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
         async_proxy_fence();
         __syncwarp();
         if (elect_one())
-            mbarrier_arrive(state.shared + plan::DQ_FULL_AT + 16 * (uint32_t)(state.step % 2) + 8 * (uint32_t)state.warpgroup);
+            mbarrier_arrive(state.shared + plan::DQ_FULL_AT + 16 * (uint32_t)(state.step % 2) +
+                            8 * (uint32_t)state.warpgroup);
     }
 }
 
@@ -410,7 +418,7 @@ DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t 
 // dV or dK += left (64 keys x PART or QUERIES) . tile of queries.
 template <class plan>
 DEVICE_FUNCTION void sm90_product_with_queries(float *acc, const struct word_x4 *left, uint32_t scores, uint32_t tile,
-                                           int warpgroup) {
+                                               int warpgroup) {
     wgmma_fence();
     if (plan::SPLIT_KEYS) {
         const uint64_t right = plan::queries::along_columns(tile);
@@ -437,8 +445,8 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < plan::KEYS / 16; k++)
-        wgmma_shared<plan::DQ_COLUMNS, false, true>(dq, plan::scores::step_right(left, k), plan::keys::step_down(right, k),
-                                                    k > 0);
+        wgmma_shared<plan::DQ_COLUMNS, false, true>(dq, plan::scores::step_right(left, k),
+                                                    plan::keys::step_down(right, k), k > 0);
     wgmma_commit();
 }
 
@@ -451,8 +459,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     const uint32_t q = shared + plan::QUERIES_AT + state.queries.stage() * plan::TILE_BYTES;
     const uint32_t dout = shared + plan::DOUT_AT + state.douts.stage() * plan::TILE_BYTES;
     const uint32_t scores = shared + plan::SCORES_AT + (uint32_t)(state.step % 2) * plan::SCORES_STAGE_BYTES;
-    const uint32_t rows = shared + plan::ROWS_AT + state.queries.stage() * plan::ROWS_BYTES + 4 * query +
-                          threadIdx.x % 4 * 8;
+    const uint32_t rows =
+        shared + plan::ROWS_AT + state.queries.stage() * plan::ROWS_BYTES + 4 * query + threadIdx.x % 4 * 8;
     float s[PART / 2], dp[PART / 2], dq[plan::DQ_COLUMNS / 2];
     struct word_x4 p[PART / 16], ds[PART / 16];
 
@@ -519,7 +527,8 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
 }
 // dK before rotary positions. At head dim 256 the other half of a head is the other warpgroup's: by way of the queries' place.
 template <class plan>
-DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state, const float *rotary, int T, int first_key) {
+DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state, const float *rotary, int T,
+                                         int first_key) {
     constexpr int D = plan::D, HALF = D / 4; // accumulators of half a head
     const int row = first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
     // Rows past T, which are not stored, have the last one's angles: a branch for each would wait for the loads one by one.
@@ -531,7 +540,8 @@ DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state
                            sm90_angles_at<D>(rotary, positions[i / 2 % 2], 8 * (i / 4) + sm90_column()));
         return;
     }
-    static_assert(plan::SPLIT_KEYS || 2 * 128 * 4 * HALF <= plan::QUERY_STAGES * plan::TILE_BYTES, "room for both halves");
+    static_assert(plan::SPLIT_KEYS || 2 * 128 * 4 * HALF <= plan::QUERY_STAGES * plan::TILE_BYTES,
+                  "room for both halves");
     const uint32_t place = state.shared + plan::QUERIES_AT + threadIdx.x % 128 * 16;
     const uint32_t mine = place + (uint32_t)state.warpgroup * (128 * 4 * HALF);
     const uint32_t other = place + (uint32_t)(1 - state.warpgroup) * (128 * 4 * HALF);
@@ -610,8 +620,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
 
 // By one thread.
 template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
-    const struct sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, 0};
-    const struct sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, 0};
+    const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, 0 };
+    const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, 0 };
     mbarrier_init(shared + plan::KEYS_FULL_AT, 1);
     queries.open(8);
     douts.open(8);
@@ -663,8 +673,10 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     constexpr int QUADS = plan::SPLIT_ROWS ? D / 16 : D / 32; // of a half, a thread
     const int tile = (int)blockIdx.x, first_head = (int)blockIdx.y * SM90_QUERIES_HEADS, b = (int)blockIdx.z;
     const int end_head = first_head + SM90_QUERIES_HEADS < a.H ? first_head + SM90_QUERIES_HEADS : a.H;
-    const int w = (int)threadIdx.x / 128, first_quad = w * (plan::SPLIT_ROWS ? 64 * D : 512 * QUADS) + (int)threadIdx.x % 128 * 4;
-    const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0), column = sm90_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
+    const int w = (int)threadIdx.x / 128,
+              first_quad = w * (plan::SPLIT_ROWS ? 64 * D : 512 * QUADS) + (int)threadIdx.x % 128 * 4;
+    const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0),
+              column = sm90_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
     const uint32_t shared = shared_memory();
     struct sm90_angles angles[QUADS][2];
     if (a.rotary)
@@ -677,7 +689,8 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
         const float *from = a.dq + (((int64_t)b * a.H + h) * a.tiles + tile) * (QUERIES * D) + first_quad;
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
-            const float *const first = from + i * 512, *const second = first + 32 * D; // D / 2 columns of 64 rows further
+            const float *const first = from + i * 512, *const second =
+                                                           first + 32 * D; // D / 2 columns of 64 rows further
             packed_check(first, false);
             packed_check(second, false);
             const float4 x = *(const float4 *)first, y = *(const float4 *)second;
@@ -730,7 +743,8 @@ static size_t sm90_backward_workspace_bytes(struct attention_shape shape) {
 }
 
 template <class plan>
-static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct attention_shape shape, int columns, int rows) {
+static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct attention_shape shape, int columns,
+                                           int rows) {
     const uint64_t row_bytes = (uint64_t)heads * plan::D * sizeof(bf16);
     const uint64_t dims[4] = {(uint64_t)plan::D, (uint64_t)heads, (uint64_t)shape.T, (uint64_t)shape.B};
     const uint64_t strides[3] = {plan::D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
@@ -749,7 +763,8 @@ enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEAD
 static void sm90_backward_order(struct sm90_backward_arguments &a, struct attention_shape shape, int keys,
                                 int multiprocessors) {
     const int units = shape.B * shape.num_query_groups;
-    const int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG, sections = (units + most - 1) / most;
+    const int most = multiprocessors < SM90_GANG ? 1 : multiprocessors / SM90_GANG,
+              sections = (units + most - 1) / most;
     a.blocks = (int)blocks_for(shape.T, keys);
     a.section = (units + sections - 1) / sections;
     a.gang = a.heads < SM90_MANY_HEADS ? 0 : multiprocessors < a.section ? 1 : multiprocessors / a.section;
@@ -763,9 +778,8 @@ struct sm90_backward_launcher {
         struct sm90_backward_arguments a = given;
         const int packed = sm90_packed_heads(shape), queries_bytes = plan::QUERIES * (2 * D + 16);
         // Once a kernel: more than 48 KB of shared memory has to be asked for.
-        static const cudaError_t prepared =
-            cudaFuncSetAttribute((const void *)sm90_backward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 plan::SHARED_BYTES);
+        static const cudaError_t prepared = cudaFuncSetAttribute(
+            (const void *)sm90_backward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
         static const struct cudaDeviceProp properties = sm90_properties(dev);
         cuda_check(prepared);
         sm90_backward_order(a, shape, plan::KEYS, properties.multiProcessorCount);
@@ -777,7 +791,8 @@ struct sm90_backward_launcher {
         a.dv = sm90_backward_map<plan>(a.dqkv, packed, shape, plan::CHUNK, plan::KEYS);
         const int64_t rows = (int64_t)shape.num_heads * a.tiles * plan::QUERIES;
         LAUNCH(dev, sm90_backward_rows_kernel<plan>,
-               dim3(blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS), (unsigned)shape.B), SM90_ROWS_THREADS, 0, a);
+               dim3(blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS), (unsigned)shape.B), SM90_ROWS_THREADS, 0,
+               a);
         LAUNCH(dev, sm90_backward_kernel<plan>, (unsigned)(a.blocks * shape.num_query_groups * shape.B), plan::THREADS,
                plan::SHARED_BYTES, a);
         LAUNCH(dev, sm90_backward_queries_kernel<plan>,

@@ -32,7 +32,8 @@ template <int HEAD_DIM> struct sm90_forward_plan {
     static constexpr int D = HEAD_DIM;
     static constexpr int WARPGROUPS = D == 64 ? 3 : 2; // that multiply
     static constexpr int THREADS = 128 * (WARPGROUPS + 1);
-    static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : SM90_FORWARD_KEYS, STAGES = SM90_FORWARD_STAGES;
+    static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : SM90_FORWARD_KEYS,
+                         STAGES = SM90_FORWARD_STAGES;
     static constexpr bool TURNS = SM90_FORWARD_TURNS;
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, REGISTERS = WARPGROUPS == 3 ? 160 : 240;
     static constexpr int Q_BYTES = 64 * 2 * D, KEYS_BYTES = KEYS * 2 * D; // a warpgroup's queries; a tile of keys
@@ -80,7 +81,8 @@ DEVICE_FUNCTION bool sm90_in_section(int &first_head, int &heads, int &within, c
 DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
     const int half = a.blocks / 2, middles = a.blocks % 2;
     int first_head, heads, within;
-    if (!sm90_in_section(first_head, heads, within, a, round / 2, a.section_heads * half + middles * ((a.section_heads + 1) / 2)))
+    if (!sm90_in_section(first_head, heads, within, a, round / 2,
+                         a.section_heads * half + middles * ((a.section_heads + 1) / 2)))
         return false;
     const int middle = 2 * (within - heads * half) + round % 2;
     if (within < heads * half) {
@@ -136,7 +138,7 @@ template <class plan> struct sm90_forward_pipelines {
         k.use = v.use = 0;
     }
     __device__ __forceinline__ struct sm90_pipeline<1> of_queries(int warpgroup, int use) const {
-        const struct sm90_pipeline<1> result = {queries + 16 * (uint32_t)warpgroup, use};
+        const struct sm90_pipeline<1> result = { queries + 16 * (uint32_t)warpgroup, use };
         return result;
     }
 };
@@ -167,7 +169,8 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
                 const struct sm90_pipeline<1> q = p.of_queries(w, tile.number);
                 q.wait_empty();
                 mbarrier_arrive_expect(q.full(), plan::Q_BYTES);
-                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h, tile.first + 64 * w, b);
+                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h,
+                                            tile.first + 64 * w, b);
             }
             sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
         }
@@ -337,9 +340,9 @@ DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, st
 
 // O over the sums, by way of the queries' place, and lse.
 template <class plan>
-DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
-                                        const struct sm90_forward_arguments &a, const struct sm90_forward_tile &tile,
-                                        uint32_t empty) {
+DEVICE_FUNCTION void
+sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
+                   const struct sm90_forward_arguments &a, const struct sm90_forward_tile &tile, uint32_t empty) {
     const int first = tile.first + 64 * c.warpgroup, row = first + sm90_row();
     const uint32_t queries = c.shared + (uint32_t)(c.warpgroup * plan::Q_BYTES);
 #pragma unroll
@@ -368,7 +371,8 @@ DEVICE_FUNCTION void sm90_forward_store(struct sm90_forward_state<plan> &state, 
 }
 
 template <class plan>
-DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a, struct sm90_forward_consumer<plan> &c) {
+DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a,
+                                          struct sm90_forward_consumer<plan> &c) {
     struct sm90_forward_state<plan> state;
     struct sm90_forward_tile tile = sm90_forward_begin();
     if (c.warpgroup == plan::WARPGROUPS - 1)
@@ -391,7 +395,8 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
             sm90_skip<plan>(c);
         q.wait_full();
         const int column = keys * plan::KEYS + sm90_column();
-        int seen[2] = {(a.full ? a.T - 1 : first + sm90_row()) - column, (a.full ? a.T - 1 : first + sm90_row() + 8) - column};
+        int seen[2] = {(a.full ? a.T - 1 : first + sm90_row()) - column,
+                       (a.full ? a.T - 1 : first + sm90_row() + 8) - column};
         sm90_first_keys<plan>(state, c, seen);
         for (keys--; keys >= whole; keys--) {
             seen[0] += plan::KEYS;
@@ -412,7 +417,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
     sm90_forward_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
     const uint32_t shared = shared_memory();
-    const int warpgroup = __shfl_sync(~0u, (int)threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler sees now
+    const int warpgroup =
+        __shfl_sync(~0u, (int)threadIdx.x / 128, 0) - 1; // the same in all lanes, as the compiler sees now
     struct sm90_forward_consumer<plan> c;
     c.warpgroup = warpgroup;
     c.shared = shared;
@@ -466,8 +472,8 @@ struct sm90_forward_launcher {
     template <int D>
     static void launch(const struct sm90_forward_buffers &buffers, struct attention_shape shape, struct device *dev) {
         typedef sm90_forward_plan<D> plan;
-        static const cudaError_t prepared =
-            cudaFuncSetAttribute(sm90_forward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
+        static const cudaError_t prepared = cudaFuncSetAttribute(
+            sm90_forward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
         static const struct cudaDeviceProp properties = sm90_properties(dev);
         cuda_check(prepared);
         struct sm90_forward_arguments a;
@@ -485,13 +491,15 @@ struct sm90_forward_launcher {
         a.blocks = (int)blocks_for(shape.T, plan::QUERIES);
         a.scale_log2 = shape.scale * LOG2E;
         const int tiles = a.heads * a.blocks, most = properties.multiProcessorCount;
-        LAUNCH(dev, sm90_forward_kernel<plan>, (unsigned)(tiles < most ? tiles : most), plan::THREADS, plan::SHARED_BYTES, a);
+        LAUNCH(dev, sm90_forward_kernel<plan>, (unsigned)(tiles < most ? tiles : most), plan::THREADS,
+               plan::SHARED_BYTES, a);
     }
 };
 
 // out = softmax(scale Q K^T, causal or full) V. Pointers aligned to 16 bytes.
 static void sm90_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or NULL*/,
-                         const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape, struct device *dev) {
+                         const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+                         struct device *dev) {
     const void *const aligned[2] = {qkv, out};
     const struct sm90_forward_buffers buffers = {out, lse, qkv};
     sm90_check(aligned, 2, shape);

@@ -121,7 +121,8 @@ DEVICE_FUNCTION struct unfused_matrix unfused_rows(const struct unfused &u, cons
     return result;
 }
 // One head's (T, T): P, to which dropout may belong, or dS.
-DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, const floatX *x, int64_t head, bool dropped) {
+DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, const floatX *x, int64_t head,
+                                                     bool dropped) {
     const int64_t at = head * u.T * u.T;
     struct unfused_matrix result = {x + at, u.T, 1, u.T, u.T, {0}, (uint64_t)at};
     if (dropped && u.dropout.p > 0) {
@@ -134,8 +135,8 @@ DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, co
 
 // P = softmax(scale Q K^T) of 64 queries of a head. The scores are made twice, for the rows' sums and for P, so that fp32
 // scores need no memory and P is rounded once. The blocks with the most keys come first.
-static __global__ void __launch_bounds__(TILE_THREADS) unfused_softmax_kernel(floatX *probabilities, const floatX *qkv,
-                                                                             struct unfused u) {
+static __global__ void __launch_bounds__(TILE_THREADS)
+    unfused_softmax_kernel(floatX *probabilities, const floatX *qkv, struct unfused u) {
     const int64_t head = blockIdx.x, b = head / u.H;
     const int h = (int)(head % u.H), first = (int)(gridDim.y - 1 - blockIdx.y) * TILE;
     const struct unfused_matrix q = unfused_rows(u, qkv, u.qkv_stride, b, h);
@@ -193,7 +194,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         const int query = first + tile_y() + i;
         delta[i] = 0;
         for (int d = threadIdx.x % 16; d < u.D && query < u.T; d += 16)
-            delta[i] += to_float(dout_rows.x[query * u.out_stride + d]) * to_float(out_rows.x[query * u.out_stride + d]);
+            delta[i] +=
+                to_float(dout_rows.x[query * u.out_stride + d]) * to_float(out_rows.x[query * u.out_stride + d]);
         delta[i] = lanes_sum(delta[i], 16);
     }
     for (int panel = 0; panel <= first; panel += TILE) {
@@ -219,8 +221,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 // out[query] = scale * sum over keys up to the query of matrix[query][key] x[key]: O from P and V, dQ from dS and K. The
 // matrix is of the query's head, x of its KV head.
 static __global__ void __launch_bounds__(TILE_THREADS)
-    unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x, float scale,
-                           struct unfused u) {
+    unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
+                           float scale, struct unfused u) {
     const int64_t head = blockIdx.x, b = head / u.H;
     const int h = (int)(head % u.H), first = (int)(gridDim.y - 1 - blockIdx.y) * TILE, column = blockIdx.z * TILE;
     const struct unfused_matrix left = unfused_square(u, matrix, head, dropped);
@@ -277,8 +279,8 @@ static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const float
            UNFUSED_SHARED_BYTES, ds, dout, qkv, out, probabilities, u);
     LAUNCH(dev, unfused_queries_kernel, queries, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv, u.qkv_stride, ds, false,
            qkv + k_at, u.scale, u);
-    LAUNCH(dev, unfused_keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv, u.qkv_stride,
-           u.scale, u);
+    LAUNCH(dev, unfused_keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv,
+           u.qkv_stride, u.scale, u);
     LAUNCH(dev, unfused_keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + v_at, probabilities, true, dout,
            u.out_stride, 1.0f, u);
 }
@@ -295,11 +297,11 @@ struct unfused {
     struct dropout dropout;
     bool amx;
     int H, Hkv, D, T, group;
-    int panels, steps;                // blocks along T and along D
-    int64_t qkv_stride, out_stride;   // elements of a token's row
-    char *k, *v;                      // packed, (B, Hkv, panels, steps) blocks each
-    char *q, *dout;                   // packed, (B, H, panels, steps) blocks each; backward alone
-    float *rows;                      // (UNFUSED_LANES, panels) blocks
+    int panels, steps;              // blocks along T and along D
+    int64_t qkv_stride, out_stride; // elements of a token's row
+    char *k, *v;                    // packed, (B, Hkv, panels, steps) blocks each
+    char *q, *dout;                 // packed, (B, H, panels, steps) blocks each; backward alone
+    float *rows;                    // (UNFUSED_LANES, panels) blocks
 };
 
 static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout) {
@@ -340,8 +342,8 @@ static inline int64_t unfused_out_at(const struct unfused *u, int64_t b, int t, 
 }
 
 // Block (strip, panel) of a stored (B, H, T, T) matrix, zero beyond T; with dropout's factors where asked for.
-static void unfused_block(floatX *block, const floatX *matrix, const struct unfused *u, int64_t head, int strip, int panel,
-                          bool dropped) {
+static void unfused_block(floatX *block, const floatX *matrix, const struct unfused *u, int64_t head, int strip,
+                          int panel, bool dropped) {
     const int columns = unfused_count(u, panel);
     float factors[BLOCK];
     memset(block, 0, BLOCK_ELEMENTS * sizeof *block);
@@ -361,15 +363,16 @@ static void unfused_write(floatX *rows, int64_t stride, const float *blocks, flo
             rows[r * stride + d] = to_floatX(scale * blocks[d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK]);
 }
 // sums (steps blocks) = or += the strip's stored block times panel `panel` of `right`
-ALWAYS_INLINE void unfused_multiply(const bool amx, float *sums, const floatX *matrix, const char *right, int64_t right_head,
-                                    const struct unfused *u, int64_t head, int strip, int panel, bool dropped) {
+ALWAYS_INLINE void unfused_multiply(const bool amx, float *sums, const floatX *matrix, const char *right,
+                                    int64_t right_head, const struct unfused *u, int64_t head, int strip, int panel,
+                                    bool dropped) {
     ALIGN_BLOCK floatX block[BLOCK_ELEMENTS];
     ALIGN_BLOCK float left[BLOCK_ELEMENTS];
     unfused_block(block, matrix, u, head, strip, panel, dropped);
     pack_left(amx, left, NULL, block, BLOCK, BLOCK, BLOCK);
     for (int d = 0; d < u->steps; d++)
-        block_product(amx, sums + d * BLOCK_ELEMENTS, left, 1, block_at(amx, unfused_panel(u, right, right_head, panel), d), 1,
-                      1, panel > 0);
+        block_product(amx, sums + d * BLOCK_ELEMENTS, left, 1,
+                      block_at(amx, unfused_panel(u, right, right_head, panel), d), 1, 1, panel > 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -416,8 +419,8 @@ static void unfused_store_row(floatX *out, const float *row, const struct unfuse
     memset(out + query + 1, 0, (size_t)(u->T - query - 1) * sizeof *out);
 }
 
-ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *probabilities, const floatX *qkv, float *rows,
-                                         const struct unfused *u, int64_t head, int strip) {
+ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *probabilities, const floatX *qkv,
+                                         float *rows, const struct unfused *u, int64_t head, int strip) {
     ALIGN_BLOCK float q[MAX_STEPS * BLOCK_ELEMENTS], sums[MAX_STEPS * BLOCK_ELEMENTS];
     const int64_t b = head / u->H;
     const int h = (int)(head % u->H), count = unfused_count(u, strip), first = strip * BLOCK;
@@ -446,7 +449,8 @@ static size_t unfused_forward_workspace_bytes(struct attention_shape shape) {
 }
 
 // Packs `heads` heads of rows as right operands: x as it is, transposed as its transpose; either may be NULL.
-static void unfused_pack(const struct unfused *u, char *x, char *transposed, const floatX *rows, int64_t stride, int heads) {
+static void unfused_pack(const struct unfused *u, char *x, char *transposed, const floatX *rows, int64_t stride,
+                         int heads) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < (int64_t)u->shape.B * heads * u->panels; i++) {
         const int64_t head = i / u->panels;
@@ -495,8 +499,8 @@ static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /
 
 // A strip's dP = dropout(dO V^T), dS = P * (dP - rowsum(P * dP)), stored, and dQ = scale dS K.
 ALWAYS_INLINE void unfused_backward_strip(const bool amx, floatX *dqkv, floatX *ds, const floatX *dout,
-                                          const floatX *probabilities, float *rows, const struct unfused *u, int64_t head,
-                                          int strip) {
+                                          const floatX *probabilities, float *rows, const struct unfused *u,
+                                          int64_t head, int strip) {
     ALIGN_BLOCK float left[MAX_STEPS * BLOCK_ELEMENTS], sums[MAX_STEPS * BLOCK_ELEMENTS];
     const int64_t b = head / u->H;
     const int h = (int)(head % u->H), count = unfused_count(u, strip), first = strip * BLOCK;
@@ -551,8 +555,8 @@ ALWAYS_INLINE void unfused_backward_panel(const bool amx, floatX *dqkv, const fl
             unfused_block(block, ds, u, head, strip, panel, false);
             pack_left(amx, NULL, left, block, BLOCK, BLOCK, BLOCK);
             for (int d = 0; d < u->steps; d++)
-                block_product(amx, dk + d * BLOCK_ELEMENTS, left, 1, block_at(amx, unfused_panel(u, u->q, head, strip), d), 1,
-                              1, add);
+                block_product(amx, dk + d * BLOCK_ELEMENTS, left, 1,
+                              block_at(amx, unfused_panel(u, u->q, head, strip), d), 1, 1, add);
         }
     unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + kv), u->qkv_stride, dk, u->shape.scale, count, u->D);
     unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + u->Hkv + kv), u->qkv_stride, dv, 1.0f, count, u->D);
@@ -596,9 +600,11 @@ static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const float
             for (int64_t i = lane; i < jobs; i += UNFUSED_LANES) {
                 float *rows = u.rows + (int64_t)lane * u.panels * BLOCK_ELEMENTS;
                 if (u.amx)
-                    unfused_backward_strip(true, dqkv, ds, dout, probabilities, rows, &u, i / u.panels, (int)(i % u.panels));
+                    unfused_backward_strip(true, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
+                                           (int)(i % u.panels));
                 else
-                    unfused_backward_strip(false, dqkv, ds, dout, probabilities, rows, &u, i / u.panels, (int)(i % u.panels));
+                    unfused_backward_strip(false, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
+                                           (int)(i % u.panels));
             }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < panel_jobs; i++)

@@ -89,8 +89,8 @@ static inline void vec_exp2(vec x[EXP2_VECS]) {
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
     if (pairs) {
-        const __m512i halves = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                                5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i halves = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         _mm512_store_si512(pairs, _mm512_permutexvar_epi16(halves, both));
     }
     if (row0) {
@@ -128,16 +128,16 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 // of two comes from lane LOW of both, one after the other; that of the lower row from lane HIGH.
 #define LOW(H, l) ((l) & (H) ? 16 + (l) - (H) : (l))
 #define HIGH(H, l) ((l) & (H) ? 16 + (l) : (l) + (H))
-#define LANES_OF(from, H)                                                                                                   \
-    from(H, 0), from(H, 1), from(H, 2), from(H, 3), from(H, 4), from(H, 5), from(H, 6), from(H, 7), from(H, 8), from(H, 9), \
-        from(H, 10), from(H, 11), from(H, 12), from(H, 13), from(H, 14), from(H, 15)
-#define EXCHANGE(H)                                                                                                         \
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {                                                                 \
-        if (i & (H))                                                                                                        \
-            continue;                                                                                                       \
-        const vec_words a = r[i], b = r[i + (H)];                                                                           \
-        r[i] = VEC_SHUFFLE(a, b, LANES_OF(LOW, H));                                                                         \
-        r[i + (H)] = VEC_SHUFFLE(a, b, LANES_OF(HIGH, H));                                                                  \
+#define LANES_OF(from, H)                                                                                              \
+    from(H, 0), from(H, 1), from(H, 2), from(H, 3), from(H, 4), from(H, 5), from(H, 6), from(H, 7), from(H, 8),        \
+        from(H, 9), from(H, 10), from(H, 11), from(H, 12), from(H, 13), from(H, 14), from(H, 15)
+#define EXCHANGE(H)                                                                                                    \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {                                                            \
+        if (i & (H))                                                                                                   \
+            continue;                                                                                                  \
+        const vec_words a = r[i], b = r[i + (H)];                                                                      \
+        r[i] = VEC_SHUFFLE(a, b, LANES_OF(LOW, H));                                                                    \
+        r[i + (H)] = VEC_SHUFFLE(a, b, LANES_OF(HIGH, H));                                                             \
     }
     EXCHANGE(1)
     EXCHANGE(2)
@@ -186,8 +186,8 @@ static inline void *block_at(bool amx, const void *blocks, int64_t i) {
 
 // C (32 x 32) = or += sum over s < steps of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32); steps count blocks.
 // 8 x 32 sums stay in registers (4 x 16 without AVX-512): 16 independent chains hide the latency of two FMA units.
-static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b, int b_step,
-                                                         int steps, bool accumulate) {
+static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
+                                                         int b_step, int steps, bool accumulate) {
     enum { ROWS = LANES == 16 ? 8 : 4, VECS = 2, COLUMNS = VECS * LANES };
     for (int r0 = 0; r0 < BLOCK; r0 += ROWS)
         for (int c0 = 0; c0 < BLOCK; c0 += COLUMNS) {
@@ -247,8 +247,8 @@ static inline void block_product_amx(float *c, const bf16 *a, int a_step, const 
     amx_store(2, c10, ROW_BYTES);
     amx_store(3, c11, ROW_BYTES);
 }
-ALWAYS_INLINE void block_product(const bool amx, float *c, const void *a, int a_step, const void *b, int b_step, int steps,
-                                 bool accumulate) {
+ALWAYS_INLINE void block_product(const bool amx, float *c, const void *a, int a_step, const void *b, int b_step,
+                                 int steps, bool accumulate) {
     if (amx)
         block_product_amx(c, (const bf16 *)a, a_step, (const bf16 *)b, b_step, steps, accumulate);
     else
@@ -320,7 +320,8 @@ static inline void block_pair_rows(word *out, const bf16 *in) {
 
 // X (count rows padded to 32, D) as a left operand, and X^T as a left operand: (D / 32) blocks each; either may be NULL.
 // VNNI pairs of rows are the transpose, word by word, of X^T's rows.
-ALWAYS_INLINE void pack_left(const bool amx, void *x, void *transposed, const floatX *rows, int64_t stride, int count, int D) {
+ALWAYS_INLINE void pack_left(const bool amx, void *x, void *transposed, const floatX *rows, int64_t stride, int count,
+                             int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];
     ALIGN_BLOCK word pairs[BLOCK_ELEMENTS / 2];
     void *natural = x ? x : scratch;

@@ -48,8 +48,8 @@ static size_t collectives_scratch_bytes(int64_t largest_part, int ranks, enum co
 }
 // The largest of all collectives, of one rank: elements that are reduced, bytes that are gathered. Once this returns, what
 // the collectives hold of the device's memory is taken.
-static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind, bool wire_bf16,
-                             int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
+static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
+                             bool wire_bf16, int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
     const int ranks = parallel->launch.ranks;
     const size_t reduced_bytes = (size_t)largest_part * sizeof(float);
     memset(c, 0, sizeof *c);
@@ -60,7 +60,8 @@ static void collectives_open(struct collectives *c, struct parallel *parallel, e
         nccl_queue_open(&c->nccl, parallel, largest_part, wire_bf16, largest_gathered_bytes, dev);
         return;
     }
-    c->staging_bytes = (size_t)ranks * (reduced_bytes > largest_gathered_bytes ? reduced_bytes : largest_gathered_bytes);
+    c->staging_bytes =
+        (size_t)ranks * (reduced_bytes > largest_gathered_bytes ? reduced_bytes : largest_gathered_bytes);
     c->staging = (char *)host_allocate(c->staging_bytes, dev);
     c->host_scratch = host_allocate(host_reduce_scatter_scratch_bytes(largest_part, ranks, c->bf16), dev);
 }
@@ -76,8 +77,8 @@ static void collectives_close(struct collectives *c, struct device *dev) {
 
 // Through the staging memory, here and now: whoever waits for it finds it done. The last copy reads the staging memory
 // after this returns; what next writes there waits for the device's stream first.
-static void staged_reduce_scatter(struct collectives *c, float *out, const float *buffer, int64_t part, const char *name,
-                                  struct device *dev) {
+static void staged_reduce_scatter(struct collectives *c, float *out, const float *buffer, int64_t part,
+                                  const char *name, struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
     const size_t bytes = (size_t)part * sizeof *out;
     float *const staged = (float *)c->staging, *const own = staged + part * launch->rank;
@@ -109,8 +110,8 @@ static void collectives_check_recording(const struct device *dev, const char *wh
 }
 // out (part) = sum over the ranks of buffer[own part]; `out` is that part of `buffer`, or elsewhere. `buffer` (ranks, part) may
 // be overwritten.
-static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t part, const char *name,
-                                          struct device *dev) {
+static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t part,
+                                          const char *name, struct device *dev) {
     collectives_check_recording(dev, name);
     c->sent_bytes += reduce_scatter_sent_bytes(c->parallel, part, c->bf16);
     if (c->kind == COLLECTIVES_NCCL)
@@ -119,8 +120,8 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
     return 0;
 }
 // buffer (ranks, bytes) = every rank's own; `own` is its place in `buffer`, or elsewhere.
-static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
-                                      struct device *dev) {
+static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
+                                      const char *name, struct device *dev) {
     collectives_check_recording(dev, name);
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
     if (c->kind == COLLECTIVES_NCCL)
@@ -156,8 +157,8 @@ struct collectives {
 static size_t collectives_scratch_bytes(int64_t largest_part, int ranks, enum collectives_kind kind, bool wire_bf16) {
     return host_reduce_scatter_scratch_bytes(largest_part, ranks, wire_bf16);
 }
-static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind, bool wire_bf16,
-                             int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
+static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
+                             bool wire_bf16, int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
     memset(c, 0, sizeof *c);
     c->parallel = parallel;
     c->bf16 = wire_bf16;
@@ -181,8 +182,8 @@ static void reduce_scatter_run(void *arguments) {
     const struct reduce_scatter_job *job = (const struct reduce_scatter_job *)arguments;
     host_reduce_scatter(job->out, job->buffer, job->part, job->bf16, job->scratch, job->exchange);
 }
-static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t part, const char *name,
-                                          struct device *dev) {
+static uint64_t collective_reduce_scatter(struct collectives *c, float *out, float *buffer, int64_t part,
+                                          const char *name, struct device *dev) {
     const struct reduce_scatter_job job = {out, buffer, part, c->bf16, c->scratch, &c->parallel->exchange};
     c->sent_bytes += reduce_scatter_sent_bytes(c->parallel, part, c->bf16);
     return c->last_ticket = work_thread_add(&c->parallel->work, reduce_scatter_run, &job, sizeof job, name);
@@ -198,8 +199,8 @@ static void all_gather_run(void *arguments) {
     const struct all_gather_job *job = (const struct all_gather_job *)arguments;
     host_all_gather(job->buffer, job->own, job->bytes, job->exchange);
 }
-static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
-                                      struct device *dev) {
+static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
+                                      const char *name, struct device *dev) {
     const struct all_gather_job job = {buffer, own, bytes, &c->parallel->exchange};
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
     return c->last_ticket = work_thread_add(&c->parallel->work, all_gather_run, &job, sizeof job, name);

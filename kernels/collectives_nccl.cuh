@@ -30,19 +30,20 @@ struct nccl_queue {
     int rank, ranks;
     struct device device; // the caller's, but for the stream
     int device_index;
-    cudaEvent_t ready;             // what a collective waits for
+    cudaEvent_t ready; // what a collective waits for
     // Of collective n: n % NCCL_EVENTS. `reached`: where the device's stream came to its first wait for it.
     cudaEvent_t started[NCCL_EVENTS], done[NCCL_EVENTS], reached[NCCL_EVENTS];
     struct control *control;
-    pthread_mutex_t mutex;    // over what follows, and recording the events: the control thread looks at them
-    uint64_t begun, finished; // collectives so far
+    pthread_mutex_t mutex;            // over what follows, and recording the events: the control thread looks at them
+    uint64_t begun, finished;         // collectives so far
     uint64_t waited_for[NCCL_EVENTS]; // the collective that `reached` is of
     double busy_s, waited_s;          // the finished ones ran, other ranks awaited; the device's stream waited for them
 };
 
 static const char *nccl_hint(ncclResult_t status) {
     if (status == ncclInvalidUsage)
-        return "each rank needs a GPU of its own: start one for each GPU, or let ranks share one for a test by --collectives mpi";
+        return "each rank needs a GPU of its own: start one for each GPU, or let ranks share one for a test by "
+               "--collectives mpi";
     return "NCCL_DEBUG=INFO shows what NCCL tried";
 }
 static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call, const char *file, int line) {
@@ -100,8 +101,10 @@ static void nccl_queue_poll(void *argument) {
 // A collective of each function at the largest size and at the smallest, in memory that is given back: since 2.22 NCCL
 // connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm, which
 // depends on function, type and size. Neither counted nor timed.
-static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_part, bool wire_bf16, size_t largest_gathered_bytes) {
-    const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float), part_bytes = (size_t)largest_part * element_bytes;
+static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_part, bool wire_bf16,
+                               size_t largest_gathered_bytes) {
+    const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float),
+                 part_bytes = (size_t)largest_part * element_bytes;
     const size_t bytes = (size_t)q->ranks * (part_bytes > largest_gathered_bytes ? part_bytes : largest_gathered_bytes);
     char *const buffer = (char *)device_allocate(bytes);
     control_collective_begun(q->control, "NCCL's first collectives");
@@ -109,8 +112,8 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_part, bool 
     for (int largest = 0; largest < 2; largest++) {
         const size_t elements = largest ? (size_t)largest_part : 1, gathered = largest ? largest_gathered_bytes : 1;
         char *const part = buffer + element_bytes * elements * (size_t)q->rank;
-        nccl_check(q->comm, ncclReduceScatter(buffer, part, elements, wire_bf16 ? ncclBfloat16 : ncclFloat32, ncclSum, q->comm,
-                                              q->device.stream));
+        nccl_check(q->comm, ncclReduceScatter(buffer, part, elements, wire_bf16 ? ncclBfloat16 : ncclFloat32, ncclSum,
+                                              q->comm, q->device.stream));
         nccl_check(q->comm, ncclAllGather(buffer + gathered * (size_t)q->rank, buffer, gathered, ncclUint8, q->comm,
                                           q->device.stream));
     }
@@ -232,15 +235,15 @@ static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64
 }
 
 // Where `wire` (ranks, part) is given, in bf16: NCCL's ring then rounds after each addition.
-static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part, bf16 *wire,
-                                          const char *name, struct device *dev) {
+static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part,
+                                          bf16 *wire, const char *name, struct device *dev) {
     cudaStream_t stream = q->device.stream;
     const int64_t all = part * q->ranks;
     nccl_queue_begin(q, name, dev);
     if (wire) {
         bf16 *const own = wire + part * q->rank;
-        LAUNCH(&q->device, round_to_wire_kernel, blocks_for(all, WIRE_PACK * WIRE_THREADS), WIRE_THREADS, 0, wire, buffer,
-               all);
+        LAUNCH(&q->device, round_to_wire_kernel, blocks_for(all, WIRE_PACK * WIRE_THREADS), WIRE_THREADS, 0, wire,
+               buffer, all);
         nccl_check(q->comm, ncclReduceScatter(wire, own, (size_t)part, ncclBfloat16, ncclSum, q->comm, stream));
         LAUNCH(&q->device, widen_from_wire_kernel, blocks_for(part, WIRE_THREADS), WIRE_THREADS, 0, out, own, part);
     } else {
@@ -248,8 +251,8 @@ static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, cons
     }
     return nccl_queue_end(q);
 }
-static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes, const char *name,
-                                      struct device *dev) {
+static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes,
+                                      const char *name, struct device *dev) {
     nccl_queue_begin(q, name, dev);
     nccl_check(q->comm, ncclAllGather(own, buffer, bytes, ncclUint8, q->comm, q->device.stream));
     return nccl_queue_end(q);
@@ -264,18 +267,19 @@ struct nccl_queue {
 };
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_part, bool wire_bf16,
                             size_t largest_gathered_bytes, struct device *dev) {
-    fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= names "
+    fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= "
+         "names "
          "their folder), or give --collectives mpi or sockets, which are slow");
 }
 static void nccl_queue_close(struct nccl_queue *q) {}
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {}
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {}
-static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part, bf16 *wire,
-                                          const char *name, struct device *dev) {
+static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part,
+                                          bf16 *wire, const char *name, struct device *dev) {
     return 0;
 }
-static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes, const char *name,
-                                      struct device *dev) {
+static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const void *own, size_t bytes,
+                                      const char *name, struct device *dev) {
     return 0;
 }
 

@@ -78,14 +78,14 @@ enum { DEVICE_MARKS = 4 }; // points in the queue that the host can wait for
 
 // What an op runs on. One per process; passed to every op as its last argument.
 struct device {
-    int threads;                   // OpenMP threads of the host
-    struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create
-    cudaStream_t stream;           // all work goes here, in order
+    int threads;                     // OpenMP threads of the host
+    struct matmul_library *matmul;   // handles and cached plans of the matmul library, made by matmul_create
+    cudaStream_t stream;             // all work goes here, in order
     cudaEvent_t marks[DEVICE_MARKS]; // device_mark, device_wait
-    int index;                     // of the GPU
-    size_t free_bytes;             // of its memory when it was opened
-    bool recording;                // what is enqueued becomes part of a graph
-    bool open;                     // false: nothing is run, only planned, and no GPU is needed
+    int index;                       // of the GPU
+    size_t free_bytes;               // of its memory when it was opened
+    bool recording;                  // what is enqueued becomes part of a graph
+    bool open;                       // false: nothing is run, only planned, and no GPU is needed
 };
 // The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
@@ -99,15 +99,15 @@ static void cuda_check_at(cudaError_t status, const char *call, const char *file
 #define cuda_check(call) cuda_check_at(call, #call, __FILE__, __LINE__)
 
 // Enqueues kernel(arguments) on the device's stream. Types of arguments must be the kernel's own.
-#define LAUNCH(dev, kernel, grid, block, shared_bytes, ...)                                                                \
-    do {                                                                                                                   \
-        cudaLaunchConfig_t launch_ = {};                                                                                   \
-        launch_.gridDim = dim3(grid);                                                                                      \
-        launch_.blockDim = dim3(block);                                                                                    \
-        launch_.dynamicSmemBytes = (shared_bytes);                                                                         \
-        launch_.stream = (dev)->stream;                                                                                    \
-        cuda_check(wait_limit_open());                                                                                     \
-        cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                     \
+#define LAUNCH(dev, kernel, grid, block, shared_bytes, ...)                                                            \
+    do {                                                                                                               \
+        cudaLaunchConfig_t launch_ = {};                                                                               \
+        launch_.gridDim = dim3(grid);                                                                                  \
+        launch_.blockDim = dim3(block);                                                                                \
+        launch_.dynamicSmemBytes = (shared_bytes);                                                                     \
+        launch_.stream = (dev)->stream;                                                                                \
+        cuda_check(wait_limit_open());                                                                                 \
+        cuda_check(cudaLaunchKernelEx(&launch_, kernel, __VA_ARGS__));                                                 \
     } while (0)
 // Blocks of a grid that covers n elements, `each` a block.
 static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((n + each - 1) / each); }

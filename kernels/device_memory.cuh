@@ -124,7 +124,9 @@ static inline void device_download_begin(void *host, const void *device_memory, 
 static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev) {
     memcpy(host, device_memory, bytes);
 }
-static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev) { memcpy(to, from, bytes); }
+static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev) {
+    memcpy(to, from, bytes);
+}
 // At memory bandwidth, which takes every thread.
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev) {
     const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;

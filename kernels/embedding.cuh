@@ -68,10 +68,14 @@ static inline int64_t embedding_sort_size(int B, int T) {
         size *= 2;
     return size;
 }
-static size_t embedding_backward_workspace_bytes(int B, int T) { return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t); }
+static size_t embedding_backward_workspace_bytes(int B, int T) {
+    return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t);
+}
 
 // In the stage that makes sorted runs of `run` keys, keys at and after a run's middle are compared in pairs `stride` apart.
-DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) { return (pair & ~(stride - 1)) * 2 | (pair & (stride - 1)); }
+DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
+    return (pair & ~(stride - 1)) * 2 | (pair & (stride - 1));
+}
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
 // One tile: with tokens, makes its keys, then the stages up to runs of a tile; else the rest of the stage of runs of
@@ -120,12 +124,14 @@ static __global__ void sort_step_kernel(uint64_t *keys, int64_t stride, int64_t 
 static void embedding_sort(uint64_t *keys, const int32_t *tokens, int B, int T, struct device *dev) {
     const int64_t n = (int64_t)B * T, size = embedding_sort_size(B, T);
     const int tile = size < SORT_TILE ? (int)size : (int)SORT_TILE;
-    const unsigned tiles = (unsigned)(size / tile), threads = tile / 2 < SORT_THREADS ? (unsigned)tile / 2 : (unsigned)SORT_THREADS;
+    const unsigned tiles = (unsigned)(size / tile),
+                   threads = tile / 2 < SORT_THREADS ? (unsigned)tile / 2 : (unsigned)SORT_THREADS;
     LAUNCH(dev, sort_tile_kernel, tiles, threads, (size_t)tile * sizeof *keys, keys, tokens, n, tile, (int64_t)0);
     for (int64_t run = 2 * (int64_t)tile; run <= size; run *= 2) {
         for (int64_t stride = run / 2; stride >= tile; stride /= 2)
             LAUNCH(dev, sort_step_kernel, (unsigned)(size / 2 / 256), 256, 0, keys, stride, run);
-        LAUNCH(dev, sort_tile_kernel, tiles, threads, (size_t)tile * sizeof *keys, keys, (const int32_t *)NULL, n, tile, run);
+        LAUNCH(dev, sort_tile_kernel, tiles, threads, (size_t)tile * sizeof *keys, keys, (const int32_t *)NULL, n, tile,
+               run);
     }
 }
 
@@ -138,7 +144,8 @@ enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
-    embedding_few_rows_kernel(float *dwte, const floatX *dout, const uint64_t *keys, int64_t n, int C, struct dropout dropout) {
+    embedding_few_rows_kernel(float *dwte, const floatX *dout, const uint64_t *keys, int64_t n, int C,
+                              struct dropout dropout) {
     const int64_t first = (int64_t)blockIdx.x * TOKEN_WARPS + threadIdx.x / 32;
     const int c = (int)(blockIdx.y * 32 + threadIdx.x % 32) * PACK;
     if (first >= n || c >= C)
@@ -233,15 +240,15 @@ static void embedding_backward(float *dwte,           // (Vp, C)
     const int64_t n = (int64_t)B * T;
     uint64_t *keys = (uint64_t *)workspace;
     embedding_sort(keys, tokens, B, T, dev);
-    LAUNCH(dev, embedding_few_rows_kernel, dim3(blocks_for(n, TOKEN_WARPS), blocks_for(C, 32 * PACK)), TOKEN_WARPS * 32, 0,
-           dwte, dout, (const uint64_t *)keys, n, C, dropout);
+    LAUNCH(dev, embedding_few_rows_kernel, dim3(blocks_for(n, TOKEN_WARPS), blocks_for(C, 32 * PACK)), TOKEN_WARPS * 32,
+           0, dwte, dout, (const uint64_t *)keys, n, C, dropout);
     if (n > TOKEN_FEW)
         LAUNCH(dev, embedding_many_rows_kernel, dim3(blocks_for(n, TOKEN_FEW), blocks_for(C, TOKEN_LANES * PACK)),
-               TOKEN_BLOCK_THREADS, TOKEN_BLOCK_THREADS * PACK * sizeof(float), dwte, dout, (const uint64_t *)keys, n, C,
-               dropout);
+               TOKEN_BLOCK_THREADS, TOKEN_BLOCK_THREADS * PACK * sizeof(float), dwte, dout, (const uint64_t *)keys, n,
+               C, dropout);
     if (dwpe != NULL)
-        LAUNCH(dev, embedding_positions_kernel, dim3((unsigned)T, blocks_for(C, EMBEDDING_THREADS * PACK)), EMBEDDING_THREADS,
-               0, dwpe, dout, B, T, C, dropout);
+        LAUNCH(dev, embedding_positions_kernel, dim3((unsigned)T, blocks_for(C, EMBEDDING_THREADS * PACK)),
+               EMBEDDING_THREADS, 0, dwpe, dout, B, T, C, dropout);
 }
 
 #else

@@ -40,7 +40,9 @@ DEVICE_FUNCTION struct packed logits_load(const floatX *row, int at, int V) {
 }
 
 // row.sum for another shift.
-DEVICE_FUNCTION float softmax_moved(struct softmax_row row, float shift) { return row.sum * loss_exp(row.shift - shift); }
+DEVICE_FUNCTION float softmax_moved(struct softmax_row row, float shift) {
+    return row.sum * loss_exp(row.shift - shift);
+}
 
 // This thread's part of the row: packs threadIdx.x, threadIdx.x + blockDim.x, ... One pass (Milakov and Gimelshein 2018).
 // The shift is the maximum so far, which begins at a finite number so that -infinity counts as 0. A NaN does not become
@@ -91,7 +93,8 @@ DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, i
     for (int at = first + (Vp - 1 - first) / step * step; at >= 0; at -= step) {
         struct packed x = logits_load(row, at, V);
         for (int i = 0; i < PACK; i++) {
-            const float gradient = scale * loss_exp(to_float(x.x[i]) - softmax.shift) - (at + i == target ? dloss : 0.0f);
+            const float gradient =
+                scale * loss_exp(to_float(x.x[i]) - softmax.shift) - (at + i == target ? dloss : 0.0f);
             x.x[i] = to_floatX(at + i < V ? gradient : 0.0f); // in a broken row scale * 0 is NaN
         }
         packed_store_some(row + at, x, Vp - at);
@@ -99,7 +102,8 @@ DEVICE_FUNCTION void softmax_gradient(floatX *row, struct softmax_row softmax, i
 }
 
 static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
-    cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, int V, int Vp, bool backward) {
+    cross_entropy_kernel(float *losses, floatX *logits, const int32_t *targets, float dloss, int V, int Vp,
+                         bool backward) {
     // The last row first: it is the one that was written last.
     const int64_t n = (int64_t)gridDim.x - 1 - blockIdx.x;
     floatX *row = logits + n * Vp;
@@ -119,12 +123,12 @@ static void cross_entropy(float *losses,          // (N)
                           const int32_t *targets, // (N)
                           float dloss, int64_t N, int V, int Vp, bool backward, struct device *dev) {
     if (N > 0)
-        LAUNCH(dev, cross_entropy_kernel, (unsigned)N, LOSS_THREADS, LOSS_SHARED_BYTES, losses, logits, targets, dloss, V,
-               Vp, backward);
+        LAUNCH(dev, cross_entropy_kernel, (unsigned)N, LOSS_THREADS, LOSS_SHARED_BYTES, losses, logits, targets, dloss,
+               V, Vp, backward);
 }
 
 static __global__ void __launch_bounds__(LOSS_THREADS)
-losses_sum_kernel(double *total, const float *losses, int64_t N, double scale) {
+    losses_sum_kernel(double *total, const float *losses, int64_t N, double scale) {
     double sum = 0;
 #pragma unroll 8
     for (int64_t n = threadIdx.x; n < N; n += LOSS_THREADS)

@@ -24,28 +24,21 @@ struct matmul_library {
 
 static bool matmul_available(enum matmul_backend backend) {
     switch (backend) {
-    case MATMUL_AMX:
-        return sizeof(floatX) == sizeof(bf16) && amx_available();
+    case MATMUL_AMX: return sizeof(floatX) == sizeof(bf16) && amx_available();
 #ifdef HAVE_ONEDNN
-    case MATMUL_ONEDNN:
-        return true;
+    case MATMUL_ONEDNN: return true;
 #endif
 #ifdef HAVE_OPENBLAS
-    case MATMUL_OPENBLAS:
-        return true;
+    case MATMUL_OPENBLAS: return true;
 #endif
-    case MATMUL_PLAIN:
-        return true;
-    default:
-        return false;
+    case MATMUL_PLAIN: return true;
+    default: return false;
     }
 }
 
 static void matmul_set_description(struct matmul_library *library) {
     switch (library->backend) {
-    case MATMUL_AMX:
-        snprintf(library->description, sizeof library->description, "own AMX bf16");
-        break;
+    case MATMUL_AMX: snprintf(library->description, sizeof library->description, "own AMX bf16"); break;
 #ifdef HAVE_ONEDNN
     case MATMUL_ONEDNN: {
         const dnnl_version_t *version = dnnl_version();
@@ -55,12 +48,9 @@ static void matmul_set_description(struct matmul_library *library) {
     }
 #endif
 #ifdef HAVE_OPENBLAS
-    case MATMUL_OPENBLAS:
-        snprintf(library->description, sizeof library->description, "OpenBLAS fp32");
-        break;
+    case MATMUL_OPENBLAS: snprintf(library->description, sizeof library->description, "OpenBLAS fp32"); break;
 #endif
-    default:
-        snprintf(library->description, sizeof library->description, "plain C fp32");
+    default: snprintf(library->description, sizeof library->description, "plain C fp32");
     }
 }
 

@@ -27,9 +27,9 @@
 #endif
 
 enum {
-    MATMUL_PLANS = 128,                  // a training run of one model has some 20
-    MATMUL_LIBRARY_BYTES = 32 << 20,     // scratch that algorithms may ask for: what NVIDIA recommends for sm_90
-    MATMUL_ALIGNMENT = 256,              // more is not told apart: it is all that the library asks for
+    MATMUL_PLANS = 128,              // a training run of one model has some 20
+    MATMUL_LIBRARY_BYTES = 32 << 20, // scratch that algorithms may ask for: what NVIDIA recommends for sm_90
+    MATMUL_ALIGNMENT = 256,          // more is not told apart: it is all that the library asks for
 };
 
 // Every member is an int64, so that keys compare by their bytes.
@@ -104,7 +104,8 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm) {
 
 static const cudaDataType_t MATMUL_TYPE = sizeof(floatX) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
 
-static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t bytes) {
+static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t attribute, const void *value,
+                       size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
 // Its value counts for the heuristics too, which see its alignment.
@@ -151,7 +152,8 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c, sizeof c}};
     cublas_check(cublasLtMatmulPreferenceInit(preference));
     for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++)
-        cublas_check(cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
+        cublas_check(
+            cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
 // Takes the algorithm that the library's heuristics think the fastest; CUBLAS_STATUS_NOT_SUPPORTED where they know none.
@@ -170,7 +172,8 @@ static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct m
     plan->algorithm = best.algo;
     return CUBLAS_STATUS_SUCCESS;
 }
-static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm, struct matmul_library *library) {
+static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm,
+                                       struct matmul_library *library) {
     plan->key = matmul_key_of(gemm);
     matmul_plan_product(plan, gemm);
     return matmul_choose_algorithm(plan, library);
@@ -182,15 +185,17 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
                                        const struct matmul_library *library) {
     const bool widths_fit = gemm->cols % 8 == 0 && (gemm->sum ? gemm->rows : gemm->depth) % 8 == 0;
     snprintf(text, n, "%s has no algorithm for a product of (%lld x %lld)%s by (%lld x %lld)%s%s: %s; use %s",
-             library->description, (long long)gemm->rows, (long long)gemm->depth, gemm->a_transposed ? " transposed" : "",
-             (long long)gemm->depth, (long long)gemm->cols, gemm->b_transposed ? " transposed" : "",
-             gemm->bias ? " with a bias" : "", cublasLtGetStatusName(status),
-             widths_fit ? "another --micro-batch-size, --seq-length or --sample-count: their product is the number of tokens"
-                        : "multiples of 8 for --hidden-size, --ffn-hidden-size and --kv-channels");
+             library->description, (long long)gemm->rows, (long long)gemm->depth,
+             gemm->a_transposed ? " transposed" : "", (long long)gemm->depth, (long long)gemm->cols,
+             gemm->b_transposed ? " transposed" : "", gemm->bias ? " with a bias" : "", cublasLtGetStatusName(status),
+             widths_fit
+                 ? "another --micro-batch-size, --seq-length or --sample-count: their product is the number of tokens"
+                 : "multiples of 8 for --hidden-size, --ffn-hidden-size and --kv-channels");
     return text;
 }
 // NULL where the library can compute the product; else why it can't, in `text`. For tests.
-static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm, struct matmul_library *library) {
+static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm,
+                                         struct matmul_library *library) {
     struct matmul_plan plan;
     const cublasStatus_t status = matmul_make_plan(&plan, gemm, library);
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
@@ -218,8 +223,9 @@ static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct devic
     struct matmul_plan *plan = matmul_plan_for(gemm, dev->matmul);
     if (gemm->bias)
         matmul_set_bias(plan, gemm->bias);
-    cublas_check(cublasLtMatmul(dev->matmul->handle, &plan->operation, &one, gemm->b, &plan->b, gemm->a, &plan->a, &beta, c,
-                                &plan->c, c, &plan->c, &plan->algorithm, workspace, MATMUL_LIBRARY_BYTES, dev->stream));
+    cublas_check(cublasLtMatmul(dev->matmul->handle, &plan->operation, &one, gemm->b, &plan->b, gemm->a, &plan->a,
+                                &beta, c, &plan->c, c, &plan->c, &plan->algorithm, workspace, MATMUL_LIBRARY_BYTES,
+                                dev->stream));
 }
 
 // ---- dbias += column sums of dout ----

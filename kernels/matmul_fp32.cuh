@@ -53,8 +53,7 @@ static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transpo
                     add ? 1.0f : 0.0f, c, (blasint)ldc);
         break;
 #endif
-    default:
-        sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
+    default: sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
     }
     omp_set_num_threads(threads);
 }

@@ -67,7 +67,8 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < COUNT; k++)
-        x[k] = lanes_sum(lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
+        x[k] = lanes_sum(
+            lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
 }
 
 // a + dropout(b), rounded; the first element is number `element` of the mask.
@@ -184,14 +185,15 @@ static inline bool norm_rows_whole(int C, const void *const *arrays, int count) 
 }
 
 // The residual addition first, unless delta is NULL.
-static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
-                                const floatX *weight, const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind,
-                                struct dropout dropout, struct device *dev) {
+static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
+                                const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
+                                float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
     const void *arrays[] = {sum, out, x, delta, weight, bias};
     const bool whole = norm_rows_whole(C, arrays, 6);
-#define NORM_FORWARD(threads, packs)                                                                                       \
-    LAUNCH(dev, (norm_forward_kernel<threads, packs>), blocks_for(N, NORM_THREADS / threads), NORM_THREADS,                \
-           3 * NORM_THREADS / 32 * sizeof(float), sum, out, mean, rstd, x, delta, weight, bias, N, C, eps, kind, dropout)
+#define NORM_FORWARD(threads, packs)                                                                                   \
+    LAUNCH(dev, (norm_forward_kernel<threads, packs>), blocks_for(N, NORM_THREADS / threads), NORM_THREADS,            \
+           3 * NORM_THREADS / 32 * sizeof(float), sum, out, mean, rstd, x, delta, weight, bias, N, C, eps, kind,       \
+           dropout)
     if (!whole || C > 8 * NORM_THREADS * PACK)
         NORM_FORWARD(NORM_THREADS, 0);
     else if (C <= 2 * 32 * PACK)
@@ -255,7 +257,8 @@ static inline int norm_backward_row_threads(int C) {
 // unless there are so few rows that a run's sums would be much of what is read and written.
 static inline int64_t norm_backward_runs(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
-    const int64_t most = threads == 128 ? 4 * 132 : 2 * 132, runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
+    const int64_t most = threads == 128 ? 4 * 132 : 2 * 132,
+                  runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
     return runs < most ? runs : most;
 }
 static size_t norm_backward_workspace_bytes(int64_t N, int C) {
@@ -405,8 +408,8 @@ static void norm_backward(floatX *dx,           // (N, C)
     const bool whole = norm_rows_whole(C, arrays, 5);
     const int threads = norm_backward_row_threads(C);
     const int64_t runs = norm_backward_runs(N, C);
-#define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                    \
-    LAUNCH(dev, (norm_backward_kernel<row_threads, packs>), (unsigned)runs, block_threads,                                 \
+#define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
+    LAUNCH(dev, (norm_backward_kernel<row_threads, packs>), (unsigned)runs, block_threads,                             \
            (size_t)(shared_floats) * sizeof(float), sums, dx, dout, x, weight, mean, rstd, N, C, kind)
     if (!whole || C > NORM_BACKWARD_PACKS * threads * PACK * (threads == 32 ? 2 : 1))
         NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, 6 * NORM_THREADS / 32);
@@ -437,7 +440,8 @@ static void residual_forward(floatX *sum,         // (N, C)
                              const floatX *x,     // (N, C)
                              const floatX *delta, // (N, C)
                              int64_t N, int C, struct dropout dropout, struct device *dev) {
-    LAUNCH(dev, residual_forward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, sum, x, delta, N * C, dropout);
+    LAUNCH(dev, residual_forward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, sum, x, delta, N * C,
+           dropout);
 }
 
 static __global__ void dropout_backward_kernel(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout) {
@@ -456,7 +460,8 @@ static void dropout_backward(floatX *ddelta,     // (n)
                              const floatX *dout, // (n)
                              int64_t n, struct dropout dropout, struct device *dev) {
     if (dropout.p != 0)
-        LAUNCH(dev, dropout_backward_kernel, blocks_for(n, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout, n, dropout);
+        LAUNCH(dev, dropout_backward_kernel, blocks_for(n, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout, n,
+               dropout);
     else if (ddelta != dout)
         device_copy(ddelta, dout, (size_t)n * sizeof *ddelta, dev);
 }
@@ -511,7 +516,8 @@ __attribute__((noinline)) static void norm_row(floatX *__restrict__ out, float *
     if (bias != NULL) {
 #pragma omp simd
         for (int c = 0; c < C; c++)
-            out[c] = to_floatX((to_float(x[c]) - s.mean - s.mean_rest) * s.rstd * to_float(weight[c]) + to_float(bias[c]));
+            out[c] =
+                to_floatX((to_float(x[c]) - s.mean - s.mean_rest) * s.rstd * to_float(weight[c]) + to_float(bias[c]));
     } else {
 #pragma omp simd
         for (int c = 0; c < C; c++)
@@ -530,8 +536,8 @@ static void norm_forward(floatX *out,          // (N, C)
                          int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++)
-        norm_row(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight, bias, C, eps,
-                 kind);
+        norm_row(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight, bias, C,
+                 eps, kind);
 }
 
 // The rows are cut into at most this many runs. Each run's sums for dweight and dbias lie in the workspace and are
@@ -608,8 +614,8 @@ static void norm_backward(floatX *dx,           // (N, C)
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
 // sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, as norm_row is not.
-__attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta, int64_t first,
-                                                        int64_t count, struct dropout dropout) {
+__attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
+                                                        int64_t first, int64_t count, struct dropout dropout) {
     if (dropout.p == 0) {
 #pragma omp simd
         for (int64_t i = 0; i < count; i++)

@@ -168,8 +168,8 @@ PTX_FUNCTION struct float_x4 load_shared_floats(uint32_t from) {
 
 PTX_FUNCTION void store_shared_floats(uint32_t to, struct float_x4 value) {
 #if defined(__CUDACC__)
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x[0]), "f"(value.x[1]), "f"(value.x[2]),
-                 "f"(value.x[3])
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(value.x[0]), "f"(value.x[1]),
+                 "f"(value.x[2]), "f"(value.x[3])
                  : "memory");
 #else
     emu_store_shared(to, &value, 16);

@@ -25,18 +25,19 @@ struct tensor_map; // kernels/tensor_map.cuh
 // Looks until `found`, for WAIT_LIMIT_NS (%2); then leaves a wait_record and traps. %0: the address, which STORE_ADDRESS
 // stores; %1: what is awaited; FOUND: what was there; %3: the place. Few registers: the warps that copy have 24. One asm,
 // whose other ends ptxas sees to be dead: else it would not let wgmmas run past it.
-#define PTX_WAIT(LOOK, MBARRIER, STORE_ADDRESS, FOUND)                                                                   \
-    "{\n\t.reg .pred found, soon;\n\t.reg .b32 now, begin, seen;\n\t.reg .b64 record;\n\t" LOOK                          \
-    "@found bra done;\n\tmov.u32 begin, %%globaltimer_lo;\n"                                                             \
-    "again:\n\t" LOOK "@found bra done;\n\t"                                                                             \
-    "mov.u32 now, %%globaltimer_lo;\n\tsub.u32 now, now, begin;\n\tsetp.lt.u32 soon, now, %2;\n\t@soon bra again;\n\t"   \
-    "atom.global.exch.b32 now, [device_wait_taken], 1;\n\tsetp.ne.s32 soon, now, 0;\n\t@soon bra others;\n\t"            \
-    "ld.global.b64 record, [device_wait_record];\n\t" STORE_ADDRESS PTX_STORE(MBARRIER, 8) PTX_STORE(%1, 12)             \
-    PTX_STORE(FOUND, 16) PTX_STORE_SPECIAL(ctaid.x, 20) PTX_STORE_SPECIAL(ctaid.y, 24) PTX_STORE_SPECIAL(ctaid.z, 28)    \
-    PTX_STORE_SPECIAL(tid.x, 32) PTX_STORE_SPECIAL(tid.y, 36) PTX_STORE_SPECIAL(tid.z, 40) PTX_STORE(%3, 44)             \
-    "fence.sc.sys;\n\ttrap;\n\texit;\n"                                                                                  \
-    "others:\n\tnanosleep.u32 1000;\n\tbra others;\n"                                                                    \
-    "done:\n\t}"
+#define PTX_WAIT(LOOK, MBARRIER, STORE_ADDRESS, FOUND)                                                                 \
+    "{\n\t.reg .pred found, soon;\n\t.reg .b32 now, begin, seen;\n\t.reg .b64 record;\n\t" LOOK                        \
+    "@found bra done;\n\tmov.u32 begin, %%globaltimer_lo;\n"                                                           \
+    "again:\n\t" LOOK "@found bra done;\n\t"                                                                           \
+    "mov.u32 now, %%globaltimer_lo;\n\tsub.u32 now, now, begin;\n\tsetp.lt.u32 soon, now, %2;\n\t@soon bra again;\n\t" \
+    "atom.global.exch.b32 now, [device_wait_taken], 1;\n\tsetp.ne.s32 soon, now, 0;\n\t@soon bra others;\n\t"          \
+    "ld.global.b64 record, [device_wait_record];\n\t" STORE_ADDRESS                                                    \
+    PTX_STORE(MBARRIER, 8) PTX_STORE(% 1, 12) PTX_STORE(FOUND, 16) PTX_STORE_SPECIAL(ctaid.x, 20)                      \
+        PTX_STORE_SPECIAL(ctaid.y, 24) PTX_STORE_SPECIAL(ctaid.z, 28) PTX_STORE_SPECIAL(tid.x, 32)                     \
+            PTX_STORE_SPECIAL(tid.y, 36) PTX_STORE_SPECIAL(tid.z, 40)                                                  \
+                PTX_STORE(% 3, 44) "fence.sc.sys;\n\ttrap;\n\texit;\n"                                                 \
+                                   "others:\n\tnanosleep.u32 1000;\n\tbra others;\n"                                   \
+                                   "done:\n\t}"
 #define PTX_STORE(what, offset) "st.global.b32 [record+" #offset "], " #what ";\n\t"
 #define PTX_STORE_SPECIAL(name, offset) "mov.u32 now, %%" #name ";\n\t" PTX_STORE(now, offset)
 #define mbarrier_wait(barrier, parity) mbarrier_wait_at<wait_place(__FILE__, __LINE__)>(barrier, parity)
@@ -82,7 +83,7 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
-                          PTX_STORE(%0, 0) PTX_STORE(0, 4), 0) ::"r"(barrier),
+                          PTX_STORE(% 0, 0) PTX_STORE(0, 4), 0)::"r"(barrier),
                  "r"(parity), "n"((unsigned)WAIT_LIMIT_NS), "n"(PLACE)
                  : "memory");
 }
@@ -113,7 +114,8 @@ PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
 #endif
 }
 // A box of the tensor from (c0, c1, c2, c3) on, innermost first, to shared memory; its bytes count for the barrier.
-PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
+PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
+                              int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
                  "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
@@ -271,24 +273,24 @@ template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
 #define WGMMA_ALL(...) __VA_ARGS__
 
 // The predicate says whether the product is added; 1, 1: neither operand is negated.
-#define WGMMA_SIZE(N, NAMES, FLOATS, R0, R1, R2, R3, R4, R5, R6)                                                         \
-    template <> struct wgmma_of<N> {                                                                                     \
-        template <int TRANSPOSED_A, int TRANSPOSED_B>                                                                    \
-        PTX_FUNCTION void shared(float *acc, uint64_t a, uint64_t b, int accumulate) {                                   \
-            asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %" #R2 ", 0;\n\t"                                     \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, %" #R0 ", %" #R1         \
-                         ", add, 1, 1, %" #R3 ", %" #R4 ";\n\t}"                                                         \
-                         : FLOATS                                                                                        \
-                         : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B));                       \
-        }                                                                                                                \
-        template <int TRANSPOSED_B>                                                                                      \
-        PTX_FUNCTION void registers(float *acc, const uint32_t *a, uint64_t b, int accumulate) {                         \
-            asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %" #R5 ", 0;\n\t"                                     \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {%" #R0 ", %" #R1        \
-                         ", %" #R2 ", %" #R3 "}, %" #R4 ", add, 1, 1, %" #R6 ";\n\t}"                                    \
-                         : FLOATS                                                                                        \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSED_B));      \
-        }                                                                                                                \
+#define WGMMA_SIZE(N, NAMES, FLOATS, R0, R1, R2, R3, R4, R5, R6)                                                       \
+    template <> struct wgmma_of<N> {                                                                                   \
+        template <int TRANSPOSED_A, int TRANSPOSED_B>                                                                  \
+        PTX_FUNCTION void shared(float *acc, uint64_t a, uint64_t b, int accumulate) {                                 \
+            asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %" #R2 ", 0;\n\t"                                   \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, %" #R0 ", %" #R1       \
+                         ", add, 1, 1, %" #R3 ", %" #R4 ";\n\t}"                                                       \
+                         : FLOATS                                                                                      \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(TRANSPOSED_A), "n"(TRANSPOSED_B));                     \
+        }                                                                                                              \
+        template <int TRANSPOSED_B>                                                                                    \
+        PTX_FUNCTION void registers(float *acc, const uint32_t *a, uint64_t b, int accumulate) {                       \
+            asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %" #R5 ", 0;\n\t"                                   \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {%" #R0 ", %" #R1      \
+                         ", %" #R2 ", %" #R3 "}, %" #R4 ", add, 1, 1, %" #R6 ";\n\t}"                                  \
+                         : FLOATS                                                                                      \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(TRANSPOSED_B));    \
+        }                                                                                                              \
     };
 template <int N> struct wgmma_of;
 WGMMA_SIZE(16, WGMMA_LAST_8(), WGMMA_ALL(WGMMA_F8(0)), 8, 9, 10, 11, 12, 13, 14)
@@ -297,16 +299,23 @@ WGMMA_SIZE(48, WGMMA_TENS_2 ", " WGMMA_LAST_4(2), WGMMA_ALL(WGMMA_F16(0), WGMMA_
 WGMMA_SIZE(64, WGMMA_TENS_3 ", " WGMMA_LAST_2(3), WGMMA_ALL(WGMMA_F32(0)), 32, 33, 34, 35, 36, 37, 38)
 WGMMA_SIZE(80, WGMMA_TENS_4, WGMMA_ALL(WGMMA_F32(0), WGMMA_F8(32)), 40, 41, 42, 43, 44, 45, 46)
 WGMMA_SIZE(96, WGMMA_TENS_4 ", " WGMMA_LAST_8(4), WGMMA_ALL(WGMMA_F32(0), WGMMA_F16(32)), 48, 49, 50, 51, 52, 53, 54)
-WGMMA_SIZE(112, WGMMA_TENS_5 ", " WGMMA_LAST_6(5), WGMMA_ALL(WGMMA_F32(0), WGMMA_F16(32), WGMMA_F8(48)), 56, 57, 58, 59, 60, 61, 62)
+WGMMA_SIZE(112, WGMMA_TENS_5 ", " WGMMA_LAST_6(5), WGMMA_ALL(WGMMA_F32(0), WGMMA_F16(32), WGMMA_F8(48)), 56, 57, 58, 59,
+           60, 61, 62)
 WGMMA_SIZE(128, WGMMA_TENS_6 ", " WGMMA_LAST_4(6), WGMMA_ALL(WGMMA_F64(0)), 64, 65, 66, 67, 68, 69, 70)
 WGMMA_SIZE(144, WGMMA_TENS_7 ", " WGMMA_LAST_2(7), WGMMA_ALL(WGMMA_F64(0), WGMMA_F8(64)), 72, 73, 74, 75, 76, 77, 78)
 WGMMA_SIZE(160, WGMMA_TENS_8, WGMMA_ALL(WGMMA_F64(0), WGMMA_F16(64)), 80, 81, 82, 83, 84, 85, 86)
-WGMMA_SIZE(176, WGMMA_TENS_8 ", " WGMMA_LAST_8(8), WGMMA_ALL(WGMMA_F64(0), WGMMA_F16(64), WGMMA_F8(80)), 88, 89, 90, 91, 92, 93, 94)
-WGMMA_SIZE(192, WGMMA_TENS_9 ", " WGMMA_LAST_6(9), WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64)), 96, 97, 98, 99, 100, 101, 102)
-WGMMA_SIZE(208, WGMMA_TENS_10 ", " WGMMA_LAST_4(10), WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64), WGMMA_F8(96)), 104, 105, 106, 107, 108, 109, 110)
-WGMMA_SIZE(224, WGMMA_TENS_11 ", " WGMMA_LAST_2(11), WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64), WGMMA_F16(96)), 112, 113, 114, 115, 116, 117, 118)
-WGMMA_SIZE(240, WGMMA_TENS_12, WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64), WGMMA_F16(96), WGMMA_F8(112)), 120, 121, 122, 123, 124, 125, 126)
-WGMMA_SIZE(256, WGMMA_TENS_12 ", " WGMMA_LAST_8(12), WGMMA_ALL(WGMMA_F64(0), WGMMA_F64(64)), 128, 129, 130, 131, 132, 133, 134)
+WGMMA_SIZE(176, WGMMA_TENS_8 ", " WGMMA_LAST_8(8), WGMMA_ALL(WGMMA_F64(0), WGMMA_F16(64), WGMMA_F8(80)), 88, 89, 90, 91,
+           92, 93, 94)
+WGMMA_SIZE(192, WGMMA_TENS_9 ", " WGMMA_LAST_6(9), WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64)), 96, 97, 98, 99, 100, 101,
+           102)
+WGMMA_SIZE(208, WGMMA_TENS_10 ", " WGMMA_LAST_4(10), WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64), WGMMA_F8(96)), 104, 105,
+           106, 107, 108, 109, 110)
+WGMMA_SIZE(224, WGMMA_TENS_11 ", " WGMMA_LAST_2(11), WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64), WGMMA_F16(96)), 112, 113,
+           114, 115, 116, 117, 118)
+WGMMA_SIZE(240, WGMMA_TENS_12, WGMMA_ALL(WGMMA_F64(0), WGMMA_F32(64), WGMMA_F16(96), WGMMA_F8(112)), 120, 121, 122, 123,
+           124, 125, 126)
+WGMMA_SIZE(256, WGMMA_TENS_12 ", " WGMMA_LAST_8(12), WGMMA_ALL(WGMMA_F64(0), WGMMA_F64(64)), 128, 129, 130, 131, 132,
+           133, 134)
 #endif
 
 // acc (64 x N, fp32) = or += A (64 x 16) . B (16 x N), both in shared memory; N a multiple of 16 up to 256.
@@ -423,10 +432,7 @@ PTX_FUNCTION void stmatrix_x4_trans(uint32_t row, struct word_x4 words) {
 PTX_FUNCTION int load_acquire(const int *at) {
 #if defined(__CUDACC__)
     int value;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];"
-                 : "=r"(value)
-                 : "l"(__cvta_generic_to_global(at))
-                 : "memory");
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(__cvta_generic_to_global(at)) : "memory");
     return value;
 #else
     return emu_load_acquire(at);
@@ -436,7 +442,7 @@ PTX_FUNCTION int load_acquire(const int *at) {
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
 template <int PLACE> PTX_FUNCTION void wait_acquire_at(const int *at, int value) {
     asm volatile(PTX_WAIT("ld.acquire.gpu.global.b32 seen, [%0];\n\tsetp.eq.s32 found, seen, %1;\n\t", 0,
-                          "st.global.b64 [record], %0;\n\t", seen) ::"l"(__cvta_generic_to_global(at)),
+                          "st.global.b64 [record], %0;\n\t", seen)::"l"(__cvta_generic_to_global(at)),
                  "r"(value), "n"((unsigned)WAIT_LIMIT_NS), "n"(PLACE)
                  : "memory");
 }

@@ -40,7 +40,7 @@ struct philox_words {
 // The counter's words lie in 64-bit variables: so do the products, and the compiler's vectors stay in lanes of one
 // width.
 HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
-                                             uint32_t k0, uint32_t k1) {
+                                           uint32_t k0, uint32_t k1) {
     uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3;
 #ifdef __CUDACC__
 #pragma unroll

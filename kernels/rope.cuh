@@ -37,7 +37,8 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
     rope_kernel(floatX *qkv, const float *table, int64_t rows, int T, int start, int row_heads, int heads, int D,
                 float direction) {
     const int half = D / 2;
-    const unsigned packs = (unsigned)((half + PACK - 1) / PACK), groups = (unsigned)((heads + ROPE_HEADS - 1) / ROPE_HEADS);
+    const unsigned packs = (unsigned)((half + PACK - 1) / PACK),
+                   groups = (unsigned)((heads + ROPE_HEADS - 1) / ROPE_HEADS);
     const int64_t at = (int64_t)blockIdx.x * ROPE_THREADS + threadIdx.x, row = at / (packs * groups);
     if (row >= rows)
         return;

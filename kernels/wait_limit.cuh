@@ -13,10 +13,10 @@
 
 // What PTX_WAIT in kernels/ptx_sm90.cuh writes, at these offsets.
 struct wait_record {
-    uint64_t address;  // 0: of an mbarrier in shared memory, or of an int in global memory
-    uint32_t mbarrier; // 8: 0: it is an int
-    int awaited;       // 12: the parity of a phase, or the int's value
-    int found;         // 16: the int's value
+    uint64_t address;             // 0: of an mbarrier in shared memory, or of an int in global memory
+    uint32_t mbarrier;            // 8: 0: it is an int
+    int awaited;                  // 12: the parity of a phase, or the int's value
+    int found;                    // 16: the int's value
     unsigned block[3], thread[3]; // 20, 32
     int place;                    // 44: wait_place; 0: nobody has waited too long
 };
@@ -51,10 +51,11 @@ static inline const char *wait_describe(char *text, size_t size, const struct wa
         snprintf(what, sizeof what, "the phase of parity %d of the mbarrier at shared address 0x%llx", r->awaited,
                  (unsigned long long)r->address);
     else
-        snprintf(what, sizeof what, "%d at address 0x%llx, which is %d", r->awaited, (unsigned long long)r->address, r->found);
+        snprintf(what, sizeof what, "%d at address 0x%llx, which is %d", r->awaited, (unsigned long long)r->address,
+                 r->found);
     snprintf(text, size, "block (%u, %u, %u), thread (%u, %u, %u) has waited for %g s at %s:%d for %s", r->block[0],
-             r->block[1], r->block[2], r->thread[0], r->thread[1], r->thread[2], seconds, wait_file(r->place % WAIT_FILES),
-             r->place / WAIT_FILES, what);
+             r->block[1], r->block[2], r->thread[0], r->thread[1], r->thread[2], seconds,
+             wait_file(r->place % WAIT_FILES), r->place / WAIT_FILES, what);
     return text;
 }
 
@@ -84,7 +85,8 @@ static cudaError_t wait_limit_open(void) { return wait_limit_record() ? cudaSucc
 static const char *wait_limit_message(void) {
     static char text[512] = ": ";
     const struct wait_record *record = wait_limit_record();
-    return record && record->place > 0 ? (wait_describe(text + 2, sizeof text - 2, record, DEVICE_WAIT_LIMIT), text) : "";
+    return record && record->place > 0 ? (wait_describe(text + 2, sizeof text - 2, record, DEVICE_WAIT_LIMIT), text)
+                                       : "";
 }
 #else // the emulator sees by itself who waits for ever
 static inline cudaError_t wait_limit_open(void) { return cudaSuccess; }

@@ -36,8 +36,8 @@
 #include "runtime/manifest.h"   // struct manifest
 
 enum {
-    CHECKPOINT_NAME = 64,         // bytes of step_N and of its temporary names
-    CHECKPOINT_PIECE = 1 << 20,   // hashed and written at a time: what is hashed is still in the cache when it is copied
+    CHECKPOINT_NAME = 64,       // bytes of step_N and of its temporary names
+    CHECKPOINT_PIECE = 1 << 20, // hashed and written at a time: what is hashed is still in the cache when it is copied
     CHECKPOINT_WINDOW = 32 << 20, // dirty bytes that are sent to the disk at a time
 };
 
@@ -104,7 +104,7 @@ struct checkpoint_entries {
 static int checkpoint_compare_entries(const void *a, const void *b) {
     const struct checkpoint_entry *const x = (const struct checkpoint_entry *)a;
     const struct checkpoint_entry *const y = (const struct checkpoint_entry *)b;
-    return x->step != y->step ? (x->step < y->step ? 1 : -1)
+    return x->step != y->step   ? (x->step < y->step ? 1 : -1)
            : x->kind != y->kind ? (x->kind < y->kind ? -1 : 1)
                                 : strcmp(x->name, y->name);
 }
@@ -257,13 +257,14 @@ static void checkpoint_abandon(struct checkpoint_writer *writer) {
 
 // Gives up the save with a text. `file` may be empty: then the folder itself is meant.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
-    const char *const hint = error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
+    const char *const hint =
+        error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
     checkpoint_abandon(writer);
     writer->failed = true;
-    return error_format(&writer->error,
-                        "%.500s/%s%s%s: %s: %s; step %" PRId64 " is not saved, the checkpoints before it are untouched%s",
-                        writer->root, writer->step.name, *file ? "/" : "", file, what, strerror(error),
-                        writer->step.step, hint);
+    return error_format(
+        &writer->error,
+        "%.500s/%s%s%s: %s: %s; step %" PRId64 " is not saved, the checkpoints before it are untouched%s", writer->root,
+        writer->step.name, *file ? "/" : "", file, what, strerror(error), writer->step.step, hint);
 }
 
 static int checkpoint_fsync(int fd) {
@@ -353,8 +354,8 @@ static int checkpoint_write_back(struct checkpoint_writer *writer) {
     const off_t end = (off_t)writer->file_bytes, middle = end - CHECKPOINT_WINDOW, begin = (off_t)writer->synced;
     int failed = sync_file_range(writer->file_fd, middle, CHECKPOINT_WINDOW, SYNC_FILE_RANGE_WRITE);
     if (!failed && middle > begin) {
-        failed = sync_file_range(writer->file_fd, begin, middle - begin, SYNC_FILE_RANGE_WAIT_BEFORE |
-                                 SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+        failed = sync_file_range(writer->file_fd, begin, middle - begin,
+                                 SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
         if (!failed)
             posix_fadvise(writer->file_fd, begin, middle - begin, POSIX_FADV_DONTNEED);
         writer->synced = (uint64_t)middle;
@@ -452,7 +453,8 @@ static const char *checkpoint_file_end(struct checkpoint_writer *writer) {
 }
 
 // A file whose bytes are all there.
-static const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count) {
+static const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes,
+                                   uint64_t count) {
     const char *problem = checkpoint_file_begin(writer, name);
     if (!problem)
         problem = checkpoint_file_write(writer, bytes, count);
@@ -522,10 +524,12 @@ static const char *checkpoint_commit(struct checkpoint_writer *writer) {
     if (!error)
         return NULL;
     writer->failed = true; // both are complete, but which of them a power cut leaves is not known: neither is removed
-    return error_format(&writer->error,
-                        "%.500s: cannot be written to the disk: %s; step %" PRId64
-                        " is saved and complete, but may be lost if the machine goes down; the checkpoints before it are "
-                        "untouched", writer->root, strerror(error), writer->step.step);
+    return error_format(
+        &writer->error,
+        "%.500s: cannot be written to the disk: %s; step %" PRId64
+        " is saved and complete, but may be lost if the machine goes down; the checkpoints before it are "
+        "untouched",
+        writer->root, strerror(error), writer->step.step);
 }
 
 // ---- verifying ----
@@ -628,15 +632,16 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
         return error_format(error, "%.400s/%s: cannot be read at byte %" PRIu64 ": %s", folder, file->name, bytes,
                             strerror(problem));
     if (bytes != file->bytes)
-        return error_format(error, "%.400s/%s: is %" PRIu64 " bytes long; its manifest says %" PRIu64, folder, file->name,
-                            bytes, file->bytes);
+        return error_format(error, "%.400s/%s: is %" PRIu64 " bytes long; its manifest says %" PRIu64, folder,
+                            file->name, bytes, file->bytes);
     if (hash && strcmp(found, file->xxh3_128) != 0)
-        return error_format(error, "%.400s/%s: is damaged: its XXH3 is %s; its manifest says %s", folder, file->name, found,
-                            file->xxh3_128);
+        return error_format(error, "%.400s/%s: is damaged: its XXH3 is %s; its manifest says %s", folder, file->name,
+                            found, file->xxh3_128);
     return NULL;
 }
 
-static const char *checkpoint_check(struct manifest *manifest, const char *folder, bool hash, struct error_text *error) {
+static const char *checkpoint_check(struct manifest *manifest, const char *folder, bool hash,
+                                    struct error_text *error) {
     memset(manifest, 0, sizeof *manifest);
     const int folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_fd < 0)
@@ -672,10 +677,11 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
                                     const struct checkpoint_entry *entry) {
     struct error_text text;
     if (checkpoint_entry_is_in_use(entry))
-        error_format(&text, "%.500s/%s: is being written or removed by process %d; it is not looked at", root, entry->name,
-                     (int)entry->pid);
+        error_format(&text, "%.500s/%s: is being written or removed by process %d; it is not looked at", root,
+                     entry->name, (int)entry->pid);
     else
-        error_format(&text, "%.500s/%s: was left by a save that did not end; the next save removes it", root, entry->name);
+        error_format(&text, "%.500s/%s: was left by a save that did not end; the next save removes it", root,
+                     entry->name);
     checkpoint_say(listener, text.text);
 }
 
@@ -690,7 +696,8 @@ static const char *checkpoint_check_entry(struct manifest *manifest, const char 
     return error_format(error, "%.500s/" MANIFEST_NAME ": is of step %" PRId64 ", not of the folder's", folder, step);
 }
 
-static const char *checkpoint_path(char path[PATH_MAX], const char *folder, const char *name, struct error_text *error) {
+static const char *checkpoint_path(char path[PATH_MAX], const char *folder, const char *name,
+                                   struct error_text *error) {
     if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
         return NULL;
     return error_format(error, "%.500s...: the name is too long", folder);
@@ -733,9 +740,8 @@ static const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manif
         return errno == ENOENT ? NULL : error_format(error, "%.500s: cannot be opened: %s", root, strerror(errno));
     const int listed = checkpoint_list(&entries, root_fd);
     close(root_fd);
-    const char *const problem =
-        listed ? error_format(error, "%.500s: cannot be read: %s", root, strerror(listed))
-               : checkpoint_newest_of(path, manifest, root, &entries, listener, error);
+    const char *const problem = listed ? error_format(error, "%.500s: cannot be read: %s", root, strerror(listed))
+                                       : checkpoint_newest_of(path, manifest, root, &entries, listener, error);
     free(entries.all);
     return problem;
 }
@@ -763,8 +769,10 @@ static const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *mani
         if (!problem)
             problem = checkpoint_newest(path, manifest, stat(inside, &status) == 0 ? inside : given, listener, error);
         if (!problem && !path[0])
-            problem = error_format(error, "%.500s: holds no checkpoint: no " MANIFEST_NAME ", no step_NNNNNNNN, no "
-                                   "checkpoints/step_NNNNNNNN", given);
+            problem = error_format(error,
+                                   "%.500s: holds no checkpoint: no " MANIFEST_NAME ", no step_NNNNNNNN, no "
+                                   "checkpoints/step_NNNNNNNN",
+                                   given);
     }
     if (problem)
         path[0] = 0;
@@ -802,8 +810,9 @@ static const char *checkpoint_prune_entries(const char *root, int root_fd, const
             continue;
         if (kept < keep) {
             // One that lacks a file doesn't count: it would push out one that could be resumed from.
-            const bool whole = entry->step == newest || (!checkpoint_path(path, root, entry->name, &unused) &&
-                                                         !checkpoint_check_entry(&manifest, path, entry, false, &unused));
+            const bool whole =
+                entry->step == newest || (!checkpoint_path(path, root, entry->name, &unused) &&
+                                          !checkpoint_check_entry(&manifest, path, entry, false, &unused));
             if (whole && entry->step != newest)
                 manifest_free(&manifest);
             kept += whole;

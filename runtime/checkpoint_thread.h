@@ -17,7 +17,7 @@ struct checkpoint_thread {
     void *argument;
     bool has_thread; // false: the job has run already, in the caller's thread
     pthread_t thread;
-    pthread_mutex_t mutex;    // over `done`; the join is what makes the rest visible
+    pthread_mutex_t mutex; // over `done`; the join is what makes the rest visible
     bool done;
     const char *result;
     struct error_text error; // where the job's text lies, until the next start

@@ -395,14 +395,16 @@ static size_t control_result_bytes(const struct control *c) {
 
 static void control_say_exchange(struct control_line *line, uint32_t operation, const char *name, uint64_t number,
                                  uint64_t bytes) {
-    control_say(line, "the %s of '%s' (exchange %llu, %llu bytes)", operation == CONTROL_ALL_GATHER ? "all-gather" : "broadcast",
-                name, (unsigned long long)number, (unsigned long long)bytes);
+    control_say(line, "the %s of '%s' (exchange %llu, %llu bytes)",
+                operation == CONTROL_ALL_GATHER ? "all-gather" : "broadcast", name, (unsigned long long)number,
+                (unsigned long long)bytes);
 }
 
 // All ranks must be in the same exchange: else they run different programs, or were given different options.
 static void control_check_same(struct control *c, int r) {
     const struct control_frame *const other = &c->links[r].contribution;
-    if (other->number == c->exchanges && other->bytes == c->exchange.bytes && other->operation == c->exchange.operation &&
+    if (other->number == c->exchanges && other->bytes == c->exchange.bytes &&
+        other->operation == c->exchange.operation &&
         strncmp(other->report.exchange, c->exchange.name, CONTROL_NAME) == 0)
         return;
     struct control_line line = {"", 0};
@@ -518,8 +520,7 @@ static void control_take(struct control *c, struct control_link *link) {
         link->left = true;
         c->over = c->rank != 0;
         break;
-    case CONTROL_ABORT:
-        _exit(EXIT_FAILURE);
+    case CONTROL_ABORT: _exit(EXIT_FAILURE);
     default: // a heartbeat: its report was all
         break;
     }
@@ -529,14 +530,9 @@ static void control_hear(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     while (!c->over) {
         switch (control_link_receive(link)) {
-        case CONTROL_NOTHING:
-            return;
-        case CONTROL_HEAD:
-            control_place_payload(c, link);
-            break;
-        case CONTROL_WHOLE:
-            control_take(c, link);
-            break;
+        case CONTROL_NOTHING: return;
+        case CONTROL_HEAD: control_place_payload(c, link); break;
+        case CONTROL_WHOLE: control_take(c, link); break;
         case CONTROL_CLOSED:
             if (!link->left)
                 control_rank_ended(c, r);
@@ -587,8 +583,9 @@ static const char *control_start_thread(struct control *c, struct error_text *er
     pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask
     const int problem = pthread_create(&c->thread, NULL, control_run, c);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return problem ? error_format(error, "rank %d: no thread for the control connections: %s", c->rank, strerror(problem))
-                   : NULL;
+    return problem
+               ? error_format(error, "rank %d: no thread for the control connections: %s", c->rank, strerror(problem))
+               : NULL;
 }
 
 // ---- opening ----
@@ -612,7 +609,8 @@ static const char *control_listen_at(struct control *c, const struct launch *lau
     if (c->listener < 0 && errno == EADDRNOTAVAIL)
         c->listener = socket_listen(NULL, launch->port);
     if (c->listener < 0)
-        return error_format(error, "rank 0 cannot listen at port %d of this host: %s; give another by --rendezvous HOST:PORT",
+        return error_format(error,
+                            "rank 0 cannot listen at port %d of this host: %s; give another by --rendezvous HOST:PORT",
                             launch->port, strerror(errno));
     return NULL;
 }

@@ -21,8 +21,8 @@ enum {
 
 // What a rank is doing. All zero: nothing so far.
 struct control_report {
-    uint64_t begun, done; // collectives of the data path
-    uint64_t exchanges;   // begun, on the control connections
+    uint64_t begun, done;            // collectives of the data path
+    uint64_t exchanges;              // begun, on the control connections
     double collective_s, exchange_s; // how long in the oldest unfinished collective, in the exchange
     uint32_t in_exchange, patient;
     char collective[CONTROL_NAME]; // the oldest unfinished, else the last
@@ -39,9 +39,9 @@ enum control_type {
 };
 
 struct control_frame {
-    uint32_t type, operation;       // operation: of an exchange
-    uint64_t number, bytes;         // of the exchange, as its callers gave them
-    uint64_t payload_bytes;         // that follow
+    uint32_t type, operation; // operation: of an exchange
+    uint64_t number, bytes;   // of the exchange, as its callers gave them
+    uint64_t payload_bytes;   // that follow
     struct control_report report;
 };
 
@@ -130,8 +130,8 @@ static enum control_event control_link_receive(struct control_link *link) {
     for (;;) {
         const bool head = link->in_bytes < sizeof link->in;
         const size_t end = sizeof link->in + (head ? 0 : link->in.payload_bytes);
-        char *const place = head ? (char *)&link->in + link->in_bytes
-                                 : (char *)link->in_payload + (link->in_bytes - sizeof link->in);
+        char *const place =
+            head ? (char *)&link->in + link->in_bytes : (char *)link->in_payload + (link->in_bytes - sizeof link->in);
         const ssize_t received = recv(link->socket, place, end - link->in_bytes, 0);
         if (received < 0 && errno == EINTR)
             continue;

@@ -13,8 +13,8 @@
 #include "runtime/sockets.h"      // socket_connect
 
 enum {
-    CONTROL_VERSION = 1,   // of hello and of the frames
-    CONTROL_HOST = 68,     // bytes of a host's name, which Linux limits to 64
+    CONTROL_VERSION = 1,    // of hello and of the frames
+    CONTROL_HOST = 68,      // bytes of a host's name, which Linux limits to 64
     CONTROL_STRANGERS = 64, // connections that have not said who they are, at a time
     CONTROL_STRANGER_S = 5, // and for how long
     CONTROL_ANSWER_S = 10,  // rank 0 answers at once; who takes longer is somebody else
@@ -85,10 +85,13 @@ static const char *control_contradiction(const struct control_start *s, const st
                                          struct error_text *error) {
     const struct control_peer *const who = &hello->who;
     if (hello->version != CONTROL_VERSION)
-        return error_format(error, "a rank of another version of this program has connected (its control protocol is %u, not "
-                            "%d); start all ranks from the same build", hello->version, CONTROL_VERSION);
+        return error_format(error,
+                            "a rank of another version of this program has connected (its control protocol is %u, not "
+                            "%d); start all ranks from the same build",
+                            hello->version, CONTROL_VERSION);
     if (hello->ranks != s->ranks || hello->rank <= 0 || hello->rank >= s->ranks)
-        return error_format(error, "the process on host %.*s, pid %d, says that it is rank %d of %d, but this is rank 0 of %d",
+        return error_format(error,
+                            "the process on host %.*s, pid %d, says that it is rank %d of %d, but this is rank 0 of %d",
                             CONTROL_HOST - 1, who->host, who->pid, hello->rank, hello->ranks, s->ranks);
     const struct control_peer *const other = &s->peers[hello->rank];
     if (s->links[hello->rank].socket >= 0)
@@ -190,7 +193,8 @@ static const char *control_missing_text(const struct control_start *s, double st
             length += snprintf(who + length, sizeof who - (size_t)length, said++ ? ", %d" : "%d", r);
     if (missing > said)
         snprintf(who + length, sizeof who - (size_t)length, " and %d more", missing - said);
-    return error_format(error, "rank%s %s of %d did not connect to rank 0 (host %s, port %d) within %.3g s; start all ranks, "
+    return error_format(error,
+                        "rank%s %s of %d did not connect to rank 0 (host %s, port %d) within %.3g s; start all ranks, "
                         "with the same number of them, and see that they can reach that host and port",
                         missing > 1 ? "s" : "", who, s->ranks, s->own.who.host, (int)s->address.at.port, start_s);
 }
@@ -232,8 +236,8 @@ static enum socket_answer control_greet(int socket, void *context, double until_
         return SOCKET_STRANGER;
     }
     if (answer.version != CONTROL_VERSION || answer.rank != 0) {
-        error_format(error, "rank 0 refuses this process, which says that it is rank %d of %d; rank 0 says why", s->rank,
-                     s->ranks);
+        error_format(error, "rank 0 refuses this process, which says that it is rank %d of %d; rank 0 says why",
+                     s->rank, s->ranks);
         return SOCKET_REFUSAL;
     }
     s->peers[0] = answer.who;
@@ -249,7 +253,8 @@ static const char *control_join_rank_0(struct control_start *s, double start_s, 
     const size_t bytes = (size_t)s->ranks * sizeof *s->peers;
     const int connected = socket_connect(at, deadline_clock_s() + start_s, control_greet, s, &why);
     if (connected < 0)
-        return error_format(error, "rank 0 is not to be reached at %s, port %d, for %.3g s or until it answered: %.512s",
+        return error_format(error,
+                            "rank 0 is not to be reached at %s, port %d, for %.3g s or until it answered: %.512s",
                             at->host, (int)at->port, start_s, why.text);
     s->links[0].socket = connected;
     // Rank 0 has listened for some time, so its own deadline comes before this one, unless it hangs.
@@ -259,6 +264,6 @@ static const char *control_join_rank_0(struct control_start *s, double start_s, 
     if (heard && frame.type == CONTROL_WELCOME && frame.payload_bytes == bytes &&
         socket_receive_all(connected, s->peers, bytes, until_s))
         return NULL;
-    return error_format(error, "rank 0 (host %s, pid %d) %s before all ranks had come", s->peers[0].host, s->peers[0].pid,
-                        errno == ETIMEDOUT ? "said nothing more" : "ended");
+    return error_format(error, "rank 0 (host %s, pid %d) %s before all ranks had come", s->peers[0].host,
+                        s->peers[0].pid, errno == ETIMEDOUT ? "said nothing more" : "ended");
 }

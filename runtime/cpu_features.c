@@ -77,8 +77,10 @@ static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, 
     if (missing == 0)
         return NULL;
     cpu_arch(arch, sizeof arch, cpu, needed);
-    snprintf(text, bytes, "built for a CPU with %s%s, which this one lacks; build it here, by make ARCH=native, or anywhere "
-             "by make ARCH=%s", names, missing > NAMED ? " and more" : "", arch);
+    snprintf(text, bytes,
+             "built for a CPU with %s%s, which this one lacks; build it here, by make ARCH=native, or anywhere "
+             "by make ARCH=%s",
+             names, missing > NAMED ? " and more" : "", arch);
     return text;
 }
 

@@ -71,10 +71,11 @@ static const char *exchange_mpi_open(struct exchange_mpi *m, int rank, int ranks
     MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &mpi_ranks);
     if (rank != mpi_rank || ranks != mpi_ranks)
-        return error_format(error,
-                            "MPI knows this process as rank %d of %d, the launcher as rank %d of %d; is the mpirun that "
-                            "started it of the MPI that it was built with?",
-                            mpi_rank, mpi_ranks, rank, ranks);
+        return error_format(
+            error,
+            "MPI knows this process as rank %d of %d, the launcher as rank %d of %d; is the mpirun that "
+            "started it of the MPI that it was built with?",
+            mpi_rank, mpi_ranks, rank, ranks);
     const int code = MPI_Comm_dup(MPI_COMM_WORLD, &m->communicator); // no other message is taken for one of these
     if (code != MPI_SUCCESS)
         return mpi_error(code, "MPI_Comm_dup", error);
@@ -111,9 +112,9 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
         for (int i = 0; code == MPI_ERR_IN_STATUS && i < 2 * steps; i++) {
             const int step = i % steps + 1, failed = m->statuses[i].MPI_ERROR;
             if (failed != MPI_SUCCESS && failed != MPI_ERR_PENDING)
-                exchange_mpi_lost(m,
-                                  i < steps ? exchange_from(m->rank, m->ranks, step) : exchange_to(m->rank, m->ranks, step),
-                                  failed, i < steps ? "a receive" : "a send");
+                exchange_mpi_lost(
+                    m, i < steps ? exchange_from(m->rank, m->ranks, step) : exchange_to(m->rank, m->ranks, step),
+                    failed, i < steps ? "a receive" : "a send");
         }
         if (code != MPI_SUCCESS)
             exchange_mpi_lost(m, m->rank, code, "MPI_Testall");
@@ -129,12 +130,14 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
 // A longer message is MPI's error; a shorter one is found here.
 static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_part *receive, size_t n) {
     for (int step = 1; step < m->ranks; step++) {
-        const int peer = exchange_from(m->rank, m->ranks, step), expected = mpi_message_bytes(m, receive[peer].bytes, n);
+        const int peer = exchange_from(m->rank, m->ranks, step),
+                  expected = mpi_message_bytes(m, receive[peer].bytes, n);
         int bytes = 0;
         MPI_Get_count(&m->statuses[step - 1], MPI_BYTE, &bytes);
         if (bytes != expected) {
             struct error_text error;
-            exchange_lost(m->rank, peer, error_format(&error, "it sent %d bytes where %d were expected", bytes, expected));
+            exchange_lost(m->rank, peer,
+                          error_format(&error, "it sent %d bytes where %d were expected", bytes, expected));
         }
     }
 }
@@ -177,8 +180,9 @@ static void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_part 
 
 #else
 static inline const char *mpi_open(int *rank, int *ranks, struct error_text *error) {
-    return error_format(error, "this build has no MPI; install one (its mpicc) and build again, or start by srun or with "
-                               "--rendezvous HOST:PORT");
+    return error_format(error,
+                        "this build has no MPI; install one (its mpicc) and build again, or start by srun or with "
+                        "--rendezvous HOST:PORT");
 }
 static inline const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error) {
     return error_format(error, "this build has no MPI");

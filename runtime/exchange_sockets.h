@@ -101,8 +101,8 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, uin
 
 // Each rank connects to all lower ones and then is connected to by all higher ones. It is in the order of the ranks that
 // they come to answer, so none waits for one that waits for it.
-static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener, const struct exchange_place *places,
-                                            struct error_text *error) {
+static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
+                                            const struct exchange_place *places, struct error_text *error) {
     const double until_s = deadline_clock_s() + EXCHANGE_CONNECT_S;
     for (int peer = 0; peer < s->rank; peer++) {
         struct exchange_hello hello = {places[0].token, s->rank, peer};

@@ -29,7 +29,8 @@ static void host_round_to_bf16(uint16_t *out, const float *in, int64_t n) {
 }
 
 // out (n) = own part of the sum, where others (ranks - 1, part) begins at this block. out may be own.
-static void host_sum_fp32(float *out, const float *own, const float *others, int64_t part, int64_t n, int rank, int ranks) {
+static void host_sum_fp32(float *out, const float *own, const float *others, int64_t part, int64_t n, int rank,
+                          int ranks) {
     float sum[HOST_SUM_BLOCK];
     for (int r = 0; r < ranks; r++) {
         const float *const in = r == rank ? own : others + host_other(r, rank) * part;

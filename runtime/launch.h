@@ -9,13 +9,13 @@
 // A batch script has SLURM_PROCID and SLURM_NTASKS too and is none of its ranks: only a step has SLURM_STEP_NUM_TASKS.
 // One rank, however it was launched, is alone: it needs nobody.
 #pragma once
-#include <errno.h>    // errno
-#include <limits.h>   // INT_MAX
-#include <stdbool.h>  // bool
-#include <stdint.h>   // uint64_t
-#include <stdio.h>    // snprintf
-#include <stdlib.h>   // strtoull, getenv
-#include <string.h>   // memset, strchr
+#include <errno.h>   // errno
+#include <limits.h>  // INT_MAX
+#include <stdbool.h> // bool
+#include <stdint.h>  // uint64_t
+#include <stdio.h>   // snprintf
+#include <stdlib.h>  // strtoull, getenv
+#include <string.h>  // memset, strchr
 
 #include "runtime/error_text.h" // struct error_text
 
@@ -70,15 +70,16 @@ struct launch_names {
     const char *rank, *ranks, *local_rank, *local_ranks;
 };
 
-static const char *launch_ranks(struct launch *launch, const struct launch_names *names, launch_environment *environment,
-                                struct error_text *error) {
+static const char *launch_ranks(struct launch *launch, const struct launch_names *names,
+                                launch_environment *environment, struct error_text *error) {
     const char *problem = launch_number(&launch->rank, names->rank, -1, environment, error);
     if (!problem)
         problem = launch_number(&launch->ranks, names->ranks, -1, environment, error);
     if (problem)
         return problem;
     if (launch->rank >= launch->ranks)
-        return error_format(error, "%s=%d in the environment does not fit %s=%d: the ranks of a job are 0 to its size - 1",
+        return error_format(error,
+                            "%s=%d in the environment does not fit %s=%d: the ranks of a job are 0 to its size - 1",
                             names->rank, launch->rank, names->ranks, launch->ranks);
     return launch_number(&launch->local_rank, names->local_rank, 0, environment, error);
 }
@@ -86,10 +87,12 @@ static const char *launch_ranks(struct launch *launch, const struct launch_names
 static const char *launch_check_local(const struct launch *launch, const struct launch_names *names,
                                       struct error_text *error) {
     if (launch->local_rank >= launch->local_ranks)
-        return error_format(error, "%s=%d in the environment does not fit %s, by which this host has %d of the job's ranks",
+        return error_format(error,
+                            "%s=%d in the environment does not fit %s, by which this host has %d of the job's ranks",
                             names->local_rank, launch->local_rank, names->local_ranks, launch->local_ranks);
     if (launch->local_ranks > launch->ranks)
-        return error_format(error, "%s in the environment says that this host has %d ranks, of %d in the whole job (%s)",
+        return error_format(error,
+                            "%s in the environment says that this host has %d ranks, of %d in the whole job (%s)",
                             names->local_ranks, launch->local_ranks, launch->ranks, names->ranks);
     return NULL;
 }
@@ -166,8 +169,8 @@ static const char *launch_slurm_local(struct launch *launch, const struct launch
     const bool of_step = local.local_ranks == names->local_ranks;
     launch->local_ranks = !tasks ? launch->local_rank + 1 : launch_tasks_of_node(tasks, of_step ? node : 0);
     if (tasks && launch->local_ranks == 0)
-        return error_format(error, "%s=%s in the environment does not say how many tasks node %d has", local.local_ranks,
-                            tasks, node);
+        return error_format(error, "%s=%s in the environment does not say how many tasks node %d has",
+                            local.local_ranks, tasks, node);
     if (!of_step && launch->local_ranks > launch->ranks)
         launch->local_ranks = launch->ranks;
     return launch_check_local(launch, &local, error);
@@ -177,12 +180,14 @@ static const char *launch_slurm_local(struct launch *launch, const struct launch
 static const char *launch_slurm_id(uint64_t *id, const char *name, const char *text, struct error_text *error) {
     if (!text)
         return error_format(error, "the environment variable %s is not set", name);
-    return launch_parse(id, text, UINT64_MAX) ? NULL
-                                              : error_format(error, "%s=%s in the environment is not a number", name, text);
+    return launch_parse(id, text, UINT64_MAX)
+               ? NULL
+               : error_format(error, "%s=%s in the environment is not a number", name, text);
 }
 
 // Every rank knows the same three variables, so they need not tell each other.
-static const char *launch_slurm_address(struct launch *launch, launch_environment *environment, struct error_text *error) {
+static const char *launch_slurm_address(struct launch *launch, launch_environment *environment,
+                                        struct error_text *error) {
     const char *const nodes = environment("SLURM_STEP_NODELIST");
     const char *const step_text = environment("SLURM_STEP_ID");
     uint64_t job = 0, step = 0;
@@ -224,9 +229,10 @@ static bool launch_is_by_mpirun(launch_environment *environment) {
     return environment("OMPI_COMM_WORLD_SIZE") || launch_is_mpich(environment);
 }
 
-static const char *launch_by_launcher(struct launch *launch, launch_environment *environment, struct error_text *error) {
-    static const struct launch_names open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                                                 "OMPI_COMM_WORLD_LOCAL_SIZE"};
+static const char *launch_by_launcher(struct launch *launch, launch_environment *environment,
+                                      struct error_text *error) {
+    static const struct launch_names open_mpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                                 "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
     static const struct launch_names mpich = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
     if (launch_is_by_mpirun(environment)) {
         launch->kind = LAUNCH_MPI;
@@ -253,8 +259,10 @@ static const char *launch_address(struct launch *launch, const char *text, struc
         return error_format(error, "--rendezvous %s: an IPv6 address stands in brackets, as in [::1]:29500", text);
     if (!colon || from == to || (size_t)(to - from) >= sizeof launch->host || !launch_parse(&port, colon + 1, 65535) ||
         port == 0)
-        return error_format(error, "--rendezvous %s: expected HOST:PORT, the host of rank 0 and a port from 1 to 65535 that "
-                            "is free there, as in node1:29500", text);
+        return error_format(error,
+                            "--rendezvous %s: expected HOST:PORT, the host of rank 0 and a port from 1 to 65535 that "
+                            "is free there, as in node1:29500",
+                            text);
     snprintf(launch->host, sizeof launch->host, "%.*s", (int)(to - from), from);
     launch->port = (int)port;
     return NULL;
@@ -270,8 +278,10 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
     else {
         problem = launch_by_launcher(launch, environment, error);
         if (!problem && launch->kind == LAUNCH_ALONE)
-            return error_format(error, "--rendezvous %s: needs RANK and WORLD_SIZE (and LOCAL_RANK, where a host has several "
-                                "ranks) in the environment, or mpirun or srun, to know which rank this is", rendezvous);
+            return error_format(error,
+                                "--rendezvous %s: needs RANK and WORLD_SIZE (and LOCAL_RANK, where a host has several "
+                                "ranks) in the environment, or mpirun or srun, to know which rank this is",
+                                rendezvous);
     }
     launch->kind = LAUNCH_RENDEZVOUS;
     return problem ? problem : launch_address(launch, rendezvous, error);
@@ -283,8 +293,10 @@ static const char *launch_by_nobody(launch_environment *environment, struct erro
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, environment, error);
     if (problem || ranks <= 1)
         return problem;
-    return error_format(error, "WORLD_SIZE=%d in the environment says that this is one of several ranks; give --rendezvous "
-                        "HOST:PORT, where rank 0 listens, or start them by mpirun or srun, or unset WORLD_SIZE", ranks);
+    return error_format(error,
+                        "WORLD_SIZE=%d in the environment says that this is one of several ranks; give --rendezvous "
+                        "HOST:PORT, where rank 0 listens, or start them by mpirun or srun, or unset WORLD_SIZE",
+                        ranks);
 }
 
 // rendezvous: the value of --rendezvous, "" where it is not given. Returns NULL or a text.

@@ -1,7 +1,8 @@
 // What a run says: rows of the start-up report, one progress line, and log.jsonl with an object for each step.
 //
 // In a terminal the progress line is drawn again in place, cut to the width; in a pipe or file, and under mpirun, whose
-// terminals are none, it is a plain line every so many steps. log.jsonl has every step in both. A full disk is reported once and does not stop the run.
+// terminals are none, it is a plain line every so many steps. log.jsonl has every step in both. A full disk is reported
+// once and does not stop the run.
 #pragma once
 #include "runtime/error.h" // fail
 #include "runtime/json.h"  // a line of log.jsonl
@@ -31,10 +32,10 @@ struct log_step {
     int64_t peak_bytes;
     bool has_val_loss; // validated after this step
     double val_loss;
-    bool has_comm;           // there are several ranks:
-    int64_t comm_bytes;      // this rank sent
-    double comm_ms;          // collectives ran, waiting for other ranks included
-    double comm_exposed_ms;  // the training waited for them
+    bool has_comm;          // there are several ranks:
+    int64_t comm_bytes;     // this rank sent
+    double comm_ms;         // collectives ran, waiting for other ranks included
+    double comm_exposed_ms; // the training waited for them
 };
 
 struct log {
@@ -134,8 +135,8 @@ static int64_t log_end_of_step(const char *path, int64_t last) {
 
 // Goes on behind the entries of step `first_step` where there are some; 0 begins the file anew. Of several ranks only the
 // first has a file. `plain`: lines even where the output is a terminal.
-static void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
-                     bool plain) {
+static void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step,
+                     bool has_file, bool plain) {
     memset(log, 0, sizeof *log);
     log->file = -1;
     log->every = every > 0 ? every : 1;

@@ -13,7 +13,7 @@
 #include <string.h>  // memset, strspn
 
 #include "runtime/error_text.h" // struct error_text
-#include <jansson.h>    // json_loadb
+#include <jansson.h>            // json_loadb
 #include "runtime/json.h"       // the writer
 
 #define MANIFEST_NAME "manifest.json"
@@ -140,8 +140,10 @@ static const char *manifest_parse_file(struct manifest *manifest, const json_t *
         return problem;
     const char *const name = json_string_value(json_object_get(entry, "name"));
     if (!name || !manifest_name_is_allowed(name))
-        return error_format(error, "\"name\" of %s is%s%.100s; expected a plain file name of 1 to %d letters, digits, '_', "
-                            "'-' and '.'", what, name ? " " : " no string", name ? name : "", MANIFEST_FILE_NAME - 1);
+        return error_format(error,
+                            "\"name\" of %s is%s%.100s; expected a plain file name of 1 to %d letters, digits, '_', "
+                            "'-' and '.'",
+                            what, name ? " " : " no string", name ? name : "", MANIFEST_FILE_NAME - 1);
     if (manifest_find(manifest, name))
         return error_format(error, "lists %.100s twice", name);
     int64_t bytes = 0;

@@ -42,8 +42,8 @@ struct option_row {
     const char *help;
 };
 // A row of a table for `struct type`: the field's name is the option's.
-#define OPTION_ROW(type, kind, field, ...) \
-    {#field, kind, offsetof(struct type, field), sizeof(((struct type *)0)->field), __VA_ARGS__}
+#define OPTION_ROW(type, kind, field, ...)                                                                             \
+    { #field, kind, offsetof(struct type, field), sizeof(((struct type *)0)->field), __VA_ARGS__ }
 
 typedef void options_build(void); // prints how the program was built
 
@@ -51,9 +51,9 @@ struct options {
     const struct option_row *rows;
     int count;
     const char *program;
-    const char *version; // what --version prints
-    const char *summary; // above the options in the help
-    const char *notes;   // below them
+    const char *version;           // what --version prints
+    const char *summary;           // above the options in the help
+    const char *notes;             // below them
     options_build *describe_build; // what --version adds; NULL: nothing
 };
 
@@ -177,8 +177,9 @@ static inline void option_choices_text(char *text, size_t size, const char *list
 // What the user should have written.
 static inline void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
     static const char integer[] = "an integer", number[] = "a number", size[] = "a size like 6GiB, 512MiB or 1e9";
-    static const char *const kinds[] = {"",   integer,         integer, "an integer from 0 to 2^64-1", number, number,
-                                        size, "true or false", "",      "text", "text"}; // by enum option_kind
+    static const char *const kinds[] = {"",     integer, integer, "an integer from 0 to 2^64-1",
+                                        number, number,  size,    "true or false",
+                                        "",     "text",  "text"}; // by enum option_kind
     size_t used = (size_t)snprintf(text, OPTION_TEXT, "%s", kinds[row->kind]);
     if (row->kind == OPTION_ENUM)
         option_choices_text(text, OPTION_TEXT, row->argument);
@@ -390,7 +391,8 @@ static inline void options_help(const struct options *options, FILE *out) {
             fprintf(out, "\n%s:\n", options->rows[i].name);
         else
             option_help(out, &options->rows[i]);
-    fprintf(out, "\n  -h, --help     Print this and exit\n      --version  Print the version and how this was built, and exit\n\n");
+    fprintf(out, "\n  -h, --help     Print this and exit\n      --version  Print the version and how this was built, "
+                 "and exit\n\n");
     fputs(options->notes, out);
 }
 

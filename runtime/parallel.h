@@ -25,9 +25,11 @@ static const char *parallel_find_by_mpi(struct parallel *p, struct error_text *e
     if (problem)
         return problem;
     if (rank != p->launch.rank || ranks != p->launch.ranks)
-        return error_format(error, "mpirun started rank %d of %d, but its MPI library says %d of %d: mpirun and the library that "
-                                   "train_gpt was built with are not of the same MPI",
-                            p->launch.rank, p->launch.ranks, rank, ranks);
+        return error_format(
+            error,
+            "mpirun started rank %d of %d, but its MPI library says %d of %d: mpirun and the library that "
+            "train_gpt was built with are not of the same MPI",
+            p->launch.rank, p->launch.ranks, rank, ranks);
     if (rank == 0)
         problem = control_listen(&p->control, error);
     struct control_address address;
@@ -42,7 +44,8 @@ static const char *parallel_find_by_mpi(struct parallel *p, struct error_text *e
 }
 
 // Who this is, and the control connections to the others. `timeout_s`: how long a rank may keep the others waiting.
-static const char *parallel_open(struct parallel *p, const char *rendezvous, double timeout_s, struct error_text *error) {
+static const char *parallel_open(struct parallel *p, const char *rendezvous, double timeout_s,
+                                 struct error_text *error) {
     memset(p, 0, sizeof *p);
     const char *problem = launch_find(&p->launch, rendezvous, launch_getenv, error);
     if (problem || p->launch.ranks == 1)
@@ -55,7 +58,8 @@ static const char *parallel_open(struct parallel *p, const char *rendezvous, dou
 // The data path on the host, for who needs it.
 static const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error) {
     if (kind == EXCHANGE_MPI && p->launch.kind != LAUNCH_MPI)
-        return error_format(error, "--collectives mpi: the ranks were not started by mpirun; start them so, or leave the option out");
+        return error_format(
+            error, "--collectives mpi: the ranks were not started by mpirun; start them so, or leave the option out");
     const char *problem = exchange_open(&p->exchange, kind, p->launch.rank, p->launch.ranks, &p->control, error);
     if (problem)
         return problem;
@@ -114,7 +118,8 @@ static void parallel_check_same(struct parallel *p, const char *text, const char
     while (*a || *b) {
         const int of_a = (int)strcspn(a, "\n"), of_b = (int)strcspn(b, "\n");
         if (of_a != of_b || memcmp(a, b, (size_t)of_a) != 0)
-            fail("the %s differ between ranks: here '%.*s', on rank 0 '%.*s'; start all ranks with the same", what, of_a, a, of_b, b);
+            fail("the %s differ between ranks: here '%.*s', on rank 0 '%.*s'; start all ranks with the same", what,
+                 of_a, a, of_b, b);
         a += of_a + (a[of_a] == '\n');
         b += of_b + (b[of_b] == '\n');
     }

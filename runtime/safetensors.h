@@ -197,7 +197,7 @@ static const char *safetensors_parse_metadata(const json_t *metadata, const char
     if (!json_is_object(metadata))
         return error_format(error, "%s: __metadata__ is %s; expected an object", name, json_type_name(metadata));
     snprintf(place, sizeof place, "%s: __metadata__", name);
-    json_object_foreach((json_t *)metadata, key, value) {
+    json_object_foreach ((json_t *)metadata, key, value) {
         const char *problem = json_check_string(value, key, &text, place, error);
         if (problem)
             return problem;
@@ -238,7 +238,7 @@ static const char *safetensors_parse_header(struct safetensors *file, const char
     file->tensors = (struct safetensors_tensor *)calloc(members + 1, sizeof *file->tensors);
     if (!file->tensors)
         return error_format(error, "%s: out of memory for %zu tensors", name, members);
-    json_object_foreach(file->header, key, value) {
+    json_object_foreach (file->header, key, value) {
         if (strcmp(key, "__metadata__") == 0)
             problem = safetensors_parse_metadata(value, name, error);
         else
@@ -560,7 +560,7 @@ static const char *safetensors_index_parse_map(struct safetensors_index *index, 
     index->files = (const char **)calloc(count, sizeof *index->files);
     if (!index->entries || !index->files)
         return error_format(error, "%s: out of memory for %zu tensors", name, count);
-    json_object_foreach(map, key, value) {
+    json_object_foreach (map, key, value) {
         struct safetensors_index_entry *entry = &index->entries[index->count];
         entry->tensor = key;
         const char *problem = json_check_string(value, key, &entry->file, place, error);

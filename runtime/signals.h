@@ -8,11 +8,11 @@
 // says can only lie where it finds it by name. They are weak symbols, so that they are the same in every copy of the
 // engine and in main, whichever of them installs the handlers.
 #pragma once
-#include <signal.h>  // sigaction, sig_atomic_t
-#include <stdbool.h> // bool
-#include <string.h>  // memset
+#include <signal.h>   // sigaction, sig_atomic_t
+#include <stdbool.h>  // bool
+#include <string.h>   // memset
 #include <sys/mman.h> // mmap
-#include <time.h>    // clock_gettime
+#include <time.h>     // clock_gettime
 
 // One press of a key, one kill, one job limit often arrives twice: timeout(1) and mpirun signal the process and then its
 // group. What comes within this time of the first is the same request.

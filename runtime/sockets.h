@@ -31,8 +31,9 @@ enum {
 
 // Where a process listens, in bytes that can be sent to others.
 struct socket_address {
-    char host[SOCKET_HOST];                      // a name, or an address in digits
-    char numbers[SOCKET_NUMBERS][SOCKET_NUMBER]; // of its interfaces, for where the name means nothing; "" from the last on
+    char host[SOCKET_HOST]; // a name, or an address in digits
+    char numbers[SOCKET_NUMBERS]
+                [SOCKET_NUMBER]; // of its interfaces, for where the name means nothing; "" from the last on
     int32_t port;
 };
 
@@ -238,8 +239,8 @@ static const char *socket_candidate(const struct socket_address *address, int i)
 }
 
 // Tries each way in turn, again and again: who listens may start later. -1 and a text after the deadline.
-static int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
-                          struct error_text *error) {
+static int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting,
+                          void *context, struct error_text *error) {
     double pause_s = 0.02;
     for (;;) {
         const char *host;

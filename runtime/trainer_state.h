@@ -29,7 +29,7 @@ struct trainer_state {
     uint64_t micro_steps; // the step of dropout's random numbers
     double best_val_loss; // NAN before the first validation
     int64_t best_val_step;
-    bool validation_due;  // of this step: a signal came before its end
+    bool validation_due;   // of this step: a signal came before its end
     const char *precision; // bf16 or fp32
     struct trainer_file *files;
     int num_files;
@@ -167,7 +167,7 @@ static const char *trainer_state_read_options(const struct trainer_state *state,
     json_t *options, *value;
     const char *option, *text;
     STATE_CHECK(json_get_object(state->root, key, &options, name, error));
-    json_object_foreach(options, option, value)
+    json_object_foreach (options, option, value)
         STATE_CHECK(json_check_string(value, option, &text, name, error));
     return NULL;
 }
@@ -184,7 +184,8 @@ static const char *trainer_state_read_root(struct trainer_state *state, const ch
     STATE_CHECK(json_get_bool(state->root, "validation_due", &state->validation_due, name, error));
     STATE_CHECK(json_get_string(state->root, "precision", &state->precision, name, error));
     if (strcmp(state->precision, "bf16") != 0 && strcmp(state->precision, "fp32") != 0)
-        return error_format(error, "%s: precision is '%s'; expected bf16 or fp32", name, json_show(state->precision).text);
+        return error_format(error, "%s: precision is '%s'; expected bf16 or fp32", name,
+                            json_show(state->precision).text);
     STATE_CHECK(trainer_state_read_files(state, name, error));
     STATE_CHECK(trainer_state_read_changes(state, name, error));
     STATE_CHECK(trainer_state_read_options(state, "given", name, error));

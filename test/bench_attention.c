@@ -115,13 +115,15 @@ int main(int count, char **arguments) {
         if (count > 1 && !strstr(cases[i].name, arguments[1]))
             continue;
         const double gflop = 2e-9 * s.B * s.num_heads * s.head_dim * (double)s.T * (double)s.T;
-        for (int backend = ATTENTION_FLASH; backend <= (s.T <= UNFUSED_MOST ? ATTENTION_UNFUSED : ATTENTION_FLASH); backend++) {
+        for (int backend = ATTENTION_FLASH; backend <= (s.T <= UNFUSED_MOST ? ATTENTION_UNFUSED : ATTENTION_FLASH);
+             backend++) {
             char name[64];
             snprintf(name, sizeof name, "%d %d %d/%d %d", s.B, s.T, s.num_heads, s.num_query_groups, s.head_dim);
             const struct times t = measure((enum attention_backend)backend, s, &dev);
             printf("%-11s %-23s %-8s %9.2f %8.0f %9.2f %8.0f %9.0f %8.0f%%\n", cases[i].name, name,
-                   backend == ATTENTION_FLASH ? "flash" : "unfused", t.forward * 1e3, gflop / t.forward, t.backward * 1e3,
-                   2.5 * gflop / t.backward, t.peak, 100 * 3.5 * gflop / (t.forward + t.backward) / t.peak);
+                   backend == ATTENTION_FLASH ? "flash" : "unfused", t.forward * 1e3, gflop / t.forward,
+                   t.backward * 1e3, 2.5 * gflop / t.backward, t.peak,
+                   100 * 3.5 * gflop / (t.forward + t.backward) / t.peak);
             printf("%-11s %d layers: %.0f ms\n", "", cases[i].layers, cases[i].layers * (t.forward + t.backward) * 1e3);
             fflush(stdout);
         }

@@ -91,7 +91,8 @@ static void print_profile(struct gpt *m) {
     }
     printf("\none step by op (no recomputation)\n");
     for (int i = 0; i < n; i++)
-        printf("  %-36s %9.2f ms  %5.1f %%\n", entries[i].name, 1e3 * entries[i].seconds, 100 * entries[i].seconds / total);
+        printf("  %-36s %9.2f ms  %5.1f %%\n", entries[i].name, 1e3 * entries[i].seconds,
+               100 * entries[i].seconds / total);
 }
 
 // One round of a case: a fresh model, a warm-up step, then steps and, in the first case, their matmuls alone in turn.
@@ -127,20 +128,21 @@ static void run_case(struct bench *b, int which, bool last_round) {
 static void print_table(const struct bench *b, double peak_flops, struct flops_per_token per_token) {
     const struct bench_case *base = &b->cases[0];
     const double tokens = (double)b->config.micro_batch_size * b->config.seq_length;
-    printf("\n%-28s %9s %9s %8s %12s %12s %12s %14s\n", "case", "ms/step", "tok/s", "x none", "planned", "allocated", "resident",
-           "B/token/layer");
+    printf("\n%-28s %9s %9s %8s %12s %12s %12s %14s\n", "case", "ms/step", "tok/s", "x none", "planned", "allocated",
+           "resident", "B/token/layer");
     for (int i = 0; i < b->num_cases; i++) {
         const struct bench_case *k = &b->cases[i];
         char plan[32], arena[32], resident[32];
-        printf("%-28s %9.1f %9.1f %8.3f %12s %12s %12s %14.1f\n", k->name, median(k->step), 1e3 * tokens / median(k->step),
-               median(k->step) / median(base->step), format_bytes(plan, sizeof plan, k->plan_bytes),
-               format_bytes(arena, sizeof arena, k->arena_bytes), format_bytes(resident, sizeof resident, k->resident_bytes),
-               k->activation_bytes_per_token_layer);
+        printf("%-28s %9.1f %9.1f %8.3f %12s %12s %12s %14.1f\n", k->name, median(k->step),
+               1e3 * tokens / median(k->step), median(k->step) / median(base->step),
+               format_bytes(plan, sizeof plan, k->plan_bytes), format_bytes(arena, sizeof arena, k->arena_bytes),
+               format_bytes(resident, sizeof resident, k->resident_bytes), k->activation_bytes_per_token_layer);
     }
     printf("\nthe step's matmuls alone, same calls: %.1f ms; the step takes %.3f x that\n", median(base->matmuls),
            median(base->step) / median(base->matmuls));
     const double flops = per_token.done * tokens, percent = 100 * 1e3 * flops / median(base->step) / peak_flops;
-    printf("model flops: %.0f GFLOP a step, %.1f GFLOP/s; a large matmul reaches %.1f GFLOP/s here: MFU %.1f %%, by PaLM's "
+    printf("model flops: %.0f GFLOP a step, %.1f GFLOP/s; a large matmul reaches %.1f GFLOP/s here: MFU %.1f %%, by "
+           "PaLM's "
            "convention %.1f %%\n",
            1e-9 * flops, 1e-6 * flops / median(base->step), 1e-9 * peak_flops, percent,
            percent * per_token.palm / per_token.done);
@@ -151,17 +153,19 @@ static void write_json(const struct bench *b, const char *path, double peak_flop
     if (!out)
         fail("cannot write %s", path);
     const double tokens = (double)b->config.micro_batch_size * b->config.seq_length;
-    fprintf(out, "{\"precision\": \"%s\", \"threads\": %d, \"tokens_per_step\": %.0f, \"matmul\": \"%s\", ", FLOATX_NAME,
-            b->dev.threads, tokens, matmul_describe(b->dev.matmul));
-    fprintf(out, "\"peak_gflops\": %.1f, \"matmuls_ms\": %.2f, \"cases\": [", 1e-9 * peak_flops, median(b->cases[0].matmuls));
+    fprintf(out, "{\"precision\": \"%s\", \"threads\": %d, \"tokens_per_step\": %.0f, \"matmul\": \"%s\", ",
+            FLOATX_NAME, b->dev.threads, tokens, matmul_describe(b->dev.matmul));
+    fprintf(out, "\"peak_gflops\": %.1f, \"matmuls_ms\": %.2f, \"cases\": [", 1e-9 * peak_flops,
+            median(b->cases[0].matmuls));
     for (int i = 0; i < b->num_cases; i++) {
         const struct bench_case *k = &b->cases[i];
         fprintf(out,
-                "%s\n  {\"case\": \"%s\", \"policy\": \"%s\", \"step_ms\": %.2f, \"samples\": %d, \"tokens_per_second\": %.1f, "
+                "%s\n  {\"case\": \"%s\", \"policy\": \"%s\", \"step_ms\": %.2f, \"samples\": %d, "
+                "\"tokens_per_second\": %.1f, "
                 "\"planned_bytes\": %zu, \"allocated_bytes\": %zu, \"resident_bytes\": %zu, "
                 "\"activation_bytes_per_token_per_layer\": %.2f}",
-                i ? "," : "", k->name, k->policy, median(k->step), k->step.n, 1e3 * tokens / median(k->step), k->plan_bytes,
-                k->arena_bytes, k->resident_bytes, k->activation_bytes_per_token_layer);
+                i ? "," : "", k->name, k->policy, median(k->step), k->step.n, 1e3 * tokens / median(k->step),
+                k->plan_bytes, k->arena_bytes, k->resident_bytes, k->activation_bytes_per_token_layer);
     }
     fprintf(out, "\n]}\n");
     if (fclose(out))
@@ -212,8 +216,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < b.num_cases; i++)
         b.cases[i].backend = ATTENTION_FLASH;
 
-    printf("%s, B%d T%d, %s, %d threads, matmul: %s\n", argc == 1 ? "gpt2-124m" : "model as given", b.config.micro_batch_size,
-           b.config.seq_length, FLOATX_NAME, b.dev.threads, matmul_describe(b.dev.matmul));
+    printf("%s, B%d T%d, %s, %d threads, matmul: %s\n", argc == 1 ? "gpt2-124m" : "model as given",
+           b.config.micro_batch_size, b.config.seq_length, FLOATX_NAME, b.dev.threads, matmul_describe(b.dev.matmul));
     for (int round = 0; round < rounds; round++)
         for (int i = 0; i < b.num_cases; i++)
             run_case(&b, i, round == rounds - 1);

@@ -78,7 +78,8 @@ static void poison_with(struct gpt *m, bool workspaces) {
     const bool *at = dead, *const last = dead + lines; // *last is false
     while ((at = (const bool *)memchr(at, true, (size_t)(last - at))) != NULL) {
         const bool *end = (const bool *)memchr(at, false, (size_t)(last - at) + 1);
-        memset(m->arenas.base[ARENA_ACTIVATIONS] + (at - dead) * PLAN_ALIGNMENT, 0xff, (size_t)(end - at) * PLAN_ALIGNMENT);
+        memset(m->arenas.base[ARENA_ACTIVATIONS] + (at - dead) * PLAN_ALIGNMENT, 0xff,
+               (size_t)(end - at) * PLAN_ALIGNMENT);
         at = end;
     }
     free(dead);

@@ -81,7 +81,8 @@ static void swiglu_both_ways(void **state) {
 static void tails_and_nan(void **state) {
     const float values[] = {-1e4f, -300, -100, 100, 300, 1e4f, 1e10f, NAN};
     enum { COUNT = 8 };
-    floatX *in = (floatX *)test_alloc(6 * COUNT * sizeof *in), *out = in + 2 * COUNT, *one = out + COUNT, *din = one + COUNT;
+    floatX *in = (floatX *)test_alloc(6 * COUNT * sizeof *in), *out = in + 2 * COUNT, *one = out + COUNT,
+           *din = one + COUNT;
     for (int i = 0; i < COUNT; i++) {
         in[i] = to_floatX(values[i]);
         in[COUNT + i] = one[i] = to_floatX(1);

@@ -61,7 +61,8 @@ static void check(int64_t n, bool with_master, float weight_decay, int offset, i
                 grads[i] = 0;
             reference_step(&p[i], &m[i], &v[i], (double)grads[i] * (step % 2 ? 0.25 : 0.125), adamw);
         }
-        adamw_update(params, with_master ? master : NULL, grads, m_got, v_got, n, adamw, step % 2 ? NULL : clip, &device);
+        adamw_update(params, with_master ? master : NULL, grads, m_got, v_got, n, adamw, step % 2 ? NULL : clip,
+                     &device);
     }
     double *m_result = floats_to_doubles(m_got, n), *v_result = floats_to_doubles(v_got, n);
     double *p_result = with_master ? floats_to_doubles(master, n) : to_doubles(params, n);
@@ -77,8 +78,18 @@ static void check(int64_t n, bool with_master, float weight_decay, int offset, i
         assert_int_equal(((unsigned char *)(params - params_offset))[i], 0x5a);
     for (size_t i = 0; i < 4 * sizeof *params; i++)
         assert_int_equal(((unsigned char *)&params[n])[i], 0x5a);
-    void *all[] = {p, m, v, m_result, v_result, p_result, clip, master - offset, grads - offset, m_got - offset,
-                   v_got - offset, params - params_offset};
+    void *all[] = {p,
+                   m,
+                   v,
+                   m_result,
+                   v_result,
+                   p_result,
+                   clip,
+                   master - offset,
+                   grads - offset,
+                   m_got - offset,
+                   v_got - offset,
+                   params - params_offset};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -240,7 +251,8 @@ static void additions(void **state) {
     const int64_t sizes[] = {0, 1, 3, 4, 1023, 1024, 1025, 10007};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         const int64_t n = sizes[k];
-        float *out = (float *)test_alloc((size_t)(n + 4) * sizeof *out), *in = (float *)test_alloc((size_t)(n + 4) * sizeof *in);
+        float *out = (float *)test_alloc((size_t)(n + 4) * sizeof *out),
+              *in = (float *)test_alloc((size_t)(n + 4) * sizeof *in);
         for (int64_t i = 0; i < n + 4; i++) {
             out[i] = (float)i;
             in[i] = 0.5f;
@@ -273,7 +285,7 @@ static void sums(void **state) {
         uint64_t random = 2;
         float *memory = (float *)test_alloc((size_t)(n + 8) * sizeof *memory), *x = memory + k % 4; // aligned or not
         double expected = 0;
-        for (int64_t i = 0; i < n + 4; i++) { // 4 that do not belong to it
+        for (int64_t i = 0; i < n + 4; i++) {             // 4 that do not belong to it
             x[i] = (float)(1e20 * test_uniform(&random)); // whose squares no float holds
             expected += i < n ? (double)x[i] * x[i] : 0;
         }
@@ -296,15 +308,9 @@ static void sums(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(twenty_steps),
-        cmocka_unit_test(ranges),
-        cmocka_unit_test(first_step),
-        cmocka_unit_test(without_master),
-        cmocka_unit_test(nothing_changes),
-        cmocka_unit_test(sums),
-        cmocka_unit_test(checks),
-        cmocka_unit_test(checks_of_ranks),
-        cmocka_unit_test(additions),
+        cmocka_unit_test(twenty_steps),   cmocka_unit_test(ranges),          cmocka_unit_test(first_step),
+        cmocka_unit_test(without_master), cmocka_unit_test(nothing_changes), cmocka_unit_test(sums),
+        cmocka_unit_test(checks),         cmocka_unit_test(checks_of_ranks), cmocka_unit_test(additions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,9 @@ static struct device dev;
 #if (defined(PRECISION_BF16) && defined(AMX_EMULATE)) || defined(__SANITIZE_ADDRESS__)
 enum { SLOW = 1 }; // every tile product takes long: fewer and smaller shapes
 #elif (defined(CUDA_EMULATED) && !defined(EVERY_SHAPE)) || defined(QUICK)
-enum { SLOW = 2 }; // fewer still; QUICK: under compute-sanitizer, EVERY_SHAPE: the emulator gets a GPU's, for 20 minutes
+enum {
+    SLOW = 2
+}; // fewer still; QUICK: under compute-sanitizer, EVERY_SHAPE: the emulator gets a GPU's, for 20 minutes
 #else
 enum { SLOW = 0 };
 #endif
@@ -43,8 +45,8 @@ static enum attention_backend next_backend(enum attention_backend after, struct 
     }
     return ATTENTION_AUTO;
 }
-#define FOR_EACH_BACKEND(backend, s, dropout)                                                                               \
-    for (enum attention_backend backend = next_backend(ATTENTION_AUTO, (s), (dropout)); backend != ATTENTION_AUTO;          \
+#define FOR_EACH_BACKEND(backend, s, dropout)                                                                          \
+    for (enum attention_backend backend = next_backend(ATTENTION_AUTO, (s), (dropout)); backend != ATTENTION_AUTO;     \
          backend = next_backend(backend, (s), (dropout)))
 static void skip_without_flash(void) {
     if (first_backend() == ATTENTION_UNFUSED) {
@@ -112,7 +114,8 @@ static void add(double *x, double factor, const double *y, int n) {
 static void naive_row(struct naive r, const double *qkv, const double *dout, struct attention_shape s, struct dropout d,
                       rounding round, int b, int h, int i, double *ds) {
     const int H = s.num_heads, Hkv = s.num_query_groups, D = s.head_dim, T = s.T;
-    const int64_t W = (int64_t)(H + 2 * Hkv) * D, k_at = (int64_t)(H + h / (H / Hkv)) * D, v_at = k_at + (int64_t)Hkv * D;
+    const int64_t W = (int64_t)(H + 2 * Hkv) * D, k_at = (int64_t)(H + h / (H / Hkv)) * D,
+                  v_at = k_at + (int64_t)Hkv * D;
     const int64_t row = ((int64_t)b * H + h) * T + i, q_at = ((int64_t)b * T + i) * W + (int64_t)h * D;
     const int64_t out_at = (((int64_t)b * T + i) * H + h) * D;
     const double *first = qkv + (int64_t)b * T * W;
@@ -209,8 +212,8 @@ struct result {
     floatX *out, *dqkv;
     void *saved;
 };
-static struct result run_with(const floatX *qkv, const floatX *dout, enum attention_backend backend, struct attention_shape s,
-                              struct dropout d, struct attention_backward_options options) {
+static struct result run_with(const floatX *qkv, const floatX *dout, enum attention_backend backend,
+                              struct attention_shape s, struct dropout d, struct attention_backward_options options) {
     const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, &dev);
     const size_t backward_bytes = attention_backward_workspace_bytes(backend, s, &dev);
     struct result r;
@@ -234,8 +237,8 @@ static struct result run_with(const floatX *qkv, const floatX *dout, enum attent
 #endif
     return r;
 }
-static struct result run(const floatX *qkv, const floatX *dout, enum attention_backend backend, struct attention_shape s,
-                         struct dropout d) {
+static struct result run(const floatX *qkv, const floatX *dout, enum attention_backend backend,
+                         struct attention_shape s, struct dropout d) {
     return run_with(qkv, dout, backend, s, d, options_of(NULL, false));
 }
 static void result_free(struct result r, enum attention_backend backend, struct attention_shape s) {
@@ -270,7 +273,8 @@ static struct bound bound_of(struct attention_shape s, double input) {
 // Columns [begin, end) of rows of `width`: q, k or v of dqkv have scales of their own.
 static void check_columns(const char *name, const floatX *x, const double *reference, const double *plain, int64_t rows,
                           int64_t width, int64_t begin, int64_t end, struct bound bound, struct attention_shape s) {
-    double error = 0, plain_error = 0, rounding_error = 0, size = name[0] == 'd' && name[1] != 'v' ? bound.least_size : 0;
+    double error = 0, plain_error = 0, rounding_error = 0,
+           size = name[0] == 'd' && name[1] != 'v' ? bound.least_size : 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = begin; c < end; c++) {
             const int64_t i = r * width + c;
@@ -291,8 +295,8 @@ static void check_columns(const char *name, const floatX *x, const double *refer
 }
 
 // Plain ops in floatX; in fp32 the bounds do without, and the reference stands in.
-static struct naive plain_attention(struct naive reference, const double *qkv, const double *dout, struct attention_shape s,
-                                    struct dropout d) {
+static struct naive plain_attention(struct naive reference, const double *qkv, const double *dout,
+                                    struct attention_shape s, struct dropout d) {
     return sizeof(floatX) == 2 ? naive_attention(qkv, dout, s, d, to_precision) : reference;
 }
 static void check_result(struct result r, enum attention_backend backend, struct naive reference, struct naive plain,
@@ -311,14 +315,16 @@ static void check_result(struct result r, enum attention_backend backend, struct
     for (int64_t i = 0; backend != ATTENTION_UNFUSED && i < lse_rows; i++) {
         const double e = fabs(unit * ((const float *)r.saved)[i] - reference.lse[i]);
         // Scores are fp32 in both precisions, and so is lse: its own rounding, and that of the scores.
-        const double allowed = 0x1p-24 * (2 * fabs(reference.lse[i]) + sqrt(s.head_dim) * s.scale * s.head_dim * input * input);
+        const double allowed =
+            0x1p-24 * (2 * fabs(reference.lse[i]) + sqrt(s.head_dim) * s.scale * s.head_dim * input * input);
         assert_true(e <= 4 * allowed + 1e-6);
     }
 }
 
 // Takes the inputs, whose size is `input`. only: a backend, or ATTENTION_AUTO for all. Returns the reference's first lse.
-static double check_inputs(enum attention_backend only, struct attention_shape s, floatX *qkv, double *qkv_exact, floatX *dout,
-                           double *dout_exact, double input, float dropout, struct attention_backward_options options) {
+static double check_inputs(enum attention_backend only, struct attention_shape s, floatX *qkv, double *qkv_exact,
+                           floatX *dout, double *dout_exact, double input, float dropout,
+                           struct attention_backward_options options) {
     const struct dropout d = dropout_of(dropout);
     const struct naive reference = naive_attention(qkv_exact, dout_exact, s, d, exactly);
     const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, d);
@@ -343,11 +349,12 @@ static double check_inputs(enum attention_backend only, struct attention_shape s
     free(dout_exact);
     return first_lse;
 }
-static void check_with(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale, float dropout,
-                       struct attention_backward_options options) {
+static void check_with(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale,
+                       float dropout, struct attention_backward_options options) {
     uint64_t seed = 17 + (uint64_t)(s.T * 1000 + s.head_dim);
     double *qkv_exact, *dout_exact;
-    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
+    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed),
+           *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
     const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
     const int64_t k = (int64_t)s.num_heads * s.head_dim, v = k + (int64_t)s.num_query_groups * s.head_dim;
     for (int64_t i = 0; i < qkv_count(s); i++) {
@@ -417,8 +424,9 @@ enum { LENGTHS = 8, HEADS = 3, DIMS = 8 };
 static void test_against_naive(void **state) {
     for (int t = 0; t < LENGTHS; t++)
         for (int i = SLOW > 0 ? t % DIMS : 0; i < DIMS; i += SLOW == 2 ? DIMS : SLOW > 0 ? 5 : 1)
-            check_shape(shape_of(1 + (i + t) % 2, lengths[t], heads[(i + t) % HEADS][0], heads[(i + t) % HEADS][1], dims[i]), 1,
-                        1, 0);
+            check_shape(
+                shape_of(1 + (i + t) % 2, lengths[t], heads[(i + t) % HEADS][0], heads[(i + t) % HEADS][1], dims[i]), 1,
+                1, 0);
     check_shape(shape_of(1, SLOW > 0 ? 257 : 511, 2, 1, 64), 1, 1, 0);
     if (SLOW == 0)
         check_shape(shape_of(1, 513, 1, 1, 96), 1, 1, 0);
@@ -494,7 +502,8 @@ static void test_rotary(void **state) {
     for (int i = SLOW == 2 ? 1 : 0; i < 5; i++) {
         float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
         rope_table(table, T, sizes[i], 100); // angles of all sizes at these positions
-        check_with(ATTENTION_AUTO, shape_of(2 - i % 2, T - i, 2, 1 + i % 2, sizes[i]), 1, 1, 0, options_of(table, i % 2));
+        check_with(ATTENTION_AUTO, shape_of(2 - i % 2, T - i, 2, 1 + i % 2, sizes[i]), 1, 1, 0,
+                   options_of(table, i % 2));
         free(table);
     }
 }
@@ -531,7 +540,8 @@ static void test_finite_differences(void **state) {
 static void check_bits(enum attention_backend only, struct attention_shape s, float p) {
     uint64_t seed = 3;
     double *qkv_exact, *dout_exact;
-    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
+    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed),
+           *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
     const int threads = omp_get_max_threads();
     FOR_EACH_BACKEND(which, s, p) {
         if (only != ATTENTION_AUTO && only != which)
@@ -564,8 +574,10 @@ static void test_same_bits(void **state) {
         check_bits(ATTENTION_AUTO, shape_of(1, 1023, 4, 2, dims[i]), 0);
     if (SLOW == 2)
         return; // the rest is about how the CPU's loops are shared out
-    check_bits(ATTENTION_AUTO, shape_of(2, 70, 8, 4, 16), 0); // 8 KV heads: whole ones for each of 2 threads, but not of 3
-    check_bits(ATTENTION_AUTO, shape_of(4, SLOW > 0 ? 70 : 200, 8, 8, 32), 0); // 32 KV heads: one segment each, whole ones for each thread
+    check_bits(ATTENTION_AUTO, shape_of(2, 70, 8, 4, 16),
+               0); // 8 KV heads: whole ones for each of 2 threads, but not of 3
+    check_bits(ATTENTION_AUTO, shape_of(4, SLOW > 0 ? 70 : 200, 8, 8, 32),
+               0); // 32 KV heads: one segment each, whole ones for each thread
 }
 
 #ifdef TARGET_CUDA
@@ -585,8 +597,9 @@ static void test_sm90(void **state) {
     const int count = (int)(sizeof edges / sizeof edges[0]), step = SLOW == 2 ? 3 : 1;
     for (int i = 1; i < 5; i++) {
         for (int t = (step - i % step) % step; t < count; t += step)
-            check_backend(ATTENTION_FLASH_SM90, shape_of(edges[t] > 129 ? 1 : 1 + (i + t) % 2, edges[t],
-                                                         heads[(i + t / step) % HEADS][0], heads[(i + t / step) % HEADS][1], dims[i]),
+            check_backend(ATTENTION_FLASH_SM90,
+                          shape_of(edges[t] > 129 ? 1 : 1 + (i + t) % 2, edges[t], heads[(i + t / step) % HEADS][0],
+                                   heads[(i + t / step) % HEADS][1], dims[i]),
                           1, 1, 0);
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 511 + i % 2 * 2, 1, 1, dims[i]), 1, 1, 0);
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]), 5, 3, 0);
@@ -635,7 +648,8 @@ static void full_elsewhere(void *unused) {
 }
 static void test_full_elsewhere(void **state) { assert_fails(full_elsewhere, NULL, "wgmma|without a causal mask"); }
 #ifdef PRECISION_BF16
-static __global__ void visits_kernel(struct sm90_forward_arguments a, int *visits /*(heads, blocks)*/, int *work /*(grid)*/) {
+static __global__ void visits_kernel(struct sm90_forward_arguments a, int *visits /*(heads, blocks)*/,
+                                     int *work /*(grid)*/) {
     struct sm90_forward_tile tile = sm90_forward_begin();
     work[blockIdx.x] = 0;
     for (int number = 0; sm90_forward_next<sm90_forward_plan<64>>(tile, a); number++) {
@@ -725,7 +739,8 @@ static void test_backward_order(void **state) {
             for (int groups = 1; groups <= 5; groups += 2)
                 for (int heads = 1; heads <= 8; heads += 7)
                     for (int T = 1; T <= 2700; T += 300)
-                        for (int multiprocessors = 1; multiprocessors <= 132; multiprocessors = 3 * multiprocessors + 21) {
+                        for (int multiprocessors = 1; multiprocessors <= 132;
+                             multiprocessors = 3 * multiprocessors + 21) {
                             struct attention_shape s = shape_of(B, T, groups * heads, groups, 128);
                             s.full = full;
                             check_order(s, multiprocessors);
@@ -737,7 +752,8 @@ static void check_agrees(struct attention_shape s) {
     const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
     uint64_t seed = 21;
     double *qkv_exact, *dout_exact, *x = test_doubles(qkv_count(s)), *y = test_doubles(qkv_count(s));
-    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
+    floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed),
+           *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
     const struct result other = run(qkv, dout, ATTENTION_FLASH, s, dropout_of(0));
     for (int any_order = 0; any_order < 2; any_order++) {
         const struct result r =
@@ -819,7 +835,8 @@ static void test_without_lse(void **state) {
 
 // Fed token by token through the cache, each row equals forward's.
 static void check_decode(struct attention_shape s, int capacity) {
-    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim, C = (int64_t)s.num_heads * s.head_dim;
+    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim,
+                  C = (int64_t)s.num_heads * s.head_dim;
     const size_t cache_bytes = (size_t)s.B * capacity * s.num_query_groups * s.head_dim * sizeof(floatX);
     uint64_t seed = 6;
     double *exact;
@@ -839,7 +856,8 @@ static void check_decode(struct attention_shape s, int capacity) {
             rows[(i / C * s.T + t) * C + i % C] = to_float(out[i]);
     }
     // Sums are fp32 here in both precisions; the result is rounded once.
-    assert_close(rows, reference.out, out_count(s), FLOATX_ROUNDING + bound_of(s, 1).relative * 0x1p-24 / FLOATX_ROUNDING);
+    assert_close(rows, reference.out, out_count(s),
+                 FLOATX_ROUNDING + bound_of(s, 1).relative * 0x1p-24 / FLOATX_ROUNDING);
     guarded_free(keys, cache_bytes);
     guarded_free(values, cache_bytes);
     guarded_free(out, (size_t)(s.B * C) * sizeof *out);
@@ -856,7 +874,8 @@ static void test_decode(void **state) {
     check_decode(shape_of(1, 1, 1, 1, 256), 1);
 }
 
-static void choose(enum attention_backend wanted, const char *flash, const char *unfused, struct attention_choice *choice) {
+static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
+                   struct attention_choice *choice) {
     if (flash)
         setenv("NVTE_FLASH_ATTN", flash, 1);
     if (unfused)
@@ -956,7 +975,8 @@ static void test_choice_without_flash(void **state) {
         c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), 0, &dev);
         assert_int_equal(c.backend, ATTENTION_UNFUSED);
         assert_non_null(strstr(c.reason, "65535 sequences"));
-        assert_fails(choose_many_sequences, NULL, "65535 sequences|--micro-batch-size|unfused: --attention-backend flash");
+        assert_fails(choose_many_sequences, NULL,
+                     "65535 sequences|--micro-batch-size|unfused: --attention-backend flash");
     }
 }
 #endif

@@ -100,7 +100,8 @@ static void backward(void **state) {
             for (int i = 0; i < s.T * s.C; i++)
                 dwpe_expected[i] = dwpe[i] = 0.25f * (float)(i % 3);
             void *workspace = test_alloc(embedding_backward_workspace_bytes(s.B, s.T));
-            embedding_backward(dwte, with_position ? dwpe : NULL, dout, tokens, s.B, s.T, s.C, dropout, workspace, &device);
+            embedding_backward(dwte, with_position ? dwpe : NULL, dout, tokens, s.B, s.T, s.C, dropout, workspace,
+                               &device);
             free(workspace);
             differences(dwte_expected, wte, V * s.C, dout_exact, tokens, wte, wpe, s, dropout);
             if (with_position)
@@ -108,8 +109,8 @@ static void backward(void **state) {
             double *dwte_result = floats_to_doubles(dwte, V * s.C), *dwpe_result = floats_to_doubles(dwpe, s.T * s.C);
             assert_close(dwte_result, dwte_expected, V * s.C, FP32_SUMS);
             assert_close(dwpe_result, dwpe_expected, s.T * s.C, FP32_SUMS);
-            void *all[] = {dout_exact, wte, wpe, dwte_expected, dwpe_expected, dout, dwte, dwpe, tokens, dwte_result,
-                           dwpe_result};
+            void *all[] = {dout_exact, wte,  wpe,    dwte_expected, dwpe_expected, dout,
+                           dwte,       dwpe, tokens, dwte_result,   dwpe_result};
             for (size_t i = 0; i < sizeof all / sizeof *all; i++)
                 free(all[i]);
         }
@@ -140,7 +141,8 @@ static void many_rows_of_a_token(void **state) {
                 else if (variant == 2 || row % 2 == 0)
                     tokens[row] = V - 2; // of all rows, or of half of them
                 for (int c = 0; c < C; c++) {
-                    const double d = dropout_scale(dropout, (uint64_t)row * (uint64_t)C + (uint64_t)c) * dout_exact[row * C + c];
+                    const double d =
+                        dropout_scale(dropout, (uint64_t)row * (uint64_t)C + (uint64_t)c) * dout_exact[row * C + c];
                     expected[tokens[row] * C + c] += d;
                     expected_positions[row % T * C + c] += d;
                 }
@@ -150,7 +152,8 @@ static void many_rows_of_a_token(void **state) {
             double *result = floats_to_doubles(dwte, V * C), *positions = floats_to_doubles(dwpe, T * C);
             assert_close(result, expected, V * C, 4e-6);
             assert_close(positions, expected_positions, T * C, FP32_SUMS);
-            void *all[] = {dout_exact, expected, expected_positions, dout, tokens, dwte, dwpe, workspace, result, positions};
+            void *all[] = {dout_exact, expected, expected_positions, dout,   tokens,
+                           dwte,       dwpe,     workspace,          result, positions};
             for (size_t i = 0; i < sizeof all / sizeof *all; i++)
                 free(all[i]);
         }

@@ -21,15 +21,18 @@
 #define TWO_BATCHES "6"
 #define LAYERS "5"
 #endif
-#define SMALL                                                                                                           \
-    "--vocab-size 150 --micro-batch-size " BATCH " --global-batch-size " TWO_BATCHES                                    \
+#define SMALL                                                                                                          \
+    "--vocab-size 150 --micro-batch-size " BATCH " --global-batch-size " TWO_BATCHES                                   \
     " --seq-length 37 --loss-chunk-tokens 50 --sample-every 1 --sample-tokens 37 --sample-count " BATCH " "
-static const char GPT2[] = SMALL "--num-layers " LAYERS " --hidden-size 48 --num-attention-heads 3 --hidden-dropout 0.1 "
-                                 "--attention-dropout 0.2";
-static const char LLAMA[] = SMALL "--num-layers " LAYERS " --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 "
-                                  "--ffn-hidden-size 104 --normalization RMSNorm --position-embedding-type rope --activation swiglu "
-                                  "--add-bias-linear=false --add-qkv-bias --untie-embeddings-and-output-weights";
-static const char MQA[] = SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 --hidden-dropout 0.3";
+static const char GPT2[] =
+    SMALL "--num-layers " LAYERS " --hidden-size 48 --num-attention-heads 3 --hidden-dropout 0.1 "
+          "--attention-dropout 0.2";
+static const char LLAMA[] =
+    SMALL "--num-layers " LAYERS " --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 "
+          "--ffn-hidden-size 104 --normalization RMSNorm --position-embedding-type rope --activation swiglu "
+          "--add-bias-linear=false --add-qkv-bias --untie-embeddings-and-output-weights";
+static const char MQA[] =
+    SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 --hidden-dropout 0.3";
 
 struct setup {
     struct device *dev; // the model points to it
@@ -157,7 +160,8 @@ static void test_activation_bytes(void **state) {
     static const struct {
         int h, a, kv, f;
         bool swiglu;
-    } shapes[] = {{768, 12, 12, 3072, false}, {768, 12, 3, 3072, false}, {768, 12, 1, 2048, true}, {4096, 32, 8, 14336, true}};
+    } shapes[] = {
+        {768, 12, 12, 3072, false}, {768, 12, 3, 3072, false}, {768, 12, 1, 2048, true}, {4096, 32, 8, 14336, true}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int wide = 1; wide <= 2; wide++) { // fp32 doubles all but the log-sum-exps and the statistics
             const int h = shapes[i].h, a = shapes[i].a, kv = shapes[i].kv, f = shapes[i].f, d = h / a;
@@ -226,7 +230,8 @@ static void test_plan_keeps_what_the_table_says(void **state) {
 static void poisoned_memory_changes_no_bit(const char *shape) {
     static const char *const policies[] = {
         "", "--recompute-granularity selective",
-        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", "--attention-backend unfused"};
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+        "--attention-backend unfused"};
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
         struct outcome plain = outcome_of(shape, policies[i]);
         struct setup s = setup_of(shape, policies[i]);
@@ -244,11 +249,14 @@ static void test_poison_llama(void **state) { poisoned_memory_changes_no_bit(LLA
 
 // Every preset and policy: the peak is within 2 % of the largest live sum. Planning a model allocates none of it.
 static void test_plans_are_tight(void **state) {
-    static const char *const names[] = {"gpt2-124m", "gpt2-350m", "gpt2-774m", "gpt2-1558m", "llama3.2-1b",
+    static const char *const names[] = {"gpt2-124m", "gpt2-350m",    "gpt2-774m",    "gpt2-1558m", "llama3.2-1b",
                                         "llama3-8b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "demo"};
     static const char *const policies[] = {
-        "", "--recompute-granularity selective", "--recompute-granularity selective --recompute-modules mlp,qkv",
-        "--recompute-granularity full", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
+        "",
+        "--recompute-granularity selective",
+        "--recompute-granularity selective --recompute-modules mlp,qkv",
+        "--recompute-granularity full",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
         "--recompute-granularity full --recompute-method block --recompute-num-layers 4"};
     struct device dev;
     memset(&dev, 0, sizeof dev);

@@ -7,13 +7,13 @@
 // that the engine stores as bf16; three times the root mean square of what that does to the logits.
 #include "gpt.cuh" // struct gpt, gpt_evaluate, gpt_decode
 
-#include "model_load.cuh"          // under test
-#include "model_save.cuh"          // under test
-#include "start.h"                 // start_find: a folder's settings as options
-#include "test/golden.h"           // golden_open, golden_tensor
-#include "test/model.h"            // backend_here
-#include "test/reference.h"        // reference_forward
-#include "test/testing.h"          // cmocka
+#include "model_load.cuh"   // under test
+#include "model_save.cuh"   // under test
+#include "start.h"          // start_find: a folder's settings as options
+#include "test/golden.h"    // golden_open, golden_tensor
+#include "test/model.h"     // backend_here
+#include "test/reference.h" // reference_forward
+#include "test/testing.h"   // cmocka
 
 #include <omp.h> // omp_set_num_threads
 
@@ -209,9 +209,7 @@ static void llmc_equals_transformers(void **state) {
 
 static char folder[TEST_PATH]; // where the tests write
 
-static int make_folder(void **state) {
-    return mkdtemp(test_template(folder, "op_huggingface")) ? 0 : -1;
-}
+static int make_folder(void **state) { return mkdtemp(test_template(folder, "op_huggingface")) ? 0 : -1; }
 static int remove_folder(void **state) {
     char *const slash = strrchr(folder, '/');
     *slash = '\0';

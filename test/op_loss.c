@@ -96,7 +96,7 @@ static void check(int N, int V, int Vp, double scale, double shift, double slope
 }
 
 static void sizes(void **state) {
-    const int shapes[][3] = {{1, 1, 1},    {2, 2, 128},      {3, 17, 17},       {5, 100, 128},
+    const int shapes[][3] = {{1, 1, 1},       {2, 2, 128},     {3, 17, 17},     {5, 100, 128},
                              {2, 1023, 1024}, {3, 1025, 1152}, {2, 4096, 4096}, {3, 50257, 50304}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         check(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0, 0);
@@ -207,12 +207,9 @@ static void broken_logits(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes),
-        cmocka_unit_test(rows_anywhere),
-        cmocka_unit_test(sums_of_losses),
-        cmocka_unit_test(huge_logits),
-        cmocka_unit_test(growing_logits),
-        cmocka_unit_test(gradient_by_finite_differences),
+        cmocka_unit_test(sizes),          cmocka_unit_test(rows_anywhere),
+        cmocka_unit_test(sums_of_losses), cmocka_unit_test(huge_logits),
+        cmocka_unit_test(growing_logits), cmocka_unit_test(gradient_by_finite_differences),
         cmocka_unit_test(broken_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -13,8 +13,7 @@ struct shape {
 // beyond what the parts of dbias are summed of at once.
 static const struct shape shapes[] = {{1, 1, 1},     {1, 5, 3},      {33, 17, 65},  {64, 384, 100}, {257, 129, 770},
                                       {7, 40, 1700}, {1700, 31, 40}, {5, 1700, 65}, {20, 33, 2100}, {20, 2100, 33},
-                                      {96, 64, 64},  {2, 32, 32},    {2600, 3, 5},  {4000, 64, 33},
-                                      {9000, 40, 3}};
+                                      {96, 64, 64},  {2, 32, 32},    {2600, 3, 5},  {4000, 64, 33}, {9000, 40, 3}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 #ifdef TARGET_CUDA
 enum matmul_backend { MATMUL_CUBLASLT };
@@ -430,15 +429,16 @@ static void test_plans(void **state) {
     char *memory = (char *)test_alloc(4 * MATMUL_ALIGNMENT);
     floatX *bias[2];
     for (int i = 0; i < 2; i++) {
-        bias[i] = (floatX *)(memory + MATMUL_ALIGNMENT - (uintptr_t)memory % MATMUL_ALIGNMENT + (size_t)i * MATMUL_ALIGNMENT);
+        bias[i] =
+            (floatX *)(memory + MATMUL_ALIGNMENT - (uintptr_t)memory % MATMUL_ALIGNMENT + (size_t)i * MATMUL_ALIGNMENT);
         for (int j = 0; j < BIASES; j++)
             bias[i][j] = to_floatX((float)(i + 1));
     }
     for (int round = 0; round < ROUNDS; round++)
         for (int M = 1; M <= MOST; M++)
             for (int again = 0; again < 2; again++)
-                matmul_forward(r[round].out, p.in, p.weight, bias[again], 8 * (M % 64 + 1), 8 * (M / 64 + 1), DEPTH, workspace,
-                               &dev);
+                matmul_forward(r[round].out, p.in, p.weight, bias[again], 8 * (M % 64 + 1), 8 * (M / 64 + 1), DEPTH,
+                               workspace, &dev);
     wait_for(&dev);
     assert_int_equal(dev.matmul->planned, ROUNDS * MOST);
     assert_memory_equal(r[0].out, r[1].out, r[0].out_bytes);
@@ -490,7 +490,8 @@ static void test_without_gpu(void **state) {
     dev.matmul = matmul_create(&dev);
     assert_null(dev.matmul->handle);
     assert_int_equal(matmul_workspace_bytes(1, 1, 1, &dev), MATMUL_LIBRARY_BYTES);
-    assert_true(matmul_workspace_bytes(1 << 20, 1 << 14, 64, &dev) >= (size_t)(1 << 20) / DBIAS_ROWS * (1 << 14) * sizeof(float));
+    assert_true(matmul_workspace_bytes(1 << 20, 1 << 14, 64, &dev) >=
+                (size_t)(1 << 20) / DBIAS_ROWS * (1 << 14) * sizeof(float));
     assert_null(dev.matmul->handle);
     assert_non_null(strstr(matmul_describe(dev.matmul), "cuBLASLt 1"));
     assert_non_null(strstr(matmul_describe(dev.matmul), FLOATX_NAME));
@@ -511,8 +512,9 @@ static void test_refused(void **state) {
     static const struct {
         struct shape shape;
         const char *words;
-    } cases[] = {{{5, 1, 3}, "(5 x 3) by (3 x 1) transposed: CUBLAS_STATUS_NOT_SUPPORTED|multiples of 8 for --hidden-size"},
-                 {{1, 24, 16}, "(1 x 16) by (16 x 24) transposed|another --micro-batch-size, --seq-length or --sample-count"}};
+    } cases[] = {
+        {{5, 1, 3}, "(5 x 3) by (3 x 1) transposed: CUBLAS_STATUS_NOT_SUPPORTED|multiples of 8 for --hidden-size"},
+        {{1, 24, 16}, "(1 x 16) by (16 x 24) transposed|another --micro-batch-size, --seq-length or --sample-count"}};
     struct device dev = {1, NULL};
     dev.matmul = matmul_create(&dev);
     for (int i = 0; i < 2; i++) {
@@ -570,34 +572,24 @@ static void misuse(void *argument) {
     int found;
     matmul_prefer(&preference, &plan->key);
     switch (m->which) {
-    case OTHER_DEPTH:
-        plan->a.rows--;
-        break;
-    case SHORT_ROWS:
-        cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, 10, 10, 9);
-        break;
-    case LESS_ALIGNED:
-        a = g->a + 1;
-        break;
-    case SMALL_WORKSPACE:
-        workspace_bytes--;
-        break;
-    case OTHER_EPILOGUE:
-        matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-        break;
+    case OTHER_DEPTH: plan->a.rows--; break;
+    case SHORT_ROWS: cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, 10, 10, 9); break;
+    case LESS_ALIGNED: a = g->a + 1; break;
+    case SMALL_WORKSPACE: workspace_bytes--; break;
+    case OTHER_EPILOGUE: matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue); break;
     case ROUNDED_PARTS:
         preference.reductions = 7;
-        cublasLtMatmulAlgoGetHeuristic(m->library->handle, &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c, &preference,
-                                       1, &result, &found);
+        cublasLtMatmulAlgoGetHeuristic(m->library->handle, &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c,
+                                       &preference, 1, &result, &found);
     }
-    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b, &plan->b, a, &plan->a, &zero, g->out, &plan->c, g->out,
-                   &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
+    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b, &plan->b, a, &plan->a, &zero, g->out, &plan->c,
+                   g->out, &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
 }
 static void test_stand_in(void **state) {
     const struct shape s = {32, 32, 32};
-    const char *words[] = {"(32 x 32) by (31 x 32)", "can't begin 9 apart", "B is aligned to", "the algorithm needs 33554432",
-                           "B overlaps D",           "another operation",   "rounds the parts",
-                           "is not aligned to 256"};
+    const char *words[] = {
+        "(32 x 32) by (31 x 32)", "can't begin 9 apart", "B is aligned to",  "the algorithm needs 33554432",
+        "B overlaps D",           "another operation",   "rounds the parts", "is not aligned to 256"};
     struct device dev = {1, NULL};
     struct misuse m;
     memset(&m, 0, sizeof m);

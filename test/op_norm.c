@@ -166,8 +166,8 @@ static void check_backward(int N, int C, enum norm_kind kind, double shift, doub
 }
 
 // Rows for a warp and for a block of each size, of whole 16-byte accesses and not; more rows than runs in backward.
-static const int sizes[][2] = {{1, 1},    {1, 5},    {3, 16},   {2, 33},   {7, 48},    {5, 768},  {129, 100}, {300, 31},
-                               {3, 1000}, {9, 1024}, {5, 1600}, {3, 4096}, {6, 8192}, {4300, 16}};
+static const int sizes[][2] = {{1, 1},    {1, 5},    {3, 16},   {2, 33},   {7, 48},   {5, 768},  {129, 100},
+                               {300, 31}, {3, 1000}, {9, 1024}, {5, 1600}, {3, 4096}, {6, 8192}, {4300, 16}};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 // Backward's reference takes time with the square of C.
 static const int long_sizes[][2] = {{2, 16384}, {2, 32776}};
@@ -237,7 +237,8 @@ static void same_bits_for_any_threads(void **state) {
         const int N = shapes[k][0], C = shapes[k][1];
         struct problem p = problem_create(N, C, NORM_LAYERNORM, 0.1);
         const size_t bytes = sizeof(floatX) * (size_t)(N * C), row_bytes = sizeof(float) * (size_t)C;
-        float *mean = (float *)test_alloc(sizeof(float) * (size_t)N), *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
+        float *mean = (float *)test_alloc(sizeof(float) * (size_t)N),
+              *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
         float *dweight[2], *dbias[2];
         floatX *dx[2];
         void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
@@ -251,8 +252,8 @@ static void same_bits_for_any_threads(void **state) {
             memset(dweight[i], 0, row_bytes);
             memset(dbias[i], 0, row_bytes);
             omp_set_num_threads(i == 0 ? 1 : 5);
-            norm_backward(dx[i], dweight[i], dbias[i], p.dout, p.x, p.weight, mean, rstd, N, C, NORM_LAYERNORM, workspace,
-                          &device);
+            norm_backward(dx[i], dweight[i], dbias[i], p.dout, p.x, p.weight, mean, rstd, N, C, NORM_LAYERNORM,
+                          workspace, &device);
         }
         omp_set_num_threads(threads);
         assert_memory_equal(dx[0], dx[1], bytes);
@@ -283,8 +284,8 @@ static void misaligned(void **state) {
         statistics[shift] = (float *)test_alloc(sizeof(float) * 2 * N);
         gradients[shift] = (float *)test_alloc(sizeof(float) * 2 * C);
         memset(gradients[shift], 0, sizeof(float) * 2 * C);
-        residual_norm_forward(a[0], a[1], statistics[shift], statistics[shift] + N, a[3], a[4], a[5], a[6], N, C, (float)EPS,
-                              NORM_LAYERNORM, dropout, &device);
+        residual_norm_forward(a[0], a[1], statistics[shift], statistics[shift] + N, a[3], a[4], a[5], a[6], N, C,
+                              (float)EPS, NORM_LAYERNORM, dropout, &device);
         norm_backward(a[2], gradients[shift], gradients[shift] + C, a[4], a[0], a[5], statistics[shift],
                       statistics[shift] + N, N, C, NORM_LAYERNORM, workspace, &device);
         residual_forward(a[3], a[3], a[4], N, C, dropout, &device);
@@ -332,7 +333,8 @@ static void residual(void **state) {
             assert_close(result, expected, N * C, TOLERANCE);
 
             dropout_backward(out, delta, N * C, dropout, &device);
-            device_synchronize(&device); // without dropout it is a copy, which does not block as launches can be made to
+            device_synchronize(
+                &device); // without dropout it is a copy, which does not block as launches can be made to
             double *result_backward = to_doubles(out, N * C);
             assert_close(result_backward, expected_backward, N * C, TOLERANCE);
             // In place; backward first, for delta is still whole.

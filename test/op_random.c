@@ -5,12 +5,11 @@
 #include "test/testing.h"
 
 static void known_answers(void **state) {
-    static const uint32_t cases[3][10] = {
-        {0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
-        {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0x408f276d, 0x41c83b0e, 0xa20bc7c6,
-         0x6d5451fd},
-        {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0, 0xd16cfe09, 0x94fdcceb, 0x5001e420,
-         0x24126ea1}};
+    static const uint32_t cases[3][10] = {{0, 0, 0, 0, 0, 0, 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8},
+                                          {0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff,
+                                           0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd},
+                                          {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0xa4093822, 0x299f31d0,
+                                           0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}};
     for (int i = 0; i < 3; i++) {
         const uint32_t *c = cases[i];
         const struct philox_words four = philox4x32(c[0], c[1], c[2], c[3], c[4], c[5]);
@@ -182,10 +181,10 @@ static void normal_formula(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_answers),  cmocka_unit_test(row_equals_elements), cmocka_unit_test(limits_of_p),
-        cmocka_unit_test(threshold),
-        cmocka_unit_test(masks_differ),   cmocka_unit_test(statistics_of_masks), cmocka_unit_test(uniform_numbers),
-        cmocka_unit_test(normal_numbers), cmocka_unit_test(normal_parts),        cmocka_unit_test(normal_formula),
+        cmocka_unit_test(known_answers),   cmocka_unit_test(row_equals_elements), cmocka_unit_test(limits_of_p),
+        cmocka_unit_test(threshold),       cmocka_unit_test(masks_differ),        cmocka_unit_test(statistics_of_masks),
+        cmocka_unit_test(uniform_numbers), cmocka_unit_test(normal_numbers),      cmocka_unit_test(normal_parts),
+        cmocka_unit_test(normal_formula),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,7 +91,8 @@ static void misaligned(void **state) {
     enum { COUNT = 2 * 3 * 9 * 64 };
     uint64_t random = 3;
     double *exact;
-    floatX *aligned = test_floats(&exact, COUNT, 1, &random), *memory = (floatX *)test_alloc(sizeof(floatX) * (COUNT + 2));
+    floatX *aligned = test_floats(&exact, COUNT, 1, &random),
+           *memory = (floatX *)test_alloc(sizeof(floatX) * (COUNT + 2));
     float *table = (float *)test_alloc(sizeof *table * 4 * 64);
     rope_table(table, 4, 64, (float)THETA);
     memcpy(memory + 1, aligned, sizeof(floatX) * COUNT);

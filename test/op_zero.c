@@ -18,15 +18,18 @@
 #include <unistd.h>
 
 enum { STEPS = 2, MOST_MICRO_STEPS = 2, MOST_RANKS = 3, MOST_BATCHES = MOST_MICRO_STEPS * MOST_RANKS };
-#define SMALL                                                                                                                \
-    "--vocab-size 150 --micro-batch-size 2 --seq-length 19 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 "          \
+#define SMALL                                                                                                          \
+    "--vocab-size 150 --micro-batch-size 2 --seq-length 19 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 " \
     "--sample-count 2 --bucket-mib 0.03 --checkpoint-every 1 --train-steps 2 --num-layers 3 "
-static const char GPT2[] = SMALL "--hidden-size 32 --num-attention-heads 2 --hidden-dropout 0.1 --attention-dropout 0.2 ";
-static const char LLAMA[] = SMALL "--hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --ffn-hidden-size 104 "
-                                  "--normalization RMSNorm --position-embedding-type rope --activation swiglu --add-bias-linear=false "
-                                  "--untie-embeddings-and-output-weights --hidden-dropout 0.1 ";
-static const char *const policies[] = {"", "--recompute-granularity selective", "--recompute-granularity full",
-                                       "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"};
+static const char GPT2[] =
+    SMALL "--hidden-size 32 --num-attention-heads 2 --hidden-dropout 0.1 --attention-dropout 0.2 ";
+static const char LLAMA[] =
+    SMALL "--hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --ffn-hidden-size 104 "
+          "--normalization RMSNorm --position-embedding-type rope --activation swiglu --add-bias-linear=false "
+          "--untie-embeddings-and-output-weights --hidden-dropout 0.1 ";
+static const char *const policies[] = {
+    "", "--recompute-granularity selective", "--recompute-granularity full",
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"};
 enum { POLICIES = sizeof policies / sizeof *policies, STAGES = 4 };
 
 // ---- a rank ----
@@ -185,7 +188,8 @@ static void expect_same_bits(const struct outcome *a, const struct outcome *b, c
         expect(!memcmp(a->own[i], b->own[i], (size_t)a->part * sizeof(float)), "%s: %s differ", what, names[i]);
     expect(!memcmp(a->norm, b->norm, sizeof a->norm), "%s: the norm is %.17g, not %.17g", what, b->norm[0], a->norm[0]);
     for (int i = 0; i < FLAT_COUNT; i++)
-        expect(!a->copy[i] || !memcmp(a->copy[i], b->copy[i], (size_t)a->flat * sizeof(float)), "%s: copy %d differs", what, i);
+        expect(!a->copy[i] || !memcmp(a->copy[i], b->copy[i], (size_t)a->flat * sizeof(float)), "%s: copy %d differs",
+               what, i);
     expect(a->evaluation == b->evaluation, "%s: evaluation gives %.17g, not %.17g", what, b->evaluation, a->evaluation);
     expect(!memcmp(a->logits, b->logits, sizeof a->logits), "%s: logits differ", what);
 }
@@ -240,8 +244,8 @@ static int run_ranks(int ranks, rank_body *body, int which) {
 
 // ---- the same bits ----
 
-static struct outcome run_model(struct parallel *parallel, const char *shape, const char *policy, int stage, int micro_steps,
-                                bool watched) {
+static struct outcome run_model(struct parallel *parallel, const char *shape, const char *policy, int stage,
+                                int micro_steps, bool watched) {
     struct setup *s = (struct setup *)calloc(1, sizeof *s);
     setup_open(s, parallel, shape, policy, stage, micro_steps);
     s->model->on_phase = watched ? poison_and_delay : NULL;
@@ -257,10 +261,11 @@ static void compare_with_one(const struct outcome *o, const char *shape, int bat
     struct outcome one = run_model(NULL, shape, "", 0, batches, false);
     const double tolerance = sizeof(floatX) == 2 ? 2e-2 : 1e-5;
     for (int i = 0; i < batches; i++)
-        expect(one.loss[i] == o->loss[i], "loss %d of the first step is %.17g, with one rank %.17g", i, o->loss[i], one.loss[i]);
+        expect(one.loss[i] == o->loss[i], "loss %d of the first step is %.17g, with one rank %.17g", i, o->loss[i],
+               one.loss[i]);
     for (int step = 0; step < STEPS; step++)
-        expect(fabs(o->norm[step] / one.norm[step] - 1) < tolerance, "the norm of step %d is %g, with one rank %g", step,
-               o->norm[step], one.norm[step]);
+        expect(fabs(o->norm[step] / one.norm[step] - 1) < tolerance, "the norm of step %d is %g, with one rank %g",
+               step, o->norm[step], one.norm[step]);
     expect(fabs(o->evaluation / one.evaluation - 1) < tolerance, "evaluation gives %g, with one rank %g", o->evaluation,
            one.evaluation);
     outcome_free(&one);
@@ -307,19 +312,22 @@ static void memory_body(struct parallel *parallel, int which) {
         const struct plan *plan = &m->plan;
         const size_t flat = (size_t)m->table.flat, states = sizeof(floatX) < 4 ? 3 : 2;
         const size_t copy = parallel->launch.rank == 0 ? 3 * flat * sizeof(float) : 0;
-        const size_t reports = rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
-        const size_t scratch = rounded(collectives_scratch_bytes(m->shards.largest_part, (int)ranks, COLLECTIVES_HOST, false));
+        const size_t reports =
+            rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
+        const size_t scratch =
+            rounded(collectives_scratch_bytes(m->shards.largest_part, (int)ranks, COLLECTIVES_HOST, false));
         size_t allocated = 0;
         for (int a = 0; a < ARENA_COUNT; a++) {
             expect(m->arenas.bytes[a] == plan->arena_bytes[a], "arena %d", a);
             allocated += m->arenas.bytes[a];
         }
         expect(allocated == plan->peak_bytes, "%zu bytes planned, %zu allocated", plan->peak_bytes, allocated);
-        expect(plan->arena_bytes[ARENA_PARAMETERS] == flat * sizeof(floatX) / (stage >= 3 ? ranks : 1), "parameters of stage %d",
-               stage);
+        expect(plan->arena_bytes[ARENA_PARAMETERS] == flat * sizeof(floatX) / (stage >= 3 ? ranks : 1),
+               "parameters of stage %d", stage);
         expect(plan->arena_bytes[ARENA_GRADIENTS] == flat * sizeof(float) / (stage >= 2 ? ranks : 1) + scratch,
                "gradients of stage %d", stage);
-        expect(plan->arena_bytes[ARENA_OPTIMIZER] == states * flat * sizeof(float) / (stage >= 1 ? ranks : 1) + copy + reports,
+        expect(plan->arena_bytes[ARENA_OPTIMIZER] ==
+                   states * flat * sizeof(float) / (stage >= 1 ? ranks : 1) + copy + reports,
                "optimizer of stage %d", stage);
         setup_close(&s, parallel);
     }
@@ -340,7 +348,8 @@ static void heap_body(struct parallel *parallel, int which) {
         gpt_settle(s.model);
         const struct mallinfo2 after = mallinfo2();
         expect(round == 0 || (after.uordblks == before.uordblks && after.hblkhd == before.hblkhd),
-               "stage %d: %zu bytes on the heap before, %zu after", stage, before.uordblks + before.hblkhd, after.uordblks + after.hblkhd);
+               "stage %d: %zu bytes on the heap before, %zu after", stage, before.uordblks + before.hblkhd,
+               after.uordblks + after.hblkhd);
         setup_close(&s, parallel);
     }
 }
@@ -392,20 +401,23 @@ static void units_body(struct parallel *parallel, int which) {
         fill_tokens(&s, tokens, 7);
         gpt_evaluate(s.model, tokens, tokens);
         s.model->on_phase = NULL;
-        expect(watch.late[PASS_TRAIN] == 1 && watch.late[PASS_EVALUATE] == 1, "%s: forward waits for %d units, evaluation for %d", policy,
-               watch.late[PASS_TRAIN], watch.late[PASS_EVALUATE]);
-        expect(watch.late[PASS_RECOMPUTE] == second, "%s: backward waits for %d units, not %d", policy, watch.late[PASS_RECOMPUTE], second);
+        expect(watch.late[PASS_TRAIN] == 1 && watch.late[PASS_EVALUATE] == 1,
+               "%s: forward waits for %d units, evaluation for %d", policy, watch.late[PASS_TRAIN],
+               watch.late[PASS_EVALUATE]);
+        expect(watch.late[PASS_RECOMPUTE] == second, "%s: backward waits for %d units, not %d", policy,
+               watch.late[PASS_RECOMPUTE], second);
         expect(watch.late_groups == 0, "%s: %d groups wait for their first layer", policy, watch.late_groups);
         expect(watch.ahead[PASS_TRAIN] == LAYERS + 1, "%s: forward gathers %d units", policy, watch.ahead[PASS_TRAIN]);
-        expect(watch.ahead[PASS_RECOMPUTE] == LAYERS - second + tied, "%s: backward gathers %d units", policy, watch.ahead[PASS_RECOMPUTE]);
+        expect(watch.ahead[PASS_RECOMPUTE] == LAYERS - second + tied, "%s: backward gathers %d units", policy,
+               watch.ahead[PASS_RECOMPUTE]);
         // And no earlier than needed: two layers are there at a time, or a group and the first of the next.
         const struct plan *plan = &s.model->plan;
         for (int phase = 0; phase < plan->phase_count; phase++) {
             int layers = 0;
             for (int b = 0; b < plan->count; b++) {
                 const struct plan_buffer *u = &plan->buffers[b];
-                layers += !strcmp(plan->categories[u->category], "parameters of a unit") && u->layer >= 0 && phase >= u->first_phase &&
-                          phase <= u->last_phase;
+                layers += !strcmp(plan->categories[u->category], "parameters of a unit") && u->layer >= 0 &&
+                          phase >= u->first_phase && phase <= u->last_phase;
             }
             expect(layers <= group + 1, "%s: %d layers are there in phase '%s'", policy, layers, plan->phases[phase]);
         }
@@ -464,7 +476,8 @@ static void test_odd_rank(void **state) {
     static const struct {
         uint64_t rows[5];
         int ranks, odd;
-    } cases[] = {{{7, 7, 7}, 3, -1}, {{7, 7, 8}, 3, 2}, {{8, 7, 7}, 3, 0}, {{7, 8}, 2, 1}, {{8, 8, 7, 7, 7}, 5, 0}, {{7, 8, 9, 8, 8}, 5, 0}};
+    } cases[] = {{{7, 7, 7}, 3, -1}, {{7, 7, 8}, 3, 2},       {{8, 7, 7}, 3, 0},
+                 {{7, 8}, 2, 1},     {{8, 8, 7, 7, 7}, 5, 0}, {{7, 8, 9, 8, 8}, 5, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int right = -1;
         assert_int_equal(odd_rank(cases[i].rows, cases[i].ranks, 1, &right), cases[i].odd);
@@ -474,9 +487,13 @@ static void test_odd_rank(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2_on_two),           cmocka_unit_test(test_llama_on_three), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_steps_allocate_nothing), cmocka_unit_test(test_units_come_a_unit_ahead),
-        cmocka_unit_test(test_replicas), cmocka_unit_test(test_odd_rank),
+        cmocka_unit_test(test_gpt2_on_two),
+        cmocka_unit_test(test_llama_on_three),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_steps_allocate_nothing),
+        cmocka_unit_test(test_units_come_a_unit_ahead),
+        cmocka_unit_test(test_replicas),
+        cmocka_unit_test(test_odd_rank),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

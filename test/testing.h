@@ -1,7 +1,7 @@
 // What the tests share: cmocka, random data, comparison by norm.
 #pragma once
-#include <math.h>    // sqrt, fabs, isnan
-#include <setjmp.h>  // cmocka.h needs these four before it
+#include <math.h>   // sqrt, fabs, isnan
+#include <setjmp.h> // cmocka.h needs these four before it
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -82,7 +82,8 @@ static inline void *test_alloc(size_t bytes) {
 }
 static inline void test_release(void *memory) {
     struct cudaPointerAttributes attributes;
-    if (memory && cudaPointerGetAttributes(&attributes, memory) == cudaSuccess && attributes.type != cudaMemoryTypeUnregistered)
+    if (memory && cudaPointerGetAttributes(&attributes, memory) == cudaSuccess &&
+        attributes.type != cudaMemoryTypeUnregistered)
         assert_int_equal(cudaFree(memory), cudaSuccess);
     else
         (free)(memory);
@@ -111,10 +112,10 @@ static inline double relative_error(const double *x, const double *reference, in
     }
     return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
 }
-#define assert_close(x, reference, n, tolerance) \
+#define assert_close(x, reference, n, tolerance)                                                                       \
     assert_close_at((x), (reference), (n), (tolerance), #x, __FILE__, __LINE__)
-static inline void assert_close_at(const double *x, const double *reference, int64_t n, double tolerance, const char *name,
-                                   const char *file, int line) {
+static inline void assert_close_at(const double *x, const double *reference, int64_t n, double tolerance,
+                                   const char *name, const char *file, int line) {
     const double error = relative_error(x, reference, n);
     if (!(error <= tolerance)) {
         print_error("%s:%d: %s differs by %.3g, allowed %.3g\n", file, line, name, error, tolerance);

@@ -6,12 +6,12 @@
 
 enum { INPUT, NORM1, STATS1, QKV, LSE, ATT, MID, NORM2, STATS2, FC, ACT, OUT, ROWS };
 static const char *const row_names[ROWS] = {"input", "norm 1", "statistics 1", "qkv", "log-sum-exp", "attention",
-                                            "mid", "norm 2", "statistics 2", "fc", "act", "out"};
+                                            "mid",   "norm 2", "statistics 2", "fc",  "act",         "out"};
 static const char *const row_categories[ROWS] = {"residual", "norm", "norm", "qkv", "core attention", "core attention",
                                                  "residual", "norm", "norm", "mlp", "mlp activation", "residual"};
-static const int row_made_from[ROWS] = {0,        1 << INPUT, 1 << INPUT,              1 << NORM1,
-                                        1 << QKV, 1 << QKV,   1 << ATT | 1 << INPUT, 1 << MID,
-                                        1 << MID, 1 << NORM2, 1 << FC,               1 << ACT | 1 << MID};
+static const int row_made_from[ROWS] = {
+    0,        1 << INPUT, 1 << INPUT, 1 << NORM1, 1 << QKV,           1 << QKV, 1 << ATT | 1 << INPUT,
+    1 << MID, 1 << MID,   1 << NORM2, 1 << FC,    1 << ACT | 1 << MID};
 enum { ALL_ROWS = (1 << ROWS) - 1, BACKWARD_ROWS = ALL_ROWS & ~(1 << OUT) };
 
 struct schedule {
@@ -21,7 +21,7 @@ struct schedule {
     size_t size[ROWS], hidden, logits, workspace[8], kv_cache;
     bool dropout, logits_per_chunk; // one buffer of logits for all chunks, or a new one each
     struct plan *plan;
-    int *id;                        // (layers, ROWS) current buffer of each activation
+    int *id; // (layers, ROWS) current buffer of each activation
 };
 
 static void phase_of(struct schedule *s, int layer, const char *what) {

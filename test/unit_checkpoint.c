@@ -80,7 +80,8 @@ static int count_names(bool hidden) {
     int count = 0;
     DIR *const stream = opendir(root);
     for (const struct dirent *found = readdir(stream); found; found = readdir(stream))
-        count += strcmp(found->d_name, ".") != 0 && strcmp(found->d_name, "..") != 0 && (found->d_name[0] == '.') == hidden;
+        count +=
+            strcmp(found->d_name, ".") != 0 && strcmp(found->d_name, "..") != 0 && (found->d_name[0] == '.') == hidden;
     closedir(stream);
     return count;
 }
@@ -207,12 +208,35 @@ static void names_read_back_as_what_they_are(void **state) {
         }
     assert_string_equal(checkpoint_entry_of(CHECKPOINT_STEP, 1000, 0).name, "step_00001000");
     assert_string_equal(checkpoint_entry_of(CHECKPOINT_PARTIAL, 1000, 7).name, ".step_00001000.7.partial");
-    const char *const others[] = {"", ".", "..", "step_", "step_1", "step_0000001", "step_000000001", "step_0000000x",
-        "step_00000001.old", "step_00000001 ", "step_-0000001", "step_+0000001", "step_ 0000001", "Step_00000001",
-        "step_9999999999999999999", "step_99999999999999999999999999999999999999", ".step_00000001",
-        ".step_00000001.partial", ".step_00000001.0.partial", ".step_00000001.-1.partial", ".step_00000001.01.partial",
-        ".step_00000001.7.partial~", ".step_00000001.7.other", ".step_1.7.partial", "step_00000001.7.partial",
-        ".step_00000001.99999999999.removing", ".step_00000001. 7.removing", "best", "config.json"};
+    const char *const others[] = {"",
+                                  ".",
+                                  "..",
+                                  "step_",
+                                  "step_1",
+                                  "step_0000001",
+                                  "step_000000001",
+                                  "step_0000000x",
+                                  "step_00000001.old",
+                                  "step_00000001 ",
+                                  "step_-0000001",
+                                  "step_+0000001",
+                                  "step_ 0000001",
+                                  "Step_00000001",
+                                  "step_9999999999999999999",
+                                  "step_99999999999999999999999999999999999999",
+                                  ".step_00000001",
+                                  ".step_00000001.partial",
+                                  ".step_00000001.0.partial",
+                                  ".step_00000001.-1.partial",
+                                  ".step_00000001.01.partial",
+                                  ".step_00000001.7.partial~",
+                                  ".step_00000001.7.other",
+                                  ".step_1.7.partial",
+                                  "step_00000001.7.partial",
+                                  ".step_00000001.99999999999.removing",
+                                  ".step_00000001. 7.removing",
+                                  "best",
+                                  "config.json"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (checkpoint_entry_parse(&entry, others[i]))
             fail_msg("'%s' is read as one of ours", others[i]);
@@ -321,7 +345,8 @@ static void bad_manifests_are_refused_by_name(void **state) {
         {WITH_FILE("\"a\"", "1", "\"99aa06d3014798d86001c324468d497\""), "\"xxh3_128\" of file 0"},
         {WITH_FILE("\"a\"", "1", "\"99AA06D3014798D86001C324468D497F\""), "\"xxh3_128\" of file 0"},
         {WITH_FILE("\"a\"", "1", "\"99aa06d3014798d86001c324468d497g\""), "\"xxh3_128\" of file 0"},
-        {WITH_FILES("[" FILE_WITH("\"a\"", "1", GOOD_HASH) ", " FILE_WITH("\"a\"", "1", GOOD_HASH) "]"), "lists a twice"},
+        {WITH_FILES("[" FILE_WITH("\"a\"", "1", GOOD_HASH) ", " FILE_WITH("\"a\"", "1", GOOD_HASH) "]"),
+         "lists a twice"},
         {WITH_FILES("[" FILE_WITH("\"a\"", "1", GOOD_HASH) ", 3]"), "file 1 is not an object"},
     };
     struct error_text error;
@@ -614,7 +639,8 @@ static void users_name_a_checkpoint_its_root_or_the_run(void **state) {
     const struct checkpoint_listener listener = {hear, &heard};
     root_clear();
     assert_words(checkpoint_resolve(path, &manifest, folder, &listener, &error), "holds no checkpoint");
-    assert_words(checkpoint_resolve(path, &manifest, in_root("x"), &listener, &error), "cannot be opened: No such file");
+    assert_words(checkpoint_resolve(path, &manifest, in_root("x"), &listener, &error),
+                 "cannot be opened: No such file");
     save(10, 1);
     save(20, 2);
     save(30, 3);
@@ -637,7 +663,8 @@ static void users_name_a_checkpoint_its_root_or_the_run(void **state) {
     // The one that was named is wrong: no other is taken in its place.
     assert_words(checkpoint_resolve(path, &manifest, in_root("step_00000030"), &listener, &error), "is damaged");
     assert_string_equal(path, "");
-    assert_words(checkpoint_resolve(path, &manifest, in_root("step_00000010/empty"), &listener, &error), "is no folder");
+    assert_words(checkpoint_resolve(path, &manifest, in_root("step_00000010/empty"), &listener, &error),
+                 "is no folder");
     // Under another name it is still that checkpoint.
     assert_int_equal(rename(in_root("step_00000010"), in_root("best")), 0);
     assert_null(checkpoint_resolve(path, &manifest, in_root("best"), &listener, &error));
@@ -716,8 +743,8 @@ static void only_our_own_is_removed_and_links_are_not_followed(void **state) {
     // Alike, but not ours; and one whose writer lives: the parent of this process.
     char living[64];
     snprintf(living, sizeof living, ".step_00000040.%d.partial", (int)getppid());
-    const char *const foreign[] = {living, ".step_00000022.partial", "step_5", ".step_00000022.4194304.partial.bak", "best",
-                                   "step_00000001.old"};
+    const char *const foreign[] = {living, ".step_00000022.partial", "step_5", ".step_00000022.4194304.partial.bak",
+                                   "best", "step_00000001.old"};
     for (size_t i = 0; i < 6; i++)
         assert_int_equal(mkdir(in_root(foreign[i]), 0777), 0);
     assert_null(checkpoint_prune(root, 1, 30, &error));
@@ -774,10 +801,10 @@ static int child_says(const char *text) {
     snprintf(child_text, CHILD_TEXT, "%s", text);
     return 1;
 }
-#define check(condition)                          \
-    do {                                          \
-        if (!(condition))                         \
-            return child_says("not: " #condition); \
+#define check(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            return child_says("not: " #condition);                                                                     \
     } while (0)
 
 // A save and a prune as the trainer does them.
@@ -798,24 +825,24 @@ static int run_job(void *argument) {
 
 // What is done to a child at its system calls, of which those on files count, from 1.
 struct trace {
-    int kill_at;      // ends there, before the call; 0: never
-    int fail_at;      // that one fails
-    int error;        // with this
-    bool no_exchange; // renameat2 fails in every case, as on a file system that can't exchange
-    bool short_writes; // each write takes half of what it is given
-    int calls;         // seen
+    int kill_at;          // ends there, before the call; 0: never
+    int fail_at;          // that one fails
+    int error;            // with this
+    bool no_exchange;     // renameat2 fails in every case, as on a file system that can't exchange
+    bool short_writes;    // each write takes half of what it is given
+    int calls;            // seen
     unsigned long failed; // the number of the call that was made to fail
     char order[64];       // f for an fsync, r for a rename
 };
 
 static bool is_file_call(unsigned long number) {
-    const long calls[] = {SYS_openat,    SYS_mkdirat,  SYS_write,      SYS_fsync,           SYS_close,     SYS_renameat2,
-                          SYS_unlinkat,  SYS_fstat,    SYS_getdents64, SYS_sync_file_range, SYS_fadvise64,
+    const long calls[] = {SYS_openat,    SYS_mkdirat, SYS_write,      SYS_fsync,           SYS_close,     SYS_renameat2,
+                          SYS_unlinkat,  SYS_fstat,   SYS_getdents64, SYS_sync_file_range, SYS_fadvise64,
 #ifdef SYS_renameat
                           SYS_renameat,
 #endif
 #ifdef SYS_mkdir
-                          SYS_mkdir,     SYS_open,     SYS_rename,
+                          SYS_mkdir,     SYS_open,    SYS_rename,
 #endif
                           SYS_newfstatat};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
@@ -975,7 +1002,8 @@ static void fail_at_every_call(int64_t old_step, int64_t new_step, int error_num
         const bool saved = WEXITSTATUS(status) != 1 || strstr(child_text, "is saved and complete");
         const char *const problem = find_newest(&found, NULL, &error);
         if (problem || found.salt != (saved ? 2 : 1))
-            fail_msg("call %d failed: step %d, salt %d; %s; %s", at, (int)found.step, (int)found.salt, problem, child_text);
+            fail_msg("call %d failed: step %d, salt %d; %s; %s", at, (int)found.step, (int)found.salt, problem,
+                     child_text);
         if (trace.failed == SYS_fsync || trace.failed == SYS_write)
             assert_int_equal(WEXITSTATUS(status), 1); // none of them goes unheard
         if (WEXITSTATUS(status) == 1) {

@@ -135,7 +135,8 @@ static void check_all_gather(struct rank *r, size_t bytes, bool in_place) {
     for (size_t i = 0; i < bytes; i++)
         host[i] = (unsigned char)(i * 7 + (size_t)r->rank * 31 + 1);
     device_upload(own, host, bytes, dev);
-    collective_wait(&r->collectives, collective_all_gather(&r->collectives, buffer, own, bytes, "a test's bytes", dev), dev);
+    collective_wait(&r->collectives, collective_all_gather(&r->collectives, buffer, own, bytes, "a test's bytes", dev),
+                    dev);
     device_download(host, buffer, all_bytes, dev);
     for (size_t i = 0; i < all_bytes; i++)
         if (host[i] != (unsigned char)(i % bytes * 7 + i / bytes * 31 + 1))
@@ -321,7 +322,8 @@ static void times_are_known(struct rank *r, enum collectives_kind kind) {
         if (late ? busy_s > LATE_S * 3 / 4 : busy_s < LATE_S / 4 || busy_s > 20 * LATE_S)
             fail("the collective ran for %.3f s", busy_s);
         const double least_s = exposed && !late ? LATE_S / 4 : 0;
-        const double most_s = exposed || late ? busy_s + LATE_S / 4 : LATE_S / 8; // it may come to its wait before the start
+        const double most_s =
+            exposed || late ? busy_s + LATE_S / 4 : LATE_S / 8; // it may come to its wait before the start
         if (waited_s < least_s || waited_s > most_s)
             fail("the device waited for %.3f s of %.3f s", waited_s, busy_s);
     }
@@ -382,8 +384,8 @@ static void memory_is_taken_first(struct rank *r, enum collectives_kind kind) {
         for (int i = 0; i < 4; i++) {
             const int64_t part = parts[i];
             collective_reduce_scatter(&r->collectives, buffer + part * r->rank, buffer, part, "a sum", &r->device);
-            collective_all_gather(&r->collectives, buffer, buffer + part * r->rank, (size_t)part * sizeof *buffer, "a gathering",
-                                  &r->device);
+            collective_all_gather(&r->collectives, buffer, buffer + part * r->rank, (size_t)part * sizeof *buffer,
+                                  "a gathering", &r->device);
         }
         const size_t later = free_bytes - all_bytes - device_free_bytes(&r->device);
         if (later > 0)
@@ -572,11 +574,9 @@ int main(int argc, char **argv) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_ranks_over_the_host),
-        cmocka_unit_test(three_ranks_over_the_host),
+        cmocka_unit_test(two_ranks_over_the_host), cmocka_unit_test(three_ranks_over_the_host),
 #ifdef TARGET_CUDA
-        cmocka_unit_test(two_ranks_over_nccl),
-        cmocka_unit_test(three_ranks_over_nccl),
+        cmocka_unit_test(two_ranks_over_nccl),     cmocka_unit_test(three_ranks_over_nccl),
         cmocka_unit_test(faults_are_found),
 #endif
     };

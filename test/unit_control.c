@@ -113,7 +113,8 @@ static void job_expect_end(struct job *job, int lost, const char *words, double 
     for (char *word = strtok_r(wanted, "|", &rest); word; word = strtok_r(NULL, "|", &rest))
         good = good && strstr(job->text, word);
     if (!good)
-        fail_msg("expected statuses 1 1 1 1 but of rank %d, within %g s, and one line with: %s\ngot %d %d %d %d, in %g s: %s",
+        fail_msg("expected statuses 1 1 1 1 but of rank %d, within %g s, and one line with: %s\ngot %d %d %d %d, in %g "
+                 "s: %s",
                  lost, most_s, words, job->statuses[0], job->statuses[1], job->statuses[2], job->statuses[3], took_s,
                  job->text);
     job_free(job);
@@ -128,12 +129,12 @@ static void job_expect_good(struct job *job) {
     job_free(job);
 }
 
-#define check(condition)                                                        \
-    do {                                                                        \
-        if (!(condition)) {                                                     \
-            fprintf(stderr, "rank %d: line %d: %s\n", c->rank, __LINE__, #condition); \
-            _exit(4);                                                           \
-        }                                                                       \
+#define check(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "rank %d: line %d: %s\n", c->rank, __LINE__, #condition);                                  \
+            _exit(4);                                                                                                  \
+        }                                                                                                              \
     } while (0)
 
 // ---- exchanges ----
@@ -248,8 +249,9 @@ static void strangers_are_dropped(void **state) {
     hello.rank = 1;
     hello.ranks = 3;
     hello.token = job->control.address.token + 1;
-    const char *const other = "GET / HTTP/1.1\r\nHost: here and more of it, until it is as long as a hello would be, if not "
-                              "longer than that, which it should be by now\r\n\r\n";
+    const char *const other =
+        "GET / HTTP/1.1\r\nHost: here and more of it, until it is as long as a hello would be, if not "
+        "longer than that, which it should be by now\r\n\r\n";
     assert_true(socket_send_all(sockets[0], other, strlen(other), 0));
     assert_true(socket_send_all(sockets[1], "t", 1, 0));
     assert_true(socket_send_all(sockets[2], &hello, sizeof hello / 2, 0));
@@ -450,8 +452,10 @@ static void a_rank_that_is_killed(void **state) {
     char words[4][256];
     for (int lost = 0; lost < 4; lost++) {
         struct job *const job = jobs[lost] = job_start(4, 1, run_collectives, NULL);
-        snprintf(words[lost], sizeof words[lost], "train_gpt: rank %d (host %.64s, pid %d) ended during 'piece 10' "
-                 "(collective 10); the job ends", lost, job->control.address.at.host, (int)job->pids[lost]);
+        snprintf(words[lost], sizeof words[lost],
+                 "train_gpt: rank %d (host %.64s, pid %d) ended during 'piece 10' "
+                 "(collective 10); the job ends",
+                 lost, job->control.address.at.host, (int)job->pids[lost]);
     }
     // Long enough for all to be in the tenth and to have said so, and then at any moment.
     socket_sleep_s(0.5 + 0.1 * fabs(test_uniform(&random)));
@@ -538,8 +542,10 @@ static void a_rank_that_never_comes(void **state) {
     const double start_s = deadline_clock_s();
     for (int i = 0; i < 5; i++) {
         jobs[i] = job_start(3, 0.5, run_one_stays_behind, behind[i]);
-        snprintf(words[i], sizeof words[i], "rank %d (host |pid %d|) has not reached %s, in which the other ranks have waited "
-                 "for 0.", behind[i][0], behind[i][0] < 0 ? 0 : (int)jobs[i]->pids[behind[i][0]],
+        snprintf(words[i], sizeof words[i],
+                 "rank %d (host |pid %d|) has not reached %s, in which the other ranks have waited "
+                 "for 0.",
+                 behind[i][0], behind[i][0] < 0 ? 0 : (int)jobs[i]->pids[behind[i][0]],
                  behind[i][1] ? "'the second gate' (exchange 2)" : "'second' (collective 2)");
     }
     snprintf(words[4], sizeof words[4], "'second' (collective 2) was begun by all ranks|unfinished on ranks 0 (");
@@ -564,7 +570,8 @@ static int run_patient(struct control *c, void *unused) {
     return 0;
 }
 static void patience(void **state) {
-    struct job *const limited = job_start(2, 0.6, run_patient, NULL), *const unlimited = job_start(2, 0, run_patient, NULL);
+    struct job *const limited = job_start(2, 0.6, run_patient, NULL), *const unlimited =
+                                                                          job_start(2, 0, run_patient, NULL);
     job_expect_good(limited);
     job_expect_good(unlimited);
 }
@@ -585,8 +592,10 @@ static void a_rank_that_is_stopped(void **state) {
         int never = lost == 1 ? 2 : 1;
         jobs[lost] = job_start(3, 0.4, run_in_vain, &never);
         pids[lost] = (int)jobs[lost]->pids[lost];
-        snprintf(words[lost], sizeof words[lost], "rank %d (host |pid %d, silent for 0.|is stopped or cut off during 'the long "
-                 "way' (exchange 2)", lost, pids[lost]);
+        snprintf(words[lost], sizeof words[lost],
+                 "rank %d (host |pid %d, silent for 0.|is stopped or cut off during 'the long "
+                 "way' (exchange 2)",
+                 lost, pids[lost]);
     }
     socket_sleep_s(0.3);
     const double stopped_s = deadline_clock_s();
@@ -627,9 +636,12 @@ static void ranks_in_different_exchanges(void **state) {
     for (int which = 0; which < 3; which++) {
         struct job *const job = job_start(3, 10, run_other_exchange, &which);
         job_wait(job, -1);
-        job_expect_end(job, -1, which == 0   ? "rank 2 (host |'hashes' (exchange 2, 8 bytes) while rank 0 is in the all-gather of 'settings'"
-                                : which == 1 ? "rank 2 (host |the all-gather of 'settings' (exchange 2, 16 bytes)|2, 8 bytes)"
-                                             : "rank 2 (host |the broadcast of 'settings'", deadline_clock_s(), 1);
+        job_expect_end(
+            job, -1,
+            which == 0 ? "rank 2 (host |'hashes' (exchange 2, 8 bytes) while rank 0 is in the all-gather of 'settings'"
+            : which == 1 ? "rank 2 (host |the all-gather of 'settings' (exchange 2, 16 bytes)|2, 8 bytes)"
+                         : "rank 2 (host |the broadcast of 'settings'",
+            deadline_clock_s(), 1);
     }
 }
 

@@ -617,9 +617,10 @@ static void test_tokens_outside_the_vocabulary(void **state) {
     assert_mistake("negative_32.bin", 8, 100, 1, "negative_32.bin: token 0 of the file is -20, outside");
     assert_mistake("wide.bin", 8, 100, 1, "wide.bin: token 0 of the file is 4294967276, outside");
     assert_mistake("edge.bin", 8, 48, 6, "edge.bin: token 48 of the file is 48, outside the vocabulary of 48");
-    struct mistake unharmed[] = {
-        {"outside.bin", 8, 100, 2, 4, 1}, {"outside.bin", 8, 100, 2, 4, 4},
-        {"edge.bin", 8, 49, 0, 6, 1}, {"edge.bin", 8, 49, 2, 6, 3}};
+    struct mistake unharmed[] = {{"outside.bin", 8, 100, 2, 4, 1},
+                                 {"outside.bin", 8, 100, 2, 4, 4},
+                                 {"edge.bin", 8, 49, 0, 6, 1},
+                                 {"edge.bin", 8, 49, 2, 6, 3}};
     for (int i = 0; i < 4; i++) { // a token that isn't used, though read ahead, stops nothing
         char message[1024];
         assert_int_equal(run_in_child(make_mistake, &unharmed[i], message, sizeof message), 0);

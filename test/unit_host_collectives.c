@@ -6,12 +6,12 @@
 #include <unistd.h>                   // fork, pipe, alarm
 
 // In a rank's process, which ends with the status that its function returns.
-#define check(condition)                                                                              \
-    do {                                                                                              \
-        if (!(condition)) {                                                                           \
-            fprintf(stderr, "rank %d: %s:%d: not so: %s\n", x->rank, __FILE__, __LINE__, #condition); \
-            return 1;                                                                                 \
-        }                                                                                             \
+#define check(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "rank %d: %s:%d: not so: %s\n", x->rank, __FILE__, __LINE__, #condition);                  \
+            return 1;                                                                                                  \
+        }                                                                                                              \
     } while (0)
 
 // What rank r has at i: of many sizes, so that another order of a sum gives other bits.
@@ -92,7 +92,9 @@ static int all_gather(struct exchange *x, size_t bytes, bool in_place, int salt)
 }
 
 // From each rank to each another length, 0 among them.
-static size_t uneven_bytes(int from, int to) { return from == to ? 0 : (size_t)(from * 5 + to) % 3 * 1777 + (size_t)to; }
+static size_t uneven_bytes(int from, int to) {
+    return from == to ? 0 : (size_t)(from * 5 + to) % 3 * 1777 + (size_t)to;
+}
 static int uneven_exchange(struct exchange *x) {
     for (int r = 0; r < x->ranks; r++) {
         x->send[r].bytes = uneven_bytes(x->rank, r);
@@ -342,7 +344,8 @@ static void assert_all_well(const struct job *job) {
 static void assert_fails(const struct job *job, const char *text) {
     struct outcome outcome;
     job_wait(job, &outcome);
-    if (!WIFEXITED(outcome.statuses[0]) || WEXITSTATUS(outcome.statuses[0]) != EXIT_FAILURE || !strstr(outcome.said, text))
+    if (!WIFEXITED(outcome.statuses[0]) || WEXITSTATUS(outcome.statuses[0]) != EXIT_FAILURE ||
+        !strstr(outcome.said, text))
         fail_msg("status %#x; '%s' is not in:\n%s", (unsigned)outcome.statuses[0], text, outcome.said);
 }
 
@@ -376,7 +379,8 @@ static void a_lost_peer_and_one_out_of_step_are_named(void **state) {
 }
 static void one_out_of_step_is_named_by_mpi(void **state) {
     const struct job less = start_over_mpi("less", 2), more = start_over_mpi("more", 2);
-    assert_fails(&less, "train_gpt: rank 0: the exchange with rank 1 failed: it sent 500 bytes where 1000 were expected");
+    assert_fails(&less,
+                 "train_gpt: rank 0: the exchange with rank 1 failed: it sent 500 bytes where 1000 were expected");
     assert_fails(&more, "train_gpt: rank 0: the exchange with rank 1 failed: a receive: ");
 }
 

@@ -4,12 +4,15 @@
 #include "test/fails.h"   // assert_error
 #include "test/testing.h" // cmocka
 
-static const char GPT2[] = "{\"model_type\": \"gpt2\", \"vocab_size\": 101, \"n_layer\": 2, \"n_embd\": 32, \"n_head\": 2,"
-                           " \"n_positions\": 40}";
-static const char LLAMA[] = "{\"model_type\": \"llama\", \"vocab_size\": 101, \"num_hidden_layers\": 2, \"hidden_size\": 32,"
-                            " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"max_position_embeddings\": 40}";
-static const char QWEN2[] = "{\"model_type\": \"qwen2\", \"vocab_size\": 101, \"num_hidden_layers\": 2, \"hidden_size\": 32,"
-                            " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"max_position_embeddings\": 40}";
+static const char GPT2[] =
+    "{\"model_type\": \"gpt2\", \"vocab_size\": 101, \"n_layer\": 2, \"n_embd\": 32, \"n_head\": 2,"
+    " \"n_positions\": 40}";
+static const char LLAMA[] =
+    "{\"model_type\": \"llama\", \"vocab_size\": 101, \"num_hidden_layers\": 2, \"hidden_size\": 32,"
+    " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"max_position_embeddings\": 40}";
+static const char QWEN2[] =
+    "{\"model_type\": \"qwen2\", \"vocab_size\": 101, \"num_hidden_layers\": 2, \"hidden_size\": 32,"
+    " \"num_attention_heads\": 4, \"intermediate_size\": 24, \"max_position_embeddings\": 40}";
 
 // In memory of exactly that size, so that the sanitizer sees a read beyond it.
 static const char *parse_bytes(struct huggingface_config *h, const char *text, size_t bytes, struct error_text *error) {
@@ -20,7 +23,8 @@ static const char *parse_bytes(struct huggingface_config *h, const char *text, s
     return problem;
 }
 // The config of `base` with other members, or null, in the place of its own.
-static const char *parse_with(struct huggingface_config *h, const char *base, const char *members, struct error_text *error) {
+static const char *parse_with(struct huggingface_config *h, const char *base, const char *members,
+                              struct error_text *error) {
     json_t *root = json_loads(base, 0, NULL), *more = json_loads(members, 0, NULL);
     assert_non_null(root);
     assert_non_null(more);
@@ -76,9 +80,11 @@ static void test_theta_in_either_place(void **state) {
     assert_setting(LLAMA, "{\"rope_theta\": 500000.0}", "rotary-base", "500000");
     assert_setting(LLAMA, "{\"rope_theta\": 500000, \"rope_scaling\": null}", "rotary-base", "500000");
     assert_setting(LLAMA, "{\"rope_parameters\": {\"rope_theta\": 300.5}}", "rotary-base", "300.5");
-    assert_setting(LLAMA, "{\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 2e6}}", "rotary-base", "2000000");
+    assert_setting(LLAMA, "{\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 2e6}}", "rotary-base",
+                   "2000000");
     assert_setting(LLAMA, "{\"rope_theta\": 9, \"rope_parameters\": {\"rope_theta\": 7}}", "rotary-base", "7");
-    assert_setting(LLAMA, "{\"rope_theta\": 9, \"rope_parameters\": {\"partial_rotary_factor\": 1.0}}", "rotary-base", "9");
+    assert_setting(LLAMA, "{\"rope_theta\": 9, \"rope_parameters\": {\"partial_rotary_factor\": 1.0}}", "rotary-base",
+                   "9");
 }
 
 // ---- What is refused -----------------------------------------------------------------------------------------------
@@ -91,12 +97,14 @@ static void test_refusals_name_the_setting(void **state) {
         {LLAMA, "{\"rope_parameters\": {\"rope_type\": \"llama3\"}}", "rope_type is 'llama3', which is not supported"},
         {QWEN2, "{\"rope_parameters\": {\"rope_type\": \"yarn\"}}", "rope_type is 'yarn', which is not supported"},
         {LLAMA, "{\"rope_parameters\": {\"type\": \"linear\"}}", "type is 'linear', which is not supported"},
-        {LLAMA, "{\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 7}}}", "rope_parameters has full_attention"},
+        {LLAMA, "{\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 7}}}",
+         "rope_parameters has full_attention"},
         {LLAMA, "{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", "partial_rotary_factor is 0.5"},
         {LLAMA, "{\"partial_rotary_factor\": 0.25}", "partial_rotary_factor is 0.25"},
         {LLAMA, "{\"rope_theta\": 0.5}", "rope_theta is 0.5"},
         {QWEN2, "{\"use_sliding_window\": true}", "use_sliding_window is true"},
-        {QWEN2, "{\"layer_types\": [\"full_attention\", \"sliding_attention\"]}", "layer_types has 'sliding_attention'"},
+        {QWEN2, "{\"layer_types\": [\"full_attention\", \"sliding_attention\"]}",
+         "layer_types has 'sliding_attention'"},
         {LLAMA, "{\"quantization_config\": {\"bits\": 4}}", "quantization_config is set"},
         {LLAMA, "{\"hidden_act\": \"gelu\"}", "hidden_act is 'gelu'"},
         {LLAMA, "{\"attention_bias\": true}", "attention_bias is true and mlp_bias false"},
@@ -106,7 +114,8 @@ static void test_refusals_name_the_setting(void **state) {
         {LLAMA, "{\"num_key_value_heads\": 3}", "num_key_value_heads is 3"},
         {LLAMA, "{\"num_key_value_heads\": 8}", "num_key_value_heads is 8"},
         {LLAMA, "{\"head_dim\": 12}", "heads of size 12"},
-        {GPT2, "{\"activation_function\": \"gelu\"}", "activation_function is 'gelu', which is not supported; expected gelu_new"},
+        {GPT2, "{\"activation_function\": \"gelu\"}",
+         "activation_function is 'gelu', which is not supported; expected gelu_new"},
         {GPT2, "{\"scale_attn_by_inverse_layer_idx\": true}", "scale_attn_by_inverse_layer_idx is true"},
         {GPT2, "{\"scale_attn_weights\": false}", "scale_attn_weights is false"},
         {GPT2, "{\"add_cross_attention\": true}", "add_cross_attention is true"},
@@ -114,12 +123,14 @@ static void test_refusals_name_the_setting(void **state) {
         {GPT2, "{\"n_head\": 8}", "heads of size 4"},
         {GPT2, "{\"n_layer\": 0}", "n_layer is 0"},
         {GPT2, "{\"n_layer\": 70000}", "num_layers would be '70000', which is out of range"},
-        {GPT2, "{\"model_type\": \"mistral\"}", "model_type is 'mistral', which is not supported; expected gpt2, llama or qwen2"},
+        {GPT2, "{\"model_type\": \"mistral\"}",
+         "model_type is 'mistral', which is not supported; expected gpt2, llama or qwen2"},
         {GPT2, "{\"model_type\": \"phi\"}", "model_type is 'phi'"},
         {GPT2, "{\"model_type\": null}", "model_type is null"},
         {GPT2, "{\"vocab_size\": null}", "vocab_size is null"},
         {GPT2, "{\"model_type\": \"train_gpt\"}", "num_layers is absent"},
-        {GPT2, "{\"model_type\": \"train_gpt\", \"num_layers\": \"123456789012345678901\"}", "expected an option's value"},
+        {GPT2, "{\"model_type\": \"train_gpt\", \"num_layers\": \"123456789012345678901\"}",
+         "expected an option's value"},
     };
     struct huggingface_config h;
     struct error_text error;
@@ -135,8 +146,10 @@ static struct config config_of(const char *options) {
     static char text[1024];
     char *words[64], *rest = NULL;
     int n = 0;
-    snprintf(text, sizeof text, "train_gpt --plan --num-layers 3 --hidden-size 64 --num-attention-heads 4 --vocab-size 777 "
-                                "--seq-length 20 %s", options);
+    snprintf(text, sizeof text,
+             "train_gpt --plan --num-layers 3 --hidden-size 64 --num-attention-heads 4 --vocab-size 777 "
+             "--seq-length 20 %s",
+             options);
     for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
         words[n++] = word;
     words[n] = NULL;
@@ -157,7 +170,8 @@ static const char *const shapes[] = {
     "--ffn-hidden-size 72 --max-position-embeddings 32 --norm-epsilon 0.1234567",
     ("--normalization RMSNorm --activation swiglu --no-add-bias-linear " ROPE "--num-query-groups 1 --kv-channels 24"),
     "--normalization RMSNorm --activation swiglu --untie-embeddings-and-output-weights --position-embedding-type rope",
-    "--normalization RMSNorm --activation swiglu --no-add-bias-linear --add-qkv-bias --rotary-base 1e6 --position-embedding-type rope",
+    "--normalization RMSNorm --activation swiglu --no-add-bias-linear --add-qkv-bias --rotary-base 1e6 "
+    "--position-embedding-type rope",
     "--num-query-groups 2 " ROPE,
     "--normalization RMSNorm --no-add-bias-linear --kv-channels 8",
 };
@@ -255,7 +269,8 @@ static void test_llmc_header(void **state) {
     assert_string_equal(setting(&settings, "max-position-embeddings"), "40");
     assert_string_equal(setting(&settings, "ffn-hidden-size"), "128");
     assert_string_equal(setting(&settings, "num-query-groups"), "2");
-    assert_null(parse_llmc(&h, 1, 5, LLMC_MODEL_HEADER, LLMC_MODEL_HEADER + (LLMC_BYTES - LLMC_MODEL_HEADER) / 2, &error));
+    assert_null(
+        parse_llmc(&h, 1, 5, LLMC_MODEL_HEADER, LLMC_MODEL_HEADER + (LLMC_BYTES - LLMC_MODEL_HEADER) / 2, &error));
     assert_true(h.bf16);
 
     for (size_t available = 0; available < LLMC_MODEL_HEADER; available++)
@@ -265,7 +280,8 @@ static void test_llmc_header(void **state) {
     for (int word = 2; word < 8; word++) {
         assert_error(parse_llmc(&h, word, 0, LLMC_MODEL_HEADER, LLMC_BYTES, &error), "is 0; expected 1 to");
         assert_error(parse_llmc(&h, word, -5, LLMC_MODEL_HEADER, LLMC_BYTES, &error), "is -5; expected 1 to");
-        assert_error(parse_llmc(&h, word, INT32_MAX, LLMC_MODEL_HEADER, LLMC_BYTES, &error), "is 2147483647; expected 1 to");
+        assert_error(parse_llmc(&h, word, INT32_MAX, LLMC_MODEL_HEADER, LLMC_BYTES, &error),
+                     "is 2147483647; expected 1 to");
     }
     assert_error(parse_llmc(&h, 7, 100, LLMC_MODEL_HEADER, LLMC_BYTES, &error), "a vocabulary of 101 padded to 100");
     assert_error(parse_llmc(&h, 5, 3, LLMC_MODEL_HEADER, LLMC_BYTES, &error), "3 heads and width 32");

@@ -5,7 +5,8 @@
 #include "test/testing.h"   // cmocka
 
 // Variables as "NAME=VALUE NAME=VALUE"; a name alone is set and empty. Returns what launch_find does.
-static const char *find(struct launch *launch, const char *rendezvous, const char *variables, struct error_text *error) {
+static const char *find(struct launch *launch, const char *rendezvous, const char *variables,
+                        struct error_text *error) {
     char copy[1024], *rest = NULL;
     const char *const output = getenv("CMOCKA_MESSAGE_OUTPUT"); // which is read for each line of the test's own
     char *const kept = output ? strdup(output) : NULL;
@@ -35,7 +36,9 @@ struct launch_case {
 static const struct launch_case cases[] = {
     // Alone: by nobody, by a launcher of one, in a batch script, in a shell that asked for nothing
     {"", "", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
-    {"", "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
+    {"",
+     "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0",
+     {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
     {"", "PMI_RANK=0 PMI_SIZE=1", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
     {"", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
     {"", "SLURM_PROCID=0 SLURM_NTASKS=16 SLURM_JOB_ID=7 SLURM_NODELIST=a[1-2]", {LAUNCH_ALONE, 0, 1, 0, 1, "", 0}},
@@ -47,24 +50,36 @@ static const struct launch_case cases[] = {
     {"", OMPI STEP "2 SLURM_PROCID=1 SLURM_LOCALID=0", {LAUNCH_MPI, 5, 8, 1, 4, "", 0}},
     {"", "PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2", {LAUNCH_MPI, 3, 4, 1, 2, "", 0}},
     {"", "PMI_RANK=3 PMI_SIZE=4", {LAUNCH_MPI, 3, 4, 0, 1, "", 0}},
-    {"", "PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 " STEP "2 SLURM_PROCID=1 SLURM_LOCALID=0",
+    {"",
+     "PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 " STEP "2 SLURM_PROCID=1 SLURM_LOCALID=0",
      {LAUNCH_MPI, 3, 4, 1, 2, "", 0}},
     // srun
-    {"", STEP "11 SLURM_PROCID=9 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
+    {"",
+     STEP "11 SLURM_PROCID=9 SLURM_LOCALID=1 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
      {LAUNCH_SLURM, 9, 11, 1, 3, "node003", STEP_PORT}},
-    {"", STEP "11 SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
+    {"",
+     STEP "11 SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
      {LAUNCH_SLURM, 5, 11, 1, 4, "node003", STEP_PORT}},
-    {"", STEP "8 SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_NTASKS_PER_NODE=4 WORLD_SIZE=8",
+    {"",
+     STEP "8 SLURM_PROCID=5 SLURM_LOCALID=1 SLURM_NODEID=1 SLURM_NTASKS_PER_NODE=4 WORLD_SIZE=8",
      {LAUNCH_SLURM, 5, 8, 1, 4, "node003", STEP_PORT}},
-    {"", STEP "2 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=4", {LAUNCH_SLURM, 1, 2, 1, 2, "node003", STEP_PORT}},
+    {"",
+     STEP "2 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=4",
+     {LAUNCH_SLURM, 1, 2, 1, 2, "node003", STEP_PORT}},
     {"", STEP "2 SLURM_PROCID=1", {LAUNCH_SLURM, 1, 2, 0, 1, "node003", STEP_PORT}},
-    {"", STEP "2 SLURM_PROCID=1 SLURM_LOCALID=1 PMI_RANK=1 PMI_SIZE=2", {LAUNCH_SLURM, 1, 2, 1, 2, "node003", STEP_PORT}},
-    {"", "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_JOB_ID=18446744073709551615 SLURM_STEP_NODELIST=alpha,beta",
+    {"",
+     STEP "2 SLURM_PROCID=1 SLURM_LOCALID=1 PMI_RANK=1 PMI_SIZE=2",
+     {LAUNCH_SLURM, 1, 2, 1, 2, "node003", STEP_PORT}},
+    {"",
+     "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_JOB_ID=18446744073709551615 SLURM_STEP_NODELIST=alpha,beta",
      {LAUNCH_SLURM, 0, 2, 0, 1, "alpha", 20000 + (int)(18446744073709551615u % 10007 * 37 % 10007)}},
-    {"", "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_JOB_ID=1 SLURM_STEP_NODELIST=rack[2,4-5]n[07-09]-ib,z",
+    {"",
+     "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_JOB_ID=1 SLURM_STEP_NODELIST=rack[2,4-5]n[07-09]-ib,z",
      {LAUNCH_SLURM, 0, 2, 0, 1, "rack2n07-ib", 20037}},
     // --rendezvous
-    {"node1:29500", "RANK=3 WORLD_SIZE=16 LOCAL_RANK=3 LOCAL_WORLD_SIZE=8", {LAUNCH_RENDEZVOUS, 3, 16, 3, 8, "node1", 29500}},
+    {"node1:29500",
+     "RANK=3 WORLD_SIZE=16 LOCAL_RANK=3 LOCAL_WORLD_SIZE=8",
+     {LAUNCH_RENDEZVOUS, 3, 16, 3, 8, "node1", 29500}},
     {"[::1]:29500", "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1", {LAUNCH_RENDEZVOUS, 1, 2, 1, 2, "::1", 29500}},
     {"10.0.0.1:1", "RANK=1 WORLD_SIZE=2", {LAUNCH_RENDEZVOUS, 1, 2, 0, 1, "10.0.0.1", 1}},
     {"h:65535", OMPI "RANK=1 WORLD_SIZE=2", {LAUNCH_RENDEZVOUS, 1, 2, 0, 1, "h", 65535}},
@@ -200,11 +215,8 @@ static void whose_mistake(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(launches),
-        cmocka_unit_test(by_mpirun),
-        cmocka_unit_test(refused),
-        cmocka_unit_test(long_names),
-        cmocka_unit_test(whose_mistake),
+        cmocka_unit_test(launches),   cmocka_unit_test(by_mpirun),     cmocka_unit_test(refused),
+        cmocka_unit_test(long_names), cmocka_unit_test(whose_mistake),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

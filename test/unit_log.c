@@ -58,10 +58,12 @@ static void json_escapes_what_json_must_not_hold(void **state) {
     check_string("a\"b\\c/d", "\"a\\\"b\\\\c/d\"");
     check_string("\n\t\r\x01\x1f\x7f", "\"\\n\\t\\u000d\\u0001\\u001f\\u007f\"");
     check_string("h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "\"h\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80\"");
-    check_string("\xff" "a\xc3", "\"\\ufffda\\ufffd\"");                          // no lead byte, cut off
-    check_string("\xc0\x80", "\"\\ufffd\\ufffd\"");                                // overlong
-    check_string("\xed\xa0\x80", "\"\\ufffd\\ufffd\\ufffd\"");                     // a surrogate
-    check_string("\xf4\x90\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\"");          // above U+10FFFF
+    check_string("\xff"
+                 "a\xc3",
+                 "\"\\ufffda\\ufffd\"");                                  // no lead byte, cut off
+    check_string("\xc0\x80", "\"\\ufffd\\ufffd\"");                       // overlong
+    check_string("\xed\xa0\x80", "\"\\ufffd\\ufffd\\ufffd\"");            // a surrogate
+    check_string("\xf4\x90\x80\x80", "\"\\ufffd\\ufffd\\ufffd\\ufffd\""); // above U+10FFFF
     uint64_t random = 7;
     for (int trial = 0; trial < 20000; trial++) { // any bytes at all give JSON
         char value[16];
@@ -241,8 +243,9 @@ static void log_jsonl_has_an_object_for_each_step(void **state) {
     int lines = 0;
     char *rest = NULL;
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        static const char *const keys[] = {"step",    "tokens",            "loss", "lr",        "grad_norm",
-                                           "step_ms", "tokens_per_second", "mfu",  "mfu_palm",  "peak_bytes"};
+        static const char *const keys[] = {
+            "step", "tokens",   "loss",      "lr", "grad_norm", "step_ms", "tokens_per_second",
+            "mfu",  "mfu_palm", "peak_bytes"};
         lines++;
         assert_true(json_is_valid(line));
         for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)

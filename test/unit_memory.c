@@ -188,10 +188,10 @@ static void measure(struct schedule *s, bool all_pairs, struct quality *quality)
 enum { MODELS = 6 };
 static void model(struct schedule *s, int which) {
     switch (which) {
-    case 0: set_sizes(s, 4096, 1024, 768, 12, 12, 3072, false, false, 50304, 1); break; // GPT-2 124M
-    case 1: set_sizes(s, 4096, 1024, 768, 12, 12, 3072, false, true, 50304, 8); break;  // unfused attention
-    case 2: set_sizes(s, 8192, 8192, 4096, 32, 8, 14336, true, false, 128256, 8); break; // Llama 3 8B
-    case 3: set_sizes(s, 512, 512, 256, 8, 2, 768, true, false, 256, 2); break;          // bytes, small
+    case 0: set_sizes(s, 4096, 1024, 768, 12, 12, 3072, false, false, 50304, 1); break;   // GPT-2 124M
+    case 1: set_sizes(s, 4096, 1024, 768, 12, 12, 3072, false, true, 50304, 8); break;    // unfused attention
+    case 2: set_sizes(s, 8192, 8192, 4096, 32, 8, 14336, true, false, 128256, 8); break;  // Llama 3 8B
+    case 3: set_sizes(s, 512, 512, 256, 8, 2, 768, true, false, 256, 2); break;           // bytes, small
     case 4: set_sizes(s, 65536, 4096, 2048, 32, 1, 8192, false, false, 32000, 16); break; // MQA
     default: set_sizes(s, 1, 1, 896, 14, 2, 4864, true, false, 152064, 1);                // one token
     }
@@ -455,8 +455,9 @@ static size_t category_bytes_at_peak(const struct plan *plan, int category) {
     size_t sum = 0;
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *b = &plan->buffers[i];
-        if (b->category == category && (b->arena != ARENA_ACTIVATIONS || (b->first_phase >= 0 &&
-                                        b->first_phase <= plan->peak_phase && plan->peak_phase <= b->last_phase)))
+        if (b->category == category &&
+            (b->arena != ARENA_ACTIVATIONS ||
+             (b->first_phase >= 0 && b->first_phase <= plan->peak_phase && plan->peak_phase <= b->last_phase)))
             sum += b->bytes;
     }
     return sum;
@@ -571,8 +572,8 @@ static void the_picture_holds_every_buffer(void **state) {
     assert_non_null(text);
     int drawn = 0;
     for (int i = 0; i < plan.count; i++)
-        drawn += plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 &&
-                 plan.buffers[i].bytes > 0;
+        drawn +=
+            plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 && plan.buffers[i].bytes > 0;
     assert_int_equal(count_of(text, "<title>"), drawn + ARENA_COUNT);
     assert_int_equal(count_of(text, "</title>"), drawn + ARENA_COUNT);
     assert_int_equal(count_of(text, "<text"), count_of(text, "</text>"));
@@ -677,7 +678,8 @@ static void arenas_are_what_was_planned(void **state) {
 static void allocate_too_much(void *bytes) { device_allocate(*(const size_t *)bytes); }
 static void an_arena_that_does_not_fit_is_an_error(void **state) {
     size_t bytes = (size_t)1 << 60;
-    assert_fails(allocate_too_much, &bytes, "1073741824.00 GiB|Cannot allocate|--micro-batch-size|--recompute-granularity");
+    assert_fails(allocate_too_much, &bytes,
+                 "1073741824.00 GiB|Cannot allocate|--micro-batch-size|--recompute-granularity");
     bytes = SIZE_MAX;
     assert_fails(allocate_too_much, &bytes, "17179869184.00 GiB|Cannot allocate memory|--micro-batch-size");
 }

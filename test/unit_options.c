@@ -1,9 +1,9 @@
 // The parser of options, and the engine's table of them: values, mistakes, presets, help, config.json.
-#include "config.h"          // under test
-#include "test/fails.h"      // assert_fails
-#include "test/json_read.h"  // json_member
-#include "test/testing.h"    // cmocka
-#include <float.h>           // DBL_MAX
+#include "config.h"         // under test
+#include "test/fails.h"     // assert_fails
+#include "test/json_read.h" // json_member
+#include "test/testing.h"   // cmocka
+#include <float.h>          // DBL_MAX
 
 // ---- the parser, on a table of its own ----
 
@@ -93,9 +93,19 @@ static void sizes_in_bytes_have_gnu_units(void **state) {
         const char *text;
         int64_t bytes;
     } sizes[] = {
-        {"0", 0},    {"123", 123},   {"1e9", 1000000000}, {"512MiB", 512 << 20},    {"1.5GiB", (int64_t)3 << 29},
-        {"7b", 7},   {"2k", 2048},   {"6GB", 6000000000}, {".5T", (int64_t)1 << 39}, {"4096PiB", (int64_t)1 << 62},
-        {"3KB", 3000}, {"3kib", 3072}, {"9223372036854775807", INT64_MAX},
+        {"0", 0},
+        {"123", 123},
+        {"1e9", 1000000000},
+        {"512MiB", 512 << 20},
+        {"1.5GiB", (int64_t)3 << 29},
+        {"7b", 7},
+        {"2k", 2048},
+        {"6GB", 6000000000},
+        {".5T", (int64_t)1 << 39},
+        {"4096PiB", (int64_t)1 << 62},
+        {"3KB", 3000},
+        {"3kib", 3072},
+        {"9223372036854775807", INT64_MAX},
     };
     struct command command;
     bool given[ROWS];
@@ -104,8 +114,8 @@ static void sizes_in_bytes_have_gnu_units(void **state) {
         snprintf(words, sizeof words, "--room %s", sizes[i].text);
         assert_int_equal(parse(&command, given, words).room, sizes[i].bytes);
     }
-    static const char *const wrong[] = {"",   "6Gi", "GiB", "0x10", "6GiBs", "6GBB",
-                                        "0x", "nan", "inf", "-1",   "+1",    "1e",   "1..2"};
+    static const char *const wrong[] = {"",    "6Gi", "GiB", "0x10", "6GiBs", "6GBB", "0x",
+                                        "nan", "inf", "-1",  "+1",   "1e",    "1..2"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         char words[64];
         snprintf(words, sizeof words, "--room=%s", wrong[i]);
@@ -226,8 +236,16 @@ static void configure_in_child(void *words) {
 #define assert_config_rejects(command_line, words) assert_fails(configure_in_child, (void *)(command_line), (words))
 
 static void the_table_is_consistent(void **state) {
-    static const size_t sizes[] = {0, sizeof(int),  sizeof(int64_t), sizeof(uint64_t), sizeof(float),
-                                   sizeof(double), sizeof(int64_t), sizeof(bool), sizeof(int), sizeof(const char *),
+    static const size_t sizes[] = {0,
+                                   sizeof(int),
+                                   sizeof(int64_t),
+                                   sizeof(uint64_t),
+                                   sizeof(float),
+                                   sizeof(double),
+                                   sizeof(int64_t),
+                                   sizeof(bool),
+                                   sizeof(int),
+                                   sizeof(const char *),
                                    sizeof(const char *)};
     for (int i = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
@@ -267,9 +285,9 @@ static void presets_have_the_published_parameter_counts(void **state) {
         int64_t parameters;
         int seq_length;
     } known[] = {
-        {"gpt2-124m", 124439808, 1024},      {"gpt2-350m", 354823168, 1024},    {"gpt2-774m", 774030080, 1024},
-        {"gpt2-1558m", 1557611200, 1024},    {"llama3.2-1b", 1235814400, 4096}, {"llama3-8b", 8030261248, 4096},
-        {"qwen2.5-0.5b", 494032768, 4096},   {"qwen2.5-1.5b", 1543714304, 4096}, {"qwen2.5-7b", 7615616512, 4096},
+        {"gpt2-124m", 124439808, 1024},    {"gpt2-350m", 354823168, 1024},     {"gpt2-774m", 774030080, 1024},
+        {"gpt2-1558m", 1557611200, 1024},  {"llama3.2-1b", 1235814400, 4096},  {"llama3-8b", 8030261248, 4096},
+        {"qwen2.5-0.5b", 494032768, 4096}, {"qwen2.5-1.5b", 1543714304, 4096}, {"qwen2.5-7b", 7615616512, 4096},
     };
     struct command command;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
@@ -439,8 +457,9 @@ static void help_has_every_option_with_its_default(void **state) {
 // What a checkpoint remembers of the options: each as a text that reads back as the same bits.
 static void every_value_reads_back_from_its_text(void **state) {
     struct command command;
-    const struct config config = configure(&command, "--plan --preset llama3.2-1b --lr 0.0003 --adam-eps 1.7e-9 --seed 18446744073709551615 "
-                                                     "--memory-budget 6.5GiB --out a/b --no-cuda-graphs --clip-grad 0.1");
+    const struct config config =
+        configure(&command, "--plan --preset llama3.2-1b --lr 0.0003 --adam-eps 1.7e-9 --seed 18446744073709551615 "
+                            "--memory-budget 6.5GiB --out a/b --no-cuda-graphs --clip-grad 0.1");
     struct config again = configure(&command, "--plan");
     for (int i = 0; i < CONFIG_ROWS; i++) {
         const struct option_row *row = &config_rows[i];
@@ -459,8 +478,8 @@ static void every_value_reads_back_from_its_text(void **state) {
 
 static void a_list_takes_each_that_is_given(void **state) {
     struct command command;
-    char *texts[] = {(char *)"train_gpt", (char *)"--generate=", (char *)"--generate", (char *)"one, two",
-                     (char *)"--generate=", (char *)"--generate", (char *)"three", NULL};
+    char *texts[] = {(char *)"train_gpt",   (char *)"--generate=", (char *)"--generate", (char *)"one, two",
+                     (char *)"--generate=", (char *)"--generate",  (char *)"three",      NULL};
     struct config config = configure(&command, "--plan");
     assert_int_equal(option_list_count(config.generate), 0);
     memset(&config, 0, sizeof config);
@@ -496,11 +515,20 @@ static void config_json_has_every_option_once(void **state) {
         lines++;
     assert_int_equal(lines, members + 2); // and nothing else
     static const char *const expected[][2] = {
-        {"preset", "\"qwen2.5-0.5b\""}, {"normalization", "\"RMSNorm\""}, {"recompute_granularity", "\"none\""},
-        {"num_layers", "24"},           {"kv_channels", "64"},            {"seed", "18446744073709551615"},
-        {"norm_epsilon", "1e-06"},      {"rotary_base", "1e+06"},         {"memory_budget", "6442450944"},
-        {"lr", "0.0003"},               {"hidden_dropout", "0.1"},        {"train_data", "\"data/\\\"x\\\\y*.bin\""},
-        {"plan", "false"},              {"add_qkv_bias", "true"},
+        {"preset", "\"qwen2.5-0.5b\""},
+        {"normalization", "\"RMSNorm\""},
+        {"recompute_granularity", "\"none\""},
+        {"num_layers", "24"},
+        {"kv_channels", "64"},
+        {"seed", "18446744073709551615"},
+        {"norm_epsilon", "1e-06"},
+        {"rotary_base", "1e+06"},
+        {"memory_budget", "6442450944"},
+        {"lr", "0.0003"},
+        {"hidden_dropout", "0.1"},
+        {"train_data", "\"data/\\\"x\\\\y*.bin\""},
+        {"plan", "false"},
+        {"add_qkv_bias", "true"},
     };
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         json_member(text, expected[i][0], value);
@@ -526,9 +554,33 @@ static void a_config_that_cannot_be_written_is_an_error(void **state) {
 // Whatever is on the command line, it ends in a configuration, the help or one message.
 static void no_command_line_crashes(void **state) {
     static const char *const pieces[] = {
-        "--",   "-",      "--no-",    "=",   "",          "--plan", "0",    "1",     "-1",     "1e9",   "nan",
-        "6GiB", "true",   "%s%n",     "--n", "--num-",    "demo",   "swiglu", "0-3,8", ",",    "norm,mlp", "--preset",
-        "--lr", "gpt2-124m", "\xff\xfe", "9223372036854775807", "99999999999999999999",
+        "--",
+        "-",
+        "--no-",
+        "=",
+        "",
+        "--plan",
+        "0",
+        "1",
+        "-1",
+        "1e9",
+        "nan",
+        "6GiB",
+        "true",
+        "%s%n",
+        "--n",
+        "--num-",
+        "demo",
+        "swiglu",
+        "0-3,8",
+        ",",
+        "norm,mlp",
+        "--preset",
+        "--lr",
+        "gpt2-124m",
+        "\xff\xfe",
+        "9223372036854775807",
+        "99999999999999999999",
     };
     enum { PIECES = sizeof pieces / sizeof pieces[0] };
     static char text[65536];

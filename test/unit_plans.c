@@ -66,7 +66,8 @@ static void every_preset_is_planned_within_2_percent_of_its_bound(void **state) 
             for (int i = 0; i < RANKS; i++)
                 for (int stage = 0; stage < (ranks[i] > 1 ? STAGES : 1); stage++) {
                     char options[256];
-                    snprintf(options, sizeof options, "--preset %s --world-size %d --zero-stage %d --recompute-granularity %s",
+                    snprintf(options, sizeof options,
+                             "--preset %s --world-size %d --zero-stage %d --recompute-granularity %s",
                              presets[preset].name, ranks[i], stage, policies[policy]);
                     plan_options(&dev, options, &quality);
                 }
@@ -81,14 +82,16 @@ static void every_preset_is_planned_within_2_percent_of_its_bound(void **state) 
             plan_options(&dev, options, &quality);
         }
     matmul_destroy(dev.matmul);
-    print_message("%d plans, %d above their bound, activations by %.2f %% at most (%s); %.1f ms a plan\n", quality.plans,
-                  quality.above, 100 * (quality.worst - 1), quality.worst_options, 1e3 * quality.seconds / quality.plans);
+    print_message("%d plans, %d above their bound, activations by %.2f %% at most (%s); %.1f ms a plan\n",
+                  quality.plans, quality.above, 100 * (quality.worst - 1), quality.worst_options,
+                  1e3 * quality.seconds / quality.plans);
     assert_true(quality.worst <= 1.02);
 }
 
 // Multiply-adds of a sequence's forward, one by one.
 static int64_t naive_multiply_adds(const struct config *c, bool causal) {
-    const int T = c->seq_length, H = c->num_attention_heads, D = c->kv_channels, C = c->hidden_size, F = c->ffn_hidden_size;
+    const int T = c->seq_length, H = c->num_attention_heads, D = c->kv_channels, C = c->hidden_size,
+              F = c->ffn_hidden_size;
     const int qkv = (H + 2 * c->num_query_groups) * D, fc = c->activation == ACTIVATION_SWIGLU ? 2 * F : F;
     const int matmuls[4][2] = {{C, qkv}, {H * D, C}, {C, fc}, {F, C}};
     int64_t count = 0;
@@ -113,7 +116,8 @@ static int64_t naive_multiply_adds(const struct config *c, bool causal) {
 static void flops_are_the_multiply_adds_of_a_naive_count(void **state) {
     static const char *const shapes[] = {
         "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --vocab-size 50 --seq-length 13",
-        "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --ffn-hidden-size 104 --activation swiglu "
+        "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --ffn-hidden-size 104 "
+        "--activation swiglu "
         "--normalization RMSNorm --position-embedding-type rope --add-bias-linear=false --vocab-size 70 --seq-length 1 "
         "--untie-embeddings-and-output-weights",
         "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --kv-channels 8 --vocab-size 50 --seq-length 300",
@@ -127,7 +131,8 @@ static void flops_are_the_multiply_adds_of_a_naive_count(void **state) {
         const struct fit f = fit_of(&c, ATTENTION_FLASH, &dev);
         struct gpt *m = gpt_create(&c, fit_policy(&f), ATTENTION_FLASH, &dev);
         const struct flops_per_token flops = gpt_flops_per_token(m);
-        assert_true(flops.done * c.seq_length == 6 * (double)naive_multiply_adds(&c, true)); // 2 each, thrice the forward
+        assert_true(flops.done * c.seq_length ==
+                    6 * (double)naive_multiply_adds(&c, true)); // 2 each, thrice the forward
         assert_true(flops.palm * c.seq_length == 6 * (double)naive_multiply_adds(&c, false));
         gpt_destroy(m);
     }

@@ -72,8 +72,7 @@ static void test_reads_the_reference(void **state) {
                                            "I32",     "U32",         "C64",         "I64",     "U64"};
     const uint64_t flat[] = {6}, square[] = {2, 3}, cube[] = {1, 3, 2}, empty[] = {0, 3};
     const float exact[] = {0, -0.0f, 1, -2.5f, 65504, 6e-8f}, half[] = {0, -0.0f, 1, -2.5f, 65504, 0x1p-24f};
-    const float truncated[] = {0, -0.0f, 1, -2.5f, 65280, f32_from_bits(f32_to_bits(6e-8f) & 0xffff0000u)},
-                seven = 7;
+    const float truncated[] = {0, -0.0f, 1, -2.5f, 65280, f32_from_bits(f32_to_bits(6e-8f) & 0xffff0000u)}, seven = 7;
     struct error_text error;
     struct safetensors file;
     assert_null(safetensors_open(&file, "test/golden/types.safetensors", &error));

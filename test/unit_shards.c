@@ -26,7 +26,8 @@ static struct model_shape shape_of(int L, int C, int V, bool llama) {
 }
 static const int rank_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 1000};
 enum { RANK_COUNTS = sizeof rank_counts / sizeof *rank_counts, BUCKETS = 4 };
-static const int64_t buckets[BUCKETS] = {1048, 20000, 1 << 20, (int64_t)1 << 36}; // bytes; --bucket-mib 0.001 is the least
+static const int64_t buckets[BUCKETS] = {1048, 20000, 1 << 20,
+                                         (int64_t)1 << 36}; // bytes; --bucket-mib 0.001 is the least
 
 typedef void check(const struct parameters *table, int ranks, int64_t bucket_bytes);
 static void for_many(check *each) {
@@ -58,8 +59,9 @@ static void check_units(const struct parameters *t, int ranks, int64_t bucket_by
     for (int i = 0; i < t->num_tensors; i++) {
         const struct tensor *tensor = &t->tensors[i];
         const int unit = unit_of(t, tensor->layer, tensor->parameter);
-        assert_int_equal(unit, tensor->layer >= 0 ? t->L - tensor->layer
-                               : tensor->parameter == PARAM_WTE || tensor->parameter == PARAM_WPE ? t->L + 1 : 0);
+        assert_int_equal(unit, tensor->layer >= 0                                                 ? t->L - tensor->layer
+                               : tensor->parameter == PARAM_WTE || tensor->parameter == PARAM_WPE ? t->L + 1
+                                                                                                  : 0);
         assert_true(tensor->offset >= t->unit_begin[unit] && tensor->offset + tensor->count <= t->unit_begin[unit + 1]);
         assert_true(tensor->offset >= end);
         assert_int_equal(tensor->offset % TENSOR_ALIGNMENT, 0);
@@ -154,7 +156,7 @@ static void test_all_cut_alike(void **state) {
 
 // The own parts lie in a sharded buffer in their order, without gaps, and fill it; a whole one has everything at its place.
 static void check_places(const struct parameters *t, int ranks, int64_t bucket_bytes) {
-    for (int rank = 0; rank < ranks; rank += ranks > 9 ? ranks / 3 : 1) {
+    for (int rank = 0; rank<ranks; rank += ranks> 9 ? ranks / 3 : 1) {
         struct shards s = shards_create(t, rank, ranks, 3, bucket_bytes);
         int64_t place = 0;
         for (int i = 0; i < s.count; i++) {
@@ -224,9 +226,9 @@ static void test_next(void **state) { for_many(check_next); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_units),         cmocka_unit_test(test_tensors_are_the_same),
-        cmocka_unit_test(test_pieces),        cmocka_unit_test(test_all_cut_alike),
-        cmocka_unit_test(test_places),        cmocka_unit_test(test_next),
+        cmocka_unit_test(test_units),  cmocka_unit_test(test_tensors_are_the_same),
+        cmocka_unit_test(test_pieces), cmocka_unit_test(test_all_cut_alike),
+        cmocka_unit_test(test_places), cmocka_unit_test(test_next),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

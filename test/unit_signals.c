@@ -23,10 +23,10 @@ static int in_child(int (*run)(void *), void *argument) {
     return status;
 }
 // In a child: the line that failed is its exit status, so lines above 255 won't do.
-#define check(condition)     \
-    do {                     \
-        if (!(condition))    \
-            return __LINE__; \
+#define check(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            return __LINE__;                                                                                           \
     } while (0)
 static void sleep_ms(int ms) {
     const struct timespec time = {ms / 1000, ms % 1000 * 1000000L};

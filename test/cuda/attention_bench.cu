@@ -3,13 +3,13 @@
 // By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal, and full where
 // the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one. --small: T = 64 with two
 // and eight heads alone, for a rehearsal of those scripts on the emulator.
-#include "attention.cuh"              // attention_choose, attention_forward, attention_backward
-#include "kernels/device_memory.cuh"  // device_allocate, device_upload
-#include "kernels/device_queue.cuh"   // device_open
-#include <math.h>                     // sqrt
-#include <stdio.h>                    // printf
-#include <stdlib.h>                   // qsort
-#include <string.h>                   // memcpy, strcmp
+#include "attention.cuh"             // attention_choose, attention_forward, attention_backward
+#include "kernels/device_memory.cuh" // device_allocate, device_upload
+#include "kernels/device_queue.cuh"  // device_open
+#include <math.h>                    // sqrt
+#include <stdio.h>                   // printf
+#include <stdlib.h>                  // qsort
+#include <string.h>                  // memcpy, strcmp
 
 struct bench {
     struct attention_shape shape;
@@ -94,10 +94,11 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     for (int i = 0; i < 3; i++) {
         b.options.any_order = i == 1;
         const double ms = median_ms(i ? backward : forward, &b);
-        printf("{\"bench\": \"attention\", \"engine\": \"%s\", \"direction\": \"%s\", \"mask\": \"%s\", \"head_dim\": %d, "
-               "\"heads\": %d, \"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.4g}\n",
-               engine, directions[i], s.full ? "full" : "causal", s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T, ms,
-               (i ? 2.5 : 1) * flops / ms * 1e-9);
+        printf(
+            "{\"bench\": \"attention\", \"engine\": \"%s\", \"direction\": \"%s\", \"mask\": \"%s\", \"head_dim\": %d, "
+            "\"heads\": %d, \"groups\": %d, \"batch\": %d, \"length\": %d, \"ms\": %.4f, \"tflops\": %.4g}\n",
+            engine, directions[i], s.full ? "full" : "causal", s.head_dim, s.num_heads, s.num_query_groups, s.B, s.T,
+            ms, (i ? 2.5 : 1) * flops / ms * 1e-9);
         fflush(stdout);
     }
     device_free(b.qkv, qkv_bytes);
@@ -118,8 +119,10 @@ int main(int argc, char **argv) {
         for (int gqa = 0; gqa < 2; gqa++)
             for (int T = small ? tokens : 1024; T <= tokens; T *= 2) {
                 const int heads = gqa ? grouped_heads : small ? 2 : 2048 / head_dim;
-                struct attention_shape s = {tokens / T, T,        heads, gqa ? grouped_heads / 8 : heads,
-                                            head_dim,   (float)(1 / sqrt((double)head_dim)), false};
+                struct attention_shape s = {tokens / T, T,
+                                            heads,      gqa ? grouped_heads / 8 : heads,
+                                            head_dim,   (float)(1 / sqrt((double)head_dim)),
+                                            false};
                 const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, 0, &dev).backend;
                 bench(s, chosen, "ours", &dev);
                 if (chosen == ATTENTION_FLASH)

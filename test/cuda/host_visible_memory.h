@@ -10,7 +10,8 @@
 
 static inline cudaError_t host_visible_allocate(void **memory, size_t bytes, unsigned flags = cudaMemAttachGlobal) {
     const char *kind = getenv("TEST_MEMORY");
-    return kind && strcmp(kind, "pinned") == 0 ? cudaMallocHost(memory, bytes) : cudaMallocManaged(memory, bytes, flags);
+    return kind && strcmp(kind, "pinned") == 0 ? cudaMallocHost(memory, bytes)
+                                               : cudaMallocManaged(memory, bytes, flags);
 }
 static inline cudaError_t host_visible_free(void *memory) {
     struct cudaPointerAttributes attributes;

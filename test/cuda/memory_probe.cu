@@ -36,7 +36,8 @@ int main(int argc, char **argv) {
         printf("the device has no managed memory that the host may use at the same time\n");
         return 1;
     }
-    cudaError_t status = managed ? cudaMallocManaged((void **)&x, bytes, cudaMemAttachGlobal) : cudaMallocHost((void **)&x, bytes);
+    cudaError_t status =
+        managed ? cudaMallocManaged((void **)&x, bytes, cudaMemAttachGlobal) : cudaMallocHost((void **)&x, bytes);
     if (status != cudaSuccess)
         return refuse("allocation", status);
     for (int i = 0; i <= COUNT; i++)

@@ -182,8 +182,7 @@ struct product_arguments {
     struct operand_at left_at, right_at;
 };
 template <class product>
-static __global__ void __launch_bounds__(128, 1)
-    product_kernel(const __grid_constant__ struct product_arguments a) {
+static __global__ void __launch_bounds__(128, 1) product_kernel(const __grid_constant__ struct product_arguments a) {
     if (!HAS_SM90A)
         return;
     typedef typename product::left left;
@@ -238,7 +237,8 @@ struct product_of {
     typedef left_ left;
     typedef right_ right;
     static constexpr int N = N_, DEPTH = DEPTH_, LEFT_COLUMNS = LEFT_COLUMNS_, RIGHT_COLUMNS = RIGHT_COLUMNS_;
-    static constexpr bool TRANSPOSED_LEFT = TRANSPOSED_LEFT_, TRANSPOSED_RIGHT = TRANSPOSED_RIGHT_, REGISTERS = REGISTERS_;
+    static constexpr bool TRANSPOSED_LEFT = TRANSPOSED_LEFT_, TRANSPOSED_RIGHT = TRANSPOSED_RIGHT_,
+                          REGISTERS = REGISTERS_;
     static constexpr int LEFT_ROWS = left::CHUNK_BYTES / left::SPAN, RIGHT_ROWS = right::CHUNK_BYTES / right::SPAN;
     static constexpr int LEFT_BYTES = LEFT_ROWS * LEFT_COLUMNS * 2, RIGHT_BYTES = RIGHT_ROWS * RIGHT_COLUMNS * 2;
     static constexpr int SHARED_BYTES = 1024 + LEFT_BYTES + RIGHT_BYTES;
@@ -274,8 +274,8 @@ static void check_product(const char *name, struct operand_at left_at, struct op
     memset(&a, 0, sizeof a);
     for (int i = 0; i < 64; i++)
         for (int k = 0; k < DEPTH; k++)
-            fragments[i * DEPTH + k] =
-                bf16_from_float((float)operand_value(left, product::LEFT_COLUMNS, left_at, product::TRANSPOSED_LEFT, i, k));
+            fragments[i * DEPTH + k] = bf16_from_float(
+                (float)operand_value(left, product::LEFT_COLUMNS, left_at, product::TRANSPOSED_LEFT, i, k));
     const bf16 *left_memory = (const bf16 *)uploaded(left, product::LEFT_BYTES);
     const bf16 *right_memory = (const bf16 *)uploaded(right, product::RIGHT_BYTES);
     a.left = tile_map(left_memory, product::LEFT_ROWS, product::LEFT_COLUMNS, product::left::SPAN / 2);
@@ -305,23 +305,26 @@ static void check_product(const char *name, struct operand_at left_at, struct op
 template <int D> static void forward_scores(void) {
     typedef sm90_forward_plan<D> plan;
     enum { COLUMNS = sm90_layout<D>::COLUMNS };
-    check_product<product_of<plan::KEYS, D, sm90_operand<COLUMNS, 64>, D, false, sm90_operand<COLUMNS, plan::KEYS>, D, false,
-                             false>>("Q K^T", {0, 0}, {0, 0});
+    check_product<product_of<plan::KEYS, D, sm90_operand<COLUMNS, 64>, D, false, sm90_operand<COLUMNS, plan::KEYS>, D,
+                             false, false>>("Q K^T", {0, 0}, {0, 0});
 }
 template <int D> static void forward_out(void) {
     typedef sm90_forward_plan<D> plan;
     enum { COLUMNS = sm90_layout<D>::COLUMNS };
-    check_product<product_of<D, plan::KEYS, sm90_operand<16, 64>, plan::KEYS, false, sm90_operand<COLUMNS, plan::KEYS>, D,
-                             true, true>>("P V", {0, 0}, {0, 0});
+    check_product<product_of<D, plan::KEYS, sm90_operand<16, 64>, plan::KEYS, false, sm90_operand<COLUMNS, plan::KEYS>,
+                             D, true, true>>("P V", {0, 0}, {0, 0});
 }
 // Backward's S^T = K Q^T and dP^T = V dO^T, of both warpgroups.
 template <int D> static void backward_scores(void) {
     typedef sm90_backward_plan<D> plan;
     for (int w = 0; w < 2; w++) {
-        const struct operand_at left = {plan::SPLIT_KEYS ? 64 * w : 0, 0}, right = {plan::SPLIT_KEYS ? 0 : w * plan::PART, 0};
-        check_product<product_of<plan::PART, D, typename plan::keys, D, false, typename plan::queries, D, false, false>>(
+        const struct operand_at left = {plan::SPLIT_KEYS ? 64 * w : 0, 0},
+                                right = {plan::SPLIT_KEYS ? 0 : w * plan::PART, 0};
+        check_product<
+            product_of<plan::PART, D, typename plan::keys, D, false, typename plan::queries, D, false, false>>(
             "K Q^T", left, right);
-        check_product<product_of<plan::PART, D, typename plan::values, D, false, typename plan::queries, D, false, false>>(
+        check_product<
+            product_of<plan::PART, D, typename plan::values, D, false, typename plan::queries, D, false, false>>(
             "V dO^T", left, right);
     }
 }
@@ -329,47 +332,49 @@ template <int D> static void backward_scores(void) {
 template <int D> static void backward_values(void) {
     typedef sm90_backward_plan<D> plan;
     for (int w = 0; w < 2; w++)
-        check_product<product_of<plan::COLUMNS, plan::QUERIES, typename plan::scores, 64, true, typename plan::queries, D,
-                                 true, plan::SPLIT_KEYS>>("P^T dO", {0, 0}, {0, plan::SPLIT_KEYS ? 0 : w * plan::COLUMNS});
+        check_product<product_of<plan::COLUMNS, plan::QUERIES, typename plan::scores, 64, true, typename plan::queries,
+                                 D, true, plan::SPLIT_KEYS>>("P^T dO", {0, 0},
+                                                             {0, plan::SPLIT_KEYS ? 0 : w * plan::COLUMNS});
 }
 // dQ = dS K: this warpgroup's rows or columns.
 template <int D> static void backward_queries(void) {
     typedef sm90_backward_plan<D> plan;
     for (int w = 0; w < 2; w++)
-        check_product<product_of<plan::DQ_COLUMNS, plan::KEYS, typename plan::scores, plan::KEYS, false, typename plan::keys, D,
-                                 true, false>>("dS K", {plan::SPLIT_ROWS ? 64 * w : 0, 0},
-                                               {0, plan::SPLIT_ROWS ? 0 : w * plan::DQ_COLUMNS});
+        check_product<product_of<plan::DQ_COLUMNS, plan::KEYS, typename plan::scores, plan::KEYS, false,
+                                 typename plan::keys, D, true, false>>(
+            "dS K", {plan::SPLIT_ROWS ? 64 * w : 0, 0}, {0, plan::SPLIT_ROWS ? 0 : w * plan::DQ_COLUMNS});
 }
 
 // --- Boxes --------------------------------------------------------------------------------------------------------
 
-// Loads a box over what was there, hands what it finds at each address out, and stores it elsewhere.
+// Loads a box over what was there, hands what it finds at each address out, and stores it elsewhere. Who stores waits no
+// longer than until shared memory was read: the map, a parameter of its thread, must hold until the copy is done.
 static __global__ void box_kernel(const __grid_constant__ struct tensor_map from,
-                                  const __grid_constant__ struct tensor_map to, uint32_t *words, int bytes, int c0, int c1,
-                                  int c2, int c3, int thread_stores) {
+                                  const __grid_constant__ struct tensor_map to, uint32_t *words, int bytes, int c0,
+                                  int c1, int c2, int c3, int thread_stores) {
     if (!HAS_SM90A)
         return;
     const uint32_t barrier = shared_memory(), box = barrier + 1024;
     for (int i = 4 * (int)threadIdx.x; i < bytes; i += 4 * (int)blockDim.x)
-    store_shared_word(box + (uint32_t)i, 0xabababab);
+        store_shared_word(box + (uint32_t)i, 0xabababab);
     async_proxy_fence();
     if (threadIdx.x == 0) {
-    mbarrier_init(barrier, 1);
-    mbarrier_init_fence();
+        mbarrier_init(barrier, 1);
+        mbarrier_init_fence();
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-    tma_prefetch_map(&from);
-    mbarrier_arrive_expect(barrier, (uint32_t)bytes); // all of the box, also what lies outside
-    tma_load_4d(box, &from, barrier, c0, c1, c2, c3);
+        tma_prefetch_map(&from);
+        mbarrier_arrive_expect(barrier, (uint32_t)bytes); // all of the box, also what lies outside
+        tma_load_4d(box, &from, barrier, c0, c1, c2, c3);
     }
     mbarrier_wait(barrier, 0);
     for (int i = 4 * (int)threadIdx.x; i < bytes; i += 4 * (int)blockDim.x)
-    words[i / 4] = load_shared_words(box + (uint32_t)i / 16 * 16).x[i / 4 % 4];
+        words[i / 4] = load_shared_words(box + (uint32_t)i / 16 * 16).x[i / 4 % 4];
     if ((int)threadIdx.x == thread_stores) {
-    tma_store_4d(&to, box, c0, c1, c2, c3);
-    bulk_commit();
-    bulk_wait<0>();
+        tma_store_4d(&to, box, c0, c1, c2, c3);
+        bulk_commit();
+        bulk_wait_read<0>();
     }
 }
 enum { HEADS = 3, TOKENS = 150, SEQUENCES = 2, COLUMNS = 128, ELEMENTS = SEQUENCES * TOKENS * HEADS * COLUMNS };
@@ -399,17 +404,18 @@ static void check_box(int columns, int rows, int c0, int c1, int c2, int c3) {
             const int index = ((at[3] * TOKENS + at[2]) * HEADS + at[1]) * COLUMNS + at[0];
             const uint16_t expected = inside ? x[index].bits : 0;
             if (found[physical / 2] != expected)
-                fail_msg("box of %d x %d at (%d, %d, %d, %d): (%d, %d) is %d, expected %d", columns, rows, c0, c1, c2, c3,
-                         column, row, found[physical / 2], expected);
+                fail_msg("box of %d x %d at (%d, %d, %d, %d): (%d, %d) is %d, expected %d", columns, rows, c0, c1, c2,
+                         c3, column, row, found[physical / 2], expected);
         }
     for (int i = 0; i < ELEMENTS; i++) {
-        const int at[4] = {i % COLUMNS, i / COLUMNS % HEADS, i / COLUMNS / HEADS % TOKENS, i / COLUMNS / HEADS / TOKENS};
-        const bool stored = at[0] >= c0 && at[0] < c0 + columns && at[1] == c1 && at[2] >= c2 && at[2] < c2 + rows &&
-                            at[3] == c3;
+        const int at[4] = {i % COLUMNS, i / COLUMNS % HEADS, i / COLUMNS / HEADS % TOKENS,
+                           i / COLUMNS / HEADS / TOKENS};
+        const bool stored =
+            at[0] >= c0 && at[0] < c0 + columns && at[1] == c1 && at[2] >= c2 && at[2] < c2 + rows && at[3] == c3;
         const uint16_t expected = stored ? x[i].bits : 0xdead;
         if (y[i].bits != expected)
-            fail_msg("box of %d x %d stored at (%d, %d, %d, %d): (%d, %d, %d, %d) is %d, expected %d", columns, rows, c0, c1,
-                     c2, c3, at[0], at[1], at[2], at[3], y[i].bits, expected);
+            fail_msg("box of %d x %d stored at (%d, %d, %d, %d): (%d, %d, %d, %d) is %d, expected %d", columns, rows,
+                     c0, c1, c2, c3, at[0], at[1], at[2], at[3], y[i].bits, expected);
     }
     device_free(in, sizeof x);
     device_free(out, sizeof y);
@@ -451,10 +457,9 @@ static void a_map_is_checked(void) {
         struct tensor_map map;
         const cuuint64_t dims[4] = {128, 2, 100, 1}, strides[3] = {256, cases[i].stride, 51200};
         const cuuint32_t box[4] = {cases[i].columns, 1, cases[i].rows, 1}, steps[4] = {1, 1, 1, 1};
-        const CUresult status =
-            encode(&map.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, memory + cases[i].offset, dims, strides, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, cases[i].swizzle, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        const CUresult status = encode(&map.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, memory + cases[i].offset, dims,
+                                       strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, cases[i].swizzle,
+                                       CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
         if ((status == CUDA_SUCCESS) != cases[i].good)
             fail_msg("case %zu: status %d", i, (int)status);
     }
@@ -705,8 +710,7 @@ template <int THREADS, int LESS, int MORE, int FLOATS> static void setmaxnreg(vo
     assert_non_null(out);
     for (int i = 0; i < 1024; i++)
         in[i] = (float)(i * 37 % 61);
-    LAUNCH(&device, kernel, (unsigned)blocks, THREADS, 0, memory,
-           (const float *)uploaded(in, sizeof in));
+    LAUNCH(&device, kernel, (unsigned)blocks, THREADS, 0, memory, (const float *)uploaded(in, sizeof in));
     device_download(out, memory, bytes, &device);
     for (int i = 0; i < blocks * THREADS; i++)
         if (i % THREADS >= 128 && out[i] != mixed<FLOATS>(i % THREADS, in))
@@ -732,7 +736,8 @@ static void shared_memory_is_aligned(void) {
         device_download(bases, memory, sizeof bases, &device);
         for (int i = 0; i < BLOCKS; i++)
             if (bases[i] % 1024 != 0)
-                fail_msg("%d bytes of shared memory begin at address %u, which is no multiple of 1024", bytes, bases[i]);
+                fail_msg("%d bytes of shared memory begin at address %u, which is no multiple of 1024", bytes,
+                         bases[i]);
     }
 }
 
@@ -768,7 +773,8 @@ static void blocks_start_in_order(void) {
         taken[tickets[i]] = true;
         worst = apart > worst ? apart : worst;
     }
-    printf("measured: of %d blocks, %d at once, none started more than %d places from its index\n", blocks, at_once, worst);
+    printf("measured: of %d blocks, %d at once, none started more than %d places from its index\n", blocks, at_once,
+           worst);
 #ifndef CUDA_EMULATED
     if (worst >= at_once)
         fail_msg("a block started %d places from its index, and %d run at once", worst, at_once);
@@ -837,35 +843,41 @@ static void check_hang(const char *name, const char *words) {
 #define HANG_WORDS(emulator, gpu) gpu
 #endif
 static void a_hang_at_an_mbarrier_ends(void) {
-    check_hang("hang_at_mbarrier", HANG_WORDS("waits at mbarrier_wait for ever: phase 0",
-                                              "of parity 0 of the mbarrier at shared address"));
+    check_hang("hang_at_mbarrier",
+               HANG_WORDS("waits at mbarrier_wait for ever: phase 0", "of parity 0 of the mbarrier at shared address"));
 }
 static void a_hang_for_a_turn_ends(void) {
     check_hang("hang_for_a_turn", HANG_WORDS("asks again and again by load_acquire", "for 5 at address"));
 }
 static void a_wait_is_described(void) {
-    struct wait_record record = {0x10400, 1, 1, 0, {3, 2, 1}, {65, 0, 0}, wait_place("kernels/attention_sm90.cuh", 140)};
+    struct wait_record record = {
+        0x10400, 1, 1, 0, {3, 2, 1}, {65, 0, 0}, wait_place("kernels/attention_sm90.cuh", 140)};
     char text[512];
-    assert_string_equal(wait_describe(text, sizeof text, &record, 2),
-                        "block (3, 2, 1), thread (65, 0, 0) has waited for 2 s at attention_sm90.cuh:140 for the phase of "
-                        "parity 1 of the mbarrier at shared address 0x10400");
+    assert_string_equal(
+        wait_describe(text, sizeof text, &record, 2),
+        "block (3, 2, 1), thread (65, 0, 0) has waited for 2 s at attention_sm90.cuh:140 for the phase of "
+        "parity 1 of the mbarrier at shared address 0x10400");
     record.mbarrier = 0;
     record.awaited = 7;
     record.found = 5;
     record.place = wait_place("/some/where.cuh", 9);
-    assert_string_equal(wait_describe(text, sizeof text, &record, 2),
-                        "block (3, 2, 1), thread (65, 0, 0) has waited for 2 s at another file:9 for 7 at address 0x10400, "
-                        "which is 5");
-    static_assert(wait_place(__FILE__, 1) % WAIT_FILES != wait_place("/some/where.cuh", 1) % WAIT_FILES, "this file is known");
+    assert_string_equal(
+        wait_describe(text, sizeof text, &record, 2),
+        "block (3, 2, 1), thread (65, 0, 0) has waited for 2 s at another file:9 for 7 at address 0x10400, "
+        "which is 5");
+    static_assert(wait_place(__FILE__, 1) % WAIT_FILES != wait_place("/some/where.cuh", 1) % WAIT_FILES,
+                  "this file is known");
 }
 
 // --- All ----------------------------------------------------------------------------------------------------------
 
-#define EACH_HEAD_DIM(f) {#f "_64", f<64>}, {#f "_96", f<96>}, {#f "_128", f<128>}, {#f "_256", f<256>}
-#define EACH_BOX(columns, rows) \
-    {"box_" #columns "x" #rows "_inside", box_inside<columns, rows>}, \
-        {"box_" #columns "x" #rows "_partly_outside", box_partly_outside<columns, rows>}, \
-        {"box_" #columns "x" #rows "_past_the_end", box_past_the_end<columns, rows>}
+#define EACH_HEAD_DIM(f)                                                                                               \
+    {#f "_64", f<64>}, {#f "_96", f<96>}, {#f "_128", f<128>}, { #f "_256", f < 256> }
+#define EACH_BOX(columns, rows)                                                                                        \
+    {"box_" #columns "x" #rows "_inside", box_inside<columns, rows>},                                                  \
+        {"box_" #columns "x" #rows "_partly_outside", box_partly_outside<columns, rows>}, {                            \
+        "box_" #columns "x" #rows "_past_the_end", box_past_the_end<columns, rows>                                     \
+    }
 static const struct unit {
     const char *name;
     void (*run)(void);

@@ -90,8 +90,8 @@ struct emu_wgmma {
 struct emu_wgmma_issued {
     struct emu_wgmma op;
     uint64_t group;
-    int threads;           // that have issued it
-    uint32_t warps;        // whose right to read was checked
+    int threads;                              // that have issued it
+    uint32_t warps;                           // whose right to read was checked
     std::vector<uint32_t> a_pieces, b_pieces; // addresses of 16 bytes each
     std::vector<uint32_t> written;            // of a word for each write that they come from
     uint32_t a[EMU_WARPGROUP][4];
@@ -118,7 +118,8 @@ static void emu_async_begin(void) {
         a->thread.resize((size_t)emu->threads);
     for (struct emu_thread &thread : a->thread) {
         thread.stores.clear();
-        thread.store_groups = thread.wgmmas = thread.wgmma_groups = thread.events = thread.fenced_at = thread.waited_at = 0;
+        thread.store_groups = thread.wgmmas = thread.wgmma_groups = thread.events = thread.fenced_at =
+            thread.waited_at = 0;
         thread.storer = -1;
         thread.num_accumulators = thread.num_operands = 0;
     }
@@ -193,7 +194,8 @@ static void emu_check_bulk(const struct emu_bulk *bulk, const char *what) {
             emu_report("%s of a box whose rows are narrower than the swizzle, which is not modelled", what);
         if (bulk->shared % 128 != 0)
             emu_report("%s of a box at shared address %d, which is no multiple of 128", what, emu_offset(bulk->shared));
-    } else if (bulk->shared % 16 != 0 || (uintptr_t)bulk->global % 16 != 0 || bulk->bytes % 16 != 0 || bulk->bytes == 0) {
+    } else if (bulk->shared % 16 != 0 || (uintptr_t)bulk->global % 16 != 0 || bulk->bytes % 16 != 0 ||
+               bulk->bytes == 0) {
         emu_report("%s of %u bytes between %p and shared address %d: all must be multiples of 16", what, bulk->bytes,
                    (void *)bulk->global, emu_offset(bulk->shared));
     }
@@ -307,7 +309,8 @@ static inline int emu_mbarrier_index(const struct emu_mbarrier *barrier) {
 }
 // Completes the phase where nothing is missing; what is under way lands only if somebody waits for it.
 static void emu_mbarrier_try(struct emu_mbarrier *barrier) {
-    if (barrier->pending > 0 || barrier->expected != barrier->issued || (!barrier->loads.empty() && barrier->waiting == 0))
+    if (barrier->pending > 0 || barrier->expected != barrier->issued ||
+        (!barrier->loads.empty() && barrier->waiting == 0))
         return;
     if (barrier->unseen > 0)
         emu_report("the mbarrier at shared address %d completes a phase before all who waited have seen the last",
@@ -360,11 +363,12 @@ static bool emu_explain_wait(char *text, size_t size, int *thread) {
         if (emu_lane_ended(i) || emu->fibers[i].waits_for == 0)
             continue;
         const struct emu_mbarrier *barrier = &emu->async->barriers[(size_t)emu->fibers[i].waits_for - 1];
-        snprintf(text, size,
-                 "waits at mbarrier_wait for ever: phase %u of the mbarrier at shared address %d lacks %u of %u arrivals, "
-                 "expects %lld bytes and was sent %lld",
-                 barrier->phase, emu_offset(barrier->address), barrier->pending, barrier->arrivals,
-                 (long long)barrier->expected, (long long)barrier->issued);
+        snprintf(
+            text, size,
+            "waits at mbarrier_wait for ever: phase %u of the mbarrier at shared address %d lacks %u of %u arrivals, "
+            "expects %lld bytes and was sent %lld",
+            barrier->phase, emu_offset(barrier->address), barrier->pending, barrier->arrivals,
+            (long long)barrier->expected, (long long)barrier->issued);
         *thread = i;
         return true;
     }
@@ -469,12 +473,14 @@ static inline void emu_async_proxy_fence(void) {
 static void emu_named_barrier(int number, int threads, bool sync) {
     emu_async_begin();
     const int mine[2] = {number, threads};
-    const int *all = (const int *)emu_warp_exchange(mine, sizeof mine, sync ? "named_barrier_sync" : "named_barrier_arrive");
+    const int *all =
+        (const int *)emu_warp_exchange(mine, sizeof mine, sync ? "named_barrier_sync" : "named_barrier_arrive");
     for (int i = 0; i < 32; i++)
         if (all[2 * i] != number || all[2 * i + 1] != threads)
             emu_report("lanes of a warp come to different named barriers, %d and %d", number, all[2 * i]);
     if (number < 1 || number >= EMU_NAMED_BARRIERS || threads % 32 != 0 || threads < 32 || threads > emu->threads)
-        emu_report("named barrier %d of %d threads: 1 to 15, of whole warps of the block, are possible", number, threads);
+        emu_report("named barrier %d of %d threads: 1 to 15, of whole warps of the block, are possible", number,
+                   threads);
     struct emu_named *barrier = &emu->async->named[(size_t)number];
     if (barrier->arrived == 0) {
         barrier->threads = threads;
@@ -510,7 +516,8 @@ static void emu_set_registers(int registers, bool increase) {
     if (emu_lane() == 0) {
         const int before = a->registers[(size_t)warp];
         if (increase ? registers < before : registers > before)
-            emu_report("setmaxnreg %s %d registers a thread to %d", increase ? "increases" : "decreases", before, registers);
+            emu_report("setmaxnreg %s %d registers a thread to %d", increase ? "increases" : "decreases", before,
+                       registers);
         while (32 * (registers - before) > a->registers_free)
             emu_sleep("setmaxnreg");
         a->registers_free -= 32 * (registers - before);
@@ -553,7 +560,8 @@ static inline void emu_wgmma_fence(void) {
 }
 static void emu_check_any_fence(const struct emu_thread *self) {
     if (self->fenced_at <= self->waited_at)
-        emu_report("a wgmma without a wgmma_fence since %s", self->waited_at ? "the last wgmma_wait" : "the kernel began");
+        emu_report("a wgmma without a wgmma_fence since %s",
+                   self->waited_at ? "the last wgmma_wait" : "the kernel began");
 }
 // The thread's record of an accumulator, in flight from now on. Its value is kept aside.
 static int emu_accumulator_use(struct emu_thread *self, float *at, int size, uint64_t group) {
@@ -689,8 +697,8 @@ static void emu_wgmma_reads_too(const struct emu_wgmma_issued *issued) {
 }
 static struct emu_warpgroup *emu_warpgroup_of(int thread) {
     if (thread / EMU_WARPGROUP >= EMU_WARPGROUPS || emu->threads % EMU_WARPGROUP != 0)
-        emu_report("wgmma by warpgroup %d of a block of %d threads, which is not modelled",
-                   thread / EMU_WARPGROUP, emu->threads);
+        emu_report("wgmma by warpgroup %d of a block of %d threads, which is not modelled", thread / EMU_WARPGROUP,
+                   emu->threads);
     return &emu->async->warpgroups[(size_t)(thread / EMU_WARPGROUP)];
 }
 static void emu_wgmma_issue(const struct emu_wgmma *op) {
@@ -886,8 +894,9 @@ static inline int emu_load_acquire(const int *at) {
     const int value = __atomic_load_n(at, __ATOMIC_ACQUIRE);
     emu_global_acquire(at);
     if (spins > 1000000)
-        emu_report("asks again and again by load_acquire at %p, which stays %d though all blocks of lower index are done",
-                   (const void *)at, value);
+        emu_report(
+            "asks again and again by load_acquire at %p, which stays %d though all blocks of lower index are done",
+            (const void *)at, value);
     if (spins > 0) { // a thread of this block may be the one
         const int next = emu_next();
         if (next >= 0 && next != emu->current)
@@ -925,8 +934,8 @@ static void emu_block_ends(void) {
                        emu_offset(barrier.loads[0].shared));
     for (const struct emu_named &barrier : emu->async->named)
         if (barrier.arrived > 0)
-            emu_report("ends with named barrier %d lacking %d of %d threads", (int)(&barrier - emu->async->named.data()),
-                       barrier.threads - barrier.arrived, barrier.threads);
+            emu_report("ends with named barrier %d lacking %d of %d threads",
+                       (int)(&barrier - emu->async->named.data()), barrier.threads - barrier.arrived, barrier.threads);
     for (int w = 0; w < emu->num_warps; w++)
         if (emu->async->registers[(size_t)w] != emu->async->registers[(size_t)(w / 4 * 4)])
             emu_report("ends with warps of a warpgroup that set different numbers of registers, %d and %d",

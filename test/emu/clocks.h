@@ -44,26 +44,28 @@ struct emu_warpgroup;
 struct emu_thread;
 
 struct emu_async {
-    int threads, clocks;                           // clocks: how many there are
-    std::vector<uint32_t> rows;                    // (threads, EMU_ROWS, clocks)
-    std::vector<struct emu_mark> marks;            // of each word
-    std::vector<std::vector<uint32_t>> readers;    // (1 + some, clocks)
+    int threads, clocks;                        // clocks: how many there are
+    std::vector<uint32_t> rows;                 // (threads, EMU_ROWS, clocks)
+    std::vector<struct emu_mark> marks;         // of each word
+    std::vector<std::vector<uint32_t>> readers; // (1 + some, clocks)
     std::vector<int> free_readers;
-    std::vector<uint32_t> meeting;                 // (EMU_ROWS, clocks)
-    std::vector<int> global_writers;               // clocks by which global memory was written
+    std::vector<uint32_t> meeting;   // (EMU_ROWS, clocks)
+    std::vector<int> global_writers; // clocks by which global memory was written
     std::map<std::pair<uint64_t, int>, std::vector<struct emu_learnt>> learnt; // of other blocks' clocks
     std::vector<struct emu_mbarrier> barriers;
     std::vector<struct emu_named> named;
     std::vector<struct emu_warpgroup> warpgroups;
     std::vector<struct emu_thread> thread;
     int storers;
-    int registers_free;          // setmaxnreg's
-    std::vector<int> registers;  // of each warp
+    int registers_free;         // setmaxnreg's
+    std::vector<int> registers; // of each warp
 };
 
 static inline int emu_wgmma_clock(int warpgroup) { return emu->async->threads + warpgroup; }
 static inline int emu_storer_clock(int storer) { return emu->async->threads + EMU_WARPGROUPS + storer; }
-static inline int emu_barrier_clock(int barrier) { return emu->async->threads + EMU_WARPGROUPS + EMU_STORERS + barrier; }
+static inline int emu_barrier_clock(int barrier) {
+    return emu->async->threads + EMU_WARPGROUPS + EMU_STORERS + barrier;
+}
 // Of what a storer has written; emu_storer_clock is of what it has read.
 static inline int emu_written_clock(int storer) { return emu_barrier_clock(EMU_MBARRIERS) + storer; }
 enum { EMU_ROWS = 3 }; // seen; seen and fenced for shared memory; for global memory

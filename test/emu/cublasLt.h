@@ -30,7 +30,10 @@ typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
-typedef enum { CUBLASLT_REDUCTION_SCHEME_NONE = 0, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2 } cublasLtReductionScheme_t;
+typedef enum {
+    CUBLASLT_REDUCTION_SCHEME_NONE = 0,
+    CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2
+} cublasLtReductionScheme_t;
 typedef enum {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
@@ -82,17 +85,17 @@ typedef struct {
 } cublasLtMatmulHeuristicResult_t;
 typedef struct emu_lt_handle {
     int made;
-} *cublasLtHandle_t;
+} * cublasLtHandle_t;
 
-#define EMU_LT_DEMAND(condition, ...)                                                                                      \
-    do {                                                                                                                   \
-        if (!(condition)) {                                                                                                \
-            fprintf(stderr, "emu: %s: ", __func__);                                                                        \
-            fprintf(stderr, __VA_ARGS__);                                                                                  \
-            fprintf(stderr, "\n");                                                                                         \
-            fflush(stderr);                                                                                                \
-            _Exit(3);                                                                                                      \
-        }                                                                                                                  \
+#define EMU_LT_DEMAND(condition, ...)                                                                                  \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "emu: %s: ", __func__);                                                                    \
+            fprintf(stderr, __VA_ARGS__);                                                                              \
+            fprintf(stderr, "\n");                                                                                     \
+            fflush(stderr);                                                                                            \
+            _Exit(3);                                                                                                  \
+        }                                                                                                              \
     } while (0)
 
 static inline const char *cublasLtGetStatusName(cublasStatus_t status) {
@@ -163,8 +166,8 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
                                                                   cublasLtMatmulPreferenceAttributes_t attribute,
                                                                   const void *value, size_t bytes) {
     EMU_LT_DEMAND(preference->made == EMU_LT_MADE, "the preference was not initialised");
-    EMU_LT_DEMAND(bytes == (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4), "attribute %d has not %zu bytes",
-                  (int)attribute, bytes);
+    EMU_LT_DEMAND(bytes == (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES ? 8 : 4),
+                  "attribute %d has not %zu bytes", (int)attribute, bytes);
     if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
         memcpy(&preference->workspace_bytes, value, bytes);
     else if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
@@ -180,7 +183,8 @@ static inline uint32_t emu_lt_alignment(const void *pointer) {
     const uint32_t bits = (uint32_t)(uintptr_t)pointer | 256u;
     return bits & (0u - bits);
 }
-static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operation, cublasLtMatrixLayout_t const layouts[4]) {
+static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operation,
+                                        cublasLtMatrixLayout_t const layouts[4]) {
     const cublasLtMatrixLayoutOpaque_t *a = layouts[0], *b = layouts[1], *c = layouts[2], *d = layouts[3];
     for (int i = 0; i < 4; i++)
         EMU_LT_DEMAND(layouts[i]->made == EMU_LT_MADE, "layout %c was not initialised", "ABCD"[i]);
@@ -192,8 +196,8 @@ static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operat
                   (unsigned long long)m, (unsigned long long)k, (unsigned long long)k_of_b, (unsigned long long)n,
                   (unsigned long long)d->rows, (unsigned long long)d->cols);
     EMU_LT_DEMAND(memcmp(c, d, sizeof *c) == 0, "C and D differ in layout");
-    EMU_LT_DEMAND(a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F), "types %d by %d to %d", (int)a->type,
-                  (int)b->type, (int)d->type);
+    EMU_LT_DEMAND(a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F), "types %d by %d to %d",
+                  (int)a->type, (int)b->type, (int)d->type);
 }
 
 // One algorithm for everything that is large enough, which takes scratch memory as one that splits the depth would.
@@ -285,9 +289,9 @@ static inline bool emu_lt_overlap(const void *x, size_t x_bytes, const void *y, 
     return (const char *)x < (const char *)y + y_bytes && (const char *)y < (const char *)x + x_bytes;
 }
 
-static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation, cublasLtMatrixLayout_t const layouts[4],
-                                     const void *const pointers[4], const cublasLtMatmulAlgo_t *algo, const void *workspace,
-                                     size_t workspace_bytes) {
+static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation,
+                                     cublasLtMatrixLayout_t const layouts[4], const void *const pointers[4],
+                                     const cublasLtMatmulAlgo_t *algo, const void *workspace, size_t workspace_bytes) {
     EMU_LT_DEMAND(algo && algo->made == EMU_LT_MADE, "no algorithm");
     emu_lt_check_layouts(operation, layouts);
     cublasLtMatmulDescOpaque_t asked = *operation;
@@ -296,14 +300,14 @@ static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation
                       asked.epilogue == algo->operation.epilogue,
                   "the algorithm is for another operation");
     for (int i = 0; i < 4; i++) {
-        EMU_LT_DEMAND(memcmp(layouts[i], &algo->layouts[i], sizeof *layouts[i]) == 0, "the algorithm is for another layout of %c",
-                      "ABCD"[i]);
+        EMU_LT_DEMAND(memcmp(layouts[i], &algo->layouts[i], sizeof *layouts[i]) == 0,
+                      "the algorithm is for another layout of %c", "ABCD"[i]);
         EMU_LT_DEMAND(pointers[i] && emu_lt_alignment(pointers[i]) >= algo->alignment[i],
                       "%c is aligned to %u bytes, the algorithm was asked for with %u", "ABCD"[i],
-                      emu_lt_alignment(pointers[i]), algo->alignment[i]);
+                      emu_lt_alignment(pointers[i]), algo -> alignment[i]);
     }
-    EMU_LT_DEMAND(workspace_bytes >= algo->workspace_bytes, "a workspace of %zu bytes, the algorithm needs %llu", workspace_bytes,
-                  (unsigned long long)algo->workspace_bytes);
+    EMU_LT_DEMAND(workspace_bytes >= algo->workspace_bytes, "a workspace of %zu bytes, the algorithm needs %llu",
+                  workspace_bytes, (unsigned long long)algo->workspace_bytes);
     EMU_LT_DEMAND(workspace_bytes == 0 || (workspace && (uintptr_t)workspace % 256 == 0),
                   "the workspace %p is not aligned to 256 bytes", workspace);
     const size_t d_bytes = emu_lt_extent(layouts[3]);
@@ -382,8 +386,8 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
     const float scale = *(const float *)alpha, keep = *(const float *)beta;
     EMU_LT_DEMAND(scale == 1 && (keep == 0 || keep == 1), "only alpha 1 and beta 0 or 1 are modelled");
     EMU_LT_DEMAND(keep == 0 || c == d, "beta is not 0 and C is not D");
-    const struct emu_lt_product product = {*operation, *a_layout, *b_layout, *d_layout, a, b, d, workspace, workspace_bytes,
-                                           keep != 0};
+    const struct emu_lt_product product = {*operation, *a_layout, *b_layout, *d_layout,       a,
+                                           b,          d,         workspace, workspace_bytes, keep != 0};
     const cudaError_t status = emu_enqueue(stream, "cublasLtMatmul", [product] { emu_lt_run(&product); });
     return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -28,8 +28,8 @@ static inline CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataT
                                               const cuuint32_t *steps, CUtensorMapInterleave interleave,
                                               CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                                               CUtensorMapFloatOOBfill fill) {
-    if ((uintptr_t)map % 64 != 0 || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank < 1 || rank > 5 ||
-        !base || (uintptr_t)base % 16 != 0 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE)
+    if ((uintptr_t)map % 64 != 0 || type != CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 || rank < 1 || rank > 5 || !base ||
+        (uintptr_t)base % 16 != 0 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE)
         return CUDA_ERROR_INVALID_VALUE;
     memset(map, 0, sizeof *map);
     map->base = (char *)base;

@@ -115,7 +115,9 @@ static inline unsigned emu_ballot(unsigned mask, int predicate, const char *what
             result |= (unsigned)all[i] << i;
     return result;
 }
-static inline unsigned __ballot_sync(unsigned mask, int predicate) { return emu_ballot(mask, predicate, "__ballot_sync"); }
+static inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    return emu_ballot(mask, predicate, "__ballot_sync");
+}
 static inline int __any_sync(unsigned mask, int predicate) { return emu_ballot(mask, predicate, "__any_sync") != 0; }
 static inline int __all_sync(unsigned mask, int predicate) { return emu_ballot(mask, !predicate, "__all_sync") == 0; }
 
@@ -130,7 +132,8 @@ template <class T> static inline T emu_atomic(T *at, T (*change)(T, T), T operan
     return before;
 }
 template <class T> static inline T atomicAdd(T *at, T x) {
-    return emu_atomic<T>(at, [](T a, T b) -> T { return a + b; }, x);
+    return emu_atomic<T>(
+        at, [](T a, T b) -> T { return a + b; }, x);
 }
 template <class T> static inline T atomicCAS(T *at, T expected, T x) {
     emu_access_global(at, sizeof *at, true);
@@ -150,40 +153,24 @@ enum { EMU_MULTIPROCESSORS = 3, EMU_DEFAULT_SHARED_BYTES = 48 * 1024 };
 
 static inline const char *cudaGetErrorString(cudaError_t status) {
     switch (status) {
-    case cudaSuccess:
-        return "no error";
-    case cudaErrorInvalidValue:
-        return "invalid argument";
-    case cudaErrorMemoryAllocation:
-        return "out of memory";
-    case cudaErrorInvalidConfiguration:
-        return "invalid configuration argument";
-    case cudaErrorNoDevice:
-        return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice:
-        return "invalid device ordinal";
-    case cudaErrorInvalidResourceHandle:
-        return "invalid resource handle";
-    case cudaErrorIllegalState:
-        return "the operation cannot be performed in the present state";
-    case cudaErrorNotReady:
-        return "device not ready";
-    case cudaErrorStreamCaptureUnsupported:
-        return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated:
-        return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureMerge:
-        return "operation would result in a merge of separate capture sequences";
-    case cudaErrorStreamCaptureUnmatched:
-        return "capture was not ended in the same stream as it began";
-    case cudaErrorStreamCaptureUnjoined:
-        return "capturing stream has unjoined work";
-    case cudaErrorStreamCaptureIsolation:
-        return "dependency created on uncaptured work in another stream";
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+    case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
+    case cudaErrorNotReady: return "device not ready";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
+    case cudaErrorStreamCaptureMerge: return "operation would result in a merge of separate capture sequences";
+    case cudaErrorStreamCaptureUnmatched: return "capture was not ended in the same stream as it began";
+    case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work";
+    case cudaErrorStreamCaptureIsolation: return "dependency created on uncaptured work in another stream";
     case cudaErrorStreamCaptureImplicit:
         return "operation would make the legacy stream depend on a capturing blocking stream";
-    case cudaErrorCapturedEvent:
-        return "operation not permitted on an event last recorded in a capturing stream";
+    case cudaErrorCapturedEvent: return "operation not permitted on an event last recorded in a capturing stream";
     }
     return "unrecognized error code";
 }
@@ -236,7 +223,8 @@ static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *propert
     properties->l2CacheSize = 1 << 17; // small, so that the schedules for what exceeds it run in tests
     int count;
     const cudaError_t status = cudaGetDeviceCount(&count);
-    return status != cudaSuccess ? status : emu_error(device >= 0 && device < count ? cudaSuccess : cudaErrorInvalidDevice);
+    return status != cudaSuccess ? status
+                                 : emu_error(device >= 0 && device < count ? cudaSuccess : cudaErrorInvalidDevice);
 }
 
 // --- Memory -------------------------------------------------------------------------------------------------------
@@ -350,11 +338,12 @@ static inline void emu_check_launch(const char *name, const cudaLaunchConfig_t *
     const dim3 grid = config->gridDim, block = config->blockDim;
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
     if (threads < 1 || threads > EMU_MAX_THREADS || block.z > 64)
-        emu_report("kernel %s: launched with a block of %u x %u x %u threads; 1 to 1024 are possible, and 64 in z", name,
-                   block.x, block.y, block.z);
+        emu_report("kernel %s: launched with a block of %u x %u x %u threads; 1 to 1024 are possible, and 64 in z",
+                   name, block.x, block.y, block.z);
     if (grid.x < 1 || grid.y < 1 || grid.z < 1 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
-        emu_report("kernel %s: launched with a grid of %u x %u x %u blocks; 1 to 2147483647 x 65535 x 65535 are possible",
-                   name, grid.x, grid.y, grid.z);
+        emu_report(
+            "kernel %s: launched with a grid of %u x %u x %u blocks; 1 to 2147483647 x 65535 x 65535 are possible",
+            name, grid.x, grid.y, grid.z);
     if (config->dynamicSmemBytes > (size_t)EMU_MAX_SHARED_BYTES)
         emu_report("kernel %s: launched with %zu bytes of shared memory; a block can have %d", name,
                    config->dynamicSmemBytes, (int)EMU_MAX_SHARED_BYTES);

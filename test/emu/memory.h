@@ -52,7 +52,8 @@ __attribute__((noreturn)) static void emu_report_access(const struct emu_allocat
                                                         const char *verb) {
     const long long at = (const char *)p - a->begin;
     if (at < 0)
-        emu_report("%s %zu bytes at %p, which begin %lld bytes before an allocation of %zu", verb, bytes, p, -at, a->bytes);
+        emu_report("%s %zu bytes at %p, which begin %lld bytes before an allocation of %zu", verb, bytes, p, -at,
+                   a->bytes);
     emu_report("%s %zu bytes at %p, which end %lld bytes past an allocation of %zu", verb, bytes, p,
                at + (long long)bytes - (long long)a->bytes, a->bytes);
 }
@@ -66,9 +67,7 @@ static void emu_check_range(const void *p, size_t bytes, const char *verb) {
 // One access of a thread to global memory. Aligned to its size, and in no red zone.
 static void emu_access_global(const void *p, int bytes, bool write) {
     // Ranges that were found good, a few for each host thread.
-    static __thread struct {
-        uintptr_t begin, end;
-    } known[4];
+    static __thread struct { uintptr_t begin, end; } known[4];
     static __thread uint64_t known_version;
     static __thread unsigned turn;
     const uintptr_t at = (uintptr_t)p;

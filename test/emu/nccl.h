@@ -15,14 +15,14 @@
 // As NCCL, it refuses a communicator whose ranks disagree on the id or the number of ranks, or share a device, and a
 // call from a thread that has another device.
 #pragma once
-#include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_device
-#include <limits.h>       // INT_MAX
+#include <cuda_runtime.h>  // cudaStream_t, emu_enqueue, emu_device
+#include <limits.h>        // INT_MAX
 #define OMPI_SKIP_MPICXX 1 // the C interface in C++ too
 #define MPICH_SKIP_MPICXX 1
-#include <mpi.h>          // MPI_Alltoall
-#include <stdarg.h>       // va_list
-#include <string>         // std::string
-#include <unistd.h>       // gethostname
+#include <mpi.h>    // MPI_Alltoall
+#include <stdarg.h> // va_list
+#include <string>   // std::string
+#include <unistd.h> // gethostname
 
 typedef enum {
     ncclSuccess = 0,
@@ -36,7 +36,7 @@ typedef enum {
 } ncclResult_t;
 typedef enum { ncclUint8 = 1, ncclFloat32 = 7, ncclBfloat16 = 9 } ncclDataType_t;
 typedef enum { ncclSum = 0 } ncclRedOp_t;
-#define NCCL_VERSION(major, minor, patch) ((major) * 10000 + (minor) * 100 + (patch))
+#define NCCL_VERSION(major, minor, patch) ((major)*10000 + (minor)*100 + (patch))
 #define NCCL_VERSION_CODE NCCL_VERSION(2, 27, 0)
 enum { NCCL_UNIQUE_ID_BYTES = 128, EMU_NCCL_MADE = 0x6e63636c };
 enum { EMU_NCCL_LARGE = 8192 }; // bytes of a part from which on a collective is a large one
@@ -62,7 +62,7 @@ typedef struct emu_nccl_communicator {
     uint64_t enqueued, done;
     std::vector<void *> memory;
     std::vector<std::string> algorithms; // taken so far
-} *ncclComm_t;
+} * ncclComm_t;
 
 static char emu_nccl_last_error[512];
 __attribute__((format(printf, 2, 3))) static inline ncclResult_t emu_nccl_error(ncclResult_t status, const char *format,
@@ -124,8 +124,9 @@ static inline ncclResult_t emu_nccl_check_hellos(const std::vector<struct emu_nc
             return emu_nccl_error(ncclInvalidArgument, "rank %d has another id than rank 0", r);
         for (int other = 0; other < r; other++)
             if (one->device == all[(size_t)other].device && strcmp(one->host, all[(size_t)other].host) == 0)
-                return emu_nccl_error(ncclInvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d",
-                                      other, r, one->device);
+                return emu_nccl_error(ncclInvalidUsage,
+                                      "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d", other, r,
+                                      one->device);
     }
     return ncclSuccess;
 }
@@ -184,7 +185,9 @@ static inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-static inline size_t emu_nccl_bytes(ncclDataType_t type) { return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1; }
+static inline size_t emu_nccl_bytes(ncclDataType_t type) {
+    return type == ncclFloat32 ? 4 : type == ncclBfloat16 ? 2 : 1;
+}
 static inline const char *emu_nccl_type(ncclDataType_t type) {
     return type == ncclFloat32 ? "ncclFloat32" : type == ncclBfloat16 ? "ncclBfloat16" : "ncclUint8";
 }
@@ -210,11 +213,12 @@ static inline void emu_nccl_meet(ncclComm_t comm, const struct emu_nccl_call *mi
     for (int r = 1; r < comm->ranks; r++) {
         const struct emu_nccl_call *other = &all[(size_t)r];
         if (memcmp(first, other, sizeof *first) != 0)
-            emu_report("NCCL: the ranks' calls differ: rank 0's call %llu is %s of %llu %s, rank %d's call %llu is %s of %llu "
-                       "%s",
-                       (unsigned long long)first->turn, first->function, (unsigned long long)first->count,
-                       emu_nccl_type(first->type), r, (unsigned long long)other->turn, other->function,
-                       (unsigned long long)other->count, emu_nccl_type(other->type));
+            emu_report(
+                "NCCL: the ranks' calls differ: rank 0's call %llu is %s of %llu %s, rank %d's call %llu is %s of %llu "
+                "%s",
+                (unsigned long long)first->turn, first->function, (unsigned long long)first->count,
+                emu_nccl_type(first->type), r, (unsigned long long)other->turn, other->function,
+                (unsigned long long)other->count, emu_nccl_type(other->type));
     }
 }
 static inline ncclResult_t emu_nccl_use_algorithm(ncclComm_t comm, const char *function, size_t bytes) {
@@ -230,8 +234,8 @@ static inline ncclResult_t emu_nccl_enqueue(ncclComm_t comm, const char *functio
     if (!emu_nccl_valid(comm))
         return emu_nccl_error(ncclInvalidArgument, "%s: no communicator", function);
     if (comm->device != emu_device)
-        return emu_nccl_error(ncclInvalidUsage, "%s: the communicator is of device %d, the thread uses device %d", function,
-                              comm->device, emu_device);
+        return emu_nccl_error(ncclInvalidUsage, "%s: the communicator is of device %d, the thread uses device %d",
+                              function, comm->device, emu_device);
     if (emu_forbid_while_recording() != cudaSuccess)
         emu_report("%s: called while a graph is recorded", function);
     if (count > INT_MAX / sizeof(float))
@@ -250,7 +254,8 @@ static inline ncclResult_t emu_nccl_enqueue(ncclComm_t comm, const char *functio
         run();
         comm->done++;
     });
-    return status == cudaSuccess ? ncclSuccess : emu_nccl_error(ncclUnhandledCudaError, "%s", cudaGetErrorString(status));
+    return status == cudaSuccess ? ncclSuccess
+                                 : emu_nccl_error(ncclUnhandledCudaError, "%s", cudaGetErrorString(status));
 }
 
 // x += y; of the result only so much is kept as the type has.
@@ -282,8 +287,8 @@ static inline ncclResult_t ncclReduceScatter(const void *send, void *receive, si
     });
 }
 // `send` (count), `receive` (ranks, count)
-static inline ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type, ncclComm_t comm,
-                                         cudaStream_t stream) {
+static inline ncclResult_t ncclAllGather(const void *send, void *receive, size_t count, ncclDataType_t type,
+                                         ncclComm_t comm, cudaStream_t stream) {
     const size_t bytes = count * emu_nccl_bytes(type);
     if (emu_nccl_valid(comm)) {
         emu_nccl_check_memory("ncclAllGather", send, bytes, "what is sent");

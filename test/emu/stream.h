@@ -256,7 +256,8 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     return status;
 }
 static inline bool emu_event_done(cudaEvent_t event) {
-    return !event->recorded || !event->stream || __atomic_load_n(&event->stream->done, __ATOMIC_ACQUIRE) >= event->position;
+    return !event->recorded || !event->stream ||
+           __atomic_load_n(&event->stream->done, __ATOMIC_ACQUIRE) >= event->position;
 }
 // A stream counts its work before it runs it: another thread may see an event passed whose time is not there yet.
 static inline double emu_event_time(cudaEvent_t event) {
@@ -270,7 +271,8 @@ static inline double emu_event_time(cudaEvent_t event) {
 // device, and open the first device for it: memory taken there, by a process that uses another.
 static inline cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->device != emu_device)
-        emu_report("cudaEventQuery: an event of device %d, from a thread whose device is %d", event->device, emu_device);
+        emu_report("cudaEventQuery: an event of device %d, from a thread whose device is %d", event->device,
+                   emu_device);
     if (event->capture)
         return emu_error(cudaErrorCapturedEvent);
     return emu_event_done(event) ? cudaSuccess : cudaErrorNotReady;

@@ -129,7 +129,9 @@ static __global__ void nothing_kernel(int unused) {}
 // A kernel's memory: 1024 floats.
 static float *memory(void) { return (float *)device_allocate(4096); }
 static void finish(void) { cuda_check(cudaDeviceSynchronize()); }
-static void launch_nothing(dim3 grid, dim3 block, size_t shared) { LAUNCH(&device, nothing_kernel, grid, block, shared, 0); }
+static void launch_nothing(dim3 grid, dim3 block, size_t shared) {
+    LAUNCH(&device, nothing_kernel, grid, block, shared, 0);
+}
 
 static void misaligned_pack(bool well) {
     floatX *x = (floatX *)memory();
@@ -147,7 +149,9 @@ static void scalars_past_the_end(bool well) {
     LAUNCH(&device, scalar_kernel, 1, 32, 0, memory(), (int64_t)(well ? 992 : 1000));
 }
 static void scalars_before(bool well) { LAUNCH(&device, scalar_kernel, 1, 32, 0, memory(), (int64_t)(well ? 0 : -32)); }
-static void scalars_far_out(bool well) { LAUNCH(&device, scalar_kernel, 1, 1, 0, memory(), (int64_t)(well ? 0 : 100000)); }
+static void scalars_far_out(bool well) {
+    LAUNCH(&device, scalar_kernel, 1, 1, 0, memory(), (int64_t)(well ? 0 : 100000));
+}
 static void null_pointer(bool well) { LAUNCH(&device, scalar_kernel, 1, 1, 0, well ? memory() : NULL, (int64_t)0); }
 static void host_reads(bool well) {
     float x, *at = memory();
@@ -187,7 +191,9 @@ static void fresh_memory(bool well) {
     if (isnan(first))
         emu_report("fresh device memory gave NaN");
 }
-static void misaligned_shared(bool well) { LAUNCH(&device, shared_address_kernel, 1, 1, 64, memory(), well ? 16u : 8u); }
+static void misaligned_shared(bool well) {
+    LAUNCH(&device, shared_address_kernel, 1, 1, 64, memory(), well ? 16u : 8u);
+}
 static void past_shared(bool well) { LAUNCH(&device, shared_address_kernel, 1, 1, 64, memory(), well ? 48u : 64u); }
 static void raw_offset(bool well) { LAUNCH(&device, raw_offset_kernel, 1, 32, 128, well); }
 static void copies(int fault) { LAUNCH(&device, copy_kernel, 1, 64, 1024, memory(), (const float *)memory(), fault); }
@@ -364,7 +370,8 @@ static const struct fault {
     int status;
 } faults[] = {
     {"misaligned_pack", misaligned_pack, "pack_kernel, block (0, 0, 0), thread ", "misaligned read of 16 bytes", 3},
-    {"pack_past_the_end", pack_past_the_end, "pack_kernel, block (0, 0, 0), thread 256", "16 bytes past an allocation", 3},
+    {"pack_past_the_end", pack_past_the_end, "pack_kernel, block (0, 0, 0), thread 256", "16 bytes past an allocation",
+     3},
     {"pack_before", pack_before, "pack_kernel, block (0, 0, 0), thread ", "bytes before an allocation", 3},
     {"scalars_past_the_end", scalars_past_the_end, "kernel scalar_kernel", "wrote memory 0 bytes past the end of", 3},
     {"scalars_before", scalars_before, "kernel scalar_kernel", "before an allocation of 4096 bytes", 3},
@@ -379,7 +386,8 @@ static const struct fault {
     {"both_write", both_write, "both_write_kernel", "two threads write a word", 3},
     {"unwritten", unwritten, "", "unwritten shared memory gave NaN", 3},
     {"fresh_memory", fresh_memory, "", "fresh device memory gave NaN", 3},
-    {"misaligned_shared", misaligned_shared, "shared_address_kernel", "misaligned access of 16 bytes, shared address 8", 3},
+    {"misaligned_shared", misaligned_shared, "shared_address_kernel", "misaligned access of 16 bytes, shared address 8",
+     3},
     {"past_shared", past_shared, "shared_address_kernel", "past the shared memory", 3},
     {"raw_offset", raw_offset, "raw_offset_kernel", "past the shared memory", 3},
     {"without_wait", without_wait, "copy_kernel", "before its wait", 3},
@@ -388,7 +396,8 @@ static const struct fault {
     {"copied_twice", copied_twice, "copy_kernel", "before its wait", 3},
     {"misaligned_copy", misaligned_copy, "copy_from_kernel", "misaligned global address", 3},
     {"copy_past_the_end", copy_past_the_end, "copy_from_kernel, block (0, 0, 0), thread 3", "past an allocation", 3},
-    {"some_leave", some_leave, "some_leave_kernel", "at __syncthreads for threads that never come: thread 0 has ended", 3},
+    {"some_leave", some_leave, "some_leave_kernel", "at __syncthreads for threads that never come: thread 0 has ended",
+     3},
     {"two_barriers", two_barriers, "two_barriers_kernel", "__syncthreads", 3},
     {"two_collectives", two_collectives, "two_collectives_kernel", "different collectives", 3},
     {"half_a_warp", half_a_warp, "half_a_warp_kernel", "has ended", 3},
@@ -404,7 +413,8 @@ static const struct fault {
     {"wait_while_recording", wait_while_recording, "", "not permitted when stream is capturing", EXIT_USAGE},
     {"allocate_while_recording", allocate_while_recording, "", "not permitted when stream is capturing", EXIT_USAGE},
     {"fork_is_not_joined", fork_is_not_joined, "cudaStreamEndCapture", "has unjoined work", EXIT_USAGE},
-    {"fork_goes_on_after_its_join", fork_goes_on_after_its_join, "cudaStreamEndCapture", "has unjoined work", EXIT_USAGE},
+    {"fork_goes_on_after_its_join", fork_goes_on_after_its_join, "cudaStreamEndCapture", "has unjoined work",
+     EXIT_USAGE},
     {"recording_waits_for_work_outside", recording_waits_for_work_outside, "cudaStreamWaitEvent",
      "dependency created on uncaptured work", EXIT_USAGE},
     {"recording_waits_for_done_work_outside", recording_waits_for_done_work_outside, "cudaStreamWaitEvent",
@@ -412,10 +422,12 @@ static const struct fault {
     {"outside_waits_for_a_recorded_event", outside_waits_for_a_recorded_event, "cudaStreamWaitEvent",
      "an event last recorded in a capturing stream", EXIT_USAGE},
     {"recordings_meet", recordings_meet, "cudaStreamWaitEvent", "merge of separate capture sequences", EXIT_USAGE},
-    {"recording_ends_elsewhere", recording_ends_elsewhere, "cudaStreamEndCapture", "not ended in the same stream", EXIT_USAGE},
-    {"null_stream_while_recording", null_stream_while_recording, "cudaMemsetAsync", "would make the legacy stream depend",
+    {"recording_ends_elsewhere", recording_ends_elsewhere, "cudaStreamEndCapture", "not ended in the same stream",
      EXIT_USAGE},
-    {"misaligned_tensor", misaligned_tensor, "cuTensorMapEncodeTiled", "error 1 for a view of 64 x 1 x 4 x 1", EXIT_USAGE},
+    {"null_stream_while_recording", null_stream_while_recording, "cudaMemsetAsync",
+     "would make the legacy stream depend", EXIT_USAGE},
+    {"misaligned_tensor", misaligned_tensor, "cuTensorMapEncodeTiled", "error 1 for a view of 64 x 1 x 4 x 1",
+     EXIT_USAGE},
     {"too_much_memory", too_much_memory, "", "out of memory; lower --micro-batch-size", EXIT_USAGE},
 };
 enum { FAULTS = sizeof faults / sizeof *faults };

@@ -335,7 +335,8 @@ static __global__ void product_kernel(float *out, int fault) {
         wgmma_shared<64, false, false>(acc, da, db, true);
         wgmma_registers<64, false>(acc, left, db, true);
         if (fault == ANOTHER_SHAPE)
-            wgmma_shared<64, false, false>(other, da, db, false), wgmma_shared<32, false, false>(other + 16, da, db, false);
+            wgmma_shared<64, false, false>(other, da, db, false),
+                wgmma_shared<32, false, false>(other + 16, da, db, false);
         if (fault != WITHOUT_COMMIT)
             wgmma_commit();
         if (fault == READ_IN_FLIGHT)
@@ -453,7 +454,9 @@ static __global__ void registers_kernel(int fault) {
 static void load(int fault) { LAUNCH(&device, load_kernel, 1, 256, 4096, memory(), (const float *)memory(), fault); }
 static void stage(int fault) { LAUNCH(&device, stage_kernel, 1, 96, 4096, memory(), (const float *)memory(), fault); }
 static void wait_for_nothing(int fault) { LAUNCH(&device, wait_for_nothing_kernel, 1, 32, 64, fault == WELL); }
-static void unawaited(int fault) { LAUNCH(&device, unawaited_kernel, 1, 32, 2048, (const float *)memory(), fault == WELL); }
+static void unawaited(int fault) {
+    LAUNCH(&device, unawaited_kernel, 1, 32, 2048, (const float *)memory(), fault == WELL);
+}
 static void box(int fault) {
     const uint64_t dims[4] = {64, 1, fault == PAST_GLOBAL ? 1024u : 64u, 1}, strides[3] = {128, 128, 8192};
     const bf16 *base = (const bf16 *)memory() + (fault == PAST_GLOBAL ? 32768 - 64 : 0);
@@ -575,7 +578,8 @@ static const struct fault {
     {"a_stored_in_flight", product, A_STORED, "stores what it read from an accumulator or A register"},
     {"a_multiplied_in_flight", product, A_MULTIPLIED, "multiplies what it read from an accumulator or A register"},
     {"a_changed_in_flight", product, A_CHANGED, "changes the A registers of a wgmma in flight"},
-    {"a_written_after_fence", product, A_WRITTEN_AFTER_FENCE, "A registers that were written after the last wgmma_fence"},
+    {"a_written_after_fence", product, A_WRITTEN_AFTER_FENCE,
+     "A registers that were written after the last wgmma_fence"},
     {"wgmma_without_proxy_fence", product, WITHOUT_PROXY_FENCE, "a wgmma touches what thread"},
     {"wgmma_without_barrier", product, WITHOUT_BARRIER, "what a wgmma of warpgroup 0 may still read"},
     {"wgmma_operand_overwritten", product, OVERWRITTEN, "what a wgmma of warpgroup 0 may still read"},

@@ -91,8 +91,8 @@ struct emu_kernel {
     uint32_t shared_bytes;
     void (*body)(void *);
     void *argument;
-    uint64_t launch; // of the program's launches: each has another order
-    unsigned char *progress; // of each block: 0 to come, 1 at work, 2 done, 3 at work and all before it done
+    uint64_t launch;           // of the program's launches: each has another order
+    unsigned char *progress;   // of each block: 0 to come, 1 at work, 2 done, 3 at work and all before it done
     struct emu_global *global; // async.h's
 };
 
@@ -196,7 +196,8 @@ static void emu_context_start(struct emu_context *from, char *stack) {
 static char *emu_stack_take(void) {
     if (emu->num_free_stacks > 0)
         return emu->free_stacks[--emu->num_free_stacks];
-    char *memory = (char *)mmap(NULL, EMU_STACK_BYTES + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *memory =
+        (char *)mmap(NULL, EMU_STACK_BYTES + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == (char *)MAP_FAILED)
         emu_report("no memory for a thread's stack");
     mprotect(memory, 4096, PROT_NONE);
@@ -241,7 +242,8 @@ __attribute__((noreturn)) static void emu_report_stuck(void) {
         emu_report("waits at %s for threads that never come", at);
     if (emu_lane_ended(second))
         emu_report("waits at %s for threads that never come: thread %d has ended", at, second);
-    emu_report("waits at %s for threads that never come: thread %d waits at %s", at, second, emu->fibers[second].waits_at);
+    emu_report("waits at %s for threads that never come: thread %d waits at %s", at, second,
+               emu->fibers[second].waits_at);
 }
 // The current thread, no longer ready, gives way until it is.
 static void emu_wait(const char *what) {
@@ -405,7 +407,8 @@ static void emu_touch_word(struct emu_word *word, bool write, uint32_t address) 
     const int me = emu->current, my_warp = me / 32;
     const uint64_t warp_epoch = emu->warps[my_warp].epoch;
     if (word->in_flight)
-        emu_report("touches what an asynchronous copy is to write, before its wait, shared address %d", emu_offset(address));
+        emu_report("touches what an asynchronous copy is to write, before its wait, shared address %d",
+                   emu_offset(address));
     if (emu->async) {
         emu_touch_mark(address, write);
         return;
@@ -574,7 +577,8 @@ static void emu_run_block(uint64_t at) {
     emu->linear_index = at;
     emu->async = NULL;
     const struct emu_dim3 grid = emu->grid;
-    emu->block_index = emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y));
+    emu->block_index =
+        emu_dim3((unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y), (unsigned)(at / grid.x / grid.y));
     if (emu->shared_bytes > 0)
         memset(emu->shared, 0xff, emu->shared_bytes);
     emu->first_epoch = ++emu->epoch;

@@ -18,7 +18,8 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
     const uint64_t width = header.bf16 ? 2 : 4, C = (uint64_t)header.channels, L = (uint64_t)header.layers;
     const uint64_t outside = ((uint64_t)header.padded_vocab_size + (uint64_t)header.positions + 2) * C;
     fuzz_require(file_bytes == LLMC_MODEL_HEADER + width * (outside + L * (12 * C * C + 13 * C)));
-    fuzz_require(header.vocab_size >= 1 && header.padded_vocab_size >= header.vocab_size && header.channels % header.heads == 0);
+    fuzz_require(header.vocab_size >= 1 && header.padded_vocab_size >= header.vocab_size &&
+                 header.channels % header.heads == 0);
     llmc_settings(&settings, &header);
     huggingface_check_settings(&settings, "llmc", error);
     return NULL;

@@ -28,10 +28,12 @@ static void write_again(const struct trainer_state *state) {
     fuzz_require(!trainer_state_parse(&again, (unsigned char *)text, bytes, "again", &error));
     fuzz_require(again.step == state->step && again.skipped == state->skipped && again.samples == state->samples);
     fuzz_require(again.micro_steps == state->micro_steps && again.validation_due == state->validation_due);
-    fuzz_require(again.best_val_loss == state->best_val_loss || (isnan(again.best_val_loss) && isnan(state->best_val_loss)));
+    fuzz_require(again.best_val_loss == state->best_val_loss ||
+                 (isnan(again.best_val_loss) && isnan(state->best_val_loss)));
     fuzz_require(again.num_files == state->num_files && again.num_changes == state->num_changes);
     for (int i = 0; i < again.num_files; i++)
-        fuzz_require(strcmp(again.files[i].name, state->files[i].name) == 0 && again.files[i].tokens == state->files[i].tokens);
+        fuzz_require(strcmp(again.files[i].name, state->files[i].name) == 0 &&
+                     again.files[i].tokens == state->files[i].tokens);
     for (int i = 0; i < again.num_changes; i++)
         fuzz_require(again.changes[i].files == state->changes[i].files &&
                      again.changes[i].first_epoch == state->changes[i].first_epoch);
