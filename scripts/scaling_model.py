@@ -3,24 +3,32 @@
 
   scripts/scaling_model.py            the page on stdout
   scripts/scaling_model.py --check    whether docs/scaling.md is that page
+  scripts/scaling_model.py --train-gpt PROGRAM [--check]
+                                      the memory plans that the page needs, made by a train_gpt of the cuda target: writes
+                                      docs/scaling_plans.json, or holds it to what that program plans
   scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 [--bucket-mib 128 --nvlink-gbps 340 ...]
-                                      one run as JSON, with what was measured on a cluster in place of what is assumed
+                                      one run as JSON, with what was measured on a cluster in place of what is assumed;
+                                      --train-gpt PROGRAM plans its memory where docs/scaling_plans.json has no such run
 
 Compute is each kernel's roofline (roofline.py) over a stated efficiency. Collectives cost latency and bytes as NCCL's own
 tuning model has them. Both are queues that wait for each other where the engine does; a step is the time until both are
-empty. docs/scaling.md states every assumption.
+empty. docs/scaling.md states every assumption. Memory is no part of the model: it is what the engine plans.
 """
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import os
+import subprocess
 import sys
+import tempfile
 
 import roofline
 from roofline import Shape
 
-PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "scaling.md")
+DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
+PAGE, PLANS = os.path.join(DOCS, "scaling.md"), os.path.join(DOCS, "scaling_plans.json")
 DATA_SHEET_FLOPS_PER_S = 989.5e12  # what MFU is held against
 POLICIES = ("none", "selective", "full")
 
@@ -35,7 +43,7 @@ class Machine:
     attention_tflops: tuple = (300.0, 240.0)  # forward, backward: docs/gpu/attention-sm80.md
     sm_share: float = 16 / 132   # of the compute rate that a running collective takes: 16 channels of 132 SMs
     memory_gb: float = 141.0
-    reserve_gb: float = 6.0      # CUDA context, NCCL buffers, workspaces, the chunk of logits
+    reserve_gb: float = 2.0      # besides the plan: CUDA's context and kernels, NCCL's buffers
     latency_scale: float = 1.0
     trees: bool = False          # also what NCCL has no algorithm for at several GPUs a node; else its ring alone
 
@@ -168,29 +176,6 @@ class Model:
         layer = Unit(self.layer, forward - projection, backward, projection, self.recompute_seconds(machine, policy))
         return [Unit(self.embedding, *times["embedding"])] + [layer] * self.shape.L + [Unit(self.head, *times["head"])]
 
-    def activation_bytes_per_token(self, policy):
-        """Of a layer, as recompute.cuh has it."""
-        s = self.shape
-        norms, activation, out = 2 * 2 * s.C, 2 * s.F, 2 * s.C
-        everything = norms + 2 * s.qkv + 4 * s.H + 2 * s.C + 2 * s.C + 2 * s.up + activation + out + (8 if s.llama else 16)
-        return {"none": everything, "selective": everything - norms - activation, "full": out}[policy]
-
-    def memory_gb(self, machine, gpus, stage, policy):
-        """bf16 parameters and activations; fp32 gradients, master weights and two moments."""
-        largest = max(self.layer, self.embedding, self.head)
-        parameters, gradients, optimizer = 2 * self.parameters, 4 * self.parameters, 12 * self.parameters
-        if stage >= 1:
-            optimizer /= gpus
-        if stage >= 2:
-            gradients = gradients / gpus + 2 * 4 * largest  # of two units while they are reduced
-        if stage >= 3:
-            parameters = parameters / gpus + 2 * 2 * largest  # of two units while they are used
-        s = self.shape
-        activations = s.N * s.L * self.activation_bytes_per_token(policy)
-        if policy != "none":  # of the layer that is made again
-            activations += s.N * (self.activation_bytes_per_token("none") - self.activation_bytes_per_token(policy))
-        return machine.reserve_gb + 1e-9 * (parameters + gradients + optimizer + activations)
-
 
 MODELS = [
     Model(Shape("gpt2-1558m", 48, 1600, 25, 25, 6400, 50257, False, 16, 1024), True, 1),
@@ -198,6 +183,7 @@ MODELS = [
     Model(Shape("llama3-70b", 80, 8192, 64, 8, 28672, 128256, True, 1, 4096), False, 4),
 ]
 GPUS, STAGES = (8, 16, 64, 256, 1024), (0, 1, 2, 3)
+ARENA_GPUS = 64  # for which the page says where the planned bytes are
 
 
 # ---- a step: two queues ----
@@ -368,13 +354,103 @@ def predict(run, machine):
     one = Step(dataclasses.replace(run, gpus=1, stage=0), machine).predict()
     result["efficiency"] = one["step_ms"] / result["step_ms"]
     result["policy"] = run.policy
-    result["memory_gb"] = run.model.memory_gb(machine, run.gpus, run.stage, run.policy)
     return result
 
 
-def policy_that_fits(model, machine, gpus, stage):
+def refuse(message):
+    print(f"scaling_model.py: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+# ---- what the engine plans ----
+
+ARENAS = ("parameters", "gradients", "optimizer", "activations")
+PLANNED_FOR = {"device": "cuda", "precision": "bf16", "compute_capability": "9.0"}
+
+
+def plan_options(run):
+    """Those of train_gpt for a run. A preset gives what no shape has: the norm, the positions, the activation."""
+    model, s = run.model, run.model.shape
+    options = {"device": PLANNED_FOR["device"], "precision": PLANNED_FOR["precision"],
+               "preset": "llama3-8b" if s.llama else "gpt2-1558m", "num-layers": s.L, "hidden-size": s.C,
+               "num-attention-heads": s.H, "num-query-groups": s.G, "ffn-hidden-size": s.F, "vocab-size": s.V, "seq-length": s.T,
+               "untie-embeddings-and-output-weights": str(not model.tied).lower(), "micro-batch-size": s.B,
+               "global-batch-size": s.B * model.micro_steps * run.gpus, "world-size": run.gpus, "zero-stage": run.stage,
+               "recompute-granularity": run.policy, "bucket-mib": run.bucket_mib,
+               "grad-reduce-in-bf16": str(run.bf16_gradients).lower()}
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def plan_by_engine(run, program):
+    """Bytes of each arena of a GPU's memory, as this train_gpt plans them for an H200. A program without a GPU, or with
+    another, plans another attention, and so is refused; the emulator's takes the place of an H200."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "plan.json")
+        result = subprocess.run([program, "--plan", "--plan-json", path, *plan_options(run)], capture_output=True, text=True,
+                                check=False, env={**os.environ, "EMU_CAPABILITY": PLANNED_FOR["compute_capability"]})
+        if result.returncode != 0:
+            refuse(f"{program} made no plan: {(result.stderr or result.stdout).strip()}")
+        attention = next((line for line in result.stdout.splitlines() if line.startswith("attention ")), "no attention")
+        if "flash, wgmma bf16" not in attention:
+            refuse(f"{program} does not plan for an H200 ({' '.join(attention.split())}): give the cuda target "
+                   "on one, or the emulator's, build/emu/train_gpt")
+        with open(path, encoding="utf-8") as file:
+            plan = json.load(file)
+    arenas = {arena["name"]: arena["bytes"] for arena in plan["arenas"]}
+    if tuple(arenas) != ARENAS or sum(arenas.values()) != plan["peak_bytes"]:
+        refuse(f"{program} plans other arenas than {', '.join(ARENAS)}: {arenas}, {plan['peak_bytes']} in all")
+    return arenas
+
+
+def planned_runs():
+    """What docs/scaling_plans.json holds: all that the page chooses from, and one GPU of each."""
+    for model in MODELS:
+        for gpus in (1, *GPUS):
+            for stage in STAGES if gpus > 1 else (0,):
+                for policy in POLICIES:
+                    yield Run(model, gpus, stage, policy)
+
+
+def plans_text(program):
+    rows = []
+    for run in planned_runs():
+        s = run.model.shape
+        row = {"model": run.model.name, "micro_batch_size": s.B, "seq_length": s.T, "ranks": run.gpus, "zero_stage": run.stage,
+               "recompute": run.policy, **plan_by_engine(run, program)}
+        rows.append(json.dumps(row))
+    return json.dumps(PLANNED_FOR)[:-1] + ', "plans": [\n' + ",\n".join(rows) + "\n]}\n"
+
+
+@functools.lru_cache(maxsize=None)
+def written_plans():
+    with open(PLANS, encoding="utf-8") as file:
+        plans = json.load(file)["plans"]
+    return {(p["model"], p["ranks"], p["zero_stage"], p["recompute"]): {name: p[name] for name in ARENAS} for p in plans}
+
+
+def planned_arenas(run, program=None):
+    """Bytes by arena of a GPU's plan: the program's, else that of docs/scaling_plans.json, which knows the default bucket and
+    fp32 on the wire alone. None where neither has it."""
+    if program:
+        return plan_by_engine(run, program)
+    if run.bf16_gradients or run.bucket_mib not in (0, default_bucket_mib(run.gpus)):
+        return None
+    return written_plans().get((run.model.name, run.gpus, run.stage, run.policy))
+
+
+def planned_gb(run, program=None):
+    arenas = planned_arenas(run, program)
+    return 1e-9 * sum(arenas.values()) if arenas else None
+
+
+def policy_that_fits(model, machine, gpus, stage, program=None):
+    """The first whose plan, with the default bucket, leaves the reserve; None where not even full recomputation does."""
     for policy in POLICIES:
-        if model.memory_gb(machine, gpus, stage, policy) <= machine.memory_gb:
+        planned = planned_gb(Run(model, gpus, stage, policy), program)
+        if planned is None:
+            refuse(f"docs/scaling_plans.json has no plan of {model.name} on {gpus} GPUs: give --train-gpt, which "
+                   "makes it, or --recompute")
+        if planned + machine.reserve_gb <= machine.memory_gb:
             return policy
     return None
 
@@ -414,13 +490,13 @@ def scaling_rows(model, machine):
         for stage in STAGES:
             policy = policy_that_fits(model, machine, gpus, stage)
             if policy is None:
-                least = model.memory_gb(machine, gpus, stage, "full")
-                yield f"| {gpus} | {stage} | does not fit | {least:.0f} | - | - | - | - | - | - | - | - |"
+                least = planned_gb(Run(model, gpus, stage, "full"))
+                yield f"| {gpus} | {stage} | does not fit | {least:.1f} | - | - | - | - | - | - | - | - |"
                 continue
             run = Run(model, gpus, stage, policy)
             r, (best, mib) = predict(run, machine), best_bucket(run, machine)
             trees = predict(run, dataclasses.replace(machine, trees=True))
-            yield (f"| {gpus} | {stage} | {policy} | {r['memory_gb']:.0f} | {r['step_ms']:.0f} | "
+            yield (f"| {gpus} | {stage} | {policy} | {planned_gb(run):.1f} | {r['step_ms']:.0f} | "
                    f"{r['exposed_ms']:.0f} + {r['slowdown_ms']:.0f} | {100 * r['efficiency']:.0f} % | {100 * r['mfu']:.0f} % | "
                    f"{gigabytes(1e-9 * r['sent_bytes'])} | {mib} | {best['step_ms']:.0f}, {100 * best['efficiency']:.0f} % | "
                    f"{trees['step_ms']:.0f}, {100 * trees['efficiency']:.0f} % |")
@@ -433,9 +509,31 @@ def scaling_table(model, machine):
             f"{model.parameters / 1e9:.2f}e9 parameters. Each GPU {model.micro_steps} micro-step"
             f"{'s' if model.micro_steps > 1 else ''} of {s.B} x {s.T} tokens, {model.tokens} in a step. One GPU of memory "
             f"enough, nothing recomputed: {one['step_ms']:.0f} ms, MFU {100 * one['mfu']:.0f} %.", "",
-            "| GPUs | stage | recompute | GB a GPU | ms a step | exposed + slowed ms | efficiency | MFU | GB sent by a GPU | best "
+            "| GPUs | stage | recompute | GB planned | ms a step | exposed + slowed ms | efficiency | MFU | GB sent by a GPU | best "
             "--bucket-mib | with it | trees |",
             "|---|---|---|---|---|---|---|---|---|---|---|---|", *scaling_rows(model, machine)]
+
+
+def largest_that_fits_and_smallest_that_does_not(machine):
+    planned = [planned_gb(Run(model, gpus, stage, policy)) for model in MODELS for gpus in GPUS for stage in STAGES
+               for policy in POLICIES]
+    room = machine.memory_gb - machine.reserve_gb
+    return max(gb for gb in planned if gb <= room), min(gb for gb in planned if gb > room)
+
+
+def arena_table(machine):
+    """Where the planned bytes are, and how far what fits depends on the reserve."""
+    lines = [f"| | stage | recompute | {' | '.join(ARENAS)} | all |", "|---|---|---|" + "---|" * (len(ARENAS) + 1)]
+    for model in MODELS:
+        for stage in STAGES:
+            run = Run(model, ARENA_GPUS, stage, policy_that_fits(model, machine, ARENA_GPUS, stage) or "full")
+            sizes = list(planned_arenas(run).values())
+            cells = [f"{1e-9 * size:.1f}" for size in (*sizes, sum(sizes))]
+            lines.append(f"| {model.name} | {stage} | {run.policy} | " + " | ".join(cells) + " |")
+    fits, does_not = largest_that_fits_and_smallest_that_does_not(machine)
+    return lines + ["", f"Of all plans that this page chooses from, the largest that fits has {fits:.1f} GB, the smallest that does not",
+                    f"{does_not:.1f}: the choice is the same for any reserve from {max(0, math.ceil(machine.memory_gb - does_not))} "
+                    f"to {math.floor(machine.memory_gb - fits)} GB."]
 
 
 def collective_table(machine):
@@ -542,10 +640,11 @@ all-gather on eight H100, which have H200's NVLink: NVIDIA/nccl-tests issue 326)
   every micro-step of stages 2 and 3 a unit's gradients begin from zero (4), and the own part is added (12 / n). Rounding to bf16
   for the wire takes no time.
 
-**Memory** a GPU, in GB of 1e9 bytes, of 141: 2 P parameters, 4 P gradients, 12 P master weights and moments; divided by n
-the last from stage 1, the gradients from stage 2 (plus two of the largest unit), the parameters from stage 3 (plus two
-units); activations as in recompute.cuh; 6 GB for everything else. The first of none, selective (norm, activation) and full
-recomputation that fits; where not even full does, its size is shown. The engine's `--plan` is exact, this is not.
+**Memory** is no assumption: it is what the engine plans for the cuda target in bf16, by `--plan-json` of the emulator's build
+with an H200's compute capability. [scaling_plans.json](scaling_plans.json) has the bytes, and a test makes the plans again. GB
+are of 1e9 bytes. A GPU has 141, of which 2 are left to what no plan has: CUDA's context and kernels, NCCL's buffers; both are
+assumed. Of none, selective (norm, activation) and full recomputation a row has the first whose plan leaves that; where not
+even full does, its plan is shown.
 
 **Efficiency** is against one GPU of memory enough with the same recomputation and no communication. It may pass 100 %: a
 sharded update is faster than a whole one. **Exposed**: compute waited for the network. **Slowed**: what collectives that
@@ -553,6 +652,12 @@ ran beside it cost it. The best `--bucket-mib` is the smallest of 32, 64, ... 20
 other columns have the default.
 
 ## Bus bandwidth by the model, GB/s: ring (least of ring and trees)
+"""
+
+ARENAS_HEAD = f"""## Where the planned bytes are, GB of one of {ARENA_GPUS} GPUs
+
+Activations are all that lives for a part of a step: what backward keeps, gradients of activations, workspaces, logits, and
+at stages 2 and 3 whole units while they are reduced or used.
 """
 
 READING = """## What follows from it
@@ -580,9 +685,9 @@ HOLD = """## Holding a run against it
    `--latency-scale`. A run on one GPU gives `--efficiency`: that with which `--gpus 1 --zero-stage 0` predicts its `step_ms`.
 2. Predict: `scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 --nvlink-gbps ... --efficiency ...`.
 3. Compare with the run's `log.jsonl`: `step_ms` with `step_ms`, `comm_ms` with `communication_ms`, `comm_exposed_ms` with
-   `exposed_ms`, `comm_bytes` with `sent_bytes`. Bytes must be equal but for padding and the ranks' reports; if `comm_ms`
-   differs, it is the network's constants, or ranks that wait for slower ones, which it includes; if only `comm_exposed_ms`
-   does, it is the overlap.
+   `exposed_ms`, `comm_bytes` with `sent_bytes`, `peak_bytes` with `planned_gb` and what CUDA and NCCL hold besides. Bytes sent
+   must be equal but for padding and the ranks' reports; if `comm_ms` differs, it is the network's constants, or ranks that
+   wait for slower ones, which it includes; if only `comm_exposed_ms` does, it is the overlap.
 
 One public series can be held against the ring already. NVIDIA/nccl issue 1229 reports the bus bandwidth of reduce-scatter on H100
 nodes, without the size of the message:
@@ -594,13 +699,15 @@ def page():
     lines = [HEAD, *collective_table(machine), ""]
     for model in MODELS:
         lines += [*scaling_table(model, machine), ""]
-    lines += [READING, *bucket_table(machine), "", WRONG, *what_if_table(machine), "", HOLD, *public_ring_table(machine), ""]
+    lines += [ARENAS_HEAD, *arena_table(machine), "", READING, *bucket_table(machine), "", WRONG, *what_if_table(machine), "", HOLD,
+              *public_ring_table(machine), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description="Predicts a training step on H200s; without options writes docs/scaling.md.")
-    parser.add_argument("--check", action="store_true", help="whether docs/scaling.md is what this writes")
+    parser.add_argument("--check", action="store_true", help="whether the page, or the plans, are what this writes")
+    parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans; of the cuda target, or the emulator's")
     parser.add_argument("--model", choices=[m.name for m in MODELS])
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--zero-stage", type=int, choices=STAGES, default=1)
@@ -627,14 +734,14 @@ def machine_of(options):
 def predict_one(options):
     machine = machine_of(options)
     model = next(m for m in MODELS if m.name == options.model)
-    policy = options.recompute or policy_that_fits(model, machine, options.gpus, options.zero_stage)
+    program = options.train_gpt
+    policy = options.recompute or policy_that_fits(model, machine, options.gpus, options.zero_stage, program)
     if policy is None:
-        least = model.memory_gb(machine, options.gpus, options.zero_stage, "full")
-        print(f"scaling_model.py: stage {options.zero_stage} takes {least:.0f} GB of {machine.memory_gb:.0f} with full "
-              "recomputation; raise --zero-stage or --gpus", file=sys.stderr)
-        return 2
+        least = planned_gb(Run(model, options.gpus, options.zero_stage, "full"), program)
+        refuse(f"stage {options.zero_stage} is planned to take {least:.1f} GB with full recomputation, and "
+               f"{machine.memory_gb - machine.reserve_gb:.1f} are there; raise --zero-stage or --gpus")
     run = Run(model, options.gpus, options.zero_stage, policy, options.bucket_mib, options.grad_reduce_in_bf16)
-    print(json.dumps(predict(run, machine)))
+    print(json.dumps({**predict(run, machine), "planned_gb": planned_gb(run, program)}))
     return 0
 
 
@@ -642,6 +749,10 @@ def main(arguments):
     options = parse(arguments)
     if options.model:
         return predict_one(options)
+    if options.train_gpt:
+        return roofline.write_or_check(plans_text(options.train_gpt), PLANS, options.check, "docs/scaling_plans.json is not what "
+                                       f"{options.train_gpt} plans: scripts/scaling_model.py --train-gpt build/emu/train_gpt "
+                                       ">docs/scaling_plans.json, then scripts/scaling_model.py >docs/scaling.md")
     return roofline.write_or_check(page(), PAGE, options.check, "docs/scaling.md is not what scripts/scaling_model.py writes: "
                                    "scripts/scaling_model.py >docs/scaling.md")
 
