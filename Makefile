@@ -34,7 +34,7 @@ DEPS ?= $(wildcard .deps/usr)
 ifneq ($(DEPS),)
   DEPS_LIB := $(DEPS)/lib/$(MULTIARCH)
   DEFINES += -isystem $(DEPS)/include -isystem $(DEPS)/include/$(MULTIARCH)
-  LDFLAGS += -L$(DEPS_LIB) -Wl,-rpath-link,$(DEPS_LIB) -Wl,--disable-new-dtags $(foreach up,.. ../.. ../../.. ../../../..,$(foreach d,$(DEPS_LIB) $(DEPS_LIB)/openblas-openmp,-Wl,-rpath,'$$ORIGIN/$(up)/$d'))
+  LDFLAGS += -L$(DEPS_LIB) -Wl,-rpath-link,$(DEPS_LIB) -Wl,--disable-new-dtags $(foreach up,.. ../.. ../../.. ../../../..,$(foreach d,$(DEPS_LIB) $(DEPS_LIB)/openblas-openmp,-Wl,-rpath,$(if $(filter /%,$d),$d,'$$ORIGIN/$(up)/$d')))
 endif
 
 has = $(shell printf '\043include <$(1)>\n' | $(CC) $(DEFINES) -E -x c - >/dev/null 2>&1 && echo yes)
@@ -75,7 +75,7 @@ ARCH_FLAGS := $(if $(filter native,$(ARCH)),$(if $(filter x86_64,$(MACHINE)),-ma
   $(if $(filter x86_64,$(MACHINE)),-mprefer-vector-width=512)
 # What tests the runtime, the parsers and the emulated CUDA source needs no machine's own instructions, and is built for
 # those that each has, so that a test that passes on one machine is the same program on the next.
-BASELINE_x86_64 := -march=x86-64-v2
+BASELINE_x86_64 := -march=x86-64 -mcx16 -msahf -mpopcnt -msse4.2 # x86-64-v2, which gcc has by that name since 11
 BASELINE_aarch64 := -march=armv8-a
 BASELINE := $(BASELINE_$(MACHINE))
 # Warnings are errors by WERROR=1, which the tests set: a user's compiler may be newer than any that this was tried with.
@@ -97,16 +97,16 @@ PRECISION_bf16 := -DPRECISION_BF16
 PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE
 
 # ---- CUDA: looked for where it is wanted ----
-NVCC := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME:=/bin/nvcc)) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+NVCC := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME:=/bin/nvcc)) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc)))
 GPU := $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L >/dev/null 2>&1 && echo yes))
 CUDA ?= $(if $(SANITIZE),,$(and $(NVCC),$(GPU),yes))
 ifneq ($(CUDA),)
-  ifeq ($(shell command -v $(NVCC)),)
+  ifeq ($(shell command -v $(NVCC) 2>/dev/null),)
     $(error no nvcc in CUDA_HOME$(comma) PATH or /usr/local/cuda$(NVCC:%=, nor is % one); make CUDA= builds for the cpu alone)
   endif
   # A toolkit's folders, the system's, or those of the nvidia wheels that PyTorch comes with; CUBLASLT_DIR= names another,
   # NCCL_HOME= one for NCCL.
-  WHEELS := $(shell python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null)
+  WHEELS := $(shell $(or $(PYTHON),python3) -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null)
   CUDA_DIRS := $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))) /usr/local/cuda /usr $(foreach w,$(WHEELS),$w/cu13 $w/cublas $w/nvtx $w/nccl)
   find_include = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(patsubst %/$(1),%,$(wildcard $d/include/$(1)))))
   find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/$(MACHINE:aarch64=sbsa)-linux/lib, \
@@ -119,6 +119,9 @@ ifneq ($(CUDA),)
   ifeq ($(and $(call find_include,cublasLt.h,$(CUBLASLT_DIR)),$(CUBLASLT)),)
     $(error no cublasLt.h or no libcublasLt.so in $(CUBLASLT_DIR) $(CUDA_DIRS); CUBLASLT_DIR= names the folder that holds \
       include/ and lib/, make CUDA= builds for the cpu alone)
+  endif
+  ifeq ($(call find_include,nvtx3/nvToolsExt.h),)
+    $(error no nvtx3/nvToolsExt.h in $(CUDA_DIRS); install CUDA's NVTX$(comma) or make CUDA= builds for the cpu alone)
   endif
   # nvcc takes no name that ends in .so.13, which is all that a wheel has.
   LINK_CUDA := -Xlinker $(CUBLASLT),-rpath,$(dir $(CUBLASLT))
@@ -167,12 +170,19 @@ $(B)/commit.o: $(B)/commit.c $(B)/build-with
 	$(call COMPILE_FOR,) -c $< -o $@
 PROGRAM := $(B)/cpu_features.o $(B)/commit.o
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
+# What it was linked for last: the objects of the other are up to date then too.
+LINKED := $(if $(CUDA),cuda,cpu)
+ifneq ($(strip $(file <$(B)/linked-for)),$(LINKED))
+.PHONY: $(B)/train_gpt
+endif
 ifneq ($(CUDA),)
 $(B)/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
 	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -o $@
+	@echo $(LINKED) >$(B)/linked-for
 else
 $(B)/train_gpt: $(B)/main.o $(PROGRAM) $(CPU_ENGINES)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
+	@echo $(LINKED) >$(B)/linked-for
 endif
 $(B)/main.o: train_gpt.c $(B)/build-with | $(B)
 	$(COMPILE) -c $< -o $@
@@ -192,9 +202,9 @@ $(B)/ptxas.txt: scripts/ptxas_table.py $(PTXAS_LOGS)
 	$^ >$@ || { mv $@ $@.failed; exit 1; }
 ptxas = $(NVCC_COMPILE) -DENGINE=train_cuda_$(1) $(PRECISION_$(1)) -arch=$* -Xptxas -v -cubin $< -o $(@:log=cubin) 2>$@ || \
   { cat $@; rm $@; exit 1; }
-$(B)/ptxas_fp32_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) | $(B)
+$(B)/ptxas_fp32_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) $(B)/build-with $(B)/build-with-cuda | $(B)
 	$(call ptxas,fp32)
-$(B)/ptxas_bf16_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) | $(B)
+$(B)/ptxas_bf16_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) $(B)/build-with $(B)/build-with-cuda | $(B)
 	$(call ptxas,bf16)
 
 # test/op_NAME.c is built per precision (NAME_fp32, NAME_bf16, NAME_amx); test/unit_NAME.c once.
@@ -286,7 +296,10 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	scripts/setup.sh fuzz
 	+$(MAKE) -j$(JOBS) --no-print-directory $(FUZZ:%=fuzz-%)
-.SECONDARY: $(FUZZ:%=$(B)/fuzz/%) # or make removes them as steps on the way
+# Or make removes them as steps on the way; without names it would keep all, and build none that is missing.
+ifneq ($(FUZZ),)
+.SECONDARY: $(FUZZ:%=$(B)/fuzz/%)
+endif
 fuzz-%: $(B)/fuzz/%
 	@mkdir -p $(B)/fuzz/reached_$*
 	@$< -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \

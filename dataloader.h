@@ -368,8 +368,7 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
         const struct token_file *first = &loader->files[0];
         if (file->format != first->format || file->type != first->type)
             fail("%s: mixed formats: %s has %s (%s), %s has %s (%s); expected one, since token ids of two tokenizers "
-                 "don't mix: "
-                 "narrow the pattern",
+                 "don't mix: narrow the pattern",
                  loader->option, first->path, token_format_name(first->format), token_type_name(first->type),
                  file->path, token_format_name(file->format), token_type_name(file->type));
         if (file->tokens < T + 1)

@@ -95,8 +95,7 @@ static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     if (peak > (size_t)budget) {
         char need[32], have[32];
         fail("--memory-budget %s: even with full recomputation the step takes %s; lower --micro-batch-size or "
-             "--seq-length, "
-             "or raise the budget",
+             "--seq-length, or raise the budget",
              format_bytes(have, sizeof have, (size_t)budget), format_bytes(need, sizeof need, peak));
     }
     while (low < high) {
@@ -189,7 +188,7 @@ static void fit_suggest(char *out, size_t n, const char *option, size_t now, siz
                  then <= limit ? ", which fits" : "");
 }
 
-// Fails, before anything is allocated, when the plan is larger than what the machine has; says what would help.
+// Fails, before the model's memory is allocated, when the plan is larger than what is free; says what would help.
 static void fit_check(const struct fit *f, size_t peak, size_t limit) {
     if (peak <= limit)
         return;

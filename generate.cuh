@@ -95,8 +95,7 @@ static void read_prompts(struct run *r, struct config *c) {
     const int64_t n = (int64_t)longest + c->sample_tokens;
     if (n > c->max_position_embeddings)
         fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's "
-             "%d "
-             "positions; shorten one of them",
+             "%d positions; shorten one of them",
              longest, c->sample_tokens, c->max_position_embeddings);
     r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
     if (!r->samples)

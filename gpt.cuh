@@ -372,7 +372,8 @@ static void unit_gather(struct gpt *m, enum pass pass, int unit) {
     }
     m->units[(int)pass * s->units + unit] = UNIT_COMES;
 }
-// Once is enough: what is enqueued later is behind the wait. A graph, which can't wait for a collective, may be recorded then.
+// A unit is waited for once: later work is enqueued behind the wait. Later micro-steps then wait for no collective, so
+// that they can be recorded as a graph.
 static void unit_wait(struct gpt *m, uint64_t *tickets, int unit) {
     for (int i = m->shards.first[unit]; i < m->shards.first[unit + 1]; i++) {
         collective_wait(m->collectives, tickets[i], m->dev);

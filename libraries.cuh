@@ -48,7 +48,7 @@ static void libraries_print(void) {
     if (ncclGetVersion(&nccl) == ncclSuccess)
         library_row("NCCL", library_version_text(compiled, NCCL_VERSION_CODE), library_version_text(running, nccl));
 #else
-    log_row("NCCL", "none: built where nccl.h was not found");
+    log_row("NCCL", "none: left out, or built where nccl.h was not found");
 #endif
 }
 
@@ -56,9 +56,11 @@ static void libraries_print(void) {
 
 #include "runtime/checkpoint.h"   // XXH_VERSION_MAJOR
 #include "runtime/exchange_mpi.h" // MPI_Get_library_version
-#include <gnu/libc-version.h>     // gnu_get_libc_version
 #include <jansson.h>              // jansson_version_str
 #include <pcre2.h>                // pcre2_config
+#ifdef __GLIBC__
+#include <gnu/libc-version.h> // gnu_get_libc_version
+#endif
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h> // dnnl_version
 #endif
@@ -76,7 +78,7 @@ static void library_onednn(void) {
     snprintf(running, sizeof running, "%d.%d.%d", version->major, version->minor, version->patch);
     library_row("oneDNN", LIBRARY_VALUE(DNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH), running);
 #else
-    log_row("oneDNN", "none: built where oneapi/dnnl/dnnl.h was not found");
+    log_row("oneDNN", "none: left out, or built where oneapi/dnnl/dnnl.h was not found");
 #endif
 }
 static void library_openblas(void) {
@@ -84,7 +86,7 @@ static void library_openblas(void) {
     const char *const config = openblas_get_config(); // the version, how it was built, the kernels that it chose
     log_row("OpenBLAS", "%s", config + (strncmp(config, "OpenBLAS ", 9) == 0 ? 9 : 0));
 #else
-    log_row("OpenBLAS", "none: built where cblas.h was not found");
+    log_row("OpenBLAS", "none: left out, or built where cblas.h was not found");
 #endif
 }
 // The library's first line: MPICH's has many, Open MPI's one of several parts.
@@ -96,7 +98,7 @@ static void library_mpi(void) {
     text[strcspn(text, ",\n")] = 0;
     log_row("MPI", "%s; the standard's version %d.%d", text, MPI_VERSION, MPI_SUBVERSION);
 #else
-    log_row("MPI", "none: built where no mpicc was found");
+    log_row("MPI", "none: left out, or built where no mpicc was found");
 #endif
 }
 
@@ -115,7 +117,9 @@ static void libraries_print(void) {
     if ((end = strchr(pcre2, ' '))) // the date
         *end = 0;
     library_row("PCRE2", LIBRARY_VALUE(PCRE2_MAJOR.PCRE2_MINOR), pcre2);
+#ifdef __GLIBC__
     library_row("glibc", LIBRARY_VALUE(__GLIBC__.__GLIBC_MINOR__), gnu_get_libc_version());
+#endif
 }
 
 #endif

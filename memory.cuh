@@ -432,8 +432,8 @@ static void plan_pack(struct plan_packing *packing) {
                 struct plan_key *order = orders + (size_t)(stack * PLAN_ORDERS + i) * count;
                 if (round == 0)
                     plan_sort(packing, order, (enum plan_order)i);
-                for (int again = 0; again < 2 && plan_goes_on(packing, round);
-                     again++) { // one promotion often is enough
+                // One promotion often is enough.
+                for (int again = 0; again < 2 && plan_goes_on(packing, round); again++) {
                     plan_try(packing, order);
                     plan_promote(packing, order, packing->fitted_count);
                 }

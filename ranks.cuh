@@ -152,8 +152,7 @@ static void check_replicas(struct run *r) {
     for (int i = 0; i < BUFFERS && culprit >= 0; i++)
         if (all[culprit * BUFFERS + i] != all[right * BUFFERS + i])
             fail("step %d: the %s of rank %d are not those of the other ranks: its memory, its GPU or its network is "
-                 "at fault; go "
-                 "on without it from the last checkpoint",
+                 "at fault; go on without it from the last checkpoint",
                  r->finished, names[i], culprit);
     free(all);
 }

@@ -13,8 +13,7 @@ static void check_data(const struct run *r, const struct trainer_state *state) {
         const char *name = i < now ? dataloader_name(r->train, i) : "none";
         if (i >= now || strcmp(name, state->files[i].name) != 0 || r->train->files[i].tokens != state->files[i].tokens)
             fail("--train-data: file %d is %s with %llu tokens, but it was %s with %llu in %s; the data may only grow, "
-                 "by "
-                 "files whose names sort last",
+                 "by files whose names sort last",
                  i + 1, name, (unsigned long long)(i < now ? r->train->files[i].tokens : 0),
                  json_show(state->files[i].name).text, (unsigned long long)state->files[i].tokens,
                  r->config->checkpoint);

@@ -135,8 +135,7 @@ static void start_check(const struct config *config) {
         const char *then = trainer_state_option(&state, "resolved", *fixed);
         if (strcmp(option_text(text, row, config), then) != 0)
             fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run "
-                 "from "
-                 "that model by --init-from and another --out",
+                 "from that model by --init-from and another --out",
                  option_display(name, *fixed), text, json_show(then).text, config->checkpoint);
     }
     const bool fp32 = strcmp(state.precision, "fp32") == 0;
@@ -188,8 +187,7 @@ static void start_check_new(const struct config *config) {
     for (int i = 0; i < entries.count && !failed; i++)
         if (entries.all[i].kind == CHECKPOINT_STEP)
             fail("%s holds checkpoints of another run, the newest of step %lld: go on from it by --resume auto, name "
-                 "another "
-                 "--out, or remove them",
+                 "another --out, or remove them",
                  root, (long long)entries.all[i].step);
     free(entries.all);
 }

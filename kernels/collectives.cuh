@@ -47,7 +47,7 @@ static size_t collectives_scratch_bytes(int64_t largest_part, int ranks, enum co
     return kind == COLLECTIVES_NCCL && wire_bf16 ? (size_t)largest_part * (size_t)ranks * sizeof(bf16) : 0;
 }
 // The largest of all collectives, of one rank: elements that are reduced, bytes that are gathered. Once this returns, what
-// the collectives hold of the device's memory is taken.
+// collectives of the largest and of the smallest size hold of the device's memory is taken.
 static void collectives_open(struct collectives *c, struct parallel *parallel, enum collectives_kind kind,
                              bool wire_bf16, int64_t largest_part, size_t largest_gathered_bytes, struct device *dev) {
     const int ranks = parallel->launch.ranks;

@@ -43,7 +43,7 @@ struct nccl_queue {
 static const char *nccl_hint(ncclResult_t status) {
     if (status == ncclInvalidUsage)
         return "each rank needs a GPU of its own: start one for each GPU, or let ranks share one for a test by "
-               "--collectives mpi";
+               "--collectives sockets";
     return "NCCL_DEBUG=INFO shows what NCCL tried";
 }
 static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call, const char *file, int line) {
@@ -100,7 +100,7 @@ static void nccl_queue_poll(void *argument) {
 
 // A collective of each function at the largest size and at the smallest, in memory that is given back: since 2.22 NCCL
 // connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm, which
-// depends on function, type and size. Neither counted nor timed.
+// depends on function, type and size. These collectives are in no count and no time of the log.
 static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_part, bool wire_bf16,
                                size_t largest_gathered_bytes) {
     const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float),
@@ -268,8 +268,7 @@ struct nccl_queue {
 static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_part, bool wire_bf16,
                             size_t largest_gathered_bytes, struct device *dev) {
     fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= "
-         "names "
-         "their folder), or give --collectives mpi or sockets, which are slow");
+         "names their folder), or give --collectives mpi or sockets, which are slow");
 }
 static void nccl_queue_close(struct nccl_queue *q) {}
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {}

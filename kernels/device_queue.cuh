@@ -56,9 +56,8 @@ static void device_open(struct device *dev, int local_rank, bool may_share) {
     int count = 0;
     cuda_check(cudaGetDeviceCount(&count));
     if (count > 1 && local_rank >= count && !may_share)
-        fail("this is process %d on this host, which has %d GPUs: start as many as there are GPUs (--collectives mpi "
-             "lets "
-             "them share one, for tests)",
+        fail("this is process %d on this host, which has %d GPUs: start as many as there are GPUs "
+             "(--collectives sockets lets them share one, for tests)",
              local_rank + 1, count);
     dev->index = local_rank % count;
     cuda_check(cudaSetDevice(dev->index));

@@ -180,7 +180,7 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
 }
 
 // Which product was refused, and what to change. The widths of a layer's input and output are multiples of 8 in any usual
-// model; else the tokens are the odd ones.
+// model; where they are, the number of tokens is what the library refuses.
 static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *gemm, cublasStatus_t status,
                                        const struct matmul_library *library) {
     const bool widths_fit = gemm->cols % 8 == 0 && (gemm->sum ? gemm->rows : gemm->depth) % 8 == 0;

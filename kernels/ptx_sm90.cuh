@@ -24,7 +24,9 @@ struct tensor_map; // kernels/tensor_map.cuh
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
 // Looks until `found`, for WAIT_LIMIT_NS (%2); then leaves a wait_record and traps. %0: the address, which STORE_ADDRESS
 // stores; %1: what is awaited; FOUND: what was there; %3: the place. Few registers: the warps that copy have 24. One asm,
-// whose other ends ptxas sees to be dead: else it would not let wgmmas run past it.
+// whose other ends ptxas sees to be dead: else it would not let wgmmas run past it. What stands between two texts
+// clang-format takes for an expression.
+// clang-format off
 #define PTX_WAIT(LOOK, MBARRIER, STORE_ADDRESS, FOUND)                                                                 \
     "{\n\t.reg .pred found, soon;\n\t.reg .b32 now, begin, seen;\n\t.reg .b64 record;\n\t" LOOK                        \
     "@found bra done;\n\tmov.u32 begin, %%globaltimer_lo;\n"                                                           \
@@ -32,14 +34,23 @@ struct tensor_map; // kernels/tensor_map.cuh
     "mov.u32 now, %%globaltimer_lo;\n\tsub.u32 now, now, begin;\n\tsetp.lt.u32 soon, now, %2;\n\t@soon bra again;\n\t" \
     "atom.global.exch.b32 now, [device_wait_taken], 1;\n\tsetp.ne.s32 soon, now, 0;\n\t@soon bra others;\n\t"          \
     "ld.global.b64 record, [device_wait_record];\n\t" STORE_ADDRESS                                                    \
-    PTX_STORE(MBARRIER, 8) PTX_STORE(% 1, 12) PTX_STORE(FOUND, 16) PTX_STORE_SPECIAL(ctaid.x, 20)                      \
-        PTX_STORE_SPECIAL(ctaid.y, 24) PTX_STORE_SPECIAL(ctaid.z, 28) PTX_STORE_SPECIAL(tid.x, 32)                     \
-            PTX_STORE_SPECIAL(tid.y, 36) PTX_STORE_SPECIAL(tid.z, 40)                                                  \
-                PTX_STORE(% 3, 44) "fence.sc.sys;\n\ttrap;\n\texit;\n"                                                 \
-                                   "others:\n\tnanosleep.u32 1000;\n\tbra others;\n"                                   \
-                                   "done:\n\t}"
-#define PTX_STORE(what, offset) "st.global.b32 [record+" #offset "], " #what ";\n\t"
-#define PTX_STORE_SPECIAL(name, offset) "mov.u32 now, %%" #name ";\n\t" PTX_STORE(now, offset)
+    PTX_STORE(#MBARRIER, 8)                                                                                            \
+    PTX_STORE("%1", 12)                                                                                                \
+    PTX_STORE(#FOUND, 16)                                                                                              \
+    PTX_STORE_SPECIAL(ctaid.x, 20)                                                                                     \
+    PTX_STORE_SPECIAL(ctaid.y, 24)                                                                                     \
+    PTX_STORE_SPECIAL(ctaid.z, 28)                                                                                     \
+    PTX_STORE_SPECIAL(tid.x, 32)                                                                                       \
+    PTX_STORE_SPECIAL(tid.y, 36)                                                                                       \
+    PTX_STORE_SPECIAL(tid.z, 40)                                                                                       \
+    PTX_STORE("%3", 44)                                                                                                \
+    "fence.sc.sys;\n\ttrap;\n\texit;\n"                                                                                \
+    "others:\n\tnanosleep.u32 1000;\n\tbra others;\n"                                                                \
+    "done:\n\t}"
+// clang-format on
+// `what` is a text: an operand made one here, by #, would be what a formatter makes of "% 1".
+#define PTX_STORE(what, offset) "st.global.b32 [record+" #offset "], " what ";\n\t"
+#define PTX_STORE_SPECIAL(name, offset) "mov.u32 now, %%" #name ";\n\t" PTX_STORE("now", offset)
 #define mbarrier_wait(barrier, parity) mbarrier_wait_at<wait_place(__FILE__, __LINE__)>(barrier, parity)
 #define wait_acquire(at, value) wait_acquire_at<wait_place(__FILE__, __LINE__)>(at, value)
 #endif
@@ -83,7 +94,7 @@ PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
 template <int PLACE> PTX_FUNCTION void mbarrier_wait_at(uint32_t barrier, uint32_t parity) {
     asm volatile(PTX_WAIT("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 found, [%0], %1;\n\t", 1,
-                          PTX_STORE(% 0, 0) PTX_STORE(0, 4), 0)::"r"(barrier),
+                          PTX_STORE("%0", 0) PTX_STORE("0", 4), 0)::"r"(barrier),
                  "r"(parity), "n"((unsigned)WAIT_LIMIT_NS), "n"(PLACE)
                  : "memory");
 }

@@ -72,6 +72,8 @@ def all_rows():
 
 
 def output(*command):
+    if not shutil.which(command[0]):
+        return ""
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
@@ -80,6 +82,8 @@ def why_not(row):
     for command in [row.make["CC"], *row.emulator.split()[:1]]:
         if not shutil.which(command):
             return command + " is not installed"
+    if row.environment and not os.path.exists(output("clang-14", "-print-resource-dir") + "/include/omp.h"):
+        return "libomp-14-dev, whose OpenMP it takes, is not installed"
     with open("/proc/cpuinfo") as file:
         here = set(file.read().split())
     lacking = [flag for flag in row.needs.split() if flag not in here]
@@ -166,7 +170,7 @@ def stored(row):
 
 def difference(ours, theirs):
     """The largest relative difference; infinite where a curve is missing."""
-    if not ours or len(ours) != len(theirs):
+    if not ours or len(ours) != len(theirs) or None in ours:
         return float("inf")
     return max(abs(a / b - 1) for a, b in zip(ours, theirs))
 
@@ -196,14 +200,14 @@ def describe(row):
 def write_table(rows):
     """docs/machines.md from what is stored. Returns the names of the rows that failed."""
     reference = stored(rows[0])
-    if not reference or not reference["built"]:
+    if not reference or not reference["built"] or not all(reference["losses"].values()):
         sys.exit("build_matrix.py: run the row %s first: the others' losses are held against its own" % rows[0].name)
     reference = reference["losses"]
     bad = []
     lines = ["# Compilers, instruction sets and libraries", "",
              "Written by `scripts/build_matrix.py` from its own runs; a row is a build of the cpu target with warnings as errors, the tests of",
              "`make quick`, and 20 steps of training. Units and parsers are the same programs for every `ARCH`, so that only the first row of",
-             "a compiler tests them. The last but two columns: the largest relative difference of a loss from the fp32 losses of the first",
+             "a compiler tests them. Columns fp32 and bf16: the largest relative difference of a loss from the fp32 losses of the first",
              "row, bounds %.0e in fp32 and %.1e in bf16 (twice what the first row's own bf16 run differs by)." %
              (FP32_TOLERANCE, 2 * difference(reference["bf16"], reference["fp32"])), "",
              "| row | compiler | settings | builds | tests | fp32 | bf16 | seconds: build + test | |",

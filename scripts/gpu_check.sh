@@ -50,6 +50,7 @@ if [ -n "$rehearsal" ]; then
 fi
 cd "$root" || exit 2
 python=${PYTHON:-python3}
+export PYTHON="$python" # make looks into its nvidia wheels
 limit=${GPU_CHECK_SECONDS:-560}
 step_limit=${GPU_CHECK_STEP_SECONDS:-}
 small=${GPU_CHECK_SMALL:-}
@@ -161,7 +162,7 @@ unit() {
     for test in "$programs"/unit_*; do
         if [[ -f $test && -x $test && $test != *.* ]] && is_built "$test"; then
             found=yes
-            program_test "$(basename "$test")" 180 "$test"
+            program_test "$(basename "$test")" 240 "$test"
         fi
     done
     [ -n "$found" ] || skip unit "there is no $programs/unit_*"
@@ -223,11 +224,12 @@ attention_table() {
     step spills 30 "$python" scripts/ptxas_table.py "$programs/ptxas_attention.log"
     if [[ $gpu != *", 9.0,"* ]]; then
         skip overlap "the compute capability is not 9.0"
-    elif ! command -v cuobjdump >/dev/null; then
+    elif [ ! -x "$cuobjdump" ]; then
         skip overlap "cuobjdump is not installed"
     else
         # shellcheck disable=SC2016 # the inner shell's arguments
-        step overlap 60 sh -c 'cuobjdump -sass "$1" | "$2" scripts/hopper_overlap.py' sh "$programs/attention_bench" "$python"
+        step overlap 60 sh -c '"$3" -sass "$1" | "$2" scripts/hopper_overlap.py' sh "$programs/attention_bench" "$python" \
+            "$cuobjdump"
     fi
 }
 
@@ -345,11 +347,18 @@ sanitize() {
     done
 }
 
-gpu=$(nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
+ask_gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+gpu=$(ask_gpu name,compute_cap,memory.total)
 if [ -z "$gpu" ]; then
     echo "skipped: nvidia-smi names no GPU to check on"
     exit 77
 fi
+for tool in make g++ timeout realpath; do
+    if ! command -v "$tool" >/dev/null; then
+        echo "gpu_check.sh: $tool is not installed" >&2
+        exit 2
+    fi
+done
 mkdir -p "$out" && work=$(mktemp -d) || exit 2
 trap '[ "$BASHPID" != $$ ] || rm -rf "$work"' EXIT
 for signal in INT TERM HUP; do
@@ -357,8 +366,10 @@ for signal in INT TERM HUP; do
     trap "stopped_by $signal" $signal
 done
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
-commit=$(if [ -e .git ]; then git describe --always --dirty --abbrev=12; else cat .packed_commit; fi 2>/dev/null)
-report start "$out" "gpu=$gpu" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
+cuobjdump=$(command -v cuobjdump || echo "$(dirname "$(readlink -f "$nvcc")")/cuobjdump")
+# A copy of the tree may belong to another user than this one, which git asks to be told.
+commit=$({ [ -e .git ] && git -c safe.directory='*' describe --always --dirty --abbrev=12 || cat .packed_commit; } 2>/dev/null)
+report start "$out" "gpu=$gpu" "driver=$(ask_gpu driver_version)" "date=$(date +%F)" "commit=$commit" "rehearsal=$rehearsal" \
     "nvcc=$("$nvcc" --version 2>/dev/null | sed -n 's/^Cuda compilation.*release/CUDA/p')" || exit
 [ ! -d .deps/wheels ] || install_wheels
 for stage in ${stages//,/ }; do

@@ -264,7 +264,7 @@ def runs_list(results):
     lines = []
     for i, machine in enumerate(results["runs"]):
         stages = dict.fromkeys(check["stage"] for check in results["checks"] if check["run"] == i)
-        facts = [machine[name] for name in ("date", "gpu", "nvcc") if machine.get(name)]
+        facts = [machine[name] for name in ("date", "gpu", "driver", "nvcc") if machine.get(name)]
         lines.append(f"- {', '.join([*facts, 'commit ' + machine.get('commit', 'unknown')])}: {', '.join(stages) or 'nothing'}")
     if len({machine.get("commit") for machine in results["runs"]}) > 1:
         lines.append("- These are several commits: figures of one stand beside figures of another.")

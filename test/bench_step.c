@@ -142,8 +142,7 @@ static void print_table(const struct bench *b, double peak_flops, struct flops_p
            median(base->step) / median(base->matmuls));
     const double flops = per_token.done * tokens, percent = 100 * 1e3 * flops / median(base->step) / peak_flops;
     printf("model flops: %.0f GFLOP a step, %.1f GFLOP/s; a large matmul reaches %.1f GFLOP/s here: MFU %.1f %%, by "
-           "PaLM's "
-           "convention %.1f %%\n",
+           "PaLM's convention %.1f %%\n",
            1e-9 * flops, 1e-6 * flops / median(base->step), 1e-9 * peak_flops, percent,
            percent * per_token.palm / per_token.done);
 }

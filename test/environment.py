@@ -15,9 +15,9 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What launchers leave behind, and what numbers threads or chooses kernels: a test that wants one sets it. The variables of CUDA,
-# of the emulator and of the sanitizers stay, since who starts the tests chooses a machine by them; so does the folder that
-# test/run.sh gives an mpirun.
-FOREIGN = re.compile("(?!.*_tmpdir_base$)(OMPI|OPAL|ORTE|PMIX?|PRTE|HYDRA|MPI|I_MPI|MPICH|SLURM|OMP|GOMP|KMP|OPENBLAS|GOTO|BLIS|MKL|DNNL|ONEDNN|NVTE)_"
+# of the emulator and of the sanitizers stay, since who starts the tests chooses a machine by them; so do those that say where a
+# library is installed and how Open MPI reaches its processes, and the folder that test/run.sh gives an mpirun.
+FOREIGN = re.compile("(?!.*(_tmpdir_base|_PREFIX|_ROOT|_HOME|_CONF)$|OMPI_MCA_(plm|btl|pml|mtl)_?)(OMPI|OPAL|ORTE|PMIX?|PRTE|HYDRA|MPI|I_MPI|MPICH|SLURM|OMP|GOMP|KMP|OPENBLAS|GOTO|BLIS|MKL|DNNL|ONEDNN|NVTE)_"
                      "|(LOCAL_)?(RANK|WORLD_SIZE)$|(LC_.*|LANG|LANGUAGE)$")
 # What nohup and a shell's job control have set lets the tests go on when the terminal is left.
 KEPT_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}

@@ -11,9 +11,8 @@ static struct device dev;
 #if (defined(PRECISION_BF16) && defined(AMX_EMULATE)) || defined(__SANITIZE_ADDRESS__)
 enum { SLOW = 1 }; // every tile product takes long: fewer and smaller shapes
 #elif (defined(CUDA_EMULATED) && !defined(EVERY_SHAPE)) || defined(QUICK)
-enum {
-    SLOW = 2
-}; // fewer still; QUICK: under compute-sanitizer, EVERY_SHAPE: the emulator gets a GPU's, for 20 minutes
+// Fewer still. QUICK: under compute-sanitizer; EVERY_SHAPE: the emulator gets a GPU's, for 20 minutes.
+enum { SLOW = 2 };
 #else
 enum { SLOW = 0 };
 #endif

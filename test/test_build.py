@@ -2,7 +2,6 @@
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import tempfile
 import unittest
@@ -14,22 +13,26 @@ ANOTHER_ARCH = {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine()
 
 class Build(unittest.TestCase):
     def setUp(self):
-        self.folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.folder)
+        # Below this tree, by names without a space, which make would split at.
+        os.makedirs(ROOT + "/build", exist_ok=True)
+        self.folder = os.path.relpath(tempfile.mkdtemp(dir=ROOT + "/build"), ROOT)
+        self.addCleanup(shutil.rmtree, f"{ROOT}/{self.folder}")
         self.target = f"{self.folder}/build/{PROGRAM}"
 
     def make(self, *arguments):
         # The variables of a make that runs this test are not for this one, nor those that its caller set.
         environment = {k: v for k, v in os.environ.items()
-                       if k not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "CC", "CXX", "ARCH", "SANITIZE")}
+                       if not k.startswith("MAKE") and k not in (
+                           "MFLAGS", "CC", "CXX", "ARCH", "SANITIZE", "WERROR", "MPI", "ONEDNN", "OPENBLAS", "OPENBLAS_INCLUDE",
+                           "DEPS", "CFLAGS", "CPPFLAGS", "LDFLAGS", "CUDA_HOME", "NVCC", "CUBLASLT_DIR", "NCCL_HOME", "GPU_ARCH", "RELEASE")}
         return subprocess.run(["make", f"B={self.folder}/build", "CUDA=", *arguments, self.target], cwd=ROOT,
                               env=environment, text=True, capture_output=True)
 
     def script(self, name, text):
         path = f"{self.folder}/{name}"
-        with open(path, "w") as file:
+        with open(f"{ROOT}/{path}", "w") as file:
             file.write("#!/bin/sh\n" + text)
-        os.chmod(path, os.stat(path).st_mode | stat.S_IXUSR)
+        os.chmod(f"{ROOT}/{path}", 0o755)
         return path
 
     def test_what_a_build_is_made_with_decides_what_is_built_anew(self):
@@ -42,9 +45,23 @@ class Build(unittest.TestCase):
                     self.skipTest("no MPI is installed")
                 self.assertEqual(self.make("-q", change).returncode, 1, "out of date")
         self.assertEqual(self.make("-q").returncode, 0, "-q wrote nothing")
-        before = os.stat(self.target).st_mtime_ns
+        before = os.stat(f"{ROOT}/{self.target}").st_mtime_ns
         self.assertEqual(self.make("MPI=", f"ARCH={ANOTHER_ARCH}").returncode, 0)
-        self.assertGreater(os.stat(self.target).st_mtime_ns, before)
+        self.assertGreater(os.stat(f"{ROOT}/{self.target}").st_mtime_ns, before)
+
+    def test_the_program_is_linked_again_for_another_target(self):
+        """Compilers that only make their output stand in: which objects are linked is what matters."""
+        touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')
+        nvcc = self.script("nvcc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho release\n')
+        self.target = f"{self.folder}/build/train_gpt"
+        cpu, cuda = ["CUDA="], ["CUDA=yes", f"NVCC={nvcc}", "CUBLASLT=lib", "find_include=x", "NCCL="]
+        for target, wanted in ((cuda, True), (cuda, False), (cpu, True), (cpu, False), (cuda, True)):
+            made = self.make(f"CC={touch}", "MISSING=", "MPI=", *target)
+            self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+            linked = [line for line in made.stdout.splitlines() if line.endswith(f"-o {self.target}")]
+            self.assertEqual(bool(linked), wanted, made.stdout)
+            if wanted:
+                self.assertEqual("engine_cuda" in linked[0], target is cuda)
 
     def test_tests_of_the_runtime_are_the_same_program_on_every_machine(self):
         commands = self.make("-n", "--always-make").stdout
@@ -56,7 +73,7 @@ class Build(unittest.TestCase):
         made = self.make(*arguments)
         self.assertEqual(made.returncode, 2, made.stdout + made.stderr)
         lines = [line for line in made.stderr.splitlines() if "***" not in line or "Stop." in line]
-        self.assertFalse(os.path.exists(self.target))
+        self.assertFalse(os.path.exists(f"{ROOT}/{self.target}"))
         return lines
 
     def test_what_cannot_be_used_is_named_in_one_line_with_the_way_out(self):

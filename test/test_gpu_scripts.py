@@ -460,6 +460,34 @@ class Pack(unittest.TestCase):
         self.assertIn("more than the 60", result.stderr)
 
 
+# ---- waits that take too long ----
+
+WAITS = """#include "kernels/ptx_sm90.cuh"
+__global__ void of_an_int(const int *at, int value) { wait_acquire(at, value); }
+__global__ void of_a_barrier(unsigned barrier, unsigned parity) { mbarrier_wait(barrier, parity); }
+"""
+
+
+@unittest.skipUnless(shutil.which("nvcc") or os.path.exists("/usr/local/cuda/bin/nvcc"), "there is no nvcc")
+class Waits(unittest.TestCase):
+    def test_the_record_has_operands(self):
+        """The emulator does not compile the asm that leaves a wait_record."""
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        with tempfile.TemporaryDirectory() as folder:
+            with open(folder + "/waits.cu", "w", encoding="utf-8") as file:
+                file.write(WAITS)
+            subprocess.run([nvcc, "-std=c++17", "-I", ROOT, "-DTARGET_CUDA", "-DDEVICE_WAIT_LIMIT=4", "-gencode",
+                            "arch=compute_90a,code=compute_90a", "-ptx", folder + "/waits.cu", "-o", folder + "/waits.ptx"], check=True,
+                           capture_output=True, timeout=300)
+            with open(folder + "/waits.ptx", encoding="utf-8") as file:
+                kernels = file.read().split(".entry ")[1:]
+        records = [dict(re.findall(r"\[record\+(\d+)\], (\S+);", text)) for text in kernels]
+        for record, wanted in zip(records, ({"8": "0", "12": "%r1", "16": "seen"},
+                                            {"0": "%r1", "4": "0", "8": "1", "12": "%r2", "16": "0"}), strict=True):
+            self.assertEqual({offset: record[offset] for offset in wanted}, wanted)
+            self.assertGreater(int(record["44"]), 16)  # a line and a file's number, not an operand's
+
+
 # ---- the rehearsal ----
 
 EMULATOR = os.environ.get("TRAIN_GPT_CUDA", "")

@@ -61,6 +61,17 @@ static inline FILE *test_file(void) {
     return file >= 0 ? fdopen(file, "w+") : NULL;
 }
 
+// For a process that becomes mpirun, where test/run.sh gave the test a folder for mpirun's sessions: one of its own in it.
+// Of several mpiruns in one folder, one may make or remove a part that another has just looked for.
+static inline void test_own_session_folder(void) {
+    const char *const folder = getenv("OMPI_MCA_orte_tmpdir_base");
+    char path[TEST_PATH];
+    if (!folder || (size_t)snprintf(path, sizeof path, "%s/mpirun.XXXXXX", folder) >= sizeof path || !mkdtemp(path))
+        return;
+    setenv("OMPI_MCA_orte_tmpdir_base", path, 1);
+    setenv("PRTE_MCA_prte_tmpdir_base", path, 1);
+}
+
 // A small generator of the tests' own (splitmix64), so that test data does not lean on code under test.
 static inline uint64_t test_random(uint64_t *state) {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);

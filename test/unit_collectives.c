@@ -499,14 +499,16 @@ static void run_rank(const char *names, const char *kind_name) {
 }
 // What the ranks say is read from what this returns, until end_ranks. MPI leaves memory behind of its own.
 static FILE *start_ranks(int ranks, const char *names, const char *kind) {
+    static const char session_folder[] = // as test_own_session_folder
+        "[ -z \"$OMPI_MCA_orte_tmpdir_base\" ] || OMPI_MCA_orte_tmpdir_base=$(mktemp -d -p \"$OMPI_MCA_orte_tmpdir_base\"); ";
     char program[512], command[1024];
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     assert_true(length > 0);
     program[length] = 0;
     snprintf(command, sizeof command,
-             "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 "
+             "%sOMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 "
              "ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=%d timeout 60 mpirun --oversubscribe -np %d '%s' %s %s 2>&1",
-             ranks, ranks, program, names, kind);
+             session_folder, ranks, ranks, program, names, kind);
     FILE *job = popen(command, "r");
     assert_non_null(job);
     return job;

@@ -305,6 +305,7 @@ struct mpirun {
 static int run_mpirun(const void *arguments) {
     const struct mpirun *const mpirun = (const struct mpirun *)arguments;
     char program[4096] = "", ranks[16];
+    test_own_session_folder();
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
     setenv("OMPI_MCA_odls_base_sigkill_timeout", "0", 1); // a job that fails ends at once

@@ -956,6 +956,7 @@ int main(int argc, char **argv) {
 #ifdef CUDA_EMULATED
     setenv("EMU_CAPABILITY", "9.0", 0);
 #endif
+    setvbuf(stdout, NULL, _IOLBF, 0); // what passed stays said where a limit ends this program
     const char *const obstacle = unit_obstacle();
     if (*obstacle) {
         printf("skipped: unit_sm90: %s\n", obstacle);
