@@ -99,7 +99,8 @@ PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE
 # ---- CUDA: looked for where it is wanted ----
 NVCC := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME:=/bin/nvcc)) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc)))
 GPU := $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L >/dev/null 2>&1 && echo yes))
-CUDA ?= $(if $(SANITIZE),,$(and $(NVCC),$(GPU),yes))
+NEEDS_COMPILER := $(filter-out clean format format-check,$(or $(MAKECMDGOALS),all))
+CUDA ?= $(if $(SANITIZE),,$(and $(NEEDS_COMPILER),$(NVCC),$(GPU),yes))
 ifneq ($(CUDA),)
   ifeq ($(shell command -v $(NVCC) 2>/dev/null),)
     $(error no nvcc in CUDA_HOME$(comma) PATH or /usr/local/cuda$(NVCC:%=, nor is % one); make CUDA= builds for the cpu alone)
