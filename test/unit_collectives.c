@@ -549,7 +549,7 @@ static const struct fault {
     {"host_memory", "ncclAllGather: what is sent", "is no memory of the device"},
     {"parts_overlap", "ncclReduceScatter: its buffers overlap", "part is at byte"},
     {"one_is_missing", "train_gpt: rank 1 (host", "has not reached 'the second' (collective 4)"},
-    {"device_is_shared", "Duplicate GPU detected : rank 0 and rank 1", "--collectives mpi"},
+    {"device_is_shared", "Duplicate GPU detected : rank 0 and rank 1", "--collectives sockets"},
     {"wait_is_recorded", "a wait for a collective while a graph is recorded", ""},
     {"begin_is_recorded", "bytes while a graph is recorded", ""},
 };
