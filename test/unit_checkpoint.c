@@ -1098,7 +1098,7 @@ static int run_loop(void *argument) {
 }
 static void killed_at_random_moments(void **state) {
     uint64_t random = (uint64_t)clock_us();
-    int64_t complete = 0; // the newest step of which that is known: step 0 below, then from a child or the search after it
+    int64_t complete = 0; // the newest step known to be: 0 below, then as a child or the search after it says
     const int kills = UNDER_THREAD_SANITIZER ? 50 : 200;
     root_clear();
     const int64_t begin_us = clock_us();
