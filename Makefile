@@ -160,7 +160,7 @@ cuda:
 
 # One copy of the engine per target and precision, and a main that picks one. What looks whether this CPU has the
 # instructions that they were compiled for is itself compiled for any.
-$(B)/cpu_features.o: runtime/cpu_features.c $(B)/build-with | $(B)
+$(B)/cpu_features.o: runtime/machine/cpu_features.c $(B)/build-with | $(B)
 	$(call COMPILE_FOR,) -c $< -o $@
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
 # that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
@@ -169,7 +169,17 @@ $(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
 $(B)/commit.c: ;
 $(B)/commit.o: $(B)/commit.c $(B)/build-with
 	$(call COMPILE_FOR,) -c $< -o $@
-PROGRAM := $(B)/cpu_features.o $(B)/commit.o
+# What depends on neither target nor precision, compiled once, for any machine of this kind. Tests of what a file does not
+# export include its .c, whose object the linker then leaves in the archive.
+LIBRARY := $(B)/library.a
+LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
+$(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
+	rm -f $@
+	$(AR) rcs $@ $^
+$(B)/library/%.o: %.c $(B)/build-with
+	@mkdir -p $(@D)
+	$(COMPILE_BASELINE) -c $< -o $@
+PROGRAM := $(B)/cpu_features.o $(B)/commit.o $(LIBRARY)
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 # What it was linked for last: the objects of the other are up to date then too.
 LINKED := $(if $(CUDA),cuda,cpu)
@@ -177,11 +187,11 @@ ifneq ($(strip $(file <$(B)/linked-for)),$(LINKED))
 .PHONY: $(B)/train_gpt
 endif
 ifneq ($(CUDA),)
-$(B)/train_gpt: $(B)/main_cuda.o $(PROGRAM) $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o
+$(B)/train_gpt: $(B)/main_cuda.o $(CPU_ENGINES) $(B)/engine_cuda_fp32.o $(B)/engine_cuda_bf16.o $(PROGRAM)
 	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -o $@
 	@echo $(LINKED) >$(B)/linked-for
 else
-$(B)/train_gpt: $(B)/main.o $(PROGRAM) $(CPU_ENGINES)
+$(B)/train_gpt: $(B)/main.o $(CPU_ENGINES) $(PROGRAM)
 	$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 	@echo $(LINKED) >$(B)/linked-for
 endif
@@ -203,23 +213,23 @@ $(B)/ptxas.txt: scripts/ptxas_table.py $(PTXAS_LOGS)
 	$^ >$@ || { mv $@ $@.failed; exit 1; }
 ptxas = $(NVCC_COMPILE) -DENGINE=train_cuda_$(1) $(PRECISION_$(1)) -arch=$* -Xptxas -v -cubin $< -o $(@:log=cubin) 2>$@ || \
   { cat $@; rm $@; exit 1; }
-$(B)/ptxas_fp32_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) $(B)/build-with $(B)/build-with-cuda | $(B)
+$(B)/ptxas_fp32_%.log: train_gpt.c $(wildcard *.cuh */*.cuh) $(B)/build-with $(B)/build-with-cuda | $(B)
 	$(call ptxas,fp32)
-$(B)/ptxas_bf16_%.log: train_gpt.c $(wildcard *.cuh kernels/*.cuh) $(B)/build-with $(B)/build-with-cuda | $(B)
+$(B)/ptxas_bf16_%.log: train_gpt.c $(wildcard *.cuh */*.cuh) $(B)/build-with $(B)/build-with-cuda | $(B)
 	$(call ptxas,bf16)
 
 # test/op_NAME.c is built per precision (NAME_fp32, NAME_bf16, NAME_amx); test/unit_NAME.c once.
-$(B)/test/op_%_fp32: test/op_%.c $(B)/build-with | $(B)/test
-	$(COMPILE) $(PRECISION_fp32) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
-$(B)/test/op_%_bf16: test/op_%.c $(B)/build-with | $(B)/test
-	$(COMPILE) $(PRECISION_bf16) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
-$(B)/test/op_%_amx: test/op_%.c $(B)/build-with | $(B)/test
-	$(COMPILE) $(PRECISION_amx) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
-$(B)/test/unit_%: test/unit_%.c $(B)/build-with | $(B)/test
-	$(COMPILE_BASELINE) $< $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
+$(B)/test/op_%_fp32: test/op_%.c $(B)/build-with $(LIBRARY) | $(B)/test
+	$(COMPILE) $(PRECISION_fp32) $< $(LIBRARY) $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
+$(B)/test/op_%_bf16: test/op_%.c $(B)/build-with $(LIBRARY) | $(B)/test
+	$(COMPILE) $(PRECISION_bf16) $< $(LIBRARY) $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
+$(B)/test/op_%_amx: test/op_%.c $(B)/build-with $(LIBRARY) | $(B)/test
+	$(COMPILE) $(PRECISION_amx) $< $(LIBRARY) $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
+$(B)/test/unit_%: test/unit_%.c $(B)/build-with $(LIBRARY) | $(B)/test
+	$(COMPILE_BASELINE) $< $(LIBRARY) $(LDFLAGS) $(LDLIBS) -lcmocka -o $@
 # A parser's fuzz target on its corpus alone.
-$(B)/test/fuzz_%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/test
-	$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$*"' $< $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
+$(B)/test/fuzz_%: test/fuzz/fuzz_%.c $(B)/build-with $(LIBRARY) | $(B)/test
+	$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$*"' $< $(LIBRARY) $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
 
 # The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA.
 # -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host. As C++, g++ warns of its
@@ -228,27 +238,27 @@ $(B)/test/fuzz_%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/test
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) $(BASELINE) -O2 \
   $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
-$(B)/emu/op_%_fp32: test/op_%.c $(B)/build-with | $(B)/emu
-	$(EMULATE_TEST) $(PRECISION_fp32) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
-$(B)/emu/op_%_bf16: test/op_%.c $(B)/build-with | $(B)/emu
-	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
+$(B)/emu/op_%_fp32: test/op_%.c $(B)/build-with $(LIBRARY) | $(B)/emu
+	$(EMULATE_TEST) $(PRECISION_fp32) -x c++ $< -x none $(LIBRARY) $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
+$(B)/emu/op_%_bf16: test/op_%.c $(B)/build-with $(LIBRARY) | $(B)/emu
+	$(EMULATE_TEST) $(PRECISION_bf16) -x c++ $< -x none $(LIBRARY) $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 $(B)/emu/engine_cuda_%.o: train_gpt.c $(B)/build-with | $(B)/emu
 	$(EMULATE) -DENGINE=train_cuda_$* $(PRECISION_$*) -x c++ -c $< -o $@
 $(B)/emu/main.o: train_gpt.c $(B)/build-with | $(B)/emu
 	$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"the emulator"' -c $< -o $@
-$(B)/emu/train_gpt: $(B)/emu/main.o $(PROGRAM) $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o
+$(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(B)/emu/engine_cuda_fp32.o $(B)/emu/engine_cuda_bf16.o $(PROGRAM)
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
-$(B)/emu/unit_%: test/unit_%.c $(B)/build-with | $(B)/emu
-	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
-$(B)/emu/unit_%: test/emu/unit_%.cu $(B)/build-with | $(B)/emu
-	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
-$(B)/emu/unit_%: test/cuda/unit_%.cu $(B)/build-with | $(B)/emu
-	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
+$(B)/emu/unit_%: test/unit_%.c $(B)/build-with $(LIBRARY) | $(B)/emu
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< -x none $(LIBRARY) $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
+$(B)/emu/unit_%: test/emu/unit_%.cu $(B)/build-with $(LIBRARY) | $(B)/emu
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< -x none $(LIBRARY) $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
+$(B)/emu/unit_%: test/cuda/unit_%.cu $(B)/build-with $(LIBRARY) | $(B)/emu
+	$(EMULATE) $(PRECISION_bf16) -x c++ $< -x none $(LIBRARY) $(LDFLAGS) $(RUNTIME_LDLIBS) -lcmocka -o $@
 
-$(B)/bench_%_fp32: test/bench_%.c $(B)/build-with | $(B)
-	$(COMPILE) $(PRECISION_fp32) $< $(LDFLAGS) $(LDLIBS) -o $@
-$(B)/bench_%_bf16: test/bench_%.c $(B)/build-with | $(B)
-	$(COMPILE) $(PRECISION_bf16) $< $(LDFLAGS) $(LDLIBS) -o $@
+$(B)/bench_%_fp32: test/bench_%.c $(B)/build-with $(LIBRARY) | $(B)
+	$(COMPILE) $(PRECISION_fp32) $< $(LIBRARY) $(LDFLAGS) $(LDLIBS) -o $@
+$(B)/bench_%_bf16: test/bench_%.c $(B)/build-with $(LIBRARY) | $(B)
+	$(COMPILE) $(PRECISION_bf16) $< $(LIBRARY) $(LDFLAGS) $(LDLIBS) -o $@
 
 OPS := $(patsubst test/%.c,%,$(wildcard test/op_*.c))
 UNITS := $(patsubst test/%.c,%,$(wildcard test/unit_*.c))
@@ -283,7 +293,7 @@ test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 	BUILD=$(B) test/environments.sh
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h kernels/*.cuh runtime/*.h))
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 check-headers:
 	@for h in $(HEADERS); do for p in -UPRECISION_BF16 -DPRECISION_BF16; do \
 	  for l in "$(CC) -x c -std=gnu11" "$(CXX) -x c++ -std=c++17"; do \
@@ -309,11 +319,11 @@ fuzz-%: $(B)/fuzz/%
 	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
 $(B)/fuzz/%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/fuzz
 	$(CLANG) -std=gnu11 $(CPPFLAGS) -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(WARNINGS) $< \
-	  $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
+	  $(LIBRARY_SOURCES) $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
 
 # For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
 CLANG_FORMAT ?= clang-format
-FORMATTED = $(filter-out runtime/unicode_tables.h,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
+FORMATTED = $(filter-out formats/unicode_tables.h,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
 compile_commands.json:
 	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
 format:
@@ -375,4 +385,4 @@ $(B) $(B)/test $(B)/emu $(B)/fuzz:
 clean:
 	rm -rf build
 
--include $(wildcard $(B)/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d)
+-include $(wildcard $(B)/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d)

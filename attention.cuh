@@ -8,7 +8,7 @@
 #include "kernels/attention_shape.cuh"   // struct attention_shape
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/rope.cuh"              // rope_backward
-#include "runtime/error.h"               // fail
+#include "runtime/machine/error.h"       // fail
 #include <stdio.h>                       // snprintf
 #include <stdlib.h>                      // getenv
 #ifdef TARGET_CUDA

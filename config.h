@@ -3,14 +3,14 @@
 // Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
 // add a field and a line; --help, config.json and the presets follow from the table.
 #pragma once
-#include "runtime/error.h"    // fail
-#include "runtime/json.h"     // config_write_json
-#include "runtime/options.h"  // the parser
-#include "runtime/schedule.h" // enum lr_decay_style
-#include <assert.h>           // static_assert
-#include <math.h>             // INFINITY
-#include <stdbool.h>          // bool
-#include <stdint.h>           // int64_t
+#include "runtime/machine/error.h" // fail
+#include "runtime/text/json.h"     // config_write_json
+#include "runtime/text/options.h"  // the parser
+#include "runtime/schedule.h"      // enum lr_decay_style
+#include <assert.h>                // static_assert
+#include <math.h>                  // INFINITY
+#include <stdbool.h>               // bool
+#include <stdint.h>                // int64_t
 
 // In the order in which the table lists their names.
 enum normalization { NORMALIZATION_LAYERNORM, NORMALIZATION_RMSNORM };

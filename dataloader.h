@@ -11,7 +11,7 @@
 //
 // Files are read by pread in a thread, ahead of the step, into a ring of samples. Cold pages, network file systems and
 // the checks of tokens thus cost the step nothing; the result can't depend on timing, because which sample goes where
-// is arithmetic. pread and not a mapping: see read_exactly in runtime/token_file.h.
+// is arithmetic. pread and not a mapping: see read_exactly in formats/token_file.h.
 #pragma once
 #include <glob.h>     // glob
 #include <inttypes.h> // PRIu64
@@ -24,9 +24,9 @@
 #include <string.h>   // memcpy, strcmp
 #include <unistd.h>   // close
 
-#include "runtime/error.h"      // fail
-#include "runtime/error_text.h" // struct error_text
-#include "runtime/token_file.h" // struct token_file
+#include "runtime/machine/error.h"      // fail
+#include "runtime/machine/error_text.h" // struct error_text
+#include "formats/token_file.h"         // struct token_file
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The order of samples

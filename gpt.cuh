@@ -25,8 +25,8 @@
 #include "memory.cuh"                // struct plan, struct arenas
 #include "parameters.cuh"            // struct parameters, struct model_shape
 #include "recompute.cuh"             // struct recompute_policy
-#include "runtime/error.h"           // fail
-#include "shards.cuh"                // struct shards: whose range is what
+#include "runtime/machine/error.h"   // fail
+#include "zero.cuh"                  // struct shards: whose range is what
 #include <math.h>                    // sqrt, isfinite
 #include <time.h>                    // clock_gettime
 

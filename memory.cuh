@@ -11,7 +11,7 @@
 #pragma once
 #include "kernels/device_memory.cuh" // device_allocate, device_free
 #include "kernels/device_queue.cuh"  // device_free_bytes, device_used_bytes
-#include "runtime/error.h"           // fail
+#include "runtime/machine/error.h"   // fail
 #include <errno.h>                   // errno
 #include <stdbool.h>                 // bool
 #include <stddef.h>                  // size_t

@@ -4,13 +4,13 @@
 // same bits by construction. Everything here is arithmetic on those masks; the memory plan, the reports and the search
 // for a policy that fits a budget all read the same table. To add an activation is to add a row.
 #pragma once
-#include "runtime/error.h" // fail
-#include <math.h>          // fabs
-#include <stdbool.h>       // bool
-#include <stdint.h>        // int64_t, uint32_t
-#include <stdio.h>         // snprintf
-#include <stdlib.h>        // calloc, free, strtol, qsort
-#include <string.h>        // strcmp, strlen
+#include "runtime/machine/error.h" // fail
+#include <math.h>                  // fabs
+#include <stdbool.h>               // bool
+#include <stdint.h>                // int64_t, uint32_t
+#include <stdio.h>                 // snprintf
+#include <stdlib.h>                // calloc, free, strtol, qsort
+#include <string.h>                // strcmp, strlen
 
 // What the sizes in the table depend on.
 struct layer_shape {

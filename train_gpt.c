@@ -2,11 +2,11 @@
 //
 // This file is compiled several times. With ENGINE defined (train_cpu_fp32, ...) it is one copy of the engine, whose
 // floatX is that precision, exporting one entry point; without it, it is main, which picks a copy and calls it.
-#include "config.h"        // struct config: every option
-#include "kernels/amx.cuh" // amx_available
-#include "runtime/error.h" // fail
-#include <omp.h>           // omp_set_num_threads, omp_get_num_procs
-#include <stdio.h>         // printf
+#include "config.h"                // struct config: every option
+#include "kernels/amx.cuh"         // amx_available
+#include "runtime/machine/error.h" // fail
+#include <omp.h>                   // omp_set_num_threads, omp_get_num_procs
+#include <stdio.h>                 // printf
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,11 +23,12 @@ engine_libraries train_cuda_fp32_libraries, train_cuda_bf16_libraries;
 
 #ifndef ENGINE
 
-#include "runtime/cpu_features.h" // what main.o and the engines are compiled for
-#include "start.h"                // from nothing, a model's folder or a checkpoint
-#include "version.h"              // --version
+#include "runtime/machine/cpu_features.h" // what main.o and the engines are compiled for
+#include "run/start.h"                    // from nothing, a model's folder or a checkpoint
+#include "run/version.h"                  // --version
 
-const struct cpu_feature cpu_features_needed[] = CPU_FEATURES; // runtime/cpu_features.c looks whether this CPU has them
+const struct cpu_feature cpu_features_needed[] =
+    CPU_FEATURES; // runtime/machine/cpu_features.c looks whether this CPU has them
 
 #ifdef HAVE_CUDA
 static engine_entry *const cuda_engines[2] = {train_cuda_fp32, train_cuda_bf16};
@@ -95,13 +96,13 @@ int main(int argc, char **argv) {
 
 #include "attention.cuh"      // attention_choose
 #include "dataloader.h"       // token shards to batches
-#include "fit.cuh"            // options to a policy, a plan that fits
-#include "generate.cuh"       // prompts, samples, tokens to text
+#include "run/fit.cuh"        // options to a policy, a plan that fits
+#include "run/generate.cuh"   // prompts, samples, tokens to text
 #include "gpt.cuh"            // the model and its step
-#include "ranks.cuh"          // several processes
-#include "resume.cuh"         // where a run begins, and its checkpoints
-#include "run.cuh"            // struct run
-#include "runtime/log.h"      // progress line, log.jsonl
+#include "run/ranks.cuh"      // several processes
+#include "run/resume.cuh"     // where a run begins, and its checkpoints
+#include "run/run.cuh"        // struct run
+#include "runtime/text/log.h" // progress line, log.jsonl
 #include "runtime/schedule.h" // learning rate
 
 // ---- start-up ----
@@ -520,7 +521,7 @@ int ENGINE(const struct config *config) {
 }
 
 #ifdef TARGET_CUDA
-#include "libraries.cuh" // libraries_print
+#include "run/libraries.cuh" // libraries_print
 #define NAME(engine, suffix) engine##suffix
 #define NAME_OF(engine, suffix) NAME(engine, suffix)
 const char *NAME_OF(ENGINE, _obstacle)(void) { return device_obstacle(); }

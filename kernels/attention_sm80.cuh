@@ -27,7 +27,7 @@
 #include "kernels/ptx.cuh"             // mma_m16n8k16, ldmatrix_x4, cp_async_16, exp2_approx, pack_bf16x2
 #include "kernels/random.cuh"          // struct dropout, philox4x32
 #include "kernels/vector_math.cuh"     // LOG2E
-#include "runtime/error.h"             // fail
+#include "runtime/machine/error.h"     // fail
 #include <math.h>                      // logf, INFINITY
 #include <stdio.h>                     // snprintf
 

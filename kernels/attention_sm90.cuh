@@ -22,7 +22,7 @@
 #include "kernels/ptx_sm90.cuh"        // wgmma, TMA, mbarriers
 #include "kernels/tensor_map.cuh"      // tensor_map_of
 #include "kernels/vector_math.cuh"     // LOG2E
-#include "runtime/error.h"             // fail
+#include "runtime/machine/error.h"     // fail
 #include <stdio.h>                     // snprintf
 
 // What the device is; all zero where there is none, as when a run is only planned.

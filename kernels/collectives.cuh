@@ -1,7 +1,7 @@
 // Collectives between the ranks, on memory of the device, as the model sees them: begun here, waited for there, and
 // meanwhile the device computes.
 //
-//   cpu target                the work thread moves the data (runtime/host_collectives.h)
+//   cpu target                the work thread moves the data (runtime/net/host_collectives.h)
 //   cuda, COLLECTIVES_NCCL    NCCL on a stream of its own (kernels/collectives_nccl.cuh)
 //   cuda, COLLECTIVES_HOST    through the host's memory, nothing overlapped: ranks may share one GPU, for tests
 //
@@ -9,12 +9,12 @@
 // its own. Every rank calls the same ones in the same order, none while a graph is recorded, and none at all where there
 // is one rank.
 #pragma once
-#include "kernels/collectives_nccl.cuh" // struct nccl_queue
-#include "kernels/device.cuh"           // struct device
-#include "kernels/device_memory.cuh"    // host_allocate, device_download, device_upload
-#include "runtime/deadline.h"           // deadline_clock_s
-#include "runtime/host_collectives.h"   // host_reduce_scatter, host_all_gather
-#include "runtime/parallel.h"           // struct parallel
+#include "kernels/collectives_nccl.cuh"   // struct nccl_queue
+#include "kernels/device.cuh"             // struct device
+#include "kernels/device_memory.cuh"      // host_allocate, device_download, device_upload
+#include "runtime/machine/deadline.h"     // deadline_clock_s
+#include "runtime/net/host_collectives.h" // host_reduce_scatter, host_all_gather
+#include "runtime/net/parallel.h"         // struct parallel
 
 enum collectives_kind { COLLECTIVES_NCCL, COLLECTIVES_HOST };
 

@@ -3,11 +3,11 @@
 // nothing, so a step is enqueued as it is on one GPU.
 //
 // Every rank begins the same collectives in the same order. NCCL itself never gives up on a rank that does not come: the
-// control thread looks at the events here, and tells the others how far this rank's GPU is (runtime/control.h).
+// control thread looks at the events here, and tells the others how far this rank's GPU is (runtime/net/control.h).
 #pragma once
-#include "kernels/device.cuh" // struct device, cuda_check, LAUNCH
-#include "runtime/error.h"    // fail
-#include "runtime/parallel.h" // struct parallel, control_broadcast
+#include "kernels/device.cuh"      // struct device, cuda_check, LAUNCH
+#include "runtime/machine/error.h" // fail
+#include "runtime/net/parallel.h"  // struct parallel, control_broadcast
 
 #if defined(TARGET_CUDA) && defined(HAVE_NCCL)
 #include "kernels/device_memory.cuh" // device_allocate

@@ -10,12 +10,12 @@
 // memory of the device. On the cuda target an op only enqueues: who wants its results calls device_synchronize or
 // device_download.
 #pragma once
-#include "kernels/wait_limit.cuh" // wait_limit_open, wait_limit_message
-#include "runtime/error.h"        // fail
-#include <stdbool.h>              // bool
-#include <stddef.h>               // size_t
-#include <stdint.h>               // uint16_t, uint32_t, int64_t
-#include <string.h>               // memcpy
+#include "kernels/wait_limit.cuh"  // wait_limit_open, wait_limit_message
+#include "runtime/machine/error.h" // fail
+#include <stdbool.h>               // bool
+#include <stddef.h>                // size_t
+#include <stdint.h>                // uint16_t, uint32_t, int64_t
+#include <string.h>                // memcpy
 
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // streams, events, launches

@@ -3,13 +3,13 @@
 // Copies and zeroing are enqueued like any op. On the cuda target a host buffer that is copied from must stay as it is
 // until the copy is done (device_mark, device_wait), and must come from host_allocate for the copy to run by itself.
 #pragma once
-#include "kernels/device.cuh" // struct device, cuda_check
-#include "runtime/error.h"    // fail
-#include <errno.h>            // errno
-#include <stdio.h>            // snprintf
-#include <stdlib.h>           // malloc, free
-#include <sys/mman.h>         // mmap, madvise
-#include <unistd.h>           // sysconf
+#include "kernels/device.cuh"      // struct device, cuda_check
+#include "runtime/machine/error.h" // fail
+#include <errno.h>                 // errno
+#include <stdio.h>                 // snprintf
+#include <stdlib.h>                // malloc, free
+#include <sys/mman.h>              // mmap, madvise
+#include <unistd.h>                // sysconf
 
 __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const char *why) {
     fail("cannot allocate %.2f GiB (%zu bytes) of memory: %s; lower --micro-batch-size or --seq-length, or recompute "

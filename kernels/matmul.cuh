@@ -13,7 +13,7 @@
 #else
 #include "kernels/matmul_amx.cuh"  // gemm_amx
 #include "kernels/matmul_fp32.cuh" // gemm_fp32, enum matmul_backend
-#include "runtime/error.h"         // fail
+#include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // malloc, free
 

@@ -17,7 +17,7 @@
 #include "kernels/matmul_gemm.cuh" // struct gemm
 #include "kernels/packed.cuh"      // packed_load, packed_load_some
 #include "kernels/ptx.cuh"         // shared_memory, store_shared_float, load_shared_float
-#include "runtime/error.h"         // fail
+#include "runtime/machine/error.h" // fail
 #include <cublasLt.h>              // cublasLtMatmul
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // calloc, free

@@ -3,7 +3,7 @@
 #include "kernels/device.cuh"       // struct device, floatX
 #include "kernels/matmul_gemm.cuh"  // struct gemm
 #include "kernels/matmul_plain.cuh" // sgemm_plain
-#include "runtime/error.h"          // fail
+#include "runtime/machine/error.h"  // fail
 #include <omp.h>                    // omp_set_num_threads
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h> // dnnl_sgemm

@@ -69,7 +69,8 @@ def data(folder):
         return 0
     os.makedirs(folder, exist_ok=True)
     text = b""
-    for path in sorted(glob.glob("*.c*") + glob.glob("kernels/*.cuh") + glob.glob("runtime/*.h") + glob.glob("test/*.c")):
+    source = ["*.c*", "kernels/*.cuh", "run/*", "formats/*.[ch]", "runtime/**/*.[ch]", "test/*.c"]
+    for path in sorted(path for pattern in source for path in glob.glob(pattern, recursive=True)):
         with open(path, "rb") as file:
             text += file.read() + b"\0"
     write_shard(f"{folder}/bytes_000.bin", text, 2)

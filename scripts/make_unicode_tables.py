@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes runtime/unicode_tables.h: what runtime/nfc.h and runtime/split_pattern.h know of Unicode.
+"""Writes formats/unicode_tables.h: what formats/nfc.h and formats/split_pattern.h know of Unicode.
 
-    pip install tokenizers; scripts/make_unicode_tables.py > runtime/unicode_tables.h      (Python 3.11)
+    pip install tokenizers; scripts/make_unicode_tables.py > formats/unicode_tables.h      (Python 3.11)
 
 Ids are to be those of the `tokenizers` package, so it is asked for all that depends on the version of Unicode: it knows
 16 where it splits and 9 where it normalises. The tables are tried out against it on every character before they are

@@ -131,7 +131,7 @@ static void bench_adamw(struct buffers *b) {
 }
 static void bench_sum_of_squares(struct buffers *b) {
     double sums[1 << 10], total;
-    sum_of_squares(&total, b->grads, PARAMETERS, sums, &b->device);
+    sum_of_squares(&total, b->grads, PARAMETERS, false, sums, &b->device);
     b->sink += total;
 }
 static void bench_dropout(struct buffers *b) {

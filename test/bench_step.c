@@ -5,7 +5,7 @@
 //
 // Everything that is compared runs in turn, round after round, in one process; figures are medians.
 #include "config.h"
-#include "fit.cuh"
+#include "run/fit.cuh"
 #include "gpt.cuh"
 #include <omp.h>
 #include <stdio.h>

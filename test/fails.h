@@ -1,4 +1,4 @@
-// A user's mistake ends the process (runtime/error.h), so it is tested in a child: exit status 2, and one message on
+// A user's mistake ends the process (runtime/machine/error.h), so it is tested in a child: exit status 2, and one message on
 // stderr that holds the given words.
 #pragma once
 #include "test/testing.h" // cmocka
@@ -54,7 +54,7 @@ static inline void assert_fails_at(void (*run)(void *), void *argument, const ch
     }
 }
 
-// What a parser says (runtime/error_text.h): a text that holds `words`.
+// What a parser says (runtime/machine/error_text.h): a text that holds `words`.
 #define assert_error(problem, words)                                                                                   \
     do {                                                                                                               \
         const char *said_ = (problem);                                                                                 \

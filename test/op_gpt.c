@@ -4,9 +4,9 @@
 #include "kernels/device.cuh"
 #include "test/testing.h"
 
-#include "fit.cuh"
+#include "run/fit.cuh"
 #include "gpt.cuh"
-#include "sample.cuh"
+#include "run/sample.cuh"
 #include "test/model.h"
 #include <omp.h>
 #include <string.h>

@@ -7,9 +7,9 @@
 // that the engine stores as bf16; three times the root mean square of what that does to the logits.
 #include "gpt.cuh" // struct gpt, gpt_evaluate, gpt_decode
 
-#include "model_load.cuh"   // under test
-#include "model_save.cuh"   // under test
-#include "start.h"          // start_find: a folder's settings as options
+#include "run/load.cuh"     // under test
+#include "run/save.cuh"     // under test
+#include "run/start.h"      // start_find: a folder's settings as options
 #include "test/golden.h"    // golden_open, golden_tensor
 #include "test/model.h"     // backend_here
 #include "test/reference.h" // reference_forward

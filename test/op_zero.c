@@ -5,10 +5,10 @@
 #include "kernels/device.cuh"
 #include "test/testing.h"
 
-#include "fit.cuh"
+#include "run/fit.cuh"
 #include "gpt.cuh"
-#include "ranks.cuh" // check_replicas
-#include "runtime/parallel.h"
+#include "run/ranks.cuh" // check_replicas
+#include "runtime/net/parallel.h"
 #include "test/model.h"
 #include <math.h>
 #include <omp.h>

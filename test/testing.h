@@ -13,7 +13,7 @@ extern "C" {
 #else
 #include <cmocka.h>
 #endif
-// cmocka's macro would hide the function of that name in runtime/error.h; fail_msg is built on it.
+// cmocka's macro would hide the function of that name in runtime/machine/error.h; fail_msg is built on it.
 #undef fail
 #undef fail_msg
 #define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))

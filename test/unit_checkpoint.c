@@ -1,7 +1,7 @@
 // Checkpoints survive: kills at every system call and at random moments, errors of every system call, a full disk, a
 // read-only one, flipped bits. What is found afterwards is always complete, and the newest that was.
-#include "runtime/checkpoint.h"        // under test
-#include "runtime/checkpoint_thread.h" // under test
+#include "formats/checkpoint.h"        // under test
+#include "formats/checkpoint_thread.h" // under test
 #include "test/testing.h"              // cmocka, test_random
 #include <sched.h>                     // unshare
 #include <sys/mman.h>                  // mmap

@@ -1,10 +1,10 @@
 // The control connections between forked processes: exchanges, the start, and every way in which a job can end.
-#include "runtime/control.h" // under test
-#include "runtime/error.h"   // fail
-#include "test/fails.h"      // assert_error
-#include "test/testing.h"    // cmocka
-#include <fcntl.h>           // fcntl
-#include <sys/mman.h>        // mmap
+#include "runtime/net/control.h"   // under test
+#include "runtime/machine/error.h" // fail
+#include "test/fails.h"            // assert_error
+#include "test/testing.h"          // cmocka
+#include <fcntl.h>                 // fcntl
+#include <sys/mman.h>              // mmap
 
 enum { MOST_RANKS = 4 };
 

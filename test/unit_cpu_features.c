@@ -1,6 +1,6 @@
 // A CPU that lacks what the program was compiled for is told so, with the build that it can run.
-#include "runtime/cpu_features.c" // under test
-#include "test/testing.h"         // cmocka
+#include "runtime/machine/cpu_features.c" // under test
+#include "test/testing.h"                 // cmocka
 
 const struct cpu_feature cpu_features_needed[] = CPU_FEATURES; // this program's own check, which passes
 

@@ -1,9 +1,9 @@
 // Sums in rank order bit for bit, gathers and exchanges of any size, between 2, 3 and 4 processes: over sockets, and the
 // same by MPI, for which this program runs itself under mpirun. And what is said of a peer that is lost or out of step.
-#include "runtime/host_collectives.h" // under test
-#include "test/testing.h"             // cmocka
-#include <sys/wait.h>                 // waitpid
-#include <unistd.h>                   // fork, pipe, alarm
+#include "runtime/net/host_collectives.h" // under test
+#include "test/testing.h"                 // cmocka
+#include <sys/wait.h>                     // waitpid
+#include <unistd.h>                       // fork, pipe, alarm
 
 // In a rank's process, which ends with the status that its function returns.
 #define check(condition)                                                                                               \

@@ -1,7 +1,7 @@
 // JSON that anyone may have written: limits, and what is said of each member that is not as it should be.
-#include "runtime/json_parse.h" // under test
-#include "test/fails.h"         // assert_error
-#include "test/testing.h"       // cmocka
+#include "runtime/text/json_parse.h" // under test
+#include "test/fails.h"              // assert_error
+#include "test/testing.h"            // cmocka
 
 // In memory of exactly that size, so that the sanitizer sees a read beyond it.
 static const char *parse_bytes(json_t **root, const char *text, size_t bytes, struct error_text *error) {

@@ -1,8 +1,8 @@
 // Who a process is in its job, by what each launcher leaves in the environment; what contradicts itself is refused.
-#include "runtime/error.h"  // under test: fail
-#include "runtime/launch.h" // under test
-#include "test/fails.h"     // assert_error
-#include "test/testing.h"   // cmocka
+#include "runtime/machine/error.h" // under test: fail
+#include "runtime/net/launch.h"    // under test
+#include "test/fails.h"            // assert_error
+#include "test/testing.h"          // cmocka
 
 // Variables as "NAME=VALUE NAME=VALUE"; a name alone is set and empty. Returns what launch_find does.
 static const char *find(struct launch *launch, const char *rendezvous, const char *variables,

@@ -6,7 +6,7 @@
 
 // Nothing here runs what is planned, so that gcc finds the planning mode's NULL batch to be the only one.
 #pragma GCC diagnostic ignored "-Wnonnull"
-#include "fit.cuh"
+#include "run/fit.cuh"
 #include "gpt.cuh"
 #include "test/model.h" // config_of_options
 #include <omp.h>

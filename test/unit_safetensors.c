@@ -1,6 +1,6 @@
 // safetensors and the index of sharded models: what the reference implementation wrote is read and written again byte
 // for byte; each rule refuses the file that breaks it; no file makes a parser read beyond its bytes.
-#include "runtime/safetensors.h" // under test
+#include "formats/safetensors.h" // under test
 #include "test/fails.h"          // assert_error
 #include "test/testing.h"        // cmocka, test_random
 #include <math.h>                // isnan, isinf

@@ -1,13 +1,13 @@
 // Signals become requests that are each seen once, reads go on, a second Ctrl-C ends the process; deadlines.
-#include "runtime/deadline.h" // under test
-#include "runtime/signals.h"  // under test
-#include "test/testing.h"     // cmocka
-#include <errno.h>            // EFBIG, EPIPE
-#include <pthread.h>          // pthread_create
-#include <sys/resource.h>     // setrlimit
-#include <sys/wait.h>         // waitpid
-#include <ucontext.h>         // makecontext
-#include <unistd.h>           // fork, pipe, alarm
+#include "runtime/machine/deadline.h" // under test
+#include "runtime/machine/signals.h"  // under test
+#include "test/testing.h"             // cmocka
+#include <errno.h>                    // EFBIG, EPIPE
+#include <pthread.h>                  // pthread_create
+#include <sys/resource.h>             // setrlimit
+#include <sys/wait.h>                 // waitpid
+#include <ucontext.h>                 // makecontext
+#include <unistd.h>                   // fork, pipe, alarm
 
 // Signals act on whole processes, so each test has one of its own. Returns its status as waitpid gives it.
 static int in_child(int (*run)(void *), void *argument) {

@@ -1,6 +1,6 @@
 // Tokenizers: the ids of the `tokenizers` package (test/golden/make_tokenizer.py), text that comes back, and files that
 // are malformed or ask for what there is not.
-#include "runtime/tokenizer.h" // under test
+#include "formats/tokenizer.h" // under test
 #include "test/testing.h"      // cmocka, test_random
 
 #include <time.h>   // clock_gettime

@@ -1,5 +1,5 @@
 // The table of tokens' text: malformed files are rejected, and no sample can steer a terminal.
-#include "runtime/vocabulary.h" // under test
+#include "formats/vocabulary.h" // under test
 #include "test/fails.h"         // assert_fails
 #include "test/testing.h"       // cmocka, test_random
 

@@ -1,7 +1,7 @@
 // Jobs run in order, one at a time, each with a copy of its arguments; who waits for one sees all that it wrote.
-#include "runtime/work_thread.h" // under test
-#include "test/testing.h"        // cmocka
-#include <unistd.h>              // alarm
+#include "runtime/machine/work_thread.h" // under test
+#include "test/testing.h"                // cmocka
+#include <unistd.h>                      // alarm
 
 static void sleep_ms(int ms) {
     const struct timespec time = {ms / 1000, ms % 1000 * 1000000L};

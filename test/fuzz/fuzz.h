@@ -11,8 +11,8 @@
 #include <stdlib.h> // malloc, abort
 #include <string.h> // memcpy, strstr
 
-#include "runtime/error_text.h" // struct error_text
-#include "runtime/file_read.h"  // read_whole
+#include "runtime/machine/error_text.h" // struct error_text
+#include "runtime/files/file_read.h"    // read_whole
 
 // Parses the bytes, uses what the parser accepted in every way there is, and gives back what the parser said.
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error);

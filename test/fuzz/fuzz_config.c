@@ -1,7 +1,7 @@
 // config.json of a model's folder: what is accepted sets options to values that they take, and where it is one of Hugging
 // Face's models, written again it is read as the same options.
-#include "huggingface.h"    // under test
-#include "test/fuzz/fuzz.h" // fuzz_require
+#include "formats/huggingface.h" // under test
+#include "test/fuzz/fuzz.h"      // fuzz_require
 
 static struct config options_of(const struct huggingface_config *h) {
     struct config config;

@@ -1,5 +1,5 @@
 // The manifest's parser on any bytes: it answers, and what it accepts keeps its promises and reads back the same.
-#include "runtime/manifest.h" // under test
+#include "formats/manifest.h" // under test
 #include "test/fuzz/fuzz.h"   // fuzz_require
 
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {

@@ -1,5 +1,5 @@
 // An .idx file of Megatron-LM. The first 8 bytes of the input are the length of the .bin beside it.
-#include "runtime/token_file.h" // under test
+#include "formats/token_file.h" // under test
 #include "test/fuzz/fuzz.h"     // fuzz_require
 
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {

@@ -1,5 +1,5 @@
 // A whole safetensors file: what is accepted covers its data, is found by name, converts, and can be written again.
-#include "runtime/safetensors.h" // under test
+#include "formats/safetensors.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 
 static void convert(const struct safetensors *file, const struct safetensors_tensor *tensor,

@@ -1,5 +1,5 @@
 // model.safetensors.index.json: what is accepted names files beside it alone, is found, and can be written again.
-#include "runtime/safetensors.h" // under test
+#include "formats/safetensors.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 
 static void write_again(const struct safetensors_index *index) {

@@ -1,5 +1,5 @@
 // A file of tokens in llm.c's format: its header, then every token against a vocabulary.
-#include "runtime/token_file.h" // under test
+#include "formats/token_file.h" // under test
 #include "test/fuzz/fuzz.h"     // fuzz_require
 
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {

@@ -1,5 +1,5 @@
 // A tokenizer.json; one that is accepted encodes a short text and decodes it.
-#include "runtime/tokenizer.h" // under test
+#include "formats/tokenizer.h" // under test
 #include "test/fuzz/fuzz.h"    // fuzz_require
 
 static void use(const struct tokenizer *tokenizer) {

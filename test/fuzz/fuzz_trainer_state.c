@@ -1,5 +1,5 @@
 // trainer_state.json: what is accepted is in order, and written again it is read as the same state.
-#include "runtime/trainer_state.h" // under test
+#include "formats/trainer_state.h" // under test
 #include "test/fuzz/fuzz.h"        // fuzz_require
 
 static void check(const struct trainer_state *state) {

@@ -1,5 +1,5 @@
 // The table of tokens' text: each is decoded, and what is printed of them all has no control character.
-#include "runtime/vocabulary.h" // under test
+#include "formats/vocabulary.h" // under test
 #include "test/fuzz/fuzz.h"     // fuzz_require
 
 static void print_all(const struct vocabulary *vocabulary) {

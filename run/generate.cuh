@@ -1,0 +1,131 @@
+// Text from the model: samples during training, and --generate alone.
+#pragma once
+#include "run/run.cuh"        // struct run
+#include "run/sample.cuh"     // gpt_generate
+#include "run/text_files.cuh" // find_text_file
+
+// Room for the samples of a training run, which begin with one token.
+static void open_samples(struct run *r) {
+    const struct config *c = r->config;
+    r->samples = (int32_t *)calloc((size_t)c->sample_count * ((size_t)c->sample_tokens + 1), sizeof *r->samples);
+    r->prompt_tokens = (int *)calloc((size_t)c->sample_count, sizeof *r->prompt_tokens);
+    if (!r->samples || !r->prompt_tokens)
+        fail("out of memory for samples");
+    for (int i = 0; i < c->sample_count; i++)
+        r->prompt_tokens[i] = 1;
+}
+
+static void print_samples(struct run *r, int step) {
+    const struct config *c = r->config;
+    const int n = c->sample_tokens + 1, end = r->vocabulary.end_of_text;
+    // A document begins behind the end of the one before; without such a mark, behind token 0.
+    for (int i = 0; i < c->sample_count; i++)
+        r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
+    // Several ranks make the same text, together where parameters are sharded: none may stop by itself.
+    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, (uint64_t)step, r->parallel ? NULL : stop_asked))
+        return;
+    for (int i = 0; i < c->sample_count; i++) {
+        log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
+        vocabulary_print(stdout, &r->vocabulary, r->samples + (size_t)i * (size_t)n + 1, n - 1);
+        log_event(&r->log, "\n---");
+    }
+}
+
+// ---- --generate ----
+
+static void open_tokenizer(struct run *r) {
+    const struct config *c = r->config;
+    char path[PATH_MAX];
+    struct error_text error;
+    const char *problem = NULL;
+    if (find_text_file(r, "tokenizer.json", path, sizeof path))
+        problem = tokenizer_read(&r->tokenizer, path, &error);
+    else if (c->vocab_size == 256 || c->vocab_size == 257)
+        problem = tokenizer_of_bytes(&r->tokenizer, c->vocab_size, &error);
+    else
+        fail("--generate: %s has no tokenizer.json, which a model of %d tokens needs; copy the tokenizer's files there",
+             c->init_from, c->vocab_size);
+    if (problem)
+        fail("--generate: %s", problem);
+}
+
+// ids = the prompt's tokens, which the caller frees; their number, 1 at least.
+static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
+    const int end = r->vocabulary.end_of_text, V = r->config->vocab_size;
+    int64_t count;
+    struct error_text error;
+    const char *problem = tokenizer_encode(&r->tokenizer, text, bytes, true, ids, &count, &error);
+    if (problem)
+        fail("--generate: %s", problem);
+    if (count > INT_MAX / 2)
+        fail("--generate: a prompt of %lld tokens is too long", (long long)count);
+    if (count == 0) { // a document begins behind the end of the one before
+        free(*ids);
+        *ids = (int32_t *)calloc(1, sizeof **ids);
+        if (!*ids)
+            fail("out of memory for a prompt");
+        (*ids)[0] = end >= 0 && end < V ? end : 0;
+        return 1;
+    }
+    for (int64_t i = 0; i < count; i++)
+        if ((*ids)[i] >= V)
+            fail("--generate: the tokenizer makes token %d, outside the model's vocabulary of %d", (int)(*ids)[i], V);
+    return (int)count;
+}
+
+// The prompts as tokens, each --sample-count times; room behind each for --sample-tokens more. Sets what the plan needs
+// to know in `c`.
+static void read_prompts(struct run *r, struct config *c) {
+    static const char list_end[] = {OPTION_LIST_END, 0};
+    const int prompts = option_list_count(c->generate), sequences = prompts * c->sample_count;
+    int32_t **ids = (int32_t **)calloc((size_t)prompts, sizeof *ids);
+    int longest = 0;
+    r->prompt_tokens = (int *)calloc((size_t)sequences, sizeof *r->prompt_tokens);
+    if (!ids || !r->prompt_tokens)
+        fail("out of memory for %d prompts", prompts);
+    const char *text = c->generate;
+    for (int p = 0; p < prompts; p++) {
+        const size_t length = strcspn(text, list_end);
+        const int n = encode_prompt(r, text, length, &ids[p]);
+        longest = n > longest ? n : longest;
+        for (int i = 0; i < c->sample_count; i++)
+            r->prompt_tokens[p * c->sample_count + i] = n;
+        text += length + 1;
+    }
+    const int64_t n = (int64_t)longest + c->sample_tokens;
+    if (n > c->max_position_embeddings)
+        fail("--generate: the longest prompt has %d tokens, and with --sample-tokens %d that is more than the model's "
+             "%d positions; shorten one of them",
+             longest, c->sample_tokens, c->max_position_embeddings);
+    r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
+    if (!r->samples)
+        fail("out of memory for samples");
+    for (int b = 0; b < sequences; b++)
+        memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count],
+               (size_t)r->prompt_tokens[b] * sizeof **ids);
+    for (int p = 0; p < prompts; p++)
+        free(ids[p]);
+    free(ids);
+    c->sample_tokens = c->seq_length = (int)n; // of the KV cache, and of the rotary table
+    c->micro_batch_size = 1;
+}
+
+// Prints each prompt with what follows it, up to the end of the text.
+static int generate_only(struct run *r, int new_tokens) {
+    const struct config *c = r->config;
+    const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
+    if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked))
+        return EXIT_STOPPED;
+    for (int b = 0; b < r->model->sequences; b++) {
+        const int32_t *tokens = r->samples + (size_t)b * (size_t)n;
+        const int last = r->prompt_tokens[b] + new_tokens < n ? r->prompt_tokens[b] + new_tokens : n;
+        int count = r->prompt_tokens[b];
+        while (count < last && tokens[count] != end)
+            count++;
+        if (r->model->sequences > 1)
+            printf("--- %d ---\n", b + 1);
+        vocabulary_print(stdout, &r->vocabulary, tokens, count);
+        printf("\n");
+    }
+    return 0;
+}

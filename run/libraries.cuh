@@ -1,0 +1,125 @@
+// The libraries that a target is built with, for --version: the version that it was compiled for and, where the library
+// tells it, the one that it runs with. The cpu target's are those of the host's code, whatever the device.
+#pragma once
+#include "runtime/text/log.h" // log_row
+#include <stdio.h>            // snprintf
+#include <string.h>           // strcmp, strcspn
+
+enum { LIBRARY_VERSION = 64 };
+
+// running: NULL where the library does not tell it.
+static void library_row(const char *name, const char *compiled, const char *running) {
+    if (!running || strcmp(compiled, running) == 0)
+        log_row(name, "%s", compiled);
+    else
+        log_row(name, "%s, compiled for %s", running, compiled);
+}
+
+#ifdef TARGET_CUDA
+#include "kernels/device.cuh" // cudaRuntimeGetVersion
+#include <cublasLt.h>         // cublasLtGetVersion
+#ifdef HAVE_NCCL
+#include <nccl.h> // ncclGetVersion
+#endif
+
+// 13000 is 13.0
+static const char *cuda_version_text(char text[LIBRARY_VERSION], int version) {
+    snprintf(text, LIBRARY_VERSION, "%d.%d", version / 1000, version % 1000 / 10);
+    return text;
+}
+// 130100 is 13.1.0, as cuBLAS and NCCL count
+static const char *library_version_text(char text[LIBRARY_VERSION], int version) {
+    snprintf(text, LIBRARY_VERSION, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    return text;
+}
+
+static void libraries_print(void) {
+    char compiled[LIBRARY_VERSION], running[LIBRARY_VERSION];
+    int runtime = 0, driver = 0;
+    if (cudaRuntimeGetVersion(&runtime) == cudaSuccess)
+        library_row("CUDA", cuda_version_text(compiled, CUDART_VERSION), cuda_version_text(running, runtime));
+    const bool has_driver = cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0;
+    log_row("GPU driver", "%s%s", has_driver ? "for CUDA " : "none",
+            has_driver ? cuda_version_text(running, driver) : "");
+    library_row("cuBLASLt", library_version_text(compiled, CUBLAS_VERSION),
+                library_version_text(running, (int)cublasLtGetVersion()));
+#ifdef HAVE_NCCL
+    int nccl = 0;
+    if (ncclGetVersion(&nccl) == ncclSuccess)
+        library_row("NCCL", library_version_text(compiled, NCCL_VERSION_CODE), library_version_text(running, nccl));
+#else
+    log_row("NCCL", "none: left out, or built where nccl.h was not found");
+#endif
+}
+
+#else
+
+#include "formats/checkpoint.h"       // XXH_VERSION_MAJOR
+#include "runtime/net/exchange_mpi.h" // MPI_Get_library_version
+#include <jansson.h>                  // jansson_version_str
+#include <pcre2.h>                    // pcre2_config
+#ifdef __GLIBC__
+#include <gnu/libc-version.h> // gnu_get_libc_version
+#endif
+#ifdef HAVE_ONEDNN
+#include <oneapi/dnnl/dnnl.h> // dnnl_version
+#endif
+#ifdef HAVE_OPENBLAS
+#include <cblas.h> // openblas_get_config
+#endif
+
+#define LIBRARY_TEXT(...) #__VA_ARGS__
+#define LIBRARY_VALUE(...) LIBRARY_TEXT(__VA_ARGS__)
+
+static void library_onednn(void) {
+#ifdef HAVE_ONEDNN
+    char running[LIBRARY_VERSION];
+    const dnnl_version_t *const version = dnnl_version();
+    snprintf(running, sizeof running, "%d.%d.%d", version->major, version->minor, version->patch);
+    library_row("oneDNN", LIBRARY_VALUE(DNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH), running);
+#else
+    log_row("oneDNN", "none: left out, or built where oneapi/dnnl/dnnl.h was not found");
+#endif
+}
+static void library_openblas(void) {
+#ifdef HAVE_OPENBLAS
+    const char *const config = openblas_get_config(); // the version, how it was built, the kernels that it chose
+    log_row("OpenBLAS", "%s", config + (strncmp(config, "OpenBLAS ", 9) == 0 ? 9 : 0));
+#else
+    log_row("OpenBLAS", "none: left out, or built where cblas.h was not found");
+#endif
+}
+// The library's first line: MPICH's has many, Open MPI's one of several parts.
+static void library_mpi(void) {
+#ifdef HAVE_MPI
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(text, &length);
+    text[strcspn(text, ",\n")] = 0;
+    log_row("MPI", "%s; the standard's version %d.%d", text, MPI_VERSION, MPI_SUBVERSION);
+#else
+    log_row("MPI", "none: left out, or built where no mpicc was found");
+#endif
+}
+
+static void libraries_print(void) {
+    char pcre2[LIBRARY_VERSION], *end;
+    const char *jansson = NULL;
+    library_onednn();
+    library_openblas();
+    library_mpi();
+#if JANSSON_VERSION_HEX >= 0x020d00
+    jansson = jansson_version_str();
+#endif
+    library_row("jansson", JANSSON_VERSION, jansson);
+    log_row("xxHash", "%d.%d.%d", XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE);
+    pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
+    if ((end = strchr(pcre2, ' '))) // the date
+        *end = 0;
+    library_row("PCRE2", LIBRARY_VALUE(PCRE2_MAJOR.PCRE2_MINOR), pcre2);
+#ifdef __GLIBC__
+    library_row("glibc", LIBRARY_VALUE(__GLIBC__.__GLIBC_MINOR__), gnu_get_libc_version());
+#endif
+}
+
+#endif

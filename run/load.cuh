@@ -1,0 +1,357 @@
+// Parameters and optimizer state from files into the model: a Hugging Face folder, a checkpoint of our own (which is
+// one), or an llm.c .bin.
+//
+// Everything passes through the host in fp32, a piece at a time. bf16 and fp16 are exact in fp32, so that what was
+// written comes back as the same bits.
+#pragma once
+#include "gpt.cuh"                   // struct gpt
+#include "formats/huggingface.h"     // which tensor holds which parameters
+#include "runtime/files/file_read.h" // read_exactly
+#include "formats/safetensors.h"     // safetensors_open, safetensors_read
+#include <limits.h>                  // PATH_MAX
+
+static const int64_t LOAD_PIECE = 1 << 20; // elements
+
+#define LOAD_CHECK(call)                                                                                               \
+    do {                                                                                                               \
+        const char *const problem_ = (call);                                                                           \
+        if (problem_)                                                                                                  \
+            return problem_;                                                                                           \
+    } while (0)
+
+// The files that the tensors of a folder lie in.
+struct model_folder {
+    const char *path;
+    struct safetensors *files;
+    char **names; // of the files, as messages show them
+    int count;
+};
+
+static void model_folder_close(struct model_folder *folder) {
+    for (int i = 0; i < folder->count; i++) {
+        safetensors_close(&folder->files[i]);
+        free(folder->names[i]);
+    }
+    free(folder->files);
+    free(folder->names);
+    memset(folder, 0, sizeof *folder);
+}
+
+static const char *model_folder_add(struct model_folder *folder, const char *name, struct error_text *error) {
+    char path[PATH_MAX];
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
+        return error_format(error, "%.500s: the name is too long", folder->path);
+    LOAD_CHECK(safetensors_open(&folder->files[folder->count], path, error));
+    folder->names[folder->count++] = strdup(path);
+    return NULL;
+}
+
+static const char *model_folder_make_room(struct model_folder *folder, int files, struct error_text *error) {
+    folder->files = (struct safetensors *)calloc((size_t)files, sizeof *folder->files);
+    folder->names = (char **)calloc((size_t)files, sizeof *folder->names);
+    return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
+}
+
+// model.safetensors or, without it, the files of its index: from_pretrained looks in this order too.
+static const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
+    char index_path[PATH_MAX], single_path[PATH_MAX];
+    struct safetensors_index index;
+    struct stat status;
+    memset(folder, 0, sizeof *folder);
+    folder->path = path;
+    if ((size_t)snprintf(index_path, sizeof index_path, "%s/model.safetensors.index.json", path) >= sizeof index_path)
+        return error_format(error, "%.500s: the name is too long", path);
+    snprintf(single_path, sizeof single_path, "%.*s", (int)(strlen(index_path) - strlen(".index.json")), index_path);
+    if (stat(single_path, &status) == 0 || stat(index_path, &status) != 0) {
+        LOAD_CHECK(model_folder_make_room(folder, 1, error));
+        return model_folder_add(folder, "model.safetensors", error);
+    }
+    LOAD_CHECK(safetensors_index_open(&index, index_path, error));
+    const char *problem = model_folder_make_room(folder, index.file_count, error);
+    for (int i = 0; i < index.file_count && !problem; i++)
+        problem = model_folder_add(folder, index.files[i], error);
+    safetensors_index_close(&index);
+    return problem;
+}
+
+// The tensor of that name. GPT-2's older files leave the prefix out.
+static const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
+                                                          int *file) {
+    static const char prefix[] = "transformer.";
+    for (*file = 0; *file < folder->count; ++*file) {
+        const struct safetensors_tensor *tensor = safetensors_find(&folder->files[*file], name);
+        if (!tensor && strncmp(name, prefix, sizeof prefix - 1) == 0)
+            tensor = safetensors_find(&folder->files[*file], name + sizeof prefix - 1);
+        if (tensor)
+            return tensor;
+    }
+    return NULL;
+}
+
+// What readers of these architectures ignore too: GPT-2's masks, Llama's frequencies, a tied head that was written.
+static bool model_tensor_is_no_parameter(const char *name, bool tied) {
+    static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
+    for (int i = 0; i < 3; i++)
+        if (strlen(name) > strlen(endings[i]) && strcmp(name + strlen(name) - strlen(endings[i]), endings[i]) == 0)
+            return true;
+    return tied && strcmp(name, "lm_head.weight") == 0;
+}
+// A tensor that has no place in the model means that the model is another one.
+static const char *model_folder_check_names(const struct model_folder *folder,
+                                            const struct huggingface_tensors *tensors, bool tied,
+                                            struct error_text *error) {
+    for (int f = 0; f < folder->count; f++)
+        for (int i = 0; i < folder->files[f].count; i++) {
+            const char *name = folder->files[f].tensors[i].name;
+            bool known = model_tensor_is_no_parameter(name, tied);
+            for (int t = 0; t < tensors->count && !known; t++) {
+                const char *wanted = tensors->list[t].name;
+                known = strcmp(name, wanted) == 0 ||
+                        (strncmp(wanted, "transformer.", 12) == 0 && strcmp(name, wanted + 12) == 0);
+            }
+            if (!known)
+                return error_format(error, "%s: has the tensor '%s', which this model has no place for",
+                                    folder->names[f], json_show(name).text);
+            int first;
+            model_folder_find(folder, name, &first);
+            if (first != f)
+                return error_format(error, "%s: has the tensor '%s', which %s has too", folder->names[f],
+                                    json_show(name).text, folder->names[first]);
+        }
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Into the model
+
+// Elements [first, first + n) of one of the model's tensors: exactly into the master weights, rounded into the
+// parameters, as far as this rank holds them. `rounded` has room for LOAD_PIECE.
+static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
+                        floatX *rounded) {
+    for (int64_t done = 0; done < n; done += LOAD_PIECE) {
+        const int64_t count = n - done < LOAD_PIECE ? n - done : LOAD_PIECE;
+        gpt_upload_parameters(m, t->offset + first + done, values + done, count, rounded);
+        device_synchronize(m->dev);
+    }
+}
+
+// What a load works with: `raw` and `values` hold the rows of one piece.
+struct model_loader {
+    struct gpt *m;
+    unsigned char *raw;
+    float *values;
+    floatX *rounded;
+    int64_t room; // elements of raw and values
+};
+
+static const char *model_loader_reserve(struct model_loader *loader, int64_t elements, struct error_text *error) {
+    if (elements <= loader->room)
+        return NULL;
+    free(loader->raw);
+    free(loader->values);
+    loader->raw = (unsigned char *)malloc((size_t)elements * 8);
+    loader->values = (float *)malloc((size_t)elements * sizeof *loader->values);
+    loader->room = loader->raw && loader->values ? elements : 0;
+    return loader->room ? NULL : error_format(error, "out of memory for %lld elements of a file", (long long)elements);
+}
+static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
+    memset(loader, 0, sizeof *loader);
+    loader->m = m;
+    loader->rounded = (floatX *)host_allocate(LOAD_PIECE * sizeof *loader->rounded, m->dev);
+    return model_loader_reserve(loader, LOAD_PIECE, error);
+}
+static void model_loader_free(struct model_loader *loader) {
+    free(loader->raw);
+    free(loader->values);
+    host_free(loader->rounded);
+}
+
+// values = n elements of a file's tensor from `first` on.
+static const char *model_read(struct model_loader *loader, const struct safetensors *file, const char *file_name,
+                              const struct safetensors_tensor *tensor, int64_t first, int64_t n,
+                              struct error_text *error) {
+    const uint64_t width = safetensors_dtype_bytes(tensor->dtype);
+    LOAD_CHECK(model_loader_reserve(loader, n, error));
+    LOAD_CHECK(safetensors_read(file, tensor, (uint64_t)first * width, (uint64_t)n * width, loader->raw, error));
+    if (!safetensors_to_floats(loader->values, loader->raw, tensor->dtype, (uint64_t)n))
+        return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16, F16 or F64", file_name,
+                            json_show(tensor->name).text, safetensors_dtype_name(tensor->dtype));
+    return NULL;
+}
+
+// A tensor whose elements lie in ours elsewhere: transposed, or with repeated heads. Goes through a whole one of ours.
+static const char *model_load_moved(struct model_loader *loader, const struct huggingface_tensor *t,
+                                    const struct safetensors *file, const char *file_name,
+                                    const struct safetensors_tensor *tensor, struct error_text *error) {
+    float *ours = (float *)calloc((size_t)t->ours->count, sizeof *ours);
+    if (!ours)
+        return error_format(error, "out of memory for %s", t->ours->name);
+    const int cols = t->cols ? t->cols : 1, piece = (int)(LOAD_PIECE / cols > 0 ? LOAD_PIECE / cols : 1);
+    const char *problem = NULL;
+    for (int row = 0; row < t->rows && !problem; row += piece) {
+        const int rows = t->rows - row < piece ? t->rows - row : piece;
+        problem = model_read(loader, file, file_name, tensor, (int64_t)row * cols, (int64_t)rows * cols, error);
+        if (!problem)
+            huggingface_scatter(ours, t, loader->values, row, rows);
+    }
+    if (!problem)
+        model_store(loader->m, t->ours, 0, ours, t->ours->count, loader->rounded);
+    free(ours);
+    return problem;
+}
+
+static const char *model_load_tensor(struct model_loader *loader, const struct model_folder *folder,
+                                     const struct huggingface_tensor *t, struct error_text *error) {
+    int f;
+    const uint64_t shape[2] = {(uint64_t)t->rows, (uint64_t)t->cols};
+    const struct safetensors_tensor *tensor = model_folder_find(folder, t->name, &f);
+    if (!tensor)
+        return error_format(error, "%s: has no tensor '%s'", folder->path, t->name);
+    LOAD_CHECK(
+        safetensors_get(&tensor, &folder->files[f], tensor->name, shape, t->cols ? 2 : 1, folder->names[f], error));
+    if (t->transposed || t->repeat > 1)
+        return model_load_moved(loader, t, &folder->files[f], folder->names[f], tensor, error);
+    const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
+    for (int64_t first = 0; first < count; first += LOAD_PIECE) {
+        const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
+        LOAD_CHECK(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
+        model_store(loader->m, t->ours, t->first_row * width + first, loader->values, n, loader->rounded);
+    }
+    return NULL;
+}
+
+// Fills the parameters from a folder of that architecture. *exact: all of them were fp32 there.
+static const char *model_load_folder(struct gpt *m, const char *path, enum architecture a, bool *exact,
+                                     struct error_text *error) {
+    struct model_folder folder;
+    struct model_loader loader;
+    struct huggingface_tensors tensors = huggingface_tensors_of(&m->table, &m->shape, a);
+    const char *problem = model_loader_create(&loader, m, error);
+    memset(&folder, 0, sizeof folder);
+    if (!problem)
+        problem = model_folder_open(&folder, path, error);
+    if (!problem)
+        problem = model_folder_check_names(&folder, &tensors, m->shape.tied, error);
+    for (int i = 0; i < tensors.count && !problem; i++)
+        if (tensors.list[i].ours)
+            problem = model_load_tensor(&loader, &folder, &tensors.list[i], error);
+    *exact = true;
+    for (int f = 0; f < folder.count; f++)
+        for (int i = 0; i < folder.files[f].count; i++)
+            *exact = *exact && folder.files[f].tensors[i].dtype == SAFETENSORS_F32;
+    model_folder_close(&folder);
+    model_loader_free(&loader);
+    huggingface_tensors_free(&tensors);
+    return problem;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The optimizer of a checkpoint
+
+// Moments and, where model.safetensors is not fp32, master weights, by our own tensors' names.
+static const char *const optimizer_names[FLAT_COUNT] = {"exp_avg", "exp_avg_sq", "master"};
+static const char optimizer_file_name[] = "optimizer.safetensors";
+
+static const char *model_load_part(struct model_loader *loader, const struct safetensors *file, const char *file_name,
+                                   enum flat part, const struct tensor *t, struct error_text *error) {
+    struct gpt *m = loader->m;
+    char name[sizeof t->name + 16];
+    const struct safetensors_tensor *tensor;
+    const uint64_t shape[2] = {(uint64_t)t->visible_rows, (uint64_t)t->cols};
+    const int64_t count = (int64_t)t->visible_rows * t->cols;
+    snprintf(name, sizeof name, "%s.%s", optimizer_names[part], t->name);
+    LOAD_CHECK(safetensors_get(&tensor, file, name, shape, t->cols > 1 ? 2 : 1, file_name, error));
+    if (tensor->dtype != SAFETENSORS_F32)
+        return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
+                            safetensors_dtype_name(tensor->dtype));
+    for (int64_t first = 0; first < count; first += LOAD_PIECE) {
+        const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
+        if (!gpt_holds(m, part == FLAT_MASTER ? shards_parameters(&m->shards) : shards_optimizer(&m->shards),
+                       t->offset + first, n))
+            continue;
+        LOAD_CHECK(model_read(loader, file, file_name, tensor, first, n, error));
+        if (part == FLAT_MASTER)
+            model_store(m, t, first, loader->values, n, loader->rounded);
+        else
+            gpt_upload(m, part == FLAT_M ? m->m : m->v, shards_optimizer(&m->shards), t->offset + first, loader->values,
+                       n, sizeof(float));
+        device_synchronize(m->dev);
+    }
+    return NULL;
+}
+static const char *model_load_optimizer(struct gpt *m, const char *folder, bool with_master, struct error_text *error) {
+    char path[PATH_MAX];
+    struct safetensors file;
+    struct model_loader loader;
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, optimizer_file_name) >= sizeof path)
+        return error_format(error, "%.500s: the name is too long", folder);
+    LOAD_CHECK(safetensors_open(&file, path, error));
+    const char *problem = model_loader_create(&loader, m, error);
+    for (int part = 0; part < (with_master ? FLAT_COUNT : FLAT_MASTER); part++)
+        for (int i = 0; i < m->table.num_tensors && !problem; i++)
+            problem = model_load_part(&loader, &file, path, (enum flat)part, &m->table.tensors[i], error);
+    model_loader_free(&loader);
+    safetensors_close(&file);
+    return problem;
+}
+
+// Everything that a checkpoint holds of the model.
+static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
+    bool exact;
+    LOAD_CHECK(model_load_folder(m, folder, architecture_of(&m->config), &exact, error));
+    return model_load_optimizer(m, folder, !exact, error);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// llm.c
+
+// The tensors of an llm.c checkpoint in their order there, each over all layers.
+static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARAM_LN1_W,     PARAM_LN1_B,
+                                            PARAM_QKV_W,    PARAM_QKV_B,    PARAM_ATTPROJ_W, PARAM_ATTPROJ_B,
+                                            PARAM_LN2_W,    PARAM_LN2_B,    PARAM_FC_W,      PARAM_FC_B,
+                                            PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_LNF_W,     PARAM_LNF_B};
+
+static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, const char *path, uint64_t *at,
+                                          const struct tensor *t, int64_t stored_rows, bool bf16,
+                                          struct error_text *error) {
+    const uint64_t width = bf16 ? 2 : 4;
+    const int64_t count = (int64_t)t->visible_rows * t->cols;
+    for (int64_t first = 0; first < count; first += LOAD_PIECE) {
+        const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
+        LOAD_CHECK(read_exactly(fd, loader->raw, (uint64_t)n * width, *at + (uint64_t)first * width, path, error));
+        safetensors_to_floats(loader->values, loader->raw, bf16 ? SAFETENSORS_BF16 : SAFETENSORS_F32, (uint64_t)n);
+        model_store(loader->m, t, first, loader->values, n, loader->rounded);
+    }
+    *at += (uint64_t)stored_rows * (uint64_t)t->cols * width;
+    return NULL;
+}
+
+// The parameters of a file whose header llmc_parse has accepted. Its vocabulary is padded; ours is padded otherwise.
+static const char *model_load_llmc(struct gpt *m, const char *path, struct error_text *error) {
+    struct llmc_header header;
+    unsigned char bytes[LLMC_MODEL_HEADER];
+    struct model_loader loader;
+    int fd;
+    uint64_t file_bytes, at = sizeof bytes;
+    memset(&header, 0, sizeof header);
+    LOAD_CHECK(open_regular(&fd, &file_bytes, path, "an llm.c checkpoint", error));
+    const char *problem =
+        read_exactly(fd, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, 0, path, error);
+    if (!problem)
+        problem =
+            llmc_parse(&header, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, file_bytes, path, error);
+    const char *no_room = model_loader_create(&loader, m, error);
+    if (!problem)
+        problem = no_room;
+    for (size_t i = 0; i < sizeof llmc_order / sizeof *llmc_order && !problem; i++) {
+        const bool per_layer = parameters_find(&m->table, 0, llmc_order[i]) != NULL;
+        for (int l = 0; l < (per_layer ? m->shape.L : 1) && !problem; l++) {
+            const struct tensor *t = parameters_find(&m->table, per_layer ? l : -1, llmc_order[i]);
+            const int64_t rows = llmc_order[i] == PARAM_WTE ? header.padded_vocab_size : t->visible_rows;
+            problem = model_load_llmc_tensor(&loader, fd, path, &at, t, rows, header.bf16, error);
+        }
+    }
+    model_loader_free(&loader);
+    close(fd);
+    return problem;
+}

@@ -1,0 +1,47 @@
+// The files by which tokens are text: beside the shards, or where the model came from.
+#pragma once
+#include "run/run.cuh" // struct run
+
+// Where the model came from has the tokenizer's file of that name, or it lies beside the shards under their prefix. The
+// path, or false where there is none.
+static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
+    const struct config *c = r->config;
+    const char *const folders[] = {c->checkpoint, c->init_from};
+    const bool tokenizer = strcmp(name, "vocabulary.bin") != 0;
+    if (r->train) {
+        const char *shard = dataloader_path(r->train, 0);
+        if (!tokenizer && vocabulary_find(shard, path, size))
+            return true;
+        char first[PATH_MAX];
+        if (tokenizer && tokenizer_find(shard, first, sizeof first)) {
+            const bool sibling = strcmp(name, "tokenizer.json") != 0;
+            if (sibling)
+                return tokenizer_sibling(first, name, path, size);
+            return (size_t)snprintf(path, size, "%s", first) < size;
+        }
+    }
+    for (int f = 0; f < 2; f++)
+        if (*folders[f] && (size_t)snprintf(path, size, "%s/%s", folders[f], name) < size && access(path, R_OK) == 0)
+            return true;
+    return false;
+}
+
+// Tokens to text: by vocabulary.bin, or by a tokenizer.
+static void open_vocabulary(struct run *r) {
+    char path[PATH_MAX];
+    struct error_text error;
+    struct tokenizer tokenizer;
+    if (find_text_file(r, "vocabulary.bin", path, sizeof path) ||
+        !find_text_file(r, "tokenizer.json", path, sizeof path)) {
+        const bool found = find_text_file(r, "vocabulary.bin", path, sizeof path);
+        r->vocabulary = vocabulary_open(found ? path : NULL, r->config->vocab_size);
+        return;
+    }
+    const char *problem = tokenizer_read(&tokenizer, path, &error);
+    if (!problem) {
+        problem = tokenizer_vocabulary(&tokenizer, &r->vocabulary, &error);
+        tokenizer_free(&tokenizer);
+    }
+    if (problem)
+        fail("%s", problem);
+}

@@ -1,0 +1,144 @@
+// A thread that runs jobs one after another in the order in which they were added: the stream on which the cpu target's
+// collectives run while the threads that compute go on.
+//
+// All signals are blocked in it, so that they arrive in the thread that trains.
+#pragma once
+#include <pthread.h> // pthread_create
+#include <signal.h>  // sigfillset
+#include <stdbool.h> // bool
+#include <stdint.h>  // uint64_t
+#include <stdlib.h>  // malloc
+#include <string.h>  // memcpy, strerror
+
+#include "runtime/net/control.h"      // control_collective_begun
+#include "runtime/machine/deadline.h" // deadline_clock_s
+#include "runtime/machine/error.h"    // fail
+
+enum {
+    WORK_JOBS = 1024, // that may wait; more than a step has collectives
+    WORK_ARGUMENT_BYTES = 128,
+    WORK_NAME_BYTES = 64
+};
+
+typedef void work_job(void *arguments); // a copy of what was handed over
+
+struct work_entry {
+    union {
+        unsigned char bytes[WORK_ARGUMENT_BYTES];
+        double alignment_double;
+        void *alignment_pointer;
+    } arguments;
+    work_job *job;
+    char name[WORK_NAME_BYTES];
+};
+
+struct work_thread {
+    struct control *control;    // NULL: not watched
+    struct work_entry *entries; // (WORK_JOBS): ticket t is in place (t - 1) % WORK_JOBS until it is done
+    pthread_t thread;
+    pthread_mutex_t mutex; // over what follows
+    pthread_cond_t has_job, job_done;
+    uint64_t added, done; // jobs
+    bool stop;
+    double busy_s, waited_s; // work_thread_times
+};
+
+static void work_entry_run(const struct work_thread *w, struct work_entry *entry) {
+    if (w->control)
+        control_collective_begun(w->control, entry->name);
+    entry->job(&entry->arguments);
+    if (w->control)
+        control_collective_done(w->control);
+}
+
+static void *work_thread_run(void *argument) {
+    struct work_thread *const w = (struct work_thread *)argument;
+    pthread_mutex_lock(&w->mutex);
+    for (;;) {
+        while (w->done == w->added && !w->stop)
+            pthread_cond_wait(&w->has_job, &w->mutex);
+        if (w->done == w->added)
+            break;
+        struct work_entry *const entry = &w->entries[w->done % WORK_JOBS];
+        pthread_mutex_unlock(&w->mutex);
+        const double begun_s = deadline_clock_s();
+        work_entry_run(w, entry);
+        pthread_mutex_lock(&w->mutex);
+        w->busy_s += deadline_clock_s() - begun_s;
+        w->done++;
+        pthread_cond_broadcast(&w->job_done);
+    }
+    pthread_mutex_unlock(&w->mutex);
+    return NULL;
+}
+
+static inline void work_thread_start(struct work_thread *w, struct control *control) {
+    memset(w, 0, sizeof *w);
+    w->control = control;
+    w->entries = (struct work_entry *)calloc(WORK_JOBS, sizeof *w->entries);
+    if (!w->entries)
+        fail("no memory for the queue of collectives");
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->has_job, NULL);
+    pthread_cond_init(&w->job_done, NULL);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask
+    const int failed = pthread_create(&w->thread, NULL, work_thread_run, w);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        fail("can't start the thread of the collectives: %s", strerror(failed));
+}
+
+// How long jobs ran so far, and how long work_thread_wait blocked.
+static inline void work_thread_times(struct work_thread *w, double *busy_s, double *waited_s) {
+    pthread_mutex_lock(&w->mutex);
+    *busy_s = w->busy_s;
+    *waited_s = w->waited_s;
+    pthread_mutex_unlock(&w->mutex);
+}
+
+// The job's number, from 1 on. Arguments are copied: at most WORK_ARGUMENT_BYTES. Blocks while the queue is full.
+static inline uint64_t work_thread_add(struct work_thread *w, work_job *job, const void *arguments, size_t bytes,
+                                       const char *name) {
+    if (bytes > WORK_ARGUMENT_BYTES)
+        fail("'%s' has %zu bytes of arguments, a job takes %d", name, bytes, (int)WORK_ARGUMENT_BYTES);
+    pthread_mutex_lock(&w->mutex);
+    while (w->added - w->done == WORK_JOBS)
+        pthread_cond_wait(&w->job_done, &w->mutex);
+    struct work_entry *const entry = &w->entries[w->added % WORK_JOBS];
+    entry->job = job;
+    if (bytes)
+        memcpy(entry->arguments.bytes, arguments, bytes);
+    snprintf(entry->name, sizeof entry->name, "%s", name);
+    const uint64_t ticket = ++w->added;
+    pthread_cond_signal(&w->has_job);
+    pthread_mutex_unlock(&w->mutex);
+    return ticket;
+}
+
+// Returns when that job and all before it are done; at once for ticket 0.
+static inline void work_thread_wait(struct work_thread *w, uint64_t ticket) {
+    pthread_mutex_lock(&w->mutex);
+    if (w->done < ticket) {
+        const double begun_s = deadline_clock_s();
+        while (w->done < ticket)
+            pthread_cond_wait(&w->job_done, &w->mutex);
+        w->waited_s += deadline_clock_s() - begun_s;
+    }
+    pthread_mutex_unlock(&w->mutex);
+}
+
+// Runs what was added and ends the thread.
+static inline void work_thread_stop(struct work_thread *w) {
+    pthread_mutex_lock(&w->mutex);
+    w->stop = true;
+    pthread_cond_signal(&w->has_job);
+    pthread_mutex_unlock(&w->mutex);
+    pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->job_done);
+    pthread_cond_destroy(&w->has_job);
+    pthread_mutex_destroy(&w->mutex);
+    free(w->entries);
+    w->entries = NULL;
+}

@@ -1,0 +1,260 @@
+// The exchange over TCP: a connection between every two ranks, made once. An exchange is one loop over all of them that
+// sends and receives what each can take, so no order of the ranks and no size can block it.
+//
+// Each part goes with the exchange's number and its length, so that ranks that are out of step are found out instead of
+// taking each other's bytes for their own. The kernel's buffers are left to the kernel: a size that is set ends its
+// adaption to the network, and is limited to less than what it would choose.
+#pragma once
+#include <errno.h>      // errno
+#include <poll.h>       // poll
+#include <stdarg.h>     // va_list
+#include <stdbool.h>    // bool
+#include <stdint.h>     // uint64_t
+#include <stdlib.h>     // calloc
+#include <string.h>     // memset, strerror
+#include <sys/random.h> // getrandom
+#include <sys/socket.h> // sendmsg
+
+#include "runtime/net/control.h"        // control_all_gather
+#include "runtime/machine/error_text.h" // struct error_text
+#include "runtime/net/exchange_part.h"  // struct exchange_part, exchange_lost
+#include "runtime/net/sockets.h"        // socket_connect, socket_accept
+
+struct exchange_header {
+    uint64_t exchange, bytes;
+};
+// One connection in one exchange. Counts are of a header and its part together.
+struct exchange_flow {
+    struct exchange_header send_header, receive_header;
+    size_t sent, received;
+};
+struct exchange_sockets {
+    int rank, ranks;
+    uint64_t exchanges;
+    int *sockets;                // (ranks), -1 for the own
+    struct exchange_flow *flows; // (ranks)
+    struct pollfd *polls;        // (ranks): one a step
+};
+
+enum {
+    EXCHANGE_CONNECT_S = 120, // until all have connected: they are all there, having gathered their addresses
+    EXCHANGE_HELLO_S = 5      // for who has connected to say who it is
+};
+
+struct exchange_place {
+    struct socket_address address;
+    uint64_t token; // of the job: rank 0's
+};
+// From who connects, and back from who is connected to: an address may mean another host here, and anyone may connect.
+struct exchange_hello {
+    uint64_t token;
+    int32_t from, to;
+};
+
+// As who connects.
+static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
+    const struct exchange_hello *const hello = (const struct exchange_hello *)context;
+    struct exchange_hello answer;
+    if (!socket_send_all(socket, hello, sizeof *hello, until_s) ||
+        !socket_receive_all(socket, &answer, sizeof answer, until_s)) {
+        error_format(error, "%s", strerror(errno));
+        return SOCKET_STRANGER;
+    }
+    if (answer.token == hello->token && answer.from == hello->to && answer.to == hello->from)
+        return SOCKET_FRIEND;
+    error_format(error, "another process answered");
+    return SOCKET_STRANGER;
+}
+
+// The rank that has connected and been answered; -1 for any other, which is closed.
+static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
+    const double until_s = deadline_clock_s() + EXCHANGE_HELLO_S;
+    struct exchange_hello hello;
+    if (socket_receive_all(socket, &hello, sizeof hello, until_s) && hello.token == token && hello.to == rank &&
+        hello.from > rank && hello.from < ranks) {
+        const struct exchange_hello answer = {token, rank, hello.from};
+        if (socket_send_all(socket, &answer, sizeof answer, until_s))
+            return hello.from;
+    }
+    close(socket);
+    return -1;
+}
+
+// Waits for the higher ranks, whoever else may connect.
+static const char *exchange_accept(struct exchange_sockets *s, int listener, uint64_t token, double until_s,
+                                   struct error_text *error) {
+    for (int missing = s->rank + 1; missing < s->ranks;) {
+        if (!socket_ready(listener, POLLIN, until_s))
+            return error_format(error, "rank %d has not connected to rank %d to exchange data: %s", missing, s->rank,
+                                strerror(errno));
+        const int accepted = socket_accept(listener);
+        const int peer = accepted < 0 ? -1 : exchange_welcome(accepted, s->rank, s->ranks, token);
+        if (peer >= 0 && s->sockets[peer] >= 0)
+            close(s->sockets[peer]); // which the peer has given up, or it would not come again
+        if (peer >= 0)
+            s->sockets[peer] = accepted;
+        while (missing < s->ranks && s->sockets[missing] >= 0)
+            missing++;
+    }
+    return NULL;
+}
+
+// Each rank connects to all lower ones and then is connected to by all higher ones. It is in the order of the ranks that
+// they come to answer, so none waits for one that waits for it.
+static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
+                                            const struct exchange_place *places, struct error_text *error) {
+    const double until_s = deadline_clock_s() + EXCHANGE_CONNECT_S;
+    for (int peer = 0; peer < s->rank; peer++) {
+        struct exchange_hello hello = {places[0].token, s->rank, peer};
+        struct error_text why;
+        s->sockets[peer] = socket_connect(&places[peer].address, until_s, exchange_greet, &hello, &why);
+        if (s->sockets[peer] < 0)
+            return error_format(error, "rank %d can't connect to rank %d to exchange data: %.500s", s->rank, peer,
+                                why.text);
+    }
+    return exchange_accept(s, listener, places[0].token, until_s, error);
+}
+
+static const char *exchange_sockets_open(struct exchange_sockets *s, int rank, int ranks, struct control *control,
+                                         struct error_text *error) {
+    memset(s, 0, sizeof *s);
+    s->rank = rank;
+    s->ranks = ranks;
+    s->sockets = (int *)malloc((size_t)ranks * sizeof *s->sockets);
+    s->flows = (struct exchange_flow *)calloc((size_t)ranks, sizeof *s->flows);
+    s->polls = (struct pollfd *)calloc((size_t)ranks, sizeof *s->polls);
+    struct exchange_place *const places = (struct exchange_place *)calloc((size_t)ranks, sizeof *places);
+    if (!s->sockets || !s->flows || !s->polls || !places)
+        return error_format(error, "no memory for an exchange between %d ranks", ranks);
+    for (int r = 0; r < ranks; r++)
+        s->sockets[r] = -1;
+    const int listener = socket_listen(NULL, 0);
+    if (listener < 0)
+        return error_format(error, "can't listen for the other ranks: %s", strerror(errno));
+    struct exchange_place own;
+    memset(&own, 0, sizeof own);
+    socket_address_own(&own.address, listener);
+    if (getrandom(&own.token, sizeof own.token, 0) != sizeof own.token)
+        return error_format(error, "no random number for the job: %s", strerror(errno));
+    control_all_gather(control, places, &own, sizeof own, "the addresses for the exchange of data", false);
+    const char *const problem = exchange_sockets_connect(s, listener, places, error);
+    close(listener);
+    free(places);
+    return problem;
+}
+
+static void exchange_sockets_close(struct exchange_sockets *s) {
+    for (int r = 0; r < s->ranks; r++)
+        if (s->sockets[r] >= 0)
+            close(s->sockets[r]);
+    free(s->sockets);
+    free(s->flows);
+    free(s->polls);
+}
+
+// ---- one exchange ----
+
+__attribute__((noreturn, format(printf, 3, 4))) static void exchange_sockets_lost(const struct exchange_sockets *s,
+                                                                                  int peer, const char *format, ...) {
+    char text[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    exchange_lost(s->rank, peer, text);
+}
+
+// What is left of a header and its part after `moved` bytes of them; the number of pieces.
+static int exchange_left(struct iovec pieces[2], struct exchange_header *header, const struct exchange_part *part,
+                         size_t moved) {
+    int count = 0;
+    if (moved < sizeof *header) {
+        pieces[count].iov_base = (char *)header + moved;
+        pieces[count++].iov_len = sizeof *header - moved;
+    }
+    const size_t moved_part = moved < sizeof *header ? 0 : moved - sizeof *header;
+    if (moved_part < part->bytes) {
+        pieces[count].iov_base = (char *)part->data + moved_part;
+        pieces[count++].iov_len = part->bytes - moved_part;
+    }
+    return count;
+}
+
+// Moves what the connection takes or has now. A return of 0 to a read is the peer's end.
+static void exchange_send_some(struct exchange_sockets *s, int peer, const struct exchange_part *part) {
+    struct exchange_flow *const flow = &s->flows[peer];
+    struct iovec pieces[2];
+    struct msghdr message;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = pieces;
+    message.msg_iovlen = (size_t)exchange_left(pieces, &flow->send_header, part, flow->sent);
+    const ssize_t moved = sendmsg(s->sockets[peer], &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (moved < 0 && errno != EAGAIN && errno != EINTR)
+        exchange_sockets_lost(s, peer, "sending: %s", strerror(errno));
+    flow->sent += moved > 0 ? (size_t)moved : 0;
+}
+static void exchange_receive_some(struct exchange_sockets *s, int peer, const struct exchange_part *part) {
+    struct exchange_flow *const flow = &s->flows[peer];
+    struct exchange_header *const header = &flow->receive_header;
+    struct iovec pieces[2];
+    // The header alone first: a part of another length must not be taken for this one.
+    const bool has_header = flow->received >= sizeof *header;
+    struct msghdr message;
+    memset(&message, 0, sizeof message);
+    message.msg_iov = pieces;
+    message.msg_iovlen = (size_t)exchange_left(pieces, header, part, flow->received);
+    if (!has_header)
+        message.msg_iovlen = 1;
+    const ssize_t moved = recvmsg(s->sockets[peer], &message, MSG_DONTWAIT);
+    if (moved == 0)
+        exchange_sockets_lost(s, peer, "it closed the connection");
+    if (moved < 0 && errno != EAGAIN && errno != EINTR)
+        exchange_sockets_lost(s, peer, "receiving: %s", strerror(errno));
+    flow->received += moved > 0 ? (size_t)moved : 0;
+    if (!has_header && flow->received == sizeof *header &&
+        (header->exchange != s->exchanges || header->bytes != part->bytes))
+        exchange_sockets_lost(s, peer, "it sent %llu bytes of exchange %llu where %llu of exchange %llu were expected",
+                              (unsigned long long)header->bytes, (unsigned long long)header->exchange,
+                              (unsigned long long)part->bytes, (unsigned long long)s->exchanges);
+}
+
+// Marks what each connection still has to do; false when all is done.
+static bool exchange_sockets_pending(struct exchange_sockets *s, const struct exchange_part *send,
+                                     const struct exchange_part *receive) {
+    bool pending = false;
+    for (int step = 1; step < s->ranks; step++) {
+        const int peer = exchange_to(s->rank, s->ranks, step);
+        const struct exchange_flow *const flow = &s->flows[peer];
+        const bool sends = flow->sent < sizeof flow->send_header + send[peer].bytes,
+                   receives = flow->received < sizeof flow->receive_header + receive[peer].bytes;
+        struct pollfd *const to_poll = &s->polls[step - 1];
+        to_poll->fd = sends || receives ? s->sockets[peer] : -1;
+        to_poll->events = (short)((sends ? POLLOUT : 0) | (receives ? POLLIN : 0));
+        to_poll->revents = 0;
+        pending = pending || sends || receives;
+    }
+    return pending;
+}
+
+static void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_part *send,
+                                 const struct exchange_part *receive) {
+    s->exchanges++;
+    for (int r = 0; r < s->ranks; r++) {
+        memset(&s->flows[r], 0, sizeof s->flows[r]);
+        s->flows[r].send_header.exchange = s->exchanges;
+        s->flows[r].send_header.bytes = send[r].bytes;
+    }
+    while (exchange_sockets_pending(s, send, receive)) {
+        if (poll(s->polls, (nfds_t)(s->ranks - 1), -1) < 0 && errno != EINTR)
+            exchange_sockets_lost(s, s->rank, "poll: %s", strerror(errno));
+        for (int step = 1; step < s->ranks; step++) {
+            const int peer = exchange_to(s->rank, s->ranks, step);
+            const struct pollfd *const polled = &s->polls[step - 1];
+            const short failed = POLLERR | POLLHUP | POLLNVAL; // which the call says more of
+            if ((polled->events & POLLOUT) && (polled->revents & (POLLOUT | failed)))
+                exchange_send_some(s, peer, &send[peer]);
+            if ((polled->events & POLLIN) && (polled->revents & (POLLIN | failed)))
+                exchange_receive_some(s, peer, &receive[peer]);
+        }
+    }
+}
