@@ -15,8 +15,24 @@
 struct model_shape {
     struct layer_shape layer;
     int L, V, Vp, P; // layers, vocabulary, vocabulary padded for the matmuls, learned positions (0: none)
+    enum position_embedding_type positions;
     bool biases, qkv_bias, tied;
 };
+static bool uses_rope(const struct model_shape *s) {
+    switch (s->positions) {
+    case POSITION_LEARNED: return false;
+    case POSITION_ROPE: return true;
+    }
+    return false;
+}
+// Elements of a norm's bias.
+static int norm_bias_rows(const struct model_shape *s) {
+    switch (s->layer.normalization) {
+    case NORMALIZATION_LAYERNORM: return s->layer.C;
+    case NORMALIZATION_RMSNORM: return 0;
+    }
+    return 0;
+}
 
 enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: logits masked, gradients zero, never saved
 
@@ -29,13 +45,14 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.F = c->ffn_hidden_size;
     shape.layer.T = c->seq_length;
     shape.layer.x = element_bytes;
-    shape.layer.swiglu = c->activation == ACTIVATION_SWIGLU;
-    shape.layer.rmsnorm = c->normalization == NORMALIZATION_RMSNORM;
+    shape.layer.activation = (enum activation)c->activation;
+    shape.layer.normalization = (enum normalization)c->normalization;
     shape.layer.materialised = materialised;
     shape.L = c->num_layers;
     shape.V = c->vocab_size;
     shape.Vp = (c->vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
-    shape.P = c->position_embedding_type == POSITION_LEARNED ? c->max_position_embeddings : 0;
+    shape.positions = (enum position_embedding_type)c->position_embedding_type;
+    shape.P = uses_rope(&shape) ? 0 : c->max_position_embeddings;
     shape.biases = c->add_bias_linear;
     shape.qkv_bias = c->add_bias_linear || c->add_qkv_bias;
     shape.tied = !c->untie_embeddings_and_output_weights;
@@ -44,39 +61,46 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
 
 enum initialisation {
     INIT_NORMAL,   // normal, --init-method-std
-    INIT_RESIDUAL, // normal, the std divided by sqrt(2 L): projections that add to the residual stream (GPT-2)
+    INIT_RESIDUAL, // normal, the std divided by sqrt(2 L): projections onto the residual stream (GPT-2)
     INIT_ONE,
     INIT_ZERO,
 };
 
-// One row a kind of tensor, in the order in which backward finishes them. Columns: name; 1 where every layer has one;
-// rows (0: the model has none); columns (1: a vector); rows that are visible outside; initialisation.
-// Matrices and embeddings decay, vectors do not, which is the rule of GPT-2's and Llama's trainers.
+// A unit is what is computed with at a time, and what ZeRO gathers and reduces at a time. Backward finishes the head's
+// tensors first, then each layer's from the last layer on, then the embeddings'.
+enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
+
+// One row a kind of tensor; those of a unit in the order in which its backward finishes them. Columns: name; the unit, of
+// which UNIT_LAYER's rows stand for a tensor in every layer; rows (0: the model has none); columns (1: a vector); rows that
+// are visible outside; initialisation; which of a layer's random streams the initial values come from (0 to
+// RANDOM_STREAMS - 1, each once; NO_STREAM for constants). Matrices and embeddings decay, vectors do not, which is the rule
+// of GPT-2's and Llama's trainers.
 #define PARAMETER_ROWS(ROW)                                                                                            \
-    ROW(LNF_W, "lnf.weight", 0, s->layer.C, 1, s->layer.C, INIT_ONE)                                                   \
-    ROW(LNF_B, "lnf.bias", 0, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                             \
-    ROW(LM_HEAD, "lm_head", 0, s->tied ? 0 : s->Vp, s->layer.C, s->V, INIT_NORMAL)                                     \
-    ROW(FCPROJ_W, "fcproj.weight", 1, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL)                               \
-    ROW(FCPROJ_B, "fcproj.bias", 1, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO)                              \
-    ROW(FC_W, "fc.weight", 1, (s->layer.swiglu ? 2 : 1) * s->layer.F, s->layer.C,                                      \
-        (s->layer.swiglu ? 2 : 1) * s->layer.F, INIT_NORMAL)                                                           \
-    ROW(FC_B, "fc.bias", 1, s->biases ? (s->layer.swiglu ? 2 : 1) * s->layer.F : 0, 1,                                 \
-        (s->layer.swiglu ? 2 : 1) * s->layer.F, INIT_ZERO)                                                             \
-    ROW(LN2_W, "ln2.weight", 1, s->layer.C, 1, s->layer.C, INIT_ONE)                                                   \
-    ROW(LN2_B, "ln2.bias", 1, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                             \
-    ROW(ATTPROJ_W, "attproj.weight", 1, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_RESIDUAL)                \
-    ROW(ATTPROJ_B, "attproj.bias", 1, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO)                            \
-    ROW(QKV_W, "qkv.weight", 1, (s->layer.H + 2 * s->layer.G) * s->layer.D, s->layer.C,                                \
-        (s->layer.H + 2 * s->layer.G) * s->layer.D, INIT_NORMAL)                                                       \
-    ROW(QKV_B, "qkv.bias", 1, s->qkv_bias ? (s->layer.H + 2 * s->layer.G) * s->layer.D : 0, 1,                         \
-        (s->layer.H + 2 * s->layer.G) * s->layer.D, INIT_ZERO)                                                         \
-    ROW(LN1_W, "ln1.weight", 1, s->layer.C, 1, s->layer.C, INIT_ONE)                                                   \
-    ROW(LN1_B, "ln1.bias", 1, s->layer.rmsnorm ? 0 : s->layer.C, 1, s->layer.C, INIT_ZERO)                             \
-    ROW(WPE, "wpe", 0, s->P, s->layer.C, s->P, INIT_NORMAL)                                                            \
-    ROW(WTE, "wte", 0, s->Vp, s->layer.C, s->V, INIT_NORMAL)
+    ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                                \
+    ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                          \
+    ROW(LM_HEAD, "lm_head", UNIT_HEAD, s->tied ? 0 : s->Vp, s->layer.C, s->V, INIT_NORMAL, 2)                          \
+    ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL, 3)                   \
+    ROW(FCPROJ_B, "fcproj.bias", UNIT_LAYER, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)          \
+    ROW(FC_W, "fc.weight", UNIT_LAYER, fc_width(&s->layer), s->layer.C, fc_width(&s->layer), INIT_NORMAL, 5)           \
+    ROW(FC_B, "fc.bias", UNIT_LAYER, s->biases ? fc_width(&s->layer) : 0, 1, fc_width(&s->layer), INIT_ZERO,           \
+        NO_STREAM)                                                                                                     \
+    ROW(LN2_W, "ln2.weight", UNIT_LAYER, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                               \
+    ROW(LN2_B, "ln2.bias", UNIT_LAYER, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                         \
+    ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_RESIDUAL, 9)    \
+    ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)        \
+    ROW(QKV_W, "qkv.weight", UNIT_LAYER, qkv_width(&s->layer), s->layer.C, qkv_width(&s->layer), INIT_NORMAL, 11)      \
+    ROW(QKV_B, "qkv.bias", UNIT_LAYER, s->qkv_bias ? qkv_width(&s->layer) : 0, 1, qkv_width(&s->layer), INIT_ZERO,     \
+        NO_STREAM)                                                                                                     \
+    ROW(LN1_W, "ln1.weight", UNIT_LAYER, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                               \
+    ROW(LN1_B, "ln1.bias", UNIT_LAYER, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                         \
+    ROW(WPE, "wpe", UNIT_EMBEDDINGS, s->P, s->layer.C, s->P, INIT_NORMAL, 15)                                          \
+    ROW(WTE, "wte", UNIT_EMBEDDINGS, s->Vp, s->layer.C, s->V, INIT_NORMAL, 16)
+
+// Of a layer, and of the rest of the model. Fixed: another number would change every model's initial values.
+enum { RANDOM_STREAMS = 17, NO_STREAM = -1 };
 
 enum parameter {
-#define ENUM_ROW(id, name, per_layer, rows, cols, visible, init) PARAM_##id,
+#define ENUM_ROW(id, name, unit, rows, cols, visible, init, stream) PARAM_##id,
     PARAMETER_ROWS(ENUM_ROW)
 #undef ENUM_ROW
         PARAM_COUNT
@@ -85,10 +109,12 @@ enum parameter {
 struct tensor {
     char name[40]; // "layer.3.qkv.weight"
     enum parameter parameter;
+    enum unit_kind unit;
     int layer;        // -1: of the whole model
     int rows, cols;   // cols = 1: a vector
     int visible_rows; // the rest is padding
     enum initialisation init;
+    int stream;            // of the random numbers of its initial values, NO_STREAM: constants
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
 };
 
@@ -108,26 +134,53 @@ struct parameters {
 
 enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
 
-static struct tensor tensor_row(enum parameter id, const struct model_shape *s, bool *per_layer) {
+// A row of the table for this shape, as a tensor of no layer and without a place.
+static struct tensor tensor_row(enum parameter id, const struct model_shape *s) {
     struct tensor t;
     memset(&t, 0, sizeof t);
     t.parameter = id;
     t.layer = -1;
     switch (id) {
-#define CASE_ROW(id, text, each, rows_, cols_, visible_, init_)                                                        \
+#define CASE_ROW(id, text, unit_, rows_, cols_, visible_, init_, stream_)                                              \
     case PARAM_##id:                                                                                                   \
         snprintf(t.name, sizeof t.name, "%s", text);                                                                   \
-        *per_layer = each;                                                                                             \
+        t.unit = unit_;                                                                                                \
         t.rows = rows_;                                                                                                \
         t.cols = cols_;                                                                                                \
         t.visible_rows = visible_;                                                                                     \
         t.init = init_;                                                                                                \
+        t.stream = stream_;                                                                                            \
         break;
         PARAMETER_ROWS(CASE_ROW)
 #undef CASE_ROW
-    default: break;
+    case PARAM_COUNT: break;
     }
     return t;
+}
+
+// The number of parameters of a shape, without padding. A double, since sizes that no 64 bits count can be asked for.
+static double parameters_number(const struct model_shape *s) {
+    double number = 0;
+    for (int id = 0; id < PARAM_COUNT; id++) {
+        const struct tensor t = tensor_row((enum parameter)id, s);
+        if (t.rows > 0)
+            number += (double)t.visible_rows * t.cols * (t.unit == UNIT_LAYER ? s->L : 1);
+    }
+    return number;
+}
+
+// Numbers of units, in flat order.
+static int unit_of_head(void) { return 0; }
+static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
+static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
+
+static int unit_of(const struct parameters *p, const struct tensor *t) {
+    switch (t->unit) {
+    case UNIT_HEAD: return unit_of_head();
+    case UNIT_LAYER: return unit_of_layer(p, t->layer);
+    case UNIT_EMBEDDINGS: return unit_of_embeddings(p);
+    }
+    return 0;
 }
 
 static void parameters_add(struct parameters *p, struct tensor t, int layer) {
@@ -147,24 +200,28 @@ static void parameters_add(struct parameters *p, struct tensor t, int layer) {
     p->tensors[p->num_tensors++] = t;
 }
 
-static int unit_of_head(void) { return 0; }
-static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
-static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
-static int unit_of(const struct parameters *p, int layer, enum parameter id) {
-    return layer >= 0 ? unit_of_layer(p, layer) : id < PARAM_FCPROJ_W ? unit_of_head() : unit_of_embeddings(p);
-}
-
-// A unit ends: the next begins at a multiple of `multiple` elements.
-static void parameters_end_unit(struct parameters *p, int64_t multiple) {
+// Adds the rows of a unit, of that layer or -1. The next unit begins at a multiple of `multiple` elements.
+static void parameters_add_unit(struct parameters *p, const struct model_shape *s, enum unit_kind unit, int layer,
+                                int64_t multiple) {
+    for (int id = 0; id < PARAM_COUNT; id++) {
+        const struct tensor t = tensor_row((enum parameter)id, s);
+        if (t.unit == unit)
+            parameters_add(p, t, layer);
+    }
     p->flat = (p->flat + multiple - 1) / multiple * multiple;
     p->unit_begin[++p->num_units] = p->flat;
 }
 
-// For `ranks` processes: each unit is a multiple of as many aligned parts.
+// The table of a model's tensors, for `ranks` processes: each unit is a multiple of as many aligned shards. Ends the program
+// where the model is too large to be addressed. Freed by parameters_free.
 static struct parameters parameters_create(const struct model_shape *s, int ranks) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;
     memset(&p, 0, sizeof p);
+    if (parameters_number(s) >= 0x1p50)
+        fail("this model has %.3g parameters, more than the 2^50 that can be addressed; lower --num-layers, "
+             "--hidden-size, --ffn-hidden-size or --vocab-size",
+             parameters_number(s));
     p.L = s->L;
     p.unit_begin = (int64_t *)calloc((size_t)s->L + 3, sizeof *p.unit_begin);
     p.tensors = (struct tensor *)calloc((size_t)(s->L + 1) * PARAM_COUNT, sizeof *p.tensors);
@@ -173,23 +230,10 @@ static struct parameters parameters_create(const struct model_shape *s, int rank
         fail("out of memory for the table of parameters");
     for (int i = 0; i < (s->L + 1) * PARAM_COUNT; i++)
         p.index[i] = -1;
-    bool per_layer = false;
-    for (int id = 0; id < PARAM_COUNT; id++) {
-        const struct tensor t = tensor_row((enum parameter)id, s, &per_layer);
-        if (!per_layer) {
-            parameters_add(&p, t, -1);
-            continue;
-        }
-        if (id != PARAM_FCPROJ_W) // the rows of a layer stand together: the first of them adds all
-            continue;
-        parameters_end_unit(&p, multiple);
-        for (int l = s->L - 1; l >= 0; l--) {
-            for (int row = PARAM_FCPROJ_W; row <= PARAM_LN1_B; row++)
-                parameters_add(&p, tensor_row((enum parameter)row, s, &per_layer), l);
-            parameters_end_unit(&p, multiple);
-        }
-    }
-    parameters_end_unit(&p, multiple);
+    parameters_add_unit(&p, s, UNIT_HEAD, -1, multiple);
+    for (int l = s->L - 1; l >= 0; l--)
+        parameters_add_unit(&p, s, UNIT_LAYER, l, multiple);
+    parameters_add_unit(&p, s, UNIT_EMBEDDINGS, -1, multiple);
     return p;
 }
 static void parameters_free(struct parameters *p) {
@@ -211,12 +255,14 @@ static void tensor_initialise(float *out, int64_t first, int64_t n, const struct
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;
     visible = visible < 0 ? 0 : visible < n ? visible : n;
     memset(out, 0, (size_t)n * sizeof *out);
-    if (t->init == INIT_ONE)
+    const uint64_t stream = (uint64_t)(t->layer + 1) * RANDOM_STREAMS + (uint64_t)t->stream;
+    switch (t->init) {
+    case INIT_NORMAL: random_normal(out, visible, (float)std, seed, stream, (uint64_t)first); break;
+    case INIT_RESIDUAL: random_normal(out, visible, (float)(std / sqrt(2.0 * L)), seed, stream, (uint64_t)first); break;
+    case INIT_ONE:
         for (int64_t i = 0; i < visible; i++)
             out[i] = 1;
-    if (t->init == INIT_RESIDUAL)
-        std /= sqrt(2.0 * L);
-    const uint64_t stream = (uint64_t)(t->layer + 1) * PARAM_COUNT + (uint64_t)t->parameter;
-    if (t->init == INIT_NORMAL || t->init == INIT_RESIDUAL)
-        random_normal(out, visible, (float)std, seed, stream, (uint64_t)first);
+        break;
+    case INIT_ZERO: break;
+    }
 }

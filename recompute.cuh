@@ -4,6 +4,7 @@
 // same bits by construction. Everything here is arithmetic on those masks; the memory plan, the reports and the search
 // for a policy that fits a budget all read the same table. To add an activation is to add a row.
 #pragma once
+#include "config.h"                // enum activation, enum normalization
 #include "runtime/machine/error.h" // fail
 #include <math.h>                  // fabs
 #include <stdbool.h>               // bool
@@ -12,15 +13,30 @@
 #include <stdlib.h>                // calloc, free, strtol, qsort
 #include <string.h>                // strcmp, strlen
 
+#ifndef ACTIVATIONS
+static inline bool activation_is_gated(enum activation a) { return a == ACTIVATION_SWIGLU; }
+static inline const char *activation_name(enum activation a) { return a == ACTIVATION_SWIGLU ? "swiglu" : "gelu"; }
+#endif
 // What the sizes in the table depend on.
 struct layer_shape {
     int C, H, G, D, F; // hidden size, query heads, key/value heads (query groups), head dim, FFN width
     int T;             // sequence length
     int x;             // bytes of floatX
-    bool swiglu;       // else GELU
-    bool rmsnorm;      // else LayerNorm
+    enum activation activation;
+    enum normalization normalization;
     bool materialised; // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
 };
+static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
+// Of the MLP's first product: a gated activation has the gate's columns before those that it multiplies.
+static inline int fc_width(const struct layer_shape *s) { return (activation_is_gated(s->activation) ? 2 : 1) * s->F; }
+// Floats a token that a norm's backward needs: the reciprocal standard deviation and, for LayerNorm, the mean.
+static inline int norm_statistics(enum normalization kind) {
+    switch (kind) {
+    case NORMALIZATION_LAYERNORM: return 2;
+    case NORMALIZATION_RMSNORM: return 1;
+    }
+    return 0;
+}
 
 // The modules of --recompute-modules, as bits.
 enum module {
@@ -40,9 +56,9 @@ static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "acti
 // SOFTMAX and ATT come from one op, which makes both whenever either is asked for; its cost stands in ATT's row.
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)                              \
-    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, ACT_INPUT)                    \
-    ROW(QKV, "qkv", "qkv", MODULE_QKV, (s->H + 2 * s->G) * s->D * s->x, 2.0 * s->C * (s->H + 2 * s->G) * s->D,         \
-        2 * (s->H + 2 * s->G) * s->D * s->x, BIT(NORM1))                                                               \
+    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * norm_statistics(s->normalization), 0, s->C * s->x, ACT_INPUT) \
+    ROW(QKV, "qkv", "qkv", MODULE_QKV, qkv_width(s) * s->x, 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,        \
+        BIT(NORM1))                                                                                                    \
     ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN,                \
         s->materialised ? (int64_t)s->H * s->T * s->x : 4 * s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,   \
         BIT(QKV))                                                                                                      \
@@ -51,11 +67,11 @@ static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "acti
     ROW(MID, "residual after attention", "residual", 0, s->C * s->x, 2.0 * s->H * s->D * s->C, 3 * s->C * s->x,        \
         ACT_INPUT | BIT(ATT))                                                                                          \
     ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, BIT(MID))                               \
-    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, s->rmsnorm ? 4 : 8, 0, s->C * s->x, BIT(MID))                     \
-    ROW(FC, s->swiglu ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)(s->swiglu ? 2 : 1) * s->F * s->x,           \
-        (s->swiglu ? 4.0 : 2.0) * s->C * s->F, (s->swiglu ? 2 : 1) * s->F * s->x, BIT(NORM2))                          \
-    ROW(ACT, s->swiglu ? "swiglu" : "gelu", "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0, \
-        (s->swiglu ? 3 : 2) * s->F * s->x, BIT(FC))                                                                    \
+    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * norm_statistics(s->normalization), 0, s->C * s->x, BIT(MID))  \
+    ROW(FC, activation_is_gated(s->activation) ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)fc_width(s) * s->x, \
+        2.0 * s->C * fc_width(s), fc_width(s) * s->x, BIT(NORM2))                                                      \
+    ROW(ACT, activation_name(s->activation), "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x,   \
+        0, (fc_width(s) + s->F) * s->x, BIT(FC))                                                                       \
     ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
 
 #define BIT(id) (1u << ACT_##id)
@@ -84,7 +100,7 @@ static struct activation_row activation_row(enum activation_id id, const struct 
     }
         ACTIVATION_ROWS(CASE_ROW)
 #undef CASE_ROW
-    default: break;
+    case ACT_COUNT: break;
     }
     const struct activation_row none = {"", "", 0, 0, 0, 0, 0};
     return none;
@@ -105,10 +121,13 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
 
 // `wanted` and all that must be produced on the way to it, given what is kept.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
-    uint32_t produce = wanted & ~kept;
-    for (int id = ACT_COUNT - 1; id >= 0; id--) // rows stand in the order in which they are made
-        if (produce & (1u << id))
-            produce |= activation_row((enum activation_id)id, s).made_from & ~kept & ACT_ALL;
+    uint32_t produce = wanted & ~kept, before;
+    do {
+        before = produce;
+        for (int id = 0; id < ACT_COUNT; id++)
+            if (produce & (1u << id))
+                produce |= activation_row((enum activation_id)id, s).made_from & ~kept & ACT_ALL;
+    } while (produce != before);
     return produce;
 }
 

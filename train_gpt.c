@@ -94,16 +94,18 @@ int main(int argc, char **argv) {
 
 #else
 
-#include "attention.cuh"      // attention_choose
-#include "dataloader.h"       // token shards to batches
-#include "run/fit.cuh"        // options to a policy, a plan that fits
-#include "run/generate.cuh"   // prompts, samples, tokens to text
-#include "gpt.cuh"            // the model and its step
-#include "run/ranks.cuh"      // several processes
-#include "run/resume.cuh"     // where a run begins, and its checkpoints
-#include "run/run.cuh"        // struct run
-#include "runtime/text/log.h" // progress line, log.jsonl
-#include "runtime/schedule.h" // learning rate
+#include "attention.cuh"       // attention_choose
+#include "dataloader.h"        // token shards to batches
+#include "run/fit.cuh"         // options to a policy, a plan that fits
+#include "run/generate.cuh"    // prompts, samples, tokens to text
+#include "gpt.cuh"             // the model and its step
+#include "run/model.cuh"       // its memory
+#include "run/utilisation.cuh" // model flops, the measured peak
+#include "run/ranks.cuh"       // several processes
+#include "run/resume.cuh"      // where a run begins, and its checkpoints
+#include "run/run.cuh"         // struct run
+#include "runtime/text/log.h"  // progress line, log.jsonl
+#include "runtime/schedule.h"  // learning rate
 
 // ---- start-up ----
 
@@ -135,7 +137,7 @@ static void make_plan(struct run *r) {
 }
 
 static void write_plan(const struct run *r) {
-    const struct plan *plan = &r->model->plan;
+    const struct plan *plan = &r->model->timeline.plan;
     if (*r->config->plan_json)
         plan_write_json(plan, r->config->plan_json);
     if (*r->config->plan_picture)
@@ -179,7 +181,7 @@ static void find_peak(struct run *r) {
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
-    const struct plan *plan = &m->plan;
+    const struct plan *plan = &m->timeline.plan;
     char text[LOG_NUMBER], more[LOG_NUMBER], device[384];
     log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->num_layers,
             c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
@@ -191,8 +193,8 @@ static void report(const struct run *r) {
     log_row("recomputation", "%s", m->policy.description);
     if (c->ranks > 1)
         log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,
-                c->zero_stage, c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->shards.count,
-                log_bytes(text, m->shards.largest_part * c->ranks * (int64_t)sizeof(float)));
+                c->zero_stage, c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->zero.shards.count,
+                log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
     log_row("memory", "%s planned, %s of it activations", log_bytes(text, (int64_t)plan->peak_bytes),
             log_bytes(more, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS]));
     if (r->train) {
@@ -274,7 +276,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     measure_utilisation(r, entry, tokens / seconds / ranks);
     entry->peak_bytes = r->peak_bytes = peak_bytes(r, step);
     for (int rank = 0; rank < ranks && r->parallel; rank++)
-        grant_request(r, (int)reports[rank * width + REPORT_REQUEST], rank);
+        grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);
     measure_collectives(r, entry, slot);
     int bad = -1; // micro-batch; in the data's order, whatever the number of ranks
     double bad_loss = 0;
@@ -442,7 +444,7 @@ static void finish(struct run *r) {
     dataloader_close(r->val);
     vocabulary_close(&r->vocabulary);
     tokenizer_free(&r->tokenizer);
-    if (r->model->collectives)
+    if (r->model->zero.collectives)
         collectives_close(&r->collectives, &r->dev);
     gpt_destroy(r->model);
     matmul_destroy(r->dev.matmul);
@@ -510,7 +512,7 @@ int ENGINE(const struct config *config) {
     int status = 0;
     if (config->plan) {
         report(&r);
-        plan_print(&r.model->plan, stdout);
+        plan_print(&r.model->timeline.plan, stdout);
     } else {
         status = *config->generate   ? run_generation(&r, config->sample_tokens)
                  : config->eval_only ? run_evaluation(&r)

@@ -1,35 +1,38 @@
-// Which ranges of the flat buffers are whose, for a job of several ranks.
+// Which rank owns which ranges of the flat buffers, and the gathering and reducing of units (ZeRO: Rajbhandari et al. 2020,
+// arXiv 1910.02054).
 //
 // A unit is what is computed with at a time: the head's tensors, a layer's, the embeddings'. Units are ranges of the flat
-// buffers (parameters.cuh), in the order in which backward finishes their gradients. A unit is cut into pieces of at most
-// --bucket-mib of fp32 gradients; a piece is reduced as soon as its unit's gradients are done. Each rank owns an equal part
-// of each piece, so that every reduction and every gathering is balanced, and the parts do not depend on the ZeRO stage
-// (Rajbhandari et al. 2020, arXiv 1910.02054):
+// buffers (parameters.cuh), in the order in which backward finishes their gradients. A unit is cut into buckets of at most
+// --bucket-mib of fp32 gradients; a bucket is reduced as soon as its unit's gradients are complete. Each rank owns an equal
+// shard of each bucket, so that every reduction and every all-gather is balanced, and the shards do not depend on the stage:
 //
-//   stage 0   each rank holds and updates everything; gradients are reduced and gathered
-//   stage 1   moments and master weights are held for the own parts only; gradients are reduced, updated parameters gathered
-//   stage 2   gradients too: a unit's are reduced to the own parts after its backward, in each micro-step
+//   stage 0   each rank holds and updates everything; gradients are all-reduced
+//   stage 1   the optimizer's state is held for the own shards only; gradients are reduced, updated parameters gathered
+//   stage 2   gradients too: a unit's are reduced to the own shards after its backward, in each micro-step
 //   stage 3   parameters too: a unit's are gathered before it is used, in forward and again in backward
 //
-// Units are padded to a multiple of the ranks, so that any number of ranks divides every piece; what a rank holds of a
-// sharded buffer stands in the same order, without gaps: piece p's part lies at p.begin / ranks.
+// Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket; what a rank holds of a
+// sharded buffer stands in the same order, without gaps: the shard of bucket b lies at b.begin / ranks.
 #pragma once
-#include "parameters.cuh" // struct parameters, TENSOR_ALIGNMENT
+#include "kernels/adamw.cuh"       // add_floats
+#include "kernels/collectives.cuh" // collective_reduce_scatter, collective_all_gather
+#include "parameters.cuh"          // struct parameters, TENSOR_ALIGNMENT
+#include "timeline.cuh"            // struct timeline, enum pass
 
-struct piece {
+struct bucket {
     int64_t begin; // in the flat buffers
-    int64_t part;  // elements of each rank: the piece is [begin, begin + ranks * part)
+    int64_t shard; // elements of each rank: the bucket is [begin, begin + ranks * shard)
     int unit;
 };
 
 struct shards {
     int rank, ranks, stage;
-    struct piece *pieces; // in flat order
+    struct bucket *buckets; // in flat order
     int count;
-    int *first; // (units + 1) unit u consists of pieces first[u] .. first[u + 1] - 1
+    int *first; // (units + 1) unit u consists of buckets first[u] .. first[u + 1] - 1
     int units;
     int64_t flat; // elements of a whole flat buffer
-    int64_t largest_part;
+    int64_t largest_shard;
 };
 
 // What a stage shards. With one rank nothing is.
@@ -37,19 +40,19 @@ static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s-
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
 
-// Cuts [begin, end) into pieces of at most about `most` elements, as equal as the alignment of their parts allows.
+// Cuts [begin, end) into buckets of at most about `most` elements, as equal as the alignment of their shards allows.
 static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t most, int unit) {
     const int64_t multiple = (int64_t)s->ranks * TENSOR_ALIGNMENT, n = end - begin;
     if (n == 0)
         return;
-    const int64_t pieces = (n + most - 1) / most,
-                  size = ((n + pieces - 1) / pieces + multiple - 1) / multiple * multiple;
+    const int64_t buckets = (n + most - 1) / most,
+                  size = ((n + buckets - 1) / buckets + multiple - 1) / multiple * multiple;
     for (int64_t at = begin; at < end; at += size) {
-        struct piece *p = &s->pieces[s->count++];
-        p->begin = at;
-        p->part = (end - at < size ? end - at : size) / s->ranks;
-        p->unit = unit;
-        s->largest_part = p->part > s->largest_part ? p->part : s->largest_part;
+        struct bucket *b = &s->buckets[s->count++];
+        b->begin = at;
+        b->shard = (end - at < size ? end - at : size) / s->ranks;
+        b->unit = unit;
+        s->largest_shard = b->shard > s->largest_shard ? b->shard : s->largest_shard;
     }
 }
 
@@ -63,9 +66,9 @@ static struct shards shards_create(const struct parameters *table, int rank, int
     s.stage = stage;
     s.units = table->num_units;
     s.flat = table->flat;
-    s.pieces = (struct piece *)calloc((size_t)(s.flat / most) + (size_t)s.units + 1, sizeof *s.pieces);
+    s.buckets = (struct bucket *)calloc((size_t)(s.flat / most) + (size_t)s.units + 1, sizeof *s.buckets);
     s.first = (int *)calloc((size_t)s.units + 1, sizeof *s.first);
-    if (!s.pieces || !s.first)
+    if (!s.buckets || !s.first)
         fail("out of memory for the table of shards");
     for (int unit = 0; unit < s.units; unit++) {
         s.first[unit] = s.count;
@@ -78,7 +81,7 @@ static struct shards shards_create(const struct parameters *table, int rank, int
     return s;
 }
 static void shards_free(struct shards *s) {
-    free(s->pieces);
+    free(s->buckets);
     free(s->first);
     memset(s, 0, sizeof *s);
 }
@@ -86,12 +89,14 @@ static void shards_free(struct shards *s) {
 // Elements of a buffer, sharded or whole.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
-// The first element of a piece that is this rank's, in the whole flat buffer.
-static int64_t shards_own_begin(const struct shards *s, const struct piece *p) { return p->begin + s->rank * p->part; }
+// The first element of a bucket that is this rank's, in the whole flat buffer.
+static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) {
+    return b->begin + s->rank * b->shard;
+}
 
-// Where an element of the own part of a piece lies in a buffer that is sharded or whole.
-static int64_t shards_place(const struct shards *s, const struct piece *p, int64_t at, bool sharded) {
-    return sharded ? p->begin / s->ranks + at - shards_own_begin(s, p) : at;
+// Where an element of the own shard of a bucket lies in a buffer that is sharded or whole.
+static int64_t shards_place(const struct shards *s, const struct bucket *b, int64_t at, bool sharded) {
+    return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
 // The next range of [*at, end) that a buffer holds here: [*at, *at + n) of the flat buffer, which lies at *place of it.
@@ -102,14 +107,239 @@ static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, in
         return *at < end ? end - *at : 0;
     }
     for (int i = 0; i < s->count; i++) {
-        const struct piece *p = &s->pieces[i];
-        const int64_t own = shards_own_begin(s, p), first = own > *at ? own : *at;
-        const int64_t last = own + p->part < end ? own + p->part : end;
+        const struct bucket *b = &s->buckets[i];
+        const int64_t own = shards_own_begin(s, b), first = own > *at ? own : *at;
+        const int64_t last = own + b->shard < end ? own + b->shard : end;
         if (first >= last)
             continue;
         *at = first;
-        *place = shards_place(s, p, first, true);
+        *place = shards_place(s, b, first, true);
         return last - first;
     }
     return 0;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Units
+
+// A unit's gathered parameters, in one pass.
+enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
+
+// The parameters and gradients of this rank: whole, or its shards by the stage, and then each unit's whole ones while they
+// are used.
+struct zero {
+    struct shards shards;
+    const struct parameters *table;  // not owned
+    struct timeline *timeline;       // not owned
+    struct collectives *collectives; // not owned; NULL with one rank, or where it is only planned
+    floatX *params;                  // NULL while planning
+    float *grads;                    // NULL while planning, and where the model does not train
+    uint64_t *params_tickets;        // (buckets) collectives in flight, 0: none: the all-gather of updated parameters,
+    uint64_t *grads_tickets;         // the reduction of gradients
+    enum unit_state *units;          // (PASS_COUNT, units) where parameters are sharded
+    int *params_ids;                 // (PASS_COUNT, units) buffer of a unit's gathered parameters, -1: none
+    int *grads_ids;                  // (units) of its gradients before they are reduced, -1: none
+};
+
+// For this rank of as many; the table and the timeline must outlive it. Freed by zero_free.
+static void zero_create(struct zero *z, const struct parameters *table, struct timeline *timeline, int rank, int ranks,
+                        int stage, int64_t bucket_bytes) {
+    memset(z, 0, sizeof *z);
+    z->shards = shards_create(table, rank, ranks, stage, bucket_bytes);
+    z->table = table;
+    z->timeline = timeline;
+    const size_t units = (size_t)z->shards.units, buckets = (size_t)z->shards.count + 1;
+    z->params_tickets = (uint64_t *)calloc(buckets, sizeof *z->params_tickets);
+    z->grads_tickets = (uint64_t *)calloc(buckets, sizeof *z->grads_tickets);
+    z->units = (enum unit_state *)calloc(PASS_COUNT * units, sizeof *z->units);
+    z->params_ids = (int *)calloc(PASS_COUNT * units, sizeof *z->params_ids);
+    z->grads_ids = (int *)calloc(units, sizeof *z->grads_ids);
+    if (!z->params_tickets || !z->grads_tickets || !z->units || !z->params_ids || !z->grads_ids)
+        fail("out of memory for the table of shards");
+    for (size_t i = 0; i < PASS_COUNT * units; i++)
+        z->params_ids[i] = -1;
+    for (size_t i = 0; i < units; i++)
+        z->grads_ids[i] = -1;
+}
+static void zero_free(struct zero *z) {
+    shards_free(&z->shards);
+    free(z->params_tickets);
+    free(z->grads_tickets);
+    free(z->units);
+    free(z->params_ids);
+    free(z->grads_ids);
+    memset(z, 0, sizeof *z);
+}
+
+// A region of the timeline begins: no unit is gathered.
+static void zero_begin_region(struct zero *z) {
+    memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
+}
+
+static int64_t unit_elements(const struct zero *z, int unit) {
+    return z->table->unit_begin[unit + 1] - z->table->unit_begin[unit];
+}
+// The layer of a unit, -1: the head's or the embeddings'.
+static int unit_layer(const struct zero *z, int unit) {
+    const bool layer = unit != unit_of_head() && unit != unit_of_embeddings(z->table);
+    return layer ? z->table->L - unit : -1;
+}
+// "parameters of layer 3", for messages about a collective.
+static const char *unit_name(const struct zero *z, int unit, char text[64], const char *what) {
+    if (unit == unit_of_head())
+        snprintf(text, 64, "%s of the head", what);
+    else if (unit == unit_of_embeddings(z->table))
+        snprintf(text, 64, "%s of the embeddings", what);
+    else
+        snprintf(text, 64, "%s of layer %d", what, z->table->L - unit);
+    return text;
+}
+
+// Where a unit's parameters lie while they are gathered, and its gradients until they are reduced.
+static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
+    return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
+                                     (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
+                                     "unit's parameters", unit_layer(z, unit));
+}
+static float *unit_gradients(struct zero *z, int unit) {
+    return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
+                                    "gradients of a unit", "unit's gradients", unit_layer(z, unit));
+}
+
+// A parameter and its gradient; NULL where this model has none, and when planning. layer -1: of the whole model.
+static floatX *zero_parameter(struct zero *z, enum pass pass, int layer, enum parameter id) {
+    const struct tensor *t = parameters_find(z->table, layer, id);
+    if (!t)
+        return NULL;
+    if (shards_parameters(&z->shards)) {
+        const int unit = unit_of(z->table, t);
+        floatX *gathered = unit_parameters(z, pass, unit);
+        return gathered ? gathered + t->offset - z->table->unit_begin[unit] : NULL;
+    }
+    return z->params ? z->params + t->offset : NULL;
+}
+static float *zero_gradient(struct zero *z, int layer, enum parameter id) {
+    const struct tensor *t = parameters_find(z->table, layer, id);
+    if (!t)
+        return NULL;
+    if (shards_gradients(&z->shards)) {
+        const int unit = unit_of(z->table, t);
+        float *whole = unit_gradients(z, unit);
+        return whole ? whole + t->offset - z->table->unit_begin[unit] : NULL;
+    }
+    return z->grads ? z->grads + t->offset : NULL;
+}
+
+// Enqueues a wait for a unit's collectives in flight: later work stands behind it. A unit is waited for once, so that later
+// micro-steps wait for no collective and can be recorded as a graph.
+static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
+    for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
+        collective_wait(z->collectives, tickets[i], z->timeline->dev);
+        tickets[i] = 0;
+    }
+}
+// Waits for all-gathers of updated parameters that are in flight.
+static void zero_wait_for_updates(struct zero *z) {
+    for (int unit = 0; unit < z->shards.units && z->shards.ranks > 1; unit++)
+        unit_wait(z, z->params_tickets, unit);
+}
+
+// A unit's parameters are used soon: where they are sharded, their all-gather begins, in the current phase.
+static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
+    const struct shards *s = &z->shards;
+    enum unit_state *state = &z->units[(int)pass * s->units + unit];
+    char name[64];
+    if (!shards_parameters(s) || *state != UNIT_ABSENT)
+        return;
+    floatX *whole = unit_parameters(z, pass, unit);
+    unit_name(z, unit, name, "parameters");
+    for (int i = s->first[unit]; i < s->first[unit + 1] && !z->timeline->planning; i++) {
+        const struct bucket *b = &s->buckets[i];
+        z->params_tickets[i] = collective_all_gather(z->collectives, whole + b->begin - z->table->unit_begin[unit],
+                                                     z->params + b->begin / s->ranks, (size_t)b->shard * sizeof *whole,
+                                                     name, z->timeline->dev);
+    }
+    *state = UNIT_IN_FLIGHT;
+}
+// A unit's parameters are used from here on: what zero_prefetch or the last update began to gather is waited for.
+static void zero_use(struct zero *z, enum pass pass, int unit) {
+    struct timeline *t = z->timeline;
+    if (z->shards.ranks == 1)
+        return;
+    if (!shards_parameters(&z->shards)) {
+        if (!t->planning)
+            unit_wait(z, z->params_tickets, unit);
+        return;
+    }
+    timeline_phase(t, pass_name(pass), -1, "parameters");
+    zero_prefetch(z, pass, unit);
+    unit_parameters(z, pass, unit);
+    enum unit_state *state = &z->units[(int)pass * z->shards.units + unit];
+    if (*state == UNIT_IN_FLIGHT && !t->planning)
+        unit_wait(z, z->params_tickets, unit);
+    *state = UNIT_READY;
+}
+
+// A unit's gradients begin to be added to: from zero where the stage shards them, since those before were reduced.
+static void zero_begin_gradients(struct zero *z, int unit) {
+    struct timeline *t = z->timeline;
+    if (!shards_gradients(&z->shards))
+        return;
+    timeline_phase(t, "backward", -1, "zero gradients");
+    float *whole = unit_gradients(z, unit);
+    TIMELINE_RUN(t, device_zero(whole, (size_t)unit_elements(z, unit) * sizeof *whole, t->dev));
+}
+// A unit's gradients are complete: their reduction begins; without sharded gradients in the last micro-step only.
+static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    char name[64];
+    float *whole = NULL;
+    if (shards_gradients(s)) {
+        timeline_phase(t, "backward", -1, "reduce gradients");
+        whole = unit_gradients(z, unit);
+    } else if (s->ranks == 1 || !last_micro_step)
+        return;
+    else if (z->grads)
+        whole = z->grads + z->table->unit_begin[unit];
+    for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
+        const struct bucket *b = &s->buckets[i];
+        float *at = whole + b->begin - z->table->unit_begin[unit], *own = at + s->rank * b->shard;
+        z->grads_tickets[i] = collective_reduce_scatter(z->collectives, own, at, b->shard,
+                                                        unit_name(z, unit, name, "reduction of gradients"), t->dev);
+        if (s->stage == 0)
+            z->grads_tickets[i] = collective_all_gather(z->collectives, at, own, (size_t)b->shard * sizeof *at,
+                                                        unit_name(z, unit, name, "gathering of gradients"), t->dev);
+    }
+}
+// Adds the own shards of a unit's reduced gradients to those of the micro-steps before.
+static void zero_add_reduced(struct zero *z, int unit) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    if (!shards_gradients(s))
+        return;
+    timeline_phase(t, "backward", -1, "collect gradients");
+    const float *whole = unit_gradients(z, unit);
+    for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
+        const struct bucket *b = &s->buckets[i];
+        collective_wait(z->collectives, z->grads_tickets[i], t->dev);
+        TIMELINE_RUN(t, add_floats(z->grads + b->begin / s->ranks,
+                                   whole + shards_own_begin(s, b) - z->table->unit_begin[unit], b->shard, t->dev));
+    }
+}
+
+// Whether this rank holds anything of elements [at, at + n) of a flat buffer.
+static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n) {
+    int64_t place;
+    return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
+}
+// Elements [at, at + n) of a flat buffer from the host's memory, as far as this rank holds them. `values` must stay until
+// the device was waited for.
+static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
+                        size_t element_bytes) {
+    int64_t first = at, place, count;
+    for (; (count = shards_next(&z->shards, sharded, &first, at + n, &place)) > 0; first += count)
+        device_upload((char *)flat + (size_t)place * element_bytes,
+                      (const char *)values + (size_t)(first - at) * element_bytes, (size_t)count * element_bytes,
+                      z->timeline->dev);
 }

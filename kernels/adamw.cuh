@@ -18,10 +18,6 @@ struct gradient_check {
     int32_t finite;   // 1 where every loss and the norm are
 };
 
-// What each rank reports of a step, in doubles: the sum of its gradients' squares, what it asks of all ranks, and then the
-// losses of its micro-batches.
-enum { REPORT_SQUARES, REPORT_REQUEST, REPORT_LOSSES };
-
 // What is the same for all elements.
 struct adamw_factors {
     float grad_scale, beta1, rest1, beta2, rest2, eps; // rest = 1 - beta
@@ -65,6 +61,36 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double clip)
     check.finite = isfinite(check.grad_norm) ? 1 : 0;
     return check;
 }
+
+// With g = grads * grad_scale:
+//   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+//   master = (1 - lr weight_decay) master - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
+//   params = master, rounded. master NULL (fp32 only): params are the master.
+// One pass: 16 bytes read and 12 written per parameter, and 2 more for a bf16 parameter.
+// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite nothing is changed;
+// NULL: neither.
+static void adamw_update(floatX *params,     // (n)
+                         float *master,      // (n)
+                         const float *grads, // (n)
+                         float *m,           // (n)
+                         float *v,           // (n)
+                         int64_t n, struct adamw adamw, const struct gradient_check *check, struct device *dev);
+// total (+)= sum of x[i]^2 in double. A fixed number of partial sums is added in a fixed order: the bits depend neither on
+// the number of threads nor on the GPU.
+static size_t sum_of_squares_workspace_bytes(void);
+static void sum_of_squares(double *total,  // (1)
+                           const float *x, // (n)
+                           int64_t n, bool add, void *workspace, struct device *dev);
+// out += in
+static void add_floats(float *out,      // (n)
+                       const float *in, // (n)
+                       int64_t n, struct device *dev);
+// The check of a step, the same on every rank, which has all reports: the norm of the gradients of all ranks' shards,
+// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite.
+static void gradient_check(struct gradient_check *check, // (1)
+                           const double *reports, // (ranks, width): sum of squares, losses, what is not read here
+                           int ranks, int width, int num_losses, double clip, struct device *dev);
+enum { REPORT_SQUARES, REPORT_LOSSES }; // columns of reports
 
 #ifdef TARGET_CUDA
 
@@ -134,19 +160,8 @@ static __global__ void adamw_kernel(floatX *params, float *master, const float *
         four_store(master + at, value, begin, end);
     four_store(params + at, rounded, begin, end);
 }
-// With g = grads * grad_scale:
-//   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-//   master = (1 - lr weight_decay) master - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
-//   params = master, rounded. master NULL (fp32 only): params are the master.
-// One pass: 16 bytes read and 12 written per parameter, and 2 more for a bf16 parameter.
-// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite nothing is changed;
-// NULL: neither.
-static void adamw_update(floatX *params,     // (n)
-                         float *master,      // (n)
-                         const float *grads, // (n)
-                         float *m,           // (n)
-                         float *v,           // (n)
-                         int64_t n, struct adamw adamw, const struct gradient_check *check, struct device *dev) {
+static void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
+                         struct adamw adamw, const struct gradient_check *check, struct device *dev) {
     const int skip = (int)((uintptr_t)m / sizeof *m % 4);
     if (n > 0)
         LAUNCH(dev, adamw_kernel, blocks_for(n + skip, 4 * FLAT_THREADS), FLAT_THREADS, 0, params, master, grads, m, v,
@@ -179,11 +194,8 @@ static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     if (threadIdx.x == 0)
         *total = add ? *total + sum : sum;
 }
-// total (+)= sum of x[i]^2 in double, over a fixed number of blocks that are added in a fixed order.
 static size_t sum_of_squares_workspace_bytes(void) { return SQUARES_BLOCKS * sizeof(double); }
-static void sum_of_squares(double *total,  // (1)
-                           const float *x, // (n)
-                           int64_t n, bool add, void *workspace, struct device *dev) {
+static void sum_of_squares(double *total, const float *x, int64_t n, bool add, void *workspace, struct device *dev) {
     double *sums = (double *)workspace; // (SQUARES_BLOCKS)
     LAUNCH(dev, squares_kernel, SQUARES_BLOCKS, FLAT_THREADS, BLOCK_SUM_BYTES, sums, x, n);
     LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
@@ -200,17 +212,13 @@ static __global__ void add_floats_kernel(float *out, const float *in, int64_t n)
         sum.x[i] += more.x[i];
     four_store(out + at, sum, 0, end);
 }
-// out += in
-static void add_floats(float *out,      // (n)
-                       const float *in, // (n)
-                       int64_t n, struct device *dev) {
+static void add_floats(float *out, const float *in, int64_t n, struct device *dev) {
     if (n > 0)
         LAUNCH(dev, add_floats_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, out, in, n);
 }
 
-static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks,
+static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
                                              int num_losses, double clip) { // one warp
-    const int width = REPORT_LOSSES + num_losses;
     float broken = 0;
     for (int rank = 0; rank < ranks; rank++)
         for (int i = threadIdx.x; i < num_losses; i += 32)
@@ -225,11 +233,9 @@ static __global__ void gradient_check_kernel(struct gradient_check *check, const
         *check = result;
     }
 }
-// The check of a step, the same on every rank, which has all reports; finite: no loss and not the norm is NaN or infinite.
-static void gradient_check(struct gradient_check *check, // (1)
-                           const double *reports,        // (ranks, REPORT_LOSSES + num_losses)
-                           int ranks, int num_losses, double clip, struct device *dev) {
-    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, num_losses, clip);
+static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
+                           double clip, struct device *dev) {
+    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, width, num_losses, clip);
 }
 
 #else
@@ -237,19 +243,8 @@ static void gradient_check(struct gradient_check *check, // (1)
 // Elements that a thread takes at a time: a page of fp32.
 enum { ADAMW_BLOCK = 1024 };
 
-// With g = grads * grad_scale:
-//   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-//   master = (1 - lr weight_decay) master - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
-//   params = master, rounded. master NULL (fp32 only): params are the master.
-// One pass: 16 bytes read and 12 written per parameter, and 2 more for a bf16 parameter.
-// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite nothing is changed;
-// NULL: neither.
-static void adamw_update(floatX *params,     // (n)
-                         float *master,      // (n)
-                         const float *grads, // (n)
-                         float *m,           // (n)
-                         float *v,           // (n)
-                         int64_t n, struct adamw adamw, const struct gradient_check *check, struct device *dev) {
+static void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
+                         struct adamw adamw, const struct gradient_check *check, struct device *dev) {
     struct adamw_factors f = adamw_factors_of(adamw);
     if (check != NULL) {
         if (!check->finite)
@@ -278,13 +273,9 @@ static void adamw_update(floatX *params,     // (n)
     }
 }
 
-// total (+)= sum of x[i]^2 in double, over a fixed number of runs that are added in order: the same bits for any number of
-// threads.
 enum { SUM_OF_SQUARES_RUNS = 256 };
 static size_t sum_of_squares_workspace_bytes(void) { return SUM_OF_SQUARES_RUNS * sizeof(double); }
-static void sum_of_squares(double *total,  // (1)
-                           const float *x, // (n)
-                           int64_t n, bool add, void *workspace, struct device *dev) {
+static void sum_of_squares(double *total, const float *x, int64_t n, bool add, void *workspace, struct device *dev) {
     double *sums = (double *)workspace; // (runs)
 #pragma omp parallel for schedule(static)
     for (int64_t run = 0; run < SUM_OF_SQUARES_RUNS; run++) {
@@ -303,20 +294,14 @@ static void sum_of_squares(double *total,  // (1)
     *total = add ? *total + sum : sum;
 }
 
-// out += in
-static void add_floats(float *out,      // (n)
-                       const float *in, // (n)
-                       int64_t n, struct device *dev) {
+static void add_floats(float *out, const float *in, int64_t n, struct device *dev) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t i = 0; i < n; i++)
         out[i] += in[i];
 }
 
-// The check of a step, the same on every rank, which has all reports; finite: no loss and not the norm is NaN or infinite.
-static void gradient_check(struct gradient_check *check, // (1)
-                           const double *reports,        // (ranks, REPORT_LOSSES + num_losses)
-                           int ranks, int num_losses, double clip, struct device *dev) {
-    const int width = REPORT_LOSSES + num_losses;
+static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
+                           double clip, struct device *dev) {
     double squares = 0;
     for (int rank = 0; rank < ranks; rank++)
         squares += reports[rank * width + REPORT_SQUARES];

@@ -2,7 +2,7 @@
 // --memory-budget, and what to change when a plan exceeds the machine. All of it only plans; nothing is allocated.
 #pragma once
 #include "config.h"                // struct config
-#include "gpt.cuh"                 // gpt_create, gpt_destroy: a planned model
+#include "run/model.cuh"           // gpt_create
 #include "memory.cuh"              // format_bytes
 #include "recompute.cuh"           // policies
 #include "runtime/machine/error.h" // fail
@@ -26,7 +26,7 @@ static struct fit fit_of(const struct config *config, enum attention_backend bac
 // Peak bytes of the whole plan under a policy, which it takes over.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) {
     struct gpt *m = gpt_create(f->config, policy, f->backend, f->dev);
-    const size_t peak = m->plan.peak_bytes;
+    const size_t peak = m->timeline.plan.peak_bytes;
     gpt_destroy(m);
     return peak;
 }

@@ -4,7 +4,7 @@
 // Everything passes through the host in fp32, a piece at a time. bf16 and fp16 are exact in fp32, so that what was
 // written comes back as the same bits.
 #pragma once
-#include "gpt.cuh"                   // struct gpt
+#include "run/model.cuh"             // struct gpt
 #include "formats/huggingface.h"     // which tensor holds which parameters
 #include "runtime/files/file_read.h" // read_exactly
 #include "formats/safetensors.h"     // safetensors_open, safetensors_read
@@ -130,7 +130,7 @@ static void model_store(struct gpt *m, const struct tensor *t, int64_t first, co
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_PIECE) {
         const int64_t count = n - done < LOAD_PIECE ? n - done : LOAD_PIECE;
-        gpt_upload_parameters(m, t->offset + first + done, values + done, count, rounded);
+        optimizer_set_parameters(&m->optimizer, t->offset + first + done, values + done, count, rounded);
         device_synchronize(m->dev);
     }
 }
@@ -248,38 +248,48 @@ static const char *model_load_folder(struct gpt *m, const char *path, enum archi
 // ---------------------------------------------------------------------------------------------------------------------
 // The optimizer of a checkpoint
 
-// Moments and, where model.safetensors is not fp32, master weights, by our own tensors' names.
-static const char *const optimizer_names[FLAT_COUNT] = {"exp_avg", "exp_avg_sq", "master"};
+// optimizer.safetensors holds each state that is not in model.safetensors, by our own tensors' names: master weights only
+// where that is not fp32.
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
-static const char *model_load_part(struct model_loader *loader, const struct safetensors *file, const char *file_name,
-                                   enum flat part, const struct tensor *t, struct error_text *error) {
+static bool state_is_in_file(enum optimizer_state id, bool model_is_exact) {
+    switch (optimizer_state_rows[id].start) {
+    case STATE_FROM_PARAMETERS: return !model_is_exact;
+    case STATE_ZERO: return optimizer_has(id);
+    }
+    return false;
+}
+
+static const char *model_load_state(struct model_loader *loader, const struct safetensors *file, const char *file_name,
+                                    enum optimizer_state id, const struct tensor *t, struct error_text *error) {
     struct gpt *m = loader->m;
     char name[sizeof t->name + 16];
+    const bool parameters = optimizer_state_rows[id].start == STATE_FROM_PARAMETERS;
     const struct safetensors_tensor *tensor;
     const uint64_t shape[2] = {(uint64_t)t->visible_rows, (uint64_t)t->cols};
     const int64_t count = (int64_t)t->visible_rows * t->cols;
-    snprintf(name, sizeof name, "%s.%s", optimizer_names[part], t->name);
+    snprintf(name, sizeof name, "%s.%s", optimizer_state_rows[id].file_name, t->name);
     LOAD_CHECK(safetensors_get(&tensor, file, name, shape, t->cols > 1 ? 2 : 1, file_name, error));
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
                             safetensors_dtype_name(tensor->dtype));
     for (int64_t first = 0; first < count; first += LOAD_PIECE) {
         const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
-        if (!gpt_holds(m, part == FLAT_MASTER ? shards_parameters(&m->shards) : shards_optimizer(&m->shards),
-                       t->offset + first, n))
+        if (!zero_holds(&m->zero, parameters ? shards_parameters(&m->zero.shards) : optimizer_is_sharded(&m->optimizer),
+                        t->offset + first, n))
             continue;
         LOAD_CHECK(model_read(loader, file, file_name, tensor, first, n, error));
-        if (part == FLAT_MASTER)
+        if (parameters)
             model_store(m, t, first, loader->values, n, loader->rounded);
         else
-            gpt_upload(m, part == FLAT_M ? m->m : m->v, shards_optimizer(&m->shards), t->offset + first, loader->values,
-                       n, sizeof(float));
+            zero_upload(&m->zero, m->optimizer.state[id], optimizer_is_sharded(&m->optimizer), t->offset + first,
+                        loader->values, n, sizeof(float));
         device_synchronize(m->dev);
     }
     return NULL;
 }
-static const char *model_load_optimizer(struct gpt *m, const char *folder, bool with_master, struct error_text *error) {
+static const char *model_load_optimizer(struct gpt *m, const char *folder, bool model_is_exact,
+                                        struct error_text *error) {
     char path[PATH_MAX];
     struct safetensors file;
     struct model_loader loader;
@@ -287,9 +297,10 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
         return error_format(error, "%.500s: the name is too long", folder);
     LOAD_CHECK(safetensors_open(&file, path, error));
     const char *problem = model_loader_create(&loader, m, error);
-    for (int part = 0; part < (with_master ? FLAT_COUNT : FLAT_MASTER); part++)
-        for (int i = 0; i < m->table.num_tensors && !problem; i++)
-            problem = model_load_part(&loader, &file, path, (enum flat)part, &m->table.tensors[i], error);
+    for (int id = 0; id < STATE_COUNT; id++)
+        for (int i = 0;
+             i < m->table.num_tensors && !problem && state_is_in_file((enum optimizer_state)id, model_is_exact); i++)
+            problem = model_load_state(&loader, &file, path, (enum optimizer_state)id, &m->table.tensors[i], error);
     model_loader_free(&loader);
     safetensors_close(&file);
     return problem;
@@ -299,7 +310,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
     LOAD_CHECK(model_load_folder(m, folder, architecture_of(&m->config), &exact, error));
-    return model_load_optimizer(m, folder, !exact, error);
+    return model_load_optimizer(m, folder, exact, error);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

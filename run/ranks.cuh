@@ -45,7 +45,7 @@ static void connect_ranks(struct run *r) {
 // here on the ranks work together.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
-    fit_check(&r->fit, r->model->plan.peak_bytes, available_bytes(r));
+    fit_check(&r->fit, r->model->timeline.plan.peak_bytes, available_bytes(r));
     gpt_allocate(r->model);
     if (r->parallel)
         gpt_connect(r->model, &r->collectives);
@@ -130,22 +130,19 @@ static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
 
 // Ends the run where a rank holds other bits than the others of what all hold.
 static void check_replicas(struct run *r) {
-    static const char *const names[] = {"parameters", "master weights", "first moments", "second moments"};
-    enum { BUFFERS = sizeof names / sizeof *names };
+    enum { BUFFERS = 1 + STATE_COUNT }; // the parameters, and each state of the optimizer
     struct gpt *m = r->model;
-    const struct shards *s = &m->shards;
+    const struct shards *s = &m->zero.shards;
     uint64_t mine[BUFFERS] = {0}, *all = (uint64_t *)calloc((size_t)s->ranks * BUFFERS, sizeof *all);
     if (!all)
         fail("out of memory");
-    gpt_settle(m);
+    zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);
     if (!shards_parameters(s))
-        mine[0] = hash_of(m, m->params, (size_t)s->flat * sizeof *m->params);
-    if (!shards_optimizer(s)) {
-        mine[1] = m->master ? hash_of(m, m->master, (size_t)s->flat * sizeof *m->master) : 0;
-        mine[2] = hash_of(m, m->m, (size_t)s->flat * sizeof *m->m);
-        mine[3] = hash_of(m, m->v, (size_t)s->flat * sizeof *m->v);
-    }
+        mine[0] = hash_of(m, m->zero.params, (size_t)s->flat * sizeof *m->zero.params);
+    for (int id = 0; id < STATE_COUNT; id++)
+        if (!optimizer_is_sharded(&m->optimizer) && m->optimizer.state[id])
+            mine[1 + id] = hash_of(m, m->optimizer.state[id], (size_t)s->flat * optimizer_state_rows[id].element_bytes);
     control_all_gather(&r->parallel->control, all, mine, sizeof mine, "check of the replicas", false);
     int right = 0;
     const int culprit = odd_rank(all, s->ranks, BUFFERS, &right);
@@ -153,7 +150,7 @@ static void check_replicas(struct run *r) {
         if (all[culprit * BUFFERS + i] != all[right * BUFFERS + i])
             fail("step %d: the %s of rank %d are not those of the other ranks: its memory, its GPU or its network is "
                  "at fault; go on without it from the last checkpoint",
-                 r->finished, names[i], culprit);
+                 r->finished, i ? optimizer_state_rows[i - 1].name : "parameters", culprit);
     free(all);
 }
 

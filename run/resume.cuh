@@ -136,7 +136,7 @@ static void save(struct run *r) {
         size_t bytes = 0;
         char *state = state_json(r, &bytes);
         saver_save(&r->saver, r->finished, state, bytes);
-        if (!r->model->copies)
+        if (!r->model->optimizer.keeps_copy)
             report_save(r);
     }
     parallel_barrier(r->parallel, "the checkpoint");

@@ -3,7 +3,7 @@
 #include "attention.cuh"              // struct attention_choice
 #include "dataloader.h"               // struct dataloader
 #include "run/fit.cuh"                // struct fit
-#include "gpt.cuh"                    // struct gpt
+#include "run/model.cuh"              // struct gpt
 #include "run/save.cuh"               // struct saver
 #include "runtime/machine/deadline.h" // --exit-after
 #include "runtime/text/log.h"         // struct log

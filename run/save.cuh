@@ -4,9 +4,9 @@
 // Written from fp32 values: the master weights, or in fp32 the parameters themselves, of which bf16 parameters are the
 // rounded form. They come from a copy in the host's memory, while the training goes on, or straight from the model.
 #pragma once
-#include "gpt.cuh"                     // struct gpt
+#include "run/model.cuh"               // struct gpt
 #include "formats/huggingface.h"       // which tensor holds which parameters
-#include "run/load.cuh"                // optimizer_names, optimizer_file_name
+#include "run/load.cuh"                // optimizer_file_name, state_is_in_file
 #include "formats/checkpoint.h"        // checkpoint_begin, checkpoint_file_write, checkpoint_commit
 #include "formats/checkpoint_thread.h" // writes while the training goes on
 #include "formats/safetensors.h"       // safetensors_lay_out
@@ -21,7 +21,7 @@ struct save_job {
     enum architecture architecture;
     bool bf16; // model.safetensors; then the master weights are the optimizer's
     uint64_t most_shard_bytes;
-    const float *flat[FLAT_COUNT]; // host memory; NULL: fetched from `m`, a tensor at a time
+    const float *state[STATE_COUNT]; // host memory; NULL: fetched from `m`, a tensor at a time
     struct gpt *m;
     float *fetched;      // room for the largest tensor
     char root[PATH_MAX]; // OUT/checkpoints
@@ -38,10 +38,11 @@ struct save_job {
 };
 
 // A tensor's values in the host's memory, until the next call.
-static const float *save_tensor(struct save_job *job, enum flat part, const struct tensor *t) {
-    if (job->flat[part])
-        return job->flat[part] + t->offset;
-    device_download(job->fetched, gpt_flat(job->m, part) + t->offset, (size_t)t->count * sizeof(float), job->m->dev);
+static const float *save_tensor(struct save_job *job, enum optimizer_state id, const struct tensor *t) {
+    if (job->state[id])
+        return job->state[id] + t->offset;
+    device_download(job->fetched, optimizer_state_of(&job->m->optimizer, id) + t->offset,
+                    (size_t)t->count * sizeof(float), job->m->dev);
     return job->fetched;
 }
 
@@ -62,7 +63,7 @@ static const char *save_values(struct save_job *job, const float *values, int64_
 }
 
 static const char *save_huggingface_tensor(struct save_job *job, const struct huggingface_tensor *t) {
-    const float *ours = t->ours ? save_tensor(job, FLAT_MASTER, t->ours) : NULL;
+    const float *ours = t->ours ? save_tensor(job, STATE_MASTER, t->ours) : NULL;
     if (ours && !t->transposed && t->repeat == 1)
         return save_values(job, ours + (int64_t)t->first_row * t->ours->cols, huggingface_count(t), job->bf16);
     const int cols = t->cols ? t->cols : 1, piece = (int)(SAVE_PIECE / cols > 0 ? SAVE_PIECE / cols : 1);
@@ -177,9 +178,9 @@ static const char *save_model(struct save_job *job) {
 static const char *save_optimizer_data(struct save_job *job, const struct safetensors_tensor *entries, int count) {
     const char *problem = NULL;
     for (int i = 0; i < count && !problem; i++) {
-        const int part = entries[i].id / job->table->num_tensors;
+        const enum optimizer_state id = (enum optimizer_state)(entries[i].id / job->table->num_tensors);
         const struct tensor *t = &job->table->tensors[entries[i].id % job->table->num_tensors];
-        const float *values = save_tensor(job, (enum flat)part, t);
+        const float *values = save_tensor(job, id, t);
         problem = save_values(job, values, (int64_t)t->visible_rows * t->cols, false);
     }
     return problem;
@@ -200,21 +201,25 @@ static const char *save_optimizer_file(struct save_job *job, struct safetensors_
 }
 static const char *save_optimizer(struct save_job *job) {
     enum { NAME = sizeof(((struct tensor *)0)->name) + 16 };
-    const int tensors = job->table->num_tensors, parts = job->bf16 ? FLAT_COUNT : FLAT_MASTER;
-    const size_t count = (size_t)tensors * (size_t)parts;
-    struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
-    char(*names)[NAME] = (char(*)[NAME])calloc(count, sizeof *names);
-    for (int i = 0; i < (int)count && entries && names; i++) {
+    const int tensors = job->table->num_tensors;
+    const size_t most = (size_t)tensors * STATE_COUNT;
+    struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(most, sizeof *entries);
+    char(*names)[NAME] = (char(*)[NAME])calloc(most, sizeof *names);
+    int count = 0;
+    for (int i = 0; i < (int)most && entries && names; i++) {
         const struct tensor *t = &job->table->tensors[i % tensors];
-        snprintf(names[i], NAME, "%s.%s", optimizer_names[i / tensors], t->name);
-        entries[i].name = names[i];
-        entries[i].dtype = SAFETENSORS_F32;
-        entries[i].dims = t->cols > 1 ? 2 : 1;
-        entries[i].shape[0] = (uint64_t)t->visible_rows;
-        entries[i].shape[1] = (uint64_t)t->cols;
-        entries[i].id = i;
+        const enum optimizer_state id = (enum optimizer_state)(i / tensors);
+        if (!state_is_in_file(id, !job->bf16))
+            continue;
+        snprintf(names[count], NAME, "%s.%s", optimizer_state_rows[id].file_name, t->name);
+        entries[count].name = names[count];
+        entries[count].dtype = SAFETENSORS_F32;
+        entries[count].dims = t->cols > 1 ? 2 : 1;
+        entries[count].shape[0] = (uint64_t)t->visible_rows;
+        entries[count].shape[1] = (uint64_t)t->cols;
+        entries[count++].id = i;
     }
-    const char *problem = entries && names ? save_optimizer_file(job, entries, (int)count)
+    const char *problem = entries && names ? save_optimizer_file(job, entries, count)
                                            : error_format(&job->writer.error, "out of memory for a checkpoint");
     free(entries);
     free(names);
@@ -334,9 +339,11 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     job->keep = c->keep_checkpoints;
     if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->out) >= sizeof job->root)
         fail("--out %s: the name is too long", c->out);
-    for (int flat = 0; flat < FLAT_COUNT; flat++)
-        job->flat[flat] = m->copies ? m->copy[flat] : DEVICE_MEMORY_IS_HOSTS ? gpt_flat(m, (enum flat)flat) : NULL;
-    const char *problem = save_job_reserve(job, !job->flat[0], &error);
+    for (int id = 0; id < STATE_COUNT; id++)
+        job->state[id] = m->optimizer.keeps_copy  ? m->optimizer.copy[id]
+                         : DEVICE_MEMORY_IS_HOSTS ? optimizer_state_of(&m->optimizer, (enum optimizer_state)id)
+                                                  : NULL;
+    const char *problem = save_job_reserve(job, !job->state[STATE_MASTER], &error);
     if (problem)
         fail("%s", problem);
 }
@@ -372,7 +379,7 @@ static void saver_save(struct saver *saver, int64_t step, char *state_json, size
     saver->running = true;
     gpt_copy_state(saver->m);
     checkpoint_thread_start(&saver->thread, save_run, job);
-    if (!saver->m->copies) { // the thread reads the model itself: it must not go on
+    if (!saver->m->optimizer.keeps_copy) { // the thread reads the model itself: it must not go on
         while (checkpoint_thread_busy(&saver->thread))
             usleep(1000);
     }

@@ -192,14 +192,15 @@ static void nothing_changes(void **state) {
 // What gradient_check makes of a sum of squares and of losses of which one may be broken.
 static struct gradient_check checked(double squares, int num_losses, int broken_at, double broken, double clip) {
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check), result;
-    double *reports = test_doubles(REPORT_LOSSES + num_losses + 1), *losses = reports + REPORT_LOSSES;
+    const int width = REPORT_LOSSES + num_losses + 1;
+    double *reports = test_doubles(width), *losses = reports + REPORT_LOSSES;
     reports[REPORT_SQUARES] = squares;
-    reports[REPORT_REQUEST] = NAN; // is no loss
+    reports[width - 1] = NAN; // is no loss
     for (int i = 0; i < num_losses; i++)
         losses[i] = i == broken_at ? broken : 4 - 0.01 * i;
     losses[num_losses] = NAN; // one behind the end
     memset(check, 0xff, sizeof *check);
-    gradient_check(check, reports, 1, num_losses, clip, &device);
+    gradient_check(check, reports, 1, width, num_losses, clip, &device);
     result = *check;
     free(check);
     free(reports);
@@ -228,18 +229,18 @@ static void checks(void **state) {
 
 // The squares of all ranks are added in their order, and any rank's losses can break the step.
 static void checks_of_ranks(void **state) {
-    enum { RANKS = 3, LOSSES = 2, WIDTH = REPORT_LOSSES + LOSSES };
+    enum { RANKS = 3, LOSSES = 2, WIDTH = REPORT_LOSSES + LOSSES + 1 };
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
     double *reports = test_doubles(RANKS * WIDTH);
     const double squares[RANKS] = {1, 1e-16, 1e-16}; // together nothing, if 1 comes first
     for (int broken = -1; broken < RANKS * LOSSES; broken++) {
         for (int r = 0; r < RANKS; r++) {
             reports[r * WIDTH + REPORT_SQUARES] = squares[r];
-            reports[r * WIDTH + REPORT_REQUEST] = NAN;
+            reports[r * WIDTH + WIDTH - 1] = NAN;
             for (int i = 0; i < LOSSES; i++)
                 reports[r * WIDTH + REPORT_LOSSES + i] = r * LOSSES + i == broken ? INFINITY : 3;
         }
-        gradient_check(check, reports, RANKS, LOSSES, 0, &device);
+        gradient_check(check, reports, RANKS, WIDTH, LOSSES, 0, &device);
         assert_true(check->grad_norm == 1);
         assert_int_equal(check->finite, broken < 0);
     }

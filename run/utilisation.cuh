@@ -1,0 +1,57 @@
+// How well a run uses the machine: the model's flops and the peak that they are held against.
+#pragma once
+#include "gpt.cuh" // struct gpt
+
+// Floating-point operations of one token in forward and backward, a multiply-add counted as two, backward as twice the
+// forward, and nothing for what is computed again. Matmuls: 6 W, W the weights that they read, with the vocabulary's own
+// rows of the head. Attention's two products, of L layers with H heads of D at sequence length T:
+//   done  6 L H D (T + 1): a token attends to (T + 1) / 2 on average, itself included
+//   palm  12 L H D T: each token with all T, as PaLM counts (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and
+//         nanoGPT does too; it exceeds what a causal kernel computes, up to twice where T is long
+struct flops_per_token {
+    double done, palm;
+};
+static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
+    const struct layer_shape *s = &m->shape.layer;
+    double weights = (double)m->shape.V * s->C;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        if (t->layer >= 0 && t->cols > 1)
+            weights += (double)t->count;
+    }
+    const double width = (double)m->shape.L * s->H * s->D;
+    const struct flops_per_token flops = {6 * weights + 6 * width * (s->T + 1), 6 * weights + 12 * width * s->T};
+    return flops;
+}
+
+// The largest rate that a square matmul reaches here, flop/s: what MFU is held against where the hardware's own peak is
+// not known, as on every CPU. It is a lower bound of the peak: other work may have slowed the matmul, a small arena allows
+// a small one only, and attention's own kernels may be faster where bf16 matmuls convert their operands. Works in the
+// activations' arena, so it runs before anything else does or between steps; the operands are noise, since zeros
+// multiply faster. 0 where the arena is too small to tell.
+static double gpt_measure_peak(struct gpt *m) {
+    const size_t bytes = m->timeline.arenas.bytes[ARENA_ACTIVATIONS];
+    int n = DEVICE_PEAK_MATMUL;
+    while (n > 128 && 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, m->dev) > bytes)
+        n -= 128;
+    if (3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, m->dev) > bytes)
+        return 0;
+    floatX *out = (floatX *)m->timeline.arenas.base[ARENA_ACTIVATIONS], *in = out + (size_t)n * n,
+           *weight = in + (size_t)n * n;
+    floatX *noise = (floatX *)host_allocate(2 * (size_t)n * n * sizeof *noise, m->dev);
+    for (int64_t i = 0; i < 2 * (int64_t)n * n; i++)
+        noise[i] = to_floatX(random_uniform(m->config.seed, 1, (uint64_t)i) - 0.5f);
+    device_upload(in, noise, 2 * (size_t)n * n * sizeof *noise, m->dev);
+    device_synchronize(m->dev);
+    host_free(noise);
+    double best = 0;
+    for (int i = 0; i < 6; i++) {
+        const double begin = seconds_now();
+        for (int k = 0; k < DEVICE_PEAK_REPEATS; k++)
+            matmul_forward(out, in, weight, NULL, n, n, n, weight + (size_t)n * n, m->dev);
+        device_synchronize(m->dev);
+        const double rate = DEVICE_PEAK_REPEATS * 2.0 * n * n * n / (seconds_now() - begin);
+        best = rate > best ? rate : best;
+    }
+    return best;
+}

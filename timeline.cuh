@@ -1,0 +1,148 @@
+// The timeline of a training step: its phases, in the order in which they run, and the buffers that each of them uses.
+//
+// The code of the model runs in two modes. Planned, each phase records which buffers it touches and executes nothing: that
+// is where the memory plan comes from. Run, the same code finds those buffers at their planned places. A phase:
+//
+//     timeline_phase(t, "forward", layer, "norm 1");      // the next phase of the timeline begins
+//     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
+//     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
+#pragma once
+#include "memory.cuh"              // struct plan, struct arenas
+#include "runtime/machine/error.h" // fail
+#include <stdio.h>                 // snprintf
+#include <time.h>                  // clock_gettime
+
+// What runs the model's layers, which decides where activations live: a training step's first forward; the forward of some
+// activations again before a layer's backward; validation; one token a sequence against the KV cache.
+enum pass { PASS_TRAIN, PASS_RECOMPUTE, PASS_EVALUATE, PASS_GENERATE, PASS_COUNT };
+static const char *pass_name(enum pass pass) {
+    switch (pass) {
+    case PASS_TRAIN: return "forward";
+    case PASS_RECOMPUTE: return "recompute";
+    case PASS_EVALUATE: return "evaluate";
+    case PASS_GENERATE: return "generate";
+    case PASS_COUNT: break;
+    }
+    return "";
+}
+
+// Stretches of the timeline, each entered at its own first phase.
+enum region { REGION_MICRO_STEP, REGION_UPDATE, REGION_EVALUATE, REGION_GENERATE, REGION_SAVE, REGION_COUNT };
+
+struct timeline {
+    struct plan plan;
+    struct arenas arenas;
+    struct device *dev;
+    bool planning;
+    int phase;                      // index in the plan
+    int region_first[REGION_COUNT]; // first phase of each region
+    int *workspaces;                // (phases) buffer id of the phase's workspace, -1: none
+    int workspaces_capacity;
+};
+
+// Hooks of tests and benchmarks, which define them before they include this: a look at the timeline as each phase begins;
+// what executes an op, `is_matmul` or not; whether they want to see each phase, which a recorded graph hides.
+#ifndef TIMELINE_HOOKS
+#define TIMELINE_ON_PHASE(t) ((void)(t))
+#define TIMELINE_EXECUTE(t, is_matmul, op)                                                                             \
+    do {                                                                                                               \
+        range_begin((t)->plan.phases[(t)->phase]);                                                                     \
+        op;                                                                                                            \
+        range_end();                                                                                                   \
+    } while (0)
+#define TIMELINE_IS_WATCHED false
+#endif
+
+// Executes an op, unless the timeline is only planned.
+#define TIMELINE_RUN(t, op)                                                                                            \
+    do {                                                                                                               \
+        if (!(t)->planning)                                                                                            \
+            TIMELINE_EXECUTE(t, false, op);                                                                            \
+    } while (0)
+#define TIMELINE_MATMUL(t, op)                                                                                         \
+    do {                                                                                                               \
+        if (!(t)->planning)                                                                                            \
+            TIMELINE_EXECUTE(t, true, op);                                                                             \
+    } while (0)
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// Planning begins: an empty plan, no phase, no workspace. It ends by plan_place and planning = false.
+static void timeline_begin_planning(struct timeline *t, struct device *dev) {
+    plan_begin(&t->plan);
+    t->dev = dev;
+    t->planning = true;
+    t->phase = -1;
+    for (int i = 0; i < t->workspaces_capacity; i++)
+        t->workspaces[i] = -1;
+}
+static void timeline_free(struct timeline *t) {
+    arenas_free(&t->arenas);
+    plan_free(&t->plan);
+    free(t->workspaces);
+}
+
+static void timeline_region(struct timeline *t, enum region r) {
+    if (t->planning)
+        t->region_first[r] = t->phase + 1;
+    t->phase = t->region_first[r] - 1;
+}
+
+// The next phase of the region begins, named "forward layer 3: norm 1", or without a layer where that is -1.
+static void timeline_phase(struct timeline *t, const char *part, int layer, const char *op) {
+    char name[96];
+    t->phase++;
+    if (!t->planning) {
+        TIMELINE_ON_PHASE(t);
+        return;
+    }
+    if (layer >= 0)
+        snprintf(name, sizeof name, "%s layer %d: %s", part, layer, op);
+    else
+        snprintf(name, sizeof name, "%s: %s", part, op);
+    plan_phase(&t->plan, name);
+}
+
+// Where a buffer lies. It is live in this phase, or that is a bug: what a phase did not touch when planning may lie under
+// another buffer.
+static void *timeline_pointer(const struct timeline *t, int id) {
+    const struct plan_buffer *b = id < 0 ? NULL : &t->plan.buffers[id];
+    if (!b || t->phase < b->first_phase || t->phase > b->last_phase) {
+        fprintf(stderr, "train_gpt: internal error: phase %d uses buffer '%s', which is not live in it\n", t->phase,
+                b ? b->name : "?");
+        abort();
+    }
+    return plan_pointer(&t->plan, &t->arenas, id);
+}
+
+// A buffer of the activations' arena, which this phase uses. *id is its number in the plan, -1 before the first touch, which
+// adds it: `bytes`, category, name and layer (-1: none) count then only. NULL when planning.
+static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
+                             int layer) {
+    if (!t->planning)
+        return timeline_pointer(t, *id);
+    if (*id < 0)
+        *id = plan_add(&t->plan, ARENA_ACTIVATIONS, category, name, layer, bytes);
+    plan_touch(&t->plan, *id);
+    return NULL;
+}
+
+// Scratch memory of this phase alone. NULL for no bytes, and when planning.
+static void *timeline_workspace(struct timeline *t, size_t bytes) {
+    if (bytes == 0)
+        return NULL;
+    if (t->planning && t->phase >= t->workspaces_capacity) {
+        const int capacity = 2 * t->phase + 64;
+        t->workspaces = (int *)realloc(t->workspaces, (size_t)capacity * sizeof *t->workspaces);
+        if (!t->workspaces)
+            fail("out of memory for the timeline");
+        for (int i = t->workspaces_capacity; i < capacity; i++)
+            t->workspaces[i] = -1;
+        t->workspaces_capacity = capacity;
+    }
+    return timeline_buffer(t, &t->workspaces[t->phase], bytes, "workspace", "workspace", -1);
+}
