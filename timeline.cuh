@@ -41,16 +41,18 @@ struct timeline {
 };
 
 // Hooks of tests and benchmarks, which define them before they include this: a look at the timeline as each phase begins;
-// what executes an op, `is_matmul` or not; whether they want to see each phase, which a recorded graph hides.
-#ifndef TIMELINE_HOOKS
+// whether there is one now, which wants each phase executed and not a recorded graph; what executes an op.
+#ifndef TIMELINE_ON_PHASE
 #define TIMELINE_ON_PHASE(t) ((void)(t))
+#define TIMELINE_IS_WATCHED false
+#endif
+#ifndef TIMELINE_EXECUTE
 #define TIMELINE_EXECUTE(t, is_matmul, op)                                                                             \
     do {                                                                                                               \
         range_begin((t)->plan.phases[(t)->phase]);                                                                     \
         op;                                                                                                            \
         range_end();                                                                                                   \
     } while (0)
-#define TIMELINE_IS_WATCHED false
 #endif
 
 // Executes an op, unless the timeline is only planned.

@@ -4,9 +4,29 @@
 //     bench_step [--json FILE] [--rounds N] [options of train_gpt]       (without any: gpt2-124m, B4 T1024)
 //
 // Everything that is compared runs in turn, round after round, in one process; figures are medians.
+#include <stdbool.h> // bool
+#include <stddef.h>  // NULL
+
+// What executes an op: the matmuls alone, or with the time of each phase.
+static bool matmuls_only;
+static double *phase_seconds; // (phases); NULL: not taken
+#define TIMELINE_ON_PHASE(t) ((void)(t))
+#define TIMELINE_IS_WATCHED (matmuls_only || phase_seconds)
+#define TIMELINE_EXECUTE(t, is_matmul, op)                                                                             \
+    do {                                                                                                               \
+        if ((is_matmul) || !matmuls_only) {                                                                            \
+            const double begin_ = phase_seconds ? seconds_now() : 0;                                                   \
+            op;                                                                                                        \
+            if (phase_seconds) {                                                                                       \
+                device_synchronize((t)->dev);                                                                          \
+                phase_seconds[(t)->phase] += seconds_now() - begin_;                                                   \
+            }                                                                                                          \
+        }                                                                                                              \
+    } while (0)
 #include "config.h"
 #include "run/fit.cuh"
-#include "gpt.cuh"
+#include "run/model.cuh"
+#include "run/utilisation.cuh"
 #include <omp.h>
 #include <stdio.h>
 
@@ -57,10 +77,10 @@ static struct recompute_policy case_policy(const struct bench *b, int which, con
 
 static double one_step(const struct bench *b, struct gpt *m, int64_t step) {
     const double begin = seconds_now();
-    if (!m->matmuls_only)
+    if (!matmuls_only)
         gpt_zero_gradients(m);
     gpt_micro_step(m, 0, b->inputs, b->targets, 1);
-    if (!m->matmuls_only)
+    if (!matmuls_only)
         gpt_update(m, step, 1e-4);
     return 1e3 * (seconds_now() - begin);
 }
@@ -73,10 +93,10 @@ static void print_profile(struct gpt *m) {
     } entries[64];
     int n = 0;
     double total = 0;
-    for (int p = 0; p < m->plan.phase_count; p++) {
+    for (int p = 0; p < m->timeline.plan.phase_count; p++) {
         char name[64] = "";
-        const char *full = m->plan.phases[p], *op = strstr(full, ": ");
-        if (!op || m->seconds[p] == 0)
+        const char *full = m->timeline.plan.phases[p], *op = strstr(full, ": ");
+        if (!op || phase_seconds[p] == 0)
             continue;
         snprintf(name, sizeof name, "%.*s%s", (int)strcspn(full, " :"), full, op);
         int i = 0;
@@ -86,8 +106,8 @@ static void print_profile(struct gpt *m) {
             snprintf(entries[n].name, sizeof entries[n].name, "%s", name);
             entries[n++].seconds = 0;
         }
-        entries[i].seconds += m->seconds[p];
-        total += m->seconds[p];
+        entries[i].seconds += phase_seconds[p];
+        total += phase_seconds[p];
     }
     printf("\none step by op (no recomputation)\n");
     for (int i = 0; i < n; i++)
@@ -101,26 +121,28 @@ static void run_case(struct bench *b, int which, bool last_round) {
     const struct layer_shape s = model_shape_of(&b->config, sizeof(floatX), k->backend == ATTENTION_UNFUSED).layer;
     struct gpt *m = gpt_create(&b->config, case_policy(b, which, &s), k->backend, &b->dev);
     memcpy(k->policy, m->policy.description, sizeof k->policy);
-    k->plan_bytes = m->plan.peak_bytes;
+    k->plan_bytes = m->timeline.plan.peak_bytes;
     k->activation_bytes_per_token_layer = (double)policy_bytes_per_token(&m->policy, &s) / b->config.num_layers;
     gpt_allocate(m);
     k->arena_bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
-        k->arena_bytes += m->arenas.bytes[a];
+        k->arena_bytes += m->timeline.arenas.bytes[a];
     one_step(b, m, 1);
     for (int i = 0; i < STEPS_A_ROUND; i++) {
         sample_add(&k->step, one_step(b, m, i + 2));
         if (which == 0) {
-            m->matmuls_only = true;
+            matmuls_only = true;
             sample_add(&k->matmuls, one_step(b, m, i + 2));
-            m->matmuls_only = false;
+            matmuls_only = false;
         }
     }
     k->resident_bytes = resident_bytes();
     if (which == 0 && last_round) {
-        m->seconds = (double *)calloc((size_t)m->plan.phase_count, sizeof *m->seconds);
+        phase_seconds = (double *)calloc((size_t)m->timeline.plan.phase_count, sizeof *phase_seconds);
         one_step(b, m, 9);
         print_profile(m);
+        free(phase_seconds);
+        phase_seconds = NULL;
     }
     gpt_destroy(m);
 }

@@ -1,9 +1,22 @@
 // What tests of the whole model share: a config from an option line, a step whose results are fetched at once, and memory
 // that holds NaN wherever the plan says that nothing is there.
 #pragma once
-#include "gpt.cuh"
+// A test's look at the model as each phase begins.
+struct gpt;
+static struct {
+    void (*on_phase)(struct gpt *); // NULL: none
+    struct gpt *model;
+} phase_watch;
+#define TIMELINE_ON_PHASE(t) (phase_watch.on_phase ? phase_watch.on_phase(phase_watch.model) : (void)0)
+#define TIMELINE_IS_WATCHED (phase_watch.on_phase != NULL)
+#include "run/model.cuh"
 #include "test/testing.h"
 #include <string.h>
+
+static void watch_phases(struct gpt *m, void (*on_phase)(struct gpt *)) {
+    phase_watch.on_phase = on_phase;
+    phase_watch.model = m;
+}
 
 // From an option line, as from the command line.
 static struct config config_of_options(const char *shape, const char *options) {
@@ -20,11 +33,12 @@ static struct config config_of_options(const char *shape, const char *options) {
 
 // Larger weights than at a start, so that no gradient is small against rounding.
 static void enlarge_parameters(struct gpt *m) {
-    const int64_t n = shards_elements(&m->shards, shards_parameters(&m->shards));
+    const int64_t n = shards_elements(&m->zero.shards, shards_parameters(&m->zero.shards));
     for (int64_t i = 0; i < n; i++)
-        m->params[i] = to_floatX(3 * to_float(m->params[i]));
-    for (int64_t i = 0; m->master && i < shards_elements(&m->shards, shards_optimizer(&m->shards)); i++)
-        m->master[i] *= 3;
+        m->zero.params[i] = to_floatX(3 * to_float(m->zero.params[i]));
+    float *const master = m->optimizer.state[STATE_MASTER];
+    for (int64_t i = 0; master && i < shards_elements(&m->zero.shards, shards_optimizer(&m->zero.shards)); i++)
+        master[i] *= 3;
 }
 
 // `wanted`, or unfused attention where this target has no flash attention in this precision.
@@ -56,29 +70,29 @@ static void poison_with(struct gpt *m, bool workspaces) {
     static int latest_phase; // of the region that runs
     device_synchronize(m->dev);
     for (int r = 0; r < REGION_COUNT; r++)
-        if (m->phase == m->region_first[r])
+        if (m->timeline.phase == m->timeline.region_first[r])
             latest_phase = -1;
-    const bool first_time = m->phase > latest_phase;
-    latest_phase = first_time ? m->phase : latest_phase;
-    const size_t lines = m->plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
+    const bool first_time = m->timeline.phase > latest_phase;
+    latest_phase = first_time ? m->timeline.phase : latest_phase;
+    const size_t lines = m->timeline.plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
     bool *dead = (bool *)calloc(lines + 1, 1);
     memset(dead, workspaces, lines);
     for (int live = 0; live < 2; live++) // first all that is ever used, less what is live
-        for (int i = 0; i < m->plan.count; i++) {
-            const struct plan_buffer *b = &m->plan.buffers[i];
-            const char *category = m->plan.categories[b->category];
+        for (int i = 0; i < m->timeline.plan.count; i++) {
+            const struct plan_buffer *b = &m->timeline.plan.buffers[i];
+            const char *category = m->timeline.plan.categories[b->category];
             if (b->arena != ARENA_ACTIVATIONS || b->first_phase < 0 || (!live && !strcmp(category, "workspace")))
                 continue;
-            if (live && (m->phase < b->first_phase || m->phase > b->last_phase))
+            if (live && (m->timeline.phase < b->first_phase || m->timeline.phase > b->last_phase))
                 continue;
-            if (live && b->first_phase == m->phase && first_time && strcmp(category, "kv cache"))
+            if (live && b->first_phase == m->timeline.phase && first_time && strcmp(category, "kv cache"))
                 continue;
             memset(dead + b->offset / PLAN_ALIGNMENT, !live, (b->bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT);
         }
     const bool *at = dead, *const last = dead + lines; // *last is false
     while ((at = (const bool *)memchr(at, true, (size_t)(last - at))) != NULL) {
         const bool *end = (const bool *)memchr(at, false, (size_t)(last - at) + 1);
-        memset(m->arenas.base[ARENA_ACTIVATIONS] + (at - dead) * PLAN_ALIGNMENT, 0xff,
+        memset(m->timeline.arenas.base[ARENA_ACTIVATIONS] + (at - dead) * PLAN_ALIGNMENT, 0xff,
                (size_t)(end - at) * PLAN_ALIGNMENT);
         at = end;
     }

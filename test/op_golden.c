@@ -11,10 +11,9 @@
 // than those errors by a factor of about sqrt(2): its relative error is that large at the lower end of a binade only.
 // The norm over a tensor varies little from draw to draw, so that few draws tell it. A loss is one number, whose
 // deviation a few draws tell to a quarter: all steps take the largest deviation of the ten.
-#include "gpt.cuh" // struct gpt, gpt_evaluate, gpt_decode
 
+#include "test/model.h"            // before gpt.cuh, which it looks into
 #include "test/golden.h"           // golden_open, golden_tensor
-#include "test/model.h"            // micro_step_loss, update_norm
 #include "test/reference.h"        // reference_forward, reference_backward, reference_adamw_step
 #include "test/reference_golden.h" // reference_of, golden_batch
 #include "test/testing.h"          // cmocka, relative_error
@@ -152,9 +151,9 @@ static void load_parameters(struct gpt *m, const struct golden *g) {
         assert_int_equal(golden_tensor(g, t->name)->count, visible);
         for (int64_t j = 0; j < t->count; j++) {
             const float value = j < visible ? values[j] : 1;
-            m->params[t->offset + j] = to_floatX(value);
-            if (m->master)
-                m->master[t->offset + j] = value;
+            m->zero.params[t->offset + j] = to_floatX(value);
+            if (m->optimizer.state[STATE_MASTER])
+                m->optimizer.state[STATE_MASTER][t->offset + j] = value;
         }
     }
     assert_int_equal(g->num_tensors, 2 * m->table.num_tensors + 5); // no parameter of the file is left over
@@ -169,7 +168,7 @@ static void engine_gradient_errors(double *errors, const struct gpt *m, const st
             const int64_t visible = (int64_t)t->visible_rows * t->cols;
             double *gradient = test_doubles(t->count);
             for (int64_t j = 0; j < t->count; j++)
-                gradient[j] = m->grads[t->offset + j];
+                gradient[j] = m->zero.grads[t->offset + j];
             errors[place_of_gradients(g) + i] = tensor_error(g, g->tensors[i].name, gradient);
             for (int64_t j = visible; j < t->count; j++)
                 assert_true(gradient[j] == 0);
@@ -184,7 +183,7 @@ static double evaluation_error(struct gpt *m, const struct golden *g) {
     assert_int_equal(m->chunk, N);
     gpt_evaluate(m, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0));
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
-    const floatX *logits = (const floatX *)plan_pointer(&m->plan, &m->arenas, id);
+    const floatX *logits = (const floatX *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
     double *ours = test_doubles(N * V);
     for (int64_t n = 0; n < N; n++)
         for (int v = 0; v < V; v++)

@@ -1,13 +1,12 @@
 // The whole model: policies, accumulation, the memory plan against what runs, decoding. Equality with PyTorch is
 // op_golden.c's subject.
-#include <malloc.h> // mallinfo2; before testing.h, which may redefine free
+#include "test/model.h" // before gpt.cuh, which it looks into
+#include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "kernels/device.cuh"
 #include "test/testing.h"
 
 #include "run/fit.cuh"
-#include "gpt.cuh"
 #include "run/sample.cuh"
-#include "test/model.h"
 #include <omp.h>
 #include <string.h>
 
@@ -97,8 +96,8 @@ static struct outcome two_steps(struct setup *s) {
     o.flat = m->table.flat;
     o.grads = (float *)test_alloc((size_t)o.flat * sizeof *o.grads);
     o.params = (floatX *)test_alloc((size_t)o.flat * sizeof *o.params);
-    memcpy(o.grads, m->grads, (size_t)o.flat * sizeof *o.grads);
-    memcpy(o.params, m->params, (size_t)o.flat * sizeof *o.params);
+    memcpy(o.grads, m->zero.grads, (size_t)o.flat * sizeof *o.grads);
+    memcpy(o.params, m->zero.params, (size_t)o.flat * sizeof *o.params);
     return o;
 }
 static struct outcome outcome_of(const char *shape, const char *options) {
@@ -211,11 +210,11 @@ static void test_plan_keeps_what_the_table_says(void **state) {
         struct setup s = setup_of(LLAMA, policies[i]);
         const struct gpt *m = s.model;
         int head = 0;
-        while (strncmp(m->plan.phases[head], "head", 4))
+        while (strncmp(m->timeline.plan.phases[head], "head", 4))
             head++;
         int64_t kept = 0;
-        for (int b = 0; b < m->plan.count; b++) {
-            const struct plan_buffer *buffer = &m->plan.buffers[b];
+        for (int b = 0; b < m->timeline.plan.count; b++) {
+            const struct plan_buffer *buffer = &m->timeline.plan.buffers[b];
             if (buffer->arena == ARENA_ACTIVATIONS && buffer->layer >= 0 && buffer->first_phase < head &&
                 buffer->last_phase > head)
                 kept += (int64_t)buffer->bytes;
@@ -235,7 +234,7 @@ static void poisoned_memory_changes_no_bit(const char *shape) {
     for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
         struct outcome plain = outcome_of(shape, policies[i]);
         struct setup s = setup_of(shape, policies[i]);
-        s.model->on_phase = poison;
+        watch_phases(s.model, poison);
         struct outcome poisoned = two_steps(&s);
         assert_same_bits(&plain, &poisoned, policies[i]);
         assert_true(isfinite(gpt_evaluate(s.model, s.inputs, s.targets)));
@@ -269,7 +268,7 @@ static void test_plans_are_tight(void **state) {
             const struct config config = config_of_options(options, "");
             const struct fit f = fit_of(&config, ATTENTION_FLASH, &dev);
             struct gpt *m = gpt_create(&config, fit_policy(&f), ATTENTION_FLASH, &dev);
-            const double ratio = (double)m->plan.peak_bytes / (double)m->plan.lower_bound_bytes;
+            const double ratio = (double)m->timeline.plan.peak_bytes / (double)m->timeline.plan.lower_bound_bytes;
             if (!(ratio <= 1.02))
                 fail_msg("%s: the peak is %.4f x the largest live sum", options, ratio);
             gpt_destroy(m);
@@ -318,8 +317,8 @@ static void accumulation_equals_batch(const char *shape) {
     assert_true(fabs(loss - whole) <= tolerance * whole);
     for (int t = 0; t < one.model->table.num_tensors; t++) {
         const struct tensor *tensor = &one.model->table.tensors[t];
-        double *a = floats_to_doubles(one.model->grads + tensor->offset, tensor->count);
-        double *b = floats_to_doubles(two.model->grads + tensor->offset, tensor->count);
+        double *a = floats_to_doubles(one.model->zero.grads + tensor->offset, tensor->count);
+        double *b = floats_to_doubles(two.model->zero.grads + tensor->offset, tensor->count);
         assert_close_at(a, b, tensor->count, tolerance, tensor->name, __FILE__, __LINE__);
         free(a);
         free(b);
@@ -348,8 +347,8 @@ static void test_padding_is_invisible(void **state) {
         assert_int_equal(t->rows, 256);
         assert_int_equal(t->visible_rows, 150);
         for (int64_t j = (int64_t)t->visible_rows * t->cols; j < t->count; j++) {
-            assert_true(s.model->grads[t->offset + j] == 0);
-            assert_true(to_float(s.model->params[t->offset + j]) == 0);
+            assert_true(s.model->zero.grads[t->offset + j] == 0);
+            assert_true(to_float(s.model->zero.params[t->offset + j]) == 0);
         }
     }
     setup_free(&s);
@@ -363,7 +362,7 @@ static void decoding_equals_forward(const char *shape) {
     assert_int_equal(B, s.config.sample_count);
     double sum = 0;
     int32_t tokens[8];
-    m->on_phase = poison;
+    watch_phases(m, poison);
     for (int t = 0; t < T; t++) {
         for (int b = 0; b < B; b++)
             tokens[b] = s.inputs[b * T + t];

@@ -5,13 +5,12 @@
 // fp32 is within 1e-6 (test/golden/README.md). The bound of bf16 is computed as op_golden.c does: the double-precision
 // reference runs on the same parameters with a random relative error, uniform within one unit roundoff, on every number
 // that the engine stores as bf16; three times the root mean square of what that does to the logits.
-#include "gpt.cuh" // struct gpt, gpt_evaluate, gpt_decode
 
+#include "test/model.h"     // before gpt.cuh, which it looks into
 #include "run/load.cuh"     // under test
 #include "run/save.cuh"     // under test
 #include "run/start.h"      // start_find: a folder's settings as options
 #include "test/golden.h"    // golden_open, golden_tensor
-#include "test/model.h"     // backend_here
 #include "test/reference.h" // reference_forward
 #include "test/testing.h"   // cmocka
 
@@ -70,7 +69,7 @@ static struct setup setup_from(const char *path, int T, const char *more) {
 }
 
 // Exact values of the parameters: fp32 ones are their own.
-static const float *exact(const struct gpt *m) { return gpt_flat(m, FLAT_MASTER); }
+static const float *exact(const struct gpt *m) { return optimizer_state_of(&m->optimizer, STATE_MASTER); }
 
 // ---- Logits --------------------------------------------------------------------------------------------------------
 
@@ -80,7 +79,7 @@ static double *evaluated(struct gpt *m, const int32_t *tokens) {
     assert_int_equal(m->chunk, T);
     gpt_evaluate(m, tokens, tokens);
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
-    const floatX *logits = (const floatX *)plan_pointer(&m->plan, &m->arenas, id);
+    const floatX *logits = (const floatX *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
     double *result = test_doubles((int64_t)T * V);
     for (int t = 0; t < T; t++)
         for (int v = 0; v < V; v++)
@@ -113,8 +112,8 @@ static struct reference *reference_of_model(const struct gpt *m) {
     struct reference_config c;
     c.L = s->L, c.C = s->layer.C, c.H = s->layer.H, c.Hkv = s->layer.G, c.D = s->layer.D, c.F = s->layer.F, c.V = s->V;
     c.positions = s->P;
-    c.layernorm = !s->layer.rmsnorm;
-    c.swiglu = s->layer.swiglu;
+    c.layernorm = s->layer.normalization == NORMALIZATION_LAYERNORM;
+    c.swiglu = s->layer.activation == ACTIVATION_SWIGLU;
     c.qkv_bias = s->qkv_bias;
     c.biases = s->biases;
     c.tied = s->tied;
@@ -226,11 +225,12 @@ static void randomise(struct gpt *m) {
         const struct tensor *t = &m->table.tensors[i];
         for (int64_t j = t->offset; j < t->offset + (int64_t)t->visible_rows * t->cols; j++) {
             const float value = (float)(0.4 * test_uniform(&random) + (t->init == INIT_ONE));
-            if (m->master)
-                m->master[j] = value;
-            m->params[j] = to_floatX(value);
-            m->m[j] = (float)test_uniform(&random);
-            m->v[j] = (float)fabs(test_uniform(&random));
+            m->zero.params[j] = to_floatX(value);
+            for (int id = 0; id < STATE_COUNT; id++)
+                if (m->optimizer.state[id])
+                    m->optimizer.state[id][j] = optimizer_state_rows[id].start == STATE_FROM_PARAMETERS
+                                                    ? value
+                                                    : (float)fabs(test_uniform(&random));
         }
     }
 }
@@ -290,11 +290,13 @@ static void resumes_as_the_same_bits(const char *options) {
         const char *problem = model_load_checkpoint(b.m, path, &error);
         if (problem)
             fail_msg("%s, %s: %s", shapes[i].name, options, problem);
-        if (!same_bits(a.m->params, b.m->params, n, sizeof(floatX)))
+        if (!same_bits(a.m->zero.params, b.m->zero.params, n, sizeof(floatX)))
             fail_msg("%s, %s: parameters differ", shapes[i].name, options);
-        for (int flat = 0; flat < FLAT_COUNT; flat++)
-            if (!same_bits(gpt_flat(a.m, (enum flat)flat), gpt_flat(b.m, (enum flat)flat), n, sizeof(float)))
-                fail_msg("%s, %s: %s differs", shapes[i].name, options, optimizer_names[flat]);
+        for (int id = 0; id < STATE_COUNT; id++)
+            if (optimizer_has((enum optimizer_state)id) &&
+                !same_bits(optimizer_state_of(&a.m->optimizer, (enum optimizer_state)id),
+                           optimizer_state_of(&b.m->optimizer, (enum optimizer_state)id), n, sizeof(float)))
+                fail_msg("%s, %s: %s differ", shapes[i].name, options, optimizer_state_rows[id].name);
         setup_free(&a);
         setup_free(&b);
     }
@@ -313,7 +315,7 @@ static void saves_from_a_copy(void **state) {
     char path[256];
     struct setup a = setup_of_shape(1, "--checkpoint-every 1"), b = setup_of_shape(1, "");
     struct saver saver;
-    assert_true(a.m->copies);
+    assert_true(a.m->optimizer.keeps_copy);
     randomise(a.m);
     a.m->config.out = folder;
     saver_open(&saver, a.m, 66);
@@ -321,9 +323,9 @@ static void saves_from_a_copy(void **state) {
     const int64_t n = a.m->table.flat;
     float *kept = (float *)test_alloc((size_t)n * sizeof *kept);
     memcpy(kept, exact(a.m), (size_t)n * sizeof *kept);
-    memset(a.m->params, 0xff, (size_t)n * sizeof *a.m->params);
-    if (a.m->master)
-        memset(a.m->master, 0xff, (size_t)n * sizeof *a.m->master);
+    memset(a.m->zero.params, 0xff, (size_t)n * sizeof *a.m->zero.params);
+    if (a.m->optimizer.state[STATE_MASTER])
+        memset(a.m->optimizer.state[STATE_MASTER], 0xff, (size_t)n * sizeof *a.m->optimizer.state[STATE_MASTER]);
     const char *problem = saver_wait(&saver);
     assert_string_equal(problem ? problem : "", "");
     saver_close(&saver);

@@ -1,15 +1,14 @@
 // The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever lies in memory that the plan
 // calls dead and however slow the network is; and that a stage takes the memory that it should. The ranks are processes that
 // are forked here.
-#include <malloc.h> // mallinfo2; before testing.h, which may redefine free
+#include "test/model.h" // before gpt.cuh, which it looks into
+#include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "kernels/device.cuh"
 #include "test/testing.h"
 
 #include "run/fit.cuh"
-#include "gpt.cuh"
 #include "run/ranks.cuh" // check_replicas
 #include "runtime/net/parallel.h"
-#include "test/model.h"
 #include <math.h>
 #include <omp.h>
 #include <stdarg.h>
@@ -78,7 +77,7 @@ static void setup_open(struct setup *s, struct parallel *parallel, const char *s
 }
 static void setup_close(struct setup *s, struct parallel *parallel) {
     if (parallel) {
-        gpt_settle(s->model);
+        zero_wait_for_updates(&s->model->zero);
         parallel_barrier(parallel, "the end of a model");
         collectives_close(&s->collectives, &s->dev);
     }
@@ -93,7 +92,7 @@ static void sleep_in_work_thread(void *arguments) { usleep(100); }
 // What only workspaces lie in is left out: with bf16's that would take most of the time, and op_gpt does it.
 static void poison_and_delay(struct gpt *m) {
     poison_with(m, false);
-    work_thread_add(&m->collectives->parallel->work, sleep_in_work_thread, NULL, 0, "a pause");
+    work_thread_add(&m->zero.collectives->parallel->work, sleep_in_work_thread, NULL, 0, "a pause");
 }
 
 static void fill_tokens(const struct setup *s, int32_t *tokens, uint64_t seed) {
@@ -108,34 +107,34 @@ static void micro_step(struct setup *s, int step, int index, int batch, int batc
     gpt_micro_step(s->model, index, inputs, targets, 1.0 / batches);
 }
 
-// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own parts; the copy that
+// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards; the copy that
 // a checkpoint is made of; what evaluation and generation make of the parameters.
 struct outcome {
     double loss[STEPS * MOST_BATCHES], norm[STEPS], evaluation;
     float *own[4]; // (flat / ranks) each: gradients, moments, parameters
-    float *copy[FLAT_COUNT];
+    float *copy[STATE_COUNT];
     floatX logits[512];
     int64_t flat, part;
 };
 
-static float *own_parts(const struct gpt *m, const float *flat, bool sharded) {
-    const struct shards *s = &m->shards;
+static float *own_shards(const struct gpt *m, const float *flat, bool sharded) {
+    const struct shards *s = &m->zero.shards;
     float *own = (float *)test_alloc((size_t)(s->flat / s->ranks) * sizeof *own);
     for (int i = 0; i < s->count; i++) {
-        const struct piece *p = &s->pieces[i];
-        const int64_t place = shards_place(s, p, shards_own_begin(s, p), sharded);
-        memcpy(own + p->begin / s->ranks, flat + place, (size_t)p->part * sizeof *own);
+        const struct bucket *b = &s->buckets[i];
+        const int64_t place = shards_place(s, b, shards_own_begin(s, b), sharded);
+        memcpy(own + b->begin / s->ranks, flat + place, (size_t)b->shard * sizeof *own);
     }
     return own;
 }
 static void run_steps(struct setup *s, int first, int steps, struct outcome *o) {
     struct gpt *m = s->model;
-    const int ranks = m->shards.ranks, batches = m->micro_steps * ranks;
+    const int ranks = m->zero.shards.ranks, batches = m->micro_steps * ranks;
     for (int step = first; step < first + steps; step++) {
         const double *reports;
         gpt_zero_gradients(m);
         for (int i = 0; i < m->micro_steps; i++)
-            micro_step(s, step, i, i * ranks + m->shards.rank, batches);
+            micro_step(s, step, i, i * ranks + m->zero.shards.rank, batches);
         gpt_update(m, step + 1, 1e-2);
         gpt_fetch_results(m, 0);
         const struct step_results results = gpt_results(m, 0, &reports);
@@ -148,17 +147,18 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
 }
 static void collect_state(struct setup *s, struct outcome *o) {
     struct gpt *m = s->model;
-    const struct shards *h = &m->shards;
+    const struct shards *h = &m->zero.shards;
     o->flat = h->flat;
     o->part = h->flat / h->ranks;
     gpt_copy_state(m);
-    o->own[0] = own_parts(m, m->grads, shards_gradients(h));
-    o->own[1] = own_parts(m, m->m, shards_optimizer(h));
-    o->own[2] = own_parts(m, m->v, shards_optimizer(h));
-    o->own[3] = own_parts(m, gpt_flat(m, FLAT_MASTER), gpt_flat_is_sharded(m, FLAT_MASTER));
-    for (int flat = 0; flat < FLAT_COUNT && m->copies; flat++) {
+    o->own[0] = own_shards(m, m->zero.grads, shards_gradients(h));
+    o->own[1] = own_shards(m, m->optimizer.state[STATE_MOMENT1], shards_optimizer(h));
+    o->own[2] = own_shards(m, m->optimizer.state[STATE_MOMENT2], shards_optimizer(h));
+    o->own[3] = own_shards(m, optimizer_state_of(&m->optimizer, STATE_MASTER),
+                           optimizer_state_is_sharded(&m->optimizer, STATE_MASTER));
+    for (int flat = 0; flat < STATE_COUNT && m->optimizer.keeps_copy; flat++) {
         o->copy[flat] = (float *)test_alloc((size_t)o->flat * sizeof *o->copy[flat]);
-        memcpy(o->copy[flat], m->copy[flat], (size_t)o->flat * sizeof *o->copy[flat]);
+        memcpy(o->copy[flat], m->optimizer.copy[flat], (size_t)o->flat * sizeof *o->copy[flat]);
     }
 }
 static struct outcome outcome_of(struct setup *s) {
@@ -177,7 +177,7 @@ static struct outcome outcome_of(struct setup *s) {
 static void outcome_free(struct outcome *o) {
     for (int i = 0; i < 4; i++)
         free(o->own[i]);
-    for (int i = 0; i < FLAT_COUNT; i++)
+    for (int i = 0; i < STATE_COUNT; i++)
         free(o->copy[i]);
 }
 static void expect_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
@@ -187,7 +187,7 @@ static void expect_same_bits(const struct outcome *a, const struct outcome *b, c
     for (int i = 0; i < 4; i++)
         expect(!memcmp(a->own[i], b->own[i], (size_t)a->part * sizeof(float)), "%s: %s differ", what, names[i]);
     expect(!memcmp(a->norm, b->norm, sizeof a->norm), "%s: the norm is %.17g, not %.17g", what, b->norm[0], a->norm[0]);
-    for (int i = 0; i < FLAT_COUNT; i++)
+    for (int i = 0; i < STATE_COUNT; i++)
         expect(!a->copy[i] || !memcmp(a->copy[i], b->copy[i], (size_t)a->flat * sizeof(float)), "%s: copy %d differs",
                what, i);
     expect(a->evaluation == b->evaluation, "%s: evaluation gives %.17g, not %.17g", what, b->evaluation, a->evaluation);
@@ -245,12 +245,12 @@ static int run_ranks(int ranks, rank_body *body, int which) {
 // ---- the same bits ----
 
 static struct outcome run_model(struct parallel *parallel, const char *shape, const char *policy, int stage,
-                                int micro_steps, bool watched) {
+                                int micro_steps, bool delayed) {
     struct setup *s = (struct setup *)calloc(1, sizeof *s);
     setup_open(s, parallel, shape, policy, stage, micro_steps);
-    s->model->on_phase = watched ? poison_and_delay : NULL;
+    watch_phases(s->model, delayed ? poison_and_delay : NULL);
     const struct outcome o = outcome_of(s);
-    s->model->on_phase = NULL;
+    watch_phases(s->model, NULL);
     setup_close(s, parallel);
     free(s);
     return o;
@@ -309,17 +309,17 @@ static void memory_body(struct parallel *parallel, int which) {
         struct setup s;
         setup_open(&s, parallel, GPT2, "", stage, 1);
         const struct gpt *m = s.model;
-        const struct plan *plan = &m->plan;
+        const struct plan *plan = &m->timeline.plan;
         const size_t flat = (size_t)m->table.flat, states = sizeof(floatX) < 4 ? 3 : 2;
         const size_t copy = parallel->launch.rank == 0 ? 3 * flat * sizeof(float) : 0;
         const size_t reports =
             rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
         const size_t scratch =
-            rounded(collectives_scratch_bytes(m->shards.largest_part, (int)ranks, COLLECTIVES_HOST, false));
+            rounded(collectives_scratch_bytes(m->zero.shards.largest_shard, (int)ranks, COLLECTIVES_HOST, false));
         size_t allocated = 0;
         for (int a = 0; a < ARENA_COUNT; a++) {
-            expect(m->arenas.bytes[a] == plan->arena_bytes[a], "arena %d", a);
-            allocated += m->arenas.bytes[a];
+            expect(m->timeline.arenas.bytes[a] == plan->arena_bytes[a], "arena %d", a);
+            allocated += m->timeline.arenas.bytes[a];
         }
         expect(allocated == plan->peak_bytes, "%zu bytes planned, %zu allocated", plan->peak_bytes, allocated);
         expect(plan->arena_bytes[ARENA_PARAMETERS] == flat * sizeof(floatX) / (stage >= 3 ? ranks : 1),
@@ -342,10 +342,10 @@ static void heap_body(struct parallel *parallel, int which) {
         struct setup s;
         setup_open(&s, parallel, GPT2, "", stage, 2);
         run_steps(&s, 0, STEPS, NULL);
-        gpt_settle(s.model);
+        zero_wait_for_updates(&s.model->zero);
         const struct mallinfo2 before = mallinfo2();
         run_steps(&s, STEPS, 3, NULL);
-        gpt_settle(s.model);
+        zero_wait_for_updates(&s.model->zero);
         const struct mallinfo2 after = mallinfo2();
         expect(round == 0 || (after.uordblks == before.uordblks && after.hblkhd == before.hblkhd),
                "stage %d: %zu bytes on the heap before, %zu after", stage, before.uordblks + before.hblkhd,
@@ -367,17 +367,17 @@ static struct watch watch;
 
 static void watch_units(struct gpt *m) {
     for (int r = 0; r < REGION_COUNT; r++)
-        if (m->phase == m->region_first[r])
+        if (m->timeline.phase == m->timeline.region_first[r])
             memset(watch.before, 0, sizeof watch.before);
     for (int pass = 0; pass < PASS_COUNT; pass++)
-        for (int unit = 0; unit < m->shards.units; unit++) {
-            const enum unit_state now = m->units[pass * m->shards.units + unit];
-            const bool late = watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_IS_THERE;
+        for (int unit = 0; unit < m->zero.shards.units; unit++) {
+            const enum unit_state now = m->zero.units[pass * m->zero.shards.units + unit];
+            const bool late = watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_READY;
             const int layer = m->shape.L - unit;
             watch.late[pass] += late;
             const bool first = layer >= 0 && layer < m->shape.L && m->policy.group_first[layer] == layer;
             watch.late_groups += late && first && pass == PASS_RECOMPUTE;
-            watch.ahead[pass] += watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_COMES;
+            watch.ahead[pass] += watch.before[pass][unit] == UNIT_ABSENT && now == UNIT_IN_FLIGHT;
             watch.before[pass][unit] = now;
         }
 }
@@ -395,12 +395,12 @@ static void units_body(struct parallel *parallel, int which) {
         snprintf(policy, sizeof policy, "%s --num-layers %d", policies[i / 2], LAYERS);
         setup_open(&s, parallel, shapes[i % 2], policy, 3, 1);
         memset(&watch, 0, sizeof watch);
-        s.model->on_phase = watch_units;
+        watch_phases(s.model, watch_units);
         run_steps(&s, 0, 1, NULL);
         int32_t tokens[64];
         fill_tokens(&s, tokens, 7);
         gpt_evaluate(s.model, tokens, tokens);
-        s.model->on_phase = NULL;
+        watch_phases(s.model, NULL);
         expect(watch.late[PASS_TRAIN] == 1 && watch.late[PASS_EVALUATE] == 1,
                "%s: forward waits for %d units, evaluation for %d", policy, watch.late[PASS_TRAIN],
                watch.late[PASS_EVALUATE]);
@@ -411,7 +411,7 @@ static void units_body(struct parallel *parallel, int which) {
         expect(watch.ahead[PASS_RECOMPUTE] == LAYERS - second + tied, "%s: backward gathers %d units", policy,
                watch.ahead[PASS_RECOMPUTE]);
         // And no earlier than needed: two layers are there at a time, or a group and the first of the next.
-        const struct plan *plan = &s.model->plan;
+        const struct plan *plan = &s.model->timeline.plan;
         for (int phase = 0; phase < plan->phase_count; phase++) {
             int layers = 0;
             for (int b = 0; b < plan->count; b++) {
@@ -435,17 +435,18 @@ static void replicas_body(struct parallel *parallel, int which) {
     struct setup s;
     setup_open(&s, parallel, GPT2, "", which == NO_BUFFER, 1);
     struct gpt *m = s.model;
-    m->on_phase = poison_and_delay; // the updated parameters are still under way
+    watch_phases(m, poison_and_delay); // the updated parameters are still under way
     run_steps(&s, 0, 1, NULL);
     r->model = m;
     r->parallel = parallel;
-    void *const buffers[] = {m->params, m->master, m->m, m->v, NULL};
+    void *const buffers[] = {m->zero.params, m->optimizer.state[STATE_MASTER], m->optimizer.state[STATE_MOMENT1],
+                             m->optimizer.state[STATE_MOMENT2], NULL};
     if (parallel->launch.rank == 1 && buffers[which]) {
-        gpt_settle(m);
+        zero_wait_for_updates(&m->zero);
         ((unsigned char *)buffers[which])[12345] ^= 4;
     }
     check_replicas(r);
-    m->on_phase = NULL;
+    watch_phases(m, NULL);
     setup_close(&s, parallel);
     free(r);
 }

@@ -1,14 +1,14 @@
 // The engine's model as far as it is planned: every preset, recomputation, ZeRO stage and number of ranks is placed close
 // to its lower bound, and quickly, since the search for a policy plans many times; and the flops that MFU counts.
 #define PRECISION_BF16
+#include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
 #include "test/testing.h" // cmocka
 
 // Nothing here runs what is planned, so that gcc finds the planning mode's NULL batch to be the only one.
 #pragma GCC diagnostic ignored "-Wnonnull"
 #include "run/fit.cuh"
-#include "gpt.cuh"
-#include "test/model.h" // config_of_options
+#include "run/utilisation.cuh"
 #include <omp.h>
 #include <time.h> // clock_gettime
 
@@ -32,10 +32,11 @@ static void plan_options(struct device *dev, const char *options, struct quality
     struct gpt *m = gpt_create(&config, fit_policy(&f), ATTENTION_FLASH, dev);
     quality->seconds += cpu_seconds() - begin;
     // The other arenas have no gaps; beside them a loss would look small.
-    const size_t activations = m->plan.arena_bytes[ARENA_ACTIVATIONS], others = m->plan.peak_bytes - activations;
-    const double ratio = (double)activations / (double)(m->plan.lower_bound_bytes - others);
+    const size_t activations = m->timeline.plan.arena_bytes[ARENA_ACTIVATIONS],
+                 others = m->timeline.plan.peak_bytes - activations;
+    const double ratio = (double)activations / (double)(m->timeline.plan.lower_bound_bytes - others);
     quality->plans++;
-    quality->above += m->plan.peak_bytes > m->plan.lower_bound_bytes;
+    quality->above += m->timeline.plan.peak_bytes > m->timeline.plan.lower_bound_bytes;
     if (ratio > quality->worst) {
         quality->worst = ratio;
         snprintf(quality->worst_options, sizeof quality->worst_options, "%s", options);

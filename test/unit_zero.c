@@ -1,4 +1,4 @@
-// Units of the flat buffers, their pieces and who owns what of them: for every shape, number of ranks and bucket.
+// Units of the flat buffers, their buckets and who owns what of them: for every shape, number of ranks and bucket.
 #include "kernels/device.cuh" // floatX, which parameters.cuh is made for
 #include "test/testing.h"
 
@@ -15,7 +15,9 @@ static struct model_shape shape_of(int L, int C, int V, bool llama) {
     s.layer.F = llama ? 3 * C + 8 : 4 * C;
     s.layer.T = 16;
     s.layer.x = 4;
-    s.layer.swiglu = s.layer.rmsnorm = llama;
+    s.layer.activation = llama ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
+    s.layer.normalization = llama ? NORMALIZATION_RMSNORM : NORMALIZATION_LAYERNORM;
+    s.positions = llama ? POSITION_ROPE : POSITION_LEARNED;
     s.L = L;
     s.V = V;
     s.Vp = (V + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
@@ -26,8 +28,8 @@ static struct model_shape shape_of(int L, int C, int V, bool llama) {
 }
 static const int rank_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 64, 1000};
 enum { RANK_COUNTS = sizeof rank_counts / sizeof *rank_counts, BUCKETS = 4 };
-static const int64_t buckets[BUCKETS] = {1048, 20000, 1 << 20,
-                                         (int64_t)1 << 36}; // bytes; --bucket-mib 0.001 is the least
+static const int64_t bucket_sizes[BUCKETS] = {1048, 20000, 1 << 20,
+                                              (int64_t)1 << 36}; // bytes; --bucket-mib 0.001 is the least
 
 typedef void check(const struct parameters *table, int ranks, int64_t bucket_bytes);
 static void for_many(check *each) {
@@ -38,7 +40,7 @@ static void for_many(check *each) {
                 for (int r = 0; r < RANK_COUNTS; r++) {
                     struct parameters table = parameters_create(&s, rank_counts[r]);
                     for (int b = 0; b < BUCKETS; b++)
-                        each(&table, rank_counts[r], buckets[b]);
+                        each(&table, rank_counts[r], bucket_sizes[b]);
                     parameters_free(&table);
                 }
             }
@@ -58,7 +60,7 @@ static void check_units(const struct parameters *t, int ranks, int64_t bucket_by
     int64_t end = 0;
     for (int i = 0; i < t->num_tensors; i++) {
         const struct tensor *tensor = &t->tensors[i];
-        const int unit = unit_of(t, tensor->layer, tensor->parameter);
+        const int unit = unit_of(t, tensor);
         assert_int_equal(unit, tensor->layer >= 0                                                 ? t->L - tensor->layer
                                : tensor->parameter == PARAM_WTE || tensor->parameter == PARAM_WPE ? t->L + 1
                                                                                                   : 0);
@@ -86,10 +88,10 @@ static void test_tensors_are_the_same(void **state) {
     parameters_free(&many);
 }
 
-// ---- pieces ----
+// ---- buckets ----
 
 // They tile each unit, in order; parts are equal and aligned; none is larger than a bucket, but for the parts' alignment.
-static void check_pieces(const struct parameters *t, int ranks, int64_t bucket_bytes) {
+static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT, most = bucket_bytes / 4;
     struct shards s = shards_create(t, ranks - 1, ranks, 3, bucket_bytes);
     assert_int_equal(s.flat, t->flat);
@@ -99,28 +101,28 @@ static void check_pieces(const struct parameters *t, int ranks, int64_t bucket_b
     int64_t at = 0, largest = 0;
     for (int u = 0; u < s.units; u++)
         for (int i = s.first[u]; i < s.first[u + 1]; i++) {
-            const struct piece *p = &s.pieces[i];
+            const struct bucket *p = &s.buckets[i];
             assert_int_equal(p->begin, at);
-            at += ranks * p->part;
-            largest = p->part > largest ? p->part : largest;
+            at += ranks * p->shard;
+            largest = p->shard > largest ? p->shard : largest;
             if (ranks == 1)
                 continue;
             assert_int_equal(p->unit, u);
             assert_true(p->begin >= t->unit_begin[u] && at <= t->unit_begin[u + 1]);
-            assert_true(p->part > 0);
-            assert_int_equal(p->part % TENSOR_ALIGNMENT, 0);
-            assert_true(ranks * p->part < most + multiple);
+            assert_true(p->shard > 0);
+            assert_int_equal(p->shard % TENSOR_ALIGNMENT, 0);
+            assert_true(ranks * p->shard < most + multiple);
         }
     assert_int_equal(at, t->flat);
-    assert_int_equal(largest, s.largest_part);
+    assert_int_equal(largest, s.largest_shard);
     assert_true(ranks > 1 || s.count == 1);
     if (ranks > 1 && bucket_bytes > 4 * t->flat)
         assert_int_equal(s.count, s.units);
     shards_free(&s);
 }
-static void test_pieces(void **state) { for_many(check_pieces); }
+static void test_buckets(void **state) { for_many(check_buckets); }
 
-// The cuts are the same on all ranks and in all stages, or one's part would meet another's.
+// The cuts are the same on all ranks and in all stages, or one's shard would meet another's.
 static void test_all_cut_alike(void **state) {
     const struct model_shape shape = shape_of(3, 80, 300, false);
     struct parameters table = parameters_create(&shape, 5);
@@ -132,9 +134,9 @@ static void test_all_cut_alike(void **state) {
             assert_int_equal(s.rank, rank);
             assert_int_equal(s.count, first.count);
             for (int i = 0; i < s.count; i++) {
-                assert_int_equal(s.pieces[i].begin, first.pieces[i].begin);
-                assert_int_equal(s.pieces[i].part, first.pieces[i].part);
-                assert_int_equal(s.pieces[i].unit, first.pieces[i].unit);
+                assert_int_equal(s.buckets[i].begin, first.buckets[i].begin);
+                assert_int_equal(s.buckets[i].shard, first.buckets[i].shard);
+                assert_int_equal(s.buckets[i].unit, first.buckets[i].unit);
             }
             assert_int_equal(shards_optimizer(&s), stage >= 1);
             assert_int_equal(shards_gradients(&s), stage >= 2);
@@ -160,13 +162,13 @@ static void check_places(const struct parameters *t, int ranks, int64_t bucket_b
         struct shards s = shards_create(t, rank, ranks, 3, bucket_bytes);
         int64_t place = 0;
         for (int i = 0; i < s.count; i++) {
-            const struct piece *p = &s.pieces[i];
+            const struct bucket *p = &s.buckets[i];
             const int64_t own = shards_own_begin(&s, p);
-            assert_int_equal(own, p->begin + rank * p->part);
+            assert_int_equal(own, p->begin + rank * p->shard);
             assert_int_equal(shards_place(&s, p, own, true), place);
-            assert_int_equal(shards_place(&s, p, own + p->part - 1, true), place + p->part - 1);
+            assert_int_equal(shards_place(&s, p, own + p->shard - 1, true), place + p->shard - 1);
             assert_int_equal(shards_place(&s, p, own + 7, false), own + 7);
-            place += p->part;
+            place += p->shard;
         }
         assert_int_equal(place, shards_elements(&s, true));
         assert_int_equal(place, t->flat / ranks);
@@ -201,8 +203,8 @@ static void check_next(const struct parameters *t, int ranks, int64_t bucket_byt
         struct shards s = shards_create(t, rank, ranks, 3, bucket_bytes);
         int64_t next = 0; // the own elements in their order
         for (int i = 0; i < s.count; i++)
-            for (int64_t k = 0; k < ranks * s.pieces[i].part; k++)
-                place_of[s.pieces[i].begin + k] = k / s.pieces[i].part == rank ? next++ : -1;
+            for (int64_t k = 0; k < ranks * s.buckets[i].shard; k++)
+                place_of[s.buckets[i].begin + k] = k / s.buckets[i].shard == rank ? next++ : -1;
         expect_ranges(&s, place_of, 0, t->flat);
         for (int i = 0; i < t->num_tensors; i++)
             expect_ranges(&s, place_of, t->tensors[i].offset, t->tensors[i].offset + t->tensors[i].count);
@@ -226,9 +228,9 @@ static void test_next(void **state) { for_many(check_next); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_units),  cmocka_unit_test(test_tensors_are_the_same),
-        cmocka_unit_test(test_pieces), cmocka_unit_test(test_all_cut_alike),
-        cmocka_unit_test(test_places), cmocka_unit_test(test_next),
+        cmocka_unit_test(test_units),   cmocka_unit_test(test_tensors_are_the_same),
+        cmocka_unit_test(test_buckets), cmocka_unit_test(test_all_cut_alike),
+        cmocka_unit_test(test_places),  cmocka_unit_test(test_next),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
