@@ -85,8 +85,8 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
     const int ranks = config->ranks > 1 ? config->ranks : 1;
     m->table = parameters_create(&m->shape, ranks);
-    m->zero.shards =
-        shards_create(&m->table, config->rank, ranks, config->zero_stage, (int64_t)(config->bucket_mib * 0x1p20));
+    zero_create(&m->zero, &m->table, &m->timeline, config->rank, ranks, config->zero_stage,
+                (int64_t)(config->bucket_mib * 0x1p20));
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;
