@@ -1,8 +1,13 @@
-// The MLP's activations: GELU in its tanh form (Hendrycks and Gimpel 2016; GPT-2's "gelu_new") and SwiGLU (Shazeer
-// 2020).
+// The MLP's activations. Pointwise: GELU in its tanh form (Hendrycks and Gimpel 2016; GPT-2's "gelu_new") and squared ReLU
+// (So et al. 2021, arXiv 2109.08668). Gated: SwiGLU (Shazeer 2020, arXiv 2002.05202).
 //
-// Both are x times a logistic function: 0.5 (1 + tanh(u)) = sigma(2u), which needs one exponential and, unlike 1 +
-// tanh, loses nothing to cancellation where x is negative.
+// A pointwise one is a function NAME and its derivative NAME_derivative, of floats; POINTWISE_ACTIVATION(NAME) makes of them
+//
+//   NAME_forward    out = NAME(in)
+//   NAME_backward   din = dout * NAME_derivative(in); din may be dout
+//
+// GELU and SwiGLU are x times a logistic function: 0.5 (1 + tanh(u)) = sigma(2u), which needs one exponential and, unlike
+// 1 + tanh, loses nothing to cancellation where x is negative.
 #pragma once
 #include "kernels/device.cuh"      // floatX
 #include "kernels/packed.cuh"      // packed_load_some, packed_store_some
@@ -22,46 +27,50 @@ HOST_DEVICE float gelu_derivative(float x) {
     return s + x * s * (1.0f - s) * 1.5957691216f * (1.0f + 0.134145f * square);
 }
 
+// out = silu(gate) * up, silu(x) = x sigma(x)
+static void swiglu_forward(floatX *out,           // (N, F)
+                           const floatX *gate_up, // (N, 2F): the gate's row, then the up projection's
+                           int64_t N, int F, struct device *dev);
+// dgate = dout * up * silu'(gate), silu'(x) = s + x s (1 - s); dup = dout * silu(gate). dgate_up may be gate_up.
+static void swiglu_backward(floatX *dgate_up,      // (N, 2F)
+                            const floatX *dout,    // (N, F)
+                            const floatX *gate_up, // (N, 2F)
+                            int64_t N, int F, struct device *dev);
+
 #ifdef TARGET_CUDA
 
 // Every kernel here moves 4 to 10 bytes of bf16 an element and is bound by memory. A thread takes one 16-byte access.
 enum { ACTIVATION_THREADS = 256 };
 DEVICE_FUNCTION int64_t activation_first(void) { return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
 
-static __global__ void gelu_forward_kernel(floatX *out, const floatX *in, int64_t n) {
-    const int64_t at = activation_first();
-    if (at >= n)
-        return;
-    struct packed x = packed_load_some(in + at, n - at);
-    for (int i = 0; i < PACK; i++)
-        x.x[i] = to_floatX(gelu(to_float(x.x[i])));
-    packed_store_some(out + at, x, n - at);
-}
-// out = gelu(in)
-static void gelu_forward(floatX *out,      // (n)
-                         const floatX *in, // (n)
-                         int64_t n, struct device *dev) {
-    LAUNCH(dev, gelu_forward_kernel, blocks_for(n, ACTIVATION_THREADS * PACK), ACTIVATION_THREADS, 0, out, in, n);
-}
-
-static __global__ void gelu_backward_kernel(floatX *din, const floatX *dout, const floatX *in, int64_t n) {
-    const int64_t at = activation_first();
-    if (at >= n)
-        return;
-    const struct packed x = packed_load_some(in + at, n - at);
-    struct packed d = packed_load_some(dout + at, n - at);
-    for (int i = 0; i < PACK; i++)
-        d.x[i] = to_floatX(to_float(d.x[i]) * gelu_derivative(to_float(x.x[i])));
-    packed_store_some(din + at, d, n - at);
-}
-// din = dout * gelu'(in); din may be dout.
-static void gelu_backward(floatX *din,        // (n)
-                          const floatX *dout, // (n)
-                          const floatX *in,   // (n)
-                          int64_t n, struct device *dev) {
-    LAUNCH(dev, gelu_backward_kernel, blocks_for(n, ACTIVATION_THREADS * PACK), ACTIVATION_THREADS, 0, din, dout, in,
-           n);
-}
+#define POINTWISE_ACTIVATION(name)                                                                                     \
+    static __global__ void name##_forward_kernel(floatX *out, const floatX *in, int64_t n) {                           \
+        const int64_t at = activation_first();                                                                         \
+        if (at >= n)                                                                                                   \
+            return;                                                                                                    \
+        struct packed x = packed_load_some(in + at, n - at);                                                           \
+        for (int i = 0; i < PACK; i++)                                                                                 \
+            x.x[i] = to_floatX(name(to_float(x.x[i])));                                                                \
+        packed_store_some(out + at, x, n - at);                                                                        \
+    }                                                                                                                  \
+    static void name##_forward(floatX *out, const floatX *in, int64_t n, struct device *dev) {                         \
+        LAUNCH(dev, name##_forward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), ACTIVATION_THREADS, 0, out, in,    \
+               n);                                                                                                     \
+    }                                                                                                                  \
+    static __global__ void name##_backward_kernel(floatX *din, const floatX *dout, const floatX *in, int64_t n) {      \
+        const int64_t at = activation_first();                                                                         \
+        if (at >= n)                                                                                                   \
+            return;                                                                                                    \
+        const struct packed x = packed_load_some(in + at, n - at);                                                     \
+        struct packed d = packed_load_some(dout + at, n - at);                                                         \
+        for (int i = 0; i < PACK; i++)                                                                                 \
+            d.x[i] = to_floatX(to_float(d.x[i]) * name##_derivative(to_float(x.x[i])));                                \
+        packed_store_some(din + at, d, n - at);                                                                        \
+    }                                                                                                                  \
+    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev) {    \
+        LAUNCH(dev, name##_backward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), ACTIVATION_THREADS, 0, din, dout, \
+               in, n);                                                                                                 \
+    }
 
 // A row takes grid.x blocks; the grid's second and third dimensions are the rows.
 DEVICE_FUNCTION int64_t activation_row_number(void) { return (int64_t)blockIdx.z * gridDim.y + blockIdx.y; }
@@ -82,10 +91,7 @@ static inline dim3 activation_grid(int64_t N, int F) {
     const unsigned rows = 32768; // the grid's second dimension ends at 65535
     return dim3(blocks_for(F, ACTIVATION_THREADS * PACK), N < rows ? (unsigned)N : rows, blocks_for(N, rows));
 }
-// out = silu(gate) * up, silu(x) = x sigma(x)
-static void swiglu_forward(floatX *out,           // (N, F)
-                           const floatX *gate_up, // (N, 2F): the gate's row, then the up projection's
-                           int64_t N, int F, struct device *dev) {
+static void swiglu_forward(floatX *out, const floatX *gate_up, int64_t N, int F, struct device *dev) {
     LAUNCH(dev, swiglu_forward_kernel, activation_grid(N, F), ACTIVATION_THREADS, 0, out, gate_up, N, F);
 }
 
@@ -105,65 +111,42 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *do
     packed_store_some(dgate_up + n * 2 * F + f, gate, F - f);
     packed_store_some(dgate_up + n * 2 * F + F + f, up, F - f);
 }
-// dgate = dout * up * silu'(gate), silu'(x) = s + x s (1 - s); dup = dout * silu(gate). dgate_up may be gate_up.
-static void swiglu_backward(floatX *dgate_up,      // (N, 2F)
-                            const floatX *dout,    // (N, F)
-                            const floatX *gate_up, // (N, 2F)
-                            int64_t N, int F, struct device *dev) {
+static void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,
+                            struct device *dev) {
     LAUNCH(dev, swiglu_backward_kernel, activation_grid(N, F), ACTIVATION_THREADS, 0, dgate_up, dout, gate_up, N, F);
 }
 
 #else
 
-// Elements that GELU computes at a time, into fp32 in the first-level cache, and then rounds to floatX by a second
-// loop. One loop for both takes a sixth longer in bf16: the exponential, the division and the rounding are a longer
-// chain of operations than the core looks ahead, so that it doesn't overlap one vector's with the next. (SwiGLU gained
-// nothing from this.)
+// Elements that a pointwise activation computes at a time, into fp32 in the first-level cache, and then rounds to floatX by
+// a second loop. One loop for both takes GELU a sixth longer in bf16: the exponential, the division and the rounding are a
+// longer chain of operations than the core looks ahead, so that it doesn't overlap one vector's with the next. (SwiGLU
+// gained nothing from this.)
 enum { ACTIVATION_BLOCK = 1024 };
 
-// out = gelu(in)
-static void gelu_forward(floatX *out,      // (n)
-                         const floatX *in, // (n)
-                         int64_t n, struct device *dev) {
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {
-        const int count = n - begin < ACTIVATION_BLOCK ? (int)(n - begin) : (int)ACTIVATION_BLOCK;
-        const floatX *x = in + begin;
-        floatX *y = out + begin;
-        float values[ACTIVATION_BLOCK];
-#pragma omp simd
-        for (int i = 0; i < count; i++)
-            values[i] = gelu(to_float(x[i]));
-#pragma omp simd
-        for (int i = 0; i < count; i++)
-            y[i] = to_floatX(values[i]);
+#define POINTWISE_ACTIVATION(name)                                                                                     \
+    static void name##_forward(floatX *out, const floatX *in, int64_t n, struct device *dev) {                         \
+        _Pragma("omp parallel for schedule(static)") for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {   \
+            const int count = n - begin < ACTIVATION_BLOCK ? (int)(n - begin) : (int)ACTIVATION_BLOCK;                 \
+            const floatX *x = in + begin;                                                                              \
+            floatX *y = out + begin;                                                                                   \
+            float values[ACTIVATION_BLOCK];                                                                            \
+            _Pragma("omp simd") for (int i = 0; i < count; i++) values[i] = name(to_float(x[i]));                      \
+            _Pragma("omp simd") for (int i = 0; i < count; i++) y[i] = to_floatX(values[i]);                           \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev) {    \
+        _Pragma("omp parallel for schedule(static)") for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {   \
+            const int count = n - begin < ACTIVATION_BLOCK ? (int)(n - begin) : (int)ACTIVATION_BLOCK;                 \
+            const floatX *x = in + begin, *dy = dout + begin;                                                          \
+            floatX *dx = din + begin;                                                                                  \
+            float slopes[ACTIVATION_BLOCK];                                                                            \
+            _Pragma("omp simd") for (int i = 0; i < count; i++) slopes[i] = name##_derivative(to_float(x[i]));         \
+            _Pragma("omp simd") for (int i = 0; i < count; i++) dx[i] = to_floatX(to_float(dy[i]) * slopes[i]);        \
+        }                                                                                                              \
     }
-}
 
-// din = dout * gelu'(in); din may be dout.
-static void gelu_backward(floatX *din,        // (n)
-                          const floatX *dout, // (n)
-                          const floatX *in,   // (n)
-                          int64_t n, struct device *dev) {
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {
-        const int count = n - begin < ACTIVATION_BLOCK ? (int)(n - begin) : (int)ACTIVATION_BLOCK;
-        const floatX *x = in + begin, *dy = dout + begin;
-        floatX *dx = din + begin;
-        float slopes[ACTIVATION_BLOCK];
-#pragma omp simd
-        for (int i = 0; i < count; i++)
-            slopes[i] = gelu_derivative(to_float(x[i]));
-#pragma omp simd
-        for (int i = 0; i < count; i++)
-            dx[i] = to_floatX(to_float(dy[i]) * slopes[i]);
-    }
-}
-
-// out = silu(gate) * up, silu(x) = x sigma(x)
-static void swiglu_forward(floatX *out,           // (N, F)
-                           const floatX *gate_up, // (N, 2F): the gate's row, then the up projection's
-                           int64_t N, int F, struct device *dev) {
+static void swiglu_forward(floatX *out, const floatX *gate_up, int64_t N, int F, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
         const floatX *__restrict__ gate = gate_up + n * 2 * F, *__restrict__ up = gate + F;
@@ -176,11 +159,8 @@ static void swiglu_forward(floatX *out,           // (N, F)
     }
 }
 
-// dgate = dout * up * silu'(gate), silu'(x) = s + x s (1 - s); dup = dout * silu(gate). dgate_up may be gate_up.
-static void swiglu_backward(floatX *dgate_up,      // (N, 2F)
-                            const floatX *dout,    // (N, F)
-                            const floatX *gate_up, // (N, 2F)
-                            int64_t N, int F, struct device *dev) {
+static void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,
+                            struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
         const floatX *gate = gate_up + n * 2 * F, *up = gate + F, *dout_row = dout + n * F;
@@ -195,3 +175,5 @@ static void swiglu_backward(floatX *dgate_up,      // (N, 2F)
 }
 
 #endif
+
+POINTWISE_ACTIVATION(gelu)
