@@ -343,6 +343,8 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
 }
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
+    bool tied; // an option says it, too; the member for Hugging Face's readers is checked alone
+    CHECK(json_opt_bool(root, "tie_word_embeddings", false, &tied, name, error));
     for (const char *const *option = huggingface_shape_options; *option; option++) {
         const char *value = "";
         CHECK(json_get_string(root, *option, &value, name, error));
@@ -382,7 +384,6 @@ static const char *huggingface_set_tied(struct huggingface_config *h, const json
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";
-    bool tied;
     CHECK(json_get_string(root, "model_type", &type, name, error));
     if (!architecture_find(&h->architecture, type))
         return error_format(error, "%s: model_type is '%s', which is not supported; expected gpt2, llama or qwen2",
@@ -390,9 +391,7 @@ static const char *huggingface_read_object(struct huggingface_config *h, const j
     CHECK(huggingface_absent(root, "quantization_config", name, error));
     CHECK(huggingface_size(h, root, "vocab_size", "vocab-size", name, error));
     switch (h->architecture) {
-    case ARCHITECTURE_OURS: // an option of its own says whether they are tied
-        CHECK(json_opt_bool(root, "tie_word_embeddings", false, &tied, name, error));
-        return huggingface_read_ours(h, root, name, error);
+    case ARCHITECTURE_OURS: return huggingface_read_ours(h, root, name, error);
     case ARCHITECTURE_GPT2:
         CHECK(huggingface_set_tied(h, root, true, name, error));
         return huggingface_read_gpt2(h, root, name, error);
