@@ -20,8 +20,8 @@ struct huggingface_tensor {
     char name[96];
     const struct tensor *ours;             // the parameter whose values it holds; NULL: zeros
     int rows, cols;                        // its shape; cols 0: a vector of `rows`
-    int first_row;                         // the row of ours that is its first
-    bool transposed;                       // GPT-2's Conv1D: (in, out), while ours is (out, in)
+    int first_row;                         // the row of the parameter that is its first
+    bool transposed;                       // GPT-2's Conv1D: (in, out), while the parameter is (out, in)
     int repeat, q_rows, kv_rows, head_dim; // repeat > 1: its outputs are q, k, v with each KV head that many times
 };
 
@@ -30,7 +30,7 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// The row of ours that output `row` of the tensor is.
+// The row of the parameter that output `row` of the tensor comes from.
 static int huggingface_row(const struct huggingface_tensor *t, int row) {
     if (t->repeat <= 1 || row < t->q_rows)
         return t->first_row + row;
@@ -70,7 +70,7 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// GPT-2 has as many KV heads as heads: where the model has fewer, each stands as often as it is used.
+// GPT-2 has as many KV heads as heads: where the model has fewer, each is repeated for every query head that uses it.
 static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
@@ -156,7 +156,7 @@ static void huggingface_list_ours(struct huggingface_builder *b) {
     }
 }
 
-// Rows of ours that the tensor holds.
+// How many rows of the parameter the tensor holds.
 static int huggingface_rows_held(const struct huggingface_tensor *t) {
     if (t->repeat > 1)
         return t->q_rows + 2 * t->kv_rows;
