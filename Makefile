@@ -323,7 +323,7 @@ $(B)/fuzz/%: test/fuzz/fuzz_%.c $(B)/build-with | $(B)/fuzz
 
 # For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
 CLANG_FORMAT ?= clang-format
-FORMATTED = $(filter-out formats/unicode_tables.h,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
+FORMATTED = $(filter-out formats/unicode_tables.c,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
 compile_commands.json:
 	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
 format:

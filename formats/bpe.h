@@ -1,151 +1,40 @@
-// Byte-pair encoding: the tokens of a piece of text, by merging pairs in the order in which training found them.
+// Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909): the tokens of a piece of text, by merging pairs of
+// neighbours in the order in which training found them.
 //
-// Of the pairs that stand next to each other the one merged is that of the lowest rank, the leftmost of those; then
-// again, until no pair is one that merges (Sennrich et al. 2016, arXiv:1508.07909). Pairs wait in a heap, symbols are a
-// list, so a piece of n bytes takes O(n log n): a megabyte without a space is a second, not a day.
+// Each step merges the pair of the lowest rank, of several the leftmost, until no neighbours have a merge. A piece of n
+// bytes takes O(n log n): a megabyte without a space takes a second.
 #pragma once
-#include <stdbool.h> // bool
-#include <stdint.h>  // uint64_t, int32_t
-#include <stdlib.h>  // calloc, realloc, free
-#include <string.h>  // memset
+#include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
+#include <stdint.h>    // uint64_t, int32_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
 
-struct bpe_merge {
-    uint64_t pair; // left << 32 | right
-    uint32_t rank;
-    int32_t id; // what they become; -1: the slot is free
-};
+// The merges of a tokenizer. Zeroed it has none, and bpe_free takes it.
 struct bpe {
-    struct bpe_merge *merges; // a hash table, open; owned
-    uint64_t mask;            // slots - 1; slots are a power of two, at most half of them taken
-    int32_t *ids;             // by rank, what the pair becomes; owned
+    struct bpe_merge *merges; // open-addressing hash table by pair of ids; owned
+    uint64_t mask;            // slots - 1
+    int32_t *ids;             // by rank: the id that the pair becomes; owned
 };
-
-// Symbols of a piece, doubly linked by index; and the pairs that may merge.
-struct bpe_symbol {
-    int32_t id; // -1: merged into its left neighbour
-    int32_t previous, next;
-};
+// The memory that one thread encodes with, reused from piece to piece. Begins zeroed.
 struct bpe_work {
-    struct bpe_symbol *symbols;
-    uint64_t *heap; // rank << 32 | index of the left symbol, the least first
-    size_t room;    // symbols that there is memory for; of heap entries 3 times as many
+    struct bpe_symbol *symbols; // owned
+    uint64_t *heap;             // candidate pairs; owned
+    size_t room;                // symbols
 };
 
-static uint64_t bpe_pair(int32_t left, int32_t right) { return (uint64_t)(uint32_t)left << 32 | (uint32_t)right; }
+__BEGIN_DECLS
+// Room for ranks 0 to merges - 1, of at most 2^27; false when out of memory (then bpe_free it too).
+bool bpe_create(struct bpe *bpe, size_t merges);
+void bpe_free(struct bpe *bpe);
+// The pair left, right becomes id. A pair that is added twice has its later rank, as in the `tokenizers` package.
+void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id);
 
-// The finish of splitmix64: neighbouring ids must not become neighbouring slots.
-static uint64_t bpe_hash(uint64_t pair) {
-    pair = (pair ^ (pair >> 30)) * 0xbf58476d1ce4e5b9u;
-    pair = (pair ^ (pair >> 27)) * 0x94d049bb133111ebu;
-    return pair ^ (pair >> 31);
-}
+// Room for a piece of n symbols, whose old content is lost; false when out of memory.
+bool bpe_work_reserve(struct bpe_work *work, size_t n);
+void bpe_work_free(struct bpe_work *work);
+// Merges ids[0..n) in place, for which work has room. Returns how many ids remain.
+size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids);
 
-// The slot of a pair, or the free one where it would go.
-static struct bpe_merge *bpe_slot(const struct bpe *bpe, uint64_t pair) {
-    uint64_t slot = bpe_hash(pair) & bpe->mask;
-    while (bpe->merges[slot].id >= 0 && bpe->merges[slot].pair != pair)
-        slot = (slot + 1) & bpe->mask;
-    return &bpe->merges[slot];
-}
-
-static bool bpe_create(struct bpe *bpe, size_t merges) { // at most 2^27
-    size_t slots = 2;
-    while (slots < 2 * (merges + 1))
-        slots *= 2;
-    bpe->mask = slots - 1;
-    bpe->merges = (struct bpe_merge *)malloc(slots * sizeof *bpe->merges);
-    bpe->ids = (int32_t *)malloc((merges + 1) * sizeof *bpe->ids);
-    for (size_t i = 0; bpe->merges && i < slots; i++)
-        bpe->merges[i].id = -1;
-    return bpe->merges && bpe->ids;
-}
-static void bpe_free(struct bpe *bpe) {
-    free(bpe->merges);
-    free(bpe->ids);
-    memset(bpe, 0, sizeof *bpe);
-}
-// A pair that comes twice has its later rank, as in the `tokenizers` package.
-static void bpe_add(struct bpe *bpe, uint32_t rank, int32_t left, int32_t right, int32_t id) {
-    struct bpe_merge *merge = bpe_slot(bpe, bpe_pair(left, right));
-    merge->pair = bpe_pair(left, right);
-    merge->rank = rank;
-    merge->id = bpe->ids[rank] = id;
-}
-
-static void bpe_work_free(struct bpe_work *work) {
-    free(work->symbols);
-    free(work->heap);
-    memset(work, 0, sizeof *work);
-}
-// Room for a piece of n symbols; it starts with n - 1 pairs, and each of n - 1 merges adds two.
-static bool bpe_work_reserve(struct bpe_work *work, size_t n) {
-    if (n <= work->room)
-        return true;
-    const size_t room = n > 2 * work->room ? n : 2 * work->room;
-    bpe_work_free(work);
-    work->symbols = (struct bpe_symbol *)malloc(room * sizeof *work->symbols);
-    work->heap = (uint64_t *)malloc(3 * room * sizeof *work->heap);
-    work->room = work->symbols && work->heap ? room : 0;
-    return work->room > 0;
-}
-
-static void heap_push(uint64_t *heap, size_t *count, uint64_t entry) {
-    size_t place = (*count)++;
-    for (; place > 0 && heap[(place - 1) / 2] > entry; place = (place - 1) / 2)
-        heap[place] = heap[(place - 1) / 2];
-    heap[place] = entry;
-}
-static uint64_t heap_pop(uint64_t *heap, size_t *count) {
-    const uint64_t top = heap[0], last = heap[--*count];
-    size_t place = 0;
-    for (size_t child = 1; child < *count; child = 2 * place + 1) {
-        child += child + 1 < *count && heap[child + 1] < heap[child];
-        if (heap[child] >= last)
-            break;
-        heap[place] = heap[child];
-        place = child;
-    }
-    heap[place] = last;
-    return top;
-}
-
-// The pair that begins at a symbol goes to the heap if it merges.
-static void bpe_offer(const struct bpe *bpe, const struct bpe_work *work, size_t *waiting, int32_t left) {
-    const int32_t right = left < 0 ? -1 : work->symbols[left].next;
-    if (right < 0)
-        return;
-    const struct bpe_merge *merge = bpe_slot(bpe, bpe_pair(work->symbols[left].id, work->symbols[right].id));
-    if (merge->id >= 0)
-        heap_push(work->heap, waiting, (uint64_t)merge->rank << 32 | (uint32_t)left);
-}
-
-// Merges n symbols, of which work->symbols has the ids, and writes what is left of them; returns how many.
-static size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_t *ids) {
-    struct bpe_symbol *symbols = work->symbols;
-    size_t waiting = 0, count = 0;
-    for (size_t i = 0; i < n; i++) {
-        symbols[i].previous = (int32_t)i - 1;
-        symbols[i].next = i + 1 < n ? (int32_t)i + 1 : -1;
-    }
-    for (size_t i = 0; i + 1 < n; i++)
-        bpe_offer(bpe, work, &waiting, (int32_t)i);
-    while (waiting) {
-        const uint64_t top = heap_pop(work->heap, &waiting);
-        const int32_t left = (int32_t)(top & UINT32_MAX), id = bpe->ids[top >> 32], right = symbols[left].next;
-        if (symbols[left].id < 0 || right < 0)
-            continue;
-        // One of the two has merged with another since, unless what they make is still the same.
-        if (bpe_slot(bpe, bpe_pair(symbols[left].id, symbols[right].id))->id != id)
-            continue;
-        symbols[left].id = id;
-        symbols[left].next = symbols[right].next;
-        symbols[right].id = -1;
-        if (symbols[left].next >= 0)
-            symbols[symbols[left].next].previous = left;
-        bpe_offer(bpe, work, &waiting, symbols[left].previous);
-        bpe_offer(bpe, work, &waiting, left);
-    }
-    for (int32_t i = 0; i >= 0 && n; i = symbols[i].next)
-        ids[count++] = symbols[i].id;
-    return count;
-}
+// The finish of splitmix64, which makes neighbouring numbers distant ones: a hash for tables of 2^k slots.
+uint64_t bpe_hash(uint64_t value);
+__END_DECLS

@@ -3,239 +3,44 @@
 // scripts/prepare_data.py writes PREFIX_vocabulary.bin beside the shards PREFIX_train_000.bin. Little-endian:
 //     8 bytes "GPTVOCAB"; u32 version = 1; u32 number of tokens n; u32 id of the end-of-text token (0xffffffff: none);
 //     u32 zero; u32 offset[n + 1], rising from 0; then the tokens' bytes: token i is bytes offset[i] up to offset[i+1].
-// Without such a file a vocabulary of 256 or 257 tokens is taken as bytes (256 = end of text); any other prints ids.
 #pragma once
-#include <errno.h>    // errno
-#include <inttypes.h> // PRIu32
-#include <stdbool.h>  // bool
-#include <stdint.h>   // uint32_t, int32_t
-#include <stdio.h>    // FILE, fopen, fputc
-#include <stdlib.h>   // malloc, free
-#include <string.h>   // memcpy, memcmp, strrchr
+#include <stdbool.h>   // bool
+#include <stdint.h>    // uint64_t, int32_t
+#include <stdio.h>     // FILE
+#include <sys/cdefs.h> // __BEGIN_DECLS
 
-#include "runtime/machine/error.h"      // fail
 #include "runtime/machine/error_text.h" // struct error_text
 
 struct vocabulary {
-    int size;                     // tokens that have text; 0 when none has
-    int end_of_text;              // -1 when there is none
-    unsigned char *data;          // the file; owned
-    const unsigned char *offsets; // in data, (size + 1) u32, unaligned
+    int size;                     // tokens that have text; 0: none
+    int end_of_text;              // the id that ends a document; -1: none
+    unsigned char *data;          // the file; owned; NULL where it is the caller's
+    const unsigned char *offsets; // in data: (size + 1) u32, unaligned
     const unsigned char *text;    // in data
 };
 
-static const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
-                                    const char *name, struct error_text *error) {
-    enum { HEADER_BYTES = 24 };
-    uint32_t header[4]; // version, tokens, end of text, zero
-    if (data_bytes < HEADER_BYTES || memcmp(data, "GPTVOCAB", 8) != 0)
-        return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote",
-                            name);
-    memcpy(header, data + 8, sizeof header);
-    const uint32_t version = header[0], tokens = header[1], end_of_text = header[2];
-    if (version != 1)
-        return error_format(error, "%s: has version %" PRIu32 "; expected 1", name, version);
-    if (tokens < 1 || tokens > INT32_MAX || (uint64_t)tokens + 1 > (data_bytes - HEADER_BYTES) / 4)
-        return error_format(
-            error, "%s: promises %" PRIu32 " tokens, but is %" PRIu64 " bytes long; it was cut off: make it again",
-            name, tokens, data_bytes);
-    if (end_of_text != UINT32_MAX && end_of_text >= tokens)
-        return error_format(error, "%s: names token %" PRIu32 " as the end of text, of %" PRIu32 " tokens", name,
-                            end_of_text, tokens);
+__BEGIN_DECLS
+// The vocabulary in a file, or without one (path NULL) that of bytes for a vocab_size of 256 or 257 (256 = end of
+// text), for any other one without text, which prints ids. Ends the process where the file is none; vocabulary_close
+// frees it.
+struct vocabulary vocabulary_open(const char *path, int vocab_size);
+void vocabulary_close(struct vocabulary *vocabulary);
+// Fills in what points into `data`, any bytes, which stay the caller's; `data` itself is not set. `name`: the file, for
+// messages. Returns NULL or what is wrong.
+const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
+                             const char *name, struct error_text *error);
 
-    const unsigned char *offsets = data + HEADER_BYTES;
-    const uint64_t text_bytes = data_bytes - HEADER_BYTES - 4 * ((uint64_t)tokens + 1);
-    uint32_t previous = 0;
-    for (uint64_t i = 0; i <= tokens; i++) {
-        uint32_t offset;
-        memcpy(&offset, offsets + 4 * i, sizeof offset);
-        if ((i == 0 && offset != 0) || offset < previous || offset > text_bytes ||
-            (i == tokens && offset != text_bytes))
-            return error_format(error,
-                                "%s: offset %" PRIu64 " is %" PRIu32 "; expected offsets rising from 0 to %" PRIu64
-                                ", the end of the file; it is damaged: make it again",
-                                name, i, offset, text_bytes);
-        previous = offset;
-    }
-    vocabulary->size = (int)tokens;
-    vocabulary->end_of_text = end_of_text == UINT32_MAX ? -1 : (int)end_of_text;
-    vocabulary->offsets = offsets;
-    vocabulary->text = offsets + 4 * ((uint64_t)tokens + 1);
-    return NULL;
-}
+// *path = the vocabulary.bin that belongs to a shard (file_beside_shard).
+bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes);
+// *path = the file that belongs to a shard: for data/c_train_000.bin and the ending vocabulary.bin the first that is
+// there of data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. False where none is, or path is
+// too short.
+bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes);
 
-// The table of bytes as tokens, in the same form as a file: 256 offsets' worth of single bytes and, with 257, the mark.
-static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_size, struct error_text *error) {
-    static const char mark[] = "<|endoftext|>";
-    const uint32_t tokens = (uint32_t)vocab_size, text_bytes = 256 + (tokens > 256 ? (uint32_t)sizeof mark - 1 : 0);
-    const uint32_t header[4] = {1, tokens, tokens > 256 ? 256 : UINT32_MAX, 0};
-    const size_t data_bytes = 24 + 4 * ((size_t)tokens + 1) + text_bytes;
-    unsigned char *data = (unsigned char *)malloc(data_bytes);
-    if (!data)
-        return error_format(error, "out of memory for a vocabulary of bytes");
-    memcpy(data, "GPTVOCAB", 8);
-    memcpy(data + 8, header, sizeof header);
-    for (uint32_t i = 0; i <= tokens; i++) {
-        const uint32_t offset = i <= 256 ? i : text_bytes;
-        memcpy(data + 24 + 4 * i, &offset, sizeof offset);
-    }
-    unsigned char *text = data + 24 + 4 * ((size_t)tokens + 1);
-    for (int i = 0; i < 256; i++)
-        text[i] = (unsigned char)i;
-    memcpy(text + 256, mark, text_bytes - 256);
-    vocabulary->data = data;
-    return vocabulary_parse(vocabulary, data, data_bytes, "bytes", error);
-}
-
-static const char *vocabulary_read(struct vocabulary *vocabulary, FILE *file, const char *path,
-                                   struct error_text *error) {
-    if (fseek(file, 0, SEEK_END) != 0)
-        return error_format(error, "%s: can't be read: %s", path, strerror(errno));
-    const long bytes = ftell(file);
-    rewind(file);
-    if (bytes < 0 || bytes > 1 << 30)
-        return error_format(error, "%s: is not a vocabulary file; expected one that scripts/prepare_data.py wrote",
-                            path);
-    vocabulary->data = (unsigned char *)malloc((size_t)bytes + 1);
-    if (!vocabulary->data || fread(vocabulary->data, 1, (size_t)bytes, file) != (size_t)bytes)
-        return error_format(error, "%s: can't be read: %s", path, strerror(errno));
-    return vocabulary_parse(vocabulary, vocabulary->data, (uint64_t)bytes, path, error);
-}
-
-// path: a vocabulary file, or NULL when there is none (vocabulary_find).
-static struct vocabulary vocabulary_open(const char *path, int vocab_size) {
-    struct vocabulary vocabulary;
-    struct error_text error;
-    memset(&vocabulary, 0, sizeof vocabulary);
-    vocabulary.end_of_text = -1;
-    const char *problem = NULL;
-    if (path) {
-        FILE *file = fopen(path, "rb");
-        if (!file)
-            fail("%s: can't be opened: %s", path, strerror(errno));
-        problem = vocabulary_read(&vocabulary, file, path, &error);
-        fclose(file);
-    } else if (vocab_size == 256 || vocab_size == 257) {
-        problem = vocabulary_of_bytes(&vocabulary, vocab_size, &error);
-    }
-    if (problem)
-        fail("%s", problem);
-    return vocabulary;
-}
-
-static void vocabulary_close(struct vocabulary *vocabulary) {
-    free(vocabulary->data);
-    memset(vocabulary, 0, sizeof *vocabulary);
-}
-
-// A file that belongs to a shard: for data/c_train_000.bin and the ending vocabulary.bin the first there is of
-// data/c_train_vocabulary.bin, data/c_vocabulary.bin and data/vocabulary.bin. Writes its path and returns true, or false
-// when there is none.
-static bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes) {
-    const size_t length = strlen(shard_path), ending_bytes = strlen(ending) + 1;
-    const char *slash = strrchr(shard_path, '/');
-    const size_t folder = slash ? (size_t)(slash - shard_path) + 1 : 0;
-    if (length + ending_bytes > path_bytes)
-        return false;
-    for (size_t end = length + 1; end-- > folder;) {
-        if (end > folder && (end == length || shard_path[end - 1] != '_'))
-            continue;
-        memcpy(path, shard_path, end);
-        memcpy(path + end, ending, ending_bytes);
-        FILE *file = fopen(path, "rb");
-        if (file) {
-            fclose(file);
-            return true;
-        }
-    }
-    return false;
-}
-static bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes) {
-    return file_beside_shard(shard_path, "vocabulary.bin", path, path_bytes);
-}
-
-// The bytes that a token stands for, *length of them, not ended by a zero; NULL when it is none of the vocabulary's.
-static const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int32_t token, int *length) {
-    uint32_t range[2];
-    *length = 0;
-    if (token < 0 || token >= vocabulary->size)
-        return NULL;
-    memcpy(range, vocabulary->offsets + 4 * (size_t)token, sizeof range);
-    *length = (int)(range[1] - range[0]);
-    return vocabulary->text + range[0];
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Printing. A model may sample any bytes, escape sequences too: what reaches the terminal is text that can't steer it.
-
-// A character whose bytes may come in several tokens.
-struct terminal_text {
-    FILE *out;
-    unsigned char bytes[4];
-    int have, want; // bytes of a character that has begun; want = 0: none has
-};
-
-static void terminal_escape(struct terminal_text *text) {
-    for (int i = 0; i < text->have; i++)
-        fprintf(text->out, "\\x%02x", text->bytes[i]);
-    text->have = text->want = 0;
-}
-
-// Complete: prints it unless it is malformed (overlong, surrogate, beyond Unicode), a C1 control, or one of the marks
-// that turn the direction of what follows.
-static void terminal_character(struct terminal_text *text) {
-    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    uint32_t code = text->bytes[0] & (0xffu >> (text->want + 1));
-    for (int i = 1; i < text->want; i++)
-        code = code << 6 | (text->bytes[i] & 0x3fu);
-    const bool malformed = code < smallest[text->want] || (code >= 0xd800 && code < 0xe000) || code > 0x10ffff;
-    const bool steers = code < 0xa0 || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
-                        (code >= 0x2066 && code <= 0x2069);
-    if (malformed || steers) {
-        terminal_escape(text);
-        return;
-    }
-    fwrite(text->bytes, 1, (size_t)text->want, text->out);
-    text->have = text->want = 0;
-}
-
-static void terminal_byte(struct terminal_text *text, unsigned char byte) {
-    if (text->want && (byte & 0xc0) != 0x80)
-        terminal_escape(text); // the character that had begun ends here, unfinished
-    if (text->want) {
-        text->bytes[text->have++] = byte;
-        if (text->have == text->want)
-            terminal_character(text);
-        return;
-    }
-    if (byte == '\n' || byte == '\t' || (byte >= 0x20 && byte < 0x7f)) {
-        fputc(byte, text->out);
-        return;
-    }
-    text->bytes[0] = byte;
-    text->have = 1;
-    text->want = byte >= 0xc2 && byte < 0xe0   ? 2
-                 : byte >= 0xe0 && byte < 0xf0 ? 3
-                 : byte >= 0xf0 && byte < 0xf5 ? 4
-                                               : 0;
-    if (!text->want)
-        terminal_escape(text);
-}
-
-// Prints tokens as text; one that has no text as its id in brackets.
-static void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count) {
-    struct terminal_text text;
-    memset(&text, 0, sizeof text);
-    text.out = out;
-    for (int i = 0; i < count; i++) {
-        int length;
-        const unsigned char *bytes = vocabulary_decode(vocabulary, tokens[i], &length);
-        if (!bytes) {
-            terminal_escape(&text);
-            fprintf(out, "[%d]", (int)tokens[i]);
-        }
-        for (int j = 0; j < length; j++)
-            terminal_byte(&text, bytes[j]);
-    }
-    terminal_escape(&text);
-}
+// The *length bytes of a token, which lie in the vocabulary without a zero behind them; NULL where it has no such
+// token.
+const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int32_t token, int *length);
+// Prints tokens as text, one that has none as its id in brackets. Whatever a model samples, no escape sequence reaches
+// the terminal: malformed bytes and control characters are printed as \xNN.
+void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
+__END_DECLS

@@ -5,9 +5,12 @@
 // written comes back as the same bits.
 #pragma once
 #include "run/model.cuh"             // struct gpt
-#include "formats/huggingface.h"     // which tensor holds which parameters
+#include "formats/huggingface.h"     // architecture_of
+#include "formats/llmc.h"            // llmc_parse
 #include "runtime/files/file_read.h" // read_exactly
 #include "formats/safetensors.h"     // safetensors_open, safetensors_read
+#include "run/tensor_names.cuh"      // which tensor holds which parameters
+#include "runtime/text/json_parse.h" // json_show
 #include <limits.h>                  // PATH_MAX
 
 static const int64_t LOAD_PIECE = 1 << 20; // elements
@@ -354,14 +357,19 @@ static const char *model_load_llmc(struct gpt *m, const char *path, struct error
     const char *no_room = model_loader_create(&loader, m, error);
     if (!problem)
         problem = no_room;
+    int loaded = 0;
     for (size_t i = 0; i < sizeof llmc_order / sizeof *llmc_order && !problem; i++) {
         const bool per_layer = parameters_find(&m->table, 0, llmc_order[i]) != NULL;
         for (int l = 0; l < (per_layer ? m->shape.L : 1) && !problem; l++) {
             const struct tensor *t = parameters_find(&m->table, per_layer ? l : -1, llmc_order[i]);
             const int64_t rows = llmc_order[i] == PARAM_WTE ? header.padded_vocab_size : t->visible_rows;
             problem = model_load_llmc_tensor(&loader, fd, path, &at, t, rows, header.bf16, error);
+            loaded++;
         }
     }
+    if (!problem && loaded != m->table.num_tensors)
+        problem = error_format(error, "%s: llm.c's checkpoints have %d of this model's %d tensors", path, loaded,
+                               m->table.num_tensors);
     model_loader_free(&loader);
     close(fd);
     return problem;

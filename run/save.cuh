@@ -5,21 +5,21 @@
 // rounded form. They come from a copy in the host's memory, while the training goes on, or straight from the model.
 #pragma once
 #include "run/model.cuh"               // struct gpt
-#include "formats/huggingface.h"       // which tensor holds which parameters
+#include "formats/huggingface.h"       // architecture_of, huggingface_write_config
 #include "run/load.cuh"                // optimizer_file_name, state_is_in_file
 #include "formats/checkpoint.h"        // checkpoint_begin, checkpoint_file_write, checkpoint_commit
 #include "formats/checkpoint_thread.h" // writes while the training goes on
 #include "formats/safetensors.h"       // safetensors_lay_out
+#include "run/tensor_names.cuh"        // which tensor holds which parameters
 
 enum { SAVE_TOKENIZER_FILES = 8 };
 static const int64_t SAVE_PIECE = 1 << 18; // elements
 
-// All that a save needs: nothing in it changes while the model trains on, if `flat` is a copy.
+// All that a save needs: nothing in it changes while the model trains on, if `state` is a copy.
 struct save_job {
     const struct parameters *table;
-    const struct model_shape *shape;
-    enum architecture architecture;
-    bool bf16; // model.safetensors; then the master weights are the optimizer's
+    struct huggingface_tensors tensors; // of model.safetensors
+    bool bf16;                          // model.safetensors; then the master weights are the optimizer's
     uint64_t most_shard_bytes;
     const float *state[STATE_COUNT]; // host memory; NULL: fetched from `m`, a tensor at a time
     struct gpt *m;
@@ -158,18 +158,16 @@ static const char *save_shards(struct save_job *job, const struct huggingface_te
     return problem || shards == 1 ? problem : save_index(job, tensors, first, shards, names);
 }
 static const char *save_model(struct save_job *job) {
-    struct huggingface_tensors tensors = huggingface_tensors_of(job->table, job->shape, job->architecture);
-    const size_t count = (size_t)tensors.count + 1;
+    const size_t count = (size_t)job->tensors.count + 1;
     struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
     int *first = (int *)calloc(count, sizeof *first);
     char(*names)[48] = (char(*)[48])calloc(count, sizeof *names);
     const char *problem = entries && first && names
-                              ? save_shards(job, &tensors, entries, first, names)
+                              ? save_shards(job, &job->tensors, entries, first, names)
                               : error_format(&job->writer.error, "out of memory for a checkpoint");
     free(entries);
     free(first);
     free(names);
-    huggingface_tensors_free(&tensors);
     return problem;
 }
 
@@ -288,6 +286,7 @@ static void save_job_release(struct save_job *job) {
     free(job->fetched);
     free(job->config_json);
     free(job->state_json);
+    huggingface_tensors_free(&job->tensors);
     job->values = job->fetched = NULL;
     job->bf16_values = NULL;
     job->config_json = job->state_json = NULL;
@@ -331,8 +330,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     saver->last_step = -1;
     checkpoint_thread_init(&saver->thread);
     job->table = &m->table;
-    job->shape = &m->shape;
-    job->architecture = architecture_of(c);
+    job->tensors = huggingface_tensors_of(job->table, &m->shape, architecture_of(c));
     job->bf16 = bf16;
     job->most_shard_bytes = (uint64_t)((double)c->max_shard_gib * 0x1p30);
     job->m = m;

@@ -2,7 +2,8 @@
 // the options are resolved, since a model and a checkpoint bring options with them.
 #pragma once
 #include "config.h"                  // struct config
-#include "formats/huggingface.h"     // huggingface_parse_config, llmc_parse
+#include "formats/huggingface.h"     // huggingface_parse_config
+#include "formats/llmc.h"            // llmc_parse
 #include "formats/checkpoint.h"      // checkpoint_newest, checkpoint_resolve
 #include "runtime/machine/error.h"   // fail
 #include "runtime/files/file_read.h" // read_whole

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes formats/unicode_tables.h: what formats/nfc.h and formats/split_pattern.h know of Unicode.
+"""Writes formats/unicode_tables.c, the tables that formats/unicode_tables.h declares.
 
-    pip install tokenizers; scripts/make_unicode_tables.py > formats/unicode_tables.h      (Python 3.11)
+    pip install tokenizers; scripts/make_unicode_tables.py > formats/unicode_tables.c      (Python 3.11)
 
-Ids are to be those of the `tokenizers` package, so it is asked for all that depends on the version of Unicode: it knows
-16 where it splits and 9 where it normalises. The tables are tried out against it on every character before they are
-written.
+Token ids are to be those of the `tokenizers` package, so the package is asked for all that depends on the version of
+Unicode: it knows 16 where it splits and 9 where it normalises. The tables are compared with the package's answers for
+every character before they are written.
 """
 import sys
 import unicodedata
@@ -99,15 +99,15 @@ def check(rows, classes, pairs):
             assert package(text) == normalise(text), text
 
 
-def print_rows(declaration, cells):
-    print(f"{declaration} = {{")
+def print_table(type_name, name, dimensions, cells):
+    print(f"const {type_name} {name}{dimensions} = {{")
     line = "   "
     for cell in cells:
         if len(line) + len(cell) + 2 > 119:
             print(line)
             line = "   "
         line += f" {cell},"
-    print(f"{line}\n}};")
+    print(f"{line}\n}};\nconst size_t {name}_count = sizeof {name} / sizeof *{name};")
 
 
 def main():
@@ -117,20 +117,16 @@ def main():
     composed.sort(key=lambda i: rows[i][1:])
     check(rows, classes, {rows[i][1:]: rows[i][0] for i in composed})
     print("// Written by scripts/make_unicode_tables.py: change that, not this.")
-    print("#pragma once")
-    print("#include <stdint.h> // uint32_t\n")
-    print("// Characters assigned after Unicode 14, with their general category: those of Unicode 15 and 16.")
-    print("struct unicode_category {\n    uint32_t first, last;\n    char category[3];\n};")
-    print_rows("static const struct unicode_category unicode_newer_categories[]",
-               [f'{{{a:#x}, {b:#x}, "{c}"}}' for a, b, c in newer_categories()])
-    print("\n// Canonical combining classes that are not 0.")
-    print("struct unicode_combining {\n    uint32_t first, last, combining;\n};")
-    print_rows("static const struct unicode_combining unicode_combining_classes[]",
-               [f"{{{a:#x}, {b:#x}, {c}}}" for a, b, c in ranges(classes)])
-    print("\n// Canonical decompositions but Hangul's: code, first, second; second is 0 where there is but one.")
-    print_rows("static const uint32_t unicode_decompositions[][3]", [f"{{{a:#x}, {b:#x}, {c:#x}}}" for a, b, c in rows])
-    print("\n// Which of them NFC puts together again, in the order of (first, second).")
-    print_rows("static const uint16_t unicode_compositions[]", map(str, composed))
+    print('#include "formats/unicode_tables.h"\n')
+    print_table("struct unicode_category", "unicode_newer_categories", "[]",
+                [f'{{{a:#x}, {b:#x}, "{c}"}}' for a, b, c in newer_categories()])
+    print()
+    print_table("struct unicode_combining", "unicode_combining_classes", "[]",
+                [f"{{{a:#x}, {b:#x}, {c}}}" for a, b, c in ranges(classes)])
+    print()
+    print_table("uint32_t", "unicode_decompositions", "[][3]", [f"{{{a:#x}, {b:#x}, {c:#x}}}" for a, b, c in rows])
+    print()
+    print_table("uint16_t", "unicode_compositions", "[]", map(str, composed))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 #include "run/load.cuh"     // under test
 #include "run/save.cuh"     // under test
 #include "run/start.h"      // start_find: a folder's settings as options
+#include "test/fails.h"     // assert_fails
 #include "test/golden.h"    // golden_open, golden_tensor
 #include "test/reference.h" // reference_forward
 #include "test/testing.h"   // cmocka
@@ -366,6 +367,26 @@ static void begins_as_the_same_model(void **state) {
     }
 }
 
+// ---- A parameter that an architecture has no tensor for ------------------------------------------------------------
+
+// The list of tensors, as if the architecture were `argument`, of a model with learned positions, which Llama has not.
+static void list_tensors(void *argument) {
+    struct setup s = setup_of_shape(0, "");
+    struct huggingface_tensors tensors =
+        huggingface_tensors_of(&s.m->table, &s.m->shape, *(const enum architecture *)argument);
+    if (tensors.count == 0)
+        fail("no tensors");
+    huggingface_tensors_free(&tensors);
+    setup_free(&s);
+}
+static void forgets_no_parameter(void **state) {
+    enum architecture ours = ARCHITECTURE_OURS, gpt2 = ARCHITECTURE_GPT2, llama = ARCHITECTURE_LLAMA;
+    list_tensors(&ours);
+    list_tensors(&gpt2);
+    assert_fails(list_tensors, &llama,
+                 "LlamaForCausalLM has no tensor for 32 of the 32 rows of the parameter lnf.bias");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gpt2_equals_transformers),
@@ -379,6 +400,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(resumes_from_shards, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(saves_from_a_copy, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(begins_as_the_same_model, make_folder, remove_folder),
+        cmocka_unit_test(forgets_no_parameter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

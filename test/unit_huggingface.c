@@ -1,8 +1,12 @@
 // config.json of a model's folder: what is written is read back as the same options; what is not supported is refused in
 // words that name the setting; no file makes the parser read beyond its bytes. The header of llm.c's checkpoints.
+#include "config.h"              // config_parse
 #include "formats/huggingface.h" // under test
+#include "formats/llmc.h"        // under test
 #include "test/fails.h"          // assert_error
 #include "test/testing.h"        // cmocka
+
+#include <jansson.h> // json_loads
 
 static const char GPT2[] =
     "{\"model_type\": \"gpt2\", \"vocab_size\": 101, \"n_layer\": 2, \"n_embd\": 32, \"n_head\": 2,"

@@ -1,7 +1,8 @@
 // Tokenizers: the ids of the `tokenizers` package (test/golden/make_tokenizer.py), text that comes back, and files that
 // are malformed or ask for what there is not.
-#include "formats/tokenizer.h" // under test
-#include "test/testing.h"      // cmocka, test_random
+#include "formats/tokenizer.c"      // under test
+#include "formats/tokenizer_json.c" // under test: byte_of_character
+#include "test/testing.h"           // cmocka, test_random
 
 #include <time.h>   // clock_gettime
 #include <unistd.h> // unlink, rmdir
@@ -160,11 +161,11 @@ static void test_malformed_bytes(void **state) {
     int32_t *ids, *alone;
     assert_int_equal(encode(&tokenizer, "\xff\xc3 the\xe2\x82", 8, false, &ids), 5);
     assert_int_equal(encode(&tokenizer, " the", 4, false, &alone), 1);
-    assert_int_equal(ids[0], tokenizer.byte_token[0xff]);
-    assert_int_equal(ids[1], tokenizer.byte_token[0xc3]);
+    assert_int_equal(ids[0], tokenizer.tables->byte_token[0xff]);
+    assert_int_equal(ids[1], tokenizer.tables->byte_token[0xc3]);
     assert_int_equal(ids[2], alone[0]);
-    assert_int_equal(ids[3], tokenizer.byte_token[0xe2]);
-    assert_int_equal(ids[4], tokenizer.byte_token[0x82]);
+    assert_int_equal(ids[3], tokenizer.tables->byte_token[0xe2]);
+    assert_int_equal(ids[4], tokenizer.tables->byte_token[0x82]);
     free(ids);
     free(alone);
     tokenizer_free(&tokenizer);
@@ -473,17 +474,17 @@ static void test_patterns(void **state) {
 }
 
 static int64_t matches(const char *regex, const char *text) {
-    struct split_pattern pattern;
-    struct split_search search;
+    struct split_pattern *pattern;
     struct error_text error;
     size_t begin, end;
     const char *problem = split_pattern_compile(&pattern, regex, strlen(regex), "test", &error);
     if (problem)
         fail_msg("%s", problem);
-    assert_true(split_search_begin(&search, strlen(text)));
-    const int found = split_pattern_find(&pattern, &search, (const unsigned char *)text, strlen(text), 0, &begin, &end);
-    split_search_end(&search);
-    split_pattern_free(&pattern);
+    struct split_search *search = split_search_create(strlen(text));
+    assert_non_null(search);
+    const int found = split_pattern_find(pattern, search, (const unsigned char *)text, strlen(text), 0, &begin, &end);
+    split_search_free(search);
+    split_pattern_free(pattern);
     return found < 0 ? -1 : found ? (int64_t)(end - begin) : 0;
 }
 static void test_pattern_language(void **state) {

@@ -1,7 +1,7 @@
 // The length of the file, 8 bytes, then the header of an llm.c checkpoint: what is accepted has the length of its tensors
 // and sets options to values that they may take.
-#include "formats/huggingface.h" // under test
-#include "test/fuzz/fuzz.h"      // fuzz_require
+#include "formats/llmc.h"   // under test
+#include "test/fuzz/fuzz.h" // fuzz_require
 
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {
     struct llmc_header header;

@@ -1,0 +1,245 @@
+// The tables of a tokenizer, its files, and ids to text.
+
+#include "formats/tokenizer.h"
+
+#include <errno.h>  // errno
+#include <stdio.h>  // FILE, fopen
+#include <stdlib.h> // malloc, free
+#include <string.h> // memcpy, memcmp
+
+#include "formats/tokenizer_tables.h" // struct tokenizer_tables
+
+enum { TOKENIZER_LONGEST_FILE = 1 << 30 }; // bytes
+
+bool tokenizer_begin(struct tokenizer *tokenizer) {
+    memset(tokenizer, 0, sizeof *tokenizer);
+    tokenizer->end_of_text = -1;
+    tokenizer->tables = (struct tokenizer_tables *)calloc(1, sizeof *tokenizer->tables);
+    for (int i = 0; i < 256 && tokenizer->tables; i++)
+        tokenizer->tables->byte_token[i] = -1;
+    return tokenizer->tables;
+}
+
+void tokenizer_free(struct tokenizer *tokenizer) {
+    struct tokenizer_tables *tables = tokenizer->tables;
+    if (tables) {
+        free(tables->tokens);
+        free(tables->text);
+        free(tables->ids_by_text);
+        free(tables->added);
+        bpe_free(&tables->bpe);
+        for (int i = 0; i < tables->pattern_count; i++)
+            split_pattern_free(tables->patterns[i]);
+        free(tables);
+    }
+    memset(tokenizer, 0, sizeof *tokenizer);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Tables.
+
+void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind) {
+    struct tokenizer_token *token = &tables->tokens[id];
+    token->offset = (uint32_t)tables->text_bytes;
+    token->bytes = (uint32_t)bytes;
+    token->kind = kind;
+    memmove(tables->text + tables->text_bytes, text, bytes);
+    tables->text_bytes += bytes;
+    if (bytes > tables->longest)
+        tables->longest = bytes;
+}
+
+// FNV-1a, with a finish that reaches the low bits.
+static uint64_t tokenizer_hash(const unsigned char *text, size_t bytes) {
+    uint64_t hash = bytes;
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ text[i]) * 0x100000001b3u;
+    return bpe_hash(hash);
+}
+
+uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes) {
+    uint64_t slot = tokenizer_hash(text, bytes) & tables->ids_mask;
+    for (; tables->ids_by_text[slot]; slot = (slot + 1) & tables->ids_mask) {
+        const struct tokenizer_token *token = &tables->tokens[tables->ids_by_text[slot] - 1];
+        if (token->bytes == bytes && memcmp(tables->text + token->offset, text, bytes) == 0)
+            break;
+    }
+    return &tables->ids_by_text[slot];
+}
+int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes) {
+    return (int32_t)*tokenizer_slot(tables, text, bytes) - 1;
+}
+
+int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text) {
+    const size_t bytes = strlen(text);
+    for (size_t i = 0; i < tables->added_count; i++)
+        if (tables->added[i].bytes == bytes && memcmp(tables->added[i].text, text, bytes) == 0)
+            return tables->added[i].id;
+    return tables->ids_by_text ? tokenizer_id_of_bytes(tables, (const unsigned char *)text, bytes) : -1;
+}
+
+// The list is sorted, so each byte of the text narrows the range [low, high) of those that still match.
+const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,
+                                                size_t bytes) {
+    const struct added_token *longest = NULL;
+    size_t low = 0, high = count;
+    for (size_t place = 0; low < high; place++) {
+        if (list[low].bytes == place && place > 0)
+            longest = &list[low++]; // a token that ends here is the first of those that match so far
+        if (place == bytes)
+            break;
+        size_t left = low, right = high; // the first whose byte is not below text's
+        while (left < right) {
+            const size_t middle = (left + right) / 2;
+            if (list[middle].text[place] < text[place])
+                left = middle + 1;
+            else
+                right = middle;
+        }
+        low = left;
+        right = high;
+        while (left < right) { // the first whose byte is above it
+            const size_t middle = (left + right) / 2;
+            if (list[middle].text[place] <= text[place])
+                left = middle + 1;
+            else
+                right = middle;
+        }
+        high = left;
+    }
+    return longest;
+}
+
+// The same text as vocabulary_of_bytes has.
+const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error) {
+    static const char mark[] = "<|endoftext|>";
+    memset(tokenizer, 0, sizeof *tokenizer);
+    if (vocab_size != 256 && vocab_size != 257)
+        return error_format(error, "a vocabulary of %d tokens is not one of bytes; expected 256 or 257", vocab_size);
+    const bool begun = tokenizer_begin(tokenizer);
+    struct tokenizer_tables *tables = tokenizer->tables;
+    if (begun) {
+        tables->tokens = (struct tokenizer_token *)calloc((size_t)vocab_size, sizeof *tables->tokens);
+        tables->text = (unsigned char *)malloc(256 + sizeof mark);
+    }
+    if (!begun || !tables->tokens || !tables->text || !bpe_create(&tables->bpe, 0)) {
+        tokenizer_free(tokenizer);
+        return error_format(error, "out of memory for a tokenizer of bytes");
+    }
+    tokenizer->size = vocab_size;
+    tokenizer->end_of_text = vocab_size > 256 ? 256 : -1;
+    for (int i = 0; i < 256; i++) {
+        const unsigned char byte = (unsigned char)i;
+        tables->byte_token[i] = i;
+        tokenizer_put(tables, i, &byte, 1, TOKEN_BPE);
+    }
+    if (vocab_size > 256)
+        tokenizer_put(tables, 256, mark, sizeof mark - 1, TOKEN_ADDED);
+    return NULL;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files.
+
+// The whole file, which the caller frees; NULL with a text in `error`.
+static unsigned char *tokenizer_read_file(const char *path, size_t *bytes, struct error_text *error) {
+    FILE *file = fopen(path, "rb");
+    long length = -1;
+    if (file && fseek(file, 0, SEEK_END) == 0)
+        length = ftell(file);
+    unsigned char *data = NULL;
+    if (length > TOKENIZER_LONGEST_FILE)
+        error_format(error, "%s: has %ld bytes; expected at most %d", path, length, TOKENIZER_LONGEST_FILE);
+    else if (length < 0 || fseek(file, 0, SEEK_SET) != 0 || !(data = (unsigned char *)malloc((size_t)length + 1)) ||
+             fread(data, 1, (size_t)length, file) != (size_t)length) {
+        error_format(error, "%s: can't be read: %s", path, strerror(errno));
+        free(data);
+        data = NULL;
+    }
+    if (file)
+        fclose(file);
+    *bytes = data ? (size_t)length : 0;
+    return data;
+}
+
+bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes) {
+    static const char ending[] = "tokenizer.json";
+    const size_t length = strlen(path);
+    if (length < sizeof ending - 1 || strcmp(path + length - (sizeof ending - 1), ending) != 0)
+        return false;
+    const size_t prefix = length - (sizeof ending - 1);
+    if (prefix + strlen(sibling) >= out_bytes)
+        return false;
+    memcpy(out, path, prefix);
+    memcpy(out + prefix, sibling, strlen(sibling) + 1);
+    FILE *file = fopen(out, "rb");
+    if (file)
+        fclose(file);
+    return file != NULL;
+}
+
+const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error) {
+    static const char *const siblings[] = {"special_tokens_map.json", "tokenizer_config.json"}; // the later one wins
+    char sibling[4096];
+    size_t bytes;
+    unsigned char *data = tokenizer_read_file(path, &bytes, error);
+    if (!data)
+        return error->text;
+    const char *problem = tokenizer_parse(tokenizer, data, bytes, path, error);
+    free(data);
+    for (size_t i = 0; i < 2 && !problem; i++) {
+        if (!tokenizer_sibling(path, siblings[i], sibling, sizeof sibling))
+            continue;
+        data = tokenizer_read_file(sibling, &bytes, error);
+        problem = data ? tokenizer_parse_special(tokenizer, data, bytes, sibling, error) : error->text;
+        free(data);
+        if (problem)
+            tokenizer_free(tokenizer);
+    }
+    return problem;
+}
+
+bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes) {
+    return file_beside_shard(shard_path, "tokenizer.json", path, path_bytes);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Ids to text.
+
+const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length) {
+    *length = 0;
+    const struct tokenizer_tables *tables = tokenizer->tables;
+    if (id < 0 || id >= tokenizer->size || tables->tokens[id].kind == TOKEN_NONE)
+        return NULL;
+    *length = (int)tables->tokens[id].bytes;
+    return tables->text + tables->tokens[id].offset;
+}
+
+const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,
+                                 struct error_text *error) {
+    enum { HEADER_BYTES = 24 };
+    const uint32_t header[4] = {1, (uint32_t)tokenizer->size,
+                                tokenizer->end_of_text < 0 ? UINT32_MAX : (uint32_t)tokenizer->end_of_text, 0};
+    const size_t offsets_bytes = 4 * ((size_t)tokenizer->size + 1);
+    memset(vocabulary, 0, sizeof *vocabulary);
+    unsigned char *data = (unsigned char *)malloc(HEADER_BYTES + offsets_bytes + tokenizer->tables->text_bytes);
+    if (!data)
+        return error_format(error, "out of memory for a vocabulary of %d tokens", (int)tokenizer->size);
+    memcpy(data, "GPTVOCAB", 8);
+    memcpy(data + 8, header, sizeof header);
+    uint32_t offset = 0;
+    for (int32_t id = 0; id <= tokenizer->size; id++) {
+        memcpy(data + HEADER_BYTES + 4 * (size_t)id, &offset, sizeof offset);
+        int length;
+        const unsigned char *text = tokenizer_decode(tokenizer, id, &length);
+        if (text)
+            memcpy(data + HEADER_BYTES + offsets_bytes + offset, text, (size_t)length);
+        offset += (uint32_t)length;
+    }
+    vocabulary->data = data;
+    const char *problem =
+        vocabulary_parse(vocabulary, data, HEADER_BYTES + offsets_bytes + offset, "the tokenizer's vocabulary", error);
+    if (problem)
+        vocabulary_close(vocabulary);
+    return problem;
+}

@@ -1,0 +1,250 @@
+// Text to ids, by the tables of a tokenizer.
+
+#include "formats/tokenizer.h"
+
+#include <stdlib.h> // malloc, realloc, free
+#include <string.h> // memcpy, memset
+
+#include "formats/nfc.h"              // nfc_normalize
+#include "formats/tokenizer_tables.h" // struct tokenizer_tables
+#include "runtime/text/utf8.h"        // utf8_decode
+
+enum { TOKENIZER_LONGEST_TEXT = 1 << 30 }; // bytes: places in a piece are 32 bits
+
+// The text on its way to ids. Each stage passes what it does not encode itself to the next: encode_text, encode_added
+// (raw text), encode_any, encode_well_formed, encode_normal, encode_added (normalised text), encode_plain,
+// encode_split, encode_piece. They stand in the opposite order.
+struct tokenizer_work {
+    const struct tokenizer_tables *tables;
+    struct error_text *error;
+    struct bpe_work bpe;
+    struct split_search *search;
+    int32_t *ids; // owned
+    size_t count, room;
+};
+
+static const char *work_out_of_memory(struct tokenizer_work *work, size_t bytes) {
+    return error_format(work->error, "out of memory for the tokens of %zu bytes of text", bytes);
+}
+
+// Room for `more` ids.
+static const char *work_reserve(struct tokenizer_work *work, size_t more) {
+    if (more <= work->room - work->count)
+        return NULL;
+    const size_t room = work->count + more > 2 * work->room ? work->count + more : 2 * work->room;
+    int32_t *ids = (int32_t *)realloc(work->ids, room * sizeof *ids);
+    if (!ids)
+        return work_out_of_memory(work, more);
+    work->ids = ids;
+    work->room = room;
+    return NULL;
+}
+static const char *work_put(struct tokenizer_work *work, const int32_t *ids, size_t count) {
+    const char *problem = work_reserve(work, count);
+    if (!problem && count) {
+        memcpy(work->ids + work->count, ids, count * sizeof *ids);
+        work->count += count;
+    }
+    return problem;
+}
+
+// Any bytes as their byte tokens.
+static const char *encode_bytes(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const char *problem = work_reserve(work, bytes);
+    if (problem)
+        return problem;
+    for (size_t i = 0; i < bytes; i++) {
+        const int32_t id = work->tables->byte_token[text[i]];
+        if (id < 0)
+            return error_format(work->error, "the tokenizer has no token for the byte 0x%02x of the text", text[i]);
+        work->ids[work->count + i] = id;
+    }
+    work->count += bytes;
+    return NULL;
+}
+
+// A piece that no pattern splits further: its bytes as tokens, merged.
+static const char *encode_piece(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const struct tokenizer_tables *t = work->tables;
+    const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
+    if (whole >= 0)
+        return work_put(work, &whole, 1);
+    if (!bpe_work_reserve(&work->bpe, bytes))
+        return work_out_of_memory(work, bytes);
+    const char *problem = encode_bytes(work, text, bytes);
+    if (problem)
+        return problem;
+    work->count -= bytes;
+    int32_t *ids = work->ids + work->count;
+    work->count += bpe_encode(&t->bpe, &work->bpe, bytes, ids);
+    return NULL;
+}
+
+// Splits text into the matches of a pattern and what lies between them; each piece goes to the next pattern.
+static const char *encode_split(struct tokenizer_work *work, const unsigned char *text, size_t bytes, int pattern) {
+    if (bytes == 0)
+        return NULL;
+    if (pattern == work->tables->pattern_count)
+        return encode_piece(work, text, bytes);
+    size_t done = 0;
+    for (size_t from = 0; from < bytes;) {
+        size_t begin, end;
+        const int found =
+            split_pattern_find(work->tables->patterns[pattern], work->search, text, bytes, from, &begin, &end);
+        if (found < 0)
+            return error_format(work->error, "the tokenizer's split pattern takes too long at byte %zu of %zu", from,
+                                bytes);
+        if (found == 0)
+            break;
+        const char *problem = encode_split(work, text + done, begin - done, pattern + 1);
+        problem = problem ? problem : encode_split(work, text + begin, end - begin, pattern + 1);
+        if (problem)
+            return problem;
+        done = end;
+        for (from = end + (begin == end); from < bytes && (text[from] & 0xc0) == 0x80; from++)
+            ; // after an empty match the search goes on from the next character
+    }
+    return encode_split(work, text + done, bytes - done, pattern + 1);
+}
+
+// Well-formed, normalised text without added tokens.
+static const char *encode_plain(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    if (!work->tables->add_prefix_space || bytes == 0 || text[0] == ' ')
+        return encode_split(work, text, bytes, 0);
+    unsigned char *prefixed = (unsigned char *)malloc(bytes + 1);
+    if (!prefixed)
+        return work_out_of_memory(work, bytes);
+    prefixed[0] = ' ';
+    memcpy(prefixed + 1, text, bytes);
+    const char *problem = encode_split(work, prefixed, bytes + 1, 0);
+    free(prefixed);
+    return problem;
+}
+
+// Where the white space that ends at `end` begins, at `least` or later.
+static size_t spaces_before(const unsigned char *text, size_t least, size_t end) {
+    while (end > least) {
+        size_t begin = end - 1;
+        uint32_t code;
+        while (begin > least && (text[begin] & 0xc0) == 0x80 && end - begin < 4)
+            begin--;
+        if ((size_t)utf8_decode(text + begin, end - begin, &code) != end - begin || !unicode_is_space(code))
+            break;
+        end = begin;
+    }
+    return end;
+}
+// Where the white space that begins at `begin` ends.
+static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes) {
+    uint32_t code;
+    for (int length; begin < bytes; begin += (size_t)length) {
+        length = utf8_decode(text + begin, bytes - begin, &code);
+        if (length == 0 || !unicode_is_space(code))
+            break;
+    }
+    return begin;
+}
+
+typedef const char *encode_function(struct tokenizer_work *work, const unsigned char *text, size_t bytes);
+
+// Finds the added tokens of one list; what lies between them goes to `rest`.
+static const char *encode_added(struct tokenizer_work *work, const struct added_token *list, size_t count,
+                                const unsigned char *text, size_t bytes, encode_function *rest) {
+    size_t done = 0;
+    const char *problem = NULL;
+    bool first[256] = {false};
+    for (size_t i = 0; i < count; i++)
+        first[list[i].text[0]] = true;
+    for (size_t i = 0; i < bytes && !problem;) {
+        const struct added_token *added =
+            first[text[i]] ? tokenizer_match_added(list, count, text + i, bytes - i) : NULL;
+        if (!added) {
+            i++;
+            continue;
+        }
+        const size_t begin = added->lstrip ? spaces_before(text, done < i ? done : i, i) : i;
+        i += added->bytes;
+        if (done < begin)
+            problem = rest(work, text + done, begin - done);
+        problem = problem ? problem : work_put(work, &added->id, 1);
+        const size_t end = added->rstrip ? spaces_after(text, i, bytes) : i;
+        done = end > done ? end : done;
+    }
+    return problem || done == bytes ? problem : rest(work, text + done, bytes - done);
+}
+
+// Well-formed, normalised text.
+static const char *encode_normal(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const struct tokenizer_tables *t = work->tables;
+    return encode_added(work, t->added + t->added_raw, t->added_count - t->added_raw, text, bytes, encode_plain);
+}
+
+// Well-formed text without the added tokens that match raw text.
+static const char *encode_well_formed(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    if (!work->tables->nfc || !nfc_may_change(text, bytes))
+        return encode_normal(work, text, bytes);
+    size_t normal_bytes;
+    unsigned char *normal = nfc_normalize(text, bytes, &normal_bytes);
+    const char *problem = normal ? encode_normal(work, normal, normal_bytes) : work_out_of_memory(work, bytes);
+    free(normal);
+    return problem;
+}
+
+// Any bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between them.
+static const char *encode_any(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
+    const char *problem = NULL;
+    size_t begin = 0;
+    for (size_t i = 0; i < bytes && !problem;) {
+        uint32_t code;
+        const int length = utf8_decode(text + i, bytes - i, &code);
+        i += (size_t)length;
+        if (length > 0)
+            continue;
+        if (begin < i)
+            problem = encode_well_formed(work, text + begin, i - begin);
+        problem = problem ? problem : encode_bytes(work, text + i, 1);
+        begin = ++i;
+    }
+    return problem || begin == bytes ? problem : encode_well_formed(work, text + begin, bytes - begin);
+}
+
+// The whole text, with the template's tokens around it.
+static const char *encode_text(struct tokenizer_work *work, const unsigned char *text, size_t bytes,
+                               bool add_special_tokens) {
+    const struct tokenizer_tables *t = work->tables;
+    const char *problem = work_reserve(work, 1 + bytes / 4); // not NULL even for an empty text
+    if (!problem && add_special_tokens)
+        problem = work_put(work, t->before, (size_t)t->before_count);
+    if (!problem && !t->ids_by_text)
+        problem = encode_bytes(work, text, bytes);
+    else if (!problem)
+        problem = encode_added(work, t->added, t->added_raw, text, bytes, encode_any);
+    if (!problem && add_special_tokens)
+        problem = work_put(work, t->after, (size_t)t->after_count);
+    return problem;
+}
+
+const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, bool add_special_tokens,
+                             int32_t **ids, int64_t *count, struct error_text *error) {
+    struct tokenizer_work work;
+    memset(&work, 0, sizeof work);
+    work.tables = tokenizer->tables;
+    work.error = error;
+    *ids = NULL;
+    *count = 0;
+    if (bytes > TOKENIZER_LONGEST_TEXT)
+        return error_format(error, "a text of %zu bytes is too long to encode; expected at most %d", bytes,
+                            TOKENIZER_LONGEST_TEXT);
+    work.search = split_search_create(bytes);
+    const char *problem = work.search ? encode_text(&work, (const unsigned char *)text, bytes, add_special_tokens)
+                                      : work_out_of_memory(&work, bytes);
+    split_search_free(work.search);
+    bpe_work_free(&work.bpe);
+    if (problem) {
+        free(work.ids);
+        return problem;
+    }
+    *ids = work.ids;
+    *count = (int64_t)work.count;
+    return NULL;
+}

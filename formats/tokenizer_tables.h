@@ -1,0 +1,67 @@
+// Inside a tokenizer (formats/tokenizer.h): what formats/tokenizer_json.c reads from a file, formats/tokenizer_encode.c
+// encodes by, and formats/tokenizer.c stores and looks up.
+#pragma once
+#include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
+#include <stdint.h>    // int32_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+#include "formats/bpe.h"           // struct bpe
+#include "formats/split_pattern.h" // struct split_pattern
+#include "formats/tokenizer.h"     // struct tokenizer
+
+enum {
+    TOKENIZER_MOST_PATTERNS = 8, // applied one after the other; DeepSeek has 3
+    TOKENIZER_MOST_TEMPLATE = 16 // tokens before or after the text
+};
+
+enum token_kind {
+    TOKEN_NONE,
+    TOKEN_BPE,
+    TOKEN_OTHER, // in the vocabulary, but not written in the alphabet of bytes
+    TOKEN_ADDED
+};
+struct tokenizer_token {
+    uint32_t offset, bytes; // in the tables' text
+    enum token_kind kind;
+};
+struct added_token {
+    const unsigned char *text; // in the tables' text
+    uint32_t bytes;
+    int32_t id;
+    bool lstrip, rstrip, normalized;
+};
+
+struct tokenizer_tables {
+    struct tokenizer_token *tokens; // by id; owned
+    unsigned char *text;            // of all tokens; owned
+    size_t text_bytes, longest;     // of all tokens, of one
+    int32_t byte_token[256];        // -1: the byte has no token
+    uint32_t *ids_by_text;          // hash table of ids + 1 of TOKEN_BPE, 0: free slot; NULL: tokens are bytes; owned
+    uint64_t ids_mask;              // slots - 1
+    struct bpe bpe;
+    struct added_token *added; // by text, those that match raw text before those that match normalised text; owned
+    size_t added_raw, added_count;
+    bool nfc, add_prefix_space, ignore_merges;
+    struct split_pattern *patterns[TOKENIZER_MOST_PATTERNS]; // owned
+    int pattern_count;
+    int32_t before[TOKENIZER_MOST_TEMPLATE], after[TOKENIZER_MOST_TEMPLATE]; // the template's, around the text
+    int before_count, after_count;
+};
+
+__BEGIN_DECLS
+// An empty tokenizer with empty tables; false when out of memory.
+bool tokenizer_begin(struct tokenizer *tokenizer);
+// Appends the text of token `id`, which may lie where it goes, and sets its kind. tables->text has room for it.
+void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
+
+// The slot of ids_by_text that holds the token of these bytes, or the free one where it would go.
+uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
+// The TOKEN_BPE of these bytes, -1: none.
+int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
+// The added token of this text, else the TOKEN_BPE of its bytes, -1: none.
+int32_t tokenizer_id(const struct tokenizer_tables *tables, const char *text);
+// The longest of a sorted list of added tokens that `text` begins with; NULL: none.
+const struct added_token *tokenizer_match_added(const struct added_token *list, size_t count, const unsigned char *text,
+                                                size_t bytes);
+__END_DECLS

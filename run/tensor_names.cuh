@@ -1,0 +1,241 @@
+// Which tensor of a model's folder holds which of our parameters: its name, its rows, transposed or not.
+//
+// huggingface_tensors_of has a list for each architecture of Hugging Face, in the order of the file; a model of
+// ARCHITECTURE_OURS has the tensors of the parameters' table under their own names, without a list. A parameter that a
+// list forgets would be missing from every checkpoint, so that each list is compared with the table when it is made, as
+// a run starts: then either the list gets a tensor for it, or architecture_of (formats/huggingface.c) has to say
+// ARCHITECTURE_OURS for models that have the parameter.
+//
+// Names and layouts: transformers' models/{gpt2,llama,qwen2}/modeling_*.py.
+#pragma once
+#include "formats/huggingface.h"   // enum architecture
+#include "parameters.cuh"          // struct parameters, struct tensor
+#include "runtime/machine/error.h" // fail
+#include <stdio.h>                 // snprintf
+#include <stdlib.h>                // realloc, free
+#include <string.h>                // memcpy, memset
+
+// One tensor of model.safetensors.
+struct huggingface_tensor {
+    char name[96];
+    const struct tensor *ours;             // the parameter whose values it holds; NULL: zeros
+    int rows, cols;                        // its shape; cols 0: a vector of `rows`
+    int first_row;                         // the row of the parameter that is its first
+    bool transposed;                       // GPT-2's Conv1D: (in, out), while the parameter is (out, in)
+    int repeat, q_rows, kv_rows, head_dim; // repeat > 1: its outputs are q, k, v with each KV head that many times
+};
+
+struct huggingface_tensors {
+    struct huggingface_tensor *list; // owned
+    int count, room;
+};
+
+// The row of the parameter that output `row` of the tensor comes from.
+static int huggingface_row(const struct huggingface_tensor *t, int row) {
+    if (t->repeat <= 1 || row < t->q_rows)
+        return t->first_row + row;
+    const int repeated = t->kv_rows * t->repeat, k_or_v = (row - t->q_rows) / repeated;
+    const int at = (row - t->q_rows) % repeated, head = at / t->head_dim / t->repeat;
+    return t->q_rows + k_or_v * t->kv_rows + head * t->head_dim + at % t->head_dim;
+}
+
+struct huggingface_builder {
+    struct huggingface_tensors *tensors;
+    const struct parameters *table;
+    const struct model_shape *shape;
+};
+
+// Adds rows [first_row, first_row + rows) of a parameter, or zeros where the model has none, as PREFIX[LAYER.]NAME. The
+// result points into the list, until the next call.
+static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
+                                                  int first_row, int rows, const char *prefix, const char *name) {
+    struct huggingface_tensors *tensors = b->tensors;
+    if (tensors->count == tensors->room) {
+        tensors->room = tensors->room ? 2 * tensors->room : 256;
+        tensors->list =
+            (struct huggingface_tensor *)realloc(tensors->list, (size_t)tensors->room * sizeof *tensors->list);
+        if (!tensors->list)
+            fail("out of memory for the table of parameters");
+    }
+    struct huggingface_tensor *t = &tensors->list[tensors->count++];
+    memset(t, 0, sizeof *t);
+    if (layer >= 0)
+        snprintf(t->name, sizeof t->name, "%s%d.%s", prefix, layer, name);
+    else
+        snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
+    t->ours = parameters_find(b->table, layer, id);
+    t->first_row = first_row;
+    t->rows = rows;
+    t->cols = t->ours && t->ours->cols > 1 ? t->ours->cols : 0;
+    t->repeat = 1;
+    return t;
+}
+// GPT-2 has as many KV heads as heads: where the model has fewer, each is repeated for every query head that uses it.
+static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
+    if (s->G == s->H)
+        return;
+    t->repeat = s->H / s->G;
+    t->q_rows = s->H * s->D;
+    t->kv_rows = s->G * s->D;
+    t->head_dim = s->D;
+}
+// GPT-2's weight (in, out) and bias (out).
+static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
+                                   int out, int in, const char *name) {
+    char text[64];
+    snprintf(text, sizeof text, "%s.weight", name);
+    struct huggingface_tensor *t = huggingface_add(b, layer, weight, 0, in, "transformer.h.", text);
+    t->cols = out;
+    t->transposed = true;
+    if (weight == PARAM_QKV_W)
+        huggingface_repeat_heads(t, &b->shape->layer);
+    snprintf(text, sizeof text, "%s.bias", name);
+    t = huggingface_add(b, layer, bias, 0, out, "transformer.h.", text);
+    if (bias == PARAM_QKV_B)
+        huggingface_repeat_heads(t, &b->shape->layer);
+}
+// The output layer's weight, where it is not the embedding's.
+static void huggingface_add_head(struct huggingface_builder *b) {
+    if (!b->shape->tied)
+        huggingface_add(b, -1, PARAM_LM_HEAD, 0, b->shape->V, "", "lm_head.weight");
+}
+static void huggingface_list_gpt2(struct huggingface_builder *b) {
+    static const char prefix[] = "transformer.h.";
+    const struct layer_shape *s = &b->shape->layer;
+    huggingface_add(b, -1, PARAM_WTE, 0, b->shape->V, "", "transformer.wte.weight");
+    huggingface_add(b, -1, PARAM_WPE, 0, b->shape->P, "", "transformer.wpe.weight");
+    for (int l = 0; l < b->shape->L; l++) {
+        huggingface_add(b, l, PARAM_LN1_W, 0, s->C, prefix, "ln_1.weight");
+        huggingface_add(b, l, PARAM_LN1_B, 0, s->C, prefix, "ln_1.bias");
+        huggingface_add_conv1d(b, l, PARAM_QKV_W, PARAM_QKV_B, 3 * s->H * s->D, s->C, "attn.c_attn");
+        huggingface_add_conv1d(b, l, PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D, "attn.c_proj");
+        huggingface_add(b, l, PARAM_LN2_W, 0, s->C, prefix, "ln_2.weight");
+        huggingface_add(b, l, PARAM_LN2_B, 0, s->C, prefix, "ln_2.bias");
+        huggingface_add_conv1d(b, l, PARAM_FC_W, PARAM_FC_B, s->F, s->C, "mlp.c_fc");
+        huggingface_add_conv1d(b, l, PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F, "mlp.c_proj");
+    }
+    huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "transformer.ln_f.weight");
+    huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "transformer.ln_f.bias");
+    huggingface_add_head(b);
+}
+// A linear layer's weight (out, in) and, where the model has one, its bias (out): rows [first, first + out) of ours.
+static void huggingface_add_linear(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
+                                   int first, int out, const char *name) {
+    char text[64];
+    snprintf(text, sizeof text, "%s.weight", name);
+    huggingface_add(b, layer, weight, first, out, "model.layers.", text);
+    snprintf(text, sizeof text, "%s.bias", name);
+    if (parameters_find(b->table, layer, bias))
+        huggingface_add(b, layer, bias, first, out, "model.layers.", text);
+}
+static void huggingface_list_llama(struct huggingface_builder *b) {
+    const struct layer_shape *s = &b->shape->layer;
+    const int q = s->H * s->D, kv = s->G * s->D;
+    huggingface_add(b, -1, PARAM_WTE, 0, b->shape->V, "", "model.embed_tokens.weight");
+    for (int l = 0; l < b->shape->L; l++) {
+        huggingface_add(b, l, PARAM_LN1_W, 0, s->C, "model.layers.", "input_layernorm.weight");
+        huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, 0, q, "self_attn.q_proj");
+        huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, q, kv, "self_attn.k_proj");
+        huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, q + kv, kv, "self_attn.v_proj");
+        huggingface_add_linear(b, l, PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, 0, s->C, "self_attn.o_proj");
+        huggingface_add(b, l, PARAM_LN2_W, 0, s->C, "model.layers.", "post_attention_layernorm.weight");
+        huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, 0, s->F, "mlp.gate_proj");
+        huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, s->F, s->F, "mlp.up_proj");
+        huggingface_add_linear(b, l, PARAM_FCPROJ_W, PARAM_FCPROJ_B, 0, s->C, "mlp.down_proj");
+    }
+    huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "model.norm.weight");
+    huggingface_add_head(b);
+}
+// Our own tensors under their own names, without padding.
+static void huggingface_list_ours(struct huggingface_builder *b) {
+    for (int i = 0; i < b->table->num_tensors; i++) {
+        const struct tensor *ours = &b->table->tensors[i];
+        struct huggingface_tensor *t =
+            huggingface_add(b, ours->layer, ours->parameter, 0, ours->visible_rows, "", ours->name);
+        snprintf(t->name, sizeof t->name, "%s", ours->name);
+    }
+}
+
+// How many rows of the parameter the tensor holds.
+static int huggingface_rows_held(const struct huggingface_tensor *t) {
+    if (t->repeat > 1)
+        return t->q_rows + 2 * t->kv_rows;
+    return t->transposed ? t->cols : t->rows;
+}
+// Ends the process unless the list holds every row of every parameter once.
+static void huggingface_tensors_check(const struct huggingface_tensors *tensors, const struct parameters *table,
+                                      enum architecture a) {
+    int64_t *held = (int64_t *)calloc((size_t)table->num_tensors, sizeof *held);
+    if (!held)
+        fail("out of memory for the table of parameters");
+    for (int i = 0; i < tensors->count; i++)
+        if (tensors->list[i].ours)
+            held[tensors->list[i].ours - table->tensors] += huggingface_rows_held(&tensors->list[i]);
+    for (int i = 0; i < table->num_tensors; i++) {
+        const struct tensor *t = &table->tensors[i];
+        if (held[i] != t->visible_rows)
+            fail(
+                "%s has no tensor for %lld of the %d rows of the parameter %s; give it one in run/tensor_names.cuh, or "
+                "let architecture_of say that such a model is none of Hugging Face's",
+                architecture_class(a), (long long)(t->visible_rows - held[i]), t->visible_rows, t->name);
+    }
+    free(held);
+}
+
+// All tensors of the model's folder, in the order in which they are written; huggingface_tensors_free frees them.
+static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table,
+                                                         const struct model_shape *shape, enum architecture a) {
+    struct huggingface_tensors tensors;
+    struct huggingface_builder b = {&tensors, table, shape};
+    memset(&tensors, 0, sizeof tensors);
+    switch (a) {
+    case ARCHITECTURE_OURS: huggingface_list_ours(&b); break;
+    case ARCHITECTURE_GPT2: huggingface_list_gpt2(&b); break;
+    case ARCHITECTURE_LLAMA:
+    case ARCHITECTURE_QWEN2: huggingface_list_llama(&b); break;
+    }
+    huggingface_tensors_check(&tensors, table, a);
+    return tensors;
+}
+static void huggingface_tensors_free(struct huggingface_tensors *tensors) {
+    free(tensors->list);
+    memset(tensors, 0, sizeof *tensors);
+}
+
+// Elements of the tensor.
+static int64_t huggingface_count(const struct huggingface_tensor *t) {
+    return (int64_t)t->rows * (t->cols ? t->cols : 1);
+}
+
+// out = rows [first, first + n) of the tensor, from the values of ours, all of its rows.
+static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {
+    const int cols = t->cols ? t->cols : 1;
+    if (!t->ours) {
+        memset(out, 0, (size_t)n * (size_t)cols * sizeof *out);
+        return;
+    }
+    const int64_t width = t->ours->cols;
+#pragma omp parallel for
+    for (int r = first; r < first + n; r++) {
+        float *row = out + (int64_t)(r - first) * cols;
+        if (!t->transposed)
+            memcpy(row, ours + huggingface_row(t, r) * width, (size_t)cols * sizeof *row);
+        else
+            for (int c = 0; c < cols; c++)
+                row[c] = ours[huggingface_row(t, c) * width + r];
+    }
+}
+// ours = the rows that rows [first, first + n) of the tensor, `in`, hold of it. Of repeated heads the last one counts;
+// all are equal in what huggingface_gather made.
+static void huggingface_scatter(float *ours, const struct huggingface_tensor *t, const float *in, int first, int n) {
+    const int cols = t->cols ? t->cols : 1;
+    const int64_t width = t->ours->cols;
+    for (int r = first; r < first + n; r++) {
+        const float *row = in + (int64_t)(r - first) * cols;
+        if (!t->transposed)
+            memcpy(ours + huggingface_row(t, r) * width, row, (size_t)cols * sizeof *row);
+        else
+            for (int c = 0; c < cols; c++)
+                ours[huggingface_row(t, c) * width + r] = row[c];
+    }
+}
