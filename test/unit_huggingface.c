@@ -177,6 +177,29 @@ static const char *const shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+// A model that no architecture of Hugging Face fits is written under the options' names.
+static void test_our_own_config_keeps_the_order_of_its_members(void **state) {
+    static const char *const members[] = {"num_layers",
+                                          "hidden_size",
+                                          "num_attention_heads",
+                                          "num_query_groups",
+                                          "kv_channels",
+                                          "ffn_hidden_size",
+                                          "normalization",
+                                          "norm_epsilon",
+                                          "position_embedding_type",
+                                          "rotary_base",
+                                          "activation",
+                                          "add_bias_linear",
+                                          "add_qkv_bias",
+                                          "max_position_embeddings",
+                                          "untie_embeddings_and_output_weights"};
+    const struct option_row *rows[CONFIG_ROWS];
+    assert_int_equal(huggingface_own_options(rows), sizeof members / sizeof *members);
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        assert_string_equal(rows[i]->name, members[i]);
+}
+
 // GPT-2 says less than there was: KV heads are then as many as heads, biases there, and nothing is said of theta.
 static void test_written_is_read_as_the_same_options(void **state) {
     for (int i = 0; i < SHAPES; i++) {
@@ -299,6 +322,7 @@ int main(void) {
         cmocka_unit_test(test_theta_in_either_place),
         cmocka_unit_test(test_refusals_name_the_setting),
         cmocka_unit_test(test_written_is_read_as_the_same_options),
+        cmocka_unit_test(test_our_own_config_keeps_the_order_of_its_members),
         cmocka_unit_test(test_end_of_text),
         cmocka_unit_test(test_truncation_at_every_byte),
         cmocka_unit_test(test_llmc_header),
