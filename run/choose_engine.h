@@ -7,7 +7,7 @@
 #include "runtime/text/log.h"      // log_row
 #include <stdio.h>                 // printf
 
-// The engines for CUDA where the build has them, why they can't be used ("": they can), and for --version which there are.
+// The engines for CUDA, where the build has them; why they are unavailable, "": they are not; their part of --version.
 #ifdef HAVE_CUDA
 enum { CUDA_IS_BUILT = 1 };
 static engine_entry *cuda_engine(enum config_precision precision) {
