@@ -1,7 +1,7 @@
-// Every option of the engine: one struct, one table with a line each, the presets, and the checks between options.
+// Every option of the engine: one struct, one table with a row for each, the presets, and the checks between options.
 //
 // Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
-// add a field and a line; --help, config.json and the presets follow from the table.
+// add a field and a row: --help, config.json, the presets and what a checkpoint remembers follow from the table.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/json.h"     // config_write_json
@@ -12,39 +12,88 @@
 #include <stdbool.h>               // bool
 #include <stdint.h>                // int64_t
 
-// In the order in which the table lists their names.
-enum normalization { NORMALIZATION_LAYERNORM, NORMALIZATION_RMSNORM };
-enum position_embedding_type { POSITION_LEARNED, POSITION_ROPE };
-enum activation { ACTIVATION_GELU, ACTIVATION_SWIGLU };
-enum config_backend { BACKEND_AUTO, BACKEND_FLASH, BACKEND_UNFUSED };
-enum recompute_granularity { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL, RECOMPUTE_AUTO };
-enum recompute_method { RECOMPUTE_METHOD_UNSET, RECOMPUTE_METHOD_UNIFORM, RECOMPUTE_METHOD_BLOCK };
-enum config_device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
-enum config_precision { WITH_AUTO, WITH_BF16, WITH_FP32 }; // PRECISION_BF16 is the compiler's -D
-enum config_checkpoint_dtype { CHECKPOINT_AUTO, CHECKPOINT_BF16, CHECKPOINT_FP32 };
-enum config_collectives { BY_AUTO, BY_NCCL, BY_MPI, BY_SOCKETS };
+// ---- choices ----
+
+// The choices of an option are a list of rows, X(enumerator, "name", ...), from which both the enum and the names that
+// the option takes are made.
+#define CHOICE_ENUMERATOR(enumerator, ...) enumerator,
+#define CHOICE_NAME(enumerator, name, ...) "|" name
+#define CHOICES(list) (&("" list(CHOICE_NAME))[1]) // "first|second|third"
+
+#define NORMALIZATIONS(X) X(NORMALIZATION_LAYERNORM, "LayerNorm") X(NORMALIZATION_RMSNORM, "RMSNorm")
+#define POSITION_EMBEDDING_TYPES(X) X(POSITION_LEARNED, "learned_absolute") X(POSITION_ROPE, "rope")
+// X(enumerator, name, gated): a gated activation multiplies a second projection, up, by the activated one.
+#define ACTIVATIONS(X)                                                                                                 \
+    X(ACTIVATION_GELU, "gelu", false)                                                                                  \
+    X(ACTIVATION_SWIGLU, "swiglu", true)
+#define ATTENTION_BACKENDS(X) X(BACKEND_AUTO, "auto") X(BACKEND_FLASH, "flash") X(BACKEND_UNFUSED, "unfused")
+#define RECOMPUTE_GRANULARITIES(X)                                                                                     \
+    X(RECOMPUTE_NONE, "none")                                                                                          \
+    X(RECOMPUTE_SELECTIVE, "selective")                                                                                \
+    X(RECOMPUTE_FULL, "full")                                                                                          \
+    X(RECOMPUTE_AUTO, "auto")
+#define RECOMPUTE_METHODS(X)                                                                                           \
+    X(RECOMPUTE_METHOD_UNSET, "unset")                                                                                 \
+    X(RECOMPUTE_METHOD_UNIFORM, "uniform")                                                                             \
+    X(RECOMPUTE_METHOD_BLOCK, "block")
+#define DEVICES(X) X(DEVICE_AUTO, "auto") X(DEVICE_CPU, "cpu") X(DEVICE_CUDA, "cuda")
+// WITH_: PRECISION_BF16 is a macro of the compiler's command line.
+#define PRECISIONS(X) X(WITH_AUTO, "auto") X(WITH_BF16, "bf16") X(WITH_FP32, "fp32")
+#define CHECKPOINT_DTYPES(X) X(CHECKPOINT_AUTO, "auto") X(CHECKPOINT_BF16, "bf16") X(CHECKPOINT_FP32, "fp32")
+#define COLLECTIVES(X) X(BY_AUTO, "auto") X(BY_NCCL, "nccl") X(BY_MPI, "mpi") X(BY_SOCKETS, "sockets")
+
+enum normalization { NORMALIZATIONS(CHOICE_ENUMERATOR) };
+enum position_embedding_type { POSITION_EMBEDDING_TYPES(CHOICE_ENUMERATOR) };
+enum activation { ACTIVATIONS(CHOICE_ENUMERATOR) };
+enum config_backend { ATTENTION_BACKENDS(CHOICE_ENUMERATOR) };
+enum recompute_granularity { RECOMPUTE_GRANULARITIES(CHOICE_ENUMERATOR) };
+enum recompute_method { RECOMPUTE_METHODS(CHOICE_ENUMERATOR) };
+enum config_device { DEVICES(CHOICE_ENUMERATOR) };
+enum config_precision { PRECISIONS(CHOICE_ENUMERATOR) };
+enum config_checkpoint_dtype { CHECKPOINT_DTYPES(CHOICE_ENUMERATOR) };
+enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
+
+// What the rows of ACTIVATIONS say of an activation: whether the MLP has a gate beside its up projection, and the name.
+static inline bool activation_is_gated(enum activation activation) {
+    switch (activation) {
+#define ACTIVATION_CASE(enumerator, name, gated)                                                                       \
+    case enumerator: return gated;
+        ACTIVATIONS(ACTIVATION_CASE)
+#undef ACTIVATION_CASE
+    }
+    __builtin_unreachable();
+}
+static inline const char *activation_name(enum activation activation) {
+    switch (activation) {
+#define ACTIVATION_CASE(enumerator, name, gated)                                                                       \
+    case enumerator: return name;
+        ACTIVATIONS(ACTIVATION_CASE)
+#undef ACTIVATION_CASE
+    }
+    __builtin_unreachable();
+}
 
 enum { CONFIG_ROWS_MAX = 96 };
 
 struct config {
-    // model; config_parse leaves no 0 = choose here
-    int preset; // 0 = none, else presets[preset - 1]
+    // model; a 0 that stands for "choose" is replaced by config_resolve
+    int preset; // 0: none, else presets[preset - 1]
     int num_layers, hidden_size, num_attention_heads, num_query_groups, kv_channels, ffn_hidden_size;
     int seq_length, max_position_embeddings, vocab_size;
-    int normalization; // enum normalization
+    enum normalization normalization;
     float norm_epsilon;
-    int position_embedding_type; // enum position_embedding_type
+    enum position_embedding_type position_embedding_type;
     float rotary_base;
-    int activation; // enum activation
+    enum activation activation;
     bool add_bias_linear;
-    bool add_qkv_bias; // q, k and v have biases: this alone says so, add_bias_linear switches it on
+    bool add_qkv_bias; // whether q, k and v have biases; config_resolve sets it where add_bias_linear is set
     bool untie_embeddings_and_output_weights;
     float hidden_dropout, attention_dropout, init_method_std;
     // attention, recomputation, memory
-    int attention_backend; // enum config_backend
+    enum config_backend attention_backend;
     bool deterministic_mode;
-    int recompute_granularity; // enum recompute_granularity
-    int recompute_method;      // enum recompute_method
+    enum recompute_granularity recompute_granularity;
+    enum recompute_method recompute_method;
     int recompute_num_layers;
     const char *recompute_layers, *recompute_modules;
     int64_t memory_budget; // bytes, 0 = none given
@@ -55,9 +104,9 @@ struct config {
     int micro_batch_size, global_batch_size, train_steps;
     uint64_t seed;
     double lr, min_lr;
-    int lr_decay_style; // enum lr_decay_style
+    enum lr_decay_style lr_decay_style;
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
-    int lr_wsd_decay_style; // enum lr_wsd_decay_style
+    enum lr_wsd_decay_style lr_wsd_decay_style;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     int skip_nonfinite;
     // validation and samples
@@ -69,39 +118,39 @@ struct config {
     // checkpoints
     const char *init_from, *resume;
     int checkpoint_every, keep_checkpoints;
-    int checkpoint_dtype; // enum config_checkpoint_dtype
+    enum config_checkpoint_dtype checkpoint_dtype;
     bool checkpoint_async;
     float max_shard_gib, exit_after;
     // data and output
     const char *train_data, *val_data, *out;
     int log_every;
     // device
-    int device;    // enum config_device
-    int precision; // enum config_precision
+    enum config_device device;
+    enum config_precision precision;
     bool cuda_graphs;
     int threads;
     // several processes
     int zero_stage;
     float bucket_mib;
     bool grad_reduce_in_bf16;
-    int collectives; // enum config_collectives
+    enum config_collectives collectives;
     const char *rendezvous;
     float collective_timeout; // seconds
     int check_replicas;
     int world_size; // --plan's; 0: as launched
 
-    bool given[CONFIG_ROWS_MAX]; // by row of the table: the user set it
-    const struct config *asked;  // as it was before config_resolve, which a checkpoint remembers; NULL: not kept
-    const char *checkpoint;      // the folder that the run goes on from, verified; "": it begins
-    int rank, ranks;             // of this process; ranks 0: not asked yet
-    struct parallel *parallel;   // the connections to the others; NULL: there are none
+    bool given[CONFIG_ROWS_MAX]; // by row of the table: whether the user set the option
+    const struct config *asked;  // the options before config_resolve, which a checkpoint remembers; NULL: not kept
+    const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
+    int rank, ranks;             // this process among the job's; ranks is 0 before start_ranks
+    struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
 };
 
 // ---- presets ----
 
 struct preset {
     const char *name;
-    const char *settings[20]; // ended by NULL
+    const char *settings[20]; // "option=value", ended by NULL
 };
 
 #define PRESET_GPT2                                                                                                    \
@@ -113,72 +162,88 @@ struct preset {
 #define PRESET_LLAMA3 PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=500000", "vocab-size=128256", "seq-length=4096"
 #define PRESET_QWEN2 PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=1000000", "add-qkv-bias=true", "seq-length=4096"
 
-// Shapes from the config.json that each model is published with on Hugging Face.
-static const struct preset presets[] = {
-    {"gpt2-124m", {PRESET_GPT2, "num-layers=12", "hidden-size=768", "num-attention-heads=12"}},
-    {"gpt2-350m", {PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16"}},
-    {"gpt2-774m", {PRESET_GPT2, "num-layers=36", "hidden-size=1280", "num-attention-heads=20"}},
-    {"gpt2-1558m", {PRESET_GPT2, "num-layers=48", "hidden-size=1600", "num-attention-heads=25"}},
-    {"llama3.2-1b",
-     {PRESET_LLAMA3, "num-layers=16", "hidden-size=2048", "num-attention-heads=32", "num-query-groups=8",
-      "ffn-hidden-size=8192", "untie-embeddings-and-output-weights=false"}},
-    {"llama3-8b",
-     {PRESET_LLAMA3, "num-layers=32", "hidden-size=4096", "num-attention-heads=32", "num-query-groups=8",
-      "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true"}},
-    {"qwen2.5-0.5b",
-     {PRESET_QWEN2, "num-layers=24", "hidden-size=896", "num-attention-heads=14", "num-query-groups=2",
-      "ffn-hidden-size=4864", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
-    {"qwen2.5-1.5b",
-     {PRESET_QWEN2, "num-layers=28", "hidden-size=1536", "num-attention-heads=12", "num-query-groups=2",
-      "ffn-hidden-size=8960", "vocab-size=151936", "untie-embeddings-and-output-weights=false"}},
-    {"qwen2.5-7b",
-     {PRESET_QWEN2, "num-layers=28", "hidden-size=3584", "num-attention-heads=28", "num-query-groups=4",
-      "ffn-hidden-size=18944", "vocab-size=152064", "untie-embeddings-and-output-weights=true"}},
-    // make demo: 256 bytes and the end of a text
-    {"demo",
-     {PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=128", "num-layers=4", "hidden-size=128",
-      "num-attention-heads=4", "num-query-groups=2", "ffn-hidden-size=384"}},
-};
-#define PRESET_NAMES                                                                                                   \
-    "none|gpt2-124m|gpt2-350m|gpt2-774m|gpt2-1558m|llama3.2-1b|llama3-8b|qwen2.5-0.5b|qwen2.5-1.5b|qwen2.5-7b|"        \
-    "demo"
+// X(name, settings...): a preset is one row. Shapes are those of the config.json that each model is published with on
+// Hugging Face; demo is for make demo: 256 bytes and the end of a text.
+#define PRESETS(X)                                                                                                     \
+    X("gpt2-124m", PRESET_GPT2, "num-layers=12", "hidden-size=768", "num-attention-heads=12")                          \
+    X("gpt2-350m", PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16")                         \
+    X("gpt2-774m", PRESET_GPT2, "num-layers=36", "hidden-size=1280", "num-attention-heads=20")                         \
+    X("gpt2-1558m", PRESET_GPT2, "num-layers=48", "hidden-size=1600", "num-attention-heads=25")                        \
+    X("llama3.2-1b", PRESET_LLAMA3, "num-layers=16", "hidden-size=2048", "num-attention-heads=32",                     \
+      "num-query-groups=8", "ffn-hidden-size=8192", "untie-embeddings-and-output-weights=false")                       \
+    X("llama3-8b", PRESET_LLAMA3, "num-layers=32", "hidden-size=4096", "num-attention-heads=32", "num-query-groups=8", \
+      "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true")                                             \
+    X("qwen2.5-0.5b", PRESET_QWEN2, "num-layers=24", "hidden-size=896", "num-attention-heads=14",                      \
+      "num-query-groups=2", "ffn-hidden-size=4864", "vocab-size=151936", "untie-embeddings-and-output-weights=false")  \
+    X("qwen2.5-1.5b", PRESET_QWEN2, "num-layers=28", "hidden-size=1536", "num-attention-heads=12",                     \
+      "num-query-groups=2", "ffn-hidden-size=8960", "vocab-size=151936", "untie-embeddings-and-output-weights=false")  \
+    X("qwen2.5-7b", PRESET_QWEN2, "num-layers=28", "hidden-size=3584", "num-attention-heads=28", "num-query-groups=4", \
+      "ffn-hidden-size=18944", "vocab-size=152064", "untie-embeddings-and-output-weights=true")                        \
+    X("demo", PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=128", "num-layers=4",                   \
+      "hidden-size=128", "num-attention-heads=4", "num-query-groups=2", "ffn-hidden-size=384")
+
+#define PRESET_ROW(name, ...) {name, {__VA_ARGS__}},
+static const struct preset presets[] = {PRESETS(PRESET_ROW)};
+#undef PRESET_ROW
+#define PRESET_NAME(name, ...) "|" name
+#define PRESET_NAMES "none" PRESETS(PRESET_NAME) // the choices of --preset: none is 0, presets[i] is i + 1
 
 // ---- the table ----
+
+// What a row says of its option besides the value: what a resumed run, several ranks and config.json do with it.
+enum config_flag {
+    CONFIG_FIXED = 1,     // a resumed run can't change it: it would go on with other data or other random numbers
+    CONFIG_BLOCKS = 2,    // the model's blocks: fixed, and written by its own name where Hugging Face has no such model
+    CONFIG_EMBEDDING = 4, // the model's embedding and head: the same, behind the options of the blocks
+    CONFIG_THIS_START = 8, // of one start alone: a checkpoint doesn't bring it along
+    CONFIG_PER_RANK = 16,  // may differ between the ranks
+};
+enum { CONFIG_FIXED_ON_RESUME = CONFIG_FIXED | CONFIG_BLOCKS | CONFIG_EMBEDDING };
 
 // The limits keep every product of sizes within 63 bits; they are far above what any machine holds.
 #define ROW(kind, field, ...) OPTION_ROW(config, OPTION_##kind, field, __VA_ARGS__)
 #define GROUP(name)                                                                                                    \
-    { name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL }
+    { name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL, 0 }
 static const struct option_row config_rows[] = {
     GROUP("Model (a preset sets these; any of them given too overrides it)"),
-    ROW(ENUM, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape"),
-    ROW(INT, num_layers, "12", "N", 1, 1 << 16, "Transformer blocks"),
-    ROW(INT, hidden_size, "768", "N", 1, 1 << 20, "Width of the residual stream"),
-    ROW(INT, num_attention_heads, "12", "N", 1, 1 << 16, "Query heads"),
-    ROW(INT, num_query_groups, "0", "N", 0, 1 << 16, "Key and value heads (1: MQA, a divisor: GQA); 0: as heads"),
-    ROW(INT, kv_channels, "0", "N", 0, 1 << 16, "Size of a head, a multiple of 8; 0: hidden size over heads"),
-    ROW(INT, ffn_hidden_size, "0", "N", 0, 1 << 22, "Width of the MLP; 0: 4 x hidden, swiglu 8/3 x, up to a 128"),
-    ROW(INT, seq_length, "1024", "N", 1, 1 << 24, "Tokens in a sequence; the Llama and Qwen presets say 4096"),
-    ROW(INT, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions; 0: as --seq-length"),
-    ROW(INT, vocab_size, "50257", "N", 1, 1 << 26, "Tokens in the vocabulary (padded to a multiple of 128 inside)"),
-    ROW(ENUM, normalization, "LayerNorm", "LayerNorm|RMSNorm", 0, 0, "Norm before attention, MLP and head"),
-    ROW(FLOAT, norm_epsilon, "1e-5", "X", 1e-12, 1, "Added to the variance"),
-    ROW(ENUM, position_embedding_type, "learned_absolute", "learned_absolute|rope", 0, 0, "Positions"),
-    ROW(FLOAT, rotary_base, "10000", "X", 1, INFINITY, "Base of the rotary frequencies (theta)"),
-    ROW(ENUM, activation, "gelu", "gelu|swiglu", 0, 0, "MLP: GELU (tanh form), or SiLU(gate) x up"),
-    ROW(BOOL, add_bias_linear, "true", "", 0, 0, "Biases in all linear layers of a block"),
-    ROW(BOOL, add_qkv_bias, "false", "", 0, 0, "Biases for q, k and v; on with --add-bias-linear too"),
-    ROW(BOOL, untie_embeddings_and_output_weights, "false", "", 0, 0, "The head has weights of its own"),
+    ROW(ENUM, preset, "none", PRESET_NAMES, 0, 0, "A known model's shape", CONFIG_FIXED),
+    ROW(INT, num_layers, "12", "N", 1, 1 << 16, "Transformer blocks", CONFIG_BLOCKS),
+    ROW(INT, hidden_size, "768", "N", 1, 1 << 20, "Width of the residual stream", CONFIG_BLOCKS),
+    ROW(INT, num_attention_heads, "12", "N", 1, 1 << 16, "Query heads", CONFIG_BLOCKS),
+    ROW(INT, num_query_groups, "0", "N", 0, 1 << 16, "Key and value heads (1: MQA, a divisor: GQA); 0: as heads",
+        CONFIG_BLOCKS),
+    ROW(INT, kv_channels, "0", "N", 0, 1 << 16, "Size of a head, a multiple of 8; 0: hidden size over heads",
+        CONFIG_BLOCKS),
+    ROW(INT, ffn_hidden_size, "0", "N", 0, 1 << 22, "Width of the MLP; 0: 4 x hidden, swiglu 8/3 x, up to a 128",
+        CONFIG_BLOCKS),
+    ROW(INT, seq_length, "1024", "N", 1, 1 << 24, "Tokens in a sequence; the Llama and Qwen presets say 4096",
+        CONFIG_FIXED),
+    ROW(INT, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions; 0: as --seq-length", CONFIG_EMBEDDING),
+    ROW(INT, vocab_size, "50257", "N", 1, 1 << 26, "Tokens in the vocabulary (padded to a multiple of 128 inside)",
+        CONFIG_FIXED),
+    ROW(ENUM, normalization, "LayerNorm", CHOICES(NORMALIZATIONS), 0, 0, "Norm before attention, MLP and head",
+        CONFIG_BLOCKS),
+    ROW(FLOAT, norm_epsilon, "1e-5", "X", 1e-12, 1, "Added to the variance", CONFIG_BLOCKS),
+    ROW(ENUM, position_embedding_type, "learned_absolute", CHOICES(POSITION_EMBEDDING_TYPES), 0, 0, "Positions",
+        CONFIG_BLOCKS),
+    ROW(FLOAT, rotary_base, "10000", "X", 1, INFINITY, "Base of the rotary frequencies (theta)", CONFIG_BLOCKS),
+    ROW(ENUM, activation, "gelu", CHOICES(ACTIVATIONS), 0, 0, "MLP: GELU (tanh form), or SiLU(gate) x up",
+        CONFIG_BLOCKS),
+    ROW(BOOL, add_bias_linear, "true", "", 0, 0, "Biases in all linear layers of a block", CONFIG_BLOCKS),
+    ROW(BOOL, add_qkv_bias, "false", "", 0, 0, "Biases for q, k and v; on with --add-bias-linear too", CONFIG_BLOCKS),
+    ROW(BOOL, untie_embeddings_and_output_weights, "false", "", 0, 0, "The head has weights of its own",
+        CONFIG_EMBEDDING),
     ROW(FLOAT, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
     ROW(FLOAT, attention_dropout, "0", "P", 0, 1, "Dropout on attention's probabilities"),
     ROW(FLOAT, init_method_std, "0.02", "X", 0, INFINITY, "Deviation of initial weights (residual ones: / sqrt(2L))"),
 
     GROUP("Attention and recomputation"),
-    ROW(ENUM, attention_backend, "auto", "auto|flash|unfused", 0, 0, "How attention is computed"),
+    ROW(ENUM, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0, "How attention is computed"),
     ROW(BOOL, deterministic_mode, "true", "", 0, 0,
         "The same inputs give the same bits; off: attention's backward on Hopper sums dQ in any order"),
-    ROW(ENUM, recompute_granularity, "none", "none|selective|full|auto", 0, 0, "What backward computes again"),
-    ROW(ENUM, recompute_method, "unset", "unset|uniform|block", 0, 0, "full: groups of layers, or the first ones only"),
+    ROW(ENUM, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0, "What backward computes again"),
+    ROW(ENUM, recompute_method, "unset", CHOICES(RECOMPUTE_METHODS), 0, 0,
+        "full: groups of layers, or the first ones only"),
     ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
     ROW(STRING, recompute_modules, "", "LIST", 0, 0,
@@ -186,23 +251,23 @@ static const struct option_row config_rows[] = {
     ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: the memory to fit into, as 6GiB"),
 
     GROUP("Memory"),
-    ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing"),
-    ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life"),
-    ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases"),
+    ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing", CONFIG_THIS_START),
+    ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life", CONFIG_THIS_START),
+    ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases", CONFIG_THIS_START),
     ROW(INT, loss_chunk_tokens, "0", "N", 0, 1 << 30, "Tokens whose logits exist at a time; 0: chosen"),
 
     GROUP("Training"),
     ROW(INT, micro_batch_size, "4", "N", 1, 1 << 24, "Sequences in a forward and backward pass"),
     ROW(INT, global_batch_size, "0", "N", 0, 1 << 24, "Sequences in a step, over all ranks; 0: a micro batch each"),
     ROW(INT, train_steps, "1000", "N", 1, INFINITY, "Optimizer steps"),
-    ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples"),
+    ROW(UINT64, seed, "1234", "N", 0, 0, "Seed of initial weights, data order, dropout and samples", CONFIG_FIXED),
     ROW(DOUBLE, lr, "6e-4", "X", 0, INFINITY, "Learning rate, at its highest"),
     ROW(DOUBLE, min_lr, "0", "X", 0, INFINITY, "Learning rate after the decay"),
-    ROW(ENUM, lr_decay_style, "cosine", "cosine|linear|constant|WSD", 0, 0, "Shape of the decay"),
+    ROW(ENUM, lr_decay_style, "cosine", CHOICES(LR_DECAY_STYLES), 0, 0, "Shape of the decay"),
     ROW(INT, lr_warmup_steps, "0", "N", 0, INFINITY, "Steps of linear warm-up"),
     ROW(INT, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
     ROW(INT, lr_wsd_decay_steps, "0", "N", 0, INFINITY, "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
-    ROW(ENUM, lr_wsd_decay_style, "exponential", "exponential|linear|cosine|minus_sqrt", 0, 0, "WSD: shape of that"),
+    ROW(ENUM, lr_wsd_decay_style, "exponential", CHOICES(LR_WSD_DECAY_STYLES), 0, 0, "WSD: shape of that"),
     ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "AdamW's decay of matrices and embeddings"),
     ROW(FLOAT, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
     ROW(FLOAT, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),
@@ -219,34 +284,42 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, temperature, "1", "X", 0, INFINITY, "Sampling temperature; 0: always the likeliest token"),
     ROW(INT, top_k, "0", "N", 0, INFINITY, "Sample among the k likeliest tokens; 0: all"),
     ROW(FLOAT, top_p, "1", "P", 0, 1.0000001, "Sample among the likeliest tokens that together reach this probability"),
-    ROW(LIST, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times"),
-    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss and exit"),
+    ROW(LIST, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times",
+        CONFIG_THIS_START),
+    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss and exit", CONFIG_THIS_START),
 
     GROUP("Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
     ROW(STRING, init_from, "", "DIR", 0, 0,
-        "Begin with the parameters of a GPT-2, Llama or Qwen2 folder, or of an llm.c .bin; sets the model's options"),
+        "Begin with the parameters of a GPT-2, Llama or Qwen2 folder, or of an llm.c .bin; sets the model's options",
+        CONFIG_THIS_START),
     ROW(STRING, resume, "none", "auto|none|DIR", 0, 0,
-        "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one"),
+        "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one",
+        CONFIG_THIS_START),
     ROW(INT, checkpoint_every, "1000", "N", 0, INFINITY, "Steps between checkpoints, and after the last; 0: never"),
     ROW(INT, keep_checkpoints, "0", "N", 0, INFINITY, "Keep the newest N; 0: all"),
-    ROW(ENUM, checkpoint_dtype, "auto", "auto|bf16|fp32", 0, 0, "Of model.safetensors; auto: as --precision"),
+    ROW(ENUM, checkpoint_dtype, "auto", CHOICES(CHECKPOINT_DTYPES), 0, 0, "Of model.safetensors; auto: as --precision"),
     ROW(FLOAT, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
     ROW(BOOL, checkpoint_async, "true", "", 0, 0,
         "Copy what a checkpoint holds and write it in a thread; takes 12 bytes of the host's memory per parameter"),
-    ROW(FLOAT, exit_after, "0", "MINUTES", 0, INFINITY, "Save and exit after this time, for a job's limit; 0: never"),
+    ROW(FLOAT, exit_after, "0", "MINUTES", 0, INFINITY, "Save and exit after this time, for a job's limit; 0: never",
+        CONFIG_THIS_START),
 
     GROUP("Data and output"),
     ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
     ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
-    ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing"),
+    ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing",
+        CONFIG_THIS_START),
     ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file, or under mpirun"),
 
     GROUP("Device"),
-    ROW(ENUM, device, "auto", "auto|cpu|cuda", 0, 0, "Where to compute; auto: a GPU where there is one"),
-    ROW(ENUM, precision, "auto", "auto|bf16|fp32", 0, 0,
-        "Of parameters and activations; auto: bf16 on GPUs and with AMX"),
-    ROW(BOOL, cuda_graphs, "true", "", 0, 0, "Record a micro-step's work on a GPU once, enqueue it by one call"),
-    ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use"),
+    ROW(ENUM, device, "auto", CHOICES(DEVICES), 0, 0, "Where to compute; auto: a GPU where there is one",
+        CONFIG_THIS_START),
+    ROW(ENUM, precision, "auto", CHOICES(PRECISIONS), 0, 0,
+        "Of parameters and activations; auto: bf16 on GPUs and with AMX", CONFIG_THIS_START),
+    ROW(BOOL, cuda_graphs, "true", "", 0, 0, "Record a micro-step's work on a GPU once, enqueue it by one call",
+        CONFIG_THIS_START),
+    ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
+        CONFIG_THIS_START | CONFIG_PER_RANK),
 
     GROUP("Several processes, one a GPU or a socket, started by mpirun, srun or --rendezvous"),
     ROW(INT, zero_stage, "0", "0..3", 0, 4,
@@ -254,19 +327,20 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, bucket_mib, "0", "X", 0, 65536,
         "MiB of fp32 gradients reduced at a time; 0: 32, or 1 a rank where that is more"),
     ROW(BOOL, grad_reduce_in_bf16, "false", "", 0, 0, "Gradients are rounded to bf16 before they are sent"),
-    ROW(ENUM, collectives, "auto", "auto|nccl|mpi|sockets", 0, 0,
-        "How ranks exchange data; auto: NCCL on GPUs, else MPI under mpirun, else TCP"),
+    ROW(ENUM, collectives, "auto", CHOICES(COLLECTIVES), 0, 0,
+        "How ranks exchange data; auto: NCCL on GPUs, else MPI under mpirun, else TCP", CONFIG_THIS_START),
     ROW(STRING, rendezvous, "", "HOST:PORT", 0, 0,
-        "Where rank 0 listens, with RANK, WORLD_SIZE and LOCAL_RANK in the environment: needs neither MPI nor Slurm"),
+        "Where rank 0 listens, with RANK, WORLD_SIZE and LOCAL_RANK in the environment: needs neither MPI nor Slurm",
+        CONFIG_THIS_START),
     ROW(FLOAT, collective_timeout, "600", "SECONDS", 0, INFINITY,
         "A rank that others wait for longer than this ends the job; 0: never"),
     ROW(INT, check_replicas, "0", "N", 0, INFINITY, "Steps between checks that all ranks hold the same bits; 0: never"),
-    ROW(INT, world_size, "0", "N", 0, 1 << 16, "--plan for so many ranks; 0: as launched"),
+    ROW(INT, world_size, "0", "N", 0, 1 << 16, "--plan for so many ranks; 0: as launched", CONFIG_THIS_START),
 };
 #undef ROW
 #undef GROUP
 enum { CONFIG_ROWS = sizeof config_rows / sizeof config_rows[0], CONFIG_PRESETS = sizeof presets / sizeof presets[0] };
-static_assert((int)CONFIG_ROWS <= (int)CONFIG_ROWS_MAX, "struct config has room for a flag a row");
+static_assert((int)CONFIG_ROWS <= (int)CONFIG_ROWS_MAX, "config.given has an element for each row");
 
 static const struct options config_options = {
     config_rows,
@@ -279,14 +353,20 @@ static const struct options config_options = {
     NULL,
 };
 
-// Whether the user set the option with this field, rather than a preset or the default.
-static inline bool config_given(const struct config *config, const char *field) {
-    return config->given[option_find(&config_options, field, false)];
+// The row of the option with this field.
+#define CONFIG_ROW(field) config_row_at(offsetof(struct config, field))
+static inline int config_row_at(size_t offset) {
+    for (int row = 0; row < CONFIG_ROWS; row++)
+        if (config_rows[row].kind != OPTION_GROUP && config_rows[row].offset == offset)
+            return row;
+    fail("struct config has no option at byte %zu", offset);
 }
+// Whether the user set the option with this field, rather than a preset or the default.
+#define config_given(config, field) ((config)->given[CONFIG_ROW(field)])
 
 // ---- checks ----
 
-// "1, 2, 3, 4, 6, 12"
+// The divisors of n as a text: "1, 2, 3, 4, 6, 12".
 static inline void config_divisors(int n, char text[OPTION_TEXT]) {
     size_t used = 0;
     for (int d = 1; d <= n && used < OPTION_TEXT; d++)
@@ -319,16 +399,16 @@ static inline void config_resolve_model(struct config *c) {
     config_resolve_heads(c);
     if (c->ffn_hidden_size == 0)
         c->ffn_hidden_size =
-            c->activation == ACTIVATION_GELU ? 4 * c->hidden_size : (c->hidden_size * 8 / 3 + 127) / 128 * 128;
+            activation_is_gated(c->activation) ? (c->hidden_size * 8 / 3 + 127) / 128 * 128 : 4 * c->hidden_size;
     // A preset's positions grow with a longer sequence; the user's own number is taken at its word.
     if (c->max_position_embeddings < c->seq_length) {
         if (c->position_embedding_type == POSITION_LEARNED && c->max_position_embeddings > 0 &&
-            config_given(c, "max_position_embeddings"))
+            config_given(c, max_position_embeddings))
             fail("--max-position-embeddings %d is less than --seq-length %d; raise it or shorten the sequence",
                  c->max_position_embeddings, c->seq_length);
         c->max_position_embeddings = c->seq_length;
     }
-    if (c->add_bias_linear && !config_given(c, "add_qkv_bias"))
+    if (c->add_bias_linear && !config_given(c, add_qkv_bias))
         c->add_qkv_bias = true;
 }
 
@@ -341,7 +421,8 @@ static inline void config_resolve_ranks(struct config *c) {
         c->rank = 0;
     }
     c->ranks = c->ranks > 1 ? c->ranks : 1;
-    // What a ring takes for its hops grows with the ranks; the pieces do too, so that it stays small beside the bytes.
+    // The latency of a ring's hops grows with the ranks; buckets grow too, so that it stays small beside their
+    // transfer.
     if (c->bucket_mib == 0)
         c->bucket_mib = c->ranks > 32 ? (float)c->ranks : 32;
     if (c->bucket_mib < 0.001f)
@@ -372,7 +453,7 @@ static inline void config_resolve_schedule(struct config *c) {
     if (c->lr_decay_style == LR_DECAY_CONSTANT)
         return;
     if (c->lr_warmup_steps > c->lr_decay_steps) {
-        if (config_given(c, "lr_warmup_steps"))
+        if (config_given(c, lr_warmup_steps))
             fail("--lr-warmup-steps %d is more than the %d steps of the schedule; lower it, or raise --lr-decay-steps "
                  "or --train-steps",
                  c->lr_warmup_steps, c->lr_decay_steps);
@@ -403,18 +484,18 @@ static inline void config_resolve_data(struct config *c) {
     if (!*c->out)
         fail("--out is empty; name the folder for the results");
     if (!*c->val_data && c->val_every > 0) {
-        if (config_given(c, "val_every") && !c->plan)
+        if (config_given(c, val_every) && !c->plan)
             fail("--val-every %d needs --val-data: name the token shards to validate on", c->val_every);
         c->val_every = 0;
     }
     if (c->sample_tokens > c->seq_length) {
-        if (config_given(c, "sample_tokens"))
+        if (config_given(c, sample_tokens))
             fail("--sample-tokens %d is more than --seq-length %d; lower it", c->sample_tokens, c->seq_length);
         c->sample_tokens = c->seq_length;
     }
 }
 
-// A list of layers: numbers and ranges, separated by commas.
+// Whether the text is a list of layers: numbers and ranges, separated by commas.
 static inline bool config_is_layer_list(const char *text) {
     for (;;) {
         int from = 0, to = 0, read = 0;
@@ -452,12 +533,12 @@ static inline void config_check_recompute(const struct config *c) {
 
 // ---- sizes ----
 
-// In double, which can't overflow: the sum of all parameters.
+// The number of the model's parameters, in double, which can't overflow.
 static inline double config_parameters(const struct config *c) {
     const double C = c->hidden_size, F = c->ffn_hidden_size, V = c->vocab_size;
     const double q = (double)c->num_attention_heads * c->kv_channels;
     const double qkv = q + 2.0 * c->num_query_groups * c->kv_channels;
-    const double fc = c->activation == ACTIVATION_SWIGLU ? 2 * F : F; // SwiGLU has a gate beside the up projection
+    const double fc = activation_is_gated(c->activation) ? 2 * F : F; // the gate beside the up projection
     const double norm = c->normalization == NORMALIZATION_LAYERNORM ? 2 * C : C;
     double block = 2 * norm + C * qkv + q * C + C * fc + F * C;
     if (c->add_qkv_bias)
@@ -468,10 +549,11 @@ static inline double config_parameters(const struct config *c) {
     const double head = c->untie_embeddings_and_output_weights ? V * C : 0;
     return V * C + positions + c->num_layers * block + norm + head;
 }
-// The parameters of the model, without the padding of the vocabulary. Exact: config_parse admits no more than 2^50.
+// The number of the model's parameters, without the padding of the vocabulary. Exact below 2^50, the most that
+// config_resolve admits.
 static inline int64_t config_parameter_count(const struct config *c) { return (int64_t)config_parameters(c); }
 
-// Later code multiplies sizes in 64 bits (rows of a projection in 32) and relies on this.
+// Fails where a product of sizes could overflow: other files multiply them in 64 bits, rows of a projection in 32.
 static inline void config_check_sizes(const struct config *c) {
     const double tokens = (double)c->micro_batch_size * c->seq_length;
     const double qkv = ((double)c->num_attention_heads + 2.0 * c->num_query_groups) * c->kv_channels;
@@ -498,8 +580,8 @@ static inline void config_check_sizes(const struct config *c) {
 
 // ---- the entry points ----
 
-// Defaults, and over them what the user says.
-// `describe_build`: what --version prints more, or NULL.
+// The options of the command line over the defaults, not yet resolved. describe_build prints what --version adds; NULL:
+// nothing.
 static inline struct config config_read(int argc, char **argv, options_build *describe_build) {
     struct options options = config_options;
     struct config config;
@@ -510,7 +592,8 @@ static inline struct config config_read(int argc, char **argv, options_build *de
     config.checkpoint = "";
     return config;
 }
-// The preset where nothing was given, and a value for all that is left to choose; checked, or the end of the program.
+// Sets what the user left open: from the preset, then by what the other options lead to. Fails where options contradict
+// each other.
 static inline void config_resolve(struct config *config) {
     if (config->preset > 0)
         options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
@@ -522,13 +605,14 @@ static inline void config_resolve(struct config *config) {
     config_check_recompute(config);
     config_check_sizes(config);
 }
+// The resolved options of a command line.
 static inline struct config config_parse(int argc, char **argv) {
     struct config config = config_read(argc, argv, NULL);
     config_resolve(&config);
     return config;
 }
 
-// The resolved configuration, every option by its name.
+// Writes every option, by its name, as a JSON object.
 static inline void config_write_json(const struct config *config, const char *path) {
     FILE *const file = fopen(path, "w");
     if (!file)
@@ -545,8 +629,8 @@ static inline void config_write_json(const struct config *config, const char *pa
 // The learning-rate schedule that the options describe.
 static inline struct schedule config_schedule(const struct config *c) {
     struct schedule schedule;
-    schedule.style = (enum lr_decay_style)c->lr_decay_style;
-    schedule.wsd_style = (enum lr_wsd_decay_style)c->lr_wsd_decay_style;
+    schedule.style = c->lr_decay_style;
+    schedule.wsd_style = c->lr_wsd_decay_style;
     schedule.lr = c->lr;
     schedule.min_lr = c->min_lr;
     schedule.warmup_steps = c->lr_warmup_steps;

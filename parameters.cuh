@@ -45,13 +45,13 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.F = c->ffn_hidden_size;
     shape.layer.T = c->seq_length;
     shape.layer.x = element_bytes;
-    shape.layer.activation = (enum activation)c->activation;
-    shape.layer.normalization = (enum normalization)c->normalization;
+    shape.layer.activation = c->activation;
+    shape.layer.normalization = c->normalization;
     shape.layer.materialised = materialised;
     shape.L = c->num_layers;
     shape.V = c->vocab_size;
     shape.Vp = (c->vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
-    shape.positions = (enum position_embedding_type)c->position_embedding_type;
+    shape.positions = c->position_embedding_type;
     shape.P = uses_rope(&shape) ? 0 : c->max_position_embeddings;
     shape.biases = c->add_bias_linear;
     shape.qkv_bias = c->add_bias_linear || c->add_qkv_bias;

@@ -13,10 +13,6 @@
 #include <stdlib.h>                // calloc, free, strtol, qsort
 #include <string.h>                // strcmp, strlen
 
-#ifndef ACTIVATIONS
-static inline bool activation_is_gated(enum activation a) { return a == ACTIVATION_SWIGLU; }
-static inline const char *activation_name(enum activation a) { return a == ACTIVATION_SWIGLU ? "swiglu" : "gelu"; }
-#endif
 // What the sizes in the table depend on.
 struct layer_shape {
     int C, H, G, D, F; // hidden size, query heads, key/value heads (query groups), head dim, FFN width

@@ -106,26 +106,22 @@ static void huggingface_write_llama(struct json *json, const struct config *c) {
     json_decimal(json, "rope_theta", c->rotary_base);
     json_object_end(json);
 }
-const char *const huggingface_shape_options[] = {"num_layers",
-                                                 "hidden_size",
-                                                 "num_attention_heads",
-                                                 "num_query_groups",
-                                                 "kv_channels",
-                                                 "ffn_hidden_size",
-                                                 "normalization",
-                                                 "norm_epsilon",
-                                                 "position_embedding_type",
-                                                 "rotary_base",
-                                                 "activation",
-                                                 "add_bias_linear",
-                                                 "add_qkv_bias",
-                                                 "max_position_embeddings",
-                                                 "untie_embeddings_and_output_weights",
-                                                 NULL};
+int huggingface_own_options(const struct option_row **rows) {
+    int count = 0;
+    for (int i = 0; i < CONFIG_ROWS; i++)
+        if (config_rows[i].flags & CONFIG_BLOCKS)
+            rows[count++] = &config_rows[i];
+    for (int i = 0; i < CONFIG_ROWS; i++)
+        if (config_rows[i].flags & CONFIG_EMBEDDING)
+            rows[count++] = &config_rows[i];
+    return count;
+}
 static void huggingface_write_ours(struct json *json, const struct config *c) {
+    const struct option_row *rows[CONFIG_ROWS];
     char text[OPTION_TEXT];
-    for (const char *const *name = huggingface_shape_options; *name; name++)
-        json_str(json, *name, option_text(text, &config_rows[option_find(&config_options, *name, false)], c));
+    const int count = huggingface_own_options(rows);
+    for (int i = 0; i < count; i++)
+        json_str(json, rows[i]->name, option_text(text, rows[i], c));
 }
 
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16) {
@@ -345,13 +341,15 @@ static const char *huggingface_read_ours(struct huggingface_config *h, const jso
                                          struct error_text *error) {
     bool tied; // an option says it, too; the member for Hugging Face's readers is checked alone
     CHECK(json_opt_bool(root, "tie_word_embeddings", false, &tied, name, error));
-    for (const char *const *option = huggingface_shape_options; *option; option++) {
-        const char *value = "";
-        CHECK(json_get_string(root, *option, &value, name, error));
+    const struct option_row *rows[CONFIG_ROWS];
+    const int count = huggingface_own_options(rows);
+    for (int i = 0; i < count; i++) {
+        const char *option = rows[i]->name, *value = "";
+        CHECK(json_get_string(root, option, &value, name, error));
         if (strlen(value) > 20)
-            return error_format(error, "%s: %s is '%s'; expected an option's value", name, *option,
+            return error_format(error, "%s: %s is '%s'; expected an option's value", name, option,
                                 json_show(value).text);
-        huggingface_set(h, "%s=%s", *option, value);
+        huggingface_set(h, "%s=%s", option, value);
     }
     return NULL;
 }

@@ -16,7 +16,8 @@
 
 #include "runtime/machine/error_text.h" // struct error_text
 
-struct config; // config.h
+struct config;     // config.h
+struct option_row; // runtime/text/options.h
 
 // A row an architecture: its model_type and its class in config.json.
 #define ARCHITECTURE_ROWS(ROW)                                                                                         \
@@ -55,6 +56,7 @@ void huggingface_set(struct huggingface_config *h, const char *format, ...) __at
 // Whether each setting is a value that its option takes; huggingface_parse_config has checked its own.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 
-// The options, by their fields' names, that make up a model of ARCHITECTURE_OURS; NULL ends them.
-extern const char *const huggingface_shape_options[];
+// The rows of the options that are members of config.json where the model is ARCHITECTURE_OURS, in the order of the file.
+// `rows` has room for CONFIG_ROWS. Returns their number.
+int huggingface_own_options(const struct option_row **rows);
 __END_DECLS

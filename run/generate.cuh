@@ -1,10 +1,10 @@
-// Text from the model: samples during training, and --generate alone.
+// Prompts and what the model makes of them, printed: samples during training, and --generate as a run of its own.
 #pragma once
 #include "run/run.cuh"        // struct run
 #include "run/sample.cuh"     // gpt_generate
 #include "run/text_files.cuh" // find_text_file
 
-// Room for the samples of a training run, which begin with one token.
+// Makes room for the samples of a training run, whose prompt is one token.
 static void open_samples(struct run *r) {
     const struct config *c = r->config;
     r->samples = (int32_t *)calloc((size_t)c->sample_count * ((size_t)c->sample_tokens + 1), sizeof *r->samples);
@@ -15,13 +15,14 @@ static void open_samples(struct run *r) {
         r->prompt_tokens[i] = 1;
 }
 
+// Prints --sample-count samples of the model after a step.
 static void print_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->sample_tokens + 1, end = r->vocabulary.end_of_text;
-    // A document begins behind the end of the one before; without such a mark, behind token 0.
+    // A document begins behind the end of the one before; where the vocabulary has no such token, behind token 0.
     for (int i = 0; i < c->sample_count; i++)
         r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
-    // Several ranks make the same text, together where parameters are sharded: none may stop by itself.
+    // Several ranks generate the same text, and gather sharded parameters for it together: none may stop alone.
     if (!gpt_generate(r->model, r->samples, r->prompt_tokens, n, (uint64_t)step, r->parallel ? NULL : stop_asked))
         return;
     for (int i = 0; i < c->sample_count; i++) {
@@ -33,6 +34,7 @@ static void print_samples(struct run *r, int step) {
 
 // ---- --generate ----
 
+// Opens the tokenizer that --generate encodes prompts with: the model's tokenizer.json, or one token a byte.
 static void open_tokenizer(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX];
@@ -49,7 +51,7 @@ static void open_tokenizer(struct run *r) {
         fail("--generate: %s", problem);
 }
 
-// ids = the prompt's tokens, which the caller frees; their number, 1 at least.
+// Encodes a prompt. *ids: its tokens, which the caller frees. Returns their number, 1 at least.
 static int encode_prompt(const struct run *r, const char *text, size_t bytes, int32_t **ids) {
     const int end = r->vocabulary.end_of_text, V = r->config->vocab_size;
     int64_t count;
@@ -73,8 +75,8 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     return (int)count;
 }
 
-// The prompts as tokens, each --sample-count times; room behind each for --sample-tokens more. Sets what the plan needs
-// to know in `c`.
+// Reads the prompts of --generate as tokens into r->samples, each --sample-count times, with room behind each for
+// --sample-tokens more. Sets the sizes in *c that the plan depends on to those of the longest prompt and its continuation.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->generate), sequences = prompts * c->sample_count;
@@ -110,7 +112,7 @@ static void read_prompts(struct run *r, struct config *c) {
     c->micro_batch_size = 1;
 }
 
-// Prints each prompt with what follows it, up to the end of the text.
+// Prints each prompt with at most new_tokens tokens behind it, up to the end of the text. Returns the exit status.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->sample_tokens, end = r->vocabulary.end_of_text;

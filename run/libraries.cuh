@@ -1,5 +1,5 @@
-// The libraries that a target is built with, for --version: the version that it was compiled for and, where the library
-// tells it, the one that it runs with. The cpu target's are those of the host's code, whatever the device.
+// The libraries of a target, for --version: the version that it was compiled for and, where the library tells it, the
+// one that it runs with. The host's libraries are listed with the cpu target.
 #pragma once
 #include "runtime/text/log.h" // log_row
 #include <stdio.h>            // snprintf
@@ -7,7 +7,7 @@
 
 enum { LIBRARY_VERSION = 64 };
 
-// running: NULL where the library does not tell it.
+// Prints a library's row. running: NULL where the library does not tell its version.
 static void library_row(const char *name, const char *compiled, const char *running) {
     if (!running || strcmp(compiled, running) == 0)
         log_row(name, "%s", compiled);
@@ -22,12 +22,12 @@ static void library_row(const char *name, const char *compiled, const char *runn
 #include <nccl.h> // ncclGetVersion
 #endif
 
-// 13000 is 13.0
+// CUDA's number of a version as a text: 13000 is 13.0.
 static const char *cuda_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d", version / 1000, version % 1000 / 10);
     return text;
 }
-// 130100 is 13.1.0, as cuBLAS and NCCL count
+// The number of a version of cuBLAS or NCCL as a text: 130100 is 13.1.0.
 static const char *library_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     return text;
@@ -89,7 +89,8 @@ static void library_openblas(void) {
     log_row("OpenBLAS", "none: left out, or built where cblas.h was not found");
 #endif
 }
-// The library's first line: MPICH's has many, Open MPI's one of several parts.
+// Prints the first part of what the MPI library says of its version: MPICH has many lines, Open MPI one of several
+// parts.
 static void library_mpi(void) {
 #ifdef HAVE_MPI
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -114,7 +115,7 @@ static void libraries_print(void) {
     library_row("jansson", JANSSON_VERSION, jansson);
     log_row("xxHash", "%d.%d.%d", XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE);
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
-    if ((end = strchr(pcre2, ' '))) // the date
+    if ((end = strchr(pcre2, ' '))) // a date follows
         *end = 0;
     library_row("PCRE2", LIBRARY_VALUE(PCRE2_MAJOR.PCRE2_MINOR), pcre2);
 #ifdef __GLIBC__

@@ -14,11 +14,14 @@ static void *gpt_pointer(const struct gpt *m, int id) {
 // What collectives go by.
 static enum collectives_kind collectives_kind_of(const struct config *c) {
 #ifdef TARGET_CUDA
-    const bool nccl = c->collectives == BY_NCCL || (c->collectives == BY_AUTO && COLLECTIVES_HAVE_NCCL);
-    return nccl ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
-#else
-    return COLLECTIVES_HOST;
+    switch (c->collectives) {
+    case BY_AUTO: return COLLECTIVES_HAVE_NCCL ? COLLECTIVES_NCCL : COLLECTIVES_HOST;
+    case BY_NCCL: return COLLECTIVES_NCCL;
+    case BY_MPI:
+    case BY_SOCKETS: return COLLECTIVES_HOST;
+    }
 #endif
+    return COLLECTIVES_HOST;
 }
 
 // Runs the timeline in planning mode and places all that it touched. Allocates nothing of the model's.

@@ -1,5 +1,5 @@
-// What a run does because it may be one of several ranks: who has which threads and memory, the connections, the checks
-// that all ranks are about the same thing, and what asks one of them for a save or an end, which all must do.
+// What a run does because it may have several ranks: shares of threads and memory, connections, checks that all ranks
+// hold the same data and parameters, and requests to save or stop, which reach one rank and all must follow.
 #pragma once
 #include "kernels/collectives.cuh"   // collectives_open
 #include "run/run.cuh"               // struct run
@@ -12,18 +12,30 @@
 
 // ---- start-up ----
 
-// Ranks that are not bound to cores of their own share those of the machine.
+// Threads for this rank: one for each core that it is bound to, or its share of the machine's where it is not bound.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const int share = r->parallel && mine == all ? mine / r->parallel->launch.local_ranks : mine;
     return share > 0 ? share : 1;
 }
-// What this process may take: the host's memory is shared with the ranks beside it.
+// Bytes of device memory that this rank may take; the host's memory is shared with the other ranks of the machine.
 static size_t available_bytes(struct run *r) {
     const size_t bytes = device_available_bytes(&r->dev);
     return r->parallel && DEVICE_MEMORY_IS_HOSTS ? bytes / (size_t)r->parallel->launch.local_ranks : bytes;
 }
 
+// How ranks exchange data where the host does it.
+static enum exchange_kind exchange_of(enum config_collectives collectives, const struct launch *launch) {
+    switch (collectives) {
+    case BY_MPI: return EXCHANGE_MPI;
+    case BY_SOCKETS: return EXCHANGE_SOCKETS;
+    case BY_NCCL: // of the GPUs, whose hosts exchange as by default
+    case BY_AUTO: return launch->kind == LAUNCH_MPI ? EXCHANGE_MPI : EXCHANGE_SOCKETS;
+    }
+    __builtin_unreachable();
+}
+
+// Opens the collectives that --collectives asks for. Every rank calls this.
 static void connect_ranks(struct run *r) {
     const struct config *c = r->config;
     const enum collectives_kind kind = collectives_kind_of(c);
@@ -33,16 +45,15 @@ static void connect_ranks(struct run *r) {
     if (c->collectives == BY_NCCL && kind != COLLECTIVES_NCCL)
         fail("--collectives nccl is for GPUs, and this run is on the CPU; leave the option out");
     if (kind == COLLECTIVES_HOST) {
-        const bool by_mpi =
-            c->collectives == BY_MPI || (c->collectives != BY_SOCKETS && r->parallel->launch.kind == LAUNCH_MPI);
-        const char *problem = parallel_open_exchange(r->parallel, by_mpi ? EXCHANGE_MPI : EXCHANGE_SOCKETS, &error);
+        const char *problem =
+            parallel_open_exchange(r->parallel, exchange_of(c->collectives, &r->parallel->launch), &error);
         if (problem)
             fail("%s", problem);
     }
     gpt_open_collectives(r->model, &r->collectives, r->parallel, kind);
 }
-// Connects the ranks, then allocates the model's memory where its plan fits: into what the communication leaves free. From
-// here on the ranks work together.
+// Connects the ranks, then allocates the model's memory. Fails, saying what would help, where the plan exceeds what the
+// collectives have left free.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
     fit_check(&r->fit, r->model->timeline.plan.peak_bytes, available_bytes(r));
@@ -51,7 +62,7 @@ static void allocate_model(struct run *r) {
         gpt_connect(r->model, &r->collectives);
 }
 
-// Of a file's first, middle and last bytes.
+// Hash of a file's first, middle and last 64 KiB.
 static uint64_t sample_hash(const char *path) {
     enum { BYTES = 1 << 16 };
     unsigned char *data = (unsigned char *)calloc(3, BYTES);
@@ -72,7 +83,7 @@ static uint64_t sample_hash(const char *path) {
     return hash;
 }
 
-// All ranks must read the same shards: their names, lengths and a sample of their bytes.
+// Ends the job where the ranks' shards differ in name, length or a sample of their bytes.
 static void check_same_data(struct run *r) {
     char *text = NULL;
     size_t bytes = 0;
@@ -95,22 +106,22 @@ static void check_same_data(struct run *r) {
 
 // Hash of a buffer in the device's memory.
 static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
-    const size_t PIECE = 16u << 20;
+    const size_t CHUNK = 16u << 20;
     if (DEVICE_MEMORY_IS_HOSTS)
         return XXH3_64bits(memory, bytes);
-    char *piece = (char *)host_allocate(PIECE, m->dev);
+    char *chunk = (char *)host_allocate(CHUNK, m->dev);
     uint64_t hash = 0;
-    for (size_t at = 0; at < bytes; at += PIECE) {
-        const size_t n = bytes - at < PIECE ? bytes - at : PIECE;
-        device_download(piece, (const char *)memory + at, n, m->dev);
-        hash = XXH3_64bits_withSeed(piece, n, hash);
+    for (size_t at = 0; at < bytes; at += CHUNK) {
+        const size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
+        device_download(chunk, (const char *)memory + at, n, m->dev);
+        hash = XXH3_64bits_withSeed(chunk, n, hash);
     }
-    host_free(piece);
+    host_free(chunk);
     return hash;
 }
 
-// The rank whose row of hashes is not that of the most, of which `right` is one; -1: they are all the same. Where two rows
-// are as frequent, that of the lower rank is right.
+// The first rank whose row of hashes is not the most frequent one, which rank *right has; -1: all rows are the same. Of
+// two rows that are equally frequent, that of the lower rank counts as right.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     int most = 0;
     for (int r = 0; r < ranks; r++) {
@@ -128,7 +139,7 @@ static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     return -1;
 }
 
-// Ends the run where a rank holds other bits than the others of what all hold.
+// Ends the job where the ranks' replicas of unsharded parameters or optimizer state differ in a bit.
 static void check_replicas(struct run *r) {
     enum { BUFFERS = 1 + STATE_COUNT }; // the parameters, and each state of the optimizer
     struct gpt *m = r->model;
@@ -154,13 +165,16 @@ static void check_replicas(struct run *r) {
     free(all);
 }
 
-// What asks from outside for a save or an end, as one number: 0 where nothing does. Takes the request for a save.
-enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 }; // the signal's number times that
+// A request to save or stop, as one number: the sum of REQUEST_SAVE, REQUEST_TIME_IS_UP and REQUEST_SIGNAL times the
+// number of the signal that asks this process to stop.
+enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
+// The requests that have reached this process; 0: none. A request to save is returned once.
 static int take_request(struct run *r) {
     return (signals_take_save_request() ? REQUEST_SAVE : 0) |
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
+// Follows the request that reached a rank.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";
@@ -173,7 +187,8 @@ static void grant_request(struct run *r, int request, int rank) {
     log_event(&r->log, "%s%s: the run is saved and ends", signal ? strsignal(signal) : "--exit-after", whom);
     r->stopped = true;
 }
-// Looks, once a step. Several ranks tell each other in their reports of the step, and so all act after the same one.
+// Looks for requests, once a step. One rank follows its own at once; several send them in their reports of the next
+// step that is enqueued, and so all follow them after the same step.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->request |= take_request(r);
@@ -181,7 +196,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// What the collectives did since the last finished step.
+// Fills the log entry's bytes and times of the collectives since the last finished step.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)
@@ -196,7 +211,7 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
     r->comm_sent_bytes = r->comm_sent_by_step[slot];
 }
 
-// The losses of one batch of each rank, and whether a signal asked one of them to stop.
+// Gathers the loss of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none was.
 static int share_losses(struct run *r, double *losses, double loss) {
     struct {
         double loss;

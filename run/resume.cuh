@@ -1,12 +1,15 @@
-// Where a run begins (nothing, a model, a checkpoint), and the checkpoints that it leaves.
+// The state of a run to and from files: the model or checkpoint that it starts from, and the checkpoints that it
+// writes.
 #pragma once
 #include "run/load.cuh"            // parameters from a model's folder or a checkpoint
 #include "run/save.cuh"            // a checkpoint's folder
 #include "run/run.cuh"             // struct run
-#include "formats/trainer_state.h" // where the run stands
+#include "formats/trainer_state.h" // trainer_state.json
 #include "run/text_files.cuh"      // find_text_file
 
-// The shards must be those of the checkpoint, with more behind them at most.
+// ---- starting ----
+
+// Fails unless the checkpoint's shards are the first ones of --train-data.
 static void check_data(const struct run *r, const struct trainer_state *state) {
     const int now = dataloader_num_files(r->train);
     for (int i = 0; i < state->num_files; i++) {
@@ -20,6 +23,7 @@ static void check_data(const struct run *r, const struct trainer_state *state) {
     }
 }
 
+// Sets the training data to the checkpoint's position. Shards that were added since then count from the next epoch on.
 static void resume_data(struct run *r, const struct trainer_state *state) {
     struct data_change *changes = (struct data_change *)calloc((size_t)state->num_changes, sizeof *changes);
     if (!changes)
@@ -33,7 +37,8 @@ static void resume_data(struct run *r, const struct trainer_state *state) {
     free(changes);
 }
 
-// The parameters that the run begins with, and where it stands.
+// Loads what the run starts from: of a checkpoint all state, of a model its parameters. Without either the model
+// keeps its random initial parameters.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
@@ -63,7 +68,9 @@ static void load_model(struct run *r) {
         fail("%s", problem);
 }
 
-// trainer_state.json of this moment: no step is under way.
+// ---- checkpoints ----
+
+// The text of trainer_state.json, from malloc. No step is in flight.
 static char *state_json(const struct run *r, size_t *bytes) {
     const struct config *c = r->config;
     struct trainer_state state;
@@ -100,7 +107,8 @@ static char *state_json(const struct run *r, size_t *bytes) {
     return text;
 }
 
-// Says how the save ended that was begun last. A failed one leaves the run and the checkpoints before it as they are.
+// Waits for the save that is under way, if any, and prints how it ended. A failed save leaves the run and the
+// checkpoints before it as they are.
 static void report_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -115,8 +123,9 @@ static void report_save(struct run *r) {
         log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)saver->last_step, seconds);
 }
 
+// Opens the saver of rank 0, which writes for all ranks, with the tokenizer's files that go into each checkpoint.
 static void open_saver(struct run *r) {
-    if (r->config->rank > 0) // the first writes for all
+    if (r->config->rank > 0)
         return;
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",   "vocab.json",
                                         "merges.txt",     "special_tokens_map.json", "vocabulary.bin"};
@@ -127,8 +136,9 @@ static void open_saver(struct run *r) {
             saver_add_file(&r->saver, path, names[i]);
 }
 
+// Begins a checkpoint of the last finished step, after the one before has ended. Every rank calls this.
 static void save(struct run *r) {
-    report_save(r); // of the one before
+    report_save(r);
     parallel_barrier(r->parallel, "the checkpoint before");
     if (r->config->rank > 0)
         gpt_copy_state(r->model);

@@ -1,4 +1,4 @@
-// All that a run consists of, which train_gpt.c and its rooms run/resume.cuh and run/generate.cuh pass along.
+// struct run: the state of a run, which all files of run/ pass along; and how a run is asked to stop.
 #pragma once
 #include "attention.cuh"              // struct attention_choice
 #include "dataloader.h"               // struct dataloader
@@ -20,50 +20,54 @@ struct run {
     struct gpt *model;
     struct dataloader *train, *val;
     struct vocabulary vocabulary;
-    struct tokenizer tokenizer; // generation's
+    struct tokenizer tokenizer; // of --generate
     struct schedule schedule;
     struct log log;
-    int32_t *inputs, *targets; // (micro batch, T) of the current micro-batch
-    int32_t *samples;          // (sequences, sample_tokens + 1), the prompt included
+    int32_t *inputs, *targets; // (micro batch, T), the current micro-batch
+    int32_t *samples;          // (sequences, n): each prompt with room for its continuation behind it
     int *prompt_tokens;        // (sequences) tokens of each prompt
-    double peak_flops;         // what MFU is held against, in flop/s of one rank; 0: not known
-    bool peak_is_measured;     // on this machine, so that a faster step raises it; else by the data sheet
-    int skipped;               // steps not taken because of a NaN or Inf
-    // Up to DEVICE_RUNS_AHEAD steps are enqueued whose results are not known yet.
-    int enqueued, finished;   // steps
-    uint64_t first_sample[2]; // of a step, by the parity of its number
+    double peak_flops;         // flop/s of one rank that utilisation is held against; 0: not known
+    bool peak_is_measured;     // peak_flops was measured on this machine, not taken from a data sheet
+    // Steps. At most one is in flight: enqueued, its results not known yet. What belongs to a step is kept by the
+    // parity of its number.
+    int enqueued, finished;   // numbers of steps
+    int skipped;              // steps that updated nothing because of a NaN or Inf
+    uint64_t first_sample[2]; // position of a step's first sample in the data's order
     double lr[2];
-    double last_finish; // seconds_now() when the last step's results came
-    int64_t peak_bytes; // of the device's memory, as last asked
+    double last_finish;  // seconds_now() when the last results came
+    double slowest_step; // seconds
+    int64_t peak_bytes;  // peak of the device's memory, as last asked
     // Checkpoints
     struct saver saver;
-    int first_step; // of this start; the samples before it:
-    uint64_t samples_before;
-    double best_val_loss; // NAN: none yet
+    int first_step;          // the first step of this start
+    uint64_t samples_before; // samples that the steps before it took
+    double best_val_loss;    // NAN: none yet
     int best_val_step;
-    bool validation_due; // of the last finished step: a signal came before its end
-    struct deadline deadline;
-    double slowest_step; // seconds
+    bool validation_due; // a signal broke off the validation of the last finished step
+    bool save_failed;    // the last save failed
+    // Requests
+    struct deadline deadline; // --exit-after
+    bool save_wanted;         // a signal asked for a checkpoint
+    bool stopped;             // a signal or the deadline asked for the run's end
     // Several ranks
-    struct parallel *parallel; // NULL: there is one
+    struct parallel *parallel; // NULL: one rank
     struct collectives collectives;
-    double comm_busy_s, comm_waited_s;              // of the collectives, up to the last finished step
-    uint64_t comm_sent_bytes, comm_sent_by_step[2]; // the same; up to the end of a step, by the parity of its number
-    bool save_wanted, stopped;                      // asked for by a signal or the deadline; the run ended early
-    bool save_failed;                               // the last one
+    double comm_busy_s, comm_waited_s; // seconds of the collectives up to the last finished step
+    uint64_t comm_sent_bytes;          // bytes that they sent up to it
+    uint64_t comm_sent_by_step[2];     // bytes that they sent up to the end of a step
 };
 
-enum { EXIT_STOPPED = 3 }; // the run was asked to stop before its last step, and saved
+enum { EXIT_STOPPED = 3 }; // exit status of a run that was asked to stop before its last step
 
-// A signal asked this process for the run's end.
+// True if a signal asked this process to stop.
 static bool stop_asked(void) { return signals_stop_requested() != 0; }
-// The signal that asked this rank to stop, and the rank, as one number: 0 where none did.
+// The signal that asked this rank to stop, and the rank, as one number; 0: none.
 enum { STOP_SIGNALS = 128 };
 static int stop_asked_here(const struct run *r) {
     const int signal = signals_stop_requested();
     return signal ? signal + STOP_SIGNALS * r->config->rank : 0;
 }
-// The same of any rank. All call this, and get the same answer.
+// The largest stop_asked_here over all ranks, which call this together; 0: none was asked to stop.
 static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }

@@ -1,6 +1,6 @@
-// Text from the model: one token of each sequence at a time, through the KV cache.
+// Sampling: the next token of each sequence drawn from the logits, one token at a time through the KV cache.
 #pragma once
-#include "gpt.cuh"            // gpt_decode
+#include "run/model.cuh"      // gpt_decode
 #include "kernels/random.cuh" // random_uniform
 
 // The k-th largest of n values (k from 1), by quickselect; reorders them.
@@ -34,7 +34,7 @@ static int compare_descending(const void *a, const void *b) {
     const float x = *(const float *)a, y = *(const float *)b;
     return (x < y) - (x > y);
 }
-// The smallest weight of those that together, the largest first, reach `share` of the sum. `sorted` holds V floats.
+// The smallest of the largest weights that together reach `share` of the sum. `sorted` has room for V floats.
 static float smallest_of_share(const float *weights, int V, double share, float *sorted) {
     int n = 0;
     double sum = 0, reached = 0;
@@ -52,9 +52,9 @@ static float smallest_of_share(const float *weights, int V, double share, float 
     return 0;
 }
 
-// Draws a token from softmax(logits / temperature) over the top_k largest (0: all) and, of these, over the likeliest that
-// together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the largest. `u` is uniform in
-// [0, 1); `scratch` holds 2 V floats.
+// Draws a token from softmax(logits / temperature) over the top_k largest (0: all) and, of these, over the likeliest
+// that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the largest. `u` is
+// uniform in [0, 1); `scratch` holds 2 V floats.
 static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
                         float *scratch) {
     int largest = 0;
@@ -94,8 +94,8 @@ static int sample_token(const float *logits, int V, double temperature, int top_
 }
 
 // Continues tokens (sequences, n), whose rows begin with lengths[b] tokens of their own, 1 at least; n - 1 is at most
-// decode_tokens. The same seed and stream give the same text. `stop`, where given, is asked between tokens; false where it
-// ended the text.
+// decode_tokens. The same seed and stream give the same text. `stop`, where given, is asked between tokens; false where
+// it ended the text.
 static bool gpt_generate(struct gpt *m, int32_t *tokens, const int *lengths, int n, uint64_t stream,
                          bool (*stop)(void)) {
     const struct config *c = &m->config;

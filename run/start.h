@@ -1,5 +1,5 @@
-// Where a run begins: from nothing, from a model's folder (--init-from), or from a checkpoint (--resume). Looks before
-// the options are resolved, since a model and a checkpoint bring options with them.
+// The options that a run starts with. Those of a checkpoint (--resume) or of a model (--init-from) are added to the
+// command line's before config_resolve; after it they are checked against the checkpoint's and the other ranks'.
 #pragma once
 #include "config.h"                  // struct config
 #include "formats/huggingface.h"     // huggingface_parse_config
@@ -13,43 +13,10 @@
 
 enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 
-// Options that a run can't change when it goes on: another model, another order of the data, other random numbers.
-static const char *const start_fixed_options[] = {"preset",
-                                                  "num_layers",
-                                                  "hidden_size",
-                                                  "num_attention_heads",
-                                                  "num_query_groups",
-                                                  "kv_channels",
-                                                  "ffn_hidden_size",
-                                                  "seq_length",
-                                                  "max_position_embeddings",
-                                                  "vocab_size",
-                                                  "normalization",
-                                                  "norm_epsilon",
-                                                  "position_embedding_type",
-                                                  "rotary_base",
-                                                  "activation",
-                                                  "add_bias_linear",
-                                                  "add_qkv_bias",
-                                                  "untie_embeddings_and_output_weights",
-                                                  "seed",
-                                                  NULL};
-// Options of this start alone, which a checkpoint doesn't bring along.
-static const char *const start_own_options[] = {"device",     "threads",     "plan",      "plan_json",   "plan_picture",
-                                                "resume",     "out",         "init_from", "generate",    "eval_only",
-                                                "exit_after", "cuda_graphs", "precision", "collectives", "rendezvous",
-                                                "world_size", NULL};
-
-static bool start_is_among(const char *name, const char *const *names) {
-    for (; *names; names++)
-        if (strcmp(*names, name) == 0)
-            return true;
-    return false;
-}
-
 // ---- the ranks ----
 
-// Who this is among the ranks of the job. Only rank 0 speaks; errors are every rank's own.
+// Finds this process's rank and opens the connections to the others, except for a plan. Only rank 0 keeps its standard
+// output; every rank reports its own errors.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem = config->plan
@@ -64,10 +31,7 @@ static void start_ranks(struct config *config, struct parallel *parallel) {
         fail("/dev/null: %s", strerror(errno));
 }
 
-// Options that may differ between the ranks.
-static const char *const start_rank_options[] = {"threads", NULL};
-
-// After the options are resolved: whether all ranks have the same.
+// Ends the job where the ranks' resolved options differ, but for those that may.
 static void start_check_ranks(const struct config *config) {
     char *text = NULL, value[OPTION_TEXT];
     size_t bytes = 0;
@@ -76,14 +40,14 @@ static void start_check_ranks(const struct config *config) {
         return;
     fprintf(out, "%s\n", config_options.version);
     for (int i = 0; i < CONFIG_ROWS; i++)
-        if (config_rows[i].kind != OPTION_GROUP && !start_is_among(config_rows[i].name, start_rank_options))
+        if (config_rows[i].kind != OPTION_GROUP && !(config_rows[i].flags & CONFIG_PER_RANK))
             fprintf(out, "%s %s\n", config_rows[i].name, option_text(value, &config_rows[i], config));
     fclose(out);
     parallel_check_same(config->parallel, text, "options");
     free(text);
 }
 
-// Sets an option. One that is a text keeps it, as long as the program runs.
+// Sets an option as if the user had given it. The field of a text points to a copy that is never freed.
 static void start_set(struct config *config, int row, const char *text) {
     const bool keeps = config_rows[row].kind == OPTION_STRING || config_rows[row].kind == OPTION_LIST;
     char *const copy = keeps ? strdup(text) : NULL;
@@ -95,7 +59,8 @@ static void start_set(struct config *config, int row, const char *text) {
 
 // ---- from a checkpoint ----
 
-// What was given then holds now, unless something else is given now; the model is what it was.
+// Takes over the options that were given to the run that wrote the checkpoint, and those of its model, except where
+// this command line gives them.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
@@ -104,40 +69,42 @@ static void start_take_options(struct config *config, const struct trainer_state
         if (row < 0 || strcmp(config_rows[row].name, name) != 0)
             fail("%s/trainer_state.json: has the option '%s', which this program does not know", config->checkpoint,
                  json_show(name).text);
-        if (!config->given[row] && !start_is_among(name, start_own_options))
+        if (!config->given[row] && !(config_rows[row].flags & CONFIG_THIS_START))
             start_set(config, row, json_string_value(value));
     }
-    for (const char *const *fixed = start_fixed_options; *fixed; fixed++) {
-        const int row = option_find(&config_options, *fixed, false);
-        const char *text = trainer_state_option(state, "resolved", *fixed);
+    for (int row = 0; row < CONFIG_ROWS; row++) {
+        if (!(config_rows[row].flags & CONFIG_FIXED_ON_RESUME))
+            continue;
+        const char *text = trainer_state_option(state, "resolved", config_rows[row].name);
         if (!text)
-            fail("%s/trainer_state.json: lacks the option '%s'", config->checkpoint, *fixed);
+            fail("%s/trainer_state.json: lacks the option '%s'", config->checkpoint, config_rows[row].name);
         if (!config->given[row])
             start_set(config, row, text);
     }
-    const int precision = option_find(&config_options, "precision", false);
-    if (!config->given[precision])
-        start_set(config, precision, state->precision);
-    // Where it followed from the number of ranks, that may be another now; the step stays what it was.
-    const int batch = option_find(&config_options, "global_batch_size", false);
-    const char *batch_then = trainer_state_option(state, "resolved", "global_batch_size");
+    if (!config_given(config, precision))
+        start_set(config, CONFIG_ROW(precision), state->precision);
+    // A global batch size that was chosen by the number of ranks stays, though there may be another number now.
+    const int batch = CONFIG_ROW(global_batch_size);
+    const char *batch_then = trainer_state_option(state, "resolved", config_rows[batch].name);
     if (!config->given[batch] && batch_then)
         start_set(config, batch, batch_then);
 }
 
-// After the options are resolved: whether the model, the seed and the precision are those of the checkpoint.
+// Ends the run where a resolved option that a resumed run can't change, or the precision, is not the checkpoint's.
 static void start_check(const struct config *config) {
     char text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
         return;
     struct trainer_state state = trainer_state_open(config->checkpoint);
-    for (const char *const *fixed = start_fixed_options; *fixed; fixed++) {
-        const struct option_row *row = &config_rows[option_find(&config_options, *fixed, false)];
-        const char *then = trainer_state_option(&state, "resolved", *fixed);
+    for (int i = 0; i < CONFIG_ROWS; i++) {
+        const struct option_row *row = &config_rows[i];
+        if (!(row->flags & CONFIG_FIXED_ON_RESUME))
+            continue;
+        const char *then = trainer_state_option(&state, "resolved", row->name);
         if (strcmp(option_text(text, row, config), then) != 0)
             fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run "
                  "from that model by --init-from and another --out",
-                 option_display(name, *fixed), text, json_show(then).text, config->checkpoint);
+                 option_display(name, row->name), text, json_show(then).text, config->checkpoint);
     }
     const bool fp32 = strcmp(state.precision, "fp32") == 0;
     if (config->precision != (fp32 ? WITH_FP32 : WITH_BF16))
@@ -146,18 +113,19 @@ static void start_check(const struct config *config) {
     trainer_state_free(&state);
 }
 
-static void start_say(void *context, const char *text) { printf("passed over: %s\n", text); }
+static void start_print_passed_over(void *context, const char *text) { printf("passed over: %s\n", text); }
 
+// Finds and verifies the checkpoint of --resume and takes its options over. Rank 0 alone verifies: it reads every byte.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
     struct error_text error;
-    const struct checkpoint_listener listener = {start_say, NULL};
+    const struct checkpoint_listener listener = {start_print_passed_over, NULL};
     const bool automatic = strcmp(config->resume, "auto") == 0;
     memset(path, 0, sizeof path);
     if ((size_t)snprintf(root, sizeof root, "%s/checkpoints", config->out) >= sizeof root)
         fail("--out %s: the name is too long", config->out);
-    if (config->rank == 0) { // verifies for all: it reads every byte
+    if (config->rank == 0) {
         const char *problem = automatic ? checkpoint_newest(path, &manifest, root, &listener, &error)
                                         : checkpoint_resolve(path, &manifest, config->resume, &listener, &error);
         if (problem)
@@ -174,7 +142,7 @@ static void start_resume(struct config *config) {
     trainer_state_free(&state);
 }
 
-// A new run would write its checkpoints among those of an older one.
+// Ends a new run whose checkpoints would be written among those of an older one.
 static void start_check_new(const struct config *config) {
     char root[PATH_MAX];
     struct checkpoint_entries entries;
@@ -195,6 +163,7 @@ static void start_check_new(const struct config *config) {
 
 // ---- from a model ----
 
+// The options of the model at `path`: of a folder's config.json, or of the header of an llm.c file.
 static const char *start_read_model(struct huggingface_config *model, const char *path, struct error_text *error) {
     struct stat status;
     char config_path[PATH_MAX];
@@ -226,7 +195,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// The model's options; those that the user gave too must say the same.
+// Sets the options of a model. One that the user gave too must have the same value.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given[OPTION_TEXT], found[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
@@ -243,25 +212,26 @@ static void start_take_model(struct config *config, const struct huggingface_con
     }
 }
 
+// Takes over the options of the model of --init-from; its sequence length, unless given, is that of the presets.
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;
-    if (config->preset > 0)
+    if (config->preset != 0)
         fail("--preset and --init-from both name a model; leave --preset out");
     const char *problem = start_read_model(&model, config->init_from, &error);
     if (problem)
         fail("--init-from %s", problem);
     start_take_model(config, &model);
-    if (!config_given(config, "seq_length")) {
-        const int usual = model.architecture == ARCHITECTURE_GPT2 ? 1024 : 4096; // as the presets
+    if (!config_given(config, seq_length)) {
+        const int usual = model.architecture == ARCHITECTURE_GPT2 ? 1024 : 4096;
         config->seq_length = config->max_position_embeddings > 0 && config->max_position_embeddings < usual
                                  ? config->max_position_embeddings
                                  : usual;
-        config->given[option_find(&config_options, "seq_length", false)] = true;
+        config_given(config, seq_length) = true;
     }
 }
 
-// Finds what the run begins from, and sets the options that come with it.
+// Finds the checkpoint or the model that the run starts from, if any, and sets the options that come with it.
 static void start_find(struct config *config) {
     const bool resumes = strcmp(config->resume, "none") != 0;
     if (resumes && !config_trains(config))

@@ -1,9 +1,9 @@
-// The files by which tokens are text: beside the shards, or where the model came from.
+// The files that turn tokens into text and back: tokenizer.json with its siblings, or vocabulary.bin.
 #pragma once
 #include "run/run.cuh" // struct run
 
-// Where the model came from has the tokenizer's file of that name, or it lies beside the shards under their prefix. The
-// path, or false where there is none.
+// Finds such a file: beside the training shards, under their prefix, or else in the folder of the checkpoint or model
+// that the run starts from, under `name`. False where there is none.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->init_from};
@@ -26,7 +26,8 @@ static bool find_text_file(const struct run *r, const char *name, char *path, si
     return false;
 }
 
-// Tokens to text: by vocabulary.bin, or by a tokenizer.
+// Opens the table that tokens are printed by: from vocabulary.bin, else from tokenizer.json, else the bytes themselves
+// where the model's vocabulary is of bytes.
 static void open_vocabulary(struct run *r) {
     char path[PATH_MAX];
     struct error_text error;

@@ -1,4 +1,5 @@
-// What --version prints, for a report of an error: the commit, the compiler, what it compiled for, and the host's libraries.
+// What --version prints, for a report of an error: the commit, the compiler, what it compiled for, and the host's
+// libraries.
 #pragma once
 #include "run/libraries.cuh"              // libraries_print
 #include "runtime/machine/cpu_features.h" // cpu_features_needed
@@ -6,7 +7,7 @@
 
 extern const char build_commit[]; // git describe, or "unknown"
 
-// The instruction sets beyond the oldest CPU's that the engines may use.
+// The names of the optional instruction sets that the engines are compiled for, each behind a blank.
 static void version_instructions(char *text, size_t bytes) {
     size_t used = 0;
     text[0] = 0;
@@ -15,6 +16,7 @@ static void version_instructions(char *text, size_t bytes) {
             used += (size_t)snprintf(text + used, bytes - used, " %s", f->name);
 }
 
+// Prints all of it but the cuda target's libraries.
 static void version_print(void) {
     char instructions[512];
     version_instructions(instructions, sizeof instructions);

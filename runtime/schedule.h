@@ -3,8 +3,22 @@
 #include <math.h>   // cos, pow, sqrt
 #include <stdint.h> // int64_t
 
-enum lr_decay_style { LR_DECAY_COSINE, LR_DECAY_LINEAR, LR_DECAY_CONSTANT, LR_DECAY_WSD };
-enum lr_wsd_decay_style { WSD_DECAY_EXPONENTIAL, WSD_DECAY_LINEAR, WSD_DECAY_COSINE, WSD_DECAY_MINUS_SQRT };
+// X(enumerator, name that users write)
+#define LR_DECAY_STYLES(X)                                                                                             \
+    X(LR_DECAY_COSINE, "cosine")                                                                                       \
+    X(LR_DECAY_LINEAR, "linear")                                                                                       \
+    X(LR_DECAY_CONSTANT, "constant")                                                                                   \
+    X(LR_DECAY_WSD, "WSD")
+#define LR_WSD_DECAY_STYLES(X)                                                                                         \
+    X(WSD_DECAY_EXPONENTIAL, "exponential")                                                                            \
+    X(WSD_DECAY_LINEAR, "linear")                                                                                      \
+    X(WSD_DECAY_COSINE, "cosine")                                                                                      \
+    X(WSD_DECAY_MINUS_SQRT, "minus_sqrt")
+
+#define SCHEDULE_ENUMERATOR(enumerator, name) enumerator,
+enum lr_decay_style { LR_DECAY_STYLES(SCHEDULE_ENUMERATOR) };
+enum lr_wsd_decay_style { LR_WSD_DECAY_STYLES(SCHEDULE_ENUMERATOR) };
+#undef SCHEDULE_ENUMERATOR
 
 struct schedule {
     enum lr_decay_style style;
@@ -19,12 +33,27 @@ struct schedule {
 static inline double schedule_cosine(double done) { return 0.5 * (cos(3.14159265358979323846 * done) + 1); }
 static inline double schedule_wsd(enum lr_wsd_decay_style style, double done) {
     switch (style) {
+    case WSD_DECAY_EXPONENTIAL: return 2 * pow(0.5, done) - 1; // halves, shifted so that it ends at 0
     case WSD_DECAY_LINEAR: return 1 - done;
     case WSD_DECAY_COSINE: return schedule_cosine(done);
     case WSD_DECAY_MINUS_SQRT: return 1 - sqrt(done);
-    case WSD_DECAY_EXPONENTIAL: break;
     }
-    return 2 * pow(0.5, done) - 1; // halves, shifted so that it ends at 0
+    __builtin_unreachable();
+}
+
+// How much of lr - min_lr is left in a step between warm-up and decay_steps.
+static inline double schedule_left(const struct schedule *s, int64_t step) {
+    const double done = (double)(step - s->warmup_steps) / (double)(s->decay_steps - s->warmup_steps);
+    const int64_t wsd_start = s->decay_steps - s->wsd_decay_steps;
+    switch (s->style) {
+    case LR_DECAY_COSINE: return schedule_cosine(done);
+    case LR_DECAY_LINEAR: return 1 - done;
+    case LR_DECAY_CONSTANT: return 1;
+    case LR_DECAY_WSD:
+        return step > wsd_start ? schedule_wsd(s->wsd_style, (double)(step - wsd_start) / (double)s->wsd_decay_steps)
+                                : 1;
+    }
+    __builtin_unreachable();
 }
 
 // The rate of the given step (the first is 0). Megatron warms up by step/warmup_steps, so that its first step is spent
@@ -36,15 +65,5 @@ static inline double schedule_lr(const struct schedule *s, int64_t step) {
         return s->lr;
     if (step >= s->decay_steps)
         return s->min_lr;
-
-    double left = 1;
-    const double done = (double)(step - s->warmup_steps) / (double)(s->decay_steps - s->warmup_steps);
-    const int64_t wsd_start = s->decay_steps - s->wsd_decay_steps;
-    if (s->style == LR_DECAY_COSINE)
-        left = schedule_cosine(done);
-    else if (s->style == LR_DECAY_LINEAR)
-        left = 1 - done;
-    else if (step > wsd_start)
-        left = schedule_wsd(s->wsd_style, (double)(step - wsd_start) / (double)s->wsd_decay_steps);
-    return s->min_lr + left * (s->lr - s->min_lr);
+    return s->min_lr + schedule_left(s, step) * (s->lr - s->min_lr);
 }

@@ -41,7 +41,7 @@ static struct setup setup_of(const char *options) {
         words[n++] = word;
     words[n] = NULL;
     s.config = config_read(n, words, NULL);
-    s.config.given[option_find(&config_options, "sample_tokens", false)] = false; // as long as the sequence
+    config_given(&s.config, sample_tokens) = false; // as long as the sequence
     start_find(&s.config);
     config_resolve(&s.config);
     s.config.val_every = 1;

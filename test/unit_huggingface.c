@@ -181,6 +181,29 @@ static const char *const shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+// A model that no architecture of Hugging Face fits is written under the options' names.
+static void test_our_own_config_keeps_the_order_of_its_members(void **state) {
+    static const char *const members[] = {"num_layers",
+                                          "hidden_size",
+                                          "num_attention_heads",
+                                          "num_query_groups",
+                                          "kv_channels",
+                                          "ffn_hidden_size",
+                                          "normalization",
+                                          "norm_epsilon",
+                                          "position_embedding_type",
+                                          "rotary_base",
+                                          "activation",
+                                          "add_bias_linear",
+                                          "add_qkv_bias",
+                                          "max_position_embeddings",
+                                          "untie_embeddings_and_output_weights"};
+    const struct option_row *rows[CONFIG_ROWS];
+    assert_int_equal(huggingface_own_options(rows), sizeof members / sizeof *members);
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        assert_string_equal(rows[i]->name, members[i]);
+}
+
 // GPT-2 says less than there was: KV heads are then as many as heads, biases there, and nothing is said of theta.
 static void test_written_is_read_as_the_same_options(void **state) {
     for (int i = 0; i < SHAPES; i++) {
@@ -200,19 +223,21 @@ static void test_written_is_read_as_the_same_options(void **state) {
             snprintf(name, sizeof name, "%.*s", (int)(value - 1 - h.settings[k]), h.settings[k]);
             option_set(&config_rows[option_find(&config_options, name, false)], &read, value);
         }
-        for (const char *const *name = huggingface_shape_options; *name; name++) {
-            const struct option_row *row = &config_rows[option_find(&config_options, *name, false)];
+        const struct option_row *rows[CONFIG_ROWS];
+        const int options = huggingface_own_options(rows);
+        for (int k = 0; k < options; k++) {
+            const char *name = rows[k]->name;
             const bool gpt2 = h.architecture == ARCHITECTURE_GPT2;
-            option_text(a, row, &wrote);
-            option_text(b, row, &read);
-            if (gpt2 && strcmp(*name, "num_query_groups") == 0)
+            option_text(a, rows[k], &wrote);
+            option_text(b, rows[k], &read);
+            if (gpt2 && strcmp(name, "num_query_groups") == 0)
                 snprintf(a, sizeof a, "%d", wrote.num_attention_heads);
-            if (gpt2 && (strcmp(*name, "add_bias_linear") == 0 || strcmp(*name, "rotary_base") == 0))
+            if (gpt2 && (strcmp(name, "add_bias_linear") == 0 || strcmp(name, "rotary_base") == 0))
                 continue;
-            if (gpt2 && strcmp(*name, "add_qkv_bias") == 0)
+            if (gpt2 && strcmp(name, "add_qkv_bias") == 0)
                 continue;
             if (strcmp(a, b) != 0)
-                fail_msg("%s: %s is %s, but %s was written", shapes[i], *name, b, a);
+                fail_msg("%s: %s is %s, but %s was written", shapes[i], name, b, a);
         }
         free(text);
     }
@@ -301,6 +326,7 @@ int main(void) {
         cmocka_unit_test(test_theta_in_either_place),
         cmocka_unit_test(test_refusals_name_the_setting),
         cmocka_unit_test(test_written_is_read_as_the_same_options),
+        cmocka_unit_test(test_our_own_config_keeps_the_order_of_its_members),
         cmocka_unit_test(test_end_of_text),
         cmocka_unit_test(test_truncation_at_every_byte),
         cmocka_unit_test(test_llmc_header),

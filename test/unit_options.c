@@ -278,6 +278,50 @@ static void the_table_is_consistent(void **state) {
     assert_int_equal(option_choice(PRESET_NAMES, "demo"), CONFIG_PRESETS); // no name without a preset
 }
 
+// A row's name and enumerator are the same choice, whatever their place in the list.
+static void choices_are_named_as_their_enumerators(void **state) {
+    struct command command;
+    const struct config c =
+        configure(&command, "--plan --activation swiglu --normalization rmsnorm --attention-backend "
+                            "unfused --precision fp32 --lr-decay-style wsd --collectives sockets");
+    assert_true(c.activation == ACTIVATION_SWIGLU && c.normalization == NORMALIZATION_RMSNORM);
+    assert_true(c.attention_backend == BACKEND_UNFUSED && c.precision == WITH_FP32);
+    assert_true(c.lr_decay_style == LR_DECAY_WSD && c.collectives == BY_SOCKETS);
+    assert_string_equal(CHOICES(ACTIVATIONS), "gelu|swiglu");
+    assert_string_equal(activation_name(ACTIVATION_GELU), "gelu");
+    assert_string_equal(activation_name(ACTIVATION_SWIGLU), "swiglu");
+    assert_true(activation_is_gated(ACTIVATION_SWIGLU) && !activation_is_gated(ACTIVATION_GELU));
+}
+
+// A resumed run goes on with the same model: what shapes it can't change, whether given or by a preset. Dropout and the
+// deviation of initial weights are of the model's group, but of training.
+static void a_resumed_run_cannot_change_what_shapes_the_model(void **state) {
+    const size_t training[] = {offsetof(struct config, hidden_dropout), offsetof(struct config, attention_dropout),
+                               offsetof(struct config, init_method_std)};
+    int group = 0;
+    for (int i = 0; i < CONFIG_ROWS; i++) {
+        const struct option_row *row = &config_rows[i];
+        bool fixed = group == 1;
+        group += row->kind == OPTION_GROUP;
+        if (row->kind == OPTION_GROUP)
+            continue;
+        for (int k = 0; k < 3; k++)
+            fixed = fixed && row->offset != training[k];
+        if (group == 1)
+            assert_int_equal((row->flags & CONFIG_FIXED_ON_RESUME) != 0, fixed);
+        assert_false((row->flags & CONFIG_FIXED_ON_RESUME) && (row->flags & CONFIG_THIS_START));
+        assert_false((row->flags & CONFIG_BLOCKS) && (row->flags & CONFIG_EMBEDDING));
+    }
+    assert_true(config_rows[CONFIG_ROW(seed)].flags & CONFIG_FIXED_ON_RESUME);
+    for (int i = 0; i < CONFIG_PRESETS; i++)
+        for (const char *const *setting = presets[i].settings; *setting; setting++) {
+            char name[OPTION_NAME];
+            snprintf(name, sizeof name, "%.*s", (int)strcspn(*setting, "="), *setting);
+            const int row = option_find(&config_options, name, false);
+            assert_true(row >= 0 && config_rows[row].flags & CONFIG_FIXED_ON_RESUME);
+        }
+}
+
 // Parameter counts as transformers reports them for the models as published.
 static void presets_have_the_published_parameter_counts(void **state) {
     static const struct {
@@ -613,6 +657,8 @@ int main(void) {
         cmocka_unit_test(values_out_of_range_are_errors),
         cmocka_unit_test(help_is_laid_out_in_groups_with_defaults),
         cmocka_unit_test(the_table_is_consistent),
+        cmocka_unit_test(choices_are_named_as_their_enumerators),
+        cmocka_unit_test(a_resumed_run_cannot_change_what_shapes_the_model),
         cmocka_unit_test(presets_have_the_published_parameter_counts),
         cmocka_unit_test(a_preset_fills_only_what_the_user_left_open),
         cmocka_unit_test(sizes_left_open_follow_from_the_others),

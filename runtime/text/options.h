@@ -27,7 +27,7 @@ enum option_kind {
     OPTION_DOUBLE, // double
     OPTION_BYTES,  // int64_t, written 6GiB, 512MiB or 1e9
     OPTION_BOOL,   // bool
-    OPTION_ENUM,   // int: the position in `argument`, which lists the names as first|second|third
+    OPTION_ENUM,   // int or enum: the position in `argument`, which lists the names as first|second|third
     OPTION_STRING, // const char *, never NULL
     OPTION_LIST,   // const char *, never NULL: what was given, each time ended by OPTION_LIST_END
 };
@@ -40,6 +40,7 @@ struct option_row {
     const char *argument;     // what the help calls the value: N, FILE
     double least, below;      // least <= number < below; both 0: no limits but the type's
     const char *help;
+    unsigned flags; // of the table's owner, which knows what they mean
 };
 // A row of a table for `struct type`: the field's name is the option's.
 #define OPTION_ROW(type, kind, field, ...)                                                                             \
@@ -237,6 +238,12 @@ static inline bool option_parse_bytes(const char *text, int64_t *value, bool *ov
     return true;
 }
 
+static inline int option_enum_value(const void *field) {
+    int choice;
+    memcpy(&choice, field, sizeof choice); // the field may be of an enum's type
+    return choice;
+}
+
 static inline bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
@@ -289,7 +296,7 @@ static inline const char *option_read(const struct option_row *row, void *field,
         if (row->kind == OPTION_BOOL)
             *(bool *)field = choice % 2;
         else
-            *(int *)field = choice;
+            memcpy(field, &choice, sizeof choice);
         return NULL;
     }
     case OPTION_INT:
@@ -511,7 +518,7 @@ static inline void options_write_json(const struct options *options, const void 
         case OPTION_DOUBLE: json_double(json, row->name, *(const double *)field); break;
         case OPTION_BOOL: json_bool(json, row->name, *(const bool *)field); break;
         case OPTION_ENUM:
-            option_choice_name(row->argument, *(const int *)field, name);
+            option_choice_name(row->argument, option_enum_value(field), name);
             json_str(json, row->name, name);
             break;
         case OPTION_STRING:
@@ -533,7 +540,7 @@ static inline const char *option_text(char text[OPTION_TEXT], const struct optio
     case OPTION_FLOAT: snprintf(text, OPTION_TEXT, "%.9g", (double)*(const float *)field); break;
     case OPTION_DOUBLE: snprintf(text, OPTION_TEXT, "%.17g", *(const double *)field); break;
     case OPTION_BOOL: snprintf(text, OPTION_TEXT, "%s", *(const bool *)field ? "true" : "false"); break;
-    case OPTION_ENUM: option_choice_name(row->argument, *(const int *)field, text); break;
+    case OPTION_ENUM: option_choice_name(row->argument, option_enum_value(field), text); break;
     case OPTION_STRING:
     case OPTION_LIST: return *(const char *const *)field;
     }

@@ -1,0 +1,17 @@
+// The copies of the engine in one train_gpt, a copy for each target and precision, as main sees them.
+#pragma once
+#include "config.h" // struct config
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+typedef int engine_entry(const struct config *config); // runs what the options ask for; returns the exit status
+typedef const char *engine_unavailable_reason(void);   // why this machine can't use the target; "": it can
+typedef void engine_libraries(void);                   // prints the libraries of a target with their versions
+
+engine_entry train_cpu_fp32, train_cpu_bf16, train_cuda_fp32, train_cuda_bf16;
+engine_unavailable_reason train_cuda_fp32_unavailable_reason, train_cuda_bf16_unavailable_reason;
+engine_libraries train_cuda_fp32_libraries, train_cuda_bf16_libraries;
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,106 @@
+// Opening and closing what a run works with: the device, the plan of the model's memory, the data.
+#pragma once
+#include "run/ranks.cuh"       // threads_of_rank, check_same_data
+#include "run/utilisation.cuh" // gpt_measure_peak, gpt_flops_per_token
+#include "run/run.cuh"         // struct run
+#include <omp.h>               // omp_set_num_threads
+
+static void open_device(struct run *r) {
+    const struct config *c = r->config;
+    r->dev.threads = c->threads > 0 ? c->threads : threads_of_rank(r);
+    omp_set_num_threads(r->dev.threads);
+    if (!c->plan)
+        device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
+                    collectives_kind_of(c) == COLLECTIVES_HOST);
+    r->dev.matmul = matmul_create(&r->dev);
+}
+
+// The backends that --attention-backend allows, as attention_choose takes them.
+static enum attention_backend backend_allowed(enum config_backend backend) {
+    switch (backend) {
+    case BACKEND_AUTO: return ATTENTION_AUTO;
+    case BACKEND_FLASH: return ATTENTION_FLASH;
+    case BACKEND_UNFUSED: return ATTENTION_UNFUSED;
+    }
+    __builtin_unreachable();
+}
+static struct attention_choice choose_attention(struct run *r) {
+    const struct config *c = r->config;
+    const struct layer_shape s = model_shape_of(c, sizeof(floatX), false).layer;
+    struct attention_shape shape;
+    shape.B = c->micro_batch_size;
+    shape.T = s.T;
+    shape.num_heads = s.H;
+    shape.num_query_groups = s.G;
+    shape.head_dim = s.D;
+    shape.scale = 1;
+    shape.full = false;
+    return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
+}
+
+// Plans the model's memory, without allocating any, and writes the plan where --plan-json and --plan-picture say.
+static void plan_model(struct run *r) {
+    const struct config *c = r->config;
+    r->attention = choose_attention(r);
+    r->fit = fit_of(c, r->attention.backend, &r->dev);
+    r->model = gpt_create(c, fit_policy(&r->fit), r->attention.backend, &r->dev);
+    if (*c->plan_json)
+        plan_write_json(&r->model->timeline.plan, c->plan_json);
+    if (*c->plan_picture)
+        plan_write_svg(&r->model->timeline.plan, c->plan_picture);
+}
+
+// Opens the shards and makes room for a micro-batch. Ends the job where the ranks don't read the same shards.
+static void open_data(struct run *r) {
+    const struct config *c = r->config;
+    const size_t batch = (size_t)c->micro_batch_size * (size_t)c->seq_length;
+    enum { BATCHES_AHEAD = 4 };
+    if (config_trains(c))
+        r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, c->rank, c->ranks,
+                                   c->micro_batch_size, BATCHES_AHEAD, "--train-data");
+    if (*c->val_data && !*c->generate)
+        r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, c->rank, c->ranks,
+                                 c->micro_batch_size, 0, "--val-data");
+    r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);
+    r->targets = (int32_t *)calloc(batch, sizeof *r->targets);
+    if (!r->inputs || !r->targets)
+        fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
+    check_same_data(r);
+}
+
+// Writes the resolved options to config.json in the folder of --out, which exists.
+static void write_config(const struct config *c) {
+    char path[PATH_MAX];
+    if (c->rank > 0)
+        return;
+    if ((size_t)snprintf(path, sizeof path, "%s/config.json", c->out) >= sizeof path)
+        fail("--out %s: the name is too long", c->out);
+    config_write_json(c, path);
+}
+
+// Finds the peak flop/s that utilisation is held against: the data sheet's where the GPU is a known one, else what a
+// large matmul reaches.
+static void find_peak(struct run *r) {
+    r->peak_flops = device_data_sheet_flops(&r->dev);
+    r->peak_is_measured = r->peak_flops <= 0;
+    if (r->peak_is_measured)
+        r->peak_flops = gpt_measure_peak(r->model);
+}
+
+// Closes and frees whatever of the run was opened.
+static void close_run(struct run *r) {
+    saver_close(&r->saver);
+    dataloader_close(r->train);
+    dataloader_close(r->val);
+    vocabulary_close(&r->vocabulary);
+    tokenizer_free(&r->tokenizer);
+    if (r->model->zero.collectives)
+        collectives_close(&r->collectives, &r->dev);
+    gpt_destroy(r->model);
+    matmul_destroy(r->dev.matmul);
+    device_close(&r->dev);
+    free(r->inputs);
+    free(r->targets);
+    free(r->samples);
+    free(r->prompt_tokens);
+}

@@ -1,0 +1,49 @@
+// The report that a run prints when it starts: the model, how it is computed, its memory, its data.
+#pragma once
+#include "run/run.cuh" // struct run
+
+static void report_training(const struct run *r) {
+    const struct config *c = r->config;
+    char tokens[LOG_NUMBER];
+    log_row("training data", "%s: %s tokens in %d files", c->train_data,
+            log_count(tokens, (int64_t)dataloader_total_tokens(r->train)), dataloader_num_files(r->train));
+    log_row("batch", "%d sequences of %d tokens, in %d micro-batches", c->global_batch_size, c->seq_length,
+            c->global_batch_size / c->micro_batch_size);
+    log_row("steps", "%d, %.3g epochs", c->train_steps,
+            (double)c->train_steps * c->global_batch_size / (double)dataloader_samples_per_epoch(r->train));
+    if (c->checkpoint_every > 0)
+        log_row("checkpoints", "every %d steps into %s%s%s", c->checkpoint_every, r->saver.job.root,
+                *huggingface_note(c) ? "; " : "", huggingface_note(c));
+    log_row("matmul peak", "%.0f GFLOP/s %s, which MFU is held against", 1e-9 * r->peak_flops,
+            r->peak_is_measured ? "measured" : "by the data sheet");
+}
+
+static void report(const struct run *r) {
+    const struct config *c = r->config;
+    const struct gpt *m = r->model;
+    const struct plan *plan = &m->timeline.plan;
+    char text[LOG_NUMBER], more[LOG_NUMBER], device[384];
+    log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->num_layers,
+            c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
+            c->vocab_size);
+    log_row("parameters", "%s", log_count(text, m->table.visible));
+    log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
+    log_row("matmul", "%s", matmul_describe(r->dev.matmul));
+    log_row("attention", "%s", r->attention.reason);
+    log_row("recomputation", "%s", m->policy.description);
+    if (c->ranks > 1)
+        log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,
+                c->zero_stage, c->grad_reduce_in_bf16 ? "bf16" : "fp32", m->zero.shards.count,
+                log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
+    log_row("memory", "%s planned, %s of it activations", log_bytes(text, (int64_t)plan->peak_bytes),
+            log_bytes(more, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS]));
+    if (r->train)
+        report_training(r);
+    if (*c->checkpoint)
+        log_row("goes on from", "%s", c->checkpoint);
+    else if (*c->init_from)
+        log_row("begins from", "%s", c->init_from);
+    fit_advise(&r->fit, stdout);
+    printf("\n");
+    fflush(stdout);
+}

@@ -1,0 +1,193 @@
+// The training loop: enqueues steps, waits for their results, and does what is due between steps: validation, samples,
+// checkpoints, checks of the replicas.
+#pragma once
+#include "run/generate.cuh"    // print_samples
+#include "run/ranks.cuh"       // look_for_requests, measure_collectives, check_replicas
+#include "run/resume.cuh"      // save, report_save
+#include "run/utilisation.cuh" // gpt_measure_peak, gpt_flops_per_token
+#include "run/run.cuh"         // struct run
+#include "run/validate.cuh"    // validate_step
+
+// ---- enqueueing a step ----
+
+// Enqueues forward and backward of a global batch.
+static void enqueue_gradients(struct run *r) {
+    const struct config *c = r->config;
+    const int slot = r->enqueued % 2;
+    r->first_sample[slot] = dataloader_position(r->train);
+    r->lr[slot] = schedule_lr(&r->schedule, r->enqueued);
+    gpt_zero_gradients(r->model);
+    for (int i = 0; i < r->model->micro_steps; i++) {
+        dataloader_read(r->train, r->inputs, r->targets, c->micro_batch_size);
+        gpt_micro_step(r->model, i, r->inputs, r->targets, 1.0 / (r->model->micro_steps * c->ranks));
+    }
+}
+// Enqueues the update. AdamW counts only the steps that updated, so the results of all steps before must be known.
+static void enqueue_update(struct run *r) {
+    gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
+    r->model->request = 0;
+    gpt_fetch_results(r->model, r->enqueued % 2);
+    r->comm_sent_by_step[r->enqueued % 2] = r->collectives.sent_bytes;
+    r->enqueued++;
+}
+
+// Steps that are enqueued and whose results are not known yet.
+static int steps_in_flight(const struct run *r) { return r->enqueued - r->finished; }
+
+// ---- the results of a step ----
+
+// Reports a step that met a NaN or Inf and updated nothing: `value` is its loss or gradient norm, met in `samples`
+// samples from first_sample on. Ends the run, unless --skip-nonfinite allows one more such step.
+static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
+                             int samples) {
+    const int allowed = r->config->skip_nonfinite;
+    char where[160];
+    snprintf(where, sizeof where, "step %d: the %s is %f; batch: samples %llu to %llu of the data's order", step + 1,
+             what, value, (unsigned long long)first_sample,
+             (unsigned long long)first_sample + (unsigned long long)samples - 1);
+    log_end_line(&r->log);
+    if (r->skipped++ >= allowed)
+        fail(
+            "%s; the parameters are those of step %d. Lower --lr, check the data, or allow skips by --skip-nonfinite N",
+            where, step);
+    fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, r->skipped, allowed);
+}
+
+// Peak bytes of the device's memory, asked only now and then: a GPU's driver takes longer to answer than the host to
+// enqueue many kernels. The peak grows in the first steps, which load kernels and record graphs, and seldom later.
+static int64_t peak_bytes(struct run *r, int step) {
+    enum { FIRST_STEPS = 4, STEPS = 32 };
+    const bool ask = step - r->first_step < FIRST_STEPS || step % STEPS == 0 || step + 1 == r->config->train_steps;
+    return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
+}
+
+// Model flops utilisation of one rank, at its tokens a second.
+static void measure_utilisation(struct run *r, struct log_step *entry, double tokens_per_second) {
+    const struct flops_per_token flops = gpt_flops_per_token(r->model);
+    // A measured peak is that of a matmul, no more than a lower bound: a step that is faster raises it.
+    if (r->peak_is_measured && r->peak_flops > 0 && r->peak_flops < flops.done * tokens_per_second)
+        r->peak_flops = flops.done * tokens_per_second;
+    entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
+    entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
+}
+
+// The mean loss of a step, over the micro-batches in the data's order whatever the number of ranks. `reports` are those
+// of all ranks. *nonfinite: the first loss that is NaN or Inf. Returns its micro-batch, or -1.
+static int mean_loss(const struct run *r, const double *reports, double *mean, double *nonfinite) {
+    const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
+    int first = -1;
+    for (int i = 0; i < micro_batches; i++) {
+        const double loss = reports[i % ranks * width + REPORT_LOSSES + i / ranks];
+        *mean += loss / micro_batches;
+        if (!isfinite(loss) && first < 0) {
+            first = i;
+            *nonfinite = loss;
+        }
+    }
+    return first;
+}
+
+// Waits for the oldest step in flight and fills its log entry. Returns false where the step met a NaN or Inf and
+// updated nothing.
+static bool finish_step(struct run *r, struct log_step *entry) {
+    const struct config *c = r->config;
+    const int step = r->finished++, slot = step % 2, width = report_width(r->model);
+    const double *reports;
+    const struct step_results results = gpt_results(r->model, slot, &reports);
+    const double tokens = (double)c->global_batch_size * c->seq_length, now = seconds_now();
+    const double seconds = now - r->last_finish;
+    r->slowest_step = seconds > r->slowest_step ? seconds : r->slowest_step;
+    r->last_finish = now;
+    memset(entry, 0, sizeof *entry);
+    entry->step = step + 1;
+    entry->tokens =
+        ((int64_t)r->samples_before + (int64_t)(r->finished - r->first_step) * c->global_batch_size) * c->seq_length;
+    entry->lr = r->lr[slot];
+    entry->grad_norm = results.check.grad_norm;
+    entry->step_ms = 1e3 * seconds;
+    entry->tokens_per_second = tokens / seconds;
+    measure_utilisation(r, entry, tokens / seconds / c->ranks);
+    entry->peak_bytes = r->peak_bytes = peak_bytes(r, step);
+    for (int rank = 0; rank < c->ranks && r->parallel; rank++)
+        grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);
+    measure_collectives(r, entry, slot);
+    double loss = 0;
+    const int micro_batch = mean_loss(r, reports, &entry->loss, &loss);
+    if (micro_batch >= 0)
+        report_nonfinite(r, step, "loss", loss,
+                         r->first_sample[slot] + (uint64_t)micro_batch * (uint64_t)c->micro_batch_size,
+                         c->micro_batch_size);
+    else if (!results.check.finite)
+        report_nonfinite(r, step, "gradient norm", entry->grad_norm, r->first_sample[slot], c->global_batch_size);
+    return results.check.finite;
+}
+
+// ---- between steps ----
+
+// True every `every` steps and after the last of `total`; never where `every` is 0.
+static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
+
+// Logs a finished step, and validates and samples where due. These need the parameters of that very step: no later
+// update may be in flight then. `updated`: false for a step that met a NaN or Inf.
+static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
+    const struct config *c = r->config;
+    const int done = entry->step;
+    if (r->val && due(c->val_every, done, c->train_steps))
+        entry->has_val_loss = validate_step(r, done, &entry->val_loss);
+    log_step(&r->log, entry);
+    if (entry->has_val_loss)
+        log_event(&r->log, "step %d: validation loss %.4f%s", done, entry->val_loss,
+                  r->best_val_step == done ? ", the best so far" : "");
+    if (updated && due(c->sample_every, done, c->train_steps) && !r->validation_due)
+        print_samples(r, done);
+    if (checkpoint_thread_done(&r->saver.thread))
+        report_save(r);
+}
+static void finish_and_log_step(struct run *r) {
+    struct log_step entry;
+    const bool updated = finish_step(r, &entry);
+    log_finished_step(r, &entry, updated);
+}
+
+static bool save_due(const struct run *r) {
+    return due(r->config->checkpoint_every, r->enqueued, r->config->train_steps) || r->save_wanted || r->stopped;
+}
+static bool replicas_check_due(const struct run *r) {
+    return r->parallel && due(r->config->check_replicas, r->enqueued, 0);
+}
+// Whether the next step must wait for the one that was enqueued last, since its parameters are needed between the two.
+static bool must_finish_now(const struct run *r) {
+    const struct config *c = r->config;
+    const int step = r->enqueued;
+    return !DEVICE_RUNS_AHEAD || save_due(r) || (r->val && due(c->val_every, step, c->train_steps)) ||
+           due(c->sample_every, step, c->train_steps) || replicas_check_due(r);
+}
+
+// Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint.
+//
+// A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
+// results of the step before it, so that it never idles. The update is enqueued behind them.
+static void train(struct run *r) {
+    const struct config *c = r->config;
+    r->last_finish = seconds_now();
+    while (r->finished < c->train_steps && !(r->stopped && steps_in_flight(r) == 0)) {
+        const bool more = r->enqueued < c->train_steps;
+        if (more)
+            enqueue_gradients(r);
+        if (steps_in_flight(r) > 0)
+            finish_and_log_step(r);
+        if (more)
+            enqueue_update(r);
+        look_for_requests(r);
+        if (!more || !must_finish_now(r))
+            continue;
+        finish_and_log_step(r);
+        look_for_requests(r); // a signal may have broken off a validation
+        if (save_due(r))
+            save(r);
+        r->save_wanted = false;
+        if (replicas_check_due(r))
+            check_replicas(r);
+        r->last_finish = seconds_now();
+    }
+}

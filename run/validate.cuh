@@ -1,0 +1,66 @@
+// Validation: the loss over a fixed part of the validation data, during training and as a run of its own (--eval-only).
+#pragma once
+#include "run/ranks.cuh" // share_losses, grant_request
+#include "run/run.cuh"   // struct run
+
+// The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in the same
+// order whatever the number of ranks. *batches: how many there were. NAN where a signal stopped it before the end.
+static double validate(struct run *r, int *batches) {
+    const struct config *c = r->config;
+    const uint64_t available = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
+    const int steps = available < (uint64_t)c->val_steps ? (int)available : c->val_steps;
+    double loss = 0, *losses = (double *)calloc((size_t)c->ranks, sizeof *losses);
+    int stop = stop_asked_of_any(r);
+    if (!losses)
+        fail("out of memory");
+    *batches = steps;
+    dataloader_seek(r->val, 0);
+    for (int i = 0; i < steps && !stop; i += c->ranks) {
+        dataloader_read(r->val, r->inputs, r->targets, c->micro_batch_size);
+        const double mine = gpt_evaluate(r->model, r->inputs, r->targets);
+        stop = share_losses(r, losses, mine);
+        for (int k = i; k < i + c->ranks && k < steps; k++)
+            loss += losses[k - i] / steps;
+        stop = i + c->ranks < steps ? stop : 0; // behind the last batch the loss is complete
+    }
+    free(losses);
+    if (stop)
+        grant_request(r, stop % STOP_SIGNALS * REQUEST_SIGNAL, stop / STOP_SIGNALS);
+    return stop ? NAN : loss;
+}
+
+// Validates after step `done`. Returns false where a signal came before the end: a resumed run repeats the validation.
+static bool validate_step(struct run *r, int done, double *loss) {
+    int batches;
+    *loss = validate(r, &batches);
+    r->validation_due = isnan(*loss) && r->stopped;
+    if (r->validation_due)
+        return false;
+    if (!(*loss >= r->best_val_loss)) {
+        r->best_val_loss = *loss;
+        r->best_val_step = done;
+    }
+    return true;
+}
+
+// Repeats the validation that a signal broke off before the checkpoint that this run resumes from.
+static void repeat_validation(struct run *r) {
+    double loss;
+    if (!r->validation_due || !r->val)
+        return;
+    if (validate_step(r, r->finished, &loss)) {
+        log_val_loss(&r->log, r->finished, loss);
+        log_event(&r->log, "step %d: validation loss %.4f", r->finished, loss);
+    }
+}
+
+// --eval-only: prints the validation loss. Returns the exit status.
+static int evaluate_only(struct run *r) {
+    int batches;
+    const double loss = validate(r, &batches);
+    if (isnan(loss) && r->stopped)
+        return EXIT_STOPPED;
+    printf("validation loss %.9g, perplexity %.6g, over %lld tokens\n", loss, exp(loss),
+           (long long)batches * r->config->micro_batch_size * r->config->seq_length);
+    return EXIT_SUCCESS;
+}
