@@ -12,6 +12,7 @@
 #include "kernels/device_memory.cuh" // device_allocate, device_free
 #include "kernels/device_queue.cuh"  // device_free_bytes, device_used_bytes
 #include "runtime/machine/error.h"   // fail
+#include "runtime/machine/memory_limits.h" // memory_available_bytes
 #include <errno.h>                   // errno
 #include <stdbool.h>                 // bool
 #include <stddef.h>                  // size_t
@@ -1003,144 +1004,6 @@ static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, 
     return arenas->base[buffer->arena] ? arenas->base[buffer->arena] + buffer->offset : NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// What this machine has, and what this process takes
-
-// Reads a file of the kernel's into `text`; false if there is none.
-static bool memory_read(const char *root, const char *path, char *text, size_t n) {
-    char full[4096];
-    if ((size_t)snprintf(full, sizeof full, "%s%s", root, path) >= sizeof full)
-        return false;
-    FILE *file = fopen(full, "r");
-    if (!file)
-        return false;
-    const size_t count = fread(text, 1, n - 1, file);
-    fclose(file);
-    text[count] = 0;
-    return count > 0;
-}
-
-// The number in the line of `text` that begins with `key`; SIZE_MAX if there is none ("max", say).
-static size_t memory_field(const char *text, const char *key) {
-    const size_t n = strlen(key);
-    for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
-        if (strncmp(line, key, n) == 0) {
-            const char *digits = line + n + strspn(line + n, ": \t");
-            return *digits >= '0' && *digits <= '9' ? (size_t)strtoull(digits, NULL, 10) : SIZE_MAX;
-        }
-    return SIZE_MAX;
-}
-
-static size_t memory_kilobytes(const char *text, const char *key) {
-    const size_t value = memory_field(text, key);
-    return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;
-}
-
-static size_t memory_less(size_t limit, size_t used) { return limit > used ? limit - used : 0; }
-
-// What one cgroup leaves: its limit less what it uses, where file cache that the kernel drops on demand is not used.
-static size_t cgroup_left(const char *root, const char *folder, const char *limit_file, const char *usage_file,
-                          const char *cache_field) {
-    char path[4096], text[16384];
-    snprintf(path, sizeof path, "%s/%s", folder, limit_file);
-    if (!memory_read(root, path, text, sizeof text))
-        return SIZE_MAX;
-    const size_t limit = memory_field(text, "");
-    if (limit >= SIZE_MAX / 2 - 65536) // v1 says "none" by the largest multiple of a page
-        return SIZE_MAX;
-    snprintf(path, sizeof path, "%s/%s", folder, usage_file);
-    size_t used = memory_read(root, path, text, sizeof text) ? memory_field(text, "") : 0;
-    snprintf(path, sizeof path, "%s/memory.stat", folder);
-    if (memory_read(root, path, text, sizeof text)) {
-        const size_t cache = memory_field(text, cache_field);
-        used = cache == SIZE_MAX ? used : memory_less(used, cache);
-    }
-    return memory_less(limit, used);
-}
-
-// The least that a cgroup of the memory controller and those around it leave. A container may see its own group at the
-// root of the mount while /proc names the path outside, so every ancestor up to the root is asked, there or not.
-static size_t cgroups_left(const char *root) {
-    char groups[8192];
-    size_t left = SIZE_MAX;
-    if (!memory_read(root, "/proc/self/cgroup", groups, sizeof groups))
-        return left;
-    for (char *line = groups, *next; line && *line; line = next) { // "4:memory:/path" (v1) or "0::/path" (v2)
-        next = strchr(line, '\n');
-        if (next)
-            *next++ = 0;
-        const bool unified = strncmp(line, "0::", 3) == 0;
-        char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!path || (!unified && strncmp(controllers, ":memory:", 8) != 0))
-            continue;
-        path++;
-        for (bool at_root = false; !at_root;) {
-            char folder[4096];
-            char *slash = strrchr(path, '/');
-            if (slash && !slash[1])
-                *slash = 0;
-            snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%.3000s", unified ? "" : "/memory", path);
-            const size_t here = unified ? cgroup_left(root, folder, "memory.max", "memory.current", "inactive_file")
-                                        : cgroup_left(root, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                                      "total_inactive_file");
-            left = here < left ? here : left;
-            slash = strrchr(path, '/');
-            at_root = !slash;
-            if (slash)
-                *slash = 0;
-        }
-    }
-    return left;
-}
-
-// Bytes that this process may still use: what the machine has free, its cgroups, and its own limits. `root` is where
-// /proc and /sys lie: "".
-static size_t memory_left_under(const char *root) {
-    char text[16384];
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    size_t left = cgroups_left(root), here = SIZE_MAX;
-    if (memory_read(root, "/proc/meminfo", text, sizeof text)) {
-        here = memory_kilobytes(text, "MemAvailable");
-        const size_t limit = memory_kilobytes(text, "CommitLimit"), committed = memory_kilobytes(text, "Committed_AS");
-        char mode[16];
-        if (memory_read(root, "/proc/sys/vm/overcommit_memory", mode, sizeof mode) && mode[0] == '2' && // never more
-            limit != SIZE_MAX && committed != SIZE_MAX)
-            here = memory_less(limit, committed) < here ? memory_less(limit, committed) : here;
-    }
-    left = here < left ? here : left;
-    size_t address_pages = 0, data_pages = 0;
-    if (memory_read(root, "/proc/self/statm", text, sizeof text))
-        sscanf(text, "%zu %*u %*u %*u %*u %zu", &address_pages, &data_pages);
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-        here = memory_less((size_t)limit.rlim_cur, address_pages * page);
-        left = here < left ? here : left;
-    }
-    if (getrlimit(RLIMIT_DATA, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-        here = memory_less((size_t)limit.rlim_cur, data_pages * page);
-        left = here < left ? here : left;
-    }
-    return left;
-}
-
-static size_t machine_memory_bytes(void) { return memory_left_under(""); }
-
-// What of this process lies in memory now, and the most that ever did. 0 where the kernel does not say.
-static size_t resident_bytes(void) {
-    char text[256];
-    size_t pages = 0;
-    if (memory_read("", "/proc/self/statm", text, sizeof text))
-        sscanf(text, "%*u %zu", &pages);
-    return pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-static size_t resident_peak_bytes(void) {
-    char text[8192];
-    if (!memory_read("", "/proc/self/status", text, sizeof text))
-        return 0;
-    const size_t peak = memory_kilobytes(text, "VmHWM");
-    return peak == SIZE_MAX ? 0 : peak;
-}
-
 // What a plan may use of the device's memory, and the most that the run has used of it so far.
 #ifdef TARGET_CUDA
 // The reserve is for what the driver takes as kernels and graphs load, after the plan: a supposition, not measured.
@@ -1151,6 +1014,6 @@ static size_t device_available_bytes(struct device *dev) {
 }
 static size_t device_peak_bytes(struct device *dev) { return device_used_bytes(dev); } // which never falls during a run
 #else
-static size_t device_available_bytes(struct device *dev) { return machine_memory_bytes(); }
-static size_t device_peak_bytes(struct device *dev) { return resident_peak_bytes(); }
+static size_t device_available_bytes(struct device *dev) { return memory_available_bytes(); }
+static size_t device_peak_bytes(struct device *dev) { return memory_resident_peak_bytes(); }
 #endif

@@ -116,7 +116,7 @@ static void run_case(struct bench *b, int which, bool last_round) {
             m->matmuls_only = false;
         }
     }
-    k->resident_bytes = resident_bytes();
+    k->resident_bytes = memory_resident_bytes();
     if (which == 0 && last_round) {
         m->seconds = (double *)calloc((size_t)m->plan.phase_count, sizeof *m->seconds);
         one_step(b, m, 9);
