@@ -99,6 +99,7 @@ int main(int argc, char **argv) {
 #include "run/fit.cuh"        // options to a policy, a plan that fits
 #include "run/generate.cuh"   // prompts, samples, tokens to text
 #include "gpt.cuh"            // the model and its step
+#include "run/plan_report.cuh" // the plan as a table, JSON, a picture
 #include "run/ranks.cuh"      // several processes
 #include "run/resume.cuh"     // where a run begins, and its checkpoints
 #include "run/run.cuh"        // struct run

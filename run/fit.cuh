@@ -3,9 +3,9 @@
 #pragma once
 #include "config.h"                // struct config
 #include "gpt.cuh"                 // gpt_create, gpt_destroy: a planned model
-#include "memory.cuh"              // format_bytes
 #include "recompute.cuh"           // policies
 #include "runtime/machine/error.h" // fail
+#include "runtime/text/log.h"      // log_bytes
 
 // What the search and the advice below plan with.
 struct fit {
@@ -56,7 +56,7 @@ static struct recompute_policy fit_candidate(const struct fit *f, const uint32_t
 }
 
 static void fit_describe(struct recompute_policy *policy, const struct layer_shape *s, size_t peak, double overhead) {
-    char dropped[2][48], bytes[32];
+    char dropped[2][48], bytes[LOG_NUMBER];
     int first = 0;
     const int L = policy->num_layers;
     while (first < L && policy->kept[first] == policy->kept[0])
@@ -76,7 +76,7 @@ static void fit_describe(struct recompute_policy *policy, const struct layer_sha
         else
             snprintf(dropped[i], sizeof dropped[i], "none");
     }
-    format_bytes(bytes, sizeof bytes, peak);
+    log_bytes(bytes, (int64_t)peak);
     if (first == L)
         snprintf(policy->description, sizeof policy->description,
                  "auto: %s in all layers; predicted peak %s, step +%.1f %%", dropped[0], bytes, 100 * overhead);
@@ -93,10 +93,10 @@ static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     int low = 0, high = (kinds - 1) * L; // every candidate below `low` is too large
     size_t peak = fit_peak(f, fit_candidate(f, frontier, high));
     if (peak > (size_t)budget) {
-        char need[32], have[32];
+        char need[LOG_NUMBER], have[LOG_NUMBER];
         fail("--memory-budget %s: even with full recomputation the step takes %s; lower --micro-batch-size or "
              "--seq-length, or raise the budget",
-             format_bytes(have, sizeof have, (size_t)budget), format_bytes(need, sizeof need, peak));
+             log_bytes(have, budget), log_bytes(need, (int64_t)peak));
     }
     while (low < high) {
         const int middle = low + (high - low) / 2;
@@ -168,31 +168,30 @@ static void fit_advise(const struct fit *f, FILE *out) {
         c->recompute_num_layers > 1) {
         const size_t one = fit_peak(f, policy_uniform(c->num_layers, 1));
         const size_t this_one = fit_peak(f, policy_uniform(c->num_layers, c->recompute_num_layers));
-        char a[32], b[32];
+        char a[LOG_NUMBER], b[LOG_NUMBER];
         if (this_one > one)
             fprintf(
                 out,
                 "note: groups of %d layers peak at %s, single layers at %s: a whole group's activations exist at once; "
                 "--recompute-num-layers 1 takes less at the same cost\n",
-                c->recompute_num_layers, format_bytes(a, sizeof a, this_one), format_bytes(b, sizeof b, one));
+                c->recompute_num_layers, log_bytes(a, (int64_t)this_one), log_bytes(b, (int64_t)one));
     }
 }
 
 // One way to make the plan smaller: an option's text, and the peak it leads to.
 static void fit_suggest(char *out, size_t n, const char *option, size_t now, size_t then, size_t limit) {
-    char saves[32], peak[32];
+    char saves[LOG_NUMBER], peak[LOG_NUMBER];
     const size_t used = strlen(out);
     if (then < now)
-        snprintf(out + used, n - used, "\n  %-44s saves %10s: %10s%s", option,
-                 format_bytes(saves, sizeof saves, now - then), format_bytes(peak, sizeof peak, then),
-                 then <= limit ? ", which fits" : "");
+        snprintf(out + used, n - used, "\n  %-44s saves %10s: %10s%s", option, log_bytes(saves, (int64_t)(now - then)),
+                 log_bytes(peak, (int64_t)then), then <= limit ? ", which fits" : "");
 }
 
 // Fails, before the model's memory is allocated, when the plan is larger than what is free; says what would help.
 static void fit_check(const struct fit *f, size_t peak, size_t limit) {
     if (peak <= limit)
         return;
-    char options[2048] = "", option[64], need[32], have[32];
+    char options[2048] = "", option[64], need[LOG_NUMBER], have[LOG_NUMBER];
     const int L = f->config->num_layers;
     fit_suggest(options, sizeof options, "--recompute-granularity selective", peak,
                 fit_peak(f, policy_selective(L, MODULE_NORM | MODULE_ACTIVATION, &f->shape)), limit);
@@ -239,6 +238,6 @@ static void fit_check(const struct fit *f, size_t peak, size_t limit) {
         snprintf(option, sizeof option, "--seq-length %d", changed.seq_length);
         fit_suggest(options, sizeof options, option, peak, fit_peak(&g, fit_policy(&g)), limit);
     }
-    fail("the plan needs %s, and this process may use %s. What would help:%s", format_bytes(need, sizeof need, peak),
-         format_bytes(have, sizeof have, limit), *options ? options : "\n  a smaller model");
+    fail("the plan needs %s, and this process may use %s. What would help:%s", log_bytes(need, (int64_t)peak),
+         log_bytes(have, (int64_t)limit), *options ? options : "\n  a smaller model");
 }
