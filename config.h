@@ -24,6 +24,37 @@ enum config_precision { WITH_AUTO, WITH_BF16, WITH_FP32 }; // PRECISION_BF16 is 
 enum config_checkpoint_dtype { CHECKPOINT_AUTO, CHECKPOINT_BF16, CHECKPOINT_FP32 };
 enum config_collectives { BY_AUTO, BY_NCCL, BY_MPI, BY_SOCKETS };
 
+// The modules of --recompute-modules. Columns: id; name. The activations that a module drops name it in their rows
+// (recompute.cuh). FIRST is ROW, but for lists with a separator.
+#define MODULE_ROWS(FIRST, ROW)                                                                                        \
+    FIRST(CORE_ATTN, "core_attn")                                                                                      \
+    ROW(NORM, "norm")                                                                                                  \
+    ROW(ACTIVATION, "activation")                                                                                      \
+    ROW(MLP, "mlp")                                                                                                    \
+    ROW(QKV, "qkv")
+#define RECOMPUTE_MODULES_DEFAULT "norm,activation"
+
+enum module_index {
+#define INDEX_ROW(id, name) MODULE_INDEX_##id,
+    MODULE_ROWS(INDEX_ROW, INDEX_ROW)
+#undef INDEX_ROW
+        NUM_MODULES
+};
+// A set of modules is a sum of these.
+enum module {
+#define BIT_ROW(id, name) MODULE_##id = 1 << MODULE_INDEX_##id,
+    MODULE_ROWS(BIT_ROW, BIT_ROW)
+#undef BIT_ROW
+};
+#define MODULE_NAME(id, name) name
+#define MODULE_NEXT_NAME(id, name) "," name
+#define MODULE_LIST MODULE_ROWS(MODULE_NAME, MODULE_NEXT_NAME) // "core_attn,norm,..."
+static const char *const module_names[NUM_MODULES] = {
+#define NAME_ROW(id, name) name,
+    MODULE_ROWS(NAME_ROW, NAME_ROW)
+#undef NAME_ROW
+};
+
 enum { CONFIG_ROWS_MAX = 96 };
 
 struct config {
@@ -182,7 +213,7 @@ static const struct option_row config_rows[] = {
     ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
     ROW(STRING, recompute_modules, "", "LIST", 0, 0,
-        "selective: any of core_attn,norm,activation,mlp,qkv; none: norm,activation"),
+        "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
     ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: the memory to fit into, as 6GiB"),
 
     GROUP("Memory"),
@@ -414,40 +445,50 @@ static inline void config_resolve_data(struct config *c) {
     }
 }
 
-// A list of layers: numbers and ranges, separated by commas.
-static inline bool config_is_layer_list(const char *text) {
-    for (;;) {
-        int from = 0, to = 0, read = 0;
-        if (*text < '0' || *text > '9' || sscanf(text, "%9d%n", &from, &read) != 1)
-            return false;
-        text += read;
-        if (*text == '-') {
-            text++;
-            if (*text < '0' || *text > '9' || sscanf(text, "%9d%n", &to, &read) != 1 || to < from)
-                return false;
-            text += read;
-        }
-        if (!*text)
-            return true;
-        if (*text++ != ',')
-            return false;
+// The next range of --recompute-layers, a list such as 0-3,8: *first <= *last are its ends, and *at, which begins at
+// `list`, moves behind it and its comma. A list that is none ends the program.
+static inline void config_next_layers(const char *list, const char **at, int *first, int *last) {
+    const char *end = *at;
+    int read = 0;
+    bool good = *end >= '0' && *end <= '9' && sscanf(end, "%9d%n", first, &read) == 1;
+    end += read;
+    *last = *first;
+    if (good && *end == '-') {
+        end++;
+        read = 0;
+        good = *end >= '0' && *end <= '9' && sscanf(end, "%9d%n", last, &read) == 1 && *first <= *last;
+        end += read;
     }
+    const bool more = *end == ',' && end[1];
+    if (!good || (*end && !more))
+        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8", list);
+    *at = end + more;
 }
-static inline void config_check_recompute(const struct config *c) {
-    static const char modules[] = "core_attn|norm|activation|mlp|qkv";
-    if (*c->recompute_layers && !config_is_layer_list(c->recompute_layers))
-        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8",
-             c->recompute_layers);
-    for (const char *word = c->recompute_modules; *word;) {
-        char name[OPTION_NAME];
+
+// The set of modules that --recompute-modules lists; of an empty list, the default's. An unknown name ends the program.
+static inline uint32_t config_modules(const char *list) {
+    uint32_t modules = 0;
+    for (const char *word = *list ? list : RECOMPUTE_MODULES_DEFAULT; *word;) {
         const size_t length = strcspn(word, ",");
-        snprintf(name, sizeof name, "%.*s", (int)length, word);
-        if (option_choice(modules, name) < 0)
-            fail("--recompute-modules: '%s' is not known; expected any of core_attn,norm,activation,mlp,qkv", name);
+        uint32_t module = 0;
+        for (int i = 0; i < NUM_MODULES; i++)
+            if (strlen(module_names[i]) == length && strncmp(word, module_names[i], length) == 0)
+                module = 1u << i;
+        if (!module)
+            fail("--recompute-modules: '%.*s' is not known; expected any of " MODULE_LIST, (int)length, word);
+        modules |= module;
         word += length;
         if (*word == ',' && !*++word)
-            fail("--recompute-modules: '%s' ends in a comma", c->recompute_modules);
+            fail("--recompute-modules: '%s' ends in a comma", list);
     }
+    return modules;
+}
+
+static inline void config_check_recompute(const struct config *c) {
+    int first = 0, last = 0;
+    for (const char *at = c->recompute_layers; *at;)
+        config_next_layers(c->recompute_layers, &at, &first, &last);
+    config_modules(c->recompute_modules);
 }
 
 // ---- sizes ----
