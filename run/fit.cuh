@@ -1,5 +1,5 @@
 // From what the user asked for to a policy and a plan that fit: --recompute-* into a policy, the cheapest policy within
-// --memory-budget, and what to change when a plan exceeds the machine. All of it only plans; nothing is allocated.
+// --memory-budget, and what to change when a plan exceeds the machine. Models are planned here, never allocated.
 #pragma once
 #include "config.h"                // struct config
 #include "gpt.cuh"                 // gpt_create, gpt_destroy: a planned model
@@ -57,7 +57,7 @@ static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 184 : 16;
 static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 60 : 11;
 #endif
 
-// Time of the policy's recomputation over that of a step without any, which is three forwards: backward counts two.
+// Time of the policy's recomputation, as a share of a step without any, which is three forwards: backward counts two.
 static double fit_overhead(const struct fit *f, const struct recompute_policy *policy) {
     const struct config *c = f->config;
     const double layers = c->num_layers * activation_cost(ACT_ALL, &f->shape, FLOPS_PER_BYTE);
