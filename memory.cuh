@@ -244,8 +244,8 @@ struct plan_span {
 // Work is the number of slots and neighbours that were looked at, some 3 ns each. Work rather than time bounds the
 // search, so that the same schedule has the same plan everywhere.
 enum {
-    PLAN_FIT_NEIGHBOURS = 256,     // an item with more neighbours than these is not searched for gaps
-    PLAN_FIT_PAIRS = 1000000,      // of fitted items that live together, at most; stack more if there would be more
+    PLAN_FIT_NEIGHBOURS = 256,     // an item with more in its lifetime goes on top of them
+    PLAN_FIT_PAIRS = 1000000,      // of fitted items that are live together; where more would be, more are stacked
     PLAN_CLASSES = 32,             // class k: items of more than 2^(k - 1) and up to 2^k slots
     PLAN_PACK_WORK = 4000000,      // of all tries, once each kind of stack was tried,
     PLAN_PACK_WORK_MOST = 50000000 // and while the best is more than a hundredth above the bound
@@ -258,26 +258,28 @@ enum {
 enum { PLAN_STACKS = 3 };
 static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
 
+// The state of the search for the lowest packing. Stacked items lie at the bottom, fitted ones above them in gaps.
 struct plan_packing {
     struct plan_item *items; // by falling length
     int count, slots;
     size_t bound; // the largest live sum: no packing is lower
     size_t *best; // (count) offsets of the best packing so far
     size_t best_height;
-    size_t *skyline; // (slots) the top of what is stacked
+    size_t *skyline; // (slots) the top of the stack
     size_t stack_height;
     int *fitted; // (fitted_count) items that are not stacked
     int fitted_count;
-    size_t *floor; // (count) of a fitted item: the highest stacked byte under it
-    // Placed fitted items by class and the 2^class slots in which they begin, so that an item finds its neighbours at
-    // a cost that follows their number, however long another one lives.
-    int *newest;                  // (bucket_count) the last one placed of a bucket, -1: none
-    int *next;                    // (count) the one of its bucket placed before it, -1: none
-    int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: no fitted item has it
+    size_t *floor; // (count) of a fitted item: the top of the stack in its slots
+    // A bucket is a list of the placed fitted items of one class that begin in the same 2^class slots, so that finding
+    // an item's neighbours costs by their number, however long other items live.
+    int *newest;                  // (bucket_count) the item of a bucket that was placed last, -1: none
+    int *next;                    // (count) the item of the same bucket that was placed before it, -1: none
+    int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: no fitted item is of it
     int bucket_count;
     int64_t work; // slots and neighbours looked at so far
 };
 
+// Orders are by falling key, then by item.
 struct plan_key {
     double key;
     int item;
@@ -305,7 +307,7 @@ static int plan_class(const struct plan_item *item) {
     return k;
 }
 
-// The highest stacked byte under an item.
+// The top of the stack in an item's slots.
 static size_t plan_floor(const struct plan_packing *packing, const struct plan_item *item) {
     size_t top = 0;
     for (int s = item->first; s <= item->last; s++)
@@ -450,7 +452,7 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
     }
 }
 
-// The orders that fitting begins with, each by falling key.
+// The orders that fitting begins with.
 enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_BYTES, PLAN_BY_START, PLAN_ORDERS };
 
 static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
@@ -480,7 +482,7 @@ static void plan_promote(const struct plan_packing *packing, struct plan_key *ke
     qsort(keys, (size_t)count, sizeof *keys, plan_compare_keys);
 }
 
-// Whether there is something to gain and work left.
+// Whether a lower packing may exist and work is left to look for it.
 static bool plan_goes_on(const struct plan_packing *packing, int round) {
     if (packing->best_height == packing->bound)
         return false;
