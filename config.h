@@ -3,6 +3,7 @@
 // Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
 // add a field and a row: --help, config.json, the presets and what a checkpoint remembers follow from the table.
 #pragma once
+#include "recompute.cuh"           // the modules of --recompute-modules
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/json.h"     // config_write_json
 #include "runtime/text/options.h"  // the parser
@@ -247,7 +248,7 @@ static const struct option_row config_rows[] = {
     ROW(INT, recompute_num_layers, "0", "N", 0, 1 << 16, "full: layers in a group (uniform), or recomputed (block)"),
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
     ROW(STRING, recompute_modules, "", "LIST", 0, 0,
-        "selective: any of core_attn,norm,activation,mlp,qkv; none: norm,activation"),
+        "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
     ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: the memory to fit into, as 6GiB"),
 
     GROUP("Memory"),
@@ -495,40 +496,11 @@ static inline void config_resolve_data(struct config *c) {
     }
 }
 
-// Whether the text is a list of layers: numbers and ranges, separated by commas.
-static inline bool config_is_layer_list(const char *text) {
-    for (;;) {
-        int from = 0, to = 0, read = 0;
-        if (*text < '0' || *text > '9' || sscanf(text, "%9d%n", &from, &read) != 1)
-            return false;
-        text += read;
-        if (*text == '-') {
-            text++;
-            if (*text < '0' || *text > '9' || sscanf(text, "%9d%n", &to, &read) != 1 || to < from)
-                return false;
-            text += read;
-        }
-        if (!*text)
-            return true;
-        if (*text++ != ',')
-            return false;
-    }
-}
 static inline void config_check_recompute(const struct config *c) {
-    static const char modules[] = "core_attn|norm|activation|mlp|qkv";
-    if (*c->recompute_layers && !config_is_layer_list(c->recompute_layers))
-        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8",
-             c->recompute_layers);
-    for (const char *word = c->recompute_modules; *word;) {
-        char name[OPTION_NAME];
-        const size_t length = strcspn(word, ",");
-        snprintf(name, sizeof name, "%.*s", (int)length, word);
-        if (option_choice(modules, name) < 0)
-            fail("--recompute-modules: '%s' is not known; expected any of core_attn,norm,activation,mlp,qkv", name);
-        word += length;
-        if (*word == ',' && !*++word)
-            fail("--recompute-modules: '%s' ends in a comma", c->recompute_modules);
-    }
+    int first = 0, last = 0;
+    for (const char *at = c->recompute_layers; *at;)
+        recompute_next_layers(c->recompute_layers, &at, &first, &last);
+    recompute_modules_of(c->recompute_modules);
 }
 
 // ---- sizes ----

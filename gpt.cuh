@@ -189,7 +189,7 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum 
     return d;
 }
 static enum norm_kind norm_kind_of(const struct gpt *m) {
-    switch (m->shape.layer.normalization) {
+    switch (m->shape.normalization) {
     case NORMALIZATION_LAYERNORM: return NORM_LAYERNORM;
     case NORMALIZATION_RMSNORM: return NORM_RMSNORM;
     }
@@ -197,7 +197,7 @@ static enum norm_kind norm_kind_of(const struct gpt *m) {
 }
 // Statistics of a norm: (N) reciprocal standard deviations, then, for LayerNorm, (N) means.
 static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
-    return stats && norm_statistics(m->shape.layer.normalization) > 1 ? stats + N : NULL;
+    return stats && m->shape.layer.norm_statistics > 1 ? stats + N : NULL;
 }
 static struct attention_shape attention_shape_of(const struct gpt *m, struct extent e) {
     const struct layer_shape *s = &m->shape.layer;
@@ -263,18 +263,18 @@ static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX
 }
 
 // act (N, F) = the MLP's activation of fc (N, fc_width), and its gradient with respect to fc.
-static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct layer_shape *s,
+static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
     switch (s->activation) {
-    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->F, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->F, dev); break;
+    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, dev); break;
     }
 }
 static void mlp_activation_backward(floatX *dfc, const floatX *dact, const floatX *fc, int64_t N,
-                                    const struct layer_shape *s, struct device *dev) {
+                                    const struct model_shape *s, struct device *dev) {
     switch (s->activation) {
-    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->F, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->F, dev); break;
+    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
     }
 }
 
@@ -356,7 +356,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         phase(m, part, l, "activation");
         floatX *act = (floatX *)ACT(ACT);
         const floatX *fc = (const floatX *)ACT(FC);
-        RUN(m, mlp_activation_forward(act, fc, N, s, m->dev));
+        RUN(m, mlp_activation_forward(act, fc, N, &m->shape, m->dev));
     }
     if (produce & BIT(OUT)) {
         if (pass != PASS_RECOMPUTE) // for the norm that the addition is fused with
@@ -447,9 +447,9 @@ static void block_backward(struct gpt *m, int l) {
     dact = d_buffer(m, l, SLOT_D_ACT, s->F);
     const floatX *fc = (const floatX *)ACT(FC);
     // The gradient replaces the one it is made from, unless a gate makes it twice as wide.
-    const enum slot slot_dfc = activation_is_gated(s->activation) ? SLOT_D_FC : SLOT_D_ACT;
+    const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
     floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    RUN(m, mlp_activation_backward(dfc, dact, fc, e.N, s, m->dev));
+    RUN(m, mlp_activation_backward(dfc, dact, fc, e.N, &m->shape, m->dev));
 
     phase(m, "backward", l, "fc");
     dfc = d_buffer(m, l, slot_dfc, fc_width(s));
@@ -548,7 +548,7 @@ static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
                             pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm");
 }
 static float *final_norm_stats(struct gpt *m, enum pass pass) {
-    const size_t floats = (size_t)norm_statistics(m->shape.layer.normalization);
+    const size_t floats = (size_t)m->shape.layer.norm_statistics;
     return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
 }

@@ -16,6 +16,8 @@ struct model_shape {
     struct layer_shape layer;
     int L, V, Vp, P; // layers, vocabulary, vocabulary padded for the matmuls, learned positions (0: none)
     enum position_embedding_type positions;
+    enum normalization normalization;
+    enum activation activation;
     bool biases, qkv_bias, tied;
 };
 static bool uses_rope(const struct model_shape *s) {
@@ -27,9 +29,18 @@ static bool uses_rope(const struct model_shape *s) {
 }
 // Elements of a norm's bias.
 static int norm_bias_rows(const struct model_shape *s) {
-    switch (s->layer.normalization) {
+    switch (s->normalization) {
     case NORMALIZATION_LAYERNORM: return s->layer.C;
     case NORMALIZATION_RMSNORM: return 0;
+    }
+    return 0;
+}
+
+// Floats a token that the backward of a norm needs: the reciprocal standard deviation and, for LayerNorm, the mean.
+static int norm_statistics(enum normalization kind) {
+    switch (kind) {
+    case NORMALIZATION_LAYERNORM: return 2;
+    case NORMALIZATION_RMSNORM: return 1;
     }
     return 0;
 }
@@ -45,9 +56,12 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.F = c->ffn_hidden_size;
     shape.layer.T = c->seq_length;
     shape.layer.x = element_bytes;
-    shape.layer.activation = c->activation;
-    shape.layer.normalization = c->normalization;
+    shape.layer.gated = activation_is_gated(c->activation);
+    shape.layer.activation = activation_name(c->activation);
+    shape.layer.norm_statistics = norm_statistics(c->normalization);
     shape.layer.materialised = materialised;
+    shape.normalization = c->normalization;
+    shape.activation = c->activation;
     shape.L = c->num_layers;
     shape.V = c->vocab_size;
     shape.Vp = (c->vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;

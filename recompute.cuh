@@ -4,7 +4,6 @@
 // same bits by construction. Everything here is arithmetic on those masks; the memory plan, the reports and the search
 // for a policy that fits a budget all read the same table. To add an activation is to add a row.
 #pragma once
-#include "config.h"                // enum activation, enum normalization
 #include "runtime/machine/error.h" // fail
 #include <math.h>                  // fabs
 #include <stdbool.h>               // bool
@@ -15,35 +14,48 @@
 
 // What the sizes in the table depend on.
 struct layer_shape {
-    int C, H, G, D, F; // hidden size, query heads, key/value heads (query groups), head dim, FFN width
-    int T;             // sequence length
-    int x;             // bytes of floatX
-    enum activation activation;
-    enum normalization normalization;
-    bool materialised; // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
+    int C, H, G, D, F;      // hidden size, query heads, key/value heads (query groups), head dim, FFN width
+    int T;                  // sequence length
+    int x;                  // bytes of floatX
+    bool gated;             // the MLP's activation multiplies a second projection, up, by the activated one
+    const char *activation; // its name
+    int norm_statistics;    // floats a token that a norm's backward needs: 1 / deviation and, for LayerNorm, the mean
+    bool materialised;      // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
 };
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
 // Of the MLP's first product: a gated activation has the gate's columns before those that it multiplies.
-static inline int fc_width(const struct layer_shape *s) { return (activation_is_gated(s->activation) ? 2 : 1) * s->F; }
-// Floats a token that a norm's backward needs: the reciprocal standard deviation and, for LayerNorm, the mean.
-static inline int norm_statistics(enum normalization kind) {
-    switch (kind) {
-    case NORMALIZATION_LAYERNORM: return 2;
-    case NORMALIZATION_RMSNORM: return 1;
-    }
-    return 0;
-}
+static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 : 1) * s->F; }
 
-// The modules of --recompute-modules, as bits.
-enum module {
-    MODULE_CORE_ATTN = 1,
-    MODULE_NORM = 2,
-    MODULE_ACTIVATION = 4,
-    MODULE_MLP = 8,
-    MODULE_QKV = 16,
+// The modules of --recompute-modules. Columns: id; name. The activations that a module drops name it in their rows
+// (recompute.cuh). FIRST is ROW, but for lists with a separator.
+#define MODULE_ROWS(FIRST, ROW)                                                                                        \
+    FIRST(CORE_ATTN, "core_attn")                                                                                      \
+    ROW(NORM, "norm")                                                                                                  \
+    ROW(ACTIVATION, "activation")                                                                                      \
+    ROW(MLP, "mlp")                                                                                                    \
+    ROW(QKV, "qkv")
+#define RECOMPUTE_MODULES_DEFAULT "norm,activation"
+
+enum module_index {
+#define INDEX_ROW(id, name) MODULE_INDEX_##id,
+    MODULE_ROWS(INDEX_ROW, INDEX_ROW)
+#undef INDEX_ROW
+        NUM_MODULES
 };
-enum { NUM_MODULES = 5 };
-static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "activation", "mlp", "qkv"};
+// A set of modules is a sum of these.
+enum module {
+#define BIT_ROW(id, name) MODULE_##id = 1 << MODULE_INDEX_##id,
+    MODULE_ROWS(BIT_ROW, BIT_ROW)
+#undef BIT_ROW
+};
+#define MODULE_NAME(id, name) name
+#define MODULE_NEXT_NAME(id, name) "," name
+#define MODULE_LIST MODULE_ROWS(MODULE_NAME, MODULE_NEXT_NAME) // "core_attn,norm,..."
+static const char *const module_names[NUM_MODULES] = {
+#define NAME_ROW(id, name) name,
+    MODULE_ROWS(NAME_ROW, NAME_ROW)
+#undef NAME_ROW
+};
 
 // One row an activation. Columns: name; category in the reports; modules that drop it; bytes a token;
 // matmul and attention flops a token to make it again; bytes of memory traffic a token to make it again; made from.
@@ -52,7 +64,7 @@ static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "acti
 // SOFTMAX and ATT come from one op, which makes both whenever either is asked for; its cost stands in ATT's row.
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)                              \
-    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * norm_statistics(s->normalization), 0, s->C * s->x, ACT_INPUT) \
+    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, ACT_INPUT)                \
     ROW(QKV, "qkv", "qkv", MODULE_QKV, qkv_width(s) * s->x, 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,        \
         BIT(NORM1))                                                                                                    \
     ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN,                \
@@ -63,11 +75,11 @@ static const char *const module_names[NUM_MODULES] = {"core_attn", "norm", "acti
     ROW(MID, "residual after attention", "residual", 0, s->C * s->x, 2.0 * s->H * s->D * s->C, 3 * s->C * s->x,        \
         ACT_INPUT | BIT(ATT))                                                                                          \
     ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, BIT(MID))                               \
-    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * norm_statistics(s->normalization), 0, s->C * s->x, BIT(MID))  \
-    ROW(FC, activation_is_gated(s->activation) ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)fc_width(s) * s->x, \
-        2.0 * s->C * fc_width(s), fc_width(s) * s->x, BIT(NORM2))                                                      \
-    ROW(ACT, activation_name(s->activation), "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x,   \
-        0, (fc_width(s) + s->F) * s->x, BIT(FC))                                                                       \
+    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, BIT(MID))                 \
+    ROW(FC, s->gated ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)fc_width(s) * s->x, 2.0 * s->C * fc_width(s), \
+        fc_width(s) * s->x, BIT(NORM2))                                                                                \
+    ROW(ACT, s->activation, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0,                 \
+        (fc_width(s) + s->F) * s->x, BIT(FC))                                                                          \
     ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
 
 #define BIT(id) (1u << ACT_##id)
@@ -127,12 +139,92 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
     return produce;
 }
 
+// ---------------------------------------------------------------------------------------------------------------------
+// Policies
+
+// What each layer keeps from forward to backward. gpt_create takes a policy over; policy_free releases another.
+// The next range of --recompute-layers, a list such as 0-3,8: *first <= *last are its ends, and *at, which begins at
+// `list`, moves behind it and its comma. A list that is none ends the program.
+static inline void recompute_next_layers(const char *list, const char **at, int *first, int *last) {
+    const char *end = *at;
+    int read = 0;
+    bool good = *end >= '0' && *end <= '9' && sscanf(end, "%9d%n", first, &read) == 1;
+    end += read;
+    *last = *first;
+    if (good && *end == '-') {
+        end++;
+        read = 0;
+        good = *end >= '0' && *end <= '9' && sscanf(end, "%9d%n", last, &read) == 1 && *first <= *last;
+        end += read;
+    }
+    const bool more = *end == ',' && end[1];
+    if (!good || (*end && !more))
+        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8", list);
+    *at = end + more;
+}
+
+// The set of modules that --recompute-modules lists; of an empty list, the default's. An unknown name ends the program.
+static inline uint32_t recompute_modules_of(const char *list) {
+    uint32_t modules = 0;
+    for (const char *word = *list ? list : RECOMPUTE_MODULES_DEFAULT; *word;) {
+        const size_t length = strcspn(word, ",");
+        uint32_t module = 0;
+        for (int i = 0; i < NUM_MODULES; i++)
+            if (strlen(module_names[i]) == length && strncmp(word, module_names[i], length) == 0)
+                module = 1u << i;
+        if (!module)
+            fail("--recompute-modules: '%.*s' is not known; expected any of " MODULE_LIST, (int)length, word);
+        modules |= module;
+        word += length;
+        if (*word == ',' && !*++word)
+            fail("--recompute-modules: '%s' ends in a comma", list);
+    }
+    return modules;
+}
+
 struct recompute_policy {
     int num_layers;
     uint32_t *kept;   // (num_layers) activations that stay from forward to backward
     int *group_first; // (num_layers) the first layer of the group that is recomputed together; l itself where alone
     char description[256];
 };
+
+// Every activation is kept.
+static struct recompute_policy policy_none(int num_layers);
+// Full, uniform: groups of `group` layers keep the input of their first layer alone. The last group may be short.
+static struct recompute_policy policy_uniform(int num_layers, int group);
+// Full, block: the first n layers keep their input alone.
+static struct recompute_policy policy_block(int num_layers, int n);
+// Full: the layers of a list such as 0-3,8 keep their input alone. A list that is none, or names layers that the model
+// has not, ends the program.
+static struct recompute_policy policy_of_layers(int num_layers, const char *list);
+// Selective: all layers drop the activations of a set of modules.
+static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
+// Layers [0, n) keep `kept_first`, the others `kept_rest`; without a description.
+static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
+static void policy_free(struct recompute_policy *policy);
+
+// Whether the next layer is in another group, or there is none.
+static bool policy_is_group_last(const struct recompute_policy *policy, int l);
+// The activations of layer l that its backward must recompute before it runs.
+static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
+// Bytes a token that all layers keep from forward to backward.
+static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
+// Time of a step's recomputation, or of making one layer's set of activations, as flops a token: a byte of memory
+// traffic counts `flops_per_byte`, the machine's balance.
+static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte);
+static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
+
+// The activations that a set of modules drops. The statistics of a norm stay: 4 or 8 bytes a token.
+static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
+// A set of modules as "norm,activation", in the `n` bytes of `out`.
+static const char *modules_text(char *out, size_t n, uint32_t modules);
+
+// The sets of activations that a layer may keep in the search for a budget, and their number. Candidates are all but
+// each subset of the modules, and the output alone; `kept` gets those that no mixture of two others beats in both bytes
+// and cost (the lower convex hull), by falling bytes and rising cost. The first keeps all.
+enum { FRONTIER_MOST = (1 << NUM_MODULES) + 1 };
+static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_shape *s, double flops_per_byte);
 
 static struct recompute_policy policy_none(int num_layers) {
     struct recompute_policy policy;
@@ -148,6 +240,7 @@ static struct recompute_policy policy_none(int num_layers) {
     snprintf(policy.description, sizeof policy.description, "none: every activation is kept");
     return policy;
 }
+
 static void policy_free(struct recompute_policy *policy) {
     free(policy->kept);
     free(policy->group_first);
@@ -159,16 +252,14 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l) {
     return l + 1 == policy->num_layers || policy->group_first[l + 1] == l + 1;
 }
 
-// What backward must produce again of layer l before it runs.
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s) {
     const uint32_t wanted = ACT_BACKWARD | (policy_is_group_last(policy, l) ? 0 : BIT(OUT));
     return activation_closure(wanted, policy->kept[l], s);
 }
 
-// A layer that keeps nothing but its output, which is the next layer's input.
+// Layer l keeps nothing but its output, which is the next layer's input.
 static void policy_drop_layer(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
 
-// Full, uniform: groups of `group` layers keep the input of their first layer alone. The last group may be short.
 static struct recompute_policy policy_uniform(int num_layers, int group) {
     struct recompute_policy policy = policy_none(num_layers);
     for (int l = 0; l < num_layers; l++) {
@@ -183,7 +274,6 @@ static struct recompute_policy policy_uniform(int num_layers, int group) {
     return policy;
 }
 
-// Full, block: the first n layers keep their input alone.
 static struct recompute_policy policy_block(int num_layers, int n) {
     struct recompute_policy policy = policy_none(num_layers);
     for (int l = 0; l < n; l++)
@@ -193,7 +283,21 @@ static struct recompute_policy policy_block(int num_layers, int n) {
     return policy;
 }
 
-// The activations that a set of modules drops. The statistics of a norm stay: 4 or 8 bytes a token.
+static struct recompute_policy policy_of_layers(int num_layers, const char *list) {
+    struct recompute_policy policy = policy_none(num_layers);
+    snprintf(policy.description, sizeof policy.description, "full: layers %.100s keep their input", list);
+    int first = 0, last = 0;
+    for (const char *at = list; *at;) {
+        recompute_next_layers(list, &at, &first, &last);
+        if (last >= num_layers)
+            fail("--recompute-layers '%s' names layers %d-%d, but the model has layers 0 to %d", list, first, last,
+                 num_layers - 1);
+        for (int l = first; l <= last; l++)
+            policy_drop_layer(&policy, l);
+    }
+    return policy;
+}
+
 static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s) {
     uint32_t dropped = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -201,7 +305,7 @@ static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s) {
             dropped |= 1u << id;
     return dropped;
 }
-// "norm,activation" for a set of modules, for reports; `n` bytes of `out`.
+
 static const char *modules_text(char *out, size_t n, uint32_t modules) {
     size_t at = 0;
     out[0] = 0;
@@ -210,16 +314,16 @@ static const char *modules_text(char *out, size_t n, uint32_t modules) {
             at += (size_t)snprintf(out + at, n - at, "%s%s", at ? "," : "", module_names[i]);
     return out;
 }
+
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s) {
     struct recompute_policy policy = policy_none(num_layers);
     for (int l = 0; l < num_layers; l++)
         policy.kept[l] = ACT_ALL & ~modules_dropped(modules, s);
-    char text[64];
+    char text[sizeof(MODULE_LIST)];
     snprintf(policy.description, sizeof policy.description, "selective: %s", modules_text(text, sizeof text, modules));
     return policy;
 }
 
-// A policy that keeps `kept_first` in layers [0, n) and `kept_rest` in the others: what the budget search tries.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n) {
     struct recompute_policy policy = policy_none(num_layers);
     for (int l = 0; l < num_layers; l++)
@@ -227,7 +331,6 @@ static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first,
     return policy;
 }
 
-// Bytes a token that all layers keep from forward to backward.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s) {
     int64_t bytes = 0;
     for (int l = 0; l < policy->num_layers; l++)
@@ -235,8 +338,6 @@ static int64_t policy_bytes_per_token(const struct recompute_policy *policy, con
     return bytes;
 }
 
-// Time to make a set of activations again, in units of a flop: a byte of memory traffic counts `flops_per_byte` flops,
-// the machine's balance.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte) {
     if (set & BIT(SOFTMAX)) // one op makes both
         set |= BIT(ATT);
@@ -248,6 +349,7 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
         }
     return cost;
 }
+
 static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte) {
     double cost = 0;
     for (int l = 0; l < policy->num_layers; l++)
@@ -255,14 +357,11 @@ static double policy_cost(const struct recompute_policy *policy, const struct la
     return cost;
 }
 
-// The ways to keep less of one layer that the budget search mixes: every subset of the modules, and nothing but the
-// output. Only those stay that no mixture of two others beats in both bytes and cost (the lower convex hull), sorted by
-// falling bytes and rising cost; the first keeps all. Returns how many, at most 33.
-static int recompute_frontier(uint32_t *kept, const struct layer_shape *s, double flops_per_byte) {
+static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_shape *s, double flops_per_byte) {
     struct candidate {
         uint32_t kept;
         double bytes, cost;
-    } all[(1 << NUM_MODULES) + 1];
+    } all[FRONTIER_MOST];
     int n = 0;
     for (uint32_t modules = 0; modules <= 1u << NUM_MODULES; modules++) {
         const uint32_t set = modules == 1u << NUM_MODULES ? BIT(OUT) : ACT_ALL & ~modules_dropped(modules, s);
@@ -270,7 +369,7 @@ static int recompute_frontier(uint32_t *kept, const struct layer_shape *s, doubl
         all[n].bytes = (double)activation_bytes(set, s);
         all[n++].cost = activation_cost(activation_closure(ACT_BACKWARD, set, s), s, flops_per_byte);
     }
-    // From the point that keeps all, go on to whichever saves a byte at the lowest price, until nothing saves more.
+    // From the candidate that keeps all to the one that saves a byte at the lowest price, until none saves more.
     int count = 0, at = 0;
     kept[count++] = all[at].kept;
     for (;;) {
@@ -289,48 +388,4 @@ static int recompute_frontier(uint32_t *kept, const struct layer_shape *s, doubl
         at = best;
         kept[count++] = all[at].kept;
     }
-}
-
-// "0-3,8" into a policy that drops those layers. A message names what is wrong with the list.
-static struct recompute_policy policy_of_layers(int num_layers, const char *list) {
-    struct recompute_policy policy = policy_none(num_layers);
-    for (const char *at = list; *at;) {
-        char *end;
-        const long first = strtol(at, &end, 10);
-        long last = first;
-        const bool number = end != at && *at >= '0' && *at <= '9';
-        bool good = number;
-        if (number && *end == '-') {
-            at = end + 1;
-            good = *at >= '0' && *at <= '9';
-            last = strtol(at, &end, 10);
-        }
-        if (!good || (*end && *end != ',') || (*end == ',' && !end[1]))
-            fail("--recompute-layers '%s' is not a list of layers such as 0-3,8", list);
-        if (first > last || last >= num_layers)
-            fail("--recompute-layers '%s' names layers %ld-%ld, but the model has layers 0 to %d", list, first, last,
-                 num_layers - 1);
-        for (long l = first; l <= last; l++)
-            policy_drop_layer(&policy, (int)l);
-        at = *end ? end + 1 : end;
-    }
-    snprintf(policy.description, sizeof policy.description, "full: layers %.100s keep their input", list);
-    return policy;
-}
-
-// "norm,activation" into a set of modules.
-static uint32_t modules_parse(const char *list) {
-    uint32_t modules = 0;
-    for (const char *at = list; *at;) {
-        const size_t n = strcspn(at, ",");
-        int found = -1;
-        for (int i = 0; i < NUM_MODULES; i++)
-            if (strlen(module_names[i]) == n && !strncmp(at, module_names[i], n))
-                found = i;
-        if (found < 0 || (at[n] == ',' && !at[n + 1]))
-            fail("--recompute-modules '%s': '%.*s' is none of core_attn, norm, activation, mlp, qkv", list, (int)n, at);
-        modules |= 1u << found;
-        at += n + (at[n] == ',');
-    }
-    return modules;
 }

@@ -50,14 +50,15 @@ int main(int argc, char **argv) {
 
 #else
 
-#include "run/generate.cuh" // prompts, samples, tokens to text
-#include "run/open.cuh"     // device, plan, data
-#include "run/ranks.cuh"    // several processes
-#include "run/report.cuh"   // the start-up report
-#include "run/resume.cuh"   // a run's state from and to checkpoints
-#include "run/run.cuh"      // struct run
-#include "run/train.cuh"    // the training loop
-#include "run/validate.cuh" // validation
+#include "run/generate.cuh"    // prompts, samples, tokens to text
+#include "run/open.cuh"        // device, plan, data
+#include "run/ranks.cuh"       // several processes
+#include "run/report.cuh"      // the start-up report
+#include "run/resume.cuh"      // a run's state from and to checkpoints
+#include "run/plan_report.cuh" // the plan as a table, JSON, a picture
+#include "run/run.cuh"         // struct run
+#include "run/train.cuh"       // the training loop
+#include "run/validate.cuh"    // validation
 
 // Trains, from the data to the last checkpoint. Returns the exit status, as run_evaluation and run_generation do.
 static int run_training(struct run *r) {

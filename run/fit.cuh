@@ -1,19 +1,37 @@
 // From what the user asked for to a policy and a plan that fit: --recompute-* into a policy, the cheapest policy within
-// --memory-budget, and what to change when a plan exceeds the machine. All of it only plans; nothing is allocated.
+// --memory-budget, and what to change when a plan exceeds the machine. Models are planned here, never allocated.
 #pragma once
 #include "config.h"                // struct config
-#include "run/model.cuh"           // gpt_create
-#include "memory.cuh"              // format_bytes
+#include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
 #include "recompute.cuh"           // policies
 #include "runtime/machine/error.h" // fail
+#include "runtime/text/log.h"      // log_bytes
 
-// What the search and the advice below plan with.
+// What the search and the advice plan with.
 struct fit {
     const struct config *config;
     enum attention_backend backend;
     struct device *dev;
     struct layer_shape shape;
 };
+static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
+
+// The policy that --recompute-* ask for. Options that contradict each other, and a --memory-budget that no policy
+// meets, end the program.
+static struct recompute_policy fit_policy(const struct fit *f);
+
+// Peak bytes of the whole plan under a policy, which is taken over.
+static size_t fit_peak(const struct fit *f, struct recompute_policy policy);
+
+// A note on `out` where the policy that was asked for does less than it seems to.
+static void fit_advise(const struct fit *f, FILE *out);
+
+// Ends the program, before the model's memory is allocated, where a plan of `peak` bytes exceeds `limit`; the message
+// lists the options that would help, each with the peak it leads to.
+static void fit_check(const struct fit *f, size_t peak, size_t limit);
+
+// ---------------------------------------------------------------------------------------------------------------------
+
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev) {
     struct fit f;
     f.config = config;
@@ -23,7 +41,6 @@ static struct fit fit_of(const struct config *config, enum attention_backend bac
     return f;
 }
 
-// Peak bytes of the whole plan under a policy, which it takes over.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) {
     struct gpt *m = gpt_create(f->config, policy, f->backend, f->dev);
     const size_t peak = m->timeline.plan.peak_bytes;
@@ -31,16 +48,16 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) {
     return peak;
 }
 
-// Matmul flops that take as long as one byte of memory traffic. It only weighs cheap ops against each other. On the cpu
-// target the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s by 30 GB/s; bf16 with AMX: 1800 by 30), on
-// the cuda target that of an H200 (bf16: 790 TFLOP/s by 4.3 TB/s; fp32: 67 by the data sheet).
+// Matmul flops that take as long as one byte of memory traffic: the weight of cheap ops against each other. On the cpu
+// target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s by 30 GB/s; bf16 with AMX: 1800 by 30),
+// on the cuda target that of an H200 (bf16: 790 TFLOP/s by 4.3 TB/s; fp32: 67 by the data sheet).
 #ifdef TARGET_CUDA
 static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 184 : 16;
 #else
 static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 60 : 11;
 #endif
 
-// Time of the policy's recomputation over that of a step without any. A step is three forwards: backward is two.
+// Time of the policy's recomputation, as a share of a step without any, which is three forwards: backward counts two.
 static double fit_overhead(const struct fit *f, const struct recompute_policy *policy) {
     const struct config *c = f->config;
     const double layers = c->num_layers * activation_cost(ACT_ALL, &f->shape, FLOPS_PER_BYTE);
@@ -55,8 +72,9 @@ static struct recompute_policy fit_candidate(const struct fit *f, const uint32_t
     return n == 0 ? policy_mixed(L, frontier[k], frontier[k], L) : policy_mixed(L, frontier[k + 1], frontier[k], n);
 }
 
+// The description of a policy of at most two kinds of layers, the first ones and the others.
 static void fit_describe(struct recompute_policy *policy, const struct layer_shape *s, size_t peak, double overhead) {
-    char dropped[2][48], bytes[32];
+    char dropped[2][sizeof(MODULE_LIST)], bytes[LOG_NUMBER];
     int first = 0;
     const int L = policy->num_layers;
     while (first < L && policy->kept[first] == policy->kept[0])
@@ -76,7 +94,7 @@ static void fit_describe(struct recompute_policy *policy, const struct layer_sha
         else
             snprintf(dropped[i], sizeof dropped[i], "none");
     }
-    format_bytes(bytes, sizeof bytes, peak);
+    log_bytes(bytes, (int64_t)peak);
     if (first == L)
         snprintf(policy->description, sizeof policy->description,
                  "auto: %s in all layers; predicted peak %s, step +%.1f %%", dropped[0], bytes, 100 * overhead);
@@ -86,17 +104,17 @@ static void fit_describe(struct recompute_policy *policy, const struct layer_sha
                  dropped[1], bytes, 100 * overhead);
 }
 
-// The cheapest policy whose plan fits the budget. Fails, saying what the leanest would take, where none does.
+// The cheapest policy whose plan fits the budget. Where none does, the message says what the leanest takes.
 static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
-    uint32_t frontier[(1 << NUM_MODULES) + 1];
+    uint32_t frontier[FRONTIER_MOST];
     const int L = f->config->num_layers, kinds = recompute_frontier(frontier, &f->shape, FLOPS_PER_BYTE);
     int low = 0, high = (kinds - 1) * L; // every candidate below `low` is too large
     size_t peak = fit_peak(f, fit_candidate(f, frontier, high));
     if (peak > (size_t)budget) {
-        char need[32], have[32];
+        char need[LOG_NUMBER], have[LOG_NUMBER];
         fail("--memory-budget %s: even with full recomputation the step takes %s; lower --micro-batch-size or "
              "--seq-length, or raise the budget",
-             format_bytes(have, sizeof have, (size_t)budget), format_bytes(need, sizeof need, peak));
+             log_bytes(have, budget), log_bytes(need, (int64_t)peak));
     }
     while (low < high) {
         const int middle = low + (high - low) / 2;
@@ -111,9 +129,9 @@ static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     return policy;
 }
 
-// Options of one granularity given under another are mistakes, not wishes to be ignored.
+// Options of one granularity that are given under another are mistakes, not to be ignored.
 static void fit_check_options(const struct config *c) {
-    const int granularity = c->recompute_granularity;
+    const enum recompute_granularity granularity = (enum recompute_granularity)c->recompute_granularity;
     if (granularity != RECOMPUTE_FULL &&
         (c->recompute_method != RECOMPUTE_METHOD_UNSET || c->recompute_num_layers > 0 || *c->recompute_layers))
         fail("--recompute-method, --recompute-num-layers and --recompute-layers need --recompute-granularity full");
@@ -131,31 +149,34 @@ static void fit_check_options(const struct config *c) {
         fail("--recompute-num-layers %d: the model has only %d layers", c->recompute_num_layers, c->num_layers);
 }
 
-// The policy that --recompute-* ask for.
+static struct recompute_policy fit_full(const struct config *c) {
+    if (*c->recompute_layers)
+        return policy_of_layers(c->num_layers, c->recompute_layers);
+    switch ((enum recompute_method)c->recompute_method) {
+    case RECOMPUTE_METHOD_BLOCK: return policy_block(c->num_layers, c->recompute_num_layers);
+    case RECOMPUTE_METHOD_UNSET:
+    case RECOMPUTE_METHOD_UNIFORM: break;
+    }
+    return policy_uniform(c->num_layers, c->recompute_num_layers > 0 ? c->recompute_num_layers : 1);
+}
+
 static struct recompute_policy fit_policy(const struct fit *f) {
     const struct config *c = f->config;
     fit_check_options(c);
-    switch (c->recompute_granularity) {
+    switch ((enum recompute_granularity)c->recompute_granularity) {
+    case RECOMPUTE_NONE: break;
+    case RECOMPUTE_SELECTIVE: return policy_selective(c->num_layers, recompute_modules_of(c->recompute_modules), &f->shape);
+    case RECOMPUTE_FULL: return fit_full(c);
     case RECOMPUTE_AUTO: return fit_budget(f, c->memory_budget);
-    case RECOMPUTE_SELECTIVE:
-        return policy_selective(
-            c->num_layers, modules_parse(*c->recompute_modules ? c->recompute_modules : "norm,activation"), &f->shape);
-    case RECOMPUTE_FULL:
-        if (*c->recompute_layers)
-            return policy_of_layers(c->num_layers, c->recompute_layers);
-        if (c->recompute_method == RECOMPUTE_METHOD_BLOCK)
-            return policy_block(c->num_layers, c->recompute_num_layers);
-        return policy_uniform(c->num_layers, c->recompute_num_layers > 0 ? c->recompute_num_layers : 1);
-    default: return policy_none(c->num_layers);
     }
+    return policy_none(c->num_layers);
 }
 
-// What a user should know of the policy that was asked for, on `out`: nothing where it does what it seems to.
 static void fit_advise(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     const struct layer_shape *s = &f->shape;
     if (c->recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
-        modules_parse(c->recompute_modules) & MODULE_CORE_ATTN) {
+        recompute_modules_of(c->recompute_modules) & MODULE_CORE_ATTN) {
         const double saved = (double)activation_bytes(BIT(ATT) | BIT(SOFTMAX), s),
                      all = (double)activation_bytes(ACT_ALL, s);
         fprintf(
@@ -167,35 +188,33 @@ static void fit_advise(const struct fit *f, FILE *out) {
     if (c->recompute_granularity == RECOMPUTE_FULL && c->recompute_method == RECOMPUTE_METHOD_UNIFORM &&
         c->recompute_num_layers > 1) {
         const size_t one = fit_peak(f, policy_uniform(c->num_layers, 1));
-        const size_t this_one = fit_peak(f, policy_uniform(c->num_layers, c->recompute_num_layers));
-        char a[32], b[32];
-        if (this_one > one)
+        const size_t grouped = fit_peak(f, policy_uniform(c->num_layers, c->recompute_num_layers));
+        char a[LOG_NUMBER], b[LOG_NUMBER];
+        if (grouped > one)
             fprintf(
                 out,
                 "note: groups of %d layers peak at %s, single layers at %s: a whole group's activations exist at once; "
                 "--recompute-num-layers 1 takes less at the same cost\n",
-                c->recompute_num_layers, format_bytes(a, sizeof a, this_one), format_bytes(b, sizeof b, one));
+                c->recompute_num_layers, log_bytes(a, (int64_t)grouped), log_bytes(b, (int64_t)one));
     }
 }
 
-// One way to make the plan smaller: an option's text, and the peak it leads to.
+// A line of `out` for an option that makes the plan smaller: the peak without and with it.
 static void fit_suggest(char *out, size_t n, const char *option, size_t now, size_t then, size_t limit) {
-    char saves[32], peak[32];
+    char saves[LOG_NUMBER], peak[LOG_NUMBER];
     const size_t used = strlen(out);
     if (then < now)
-        snprintf(out + used, n - used, "\n  %-44s saves %10s: %10s%s", option,
-                 format_bytes(saves, sizeof saves, now - then), format_bytes(peak, sizeof peak, then),
-                 then <= limit ? ", which fits" : "");
+        snprintf(out + used, n - used, "\n  %-44s saves %10s: %10s%s", option, log_bytes(saves, (int64_t)(now - then)),
+                 log_bytes(peak, (int64_t)then), then <= limit ? ", which fits" : "");
 }
 
-// Fails, before the model's memory is allocated, when the plan is larger than what is free; says what would help.
 static void fit_check(const struct fit *f, size_t peak, size_t limit) {
     if (peak <= limit)
         return;
-    char options[2048] = "", option[64], need[32], have[32];
+    char options[2048] = "", option[64], need[LOG_NUMBER], have[LOG_NUMBER];
     const int L = f->config->num_layers;
     fit_suggest(options, sizeof options, "--recompute-granularity selective", peak,
-                fit_peak(f, policy_selective(L, MODULE_NORM | MODULE_ACTIVATION, &f->shape)), limit);
+                fit_peak(f, policy_selective(L, recompute_modules_of(""), &f->shape)), limit);
     fit_suggest(options, sizeof options, "--recompute-granularity full", peak, fit_peak(f, policy_uniform(L, 1)),
                 limit);
     struct config changed = *f->config;
@@ -239,6 +258,6 @@ static void fit_check(const struct fit *f, size_t peak, size_t limit) {
         snprintf(option, sizeof option, "--seq-length %d", changed.seq_length);
         fit_suggest(options, sizeof options, option, peak, fit_peak(&g, fit_policy(&g)), limit);
     }
-    fail("the plan needs %s, and this process may use %s. What would help:%s", format_bytes(need, sizeof need, peak),
-         format_bytes(have, sizeof have, limit), *options ? options : "\n  a smaller model");
+    fail("the plan needs %s, and this process may use %s. What would help:%s", log_bytes(need, (int64_t)peak),
+         log_bytes(have, (int64_t)limit), *options ? options : "\n  a smaller model");
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "run/ranks.cuh"       // threads_of_rank, check_same_data
 #include "run/utilisation.cuh" // gpt_measure_peak, gpt_flops_per_token
+#include "run/plan_report.cuh" // plan_write_json
 #include "run/run.cuh"         // struct run
 #include <omp.h>               // omp_set_num_threads
 

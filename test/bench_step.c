@@ -136,7 +136,7 @@ static void run_case(struct bench *b, int which, bool last_round) {
             matmuls_only = false;
         }
     }
-    k->resident_bytes = resident_bytes();
+    k->resident_bytes = memory_resident_bytes();
     if (which == 0 && last_round) {
         phase_seconds = (double *)calloc((size_t)m->timeline.plan.phase_count, sizeof *phase_seconds);
         one_step(b, m, 9);
@@ -154,11 +154,11 @@ static void print_table(const struct bench *b, double peak_flops, struct flops_p
            "resident", "B/token/layer");
     for (int i = 0; i < b->num_cases; i++) {
         const struct bench_case *k = &b->cases[i];
-        char plan[32], arena[32], resident[32];
+        char plan[LOG_NUMBER], arena[LOG_NUMBER], resident[LOG_NUMBER];
         printf("%-28s %9.1f %9.1f %8.3f %12s %12s %12s %14.1f\n", k->name, median(k->step),
                1e3 * tokens / median(k->step), median(k->step) / median(base->step),
-               format_bytes(plan, sizeof plan, k->plan_bytes), format_bytes(arena, sizeof arena, k->arena_bytes),
-               format_bytes(resident, sizeof resident, k->resident_bytes), k->activation_bytes_per_token_layer);
+               log_bytes(plan, (int64_t)k->plan_bytes), log_bytes(arena, (int64_t)k->arena_bytes),
+               log_bytes(resident, (int64_t)k->resident_bytes), k->activation_bytes_per_token_layer);
     }
     printf("\nthe step's matmuls alone, same calls: %.1f ms; the step takes %.3f x that\n", median(base->matmuls),
            median(base->step) / median(base->matmuls));

@@ -165,7 +165,7 @@ static void test_activation_bytes(void **state) {
         for (int wide = 1; wide <= 2; wide++) { // fp32 doubles all but the log-sum-exps and the statistics
             const int h = shapes[i].h, a = shapes[i].a, kv = shapes[i].kv, f = shapes[i].f, d = h / a;
             const bool swiglu = shapes[i].swiglu;
-            const struct layer_shape s = {h, a, kv, d, f, 1024, 2 * wide, swiglu, swiglu, false};
+            const struct layer_shape s = {h, a, kv, d, f, 1024, 2 * wide, swiglu, "act", swiglu ? 1 : 2, false};
             const int64_t statistics = swiglu ? 2 * 4 : 2 * 8;
             const int64_t norm_inputs = 4 * h * wide, norm_outputs = 4 * h * wide, qkv = 2 * d * (a + 2 * kv) * wide;
             const int64_t core = 2 * a * d * wide + 4 * a, act = 2 * f * wide, fc = (swiglu ? 4 : 2) * f * wide;
@@ -196,9 +196,9 @@ static void test_activation_bytes(void **state) {
 // Llama3-8B's layer at 16 bits is 34h, log-sum-exps and statistics apart; Megatron's and the paper's unfused attention
 // keeps the probabilities too.
 static void test_activation_bytes_known(void **state) {
-    const struct layer_shape llama = {4096, 32, 8, 128, 14336, 4096, 2, true, true, false};
+    const struct layer_shape llama = {4096, 32, 8, 128, 14336, 4096, 2, true, "swiglu", 1, false};
     assert_int_equal(activation_bytes(ACT_ALL, &llama), 34 * 4096 + 4 * 32 + 8);
-    const struct layer_shape unfused = {768, 12, 12, 64, 3072, 1024, 2, false, false, true};
+    const struct layer_shape unfused = {768, 12, 12, 64, 3072, 1024, 2, false, "gelu", 2, true};
     assert_int_equal(activation_bytes(ACT_ALL, &unfused), 32 * 768 + 2 * 12 * 1024 + 16);
 }
 

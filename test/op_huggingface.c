@@ -113,8 +113,8 @@ static struct reference *reference_of_model(const struct gpt *m) {
     struct reference_config c;
     c.L = s->L, c.C = s->layer.C, c.H = s->layer.H, c.Hkv = s->layer.G, c.D = s->layer.D, c.F = s->layer.F, c.V = s->V;
     c.positions = s->P;
-    c.layernorm = s->layer.normalization == NORMALIZATION_LAYERNORM;
-    c.swiglu = s->layer.activation == ACTIVATION_SWIGLU;
+    c.layernorm = s->normalization == NORMALIZATION_LAYERNORM;
+    c.swiglu = s->activation == ACTIVATION_SWIGLU;
     c.qkv_bias = s->qkv_bias;
     c.biases = s->biases;
     c.tied = s->tied;

@@ -1,10 +1,8 @@
-// The memory plan: no two live buffers share a byte, the peak meets its lower bound, the reports say what the plan is.
+// The memory plan: no two live buffers share a byte, the peak meets its lower bound, the arenas are what was planned.
 #include "memory.cuh"                  // under test
 #include "test/fails.h"                // assert_fails, run_in_child
-#include "test/json_read.h"            // json_is_valid, json_member, read_text
 #include "test/testing.h"              // cmocka, test_random
 #include "test/transformer_schedule.h" // struct schedule
-#include <signal.h>                    // SIGXFSZ
 #include <time.h>                      // clock_gettime
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -306,9 +304,6 @@ static void empty_plans(void **state) {
     plan_begin(&plan);
     plan_place(&plan); // neither buffers nor phases
     assert_true(plan.peak_bytes == 0 && plan.lower_bound_bytes == 0 && plan.peak_phase == -1);
-    FILE *out = test_file();
-    plan_print(&plan, out);
-    fclose(out);
     plan_phase(&plan, "nothing happens");
     const int empty = plan_add(&plan, ARENA_ACTIVATIONS, "some", "empty", -1, 0);
     const int untouched = plan_add(&plan, ARENA_ACTIVATIONS, "some", "untouched", -1, 1000);
@@ -395,245 +390,6 @@ static void sums_that_overflow_are_errors(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Reports
-
-static void bytes_as_text(void **state) {
-    char text[32];
-    assert_string_equal(format_bytes(text, sizeof text, 0), "0 B");
-    assert_string_equal(format_bytes(text, sizeof text, 1023), "1023 B");
-    assert_string_equal(format_bytes(text, sizeof text, 1024), "1.00 KiB");
-    assert_string_equal(format_bytes(text, sizeof text, (1 << 20) - 1), "1.00 MiB");
-    assert_string_equal(format_bytes(text, sizeof text, 1297612800), "1.21 GiB");
-    assert_string_equal(format_bytes(text, sizeof text, SIZE_MAX), "16.00 EiB");
-    assert_string_equal(format_exact(text, sizeof text, 0), "0");
-    assert_string_equal(format_exact(text, sizeof text, 999), "999");
-    assert_string_equal(format_exact(text, sizeof text, 1297612800), "1,297,612,800");
-    assert_string_equal(format_exact(text, sizeof text, SIZE_MAX), "18,446,744,073,709,551,615");
-    assert_true(strlen(format_exact(text, 6, 1297612800)) < 6);
-}
-
-static const char hostile_name[] = "a \"quoted\" \\ <b> & \t name";
-
-static void example_plan(struct plan *plan) {
-    struct schedule s;
-    schedule_begin(&s, plan, 3);
-    model(&s, 1);
-    s.size[STATS1] += 4; // so that alignment takes something
-    s.generated_tokens = 2;
-    set_policy(&s, POLICY_NORM_ACTIVATION, 1);
-    plan_add(plan, ARENA_PARAMETERS, "parameters", hostile_name, 2, 12345);
-    plan_add(plan, ARENA_OPTIMIZER, "optimizer moments", "m", -1, 54321);
-    plan_add(plan, ARENA_ACTIVATIONS, "never there", "untouched", -1, 777);
-    plan_phase(plan, hostile_name);
-    plan_touch(plan, plan_add(plan, ARENA_ACTIVATIONS, hostile_name, hostile_name, -1, 777));
-    training_step(&s);
-    evaluation(&s);
-    generation(&s);
-    plan_place(plan);
-    free(s.kept);
-    free(s.group_first);
-    free(s.id);
-}
-
-// The third column, where "GiB" or another unit follows the first number.
-static bool row_bytes(const char *line, const char *name, size_t *bytes) {
-    char begin[64];
-    const int n = snprintf(begin, sizeof begin, "  %-36s ", name);
-    if (strncmp(line, begin, (size_t)n) != 0)
-        return false;
-    char unit[8], exact[32];
-    double human;
-    assert_int_equal(sscanf(line + n, "%lf %7s %31s", &human, unit, exact), 3);
-    *bytes = 0;
-    for (const char *c = exact; *c; c++)
-        if (*c != ',')
-            *bytes = *bytes * 10 + (size_t)(*c - '0');
-    return true;
-}
-
-static size_t category_bytes_at_peak(const struct plan *plan, int category) {
-    size_t sum = 0;
-    for (int i = 0; i < plan->count; i++) {
-        const struct plan_buffer *b = &plan->buffers[i];
-        if (b->category == category &&
-            (b->arena != ARENA_ACTIVATIONS ||
-             (b->first_phase >= 0 && b->first_phase <= plan->peak_phase && plan->peak_phase <= b->last_phase)))
-            sum += b->bytes;
-    }
-    return sum;
-}
-
-static void the_printed_rows_sum_up_to_the_peak(void **state) {
-    struct plan plan;
-    example_plan(&plan);
-    FILE *out = test_file();
-    plan_print(&plan, out);
-    rewind(out);
-    char line[256];
-    size_t sum = 0, bytes, peak = 0, arenas = 0;
-    bool in_arenas = false;
-    int rows = 0;
-    while (fgets(line, sizeof line, out)) {
-        assert_true(strlen(line) <= 120);
-        in_arenas = in_arenas || strncmp(line, "arenas", 6) == 0;
-        for (int c = 0; c < plan.category_count && !in_arenas; c++)
-            if (row_bytes(line, plan.categories[c], &bytes)) {
-                assert_true(bytes == category_bytes_at_peak(&plan, c));
-                sum += bytes;
-                rows++;
-            }
-        if (row_bytes(line, "alignment and gaps", &bytes)) {
-            assert_true(bytes > 0);
-            sum += bytes;
-        }
-        if (row_bytes(line, "peak", &bytes))
-            peak = bytes;
-        for (int a = 0; a < ARENA_COUNT && in_arenas; a++)
-            if (row_bytes(line, plan_arena_name(a), &bytes))
-                arenas += bytes;
-        assert_false(strstr(line, "never there"));
-    }
-    fclose(out);
-    assert_int_equal(rows, plan.category_count - 1);
-    assert_true(peak == plan.peak_bytes && sum == peak && arenas == peak);
-    plan_free(&plan);
-}
-
-static char folder[TEST_PATH];
-static int make_folder(void **state) { return mkdtemp(test_template(folder, "unit_memory")) ? 0 : -1; }
-static int remove_folder(void **state) { return rmdir(folder); }
-static const char *in_folder(char *out, size_t n, const char *name) {
-    snprintf(out, n, "%s/%s", folder, name);
-    return out;
-}
-
-static void json_holds_the_plan(void **state) {
-    struct plan plan;
-    example_plan(&plan);
-    char path[256], value[256], wanted[256];
-    in_folder(path, sizeof path, "plan.json");
-    plan_write_json(&plan, path);
-    plan_write_json(&plan, path); // over the first one
-    char *text = read_text(path);
-    assert_non_null(text);
-    assert_true(json_is_valid(text));
-    assert_int_equal(json_member(text, "peak_bytes", value), 1);
-    snprintf(wanted, sizeof wanted, "%zu", plan.peak_bytes);
-    assert_string_equal(value, wanted);
-    assert_int_equal(json_member(text, "lower_bound_bytes", value), 1);
-    // Each buffer stands on a line of its own: with its place in the whole, past the arenas before its own.
-    const char *line = strchr(strstr(text, "\"buffers\""), '\n');
-    int found = 0;
-    for (int i = 0; i < plan.count; i++) {
-        const struct plan_buffer *b = &plan.buffers[i];
-        if (b->arena == ARENA_ACTIVATIONS && b->first_phase < 0)
-            continue;
-        char object[1024];
-        const char *end = strchr(++line, '\n');
-        snprintf(object, sizeof object, "%.*s", (int)(end - line), line);
-        line = end;
-        size_t base = 0;
-        for (int a = 0; a < (int)b->arena; a++)
-            base += plan.arena_bytes[a];
-        snprintf(wanted, sizeof wanted, "%zu", base + b->offset);
-        assert_int_equal(json_member(object, "offset", value), 1);
-        assert_string_equal(value, wanted);
-        snprintf(wanted, sizeof wanted, "%zu", b->bytes);
-        assert_int_equal(json_member(object, "bytes", value), 1);
-        assert_string_equal(value, wanted);
-        snprintf(wanted, sizeof wanted, "%d", b->arena == ARENA_ACTIVATIONS ? b->last_phase : plan.phase_count - 1);
-        assert_int_equal(json_member(object, "last_phase", value), 1);
-        assert_string_equal(value, wanted);
-        assert_int_equal(json_member(object, "category", value), 1);
-        snprintf(wanted, sizeof wanted, "\"%s\"", plan.categories[b->category]);
-        assert_true(strcmp(value, wanted) == 0 || strstr(value, "a \\\"quoted\\\" \\\\ <b> & \\u0009 name"));
-        found++;
-    }
-    assert_true(found > 50 && strncmp(line + 1, "  ]", 3) == 0);
-    free(text);
-    unlink(path);
-    plan_free(&plan);
-}
-
-static int count_of(const char *text, const char *what) {
-    int count = 0;
-    for (const char *c = strstr(text, what); c; c = strstr(c + 1, what))
-        count++;
-    return count;
-}
-
-static void the_picture_holds_every_buffer(void **state) {
-    struct plan plan;
-    example_plan(&plan);
-    char path[256];
-    in_folder(path, sizeof path, "plan.svg");
-    plan_write_svg(&plan, path);
-    char *text = read_text(path);
-    assert_non_null(text);
-    int drawn = 0;
-    for (int i = 0; i < plan.count; i++)
-        drawn +=
-            plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 && plan.buffers[i].bytes > 0;
-    assert_int_equal(count_of(text, "<title>"), drawn + ARENA_COUNT);
-    assert_int_equal(count_of(text, "</title>"), drawn + ARENA_COUNT);
-    assert_int_equal(count_of(text, "<text"), count_of(text, "</text>"));
-    assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
-    assert_non_null(strstr(text, "</svg>"));
-    assert_true(count_of(text, "&lt;b&gt; &amp;") >= 4 && count_of(text, "<b>") + count_of(text, "& ") == 0);
-    free(text);
-    unlink(path);
-    plan_free(&plan);
-    plan_begin(&plan);
-    plan_place(&plan);
-    plan_write_svg(&plan, path); // of nothing
-    text = read_text(path);
-    assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
-    free(text);
-    unlink(path);
-}
-
-static void write_json_to(void *path) {
-    struct plan plan;
-    plan_begin(&plan);
-    plan_place(&plan);
-    plan_write_json(&plan, (const char *)path);
-}
-static void write_svg_to(void *path) {
-    struct plan plan;
-    example_plan(&plan);
-    plan_write_svg(&plan, (const char *)path);
-}
-// A disk that fills up: no file may grow beyond 100 bytes. What stood there before stays.
-static void write_json_on_a_full_disk(void *path) {
-    struct rlimit limit;
-    limit.rlim_cur = limit.rlim_max = 100;
-    signal(SIGXFSZ, SIG_IGN);
-    if (setrlimit(RLIMIT_FSIZE, &limit) == 0)
-        write_json_to(path);
-}
-static void a_report_that_cannot_be_written_is_an_error(void **state) {
-    char path[256];
-    in_folder(path, sizeof path, "no/such/folder.json");
-    assert_fails(write_json_to, path, "--plan-json|no/such/folder.json|No such file or directory");
-    assert_fails(write_svg_to, path, "--plan-picture|no/such/folder.json|No such file or directory");
-    assert_fails(write_json_to, folder, "--plan-json|Is a directory");
-    assert_fails(write_svg_to, (void *)"/dev/full", "--plan-picture|/dev/full|No space left");
-    assert_fails(write_json_to, (void *)"", "--plan-json");
-    in_folder(path, sizeof path, "plan.json");
-    FILE *old = fopen(path, "w");
-    assert_non_null(old);
-    fputs("old", old);
-    fclose(old);
-    assert_fails(write_json_on_a_full_disk, path, "--plan-json|plan.json|File too large");
-    char *text = read_text(path);
-    assert_string_equal(text, "old");
-    free(text);
-    unlink(path);
-    assert_int_equal(rmdir(folder), 0); // nothing was left in it
-    assert_int_equal(mkdir(folder, 0700), 0);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Arenas
 
 static void arenas_are_what_was_planned(void **state) {
@@ -649,12 +405,12 @@ static void arenas_are_what_was_planned(void **state) {
     const int untouched = plan_add(&plan, ARENA_ACTIVATIONS, "all", "untouched", -1, 64);
     plan_place(&plan);
     struct arenas arenas;
-    const size_t before = resident_bytes();
+    const size_t before = memory_resident_bytes();
     arenas_allocate(&arenas, &plan);
     // Every page is touched already. The kernel's count lags by some pages a CPU.
-    const size_t grown = resident_bytes() - before;
+    const size_t grown = memory_resident_bytes() - before;
     assert_true(grown + (1 << 20) > plan.peak_bytes && grown < plan.peak_bytes + (1 << 20));
-    assert_true(resident_peak_bytes() + (1 << 20) >= plan.peak_bytes);
+    assert_true(memory_resident_peak_bytes() + (1 << 20) >= plan.peak_bytes);
     assert_null(plan_pointer(&plan, &arenas, untouched));
     for (int i = 0; i < 8; i++) {
         char *at = (char *)plan_pointer(&plan, &arenas, ids[i]);
@@ -684,93 +440,6 @@ static void an_arena_that_does_not_fit_is_an_error(void **state) {
     assert_fails(allocate_too_much, &bytes, "17179869184.00 GiB|Cannot allocate memory|--micro-batch-size");
 }
 
-static void write_under(const char *root, const char *path, const char *text) {
-    char full[512];
-    snprintf(full, sizeof full, "%s%s", root, path);
-    for (char *slash = strchr(full + strlen(root) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        mkdir(full, 0700);
-        *slash = '/';
-    }
-    FILE *file = fopen(full, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
-static void remove_root(const char *root) {
-    char command[512];
-    snprintf(command, sizeof command, "rm -r '%s'", root);
-    assert_int_equal(system(command), 0);
-}
-
-static void the_machine_and_its_groups_bound_memory(void **state) {
-    char root[256];
-    in_folder(root, sizeof root, "root");
-    assert_int_equal(mkdir(root, 0700), 0);
-    write_under(root, "/proc/meminfo",
-                "MemTotal: 9000 kB\nMemAvailable:    5000 kB\nCommitLimit: 4000 kB\nCommitted_AS: 1000 kB\n");
-    assert_true(memory_left_under(root) == 5000 * 1024);
-    write_under(root, "/proc/sys/vm/overcommit_memory", "2\n");
-    assert_true(memory_left_under(root) == 3000 * 1024);
-    write_under(root, "/proc/sys/vm/overcommit_memory", "0\n");
-    // cgroup v2: no limit here, one around it, of which some is used and some of that is file cache
-    write_under(root, "/proc/self/cgroup", "0::/outer/inner\n");
-    write_under(root, "/sys/fs/cgroup/outer/inner/memory.max", "max\n");
-    write_under(root, "/sys/fs/cgroup/outer/memory.max", "2000000\n");
-    assert_true(memory_left_under(root) == 2000000);
-    write_under(root, "/sys/fs/cgroup/outer/memory.current", "1500000\n");
-    assert_true(memory_left_under(root) == 500000);
-    write_under(root, "/sys/fs/cgroup/outer/memory.stat", "anon 1\nfile 2\ninactive_file 300000\nactive_file 4\n");
-    assert_true(memory_left_under(root) == 800000);
-    write_under(root, "/sys/fs/cgroup/outer/memory.current", "9900000\n");
-    assert_true(memory_left_under(root) == 0);
-    // cgroup v1, in a container whose own group is mounted at the root
-    write_under(root, "/proc/self/cgroup", "12:cpu:/elsewhere\n4:memory:/docker/0123\n1:name=systemd:/x\n");
-    assert_true(memory_left_under(root) == 5000 * 1024);
-    write_under(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-    assert_true(memory_left_under(root) == 5000 * 1024);
-    write_under(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "4000000\n");
-    write_under(root, "/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000000\n");
-    write_under(root, "/sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 7\n");
-    assert_true(memory_left_under(root) == 3000007);
-    remove_root(root);
-    assert_true(machine_memory_bytes() > 0);
-}
-
-static void limited(void *resource) {
-    struct rlimit limit;
-    char text[256];
-    size_t pages = 0;
-    assert_true(memory_read("", "/proc/self/statm", text, sizeof text));
-    sscanf(text, "%zu", &pages); // all addresses: more than the data
-    limit.rlim_cur = limit.rlim_max = pages * (size_t)sysconf(_SC_PAGESIZE) + (50 << 20);
-    if (setrlimit(*(const int *)resource, &limit) != 0)
-        _exit(3);
-    const size_t left = machine_memory_bytes();
-    const bool exact = *(const int *)resource == RLIMIT_AS;
-    if (left < (exact ? 49u << 20 : 50u << 20) || (exact && left > 50 << 20) || left > limit.rlim_cur)
-        _exit(4);
-}
-// An emulator of another CPU, as qemu-user is, takes these limits without applying them.
-static void limits_hold(void *argument) {
-    struct rlimit limit = {1 << 30, 1 << 30};
-    setrlimit(RLIMIT_AS, &limit);
-    limit.rlim_cur = 0;
-    getrlimit(RLIMIT_AS, &limit);
-    _exit(limit.rlim_cur == 1 << 30 ? 0 : 1);
-}
-static void the_limits_of_the_process_bound_memory(void **state) {
-    const int resources[2] = {RLIMIT_AS, RLIMIT_DATA};
-    char said[512];
-    if (run_in_child(limits_hold, NULL, said, sizeof said) != 0)
-        skip(); // nothing here limits a process
-    for (int i = 0; i < 2; i++) {
-        char message[512];
-        int resource = resources[i];
-        assert_int_equal(run_in_child(limited, &resource, message, sizeof message), 0);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_two_live_buffers_share_a_byte),
@@ -783,15 +452,8 @@ int main(void) {
         cmocka_unit_test(a_buffer_lives_from_its_first_touch_to_its_last),
         cmocka_unit_test(touching_before_the_first_phase_and_long_names),
         cmocka_unit_test(sums_that_overflow_are_errors),
-        cmocka_unit_test(bytes_as_text),
-        cmocka_unit_test(the_printed_rows_sum_up_to_the_peak),
-        cmocka_unit_test(json_holds_the_plan),
-        cmocka_unit_test(the_picture_holds_every_buffer),
-        cmocka_unit_test(a_report_that_cannot_be_written_is_an_error),
         cmocka_unit_test(arenas_are_what_was_planned),
         cmocka_unit_test(an_arena_that_does_not_fit_is_an_error),
-        cmocka_unit_test(the_machine_and_its_groups_bound_memory),
-        cmocka_unit_test(the_limits_of_the_process_bound_memory),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -443,6 +443,10 @@ static void lists_of_recomputation_are_checked_for_form(void **state) {
         snprintf(words, sizeof words, "--plan --recompute-layers=%s", wrong[i]);
         assert_config_rejects(words, "--recompute-layers: |numbers and ranges like 0-3,8");
     }
+    const char *help = config_rows[option_find(&config_options, "recompute_modules", false)].help;
+    for (int i = 0; i < NUM_MODULES; i++)
+        assert_non_null(strstr(help, module_names[i]));
+    assert_config_rejects("--plan --recompute-modules Norm", "--recompute-modules: 'Norm' is not known");
     assert_config_rejects("--plan --recompute-modules norm,nrom",
                           "--recompute-modules: 'nrom' is not known|core_attn,norm");
     assert_config_rejects("--plan --recompute-modules norm,,mlp", "--recompute-modules: '' is not known");

@@ -15,8 +15,9 @@ static struct model_shape shape_of(int L, int C, int V, bool llama) {
     s.layer.F = llama ? 3 * C + 8 : 4 * C;
     s.layer.T = 16;
     s.layer.x = 4;
-    s.layer.activation = llama ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
-    s.layer.normalization = llama ? NORMALIZATION_RMSNORM : NORMALIZATION_LAYERNORM;
+    s.layer.gated = llama;
+    s.activation = llama ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
+    s.normalization = llama ? NORMALIZATION_RMSNORM : NORMALIZATION_LAYERNORM;
     s.positions = llama ? POSITION_ROPE : POSITION_LEARNED;
     s.L = L;
     s.V = V;

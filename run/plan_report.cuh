@@ -1,0 +1,420 @@
+// What a user sees of a memory plan: a table on the terminal (--plan), every buffer as JSON (--plan-json), and a
+// picture as SVG (--plan-picture). The plan must have been placed (plan_place).
+#pragma once
+#include "memory.cuh"              // struct plan
+#include "runtime/machine/error.h" // fail
+#include "runtime/text/json.h"     // json_writer
+#include "runtime/text/log.h"      // log_bytes, log_count
+#include <errno.h>                 // errno
+#include <stdbool.h>               // bool
+#include <stdint.h>                // SIZE_MAX
+#include <stdio.h>                 // FILE, fprintf
+#include <stdlib.h>                // free
+#include <string.h>                // strlen, strncmp, strstr, strerror
+#include <sys/stat.h>              // lstat
+#include <unistd.h>                // getpid, unlink
+
+// Prints one row a category: its live bytes in the peak phase, and the most in any phase. The rows sum up to the peak.
+static void plan_print(const struct plan *plan, FILE *file);
+
+// Writes the sizes of the plan, its phases, and every buffer that owns bytes: name, category, layer, place, lifetime.
+// Offsets count from the start of the first arena, as if the arenas lay one behind the other, so that any two buffers
+// may be compared and all lie below peak_bytes. Ends the program where the file cannot be written.
+static void plan_write_json(const struct plan *plan, const char *path);
+
+// Draws the activations arena, addresses upwards and phases to the right, and above it a bar of all the arenas. Ends
+// the program where the file cannot be written.
+static void plan_write_svg(const struct plan *plan, const char *path);
+
+// ---- the table ----
+
+// A buffer of another arena than the activations' lives in every phase.
+static int plan_first_phase(const struct plan_buffer *buffer) {
+    return buffer->arena == ARENA_ACTIVATIONS ? buffer->first_phase : 0;
+}
+static int plan_last_phase(const struct plan *plan, const struct plan_buffer *buffer) {
+    return buffer->arena == ARENA_ACTIVATIONS ? buffer->last_phase : plan->phase_count > 0 ? plan->phase_count - 1 : 0;
+}
+
+enum { EVERY_CATEGORY = -1 };
+
+// live[p]: the sum of the live buffers in phase p, each as large as asked for, of one category or of EVERY_CATEGORY. A
+// plan without phases has one number. The caller frees it.
+static size_t *plan_live_bytes(const struct plan *plan, int category, bool activations_only) {
+    const int phases = plan->phase_count > 0 ? plan->phase_count : 1;
+    size_t *live = (size_t *)plan_allocate((size_t)phases + 1, sizeof *live); // differences (modulo 2^64), then sums
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *buffer = &plan->buffers[i];
+        if (!plan_owns_bytes(buffer) || (category != EVERY_CATEGORY && buffer->category != category) ||
+            (activations_only && buffer->arena != ARENA_ACTIVATIONS))
+            continue;
+        live[plan_first_phase(buffer)] += buffer->bytes;
+        live[plan_last_phase(plan, buffer) + 1] -= buffer->bytes;
+    }
+    for (int p = 1; p < phases; p++)
+        live[p] += live[p - 1];
+    return live;
+}
+
+// `share_of`: what 100 % are. `most`: the largest in any phase, SIZE_MAX for none.
+static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t share_of, size_t most) {
+    char size[LOG_NUMBER], exact[LOG_NUMBER], largest[LOG_NUMBER];
+    fprintf(file, "  %-36s %11s %23s %5.1f %%", name, log_bytes(size, (int64_t)bytes), log_count(exact, (int64_t)bytes),
+            share_of > 0 ? 100.0 * (double)bytes / (double)share_of : 0.0);
+    if (most != SIZE_MAX)
+        fprintf(file, " %15s", log_bytes(largest, (int64_t)most));
+    fputc('\n', file);
+}
+
+static void plan_print(const struct plan *plan, FILE *file) {
+    const int peak_phase = plan->peak_phase >= 0 ? plan->peak_phase : 0;
+    fprintf(file, "memory plan\n  %-36s %11s %23s %7s %15s\n", "category", "at the peak", "bytes", "share",
+            "largest in time");
+    size_t sum = 0;
+    for (int c = 0; c < plan->category_count; c++) {
+        size_t *live = plan_live_bytes(plan, c, false), most = 0;
+        for (int p = 0; p < plan->phase_count || p < 1; p++)
+            most = live[p] > most ? live[p] : most;
+        if (most > 0)
+            plan_print_row(file, plan->categories[c], live[peak_phase], plan->peak_bytes, most);
+        sum += live[peak_phase];
+        free(live);
+    }
+    plan_print_row(file, "alignment and gaps", plan->peak_bytes - sum, plan->peak_bytes, SIZE_MAX);
+    plan_print_row(file, "peak", plan->peak_bytes, plan->peak_bytes, SIZE_MAX);
+    if (plan->peak_phase >= 0)
+        fprintf(file, "  reached in phase %d of 0 to %d: %s\n", plan->peak_phase, plan->phase_count - 1,
+                plan->phases[plan->peak_phase]);
+    fprintf(file, "arenas (one allocation each)\n");
+    for (int a = 0; a < ARENA_COUNT; a++)
+        plan_print_row(file, plan_arena_name((enum plan_arena)a), plan->arena_bytes[a], plan->peak_bytes, SIZE_MAX);
+    char bound[LOG_NUMBER];
+    fprintf(file, "  no placement takes less than %s; this one takes %.2f %% more\n",
+            log_bytes(bound, (int64_t)plan->lower_bound_bytes),
+            plan->lower_bound_bytes > 0
+                ? 100.0 * (double)(plan->peak_bytes - plan->lower_bound_bytes) / (double)plan->lower_bound_bytes
+                : 0.0);
+}
+
+// ---- files ----
+
+// A report's file. It is written beside its path and renamed when it is complete, so that a full disk leaves the old
+// file. Where the path is no regular file (a pipe, a terminal, a link), it is written directly.
+struct plan_file {
+    FILE *file;
+    const char *option, *path;
+    char *temporary; // renamed to `path` at the end; NULL: written directly
+};
+
+__attribute__((noreturn)) static void plan_file_fail(const struct plan_file *out) {
+    const char *reason = strerror(errno);
+    if (out->temporary)
+        unlink(out->temporary);
+    fail("%s %s: cannot write it: %s; name a file in a folder that exists, may be written and has room", out->option,
+         out->path, reason);
+}
+
+static struct plan_file plan_file_open(const char *option, const char *path) {
+    struct plan_file out;
+    memset(&out, 0, sizeof out);
+    out.option = option;
+    out.path = path;
+    struct stat status;
+    if (lstat(path, &status) != 0 || S_ISREG(status.st_mode)) {
+        const size_t n = strlen(path) + 32;
+        out.temporary = (char *)plan_allocate(n, 1);
+        snprintf(out.temporary, n, "%s.%ld.tmp", path, (long)getpid());
+    }
+    out.file = fopen(out.temporary ? out.temporary : path, "w");
+    if (!out.file)
+        plan_file_fail(&out);
+    return out;
+}
+
+static void plan_file_close(struct plan_file *out) {
+    const bool written = fflush(out->file) == 0 && !ferror(out->file);
+    if (fclose(out->file) != 0 || !written || (out->temporary && rename(out->temporary, out->path) != 0))
+        plan_file_fail(out);
+    free(out->temporary);
+}
+
+// ---- JSON ----
+
+static void plan_json_names(struct json *json, const char *key, char (*names)[PLAN_NAME_CHARS], int count) {
+    json_array_begin(json, key);
+    for (int i = 0; i < count; i++)
+        json_str(json, NULL, names[i]);
+    json_array_end(json);
+}
+
+// An object of an array, on a line of its own.
+static void plan_json_line_begin(struct json *json) {
+    json_object_begin(json, NULL);
+    json->pretty = false;
+}
+static void plan_json_line_end(struct json *json) {
+    json_object_end(json);
+    json->pretty = true;
+}
+
+static void plan_write_json(const struct plan *plan, const char *path) {
+    struct plan_file out = plan_file_open("--plan-json", path);
+    struct json json = json_writer(out.file, true);
+    json_object_begin(&json, NULL);
+    json_uint(&json, "peak_bytes", plan->peak_bytes);
+    json_uint(&json, "lower_bound_bytes", plan->lower_bound_bytes);
+    json_int(&json, "peak_phase", plan->peak_phase);
+    json_array_begin(&json, "arenas");
+    size_t arena_offset[ARENA_COUNT], end = 0;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        arena_offset[a] = end;
+        end += plan->arena_bytes[a];
+        plan_json_line_begin(&json);
+        json_str(&json, "name", plan_arena_name((enum plan_arena)a));
+        json_uint(&json, "offset", arena_offset[a]);
+        json_uint(&json, "bytes", plan->arena_bytes[a]);
+        plan_json_line_end(&json);
+    }
+    json_array_end(&json);
+    plan_json_names(&json, "categories", plan->categories, plan->category_count);
+    plan_json_names(&json, "phases", plan->phases, plan->phase_count);
+    json_array_begin(&json, "buffers");
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *buffer = &plan->buffers[i];
+        if (!plan_owns_bytes(buffer))
+            continue;
+        plan_json_line_begin(&json);
+        json_str(&json, "name", buffer->name);
+        json_str(&json, "category", plan->categories[buffer->category]);
+        json_int(&json, "layer", buffer->layer);
+        json_str(&json, "arena", plan_arena_name(buffer->arena));
+        json_uint(&json, "bytes", buffer->bytes);
+        json_uint(&json, "offset", arena_offset[buffer->arena] + buffer->offset);
+        json_int(&json, "first_phase", plan_first_phase(buffer));
+        json_int(&json, "last_phase", plan_last_phase(plan, buffer));
+        plan_json_line_end(&json);
+    }
+    json_array_end(&json);
+    json_object_end(&json);
+    plan_file_close(&out);
+}
+
+// ---- the picture ----
+
+// The page of the SVG and where the plot lies on it, in pixels.
+struct plan_picture {
+    FILE *file;
+    const struct plan *plan;
+    int *colours; // per category, its number from 1 among those of the activations arena; 0 for the others
+    double width, height, left, right, top, bottom; // of the page, and the margins around the plot
+};
+
+static const char *plan_colour(const struct plan_picture *picture, int category) {
+    static const char *const colours[] = {"#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2",
+                                          "#9c755f", "#ff9da7", "#1f4e79", "#a6d854", "#bcbd22", "#17becf", "#7f3c8d",
+                                          "#d37295", "#a0cbe8", "#ffbe7d", "#2e6b34", "#c7c7c7"};
+    return colours[(size_t)(picture->colours[category] - 1) % (sizeof colours / sizeof *colours)];
+}
+
+static double plan_x(const struct plan_picture *picture, int phase) {
+    const int phases = picture->plan->phase_count > 0 ? picture->plan->phase_count : 1;
+    return picture->left + (picture->width - picture->left - picture->right) * phase / phases;
+}
+static double plan_y(const struct plan_picture *picture, size_t bytes) {
+    const size_t most = picture->plan->arena_bytes[ARENA_ACTIVATIONS];
+    const double span = picture->height - picture->top - picture->bottom;
+    return picture->height - picture->bottom - (most > 0 ? span * (double)bytes / (double)most : 0);
+}
+
+static void plan_svg_text(FILE *file, const char *text) {
+    for (; *text; text++)
+        switch (*text) {
+        case '<': fputs("&lt;", file); break;
+        case '>': fputs("&gt;", file); break;
+        case '&': fputs("&amp;", file); break;
+        case '"': fputs("&quot;", file); break;
+        default: fputc((unsigned char)*text < 0x20 ? ' ' : *text, file);
+        }
+}
+
+static void plan_svg_buffer(const struct plan_picture *picture, const struct plan_buffer *buffer) {
+    const struct plan *plan = picture->plan;
+    char size[LOG_NUMBER];
+    const double x = plan_x(picture, buffer->first_phase), y = plan_y(picture, buffer->offset + buffer->bytes);
+    fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"%s\"><title>", x, y,
+            plan_x(picture, buffer->last_phase + 1) - x, plan_y(picture, buffer->offset) - y,
+            plan_colour(picture, buffer->category));
+    if (buffer->layer >= 0)
+        fprintf(picture->file, "layer %d: ", buffer->layer);
+    plan_svg_text(picture->file, buffer->name);
+    fprintf(picture->file, "\n%s (%zu bytes) at %zu\n", log_bytes(size, (int64_t)buffer->bytes), buffer->bytes,
+            buffer->offset);
+    plan_svg_text(picture->file, plan->categories[buffer->category]);
+    fprintf(picture->file, "\nphases %d to %d: ", buffer->first_phase, buffer->last_phase);
+    plan_svg_text(picture->file, plan->phases[buffer->first_phase]);
+    fputs(" ... ", picture->file);
+    plan_svg_text(picture->file, plan->phases[buffer->last_phase]);
+    fputs("</title></rect>\n", picture->file);
+}
+
+// Characters of a phase's name that name its group: those before ": ", or all.
+static int plan_group_chars(const char *phase) {
+    const char *colon = strstr(phase, ": ");
+    return colon ? (int)(colon - phase) : (int)strlen(phase);
+}
+
+// Names below the plot: one a group of phases, as many as have room; shading tells neighbours apart.
+static void plan_svg_phases(const struct plan_picture *picture) {
+    const struct plan *plan = picture->plan;
+    const double bottom = picture->height - picture->bottom;
+    double last_label = -1e9;
+    bool shaded = false;
+    for (int first = 0, next; first < plan->phase_count; first = next, shaded = !shaded) {
+        const int chars = plan_group_chars(plan->phases[first]);
+        for (next = first + 1; next < plan->phase_count; next++)
+            if (plan_group_chars(plan->phases[next]) != chars ||
+                strncmp(plan->phases[first], plan->phases[next], (size_t)chars) != 0)
+                break;
+        const double x = plan_x(picture, first), end = plan_x(picture, next), middle = (x + end) / 2;
+        if (shaded)
+            fprintf(picture->file, "<rect x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\" fill=\"#f0f0f0\"/>\n", x,
+                    picture->top, end - x, bottom - picture->top);
+        if (middle - last_label < 11) // pixels that a line of text needs
+            continue;
+        last_label = middle;
+        fprintf(picture->file, "<text transform=\"translate(%.2f %.2f) rotate(-90)\" text-anchor=\"end\">",
+                middle + 3.5, bottom + 6);
+        char name[PLAN_NAME_CHARS];
+        memcpy(name, plan->phases[first], (size_t)chars);
+        name[chars] = 0;
+        plan_svg_text(picture->file, name);
+        fputs("</text>\n", picture->file);
+    }
+}
+
+static void plan_svg_addresses(const struct plan_picture *picture) {
+    const size_t most = picture->plan->arena_bytes[ARENA_ACTIVATIONS];
+    size_t step = 1;
+    while (step < most / 8)
+        step *= 2;
+    for (size_t at = 0; at <= most; at += step) {
+        char size[LOG_NUMBER];
+        const double y = plan_y(picture, at);
+        fprintf(picture->file,
+                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.2f\" y2=\"%.2f\" stroke=\"#ccc\"/>"
+                "<text x=\"%.1f\" y=\"%.2f\" text-anchor=\"end\">%s</text>\n",
+                picture->left - 4, picture->width - picture->right, y, y, picture->left - 8, y + 3.5,
+                log_bytes(size, (int64_t)at));
+        if (SIZE_MAX - at < step)
+            break;
+    }
+}
+
+// The sum of the live buffers in each phase: what a perfect placement would reach there.
+static void plan_svg_live(const struct plan_picture *picture) {
+    size_t *live = plan_live_bytes(picture->plan, EVERY_CATEGORY, true);
+    fputs("<path fill=\"none\" stroke=\"#000\" stroke-width=\"0.8\" d=\"", picture->file);
+    for (int p = 0; p < picture->plan->phase_count; p++)
+        fprintf(picture->file, "%s%.2f %.2f H%.2f", p == 0 ? "M" : "L", plan_x(picture, p), plan_y(picture, live[p]),
+                plan_x(picture, p + 1));
+    fputs("\"/>\n", picture->file);
+    free(live);
+}
+
+static void plan_svg_legend_row(const struct plan_picture *picture, double y, const char *colour, const char *name,
+                                size_t bytes) {
+    const double x = picture->width - picture->right + 20;
+    char size[LOG_NUMBER];
+    fprintf(picture->file,
+            "<rect x=\"%.0f\" y=\"%.0f\" width=\"12\" height=\"12\" fill=\"%s\"/>"
+            "<text x=\"%.0f\" y=\"%.0f\">",
+            x, y - 10, colour, x + 18, y);
+    plan_svg_text(picture->file, name);
+    fprintf(picture->file, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", picture->width - 15, y,
+            log_bytes(size, (int64_t)bytes));
+}
+
+// All arenas to scale, one behind the other, and their rows of the legend.
+static void plan_svg_arenas(const struct plan_picture *picture) {
+    static const char *const greys[ARENA_COUNT] = {"#6e6e6e", "#969696", "#bababa", "#dedede"};
+    const double span = picture->width - picture->left - picture->right;
+    double x = picture->left;
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        const size_t bytes = picture->plan->arena_bytes[a];
+        const double width = bytes > 0 ? span * (double)bytes / (double)picture->plan->peak_bytes : 0;
+        fprintf(picture->file,
+                "<rect x=\"%.2f\" y=\"48\" width=\"%.2f\" height=\"22\" fill=\"%s\"><title>%s (%zu bytes)</title>"
+                "</rect>\n",
+                x, width, greys[a], plan_arena_name((enum plan_arena)a), bytes);
+        plan_svg_legend_row(picture, 40 + 20 * a, greys[a], plan_arena_name((enum plan_arena)a), bytes);
+        x += width;
+    }
+}
+
+static void plan_svg_legend(const struct plan_picture *picture) {
+    const struct plan *plan = picture->plan;
+    const double x = picture->width - picture->right + 20;
+    double y = picture->top + 40;
+    fprintf(picture->file, "<text x=\"%.0f\" y=\"%.0f\" font-weight=\"bold\">activations: most at any time</text>\n", x,
+            y);
+    for (int c = 0; c < plan->category_count; c++) {
+        size_t *live = plan_live_bytes(plan, c, true), most = 0;
+        for (int p = 0; p < plan->phase_count; p++)
+            most = live[p] > most ? live[p] : most;
+        if (most > 0)
+            plan_svg_legend_row(picture, y += 20, plan_colour(picture, c), plan->categories[c], most);
+        free(live);
+    }
+    y += 24;
+    fprintf(picture->file,
+            "<line x1=\"%.0f\" x2=\"%.0f\" y1=\"%.0f\" y2=\"%.0f\" stroke=\"#000\"/>"
+            "<text x=\"%.0f\" y=\"%.0f\">sum of the live buffers</text>\n",
+            x, x + 12, y - 4, y - 4, x + 18, y);
+}
+
+static int *plan_picture_colours(const struct plan *plan) {
+    int *colours = (int *)plan_allocate((size_t)plan->category_count, sizeof *colours), next = 0;
+    for (int i = 0; i < plan->count; i++)
+        if (plan->buffers[i].arena == ARENA_ACTIVATIONS && colours[plan->buffers[i].category] == 0)
+            colours[plan->buffers[i].category] = ++next;
+    return colours;
+}
+
+static void plan_write_svg(const struct plan *plan, const char *path) {
+    struct plan_file out = plan_file_open("--plan-picture", path);
+    struct plan_picture picture = {out.file, plan, NULL, 1500, 860, 100, 310, 90, 150};
+    picture.colours = plan_picture_colours(plan);
+    char peak[LOG_NUMBER];
+    fprintf(out.file,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\" "
+            "font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n",
+            picture.width, picture.height, picture.width, picture.height);
+    fprintf(out.file, "<text x=\"%.0f\" y=\"34\" font-size=\"17\">Memory of a step: peak %s (%zu bytes)", picture.left,
+            log_bytes(peak, (int64_t)plan->peak_bytes), plan->peak_bytes);
+    if (plan->peak_phase >= 0) {
+        fputs(", reached in '", out.file);
+        plan_svg_text(out.file, plan->phases[plan->peak_phase]);
+        fputc('\'', out.file);
+    }
+    fputs("</text>\n", out.file);
+    plan_svg_arenas(&picture);
+    plan_svg_phases(&picture);
+    plan_svg_addresses(&picture);
+    fputs("<g stroke=\"#fff\" stroke-width=\"0.25\">\n", out.file);
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *buffer = &plan->buffers[i];
+        if (plan_is_packed(buffer))
+            plan_svg_buffer(&picture, buffer);
+    }
+    fputs("</g>\n", out.file);
+    plan_svg_live(&picture);
+    plan_svg_legend(&picture);
+    fprintf(out.file,
+            "<text transform=\"translate(18 %.0f) rotate(-90)\" text-anchor=\"middle\" font-size=\"13\">address in the "
+            "activations arena</text>\n<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" font-size=\"13\">phases of "
+            "the step</text>\n</svg>\n",
+            (picture.height + picture.top - picture.bottom) / 2, (picture.width + picture.left - picture.right) / 2,
+            picture.height - 10);
+    free(picture.colours);
+    plan_file_close(&out);
+}

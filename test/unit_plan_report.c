@@ -1,0 +1,253 @@
+// What a user sees of a memory plan: the printed rows sum up to the peak, JSON and picture hold every buffer, and a file
+// that cannot be written is an error that leaves the old one.
+#include "run/plan_report.cuh"         // under test
+#include "test/fails.h"                // assert_fails
+#include "test/json_read.h"            // json_is_valid, json_member, read_text
+#include "test/testing.h"              // cmocka
+#include "test/transformer_schedule.h" // struct schedule
+#include <signal.h>                    // SIGXFSZ
+#include <sys/resource.h>              // setrlimit
+
+static const char hostile_name[] = "a \"quoted\" \\ <b> & \t name";
+
+static void example_plan(struct plan *plan) {
+    struct schedule s;
+    schedule_begin(&s, plan, 3);
+    set_sizes(&s, 4096, 1024, 768, 12, 12, 3072, false, true, 50304, 8);
+    s.dropout = true;
+    s.size[STATS1] += 4; // so that alignment takes something
+    s.generated_tokens = 2;
+    set_policy(&s, POLICY_NORM_ACTIVATION, 1);
+    plan_add(plan, ARENA_PARAMETERS, "parameters", hostile_name, 2, 12345);
+    plan_add(plan, ARENA_OPTIMIZER, "optimizer moments", "m", -1, 54321);
+    plan_add(plan, ARENA_ACTIVATIONS, "never there", "untouched", -1, 777);
+    plan_phase(plan, hostile_name);
+    plan_touch(plan, plan_add(plan, ARENA_ACTIVATIONS, hostile_name, hostile_name, -1, 777));
+    training_step(&s);
+    evaluation(&s);
+    generation(&s);
+    plan_place(plan);
+    free(s.kept);
+    free(s.group_first);
+    free(s.id);
+}
+
+// The third column, where "GiB" or another unit follows the first number.
+static bool row_bytes(const char *line, const char *name, size_t *bytes) {
+    char begin[64];
+    const int n = snprintf(begin, sizeof begin, "  %-36s ", name);
+    if (strncmp(line, begin, (size_t)n) != 0)
+        return false;
+    char unit[8], exact[32];
+    double human;
+    assert_int_equal(sscanf(line + n, "%lf %7s %31s", &human, unit, exact), 3);
+    *bytes = 0;
+    for (const char *c = exact; *c; c++)
+        if (*c != ',')
+            *bytes = *bytes * 10 + (size_t)(*c - '0');
+    return true;
+}
+
+static size_t category_bytes_at_peak(const struct plan *plan, int category) {
+    size_t sum = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *b = &plan->buffers[i];
+        if (b->category == category &&
+            (b->arena != ARENA_ACTIVATIONS ||
+             (b->first_phase >= 0 && b->first_phase <= plan->peak_phase && plan->peak_phase <= b->last_phase)))
+            sum += b->bytes;
+    }
+    return sum;
+}
+
+static void the_printed_rows_sum_up_to_the_peak(void **state) {
+    struct plan plan;
+    example_plan(&plan);
+    FILE *out = test_file();
+    plan_print(&plan, out);
+    rewind(out);
+    char line[256];
+    size_t sum = 0, bytes, peak = 0, arenas = 0;
+    bool in_arenas = false;
+    int rows = 0;
+    while (fgets(line, sizeof line, out)) {
+        assert_true(strlen(line) <= 120);
+        in_arenas = in_arenas || strncmp(line, "arenas", 6) == 0;
+        for (int c = 0; c < plan.category_count && !in_arenas; c++)
+            if (row_bytes(line, plan.categories[c], &bytes)) {
+                assert_true(bytes == category_bytes_at_peak(&plan, c));
+                sum += bytes;
+                rows++;
+            }
+        if (row_bytes(line, "alignment and gaps", &bytes)) {
+            assert_true(bytes > 0);
+            sum += bytes;
+        }
+        if (row_bytes(line, "peak", &bytes))
+            peak = bytes;
+        for (int a = 0; a < ARENA_COUNT && in_arenas; a++)
+            if (row_bytes(line, plan_arena_name((enum plan_arena)a), &bytes))
+                arenas += bytes;
+        assert_false(strstr(line, "never there"));
+    }
+    fclose(out);
+    assert_int_equal(rows, plan.category_count - 1);
+    assert_true(peak == plan.peak_bytes && sum == peak && arenas == peak);
+    plan_free(&plan);
+}
+
+static void an_empty_plan_can_be_printed(void **state) {
+    struct plan plan;
+    plan_begin(&plan);
+    plan_place(&plan);
+    FILE *out = test_file();
+    plan_print(&plan, out);
+    assert_true(ftell(out) > 0);
+    fclose(out);
+    plan_free(&plan);
+}
+
+static char folder[TEST_PATH];
+static int make_folder(void **state) { return mkdtemp(test_template(folder, "unit_memory")) ? 0 : -1; }
+static int remove_folder(void **state) { return rmdir(folder); }
+static const char *in_folder(char *out, size_t n, const char *name) {
+    snprintf(out, n, "%s/%s", folder, name);
+    return out;
+}
+
+static void json_holds_the_plan(void **state) {
+    struct plan plan;
+    example_plan(&plan);
+    char path[256], value[256], wanted[256];
+    in_folder(path, sizeof path, "plan.json");
+    plan_write_json(&plan, path);
+    plan_write_json(&plan, path); // over the first one
+    char *text = read_text(path);
+    assert_non_null(text);
+    assert_true(json_is_valid(text));
+    assert_int_equal(json_member(text, "peak_bytes", value), 1);
+    snprintf(wanted, sizeof wanted, "%zu", plan.peak_bytes);
+    assert_string_equal(value, wanted);
+    assert_int_equal(json_member(text, "lower_bound_bytes", value), 1);
+    // Each buffer stands on a line of its own: with its place in the whole, past the arenas before its own.
+    const char *line = strchr(strstr(text, "\"buffers\""), '\n');
+    int found = 0;
+    for (int i = 0; i < plan.count; i++) {
+        const struct plan_buffer *b = &plan.buffers[i];
+        if (b->arena == ARENA_ACTIVATIONS && b->first_phase < 0)
+            continue;
+        char object[1024];
+        const char *end = strchr(++line, '\n');
+        snprintf(object, sizeof object, "%.*s", (int)(end - line), line);
+        line = end;
+        size_t base = 0;
+        for (int a = 0; a < (int)b->arena; a++)
+            base += plan.arena_bytes[a];
+        snprintf(wanted, sizeof wanted, "%zu", base + b->offset);
+        assert_int_equal(json_member(object, "offset", value), 1);
+        assert_string_equal(value, wanted);
+        snprintf(wanted, sizeof wanted, "%zu", b->bytes);
+        assert_int_equal(json_member(object, "bytes", value), 1);
+        assert_string_equal(value, wanted);
+        snprintf(wanted, sizeof wanted, "%d", b->arena == ARENA_ACTIVATIONS ? b->last_phase : plan.phase_count - 1);
+        assert_int_equal(json_member(object, "last_phase", value), 1);
+        assert_string_equal(value, wanted);
+        assert_int_equal(json_member(object, "category", value), 1);
+        snprintf(wanted, sizeof wanted, "\"%s\"", plan.categories[b->category]);
+        assert_true(strcmp(value, wanted) == 0 || strstr(value, "a \\\"quoted\\\" \\\\ <b> & \\t name"));
+        found++;
+    }
+    assert_true(found > 50 && strncmp(line + 1, "  ]", 3) == 0);
+    free(text);
+    unlink(path);
+    plan_free(&plan);
+}
+
+static int count_of(const char *text, const char *what) {
+    int count = 0;
+    for (const char *c = strstr(text, what); c; c = strstr(c + 1, what))
+        count++;
+    return count;
+}
+
+static void the_picture_holds_every_buffer(void **state) {
+    struct plan plan;
+    example_plan(&plan);
+    char path[256];
+    in_folder(path, sizeof path, "plan.svg");
+    plan_write_svg(&plan, path);
+    char *text = read_text(path);
+    assert_non_null(text);
+    int drawn = 0;
+    for (int i = 0; i < plan.count; i++)
+        drawn +=
+            plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 && plan.buffers[i].bytes > 0;
+    assert_int_equal(count_of(text, "<title>"), drawn + ARENA_COUNT);
+    assert_int_equal(count_of(text, "</title>"), drawn + ARENA_COUNT);
+    assert_int_equal(count_of(text, "<text"), count_of(text, "</text>"));
+    assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
+    assert_non_null(strstr(text, "</svg>"));
+    assert_true(count_of(text, "&lt;b&gt; &amp;") >= 4 && count_of(text, "<b>") + count_of(text, "& ") == 0);
+    free(text);
+    unlink(path);
+    plan_free(&plan);
+    plan_begin(&plan);
+    plan_place(&plan);
+    plan_write_svg(&plan, path); // of nothing
+    text = read_text(path);
+    assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
+    free(text);
+    unlink(path);
+}
+
+static void write_json_to(void *path) {
+    struct plan plan;
+    plan_begin(&plan);
+    plan_place(&plan);
+    plan_write_json(&plan, (const char *)path);
+}
+static void write_svg_to(void *path) {
+    struct plan plan;
+    example_plan(&plan);
+    plan_write_svg(&plan, (const char *)path);
+}
+// A disk that fills up: no file may grow beyond 100 bytes. What stood there before stays.
+static void write_json_on_a_full_disk(void *path) {
+    struct rlimit limit;
+    limit.rlim_cur = limit.rlim_max = 100;
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &limit) == 0)
+        write_json_to(path);
+}
+static void a_report_that_cannot_be_written_is_an_error(void **state) {
+    char path[256];
+    in_folder(path, sizeof path, "no/such/folder.json");
+    assert_fails(write_json_to, path, "--plan-json|no/such/folder.json|No such file or directory");
+    assert_fails(write_svg_to, path, "--plan-picture|no/such/folder.json|No such file or directory");
+    assert_fails(write_json_to, folder, "--plan-json|Is a directory");
+    assert_fails(write_svg_to, (void *)"/dev/full", "--plan-picture|/dev/full|No space left");
+    assert_fails(write_json_to, (void *)"", "--plan-json");
+    in_folder(path, sizeof path, "plan.json");
+    FILE *old = fopen(path, "w");
+    assert_non_null(old);
+    fputs("old", old);
+    fclose(old);
+    assert_fails(write_json_on_a_full_disk, path, "--plan-json|plan.json|File too large");
+    char *text = read_text(path);
+    assert_string_equal(text, "old");
+    free(text);
+    unlink(path);
+    assert_int_equal(rmdir(folder), 0); // nothing was left in it
+    assert_int_equal(mkdir(folder, 0700), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_printed_rows_sum_up_to_the_peak),
+        cmocka_unit_test(an_empty_plan_can_be_printed),
+        cmocka_unit_test(json_holds_the_plan),
+        cmocka_unit_test(the_picture_holds_every_buffer),
+        cmocka_unit_test(a_report_that_cannot_be_written_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
