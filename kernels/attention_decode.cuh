@@ -9,9 +9,23 @@
 #include <float.h>                     // FLT_MAX
 #include <math.h>                      // expf, INFINITY
 
+// The new token's k and v, out of its qkv row, become the cache's row `position`.
+static void kv_cache_append(floatX *keys,      // (B, capacity, Hkv * D)
+                            floatX *values,    // (B, capacity, Hkv * D)
+                            const floatX *qkv, // (B, (H + 2 Hkv) * D)
+                            int position, int capacity, struct attention_shape shape, struct device *dev);
+
+// out = softmax(scale q K^T) V over keys 0 to position, the new token's own included: kv_cache_append comes first. shape.T
+// is not used.
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
+static void attention_decode(floatX *out,          // (B, H * D)
+                             const floatX *qkv,    // (B, (H + 2 Hkv) * D)
+                             const floatX *keys,   // (B, capacity, Hkv * D)
+                             const floatX *values, // (B, capacity, Hkv * D)
+                             int position, int capacity, struct attention_shape shape, void *workspace,
+                             struct device *dev);
 
 #ifdef TARGET_CUDA
 
@@ -29,9 +43,7 @@ static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, cons
     const struct packed x = packed_load_some(k + (is_value ? width : 0) + at, width - at);
     packed_store_some((is_value ? values : keys) + (b * capacity + position) * width + at, x, width - at);
 }
-// The new token's k and v, out of its qkv row, become the cache's row `position`.
-static void kv_cache_append(floatX *keys /*(B, capacity, Hkv*D)*/, floatX *values /*(B, capacity, Hkv*D)*/,
-                            const floatX *qkv /*(B, (H + 2*Hkv)*D)*/, int position, int capacity,
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, int position, int capacity,
                             struct attention_shape shape, struct device *dev) {
     const int64_t width = (int64_t)shape.num_query_groups * shape.head_dim, packs = (width + PACK - 1) / PACK;
     LAUNCH(dev, kv_cache_append_kernel, blocks_for(shape.B * 2 * packs, DECODE_THREADS), DECODE_THREADS, 0, keys,
@@ -118,11 +130,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     out[head * D + d] = to_floatX(sum / total);
 }
 
-// Keys 0..position are attended to; the new token's own are in the cache already. shape.T is not used.
-static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (H + 2*Hkv)*D)*/,
-                             const floatX *keys /*(B, capacity, Hkv*D)*/, const floatX *values /*(B, capacity, Hkv*D)*/,
-                             int position, int capacity, struct attention_shape shape, void *workspace,
-                             struct device *dev) {
+static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int position,
+                             int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
     int lanes = 1;
     while (lanes * DECODE_PIECE < shape.head_dim)
         lanes *= 2;
@@ -135,9 +144,7 @@ static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (
 
 #else
 
-// The new token's k and v, out of its qkv row, become the cache's row `position`.
-static void kv_cache_append(floatX *keys /*(B, capacity, Hkv*D)*/, floatX *values /*(B, capacity, Hkv*D)*/,
-                            const floatX *qkv /*(B, (H + 2*Hkv)*D)*/, int position, int capacity,
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, int position, int capacity,
                             struct attention_shape shape, struct device *dev) {
     const size_t width = (size_t)shape.num_query_groups * shape.head_dim;
     for (int b = 0; b < shape.B; b++) {
@@ -188,11 +195,8 @@ static void decode_head(floatX *out, const floatX *q, const floatX *keys, const 
         out[d] = to_floatX(sums[d] / total);
 }
 
-// Keys 0..position are attended to; the new token's own are in the cache already. shape.T is not used.
-static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (H + 2*Hkv)*D)*/,
-                             const floatX *keys /*(B, capacity, Hkv*D)*/, const floatX *values /*(B, capacity, Hkv*D)*/,
-                             int position, int capacity, struct attention_shape shape, void *workspace,
-                             struct device *dev) {
+static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int position,
+                             int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t stride = (int64_t)Hkv * D;
 #pragma omp parallel for schedule(static)

@@ -17,6 +17,22 @@
 #include "kernels/blocks.cuh" // block_product, pack_left, pack_right, vec
 #endif
 
+// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
+static size_t unfused_forward_workspace_bytes(struct attention_shape shape);
+static void unfused_forward(floatX *out,           // (B, T, H * D)
+                            floatX *probabilities, // (B, H, T, T)
+                            const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
+                            struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev);
+
+// The gradient of unfused_forward; dqkv is written in full.
+static size_t unfused_backward_workspace_bytes(struct attention_shape shape);
+static void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
+                             const floatX *dout,          // (B, T, H * D)
+                             const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
+                             const floatX *out,           // (B, T, H * D)
+                             const floatX *probabilities, // (B, H, T, T)
+                             struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev);
+
 #ifdef TARGET_CUDA
 
 // Every product here is one of tiles of 64 x 64, fp32, by a block of 256 threads: thread (y, x) of 16 x 16 has rows 4y to
@@ -248,9 +264,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
-// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
-static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /*(B, H, T, T)*/,
-                            const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
                             struct dropout dropout, void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const int64_t heads = (int64_t)shape.B * u.H;
@@ -265,11 +279,9 @@ static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /
 static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
     return (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
 }
-// The gradient of unfused_forward; dqkv is written in full.
-static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                             const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                             const floatX *probabilities /*(B, H, T, T)*/, struct attention_shape shape,
-                             struct dropout dropout, void *workspace, struct device *dev) {
+static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                             const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
+                             void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const dim3 queries = unfused_grid((int64_t)shape.B * u.H, u.T, u.D);
     const dim3 keys = unfused_grid((int64_t)shape.B * u.Hkv, u.T, u.D);
@@ -289,8 +301,8 @@ static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const float
 
 // The products of kernels/blocks.cuh. Strips are 32 queries, panels 32 keys.
 //
-// The jobs are dealt out to this many lanes, each with room for the fp32 scores of one strip in the workspace.
-enum { UNFUSED_LANES = 32 };
+// Job i is done in slot i % UNFUSED_SLOTS of the workspace, which holds the fp32 scores of one strip.
+enum { UNFUSED_SLOTS = 32 };
 
 struct unfused {
     struct attention_shape shape;
@@ -301,7 +313,7 @@ struct unfused {
     int64_t qkv_stride, out_stride; // elements of a token's row
     char *k, *v;                    // packed, (B, Hkv, panels, steps) blocks each
     char *q, *dout;                 // packed, (B, H, panels, steps) blocks each; backward alone
-    float *rows;                    // (UNFUSED_LANES, panels) blocks
+    float *rows;                    // (UNFUSED_SLOTS, panels) blocks
 };
 
 static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout) {
@@ -325,7 +337,7 @@ static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
     return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(u->amx);
 }
 static inline size_t unfused_rows_bytes(const struct unfused *u) {
-    return (size_t)UNFUSED_LANES * u->panels * BLOCK_ELEMENTS * sizeof(float);
+    return (size_t)UNFUSED_SLOTS * u->panels * BLOCK_ELEMENTS * sizeof(float);
 }
 static inline int unfused_count(const struct unfused *u, int block) { // rows or columns of a block that lie before T
     return u->T - block * BLOCK < BLOCK ? u->T - block * BLOCK : BLOCK;
@@ -441,7 +453,7 @@ ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *pr
     unfused_write(out + unfused_out_at(u, b, first, h), u->out_stride, sums, 1.0f, count, u->D);
 }
 
-// Packed K^T and V, and 32 rows of fp32 scores for each lane.
+// Packed K^T and V, and 32 rows of fp32 scores for each job slot.
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none);
@@ -465,9 +477,7 @@ static void unfused_pack(const struct unfused *u, char *x, char *transposed, con
     }
 }
 
-// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
-static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /*(B, H, T, T)*/,
-                            const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
                             struct dropout dropout, void *workspace, struct device *dev) {
     struct unfused u = unfused_of(shape, dropout);
     u.k = (char *)workspace;
@@ -481,9 +491,9 @@ static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /
         if (u.amx)
             amx_begin();
 #pragma omp for schedule(dynamic, 1)
-        for (int lane = 0; lane < UNFUSED_LANES; lane++)
-            for (int64_t i = lane; i < jobs; i += UNFUSED_LANES) {
-                float *rows = u.rows + (int64_t)lane * u.panels * BLOCK_ELEMENTS;
+        for (int slot = 0; slot < UNFUSED_SLOTS; slot++)
+            for (int64_t i = slot; i < jobs; i += UNFUSED_SLOTS) {
+                float *rows = u.rows + (int64_t)slot * u.panels * BLOCK_ELEMENTS;
                 if (u.amx)
                     unfused_forward_strip(true, out, probabilities, qkv, rows, &u, i / u.panels, (int)(i % u.panels));
                 else
@@ -566,7 +576,7 @@ static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up
     const size_t bytes = (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
     return (bytes + 63) / 64 * 64;
 }
-// dS (B, H, T, T); packed K, V^T, Q and dO; 32 rows of fp32 for each lane.
+// dS (B, H, T, T); packed K, V^T, Q and dO; 32 rows of fp32 for each job slot.
 static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none);
@@ -574,11 +584,9 @@ static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
            unfused_rows_bytes(&u);
 }
 
-// The gradient of unfused_forward; dqkv is written in full.
-static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                             const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                             const floatX *probabilities /*(B, H, T, T)*/, struct attention_shape shape,
-                             struct dropout dropout, void *workspace, struct device *dev) {
+static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                             const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
+                             void *workspace, struct device *dev) {
     struct unfused u = unfused_of(shape, dropout);
     floatX *ds = (floatX *)workspace;
     u.k = (char *)workspace + unfused_matrix_bytes(shape);
@@ -596,9 +604,9 @@ static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const float
         if (u.amx)
             amx_begin();
 #pragma omp for schedule(dynamic, 1)
-        for (int lane = 0; lane < UNFUSED_LANES; lane++)
-            for (int64_t i = lane; i < jobs; i += UNFUSED_LANES) {
-                float *rows = u.rows + (int64_t)lane * u.panels * BLOCK_ELEMENTS;
+        for (int slot = 0; slot < UNFUSED_SLOTS; slot++)
+            for (int64_t i = slot; i < jobs; i += UNFUSED_SLOTS) {
+                float *rows = u.rows + (int64_t)slot * u.panels * BLOCK_ELEMENTS;
                 if (u.amx)
                     unfused_backward_strip(true, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
                                            (int)(i % u.panels));

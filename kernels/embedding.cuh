@@ -5,6 +5,21 @@
 #include "kernels/ptx.cuh"           // store_shared_long
 #include "kernels/random.cuh"        // struct dropout, dropout_scales
 
+// out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t])
+static void embedding_forward(floatX *out,           // (B * T, C)
+                              const int32_t *tokens, // (B, T)
+                              const floatX *wte,     // (Vp, C)
+                              const floatX *wpe,     // (at least start + T, C); NULL: no learned positions
+                              int B, int T, int start, int C, struct dropout dropout, struct device *dev);
+
+// dwte[tokens[b, t]] += d and dwpe[t] += d, where d = dout[b, t] times forward's dropout scales. Sums have a fixed order.
+static size_t embedding_backward_workspace_bytes(int B, int T);
+static void embedding_backward(float *dwte,           // (Vp, C)
+                               float *dwpe,           // (at least T, C); NULL: none
+                               const floatX *dout,    // (B * T, C)
+                               const int32_t *tokens, // (B, T)
+                               int B, int T, int C, struct dropout dropout, void *workspace, struct device *dev);
+
 #ifdef TARGET_CUDA
 
 // Forward and the positions' gradients: a thread takes one pack (16 bytes) of a row.
@@ -46,12 +61,8 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     }
     packed_store_some(out + row * C + c, packed_from_floats(sum), C - c);
 }
-// out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t]); wpe NULL: no learned positions.
-static void embedding_forward(floatX *out,           // (B * T, C)
-                              const int32_t *tokens, // (B, T)
-                              const floatX *wte,     // (Vp, C)
-                              const floatX *wpe,     // (max T, C)
-                              int B, int T, int start, int C, struct dropout dropout, struct device *dev) {
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B, int T,
+                              int start, int C, struct dropout dropout, struct device *dev) {
     LAUNCH(dev, embedding_forward_kernel, dim3((unsigned)((int64_t)B * T), blocks_for(C, EMBEDDING_THREADS * PACK)),
            EMBEDDING_THREADS, 0, out, tokens, wte, wpe, T, start, C, dropout);
 }
@@ -231,12 +242,8 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     floats_store_some(dwpe + t * C + c, sum, C - c);
 }
 
-// dwte[tokens[b, t]] += d, dwpe[t] += d, d = dropout's mask and scale * dout[b, t]; dwpe NULL: none.
-static void embedding_backward(float *dwte,           // (Vp, C)
-                               float *dwpe,           // (at least T, C)
-                               const floatX *dout,    // (B * T, C)
-                               const int32_t *tokens, // (B, T)
-                               int B, int T, int C, struct dropout dropout, void *workspace, struct device *dev) {
+static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, int B, int T, int C,
+                               struct dropout dropout, void *workspace, struct device *dev) {
     const int64_t n = (int64_t)B * T;
     uint64_t *keys = (uint64_t *)workspace;
     embedding_sort(keys, tokens, B, T, dev);
@@ -256,12 +263,8 @@ static void embedding_backward(float *dwte,           // (Vp, C)
 // Columns that one thread sums at a time in backward: four cache lines of fp32.
 enum { EMBEDDING_COLUMNS = 64 };
 
-// out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t]); wpe NULL: no learned positions.
-static void embedding_forward(floatX *out,           // (B * T, C)
-                              const int32_t *tokens, // (B, T)
-                              const floatX *wte,     // (Vp, C)
-                              const floatX *wpe,     // (max T, C)
-                              int B, int T, int start, int C, struct dropout dropout, struct device *dev) {
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B, int T,
+                              int start, int C, struct dropout dropout, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < (int64_t)B * T; row++) {
         const floatX *__restrict__ token = wte + (int64_t)tokens[row] * C;
@@ -296,16 +299,11 @@ static void embedding_forward(floatX *out,           // (B * T, C)
     }
 }
 
-// dwte[tokens[b, t]] += d, dwpe[t] += d, d = dropout's mask and scale * dout[b, t]; dwpe NULL: none.
-//
-// A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add to
-// one place, and the order of the sum is the same for any number of threads.
 static size_t embedding_backward_workspace_bytes(int B, int T) { return 0; }
-static void embedding_backward(float *dwte,           // (Vp, C)
-                               float *dwpe,           // (at least T, C)
-                               const floatX *dout,    // (B * T, C)
-                               const int32_t *tokens, // (B, T)
-                               int B, int T, int C, struct dropout dropout, void *workspace, struct device *dev) {
+static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, int B, int T, int C,
+                               struct dropout dropout, void *workspace, struct device *dev) {
+    // A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add to
+    // one place, and the order of the sum is the same for any number of threads.
 #pragma omp parallel for schedule(static)
     for (int begin = 0; begin < C; begin += EMBEDDING_COLUMNS) {
         const int columns = C - begin < EMBEDDING_COLUMNS ? C - begin : (int)EMBEDDING_COLUMNS;

@@ -8,6 +8,18 @@
 #include <float.h>                 // FLT_MAX
 #include <math.h>                  // logf
 
+// losses = ln(sum_{j < V} e^logits[j]) - logits[target]; the padded columns V <= j < Vp are not read.
+// backward: logits <- dloss * (softmax(logits) - onehot(target)), padded columns <- 0.
+static void cross_entropy(float *losses,          // (N)
+                          floatX *logits,         // (N, Vp): in logits, out dlogits
+                          const int32_t *targets, // (N), each in [0, V)
+                          float dloss, int64_t N, int V, int Vp, bool backward, struct device *dev);
+
+// total = scale * the sum of the losses, in double and in a fixed order.
+static void losses_sum(double *total,       // (1)
+                       const float *losses, // (N)
+                       int64_t N, double scale, struct device *dev);
+
 struct softmax_row {
     float shift, sum; // sum of e^(x - shift)
 };
@@ -116,17 +128,14 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     if (backward)
         softmax_gradient(row, softmax, target, dloss, V, Vp);
 }
-// losses = ln(sum_{j < V} e^logits[j]) - logits[target]; the padded columns V <= j < Vp are not read.
-// backward: logits <- dloss * (softmax(logits) - onehot(target)), padded columns <- 0.
-static void cross_entropy(float *losses,          // (N)
-                          floatX *logits,         // (N, Vp): in logits, out dlogits
-                          const int32_t *targets, // (N)
-                          float dloss, int64_t N, int V, int Vp, bool backward, struct device *dev) {
+static void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float dloss, int64_t N, int V, int Vp,
+                          bool backward, struct device *dev) {
     if (N > 0)
         LAUNCH(dev, cross_entropy_kernel, (unsigned)N, LOSS_THREADS, LOSS_SHARED_BYTES, losses, logits, targets, dloss,
                V, Vp, backward);
 }
 
+// One block is enough: there is a number a token.
 static __global__ void __launch_bounds__(LOSS_THREADS)
     losses_sum_kernel(double *total, const float *losses, int64_t N, double scale) {
     double sum = 0;
@@ -137,10 +146,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS)
     if (threadIdx.x == 0)
         *total = scale * sum;
 }
-// total = scale * the sum of the losses, in double and in a fixed order. One block: it is a number a token.
-static void losses_sum(double *total,       // (1)
-                       const float *losses, // (N)
-                       int64_t N, double scale, struct device *dev) {
+static void losses_sum(double *total, const float *losses, int64_t N, double scale, struct device *dev) {
     LAUNCH(dev, losses_sum_kernel, 1, LOSS_THREADS, BLOCK_SUM_BYTES, total, losses, N, scale);
 }
 
@@ -200,12 +206,8 @@ static inline void softmax_gradient(floatX *__restrict__ row, int V, float shift
     }
 }
 
-// losses = ln(sum_{j < V} e^logits[j]) - logits[target]; the padded columns V <= j < Vp are not read.
-// backward: logits <- dloss * (softmax(logits) - onehot(target)), padded columns <- 0.
-static void cross_entropy(float *losses,          // (N)
-                          floatX *logits,         // (N, Vp): in logits, out dlogits
-                          const int32_t *targets, // (N)
-                          float dloss, int64_t N, int V, int Vp, bool backward, struct device *dev) {
+static void cross_entropy(float *losses, floatX *logits, const int32_t *targets, float dloss, int64_t N, int V, int Vp,
+                          bool backward, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
         floatX *__restrict__ row = logits + n * Vp;
@@ -222,10 +224,7 @@ static void cross_entropy(float *losses,          // (N)
     }
 }
 
-// total = scale * the sum of the losses, in double and in a fixed order.
-static void losses_sum(double *total,       // (1)
-                       const float *losses, // (N)
-                       int64_t N, double scale, struct device *dev) {
+static void losses_sum(double *total, const float *losses, int64_t N, double scale, struct device *dev) {
     double sum = 0;
     for (int64_t n = 0; n < N; n++)
         sum += losses[n];

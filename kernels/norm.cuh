@@ -14,6 +14,54 @@
 
 enum norm_kind { NORM_LAYERNORM, NORM_RMSNORM };
 
+// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps). For RMSNorm the mean is 0 and the variance the
+// mean square.
+static void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
+                         float *mean,          // (N); NULL: not written
+                         float *rstd,          // (N); NULL: not written
+                         const floatX *x,      // (N, C)
+                         const floatX *weight, // (C)
+                         const floatX *bias,   // (C); NULL: none
+                         int64_t N, int C, float eps, enum norm_kind kind, struct device *dev);
+
+// The gradient of norm_forward, added to what the outputs hold. With y the normalised row and g = dout * weight:
+//   dx += rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
+//   dweight += sum over rows of dout * y;  dbias += sum over rows of dout
+static size_t norm_backward_workspace_bytes(int64_t N, int C);
+static void norm_backward(floatX *dx,           // (N, C)
+                          float *dweight,       // (C)
+                          float *dbias,         // (C); NULL: none
+                          const floatX *dout,   // (N, C)
+                          const floatX *x,      // (N, C)
+                          const floatX *weight, // (C)
+                          const float *mean,    // (N); not read for RMSNorm
+                          const float *rstd,    // (N)
+                          int64_t N, int C, enum norm_kind kind, void *workspace, struct device *dev);
+
+// The addition of a residual branch: sum = x + dropout(delta).
+static void residual_forward(floatX *sum,         // (N, C); may be delta
+                             const floatX *x,     // (N, C)
+                             const floatX *delta, // (N, C)
+                             int64_t N, int C, struct dropout dropout, struct device *dev);
+
+// residual_forward, then norm_forward of the rounded sum, in one pass over memory. The bits are those of the two calls,
+// which recomputation may make instead.
+static void residual_norm_forward(floatX *sum,          // (N, C); may be delta
+                                  floatX *out,          // (N, C); NULL: statistics alone
+                                  float *mean,          // (N); NULL: not written
+                                  float *rstd,          // (N); NULL: not written
+                                  const floatX *x,      // (N, C)
+                                  const floatX *delta,  // (N, C)
+                                  const floatX *weight, // (C)
+                                  const floatX *bias,   // (C); NULL: none
+                                  int64_t N, int C, float eps, enum norm_kind kind, struct dropout dropout,
+                                  struct device *dev);
+
+// The gradient by residual_forward's delta: ddelta = dout times the dropout scales that forward applied.
+static void dropout_backward(floatX *ddelta,     // (n); may be dout
+                             const floatX *dout, // (n)
+                             int64_t n, struct dropout dropout, struct device *dev);
+
 #ifdef TARGET_CUDA
 
 // Who does a row: a warp where its part of the row fits its registers, else a block. A thread has every THREADS-th pack
@@ -211,31 +259,15 @@ static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rs
 #undef NORM_FORWARD
 }
 
-// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); for RMSNorm the mean is 0 and the variance
-// the mean square. mean, rstd: either may be NULL, then it is not written; out NULL: only statistics; bias NULL: none.
-static void norm_forward(floatX *out,          // (N, C)
-                         float *mean,          // (N)
-                         float *rstd,          // (N)
-                         const floatX *x,      // (N, C)
-                         const floatX *weight, // (C)
-                         const floatX *bias,   // (C)
-                         int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
+static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                         const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
     const struct dropout none = {0};
     norm_forward_launch(NULL, out, mean, rstd, x, NULL, weight, bias, N, C, eps, kind, none, dev);
 }
 
-// residual_forward, then norm_forward of the sum as it was rounded: the same bits as the two apart, which is how
-// recomputation may call them, in one pass over memory. sum may be delta; out, mean, rstd, bias: as in norm_forward.
-static void residual_norm_forward(floatX *sum,          // (N, C)
-                                  floatX *out,          // (N, C)
-                                  float *mean,          // (N)
-                                  float *rstd,          // (N)
-                                  const floatX *x,      // (N, C)
-                                  const floatX *delta,  // (N, C)
-                                  const floatX *weight, // (C)
-                                  const floatX *bias,   // (C)
-                                  int64_t N, int C, float eps, enum norm_kind kind, struct dropout dropout,
-                                  struct device *dev) {
+static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
+                                  const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
+                                  float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
     norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, eps, kind, dropout, dev);
 }
 
@@ -393,16 +425,9 @@ static __global__ void __launch_bounds__(NORM_GATHER_THREADS)
         dbias[k - C] += sum;
 }
 
-// Adds: dx += , dweight += , dbias += (dbias NULL: none). mean is not read for RMSNorm.
-static void norm_backward(floatX *dx,           // (N, C)
-                          float *dweight,       // (C)
-                          float *dbias,         // (C)
-                          const floatX *dout,   // (N, C)
-                          const floatX *x,      // (N, C)
-                          const floatX *weight, // (C)
-                          const float *mean,    // (N)
-                          const float *rstd,    // (N)
-                          int64_t N, int C, enum norm_kind kind, void *workspace, struct device *dev) {
+static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                          const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
+                          enum norm_kind kind, void *workspace, struct device *dev) {
     float *sums = (float *)workspace; // (runs, 2, C)
     const void *arrays[] = {dx, dout, x, weight, workspace};
     const bool whole = norm_rows_whole(C, arrays, 5);
@@ -435,11 +460,8 @@ static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, con
     const struct packed_floats b = packed_to_floats(packed_load_some(delta + at, n - at));
     packed_store_some(sum + at, residual_pack(a, b, dropout, at), n - at);
 }
-// sum = x + dropout(delta); sum may be delta.
-static void residual_forward(floatX *sum,         // (N, C)
-                             const floatX *x,     // (N, C)
-                             const floatX *delta, // (N, C)
-                             int64_t N, int C, struct dropout dropout, struct device *dev) {
+static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C,
+                             struct dropout dropout, struct device *dev) {
     LAUNCH(dev, residual_forward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, sum, x, delta, N * C,
            dropout);
 }
@@ -455,10 +477,8 @@ static __global__ void dropout_backward_kernel(floatX *ddelta, const floatX *dou
         d.x[i] *= scale.x[i];
     packed_store_some(ddelta + at, packed_from_floats(d), n - at);
 }
-// ddelta = dout with the mask and scale that residual_forward applied; ddelta may be dout.
-static void dropout_backward(floatX *ddelta,     // (n)
-                             const floatX *dout, // (n)
-                             int64_t n, struct dropout dropout, struct device *dev) {
+static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout,
+                             struct device *dev) {
     if (dropout.p != 0)
         LAUNCH(dev, dropout_backward_kernel, blocks_for(n, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout, n,
                dropout);
@@ -525,15 +545,8 @@ __attribute__((noinline)) static void norm_row(floatX *__restrict__ out, float *
     }
 }
 
-// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); for RMSNorm the mean is 0 and the variance
-// the mean square. mean, rstd: either may be NULL, then it is not written; out NULL: only statistics; bias NULL: none.
-static void norm_forward(floatX *out,          // (N, C)
-                         float *mean,          // (N)
-                         float *rstd,          // (N)
-                         const floatX *x,      // (N, C)
-                         const floatX *weight, // (C)
-                         const floatX *bias,   // (C)
-                         int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
+static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                         const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++)
         norm_row(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight, bias, C,
@@ -577,16 +590,9 @@ static inline void norm_backward_row(floatX *__restrict__ dx, float *__restrict_
     }
 }
 
-// Adds: dx += , dweight += , dbias += (dbias NULL: none). mean is not read for RMSNorm.
-static void norm_backward(floatX *dx,           // (N, C)
-                          float *dweight,       // (C)
-                          float *dbias,         // (C)
-                          const floatX *dout,   // (N, C)
-                          const floatX *x,      // (N, C)
-                          const floatX *weight, // (C)
-                          const float *mean,    // (N)
-                          const float *rstd,    // (N)
-                          int64_t N, int C, enum norm_kind kind, void *workspace, struct device *dev) {
+static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                          const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
+                          enum norm_kind kind, void *workspace, struct device *dev) {
     float *sums = (float *)workspace; // (runs, 2, C)
     const int64_t runs = norm_backward_runs(N);
 #pragma omp parallel for schedule(static)
@@ -634,11 +640,8 @@ __attribute__((noinline)) static void residual_elements(floatX *sum, const float
     }
 }
 
-// sum = x + dropout(delta); sum may be delta.
-static void residual_forward(floatX *sum,         // (N, C)
-                             const floatX *x,     // (N, C)
-                             const floatX *delta, // (N, C)
-                             int64_t N, int C, struct dropout dropout, struct device *dev) {
+static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C,
+                             struct dropout dropout, struct device *dev) {
     const int64_t n = N * C;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME)
@@ -646,18 +649,9 @@ static void residual_forward(floatX *sum,         // (N, C)
                           n - begin < ELEMENTS_AT_A_TIME ? n - begin : (int64_t)ELEMENTS_AT_A_TIME, dropout);
 }
 
-// residual_forward, then norm_forward of the sum as it was rounded: the same bits as the two apart, which is how
-// recomputation may call them, in one pass over memory. sum may be delta; out, mean, rstd, bias: as in norm_forward.
-static void residual_norm_forward(floatX *sum,          // (N, C)
-                                  floatX *out,          // (N, C)
-                                  float *mean,          // (N)
-                                  float *rstd,          // (N)
-                                  const floatX *x,      // (N, C)
-                                  const floatX *delta,  // (N, C)
-                                  const floatX *weight, // (C)
-                                  const floatX *bias,   // (C)
-                                  int64_t N, int C, float eps, enum norm_kind kind, struct dropout dropout,
-                                  struct device *dev) {
+static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
+                                  const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
+                                  float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
         residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, C, dropout);
@@ -666,10 +660,8 @@ static void residual_norm_forward(floatX *sum,          // (N, C)
     }
 }
 
-// ddelta = dout with the mask and scale that residual_forward applied; ddelta may be dout.
-static void dropout_backward(floatX *ddelta,     // (n)
-                             const floatX *dout, // (n)
-                             int64_t n, struct dropout dropout, struct device *dev) {
+static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout,
+                             struct device *dev) {
     if (dropout.p == 0) {
         if (ddelta != dout)
             memcpy(ddelta, dout, (size_t)n * sizeof *ddelta);

@@ -24,6 +24,17 @@ struct dropout {
 HOST_DEVICE uint64_t dropout_step(struct dropout d) { return d.step + (d.micro_step ? *d.micro_step : 0); }
 
 // *micro_step = value, behind all work enqueued so far.
+static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
+
+// out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
+static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
+
+// A uniform number in [0, 1), a function of the arguments alone.
+static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
+
+// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. On the host.
+static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element);
+
 #ifdef TARGET_CUDA
 static __global__ void dropout_step_kernel(uint64_t *micro_step, uint64_t value) { *micro_step = value; }
 static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev) {
@@ -110,7 +121,6 @@ HOST_DEVICE float uniform_from_word(uint32_t word) { return (float)(int32_t)(wor
 
 static inline uint32_t stream_word(uint64_t stream) { return (uint32_t)(stream >> 32) | 0x80000000u; }
 
-// [0, 1)
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element) {
     const uint64_t block = element / 4;
     const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)stream,
@@ -126,7 +136,6 @@ HOST_DEVICE float dropout_scale(struct dropout d, uint64_t element) {
     return uniform_from_word(four.word[element % 4]) >= d.p ? 1.0f / (1.0f - d.p) : 0.0f;
 }
 
-// out[i] = dropout_scale(d, first_element + i), i < n; many at a time.
 static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n) {
     const float kept = 1.0f / (1.0f - d.p);
     const uint64_t step = dropout_step(d);
@@ -147,8 +156,7 @@ static void dropout_scales(float *out, struct dropout d, uint64_t first_element,
     }
 }
 
-// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. Box-Muller: the words of
-// a block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
+// Box-Muller: the words of a block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
 static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element) {
     const int64_t skip = (int64_t)(first_element % 4);
 #pragma omp parallel for schedule(static)

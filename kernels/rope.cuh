@@ -5,10 +5,22 @@
 #include "kernels/packed_floats.cuh" // packed_load_some, floats_load_some
 #include <math.h>                    // pow, cos, sin
 
-// Row p holds D/2 cosines, then D/2 sines, of position p's angles. `table` is memory of the host. Computed in double: at
-// position 100,000 an angle in fp32 would already be off by 0.004.
+// table[p] = D/2 cosines, then D/2 sines, of the angles of position p. `table` is memory of the host. Computed in double:
+// at position 100,000 an angle in fp32 would already be off by 0.004.
 static void rope_table(float *table, // (T, D)
-                       int T, int D, float theta) {
+                       int T, int D, float theta);
+
+// Rotates the q and k heads of each token in place; v stays. Row t has position start + t.
+static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
+                         const float *table, // (at least start + T, D)
+                         int B, int T, int start, int H, int Hkv, int D, struct device *dev);
+
+// The gradient by rope_forward's input, in place: the rotation's transpose, which is the rotation by the negative angle.
+static void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                          const float *table, // (at least start + T, D)
+                          int B, int T, int start, int H, int Hkv, int D, struct device *dev);
+
+static void rope_table(float *table, int T, int D, float theta) {
 #pragma omp parallel for schedule(static)
     for (int position = 0; position < T; position++)
         for (int i = 0; i < D / 2; i++) {
@@ -114,16 +126,12 @@ static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int s
 
 #endif
 
-// Turns the q and k heads in place; v stays. Row t has position start + t.
-static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
-                         const float *table, // (at least start + T, D)
-                         int B, int T, int start, int H, int Hkv, int D, struct device *dev) {
+static void rope_forward(floatX *qkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
+                         struct device *dev) {
     rope_rotate_all(qkv, table, B, T, start, H, Hkv, D, 1.0f, dev);
 }
 
-// A rotation's transpose is the rotation back.
-static void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
-                          const float *table, // (at least start + T, D)
-                          int B, int T, int start, int H, int Hkv, int D, struct device *dev) {
+static void rope_backward(floatX *dqkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
+                          struct device *dev) {
     rope_rotate_all(dqkv, table, B, T, start, H, Hkv, D, -1.0f, dev);
 }
