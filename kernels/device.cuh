@@ -72,20 +72,20 @@ HOST_DEVICE floatX to_floatX(float x) { return x; }
 
 struct matmul_library; // kernels/matmul.cuh
 
-enum { DEVICE_MARKS = 4 }; // points in the queue that the host can wait for
+enum { DEVICE_EVENTS = 4 }; // points in the queue that the host can wait for
 
 #ifdef TARGET_CUDA
 
 // What an op runs on. One per process; passed to every op as its last argument.
 struct device {
-    int threads;                     // OpenMP threads of the host
-    struct matmul_library *matmul;   // handles and cached plans of the matmul library, made by matmul_create
-    cudaStream_t stream;             // all work goes here, in order
-    cudaEvent_t marks[DEVICE_MARKS]; // device_mark, device_wait
-    int index;                       // of the GPU
-    size_t free_bytes;               // of its memory when it was opened
-    bool recording;                  // what is enqueued becomes part of a graph
-    bool open;                       // false: nothing is run, only planned, and no GPU is needed
+    int threads;                       // OpenMP threads of the host
+    struct matmul_library *matmul;     // handles and cached plans of the matmul library, made by matmul_create
+    cudaStream_t stream;               // all work goes here, in order
+    cudaEvent_t events[DEVICE_EVENTS]; // device_event_record, device_event_wait
+    int index;                         // of the GPU
+    size_t free_bytes;                 // of its memory when it was opened
+    bool recording;                    // what is enqueued becomes part of a graph
+    bool open;                         // false: nothing is run, only planned, and no GPU is needed
 };
 // The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };

@@ -1,7 +1,7 @@
 // Memory of the device: allocation, which happens at start-up alone, and copies.
 //
 // Copies and zeroing are enqueued like any op. On the cuda target a host buffer that is copied from must stay as it is
-// until the copy is done (device_mark, device_wait), and must come from host_allocate for the copy to run by itself.
+// until the copy is done (device_event_record, device_event_wait), and must come from host_allocate for the copy to run by itself.
 #pragma once
 #include "kernels/device.cuh"      // struct device, cuda_check
 #include "runtime/machine/error.h" // fail

@@ -62,16 +62,16 @@ static void device_open(struct device *dev, int local_rank, bool may_share) {
     dev->index = local_rank % count;
     cuda_check(cudaSetDevice(dev->index));
     cuda_check(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
-    for (int i = 0; i < DEVICE_MARKS; i++)
-        cuda_check(cudaEventCreateWithFlags(&dev->marks[i], cudaEventDisableTiming));
+    for (int i = 0; i < DEVICE_EVENTS; i++)
+        cuda_check(cudaEventCreateWithFlags(&dev->events[i], cudaEventDisableTiming));
     dev->free_bytes = device_free_bytes(dev);
     dev->open = true;
 }
 static void device_close(struct device *dev) {
     if (!dev->open)
         return;
-    for (int i = 0; i < DEVICE_MARKS; i++)
-        cuda_check(cudaEventDestroy(dev->marks[i]));
+    for (int i = 0; i < DEVICE_EVENTS; i++)
+        cuda_check(cudaEventDestroy(dev->events[i]));
     cuda_check(cudaStreamDestroy(dev->stream));
     dev->open = false;
 }
@@ -96,10 +96,12 @@ static double device_data_sheet_flops(const struct device *dev) {
 }
 
 static inline void device_synchronize(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
-// Mark i is reached when all work enqueued so far is done.
-static inline void device_mark(struct device *dev, int i) { cuda_check(cudaEventRecord(dev->marks[i], dev->stream)); }
-// Until mark i, where it was last set, is reached; at once where it never was.
-static inline void device_wait(struct device *dev, int i) { cuda_check(cudaEventSynchronize(dev->marks[i])); }
+// Records event i: it happens when all work enqueued so far is done.
+static inline void device_event_record(struct device *dev, int i) {
+    cuda_check(cudaEventRecord(dev->events[i], dev->stream));
+}
+// Returns when event i, as it was last recorded, has happened; at once where it never was recorded.
+static inline void device_event_wait(struct device *dev, int i) { cuda_check(cudaEventSynchronize(dev->events[i])); }
 
 // Everything enqueued until graph_end is recorded instead of run.
 static void graph_begin(struct device *dev) {
@@ -137,8 +139,8 @@ static const char *device_describe(char *text, size_t n, const struct device *de
 }
 static double device_data_sheet_flops(const struct device *dev) { return 0; }
 static inline void device_synchronize(struct device *dev) {}
-static inline void device_mark(struct device *dev, int i) {}
-static inline void device_wait(struct device *dev, int i) {}
+static inline void device_event_record(struct device *dev, int i) {}
+static inline void device_event_wait(struct device *dev, int i) {}
 static void graph_begin(struct device *dev) {}
 static void graph_end(struct work_graph *graph, struct device *dev) {}
 static inline bool graph_recorded(const struct work_graph *graph) { return false; }
