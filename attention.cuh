@@ -12,20 +12,20 @@
 #include <stdio.h>                       // snprintf
 #include <stdlib.h>                      // getenv
 #ifdef TARGET_CUDA
-#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_obstacle
+#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_unavailable_reason
 static const char *unfused_describe(void) { return FLOATX_NAME; }
 #else
 #include "kernels/attention_cpu.cuh" // flash_forward, flash_backward
-static void flash_obstacle(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
+static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
 static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
 #endif
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention_sm90_backward.cuh" // sm90_backward
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_obstacle
+#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
 #else
 // Never chosen.
-static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
 static const char *sm90_describe(void) { return ""; }
@@ -61,14 +61,14 @@ static bool attention_switched_off(const char *variable) {
 }
 
 // Why a backend can't be used; an empty reason if it can.
-static void attention_obstacle(char *reason, size_t size, enum attention_backend backend, enum attention_backend wanted,
-                               struct attention_shape shape) {
+static void attention_unavailable_reason(char *reason, size_t size, enum attention_backend backend,
+                                         enum attention_backend wanted, struct attention_shape shape) {
     const char *name = backend == ATTENTION_FLASH ? "flash" : "unfused";
     const char *variable = backend == ATTENTION_FLASH ? "NVTE_FLASH_ATTN" : "NVTE_UNFUSED_ATTN";
     char kernels[128];
     reason[0] = kernels[0] = 0;
     if (backend == ATTENTION_FLASH)
-        flash_obstacle(kernels, sizeof kernels, shape);
+        flash_unavailable_reason(kernels, sizeof kernels, shape);
     if (wanted != ATTENTION_AUTO && wanted != backend)
         snprintf(reason, size, "%s: --attention-backend %s rules it out", name,
                  wanted == ATTENTION_FLASH ? "flash" : "unfused");
@@ -79,12 +79,12 @@ static void attention_obstacle(char *reason, size_t size, enum attention_backend
 }
 
 // Why an allowed flash backend is not that of compute capability 9.0; an empty reason if it is.
-static void attention_sm90_obstacle(char *reason, size_t size, struct attention_shape shape, float dropout,
-                                    struct device *dev) {
+static void attention_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, float dropout,
+                                              struct device *dev) {
     if (dropout > 0)
         snprintf(reason, size, "has no --attention-dropout");
     else
-        sm90_obstacle(reason, size, shape, dev);
+        sm90_unavailable_reason(reason, size, shape, dev);
 }
 
 // Flash wherever it is allowed and can do it. Fails with every backend's reason where none is left. dropout: that of
@@ -97,9 +97,9 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
         fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
-    attention_obstacle(flash, sizeof flash, ATTENTION_FLASH, wanted, shape);
-    attention_obstacle(unfused, sizeof unfused, ATTENTION_UNFUSED, wanted, shape);
-    attention_sm90_obstacle(sm90, sizeof sm90, shape, dropout, dev);
+    attention_unavailable_reason(flash, sizeof flash, ATTENTION_FLASH, wanted, shape);
+    attention_unavailable_reason(unfused, sizeof unfused, ATTENTION_UNFUSED, wanted, shape);
+    attention_sm90_unavailable_reason(sm90, sizeof sm90, shape, dropout, dev);
     if (*flash && *unfused)
         fail("no attention backend is left (%s; %s): unset a switch or change --attention-backend", flash, unfused);
     choice.backend = *flash ? ATTENTION_UNFUSED : *sm90 ? ATTENTION_FLASH : ATTENTION_FLASH_SM90;

@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 typedef int engine_entry(const struct config *config);
-typedef const char *engine_obstacle(void); // why a target can't be used on this machine; empty: it can
+typedef const char *engine_unavailable_reason(void); // why a target can't be used on this machine; empty: it can
 engine_entry train_cpu_fp32, train_cpu_bf16, train_cuda_fp32, train_cuda_bf16;
-engine_obstacle train_cuda_fp32_obstacle, train_cuda_bf16_obstacle;
+engine_unavailable_reason train_cuda_fp32_unavailable_reason, train_cuda_bf16_unavailable_reason;
 typedef void engine_libraries(void); // prints those of a target, with their versions
 engine_libraries train_cuda_fp32_libraries, train_cuda_bf16_libraries;
 #ifdef __cplusplus
@@ -32,29 +32,29 @@ const struct cpu_feature cpu_features_needed[] =
 
 #ifdef HAVE_CUDA
 static engine_entry *const cuda_engines[2] = {train_cuda_fp32, train_cuda_bf16};
-static const char *cuda_obstacle(void) { return train_cuda_bf16_obstacle(); }
+static const char *cuda_unavailable_reason(void) { return train_cuda_bf16_unavailable_reason(); }
 static void cuda_describe(void) {
     log_row("cuda", "fp32 and bf16, for %s", GPU_ARCHITECTURES);
     train_cuda_bf16_libraries();
 }
 #else
 static engine_entry *const cuda_engines[2] = {NULL, NULL};
-static const char *cuda_obstacle(void) { return "this train_gpt was built without it (make cuda builds it)"; }
-static void cuda_describe(void) { log_row("cuda", "%s", cuda_obstacle()); }
+static const char *cuda_unavailable_reason(void) { return "this train_gpt was built without it (make cuda builds it)"; }
+static void cuda_describe(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
 
 // The engine for the target and precision that are asked for, or that suit this machine. Sets config->device.
 static engine_entry *choose_engine(struct config *config) {
     const bool built = cuda_engines[0] != NULL;
-    const char *obstacle = config->device == DEVICE_CPU ? "" : cuda_obstacle();
+    const char *reason = config->device == DEVICE_CPU ? "" : cuda_unavailable_reason();
     if (config->device == DEVICE_AUTO) {
-        config->device = *obstacle ? DEVICE_CPU : DEVICE_CUDA;
-        if (built && *obstacle)
-            printf("no GPU is used: %s\n", obstacle);
+        config->device = *reason ? DEVICE_CPU : DEVICE_CUDA;
+        if (built && *reason)
+            printf("no GPU is used: %s\n", reason);
     }
     if (config->device == DEVICE_CUDA) {
-        if (*obstacle && !(built && config->plan)) // a plan needs no GPU
-            fail("--device cuda: %s; --device cpu trains on the CPU", obstacle);
+        if (*reason && !(built && config->plan)) // a plan needs no GPU
+            fail("--device cuda: %s; --device cpu trains on the CPU", reason);
         return cuda_engines[config->precision != WITH_FP32];
     }
     const bool bf16_wanted = config->precision == WITH_BF16 || (config->precision == WITH_AUTO && amx_available());
@@ -524,7 +524,7 @@ int ENGINE(const struct config *config) {
 #include "run/libraries.cuh" // libraries_print
 #define NAME(engine, suffix) engine##suffix
 #define NAME_OF(engine, suffix) NAME(engine, suffix)
-const char *NAME_OF(ENGINE, _obstacle)(void) { return device_obstacle(); }
+const char *NAME_OF(ENGINE, _unavailable_reason)(void) { return device_unavailable_reason(); }
 void NAME_OF(ENGINE, _libraries)(void) { libraries_print(); }
 #endif
 

@@ -34,7 +34,7 @@
 enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile
 
 // Why these kernels can't be used; an empty reason if they can.
-static void flash_obstacle(char *reason, size_t size, struct attention_shape shape) {
+static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     reason[0] = 0;
     if (sizeof(floatX) != 2)
         snprintf(reason, size, "takes bf16 alone: --precision bf16");
@@ -949,10 +949,10 @@ static void flash_choose(const struct flash_arguments &a, struct attention_shape
 
 static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
                                                  struct attention_shape shape, struct dropout dropout) {
-    char obstacle[128];
-    flash_obstacle(obstacle, sizeof obstacle, shape);
-    if (*obstacle)
-        fail("flash attention on CUDA %s", obstacle);
+    char reason[128];
+    flash_unavailable_reason(reason, sizeof reason, shape);
+    if (*reason)
+        fail("flash attention on CUDA %s", reason);
     for (int i = 0; i < 3; i++)
         if ((uintptr_t)aligned[i] % 16 != 0)
             fail("flash attention on CUDA reads 16 bytes at a time, and a buffer is not aligned to that");
@@ -999,7 +999,7 @@ static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX 
 
 #else
 
-// Never reached: flash_obstacle() says so.
+// Never reached: flash_unavailable_reason() says so.
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
                           struct dropout dropout, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");

@@ -38,15 +38,15 @@ static struct cudaDeviceProp sm90_properties(const struct device *dev) {
     return properties;
 }
 
-static void sm90_shape_obstacle(char *reason, size_t size, struct attention_shape shape) {
+static void sm90_shape_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     const int D = shape.head_dim;
     reason[0] = 0;
     if (D != 64 && D != 96 && D != 128 && D != 256)
         snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
 }
 // Why these kernels can't be used; an empty reason if they can. Asks the driver, which takes its time: not at each launch.
-static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
-    sm90_shape_obstacle(reason, size, shape);
+static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+    sm90_shape_unavailable_reason(reason, size, shape);
     if (*reason)
         return;
     const struct cudaDeviceProp properties = sm90_properties(dev);
@@ -168,10 +168,10 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
-    char obstacle[128];
-    sm90_shape_obstacle(obstacle, sizeof obstacle, shape);
-    if (*obstacle)
-        fail("flash attention by wgmma %s", obstacle);
+    char reason[128];
+    sm90_shape_unavailable_reason(reason, sizeof reason, shape);
+    if (*reason)
+        fail("flash attention by wgmma %s", reason);
     for (int i = 0; i < count; i++)
         if ((uintptr_t)aligned[i] % 16 != 0)
             fail("flash attention by wgmma reads 16 bytes at a time, and a buffer is not aligned to that");

@@ -23,7 +23,7 @@ struct work_graph {
 };
 
 // Why there is no GPU to use; an empty string where there is one.
-static const char *device_obstacle(void) {
+static const char *device_unavailable_reason(void) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess) {

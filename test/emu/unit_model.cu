@@ -343,9 +343,9 @@ static void no_thread_is_always_the_first(void **state) {
     assert_true(thread_is_first < 8);
 }
 static void no_device_is_visible(void **state) {
-    assert_string_equal(device_obstacle(), "");
+    assert_string_equal(device_unavailable_reason(), "");
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    assert_string_equal(device_obstacle(), "no CUDA-capable device is detected");
+    assert_string_equal(device_unavailable_reason(), "no CUDA-capable device is detected");
     unsetenv("CUDA_VISIBLE_DEVICES");
     assert_int_equal(cudaGetLastError(), cudaSuccess);
 }
