@@ -166,7 +166,7 @@ static void attention_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const flo
                                struct attention_backward_options options, void *workspace, struct device *dev) {
     attention_check(backend, shape, dropout);
     switch (backend) {
-    case ATTENTION_FLASH_SM90: // turns back itself
+    case ATTENTION_FLASH_SM90: // undoes RoPE itself
         sm90_backward(dqkv, dout, qkv, out, (const float *)saved, shape, options, workspace, dev);
         return;
     case ATTENTION_UNFUSED:

@@ -18,7 +18,7 @@
 //   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first block
 //   stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is. In any order, if
 //   that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a tile.
-// - Rotary positions are taken back in fp32, where dK's accumulators and dQ are scaled: no pass over dqkv of its own.
+// - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no pass over dqkv of its own.
 // - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV head
 //   alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise, but
 //   everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the device. It
@@ -34,7 +34,7 @@
 #pragma once
 #include "kernels/attention_sm90.cuh"
 #include "kernels/packed.cuh" // packed_check
-#include "kernels/rope.cuh"   // rope_turn
+#include "kernels/rope.cuh"   // rope_rotate_pair
 
 #ifdef PRECISION_BF16
 
@@ -150,7 +150,7 @@ DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, 
     return block.group * a.heads + (a.any_order ? (i + block.number) % a.heads : i);
 }
 
-// Of rope.cuh's table: those of elements i and i + 1 at a position.
+// The cosines and sines of elements i and i + 1 at a position, from rope.cuh's table.
 struct sm90_angles {
     float2 cosine, sine;
 };
@@ -161,10 +161,10 @@ template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *
     angles.sine = *(const float2 *)(from + D / 2);
     return angles;
 }
-// a, b: elements i, i + 1 and D/2 + i, D/2 + i + 1 of a head's gradient, turned back.
-DEVICE_FUNCTION void sm90_turn_back(float a[2], float b[2], const struct sm90_angles &angles) {
-    rope_turn(a[0], b[0], angles.cosine.x, -angles.sine.x);
-    rope_turn(a[1], b[1], angles.cosine.y, -angles.sine.y);
+// Undoes RoPE on a head's gradient: a are its elements i and i + 1, b those D/2 further.
+DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_angles &angles) {
+    rope_rotate_pair(a[0], b[0], angles.cosine.x, -angles.sine.x);
+    rope_rotate_pair(a[1], b[1], angles.cosine.y, -angles.sine.y);
 }
 
 // --- Before: lse and delta of each row, counters ------------------------------------------------------------------
@@ -525,10 +525,11 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
-// dK before rotary positions. At head dim 256 the other half of a head is the other warpgroup's: by way of the queries' place.
+// Undoes RoPE on dK. At head dim 256 a warpgroup holds half of the columns: the warpgroups exchange theirs through the shared
+// memory that held the queries.
 template <class plan>
-DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state, const float *rotary, int T,
-                                         int first_key) {
+DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &state, const float *rotary, int T,
+                                            int first_key) {
     constexpr int D = plan::D, HALF = D / 4; // accumulators of half a head
     const int row = first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
     // Rows past T, which are not stored, have the last one's angles: a branch for each would wait for the loads one by one.
@@ -536,7 +537,7 @@ DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state
     if (plan::SPLIT_KEYS) {
 #pragma unroll
         for (int i = 0; i < HALF; i += 2)
-            sm90_turn_back(state.dk + i, state.dk + HALF + i,
+            sm90_undo_rope(state.dk + i, state.dk + HALF + i,
                            sm90_angles_at<D>(rotary, positions[i / 2 % 2], 8 * (i / 4) + sm90_column()));
         return;
     }
@@ -565,7 +566,7 @@ DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state
                 a[e] = first ? state.dk[i + j + e] : quad.x[j + e];
                 b[e] = first ? quad.x[j + e] : state.dk[i + j + e];
             }
-            sm90_turn_back(a, b, sm90_angles_at<D>(rotary, positions[j / 2], 8 * (i / 4) + sm90_column()));
+            sm90_undo_rope(a, b, sm90_angles_at<D>(rotary, positions[j / 2], 8 * (i / 4) + sm90_column()));
             for (int e = 0; e < 2; e++)
                 state.dk[i + j + e] = first ? a[e] : b[e];
         }
@@ -603,7 +604,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
     if (a.rotary)
-        sm90_turn_keys_back<plan>(state, a.rotary, a.T, block.first_key);
+        sm90_undo_rope_on_keys<plan>(state, a.rotary, a.T, block.first_key);
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
@@ -662,8 +663,8 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// One tile of a few heads, which share the angles: scaled, turned back, rounded, and by way of shared memory to 16-byte
-// writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their own. A thread has
+// dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared memory to
+// 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their own. A thread has
 // both halves of a head's columns: where a warpgroup had one of them, so do the first and the last 128 threads one half of
 // their quads.
 template <class plan>
@@ -699,7 +700,7 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
                 float low[2] = {a.scale * (half ? x.z : x.x), a.scale * (half ? x.w : x.y)};
                 float high[2] = {a.scale * (half ? y.z : y.x), a.scale * (half ? y.w : y.y)};
                 if (a.rotary)
-                    sm90_turn_back(low, high, angles[i][half]);
+                    sm90_undo_rope(low, high, angles[i][half]);
                 const uint32_t to = shared + (uint32_t)((row + 8 * half) * ROW_BYTES + 2 * (column + 8 * i));
                 store_shared_word(to, pack_bf16x2(low[0], low[1]));
                 store_shared_word(to + D, pack_bf16x2(high[0], high[1]));

@@ -1,5 +1,5 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
-// element i + D/2, and the pair turns by the angle position * theta^(-2i/D).
+// element i + D/2, and the pair is rotated by the angle position * theta^(-2i/D).
 #pragma once
 #include "kernels/device.cuh"        // floatX
 #include "kernels/packed_floats.cuh" // packed_load_some, floats_load_some
@@ -30,16 +30,20 @@ static void rope_table(float *table, int T, int D, float theta) {
         }
 }
 
+// (a, b) <- (a cos - b sin, b cos + a sin) for the q and k heads of each token; direction: 1, or -1 for the inverse.
+static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
+                            float direction, struct device *dev);
+
 #ifdef TARGET_CUDA
 
-// (x, y) turned by the angle of this cosine and sine.
-DEVICE_FUNCTION void rope_turn(float &x, float &y, float cosine, float sine) {
-    const float turned = x * cosine - y * sine;
+// (x, y) rotated by the angle of this cosine and sine.
+DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float sine) {
+    const float rotated = x * cosine - y * sine;
     y = y * cosine + x * sine;
-    x = turned;
+    x = rotated;
 }
 
-// A thread turns one pack (16 bytes) of pairs in ROPE_HEADS heads of a token: it reads the table, which takes twice the
+// A thread rotates one pack (16 bytes) of pairs in ROPE_HEADS heads of a token: it reads the table, which takes twice the
 // bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
 enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
 
@@ -75,7 +79,7 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
             struct packed_floats x = packed_to_floats(a[h]), y = packed_to_floats(b[h]);
 #pragma unroll
             for (int k = 0; k < PACK; k++)
-                rope_turn(x.x[k], y.x[k], cosine.x[k], direction * sine.x[k]);
+                rope_rotate_pair(x.x[k], y.x[k], cosine.x[k], direction * sine.x[k]);
             floatX *to = first + (int64_t)h * D;
             if (WHOLE) {
                 packed_store(to, packed_from_floats(x));
@@ -87,7 +91,6 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         }
 }
 
-// (a, b) <- (a cos - b sin, b cos + a sin) for the q and k heads of each token; direction -1 turns back.
 static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
                             float direction, struct device *dev) {
     const int64_t rows = (int64_t)B * T;
@@ -104,7 +107,7 @@ static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int s
 
 #else
 
-// (a, b) <- (a cos - b sin, b cos + a sin) for the first `heads` heads of a token; direction -1 turns back.
+// rope_rotate_all for one token, whose first `heads` heads are rotated.
 static inline void rope_rotate(floatX *token, const float *table_row, int heads, int D, float direction) {
     const float *__restrict__ cosines = table_row, *__restrict__ sines = table_row + D / 2;
     for (int h = 0; h < heads; h++) {
