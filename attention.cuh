@@ -1,16 +1,56 @@
 // Attention as the model sees it: which backend, and the calls that go to it.
 //
-// All backends compute causal attention, one of them full attention too, with grouped queries (K and V are never expanded), and
-// differ in what they keep for backward: flash one log-sum-exp a row, unfused the T x T probabilities. On the cuda target there
-// are two flash backends, of which the one for compute capability 9.0 is the faster and takes less.
+// All backends compute causal attention, one of them full attention too, with grouped queries (K and V are never
+// expanded). They differ in what they keep for backward: flash one log-sum-exp a row, unfused the T x T probabilities.
+// On the cuda target there are two flash backends, of which the one for compute capability 9.0 is faster and takes
+// fewer shapes.
 #pragma once
 #include "kernels/attention_decode.cuh"  // kv_cache_append, attention_decode
+#include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
 #include "kernels/attention_shape.cuh"   // struct attention_shape
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/rope.cuh"              // rope_backward
 #include "runtime/machine/error.h"       // fail
 #include <stdio.h>                       // snprintf
 #include <stdlib.h>                      // getenv
+
+enum { ATTENTION_MAX_HEAD_DIM = 256 };
+// ATTENTION_FLASH_SM90 is attention_choose's alone: a user who asks for flash allows both flash backends.
+enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90 };
+
+struct attention_choice {
+    enum attention_backend backend; // never ATTENTION_AUTO
+    char reason[512];
+};
+
+// Chooses the backend: flash wherever `wanted` allows it and the shape suits it. dropout: that of training,
+// --attention-dropout. Fails with every backend's reason where none is left.
+static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
+                                                float dropout, struct device *dev);
+
+// out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is what forward
+// keeps for backward: fp32 (B, H, T) log-sum-exps, or floatX (B, H, T, T) probabilities.
+static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
+static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
+                                                struct device *dev);
+static void attention_forward(floatX *out,       // (B, T, H * D)
+                              void *saved,       // attention_saved_bytes
+                              const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
+                              enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
+                              void *workspace, struct device *dev);
+
+// The gradient of attention_forward, and through RoPE where options.rotary is given; dqkv is written in full. The
+// dropout and `saved` are forward's.
+static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
+                                                 struct device *dev);
+static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                               const floatX *dout, // (B, T, H * D)
+                               const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
+                               const floatX *out,  // (B, T, H * D)
+                               const void *saved,  // attention_saved_bytes
+                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
+                               struct attention_backward_options options, void *workspace, struct device *dev);
+
 #ifdef TARGET_CUDA
 #include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_unavailable_reason
 static const char *unfused_describe(void) { return FLOATX_NAME; }
@@ -24,7 +64,7 @@ static const char *unfused_describe(void) { return blocks_describe(); }
 #include "kernels/attention_sm90_backward.cuh" // sm90_backward
 #include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
 #else
-// Never chosen.
+// attention_choose never chooses this backend here: its reason says why.
 static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
@@ -40,16 +80,8 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
 }
 #endif
 
-enum { ATTENTION_MAX_HEAD_DIM = 256 };
-// The first three are what a user may ask for; asking for flash allows both.
-enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90 };
-
-struct attention_choice {
-    enum attention_backend backend; // never ATTENTION_AUTO
-    char reason[512];
-};
-
-// NeMo's and TransformerEngine's switches: 0 forbids a backend, 1 or nothing allows it.
+// Whether the environment forbids a backend by NeMo's and TransformerEngine's switches: 0 forbids it, 1 or nothing
+// allows it.
 static bool attention_switched_off(const char *variable) {
     const char *value = getenv(variable);
     if (!value || !*value || strcmp(value, "1") == 0)
@@ -60,7 +92,7 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Why a backend can't be used; an empty reason if it can.
+// Writes why a backend can't be used; an empty reason where it can. backend: flash or unfused.
 static void attention_unavailable_reason(char *reason, size_t size, enum attention_backend backend,
                                          enum attention_backend wanted, struct attention_shape shape) {
     const char *name = backend == ATTENTION_FLASH ? "flash" : "unfused";
@@ -78,7 +110,7 @@ static void attention_unavailable_reason(char *reason, size_t size, enum attenti
         snprintf(reason, size, "%s: %s", name, kernels);
 }
 
-// Why an allowed flash backend is not that of compute capability 9.0; an empty reason if it is.
+// Writes why flash, where it is allowed, is not the backend of compute capability 9.0; an empty reason where it is.
 static void attention_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, float dropout,
                                               struct device *dev) {
     if (dropout > 0)
@@ -87,8 +119,6 @@ static void attention_sm90_unavailable_reason(char *reason, size_t size, struct 
         sm90_unavailable_reason(reason, size, shape, dev);
 }
 
-// Flash wherever it is allowed and can do it. Fails with every backend's reason where none is left. dropout: that of
-// training, --attention-dropout.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 float dropout, struct device *dev) {
     struct attention_choice choice;
@@ -117,7 +147,6 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     return choice;
 }
 
-// What forward keeps for backward: fp32 (B, H, T) log-sum-exps, or floatX (B, H, T, T) probabilities.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape) {
     const size_t rows = (size_t)shape.B * shape.num_heads * shape.T;
     return backend == ATTENTION_UNFUSED ? rows * (size_t)shape.T * sizeof(floatX) : rows * sizeof(float);
@@ -145,9 +174,7 @@ static void attention_check(enum attention_backend backend, struct attention_sha
     if (backend != ATTENTION_FLASH_SM90 && shape.full)
         fail("only flash attention by wgmma is there without a causal mask");
 }
-// out = dropout(softmax(scale Q K^T, causal)) V, query head h with KV head h / (H / Hkv).
-static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attention_saved_bytes*/,
-                              const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, enum attention_backend backend,
+static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum attention_backend backend,
                               struct attention_shape shape, struct dropout dropout, void *workspace,
                               struct device *dev) {
     attention_check(backend, shape, dropout);
@@ -157,13 +184,10 @@ static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attenti
     default: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev);
     }
 }
-// dqkv = the gradient by qkv, before its rotation where options.rotary is given; all of it is written. The dropout and
-// `saved` are forward's.
-static void attention_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                               const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                               const void *saved /*attention_saved_bytes*/, enum attention_backend backend,
-                               struct attention_shape shape, struct dropout dropout,
-                               struct attention_backward_options options, void *workspace, struct device *dev) {
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                               const void *saved, enum attention_backend backend, struct attention_shape shape,
+                               struct dropout dropout, struct attention_backward_options options, void *workspace,
+                               struct device *dev) {
     attention_check(backend, shape, dropout);
     switch (backend) {
     case ATTENTION_FLASH_SM90: // undoes RoPE itself

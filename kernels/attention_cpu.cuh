@@ -14,7 +14,7 @@
 //
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
 #pragma once
-#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/attention_flash.cuh" // the prototypes of what is defined here
 #include "kernels/blocks.cuh"          // block_product, pack_left, pack_right, vec
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
 #include "kernels/vector_math.cuh"     // LOG2E
@@ -277,9 +277,7 @@ static size_t flash_forward_workspace_bytes(struct attention_shape shape) {
     return 2 * flash_packed_bytes(&f);
 }
 
-// out = dropout(softmax(scale Q K^T + causal mask)) V; lse = log sum exp of the masked, scaled scores of each row
-static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T) or NULL*/,
-                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
                           struct dropout dropout, void *workspace, struct device *dev) {
     struct flash f = flash_of(shape, dropout);
     f.k = (char *)workspace;
@@ -540,11 +538,8 @@ static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     return 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
 }
 
-// The gradient of flash_forward; dqkv is written in full.
-static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                           const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                           const float *lse /*(B, H, T)*/, struct attention_shape shape, struct dropout dropout,
-                           void *workspace, struct device *dev) {
+static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
     struct flash f = flash_of(shape, dropout);
     const int segments = flash_segments(&f);
     const int64_t heads = (int64_t)shape.B * f.Hkv, matrix = (int64_t)f.panels * f.steps * BLOCK_ELEMENTS;

@@ -21,7 +21,7 @@
 // - In shared memory the 16-byte pieces of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #pragma once
-#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/attention_flash.cuh" // the prototypes of what is defined here
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
 #include "kernels/packed.cuh"          // packed_check
 #include "kernels/ptx.cuh"             // mma_m16n8k16, ldmatrix_x4, cp_async_16, exp2_approx, pack_bf16x2
@@ -33,7 +33,6 @@
 
 enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile
 
-// Why these kernels can't be used; an empty reason if they can.
 static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     reason[0] = 0;
     if (sizeof(floatX) != 2)
@@ -971,9 +970,7 @@ static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *
     return a;
 }
 
-// out = dropout(softmax(scale Q K^T, causal)) V. Pointers aligned to 16 bytes.
-static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or NULL*/,
-                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
                           struct dropout dropout, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, out, NULL};
     struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
@@ -982,11 +979,8 @@ static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), o
     flash_choose<flash_forward_launcher>(a, shape, dev);
 }
 
-// dqkv = the gradient by qkv, all of it written. Pointers aligned to 16 bytes.
-static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                           const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                           const float *lse /*(B, H, T)*/, struct attention_shape shape, struct dropout dropout,
-                           void *workspace, struct device *dev) {
+static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, dout, dqkv};
     struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;

@@ -16,7 +16,7 @@
 #ifndef PRECISION_BF16
 #error "these kernels take bf16 alone"
 #endif
-#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/attention_flash.cuh" // the prototypes of what the two files define
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
 #include "kernels/ptx.cuh"             // shared_memory, exp2_approx, pack_bf16x2
 #include "kernels/ptx_sm90.cuh"        // wgmma, TMA, mbarriers
@@ -44,7 +44,6 @@ static void sm90_shape_unavailable_reason(char *reason, size_t size, struct atte
     if (D != 64 && D != 96 && D != 128 && D != 256)
         snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
 }
-// Why these kernels can't be used; an empty reason if they can. Asks the driver, which takes its time: not at each launch.
 static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     sm90_shape_unavailable_reason(reason, size, shape);
     if (*reason)

@@ -817,11 +817,9 @@ static struct sm90_backward_arguments sm90_backward_arguments_of(struct attentio
     return a;
 }
 
-// dqkv = the gradient by qkv, before its rotation where a table is given; all of it is written. Pointers aligned to 16 bytes.
-static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                          const float *lse /*(B, H, T), base 2*/, struct attention_shape shape,
-                          struct attention_backward_options options, void *workspace, struct device *dev) {
+static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                          struct attention_shape shape, struct attention_backward_options options, void *workspace,
+                          struct device *dev) {
     const void *const aligned[6] = {dqkv, dout, qkv, out, workspace, options.rotary};
     sm90_check(aligned, 6, shape);
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);

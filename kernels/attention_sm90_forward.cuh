@@ -496,10 +496,7 @@ struct sm90_forward_launcher {
     }
 };
 
-// out = softmax(scale Q K^T, causal or full) V. Pointers aligned to 16 bytes.
-static void sm90_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or NULL*/,
-                         const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
-                         struct device *dev) {
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
     const void *const aligned[2] = {qkv, out};
     const struct sm90_forward_buffers buffers = {out, lse, qkv};
     sm90_check(aligned, 2, shape);

@@ -1,13 +1,13 @@
-// All that differs between targets and precisions at the bottom: floatX, the device that ops run on, its memory, and on
-// the cuda target streams, launches and error checks.
+// All that differs between targets and precisions at the bottom: floatX, the device that ops run on, and on the cuda
+// target launches and error checks.
 //
 // floatX is the type of parameters and activations. A translation unit is compiled once per precision: with
 // PRECISION_BF16 defined floatX is bf16, without it float. Sums are fp32 in both. With TARGET_CUDA defined ops are CUDA
-// kernels, else OpenMP loops; the same signatures, in the same file, side by side.
+// kernels, else OpenMP loops, in the same file, behind one documented prototype.
 //
 // What every op looks like: outputs first, then inputs, then sizes, then `workspace` where the op needs scratch memory
-// (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are to
-// memory of the device. On the cuda target an op only enqueues: who wants its results calls device_synchronize or
+// (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are
+// to memory of the device. On the cuda target an op only enqueues: its results are there after device_synchronize or
 // device_download.
 #pragma once
 #include "kernels/wait_limit.cuh"  // wait_limit_open, wait_limit_message
@@ -72,7 +72,7 @@ HOST_DEVICE floatX to_floatX(float x) { return x; }
 
 struct matmul_library; // kernels/matmul.cuh
 
-enum { DEVICE_EVENTS = 4 }; // points in the queue that the host can wait for
+enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wait for
 
 #ifdef TARGET_CUDA
 

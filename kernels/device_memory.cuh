@@ -1,7 +1,8 @@
 // Memory of the device: allocation, which happens at start-up alone, and copies.
 //
 // Copies and zeroing are enqueued like any op. On the cuda target a host buffer that is copied from must stay as it is
-// until the copy is done (device_event_record, device_event_wait), and must come from host_allocate for the copy to run by itself.
+// until the copy is done (device_event_record, device_event_wait), and must come from host_allocate for the copy to run
+// by itself.
 #pragma once
 #include "kernels/device.cuh"      // struct device, cuda_check
 #include "runtime/machine/error.h" // fail
@@ -16,7 +17,8 @@
 static void *device_allocate(size_t bytes);
 static void device_free(void *memory, size_t bytes);
 
-// Memory of the host, zeroed, pinned on the cuda target; never NULL. The caller frees it. Fails where there is too little.
+// Memory of the host, zeroed, pinned on the cuda target; never NULL. The caller frees it. Fails where there is too
+// little.
 static void *host_allocate(size_t bytes, struct device *dev);
 static void host_free(void *memory);
 
@@ -89,8 +91,8 @@ static inline void device_zero(void *device_memory, size_t bytes, struct device 
 
 #else
 
-// One mapping, with huge pages where the kernel has them. Each page is touched by the thread that a static loop over the
-// arena gives it to: the page lies in that thread's memory, and every later access finds it there.
+// One mapping, with huge pages where the kernel has them. Each page is touched by the thread that a static loop over
+// the arena gives it to: the page lies in that thread's memory, and every later access finds it there.
 static void *device_allocate(size_t bytes) {
     if (bytes == 0)
         return NULL;
