@@ -5,8 +5,8 @@
 #include "kernels/packed_floats.cuh" // packed_load_some, floats_load_some
 #include <math.h>                    // pow, cos, sin
 
-// table[p] = D/2 cosines, then D/2 sines, of the angles of position p. `table` is memory of the host. Computed in double:
-// at position 100,000 an angle in fp32 would already be off by 0.004.
+// table[p] = D/2 cosines, then D/2 sines, of the angles of position p. `table` is memory of the host. Computed in
+// double: at position 100,000 an angle in fp32 would already be off by 0.004.
 static void rope_table(float *table, // (T, D)
                        int T, int D, float theta);
 
@@ -15,7 +15,8 @@ static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q hea
                          const float *table, // (at least start + T, D)
                          int B, int T, int start, int H, int Hkv, int D, struct device *dev);
 
-// The gradient by rope_forward's input, in place: the rotation's transpose, which is the rotation by the negative angle.
+// The gradient by rope_forward's input, in place: the rotation's transpose, which is the rotation by the negative
+// angle.
 static void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                           const float *table, // (at least start + T, D)
                           int B, int T, int start, int H, int Hkv, int D, struct device *dev);
@@ -43,8 +44,8 @@ DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float si
     x = rotated;
 }
 
-// A thread rotates one pack (16 bytes) of pairs in ROPE_HEADS heads of a token: it reads the table, which takes twice the
-// bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
+// A thread rotates one pack (16 bytes) of pairs in ROPE_HEADS heads of a token: it reads the table, which takes twice
+// the bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
 enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
 
 // WHOLE: D/2 is a multiple of PACK, and the arrays are aligned to 16 bytes.
