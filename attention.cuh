@@ -156,16 +156,20 @@ static size_t attention_forward_workspace_bytes(enum attention_backend backend, 
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape);
     case ATTENTION_FLASH_SM90: return 0;
-    default: return flash_forward_workspace_bytes(shape);
+    case ATTENTION_FLASH: return flash_forward_workspace_bytes(shape);
+    case ATTENTION_AUTO: break;
     }
+    fail("attention: no backend is chosen");
 }
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_backward_workspace_bytes(shape);
     case ATTENTION_FLASH_SM90: return sm90_backward_workspace_bytes(shape);
-    default: return flash_backward_workspace_bytes(shape);
+    case ATTENTION_FLASH: return flash_backward_workspace_bytes(shape);
+    case ATTENTION_AUTO: break;
     }
+    fail("attention: no backend is chosen");
 }
 
 static void attention_check(enum attention_backend backend, struct attention_shape shape, struct dropout dropout) {
@@ -181,7 +185,8 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
     switch (backend) {
     case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
     case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, dev); break;
-    default: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev);
+    case ATTENTION_FLASH: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev); break;
+    case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
 }
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
@@ -196,7 +201,10 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *q
     case ATTENTION_UNFUSED:
         unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, shape, dropout, workspace, dev);
         break;
-    default: flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
+    case ATTENTION_FLASH:
+        flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
+        break;
+    case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
     if (options.rotary)
         rope_backward(dqkv, options.rotary, shape.B, shape.T, 0, shape.num_heads, shape.num_query_groups,

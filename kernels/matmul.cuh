@@ -42,15 +42,22 @@ struct matmul_library {
 static bool matmul_available(enum matmul_backend backend) {
     switch (backend) {
     case MATMUL_AMX: return sizeof(floatX) == sizeof(bf16) && amx_available();
+    case MATMUL_ONEDNN:
 #ifdef HAVE_ONEDNN
-    case MATMUL_ONEDNN: return true;
+        return true;
+#else
+        return false;
 #endif
+    case MATMUL_OPENBLAS:
 #ifdef HAVE_OPENBLAS
-    case MATMUL_OPENBLAS: return true;
+        return true;
+#else
+        return false;
 #endif
     case MATMUL_PLAIN: return true;
-    default: return false;
+    case MATMUL_AUTO: break;
     }
+    return false;
 }
 
 static void matmul_set_description(struct matmul_library *library) {
@@ -73,9 +80,10 @@ static void matmul_set_description(struct matmul_library *library) {
 
 // As matmul_create, with a backend of choice; NULL where this machine or build does not have it.
 static struct matmul_library *matmul_create_backend(struct device *dev, enum matmul_backend backend) {
-    for (int b = MATMUL_AMX; backend == MATMUL_AUTO; b++)
-        if (matmul_available((enum matmul_backend)b))
-            backend = (enum matmul_backend)b;
+    static const enum matmul_backend fastest_first[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
+    for (int i = 0; backend == MATMUL_AUTO; i++) // ends at the latest with plain C, which is always available
+        if (matmul_available(fastest_first[i]))
+            backend = fastest_first[i];
     if (!matmul_available(backend))
         return NULL;
     struct matmul_library *library = (struct matmul_library *)calloc(1, sizeof *library);
