@@ -74,9 +74,16 @@ struct matmul_library; // kernels/matmul.cuh
 
 enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wait for
 
+// What an op runs on. One per process; passed to every op as its last argument. Beside its members each target says:
+//   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the results of the one before
+//   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
+//   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's
+//   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take long
+//                            enough to time
+struct device;
+
 #ifdef TARGET_CUDA
 
-// What an op runs on. One per process; passed to every op as its last argument.
 struct device {
     int threads;                       // OpenMP threads of the host
     struct matmul_library *matmul;     // handles and cached plans of the matmul library, made by matmul_create
@@ -87,9 +94,7 @@ struct device {
     bool recording;                    // what is enqueued becomes part of a graph
     bool open;                         // false: nothing is run, only planned, and no GPU is needed
 };
-// The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
-// A square matmul that shows the device's peak, and how many of them take long enough to time.
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
 
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
@@ -114,7 +119,6 @@ static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((
 
 #else
 
-// What an op runs on. One per process; passed to every op as its last argument.
 struct device {
     int threads;                   // OpenMP threads
     struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create
