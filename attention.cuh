@@ -1,31 +1,71 @@
 // Attention as the model sees it: which backend, and the calls that go to it.
 //
-// All backends compute causal attention, one of them full attention too, with grouped queries (K and V are never expanded), and
-// differ in what they keep for backward: flash one log-sum-exp a row, unfused the T x T probabilities. On the cuda target there
-// are two flash backends, of which the one for compute capability 9.0 is the faster and takes less.
+// All backends compute causal attention, one of them full attention too, with grouped queries (K and V are never
+// expanded). They differ in what they keep for backward: flash one log-sum-exp a row, unfused the T x T probabilities.
+// On the cuda target there are two flash backends, of which the one for compute capability 9.0 is faster and takes
+// fewer shapes.
 #pragma once
 #include "kernels/attention_decode.cuh"  // kv_cache_append, attention_decode
+#include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
 #include "kernels/attention_shape.cuh"   // struct attention_shape
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/rope.cuh"              // rope_backward
 #include "runtime/machine/error.h"       // fail
 #include <stdio.h>                       // snprintf
 #include <stdlib.h>                      // getenv
+
+enum { ATTENTION_MAX_HEAD_DIM = 256 };
+// ATTENTION_FLASH_SM90 is attention_choose's alone: a user who asks for flash allows both flash backends.
+enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90 };
+
+struct attention_choice {
+    enum attention_backend backend; // never ATTENTION_AUTO
+    char reason[512];
+};
+
+// Chooses the backend: flash wherever `wanted` allows it and the shape suits it. dropout: that of training,
+// --attention-dropout. Fails with every backend's reason where none is left.
+static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
+                                                float dropout, struct device *dev);
+
+// out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is what forward
+// keeps for backward: fp32 (B, H, T) log-sum-exps, or floatX (B, H, T, T) probabilities.
+static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
+static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
+                                                struct device *dev);
+static void attention_forward(floatX *out,       // (B, T, H * D)
+                              void *saved,       // attention_saved_bytes
+                              const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
+                              enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
+                              void *workspace, struct device *dev);
+
+// The gradient of attention_forward, and through RoPE where options.rotary is given; dqkv is written in full. The
+// dropout and `saved` are forward's.
+static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
+                                                 struct device *dev);
+static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                               const floatX *dout, // (B, T, H * D)
+                               const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
+                               const floatX *out,  // (B, T, H * D)
+                               const void *saved,  // attention_saved_bytes
+                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
+                               struct attention_backward_options options, void *workspace, struct device *dev);
+
 #ifdef TARGET_CUDA
-#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_obstacle
+#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_unavailable_reason
 static const char *unfused_describe(void) { return FLOATX_NAME; }
 #else
 #include "kernels/attention_cpu.cuh" // flash_forward, flash_backward
-static void flash_obstacle(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
+static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
 static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
 #endif
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
 #include "kernels/attention_sm90_backward.cuh" // sm90_backward
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_obstacle
+#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
 #else
-// Never chosen.
-static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+// attention_choose never chooses this backend here: its reason says why.
+static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
 static const char *sm90_describe(void) { return ""; }
@@ -40,16 +80,8 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
 }
 #endif
 
-enum { ATTENTION_MAX_HEAD_DIM = 256 };
-// The first three are what a user may ask for; asking for flash allows both.
-enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90 };
-
-struct attention_choice {
-    enum attention_backend backend; // never ATTENTION_AUTO
-    char reason[512];
-};
-
-// NeMo's and TransformerEngine's switches: 0 forbids a backend, 1 or nothing allows it.
+// Whether the environment forbids a backend by NeMo's and TransformerEngine's switches: 0 forbids it, 1 or nothing
+// allows it.
 static bool attention_switched_off(const char *variable) {
     const char *value = getenv(variable);
     if (!value || !*value || strcmp(value, "1") == 0)
@@ -60,15 +92,15 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Why a backend can't be used; an empty reason if it can.
-static void attention_obstacle(char *reason, size_t size, enum attention_backend backend, enum attention_backend wanted,
-                               struct attention_shape shape) {
+// Writes why a backend can't be used; an empty reason where it can. backend: flash or unfused.
+static void attention_unavailable_reason(char *reason, size_t size, enum attention_backend backend,
+                                         enum attention_backend wanted, struct attention_shape shape) {
     const char *name = backend == ATTENTION_FLASH ? "flash" : "unfused";
     const char *variable = backend == ATTENTION_FLASH ? "NVTE_FLASH_ATTN" : "NVTE_UNFUSED_ATTN";
     char kernels[128];
     reason[0] = kernels[0] = 0;
     if (backend == ATTENTION_FLASH)
-        flash_obstacle(kernels, sizeof kernels, shape);
+        flash_unavailable_reason(kernels, sizeof kernels, shape);
     if (wanted != ATTENTION_AUTO && wanted != backend)
         snprintf(reason, size, "%s: --attention-backend %s rules it out", name,
                  wanted == ATTENTION_FLASH ? "flash" : "unfused");
@@ -78,17 +110,15 @@ static void attention_obstacle(char *reason, size_t size, enum attention_backend
         snprintf(reason, size, "%s: %s", name, kernels);
 }
 
-// Why an allowed flash backend is not that of compute capability 9.0; an empty reason if it is.
-static void attention_sm90_obstacle(char *reason, size_t size, struct attention_shape shape, float dropout,
-                                    struct device *dev) {
+// Writes why flash, where it is allowed, is not the backend of compute capability 9.0; an empty reason where it is.
+static void attention_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, float dropout,
+                                              struct device *dev) {
     if (dropout > 0)
         snprintf(reason, size, "has no --attention-dropout");
     else
-        sm90_obstacle(reason, size, shape, dev);
+        sm90_unavailable_reason(reason, size, shape, dev);
 }
 
-// Flash wherever it is allowed and can do it. Fails with every backend's reason where none is left. dropout: that of
-// training, --attention-dropout.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 float dropout, struct device *dev) {
     struct attention_choice choice;
@@ -97,9 +127,9 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
         fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
-    attention_obstacle(flash, sizeof flash, ATTENTION_FLASH, wanted, shape);
-    attention_obstacle(unfused, sizeof unfused, ATTENTION_UNFUSED, wanted, shape);
-    attention_sm90_obstacle(sm90, sizeof sm90, shape, dropout, dev);
+    attention_unavailable_reason(flash, sizeof flash, ATTENTION_FLASH, wanted, shape);
+    attention_unavailable_reason(unfused, sizeof unfused, ATTENTION_UNFUSED, wanted, shape);
+    attention_sm90_unavailable_reason(sm90, sizeof sm90, shape, dropout, dev);
     if (*flash && *unfused)
         fail("no attention backend is left (%s; %s): unset a switch or change --attention-backend", flash, unfused);
     choice.backend = *flash ? ATTENTION_UNFUSED : *sm90 ? ATTENTION_FLASH : ATTENTION_FLASH_SM90;
@@ -117,7 +147,6 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
     return choice;
 }
 
-// What forward keeps for backward: fp32 (B, H, T) log-sum-exps, or floatX (B, H, T, T) probabilities.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape) {
     const size_t rows = (size_t)shape.B * shape.num_heads * shape.T;
     return backend == ATTENTION_UNFUSED ? rows * (size_t)shape.T * sizeof(floatX) : rows * sizeof(float);
@@ -127,16 +156,20 @@ static size_t attention_forward_workspace_bytes(enum attention_backend backend, 
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape);
     case ATTENTION_FLASH_SM90: return 0;
-    default: return flash_forward_workspace_bytes(shape);
+    case ATTENTION_FLASH: return flash_forward_workspace_bytes(shape);
+    case ATTENTION_AUTO: break;
     }
+    fail("attention: no backend is chosen");
 }
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev) {
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_backward_workspace_bytes(shape);
     case ATTENTION_FLASH_SM90: return sm90_backward_workspace_bytes(shape);
-    default: return flash_backward_workspace_bytes(shape);
+    case ATTENTION_FLASH: return flash_backward_workspace_bytes(shape);
+    case ATTENTION_AUTO: break;
     }
+    fail("attention: no backend is chosen");
 }
 
 static void attention_check(enum attention_backend backend, struct attention_shape shape, struct dropout dropout) {
@@ -145,34 +178,33 @@ static void attention_check(enum attention_backend backend, struct attention_sha
     if (backend != ATTENTION_FLASH_SM90 && shape.full)
         fail("only flash attention by wgmma is there without a causal mask");
 }
-// out = dropout(softmax(scale Q K^T, causal)) V, query head h with KV head h / (H / Hkv).
-static void attention_forward(floatX *out /*(B, T, H*D)*/, void *saved /*attention_saved_bytes*/,
-                              const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, enum attention_backend backend,
+static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum attention_backend backend,
                               struct attention_shape shape, struct dropout dropout, void *workspace,
                               struct device *dev) {
     attention_check(backend, shape, dropout);
     switch (backend) {
     case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
     case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, dev); break;
-    default: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev);
+    case ATTENTION_FLASH: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev); break;
+    case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
 }
-// dqkv = the gradient by qkv, before its rotation where options.rotary is given; all of it is written. The dropout and
-// `saved` are forward's.
-static void attention_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                               const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                               const void *saved /*attention_saved_bytes*/, enum attention_backend backend,
-                               struct attention_shape shape, struct dropout dropout,
-                               struct attention_backward_options options, void *workspace, struct device *dev) {
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                               const void *saved, enum attention_backend backend, struct attention_shape shape,
+                               struct dropout dropout, struct attention_backward_options options, void *workspace,
+                               struct device *dev) {
     attention_check(backend, shape, dropout);
     switch (backend) {
-    case ATTENTION_FLASH_SM90: // turns back itself
+    case ATTENTION_FLASH_SM90: // undoes RoPE itself
         sm90_backward(dqkv, dout, qkv, out, (const float *)saved, shape, options, workspace, dev);
         return;
     case ATTENTION_UNFUSED:
         unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, shape, dropout, workspace, dev);
         break;
-    default: flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
+    case ATTENTION_FLASH:
+        flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
+        break;
+    case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
     if (options.rotary)
         rope_backward(dqkv, options.rotary, shape.B, shape.T, 0, shape.num_heads, shape.num_query_groups,

@@ -14,7 +14,7 @@
 #include "config.h"                  // struct config
 #include "kernels/activation.cuh"    // gelu, swiglu
 #include "kernels/device_memory.cuh" // device_upload, device_download, host_allocate
-#include "kernels/device_queue.cuh"  // device_mark, device_wait, work graphs
+#include "kernels/device_queue.cuh"  // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"     // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"          // cross_entropy
 #include "kernels/matmul.cuh"        // matmul_forward, matmul_backward_input, matmul_backward_weight
@@ -28,8 +28,8 @@
 #include "zero.cuh"                  // parameters and gradients, whole or sharded
 #include <math.h>                    // sqrt, isfinite
 
-// Events in the device's queue, two of each.
-enum mark { MARK_BATCH = 0, MARK_RESULTS = 2 };
+// Events of the device (device_event_record), two of each.
+enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
 
 // Buffers of a layer besides its activations, and of the whole model (layer -1).
 enum slot {
@@ -510,13 +510,13 @@ static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, c
     phase(m, pass_name(pass), -1, "batch");
     int32_t *pinned = m->host_batches + (int64_t)slot * 2 * m->host_batch_tokens;
     int32_t *tokens = token_buffer(m, pass, SLOT_TOKENS);
-    RUN(m, device_wait(m->dev, MARK_BATCH + slot));
+    RUN(m, device_event_wait(m->dev, EVENT_BATCH + slot));
     RUN(m, upload_tokens(m, tokens, pinned, inputs, N));
     if (pass != PASS_GENERATE) {
         int32_t *expected = token_buffer(m, pass, SLOT_TARGETS);
         RUN(m, upload_tokens(m, expected, pinned + m->host_batch_tokens, targets, N));
     }
-    RUN(m, device_mark(m->dev, MARK_BATCH + slot));
+    RUN(m, device_event_record(m->dev, EVENT_BATCH + slot));
     if (!m->timeline.planning)
         m->batches++;
 }
@@ -766,11 +766,11 @@ static void gpt_fetch_results(struct gpt *m, int slot) {
     const size_t doubles = (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     device_download_begin(&m->host_results[slot], m->results, sizeof *m->results, m->dev);
     device_download_begin(m->host_reports + (size_t)slot * doubles, m->reports, doubles * sizeof *m->reports, m->dev);
-    device_mark(m->dev, MARK_RESULTS + slot);
+    device_event_record(m->dev, EVENT_RESULTS + slot);
 }
 // Waits for them. *reports is (ranks, report_width).
 static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
-    device_wait(m->dev, MARK_RESULTS + slot);
+    device_event_wait(m->dev, EVENT_RESULTS + slot);
     *reports = m->host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     return m->host_results[slot];
 }

@@ -137,7 +137,7 @@ int ENGINE(const struct config *config) {
 #include "run/libraries.cuh" // libraries_print
 #define NAME(engine, suffix) engine##suffix
 #define NAME_OF(engine, suffix) NAME(engine, suffix)
-const char *NAME_OF(ENGINE, _unavailable_reason)(void) { return device_obstacle(); }
+const char *NAME_OF(ENGINE, _unavailable_reason)(void) { return device_unavailable_reason(); }
 void NAME_OF(ENGINE, _libraries)(void) { libraries_print(); }
 #endif
 

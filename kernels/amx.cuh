@@ -1,8 +1,8 @@
 // Intel AMX: eight tile registers of 16 rows x 64 bytes, and C (16 x 16 fp32) += A (16 x 32 bf16) . B (32 x 16 bf16).
 //
-// B is in VNNI order: row r of the tile holds, for each of the 16 columns n, the pair B[2r][n], B[2r+1][n].
-// Tile numbers must be literals. Every thread calls amx_begin before its first tile and amx_end after its last one.
-// With AMX_EMULATE defined the same calls run on plain memory, so that kernels written on them are tested on any machine.
+// B is in VNNI order: row r of the tile holds, for each of the 16 columns n, the pair B[2r][n], B[2r+1][n]. Tile
+// numbers must be literals. Every thread calls amx_begin before its first tile and amx_end after its last one. With
+// AMX_EMULATE defined the same calls run on plain memory, so that kernels that use tiles are tested on any machine.
 #pragma once
 #include "kernels/device.cuh" // bf16
 #include <stdint.h>           // uint8_t, uint16_t
@@ -68,8 +68,8 @@ static inline void amx_begin(void) {
     __asm__ volatile("ldtilecfg %0" ::"m"(config));
 }
 static inline void amx_end(void) { __asm__ volatile("tilerelease"); }
-// Not gcc's intrinsics: their loads don't say that they read memory, so that a store that comes before one may be moved
-// behind it.
+// Own asm instead of gcc's intrinsics: those loads don't say that they read memory, so that gcc may move a store behind
+// a load that follows it.
 #define AMX_TILE(tile) "%%tmm" #tile
 #define amx_load(tile, base, stride_bytes)                                                                             \
     __asm__ volatile("tileloadd (%0,%1,1), " AMX_TILE(tile)::"r"((const void *)(base)), "r"((long)(stride_bytes))      \

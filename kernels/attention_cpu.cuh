@@ -1,27 +1,27 @@
-// Flash attention on the CPU, forward and backward: causal, grouped queries, memory linear in T.
+// Flash attention on the CPU (kernels/attention_flash.cuh): online softmax, and scores made again by backward.
 //
-// (Dao, "FlashAttention-2", 2023: online softmax, only the log-sum-exp is kept, backward makes the scores again.)
-// Everything happens on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run down
-// the rows and queries along the lanes, so that maximum, sum, log-sum-exp and D = rowsum(dout * out) are plain vectors and
-// no reduction runs across lanes. A panel is 32 keys, a strip 32 queries: strip g needs the panels 0..g, and only panel g
-// needs the causal mask. That mask hides the padding too, as keys beyond T come after every query.
+// All work is done on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run
+// down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and D = rowsum(dout * out) are plain
+// vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32 queries: strip g needs the panels 0..g,
+// and only panel g needs the causal mask. That mask hides the padding too, as keys beyond T come after every query.
 //
 //   forward:   S^T = K Q^T     O^T += V^T P^T
 //   backward:  S^T = K Q^T     dP^T = V dO^T     dV += P^T dO     dK += dS^T Q     dQ^T += K^T dS^T
 //
-// K and V are packed once per KV head, for all query heads of its group. No thread ever adds to what another one writes:
-// the same bits for any number of threads.
+// K and V are packed once per KV head, for all query heads of its group. No thread ever adds to what another one
+// writes: the same bits for any number of threads.
 //
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
 #pragma once
-#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/attention_flash.cuh" // the prototypes of what is defined here
 #include "kernels/blocks.cuh"          // block_product, pack_left, pack_right, vec
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
 #include "kernels/vector_math.cuh"     // LOG2E
 #include <math.h>                      // logf, INFINITY
 #include <omp.h>                       // omp_get_thread_num, omp_get_num_threads
 
-// STRIPS x D/32 blocks of queries, and of each of their kin, are held at a time; 4 panels share a visit to a sum.
+// A query tile has at most FLASH_STRIPS strips and FLASH_QUERY_BLOCKS blocks; the products of FLASH_PANELS panels are
+// added to a sum at a time.
 enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
 
 struct flash {
@@ -59,7 +59,7 @@ static inline size_t flash_packed_bytes(const struct flash *f) {
 static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
-// The packed blocks of panel `panel` of the KV head in `place`.
+// The packed blocks of panel `panel` of the KV head that is packed at `place`: a place has the room of one KV head.
 static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
     return block_at(f->amx, packed, (place * f->panels + panel) * f->steps);
 }
@@ -70,14 +70,14 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
-// S^T's diagonal block: keys after the query lie below the diagonal.
+// Masks a diagonal block of S^T: keys after the query lie below the diagonal.
 static inline void flash_mask(float *scores) {
     for (int key = 1; key < BLOCK; key++)
         for (int query = 0; query < key; query++)
             scores[key * BLOCK + query] = -INFINITY;
 }
 
-// Dropout's factors for `panels` blocks of P^T, from panel `first` on, of the queries of strip `strip`.
+// factors = dropout's factors for `panels` blocks of P^T, from panel `first` on, of the queries of strip `strip`.
 static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
     ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
     const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
@@ -91,7 +91,7 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
         block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
 }
 
-// One strip's out^T or dQ^T, (D, 32) in blocks, to rows of floatX; row q is scaled by factor[q].
+// rows = one strip's out^T or dQ^T, (D, 32) in blocks, transposed; row q is scaled by factor[q].
 static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count, int D) {
     ALIGN_BLOCK float block[BLOCK_ELEMENTS];
     for (int s = 0; s * BLOCK < D; s++) {
@@ -105,8 +105,8 @@ static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// m follows the largest score only when it is behind by more than this, so that P stays below 2^8 and the sums are rarely
-// rescaled. Any m gives the same quotient; fp32 and bf16 are as precise at 2^8 as at 1.
+// m is raised to the largest score only when that is above m by more than this, so that P stays below 2^8 and the sums
+// are rarely rescaled. Any m gives the same quotient; fp32 and bf16 are as precise at 2^8 as at 1.
 #define FLASH_SLACK_LOG2 8.0f
 
 // What a strip of queries carries from panel to panel, in units of log2: m near max(scale S), l = sum 2^(scale S - m).
@@ -250,14 +250,14 @@ static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head
     else
         flash_pack_panel(false, f, qkv, kv_head, panel, place, backward);
 }
-// By all threads of the team: every KV head to the place of its number.
+// Packs every KV head at the place of its number. All threads of the team call.
 static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backward) {
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < (int64_t)f->shape.B * f->Hkv * f->panels; i++)
         flash_pack(f, qkv, i / f->panels, (int)(i % f->panels), i / f->panels, backward);
 }
-// Where there are KV heads enough to keep all threads busy to the end, a thread takes whole ones and packs each in the place
-// of the thread's number, which stays in its cache.
+// Whether there are KV heads enough to keep all threads busy to the end. A thread then takes whole heads, and packs
+// each at the place of the thread's number, which stays in the thread's cache.
 static inline bool flash_whole_heads(const struct flash *f) {
     return (int64_t)f->shape.B * f->Hkv >= 4 * (int64_t)omp_get_num_threads();
 }
@@ -277,9 +277,7 @@ static size_t flash_forward_workspace_bytes(struct attention_shape shape) {
     return 2 * flash_packed_bytes(&f);
 }
 
-// out = dropout(softmax(scale Q K^T + causal mask)) V; lse = log sum exp of the masked, scaled scores of each row
-static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T) or NULL*/,
-                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
                           struct dropout dropout, void *workspace, struct device *dev) {
     struct flash f = flash_of(shape, dropout);
     f.k = (char *)workspace;
@@ -313,12 +311,12 @@ static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T) or
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 //
-// A unit of work is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by tile;
-// the runs are cut so that their causal areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in fp32 in a
-// place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the segments.
-// The cut depends on the shape alone.
+// A unit of work is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by
+// tile; the runs are cut so that their causal areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in
+// fp32 in a place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the
+// segments. The cut depends on the shape alone.
 
-// Enough units for a few dozen threads; each costs 8 * T * D bytes of sums.
+// Units that keep a few dozen threads busy; each costs 8 * T * D bytes of sums.
 enum { FLASH_UNITS = 32 };
 
 static inline int flash_segments(const struct flash *f) {
@@ -341,7 +339,7 @@ static inline int flash_reach(const struct flash *f, int pair) {
     return reach < f->panels ? reach : f->panels;
 }
 
-// What a query tile needs again and again, as right operands: Q^T and dO^T for the scores, Q and dO for dK and dV.
+// A query tile as right operands, packed once for all panels: Q^T and dO^T for the scores, Q and dO for dK and dV.
 struct flash_queries {
     float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], q[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
     float doutt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], dout[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
@@ -417,8 +415,8 @@ ALWAYS_INLINE void flash_gradient(const bool amx, void *p, void *ds_left, void *
     }
 }
 
-// One panel against all strips of the tile that see it: P^T and dS^T, and from them this panel's dK and dV, (steps) blocks
-// each. `fresh`: nobody has written these sums before.
+// One panel against all strips of the tile that see it: P^T and dS^T, and from them this panel's dK and dV, (steps)
+// blocks each. fresh: dk and dv are overwritten; else added to.
 ALWAYS_INLINE void flash_backward_panel(const bool amx, float *dk, float *dv, struct flash_gradients *g,
                                         const struct flash_queries *queries, const struct flash *f, int64_t place,
                                         int panel, int slot, int first, int strips, bool fresh) {
@@ -479,8 +477,8 @@ ALWAYS_INLINE void flash_backward_tile(const bool amx, floatX *dqkv, float *dk, 
                          dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f->D);
 }
 
-// dK and dV of one panel: `sums` (segments, 2, panels, steps) blocks of its KV head, of those segments that reached it, in
-// their order.
+// dK and dV of one panel: `sums` (segments, 2, panels, steps) blocks of its KV head, of those segments that reached it,
+// in their order.
 static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, int64_t kv_head, int panel,
                               int segments) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
@@ -529,9 +527,9 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
     }
 }
 
-// Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4; and the units'
-// sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at most
-// 31 + max(1, B * Hkv).
+// Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4; and the
+// units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at most 31 +
+// max(1, B * Hkv).
 static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none);
@@ -540,11 +538,8 @@ static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     return 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
 }
 
-// The gradient of flash_forward; dqkv is written in full.
-static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                           const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                           const float *lse /*(B, H, T)*/, struct attention_shape shape, struct dropout dropout,
-                           void *workspace, struct device *dev) {
+static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
     struct flash f = flash_of(shape, dropout);
     const int segments = flash_segments(&f);
     const int64_t heads = (int64_t)shape.B * f.Hkv, matrix = (int64_t)f.panels * f.steps * BLOCK_ELEMENTS;

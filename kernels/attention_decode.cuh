@@ -9,13 +9,27 @@
 #include <float.h>                     // FLT_MAX
 #include <math.h>                      // expf, INFINITY
 
+// The new token's k and v, out of its qkv row, become the cache's row `position`.
+static void kv_cache_append(floatX *keys,      // (B, capacity, Hkv * D)
+                            floatX *values,    // (B, capacity, Hkv * D)
+                            const floatX *qkv, // (B, (H + 2 Hkv) * D)
+                            int position, int capacity, struct attention_shape shape, struct device *dev);
+
+// out = softmax(scale q K^T) V over keys 0 to position, the new token's own included: kv_cache_append comes first.
+// shape.T is not used.
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
+static void attention_decode(floatX *out,          // (B, H * D)
+                             const floatX *qkv,    // (B, (H + 2 Hkv) * D)
+                             const floatX *keys,   // (B, capacity, Hkv * D)
+                             const floatX *values, // (B, capacity, Hkv * D)
+                             int position, int capacity, struct attention_shape shape, void *workspace,
+                             struct device *dev);
 
 #ifdef TARGET_CUDA
 
-enum { DECODE_THREADS = 256, DECODE_PIECE = 8 }; // a lane takes 8 elements of a head
+enum { DECODE_THREADS = 256, DECODE_SLICE = 8 }; // a lane takes 8 elements of a head
 
 static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, int position,
                                               int capacity, struct attention_shape shape) {
@@ -29,22 +43,20 @@ static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, cons
     const struct packed x = packed_load_some(k + (is_value ? width : 0) + at, width - at);
     packed_store_some((is_value ? values : keys) + (b * capacity + position) * width + at, x, width - at);
 }
-// The new token's k and v, out of its qkv row, become the cache's row `position`.
-static void kv_cache_append(floatX *keys /*(B, capacity, Hkv*D)*/, floatX *values /*(B, capacity, Hkv*D)*/,
-                            const floatX *qkv /*(B, (H + 2*Hkv)*D)*/, int position, int capacity,
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, int position, int capacity,
                             struct attention_shape shape, struct device *dev) {
     const int64_t width = (int64_t)shape.num_query_groups * shape.head_dim, packs = (width + PACK - 1) / PACK;
     LAUNCH(dev, kv_cache_append_kernel, blocks_for(shape.B * 2 * packs, DECODE_THREADS), DECODE_THREADS, 0, keys,
            values, qkv, position, capacity, shape);
 }
 
-struct decode_piece {
-    float x[DECODE_PIECE];
+struct decode_slice {
+    float x[DECODE_SLICE];
 };
 // Elements [at, at + 8) of a head, zero past its D.
-DEVICE_FUNCTION struct decode_piece decode_load(const floatX *head, int at, int D) {
-    struct decode_piece result;
-    for (int i = 0; i < DECODE_PIECE; i += PACK) {
+DEVICE_FUNCTION struct decode_slice decode_load(const floatX *head, int at, int D) {
+    struct decode_slice result;
+    for (int i = 0; i < DECODE_SLICE; i += PACK) {
         struct packed x = {};
         if (at + i < D)
             x = packed_load_some(head + at + i, D - at - i);
@@ -54,36 +66,36 @@ DEVICE_FUNCTION struct decode_piece decode_load(const floatX *head, int at, int 
     return result;
 }
 
-// Online softmax over the keys that one team of lanes sees. The maximum begins at a finite number, so that a team without
-// keys weighs 0.
+// Online softmax over the keys that one team of lanes sees. The maximum begins at a finite number, so that a team
+// without keys weighs 0.
 struct decode_sums {
-    float max, total;           // of scores in units of ln 2; of the weights
-    struct decode_piece values; // weighted
+    float max, total;           // of the scores, in units of ln 2; of the weights
+    struct decode_slice values; // weighted sums
 };
 
-// What each team of a block found, in shared memory: its max, its total, then D sums.
+// Where a team's results lie in shared memory: its max, its total, then D sums.
 DEVICE_FUNCTION uint32_t decode_team(int team, int D) { return shared_memory() + (uint32_t)(team * (D + 2)) * 4; }
 
-// A block a head of a sequence. A team of `lanes` lanes, a power of 2, takes a key at a time, 8 elements a lane; then a
-// thread an element adds up what the teams have.
+// A block computes one head of a sequence. A team of `lanes` lanes, a power of 2, takes a key at a time, 8 elements a
+// lane; then each element's thread adds the teams' results.
 static __global__ void __launch_bounds__(DECODE_THREADS)
     attention_decode_kernel(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int count,
                             int capacity, int lanes, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t head = blockIdx.x, b = head / H, h = head % H, stride = (int64_t)Hkv * D;
     const int64_t kv_at = b * capacity * stride + h / (H / Hkv) * D;
-    const int team = threadIdx.x / lanes, teams = DECODE_THREADS / lanes, at = threadIdx.x % lanes * DECODE_PIECE;
-    struct decode_piece q = decode_load(qkv + (b * (H + 2 * Hkv) + h) * D, at, D);
-    for (int i = 0; i < DECODE_PIECE; i++)
+    const int team = threadIdx.x / lanes, teams = DECODE_THREADS / lanes, at = threadIdx.x % lanes * DECODE_SLICE;
+    struct decode_slice q = decode_load(qkv + (b * (H + 2 * Hkv) + h) * D, at, D);
+    for (int i = 0; i < DECODE_SLICE; i++)
         q.x[i] *= shape.scale * LOG2E;
 
     struct decode_sums sums = {-FLT_MAX, 0, {{0}}};
-    for (int first = 0; first < count; first += teams) { // every lane goes on to the end: they add together
+    for (int first = 0; first < count; first += teams) { // every lane runs to the end, as lanes_sum needs them all
         const int key = first + team;
         const int64_t row = kv_at + (key < count ? key : 0) * stride;
-        const struct decode_piece k = decode_load(keys + row, at, D), v = decode_load(values + row, at, D);
+        const struct decode_slice k = decode_load(keys + row, at, D), v = decode_load(values + row, at, D);
         float score = 0;
-        for (int i = 0; i < DECODE_PIECE; i++)
+        for (int i = 0; i < DECODE_SLICE; i++)
             score += q.x[i] * k.x[i];
         score = lanes_sum(score, lanes);
         if (key >= count)
@@ -92,7 +104,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
                     weight = exp2_approx(score - max);
         sums.max = max;
         sums.total = sums.total * shrink + weight;
-        for (int i = 0; i < DECODE_PIECE; i++)
+        for (int i = 0; i < DECODE_SLICE; i++)
             sums.values.x[i] = sums.values.x[i] * shrink + weight * v.x[i];
     }
 
@@ -100,7 +112,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
         store_shared_float(decode_team(team, D), sums.max);
         store_shared_float(decode_team(team, D) + 4, sums.total);
     }
-    for (int i = 0; i < DECODE_PIECE; i++)
+    for (int i = 0; i < DECODE_SLICE; i++)
         if (at + i < D)
             store_shared_float(decode_team(team, D) + 8 + (uint32_t)(at + i) * 4, sums.values.x[i]);
     __syncthreads();
@@ -118,16 +130,13 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     out[head * D + d] = to_floatX(sum / total);
 }
 
-// Keys 0..position are attended to; the new token's own are in the cache already. shape.T is not used.
-static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (H + 2*Hkv)*D)*/,
-                             const floatX *keys /*(B, capacity, Hkv*D)*/, const floatX *values /*(B, capacity, Hkv*D)*/,
-                             int position, int capacity, struct attention_shape shape, void *workspace,
-                             struct device *dev) {
+static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int position,
+                             int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
     int lanes = 1;
-    while (lanes * DECODE_PIECE < shape.head_dim)
+    while (lanes * DECODE_SLICE < shape.head_dim)
         lanes *= 2;
     if (lanes > 32)
-        fail("attention: heads of %d: expected at most %d", shape.head_dim, 32 * DECODE_PIECE);
+        fail("attention: heads of %d: expected at most %d", shape.head_dim, 32 * DECODE_SLICE);
     LAUNCH(dev, attention_decode_kernel, (unsigned)(shape.B * shape.num_heads), DECODE_THREADS,
            (unsigned)(DECODE_THREADS / lanes * (shape.head_dim + 2) * sizeof(float)), out, qkv, keys, values,
            position + 1, capacity, lanes, shape);
@@ -135,9 +144,7 @@ static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (
 
 #else
 
-// The new token's k and v, out of its qkv row, become the cache's row `position`.
-static void kv_cache_append(floatX *keys /*(B, capacity, Hkv*D)*/, floatX *values /*(B, capacity, Hkv*D)*/,
-                            const floatX *qkv /*(B, (H + 2*Hkv)*D)*/, int position, int capacity,
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, int position, int capacity,
                             struct attention_shape shape, struct device *dev) {
     const size_t width = (size_t)shape.num_query_groups * shape.head_dim;
     for (int b = 0; b < shape.B; b++) {
@@ -151,7 +158,7 @@ static void kv_cache_append(floatX *keys /*(B, capacity, Hkv*D)*/, floatX *value
 
 enum { DECODE_KEYS = 64, DECODE_MAX_HEAD_DIM = 256 };
 
-// out = softmax(scale q K^T) V of one head; rows of K and V are `stride` apart. Online softmax over runs of 64 keys.
+// out = softmax(scale q K^T) V of one head, by online softmax over runs of 64 keys; rows of K and V are `stride` apart.
 static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int64_t stride,
                         int count, int D, float scale) {
     float query[DECODE_MAX_HEAD_DIM], sums[DECODE_MAX_HEAD_DIM], p[DECODE_KEYS], max = -INFINITY, total = 0;
@@ -188,11 +195,8 @@ static void decode_head(floatX *out, const floatX *q, const floatX *keys, const 
         out[d] = to_floatX(sums[d] / total);
 }
 
-// Keys 0..position are attended to; the new token's own are in the cache already. shape.T is not used.
-static void attention_decode(floatX *out /*(B, H*D)*/, const floatX *qkv /*(B, (H + 2*Hkv)*D)*/,
-                             const floatX *keys /*(B, capacity, Hkv*D)*/, const floatX *values /*(B, capacity, Hkv*D)*/,
-                             int position, int capacity, struct attention_shape shape, void *workspace,
-                             struct device *dev) {
+static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int position,
+                             int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t stride = (int64_t)Hkv * D;
 #pragma omp parallel for schedule(static)

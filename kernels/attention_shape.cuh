@@ -12,9 +12,9 @@ struct attention_shape {
     bool full; // every query sees every key, not only those up to its own position
 };
 
-// What backward does beside the shape's products.
+// What backward does besides the gradient of attention itself.
 struct attention_backward_options {
-    const float
-        *rotary;    // rope.cuh's table of positions 0 to T - 1 at least: dQ and dK are turned back; NULL: they are not
+    // rope.cuh's table, of positions 0 to T - 1 at least: backward undoes RoPE on dQ and dK. NULL: it does not.
+    const float *rotary;
     bool any_order; // dQ may be summed in an order, and so with bits, that differ from call to call
 };

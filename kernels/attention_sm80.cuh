@@ -9,19 +9,19 @@
 // - Packed (B, T, (H + 2 Hkv) D) is read and its gradient written in place, in 16-byte accesses; K and V are never
 //   expanded: query head h reads KV head h / (H / Hkv).
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits.
-// - Rows past T are zeroes in shared memory and are not written. A query below T attends to no key past T because of the
-//   causal mask, so that no other test of T is needed.
+// - Rows past T are zeroes in shared memory and are not written. A query below T attends to no key past T because of
+//   the causal mask, so that no other test of T is needed.
 // - Tiles have 64, 96, 128 or 256 columns. A head of another size, a multiple of 8, takes the next larger tile, with
-//   zeroes in the columns past it, which add nothing to any product and are not written: instances of their own, so that
-//   the exact sizes pay nothing for it.
+//   zeroes in the columns past it, which add nothing to any product and are not written: instances of their own, so
+//   that the exact sizes pay nothing for it.
 // - Backward is two kernels. One holds dQ of a block of queries in registers and runs over the keys; it also makes
 //   delta = rowsum(dO O). The other holds dK and dV of a block of keys of one KV head and runs over the queries of
 //   every query head of the group. S and dP are made twice, which costs 7 matmuls where 5 are the minimum; in return dQ
 //   needs neither an fp32 buffer in memory nor an order among blocks, and nothing is zeroed or converted afterwards.
-// - In shared memory the 16-byte pieces of a row are XORed with the row's number, so that the eight rows an ldmatrix
+// - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #pragma once
-#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/attention_flash.cuh" // the prototypes of what is defined here
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
 #include "kernels/packed.cuh"          // packed_check
 #include "kernels/ptx.cuh"             // mma_m16n8k16, ldmatrix_x4, cp_async_16, exp2_approx, pack_bf16x2
@@ -33,8 +33,7 @@
 
 enum { FLASH_MAX_HEAD_DIM = 256 }; // the largest tile
 
-// Why these kernels can't be used; an empty reason if they can.
-static void flash_obstacle(char *reason, size_t size, struct attention_shape shape) {
+static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     reason[0] = 0;
     if (sizeof(floatX) != 2)
         snprintf(reason, size, "takes bf16 alone: --precision bf16");
@@ -53,7 +52,7 @@ static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
 
 #ifdef PRECISION_BF16
 
-// What the three kernels read and write.
+// The arguments of all three kernels.
 struct flash_arguments {
     const bf16 *qkv;  // (B, T, (H + 2 Hkv) D)
     bf16 *out;        // (B, T, H D); only read by backward
@@ -68,10 +67,10 @@ struct flash_arguments {
     struct dropout dropout;
 };
 
-// threadIdx.x. What a thread makes of it for a tile is cheap to make, but kept from tile to tile it takes registers
-// that the accumulators need. Where HIDDEN, it is made again. Which uses are hidden, and how far forward's loop over D
-// is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any forward kernel, on sm_80 and sm_90a; with
-// nothing hidden and all unrolled it spills up to 120 bytes. `make ptxas` fails on a spill.
+// threadIdx.x. What a thread computes from it for a tile is cheap to compute, but kept from tile to tile it takes
+// registers that the accumulators need. Where HIDDEN, the compiler computes it again. Which uses are hidden, and how
+// far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any forward kernel, on
+// sm_80 and sm_90a; with nothing hidden and all unrolled it spills up to 120 bytes. `make ptxas` fails on a spill.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
 }
@@ -83,7 +82,7 @@ template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments
 
 // --- Tiles: rows of D bf16 in shared memory -----------------------------------------------------------------------
 
-// The 16-byte pieces of a row are permuted in groups of 128 bytes, or of 64 where a row is not a multiple of 128 bytes.
+// The 16-byte units of a row are permuted in groups of 128 bytes, or of 64 where a row is not a multiple of 128 bytes.
 template <int D> struct tile_layout { static constexpr int ROW_BYTES = 2 * D, GROUP = D % 64 == 0 ? 8 : 4; };
 
 template <int D> DEVICE_FUNCTION uint32_t tile_offset(int row, int piece) {
@@ -111,8 +110,8 @@ template <int D, bool HIDDEN = false> DEVICE_FUNCTION uint32_t origin_right(uint
     return tile + tile_offset<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Starts copying rows first .. first + ROWS - 1 of a head's part of a matrix to a tile; rows past T and columns past the
-// head become zeroes. A thread's rows are a multiple of 8 apart, so that its address in the tile is one offset plus
+// Starts copying rows first .. first + ROWS - 1 of a head's part of a matrix to a tile; rows past T and columns past
+// the head become zeroes. A thread's rows are a multiple of 8 apart, so that its address in the tile is one offset plus
 // constants.
 template <class plan, int ROWS>
 DEVICE_FUNCTION void load_tile(uint32_t tile, const bf16 *matrix, int row_stride, int first,
@@ -270,9 +269,9 @@ DEVICE_FUNCTION uint32_t dropout_keeps(const struct dropout &d, const struct phi
     return uniform_from_word(element & 1 ? odd : even) >= d.p;
 }
 
-// Which of this lane's elements of 16 M x COLUMNS accumulators are kept, as bits: made before the accumulators are, in
-// a rolled loop, because Philox in the middle of them would take their registers. Fragment (m, n), element i is bit
-// ((2 m + i / 2) COLUMNS / 8 + n) 2 + i % 2.
+// Bits that say which of this lane's elements of 16 M x COLUMNS accumulators are kept. They are made before the
+// accumulators, in a rolled loop, because Philox in the middle of the products would take the accumulators' registers.
+// Fragment (m, n), element i is bit ((2 m + i / 2) COLUMNS / 8 + n) 2 + i % 2.
 template <int M, int COLUMNS> struct dropout_bits {
     static constexpr int PAIRS = 2 * M * COLUMNS / 8, WORDS = (PAIRS + 15) / 16;
     uint32_t word[WORDS];
@@ -405,8 +404,8 @@ template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct f
     return view;
 }
 
-// One tile of keys. K of this tile and everything before it is under way; leaves with K of the next tile under way.
-// There is one buffer each for K and V: V arrives while S is made, the next K while O is.
+// One tile of keys. On entry the copies of K of this tile, and all before, are in flight; on return that of the next K
+// is. There is one buffer each for K and V: V arrives while S is made, the next K while O is.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struct flash_arguments &a,
                                   const struct head_views &view, int64_t head, int first_row, int tile,
@@ -611,7 +610,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
 #pragma unroll(plan::UNROLL)
     for (int chunk = 0; chunk < plan::KEYS; chunk += plan::CHUNK) {
         if (MASKED && first_key + chunk > first_row + 16 * M - 1)
-            break; // no row of this warp sees it
+            break; // no row of this warp sees the chunk
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
             kept.make(a.dropout, state.step, element + chunk, 1, (uint64_t)a.T);
@@ -949,10 +948,10 @@ static void flash_choose(const struct flash_arguments &a, struct attention_shape
 
 static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
                                                  struct attention_shape shape, struct dropout dropout) {
-    char obstacle[128];
-    flash_obstacle(obstacle, sizeof obstacle, shape);
-    if (*obstacle)
-        fail("flash attention on CUDA %s", obstacle);
+    char reason[128];
+    flash_unavailable_reason(reason, sizeof reason, shape);
+    if (*reason)
+        fail("flash attention on CUDA %s", reason);
     for (int i = 0; i < 3; i++)
         if ((uintptr_t)aligned[i] % 16 != 0)
             fail("flash attention on CUDA reads 16 bytes at a time, and a buffer is not aligned to that");
@@ -971,9 +970,7 @@ static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *
     return a;
 }
 
-// out = dropout(softmax(scale Q K^T, causal)) V. Pointers aligned to 16 bytes.
-static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or NULL*/,
-                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
                           struct dropout dropout, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, out, NULL};
     struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
@@ -982,11 +979,8 @@ static void flash_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), o
     flash_choose<flash_forward_launcher>(a, shape, dev);
 }
 
-// dqkv = the gradient by qkv, all of it written. Pointers aligned to 16 bytes.
-static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                           const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                           const float *lse /*(B, H, T)*/, struct attention_shape shape, struct dropout dropout,
-                           void *workspace, struct device *dev) {
+static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, dout, dqkv};
     struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;
@@ -999,7 +993,7 @@ static void flash_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX 
 
 #else
 
-// Never reached: flash_obstacle() says so.
+// Never reached: flash_unavailable_reason() says so.
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
                           struct dropout dropout, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");

@@ -1,22 +1,22 @@
-// Flash attention for Hopper (sm_90a): what forward and backward share. bf16 in and out, sums in fp32. Causal, as the engine
-// has it, or full, as peers are timed too.
+// What forward and backward of flash attention for Hopper (sm_90a) share. bf16 in and out, sums in fp32. Attention is
+// causal, as the engine has it, or full, to be timed beside other implementations.
 //
 // The policy of these files:
-// - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is permuted
-//   or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written; the causal
-//   mask keeps a query below T from every key past it, so that it needs no other test of T.
-// - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head), one
-//   behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte pieces are XORed with the row's number.
-// - A block is a producer warpgroup, of which a thread or a few start the copies, and warpgroups that multiply by wgmma; full
-//   and empty mbarriers stand between them. Which registers belong to whom is set by setmaxnreg.
-// - Every result has one writer and every sum one order, so that the same inputs give the same bits; but for dQ, where any
-//   order is allowed.
+// - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is
+//   permuted or expanded, and query head h reads KV head h / (H / Hkv). Rows past T are read as zeroes and not written;
+//   the causal mask keeps a query below T from every key past it, so that it needs no other test of T.
+// - A tile in shared memory is what TMA makes of its boxes: chunks of 64 columns (32 where 64 doesn't divide a head),
+//   one behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte units are XORed with the row's number.
+// - A block is a producer warpgroup, of which one thread or a few start the copies, and consumer warpgroups, which
+//   multiply by wgmma; they synchronise by full and empty mbarriers. setmaxnreg divides the registers among them.
+// - Every result has one writer and every sum one order, so that the same inputs give the same bits; except dQ where
+//   options.any_order is set.
 // - lse is to base 2 and includes the scale: max scale log2(e) + log2(sum), which backward subtracts before its exp2.
 #pragma once
 #ifndef PRECISION_BF16
 #error "these kernels take bf16 alone"
 #endif
-#include "kernels/attention_shape.cuh" // struct attention_shape
+#include "kernels/attention_flash.cuh" // the prototypes of what the two files define
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
 #include "kernels/ptx.cuh"             // shared_memory, exp2_approx, pack_bf16x2
 #include "kernels/ptx_sm90.cuh"        // wgmma, TMA, mbarriers
@@ -25,28 +25,27 @@
 #include "runtime/machine/error.h"     // fail
 #include <stdio.h>                     // snprintf
 
-// What the device is; all zero where there is none, as when a run is only planned.
+// The device's properties; all zero where there is no device, as when a run is only planned.
 static struct cudaDeviceProp sm90_properties(const struct device *dev) {
     struct cudaDeviceProp properties;
     int count = 0;
     memset(&properties, 0, sizeof properties);
     if (cudaGetDeviceCount(&count) != cudaSuccess || count <= dev->index ||
         cudaGetDeviceProperties(&properties, dev->index) != cudaSuccess) {
-        cudaGetLastError(); // it is no error here that there is none
+        cudaGetLastError(); // clears the error: that there is no device is none here
         memset(&properties, 0, sizeof properties);
     }
     return properties;
 }
 
-static void sm90_shape_obstacle(char *reason, size_t size, struct attention_shape shape) {
+static void sm90_shape_unavailable_reason(char *reason, size_t size, struct attention_shape shape) {
     const int D = shape.head_dim;
     reason[0] = 0;
     if (D != 64 && D != 96 && D != 128 && D != 256)
         snprintf(reason, size, "takes heads of 64, 96, 128 or 256, not %d", D);
 }
-// Why these kernels can't be used; an empty reason if they can. Asks the driver, which takes its time: not at each launch.
-static void sm90_obstacle(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
-    sm90_shape_obstacle(reason, size, shape);
+static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
+    sm90_shape_unavailable_reason(reason, size, shape);
     if (*reason)
         return;
     const struct cudaDeviceProp properties = sm90_properties(dev);
@@ -67,7 +66,7 @@ template <int D> struct sm90_layout {
     static constexpr int SWIZZLE = COLUMNS == 64 ? 1 : 2; // as matrix_descriptor has it
 };
 
-// Where the 16-byte piece at a byte offset lies that is a tile's without the swizzle; chunks begin at multiples of 1024.
+// The swizzled byte offset of the 16-byte unit at this offset of a chunk. Chunks begin at multiples of 1024.
 template <int D> DEVICE_FUNCTION uint32_t sm90_swizzled(uint32_t offset) {
     return offset ^ ((offset >> 7 & (uint32_t)(sm90_layout<D>::SPAN / 16 - 1)) << 4);
 }
@@ -88,7 +87,7 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts the copies of ROWS rows of a head from row `first` on; the box of `map` has ROWS rows. By one thread.
+// Starts the copies of ROWS rows of a head from row `first` on; the box of `map` has ROWS rows. One thread calls.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b) {
@@ -105,7 +104,7 @@ DEVICE_FUNCTION void sm90_store_tile(const struct tensor_map *map, uint32_t tile
         tma_store_4d(map, tile + (uint32_t)(c * ROWS * layout::SPAN), c * layout::COLUMNS, head, first, b);
 }
 
-// This warp's 16 rows of a warpgroup's accumulators (64 x D), as bf16, to its rows of a tile of 64 rows.
+// Stores this warp's 16 rows of a warpgroup's accumulators (64 x D), as bf16, to the warp's rows of a tile of 64 rows.
 template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *acc /*[D / 2]*/) {
     typedef sm90_layout<D> layout;
     const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -121,7 +120,7 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
     }
 }
 
-// Element i of a thread's part of accumulators of 64 rows is at row 8 (i / 2 % 2) + sm90_row() and column
+// Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column
 // 8 (i / 4) + i % 2 + sm90_column().
 DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
@@ -140,7 +139,7 @@ template <int STAGES> struct sm90_pipeline {
     __device__ __forceinline__ void wait_full(void) const { mbarrier_wait(full(), (uint32_t)(use / STAGES % 2)); }
     // The first use of a buffer finds it empty.
     __device__ __forceinline__ void wait_empty(void) const { mbarrier_wait(empty(), (uint32_t)(use / STAGES % 2 ^ 1)); }
-    // By one thread, before the others use it: `readers` arrivals make a buffer empty.
+    // Initialises the barriers; `readers` arrivals make a buffer empty. One thread calls, before the others use them.
     __device__ __forceinline__ void open(int readers) const {
         for (uint32_t i = 0; i < STAGES; i++) {
             mbarrier_init(barriers + 8 * i, 1);
@@ -148,7 +147,7 @@ template <int STAGES> struct sm90_pipeline {
         }
     }
 };
-// This warp has read a buffer: one arrival of each warp.
+// Says that this warp has read a buffer, by one arrival a warp.
 DEVICE_FUNCTION void sm90_release(uint32_t empty) {
     if (elect_one())
         mbarrier_arrive(empty);
@@ -156,7 +155,7 @@ DEVICE_FUNCTION void sm90_release(uint32_t empty) {
 
 // --- Host ---------------------------------------------------------------------------------------------------------
 
-// Boxes of `rows` rows of one of `heads` heads of (B, T, heads * D).
+// The map of (B, T, heads * D), in boxes of `rows` rows of one head.
 template <int D>
 static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_shape shape, int rows) {
     const uint64_t row_bytes = (uint64_t)heads * D * sizeof(bf16);
@@ -164,14 +163,14 @@ static struct tensor_map sm90_map(const bf16 *base, int heads, struct attention_
     const uint64_t strides[3] = {D * sizeof(bf16), row_bytes, row_bytes * (uint64_t)shape.T};
     return tensor_map_of(base, dims, strides, sm90_layout<D>::COLUMNS, rows);
 }
-// Of qkv or dqkv: query heads, then key heads, then value heads.
+// Heads of a token's row of qkv or dqkv: query heads, then key heads, then value heads.
 static int sm90_packed_heads(struct attention_shape shape) { return shape.num_heads + 2 * shape.num_query_groups; }
 
 static void sm90_check(const void *const aligned[], int count, struct attention_shape shape) {
-    char obstacle[128];
-    sm90_shape_obstacle(obstacle, sizeof obstacle, shape);
-    if (*obstacle)
-        fail("flash attention by wgmma %s", obstacle);
+    char reason[128];
+    sm90_shape_unavailable_reason(reason, sizeof reason, shape);
+    if (*reason)
+        fail("flash attention by wgmma %s", reason);
     for (int i = 0; i < count; i++)
         if ((uintptr_t)aligned[i] % 16 != 0)
             fail("flash attention by wgmma reads 16 bytes at a time, and a buffer is not aligned to that");

@@ -4,42 +4,43 @@
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K
 //
 // Three kernels: sm90_backward_rows_kernel makes delta, sm90_backward_kernel the products, and
-// sm90_backward_queries_kernel brings dQ from fp32 to where it belongs. delta is not made by a neighbour: cuBLAS makes dO,
-// and beside dO here O would be read once for each block of keys.
+// sm90_backward_queries_kernel brings dQ from fp32 to where it belongs. delta has a kernel of its own: cuBLAS makes dO,
+// and if the middle kernel made delta, it would read O once for each block of keys.
 //
 // The policy of this file:
-// - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of the
-//   group, from the diagonal on: dK and dV stay in registers to the end, whatever the group's size.
-// - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers. dS
-//   alone goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of both
-//   warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each has half
-//   of the columns of dK, dV and dQ.
+// - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of
+//   the group, from the diagonal on: dK and dV stay in registers to the end, whatever the group's size.
+// - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers.
+//   dS alone goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of
+//   both warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each
+//   has half of the columns of dK, dV and dQ.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
-//   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first block
-//   stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is. In any order, if
-//   that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a tile.
-// - Rotary positions are taken back in fp32, where dK's accumulators and dQ are scaled: no pass over dqkv of its own.
-// - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV head
-//   alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not promise, but
-//   everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on the device. It
-//   is also the order that starts the blocks with the most work first.
+//   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first
+//   block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is. In any
+//   order, if that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a tile.
+// - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no pass over dqkv of its own.
+// - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV
+//   head alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not
+//   promise, but everyone's scans and reductions in one pass live by), so that there is no deadlock, however few fit on
+//   the device. It is also the order that starts the blocks with the most work first.
 // - A step is a tile of one query head, and all heads of a tile follow each other. Blocks begin at the last tile and
 //   descend to their diagonal, so that those that start together wait only for the step by which one follows another.
-// - KV heads are worked on in sections of so few that a gang of about eight blocks of each is at work at the same time, at
-//   nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as many steps
-//   apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its diagonal, and is
-//   at the next one's when that one starts. They reach the last tile together, where the next gang starts.
-// - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without a
-//   diagonal they are masked.
+// - KV heads are worked on in sections of so few that a gang of about eight blocks of each is at work at the same time,
+//   at nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as
+//   many steps apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its
+//   diagonal, and is at the next one's when that one starts. They reach the last tile together, where the next gang
+//   starts.
+// - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
+//   a diagonal they are masked.
 #pragma once
 #include "kernels/attention_sm90.cuh"
 #include "kernels/packed.cuh" // packed_check
-#include "kernels/rope.cuh"   // rope_turn
+#include "kernels/rope.cuh"   // rope_rotate_pair
 
 #ifdef PRECISION_BF16
 
-// A tile of ROWS rows in chunks of COLUMNS columns, as an operand of wgmma. In steps of 16: along its rows (K-major) or
-// along its columns (MN-major). Chunks begin at multiples of 1024 bytes.
+// A tile of ROWS rows in chunks of COLUMNS columns, as an operand of wgmma, multiplied in steps of 16 along its rows
+// (K-major) or along its columns (MN-major). Chunks begin at multiples of 1024 bytes.
 template <int COLUMNS, int ROWS> struct sm90_operand {
     static constexpr int SPAN = 2 * COLUMNS, SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;
     static constexpr int CHUNK_BYTES = ROWS * SPAN;
@@ -57,7 +58,7 @@ template <int COLUMNS, int ROWS> struct sm90_operand {
     static __device__ __forceinline__ uint64_t step_down(uint64_t descriptor, int k) {
         return descriptor + (uint64_t)((k * 16 * SPAN) >> 4);
     }
-    // Where a 16-byte piece lies.
+    // The address of a 16-byte unit.
     static __device__ __forceinline__ uint32_t at(uint32_t tile, int row, int column) {
         const uint32_t offset = (uint32_t)(row * SPAN + column % COLUMNS * 2);
         return tile + (uint32_t)(column / COLUMNS * CHUNK_BYTES) +
@@ -120,7 +121,7 @@ struct sm90_backward_arguments {
     bool any_order, full;
 };
 
-// What a block works on.
+// The work of a block.
 struct sm90_backward_block {
     int b, group, number, first_key; // number: of the block of keys
     int first_tile, end_tile, step;  // of queries, in the order of visits; step: 1 or -1
@@ -150,7 +151,7 @@ DEVICE_FUNCTION int sm90_backward_head(const struct sm90_backward_arguments &a, 
     return block.group * a.heads + (a.any_order ? (i + block.number) % a.heads : i);
 }
 
-// Of rope.cuh's table: those of elements i and i + 1 at a position.
+// The cosines and sines of elements i and i + 1 at a position, from rope.cuh's table.
 struct sm90_angles {
     float2 cosine, sine;
 };
@@ -161,10 +162,10 @@ template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *
     angles.sine = *(const float2 *)(from + D / 2);
     return angles;
 }
-// a, b: elements i, i + 1 and D/2 + i, D/2 + i + 1 of a head's gradient, turned back.
-DEVICE_FUNCTION void sm90_turn_back(float a[2], float b[2], const struct sm90_angles &angles) {
-    rope_turn(a[0], b[0], angles.cosine.x, -angles.sine.x);
-    rope_turn(a[1], b[1], angles.cosine.y, -angles.sine.y);
+// Undoes RoPE on a head's gradient: a are its elements i and i + 1, b those D/2 further.
+DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_angles &angles) {
+    rope_rotate_pair(a[0], b[0], angles.cosine.x, -angles.sine.x);
+    rope_rotate_pair(a[1], b[1], angles.cosine.y, -angles.sine.y);
 }
 
 // --- Before: lse and delta of each row, counters ------------------------------------------------------------------
@@ -259,12 +260,13 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
         }
 }
 
-// Two threads, one for even steps and one for odd ones: dQ of a step from shared to global memory, when its turn has come.
-// What one waits for, its turn and then the end of its copy, takes longer than a step: the other's falls into it.
+// Adds dQ of a step from shared to global memory when the block's turn has come. Two threads call, one for even steps
+// and one for odd ones: the waits of one, for the turn and for the end of the copy, take longer than a step and overlap
+// the other's.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
-    const int turn = a.any_order ? -1 : block.number; // so many blocks come before
+    const int turn = a.any_order ? -1 : block.number; // the number of blocks that add before
     const uint32_t full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
     uint32_t parity = 0;
     int step = 0;
@@ -309,28 +311,28 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
 template <class plan> struct sm90_backward_state {
     uint32_t shared;
     int warpgroup, step;
-    int keys; // that are not masked as being past T
+    int keys; // of the block, up to T: those past T are masked
     struct sm90_pipeline<plan::QUERY_STAGES> queries;
     struct sm90_pipeline<plan::DOUT_STAGES> douts;
     float scale_log2;
     float dk[plan::COLUMNS / 2], dv[plan::COLUMNS / 2];
 };
 
-// Of lse or delta: those of the queries of columns 2 t and 2 t + 1 of a block of 8.
+// The lse or delta of the queries of columns 2 t and 2 t + 1 of a block of 8.
 DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     const uint64_t words = load_shared_long(from);
     pair[0] = __uint_as_float((uint32_t)words);
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
 }
 
-// S^T becomes P^T. diagonal: this thread's first query less its first key.
+// Turns S^T into P^T. diagonal: this thread's first query less its first key.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask(float *s, int diagonal) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 2 % 2) - 8 * (i / 4) - i % 2 > diagonal)
             s[i] = -INFINITY;
 }
-// left: of this thread's first key and those after it, so many are not past T.
+// left: how many keys from this thread's first on are not past T.
 template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -347,7 +349,7 @@ template <int N> DEVICE_FUNCTION void sm90_backward_probabilities(float *s, uint
             s[4 * n + i] = exp2_approx(fmaf(s[4 * n + i], scale_log2, -pair[i % 2]));
     }
 }
-// dP^T becomes dS^T.
+// Turns dP^T into dS^T.
 template <int N> DEVICE_FUNCTION void sm90_backward_scores(float *dp, const float *p, uint32_t delta) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
@@ -366,7 +368,7 @@ template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const f
         for (int i = 0; i < 4; i++)
             left[k].x[i] = pack_bf16x2(acc[8 * k + 2 * i], acc[8 * k + 2 * i + 1]);
 }
-// P^T or dS^T of this warp's 16 keys to shared memory, transposed.
+// Stores P^T or dS^T of this warp's 16 keys to shared memory, transposed.
 template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int warpgroup, const struct word_x4 *words) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
     const int query = lane / 16 * 8 + lane % 8 + (plan::SPLIT_KEYS ? 0 : warpgroup * plan::PART);
@@ -378,8 +380,8 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
         stmatrix_x4_trans(at + (uint32_t)(k * 16 * plan::scores::SPAN), words[k]);
 }
 
-// This warpgroup's part of dQ of one step to where a thread that reduces takes it: each thread's accumulators, four by
-// four, so that neither side has bank conflicts.
+// Stores this warpgroup's part of dQ of one step where sm90_backward_reduce takes it: each thread's accumulators, four
+// by four, so that neither side has bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
     const uint32_t to =
@@ -404,7 +406,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
     }
 }
 
-// The products of one step: begun here, to be waited for by the caller. Each has a fence of its own.
+// The products of one step are begun here; the caller waits for them. Each has a fence of its own.
 
 template <class plan, class left, class right>
 DEVICE_FUNCTION void sm90_product_over_columns(float *acc, uint32_t a, uint32_t b) { // A B^T, over D
@@ -512,7 +514,7 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     state.douts.use++;
 }
 
-// A warpgroup's dK or dV, as bf16, to where K or V was.
+// Stores a warpgroup's dK or dV, as bf16, where K or V was.
 template <class operand, int COLUMNS>
 DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_column, const float *acc, float factor) {
     const int lane = (int)threadIdx.x % 32, row = first_row + (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
@@ -525,18 +527,20 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
-// dK before rotary positions. At head dim 256 the other half of a head is the other warpgroup's: by way of the queries' place.
+// Undoes RoPE on dK. At head dim 256 a warpgroup holds half of the columns: the warpgroups exchange theirs through the
+// shared memory that held the queries.
 template <class plan>
-DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state, const float *rotary, int T,
-                                         int first_key) {
+DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &state, const float *rotary, int T,
+                                            int first_key) {
     constexpr int D = plan::D, HALF = D / 4; // accumulators of half a head
     const int row = first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
-    // Rows past T, which are not stored, have the last one's angles: a branch for each would wait for the loads one by one.
+    // Rows past T, which are not stored, have the last one's angles: a branch for each would wait for the loads one by
+    // one.
     const int positions[2] = {row < T ? row : T - 1, row + 8 < T ? row + 8 : T - 1};
     if (plan::SPLIT_KEYS) {
 #pragma unroll
         for (int i = 0; i < HALF; i += 2)
-            sm90_turn_back(state.dk + i, state.dk + HALF + i,
+            sm90_undo_rope(state.dk + i, state.dk + HALF + i,
                            sm90_angles_at<D>(rotary, positions[i / 2 % 2], 8 * (i / 4) + sm90_column()));
         return;
     }
@@ -558,14 +562,14 @@ DEVICE_FUNCTION void sm90_turn_keys_back(struct sm90_backward_state<plan> &state
     for (int i = 0; i < HALF; i += 4) {
         struct float_x4 quad = load_shared_floats(other + (uint32_t)(i * 128 * 4));
 #pragma unroll
-        for (int j = 0; j < 4; j += 2) { // values are chosen, not places: registers have no address
+        for (int j = 0; j < 4; j += 2) { // values are selected, not indexed: registers have no address
             const bool first = state.warpgroup == 0;
             float a[2], b[2];
             for (int e = 0; e < 2; e++) {
                 a[e] = first ? state.dk[i + j + e] : quad.x[j + e];
                 b[e] = first ? quad.x[j + e] : state.dk[i + j + e];
             }
-            sm90_turn_back(a, b, sm90_angles_at<D>(rotary, positions[j / 2], 8 * (i / 4) + sm90_column()));
+            sm90_undo_rope(a, b, sm90_angles_at<D>(rotary, positions[j / 2], 8 * (i / 4) + sm90_column()));
             for (int e = 0; e < 2; e++)
                 state.dk[i + j + e] = first ? a[e] : b[e];
         }
@@ -603,7 +607,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
     if (a.rotary)
-        sm90_turn_keys_back<plan>(state, a.rotary, a.T, block.first_key);
+        sm90_undo_rope_on_keys<plan>(state, a.rotary, a.T, block.first_key);
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
@@ -618,7 +622,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     bulk_wait<0>();
 }
 
-// By one thread.
+// Initialises the block's barriers. One thread calls.
 template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, 0 };
     const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, 0 };
@@ -662,10 +666,10 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 
-// One tile of a few heads, which share the angles: scaled, turned back, rounded, and by way of shared memory to 16-byte
-// writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their own. A thread has
-// both halves of a head's columns: where a warpgroup had one of them, so do the first and the last 128 threads one half of
-// their quads.
+// dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared memory to
+// 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their
+// own. A thread has both halves of a head's columns: where a warpgroup had one of them, so do the first and the last
+// 128 threads one half of their quads.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
@@ -699,7 +703,7 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
                 float low[2] = {a.scale * (half ? x.z : x.x), a.scale * (half ? x.w : x.y)};
                 float high[2] = {a.scale * (half ? y.z : y.x), a.scale * (half ? y.w : y.y)};
                 if (a.rotary)
-                    sm90_turn_back(low, high, angles[i][half]);
+                    sm90_undo_rope(low, high, angles[i][half]);
                 const uint32_t to = shared + (uint32_t)((row + 8 * half) * ROW_BYTES + 2 * (column + 8 * i));
                 store_shared_word(to, pack_bf16x2(low[0], low[1]));
                 store_shared_word(to + D, pack_bf16x2(high[0], high[1]));
@@ -723,7 +727,7 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-// Where the parts of the workspace lie.
+// The workspace: dq, rows and counters of sm90_backward_arguments, one after another.
 struct sm90_backward_layout {
     size_t tiles, dq_bytes, rows_bytes, counters_bytes;
 };
@@ -756,7 +760,8 @@ static struct tensor_map sm90_backward_map(const bf16 *base, int heads, struct a
 #define SM90_BACKWARD_GANG 8
 #define SM90_BACKWARD_MANY_HEADS 4
 #endif
-// Blocks of a gang, where there are KV heads enough; from how many heads of a group on gangs alternate.
+// SM90_BACKWARD_GANG: blocks of a gang, where there are KV heads enough. SM90_BACKWARD_MANY_HEADS: heads of a group
+// from which on gangs alternate.
 enum { SM90_GANG = SM90_BACKWARD_GANG, SM90_MANY_HEADS = SM90_BACKWARD_MANY_HEADS };
 
 // Sections of about the same number of KV heads, and as many blocks in a gang as run at the same time.
@@ -801,7 +806,7 @@ struct sm90_backward_launcher {
     }
 };
 
-// What of the arguments the shape alone decides.
+// The arguments that the shape alone decides.
 static struct sm90_backward_arguments sm90_backward_arguments_of(struct attention_shape shape) {
     struct sm90_backward_arguments a;
     memset(&a, 0, sizeof a);
@@ -816,11 +821,9 @@ static struct sm90_backward_arguments sm90_backward_arguments_of(struct attentio
     return a;
 }
 
-// dqkv = the gradient by qkv, before its rotation where a table is given; all of it is written. Pointers aligned to 16 bytes.
-static void sm90_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                          const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                          const float *lse /*(B, H, T), base 2*/, struct attention_shape shape,
-                          struct attention_backward_options options, void *workspace, struct device *dev) {
+static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                          struct attention_shape shape, struct attention_backward_options options, void *workspace,
+                          struct device *dev) {
     const void *const aligned[6] = {dqkv, dout, qkv, out, workspace, options.rotary};
     sm90_check(aligned, 6, shape);
     const struct sm90_backward_layout layout = sm90_backward_layout_of(shape);

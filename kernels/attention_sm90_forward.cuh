@@ -3,22 +3,22 @@
 //   S = Q K^T, P = softmax(scale S) over j <= i, O = P V
 //
 // - As many blocks as multiprocessors, each of which takes tiles of queries in turn: the longest first, and every other
-//   round backwards, so that no block has the longer one each time. Where memory can't feed that, heads are done a section
-//   at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a short one, or of
-//   two heads' middle ones, all as long: longest first in each section would leave up to 15 % of the blocks' time unused.
-//   Without a causal mask all tiles are as long.
+//   round backwards, so that no block has the longer one each time. Where memory can't feed that, heads are done a
+//   section at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a
+//   short one, or of two heads' middle ones, all as long: longest first in each section would leave up to 15 % of the
+//   blocks' time unused. Without a causal mask all tiles are as long.
 // - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
 // - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before O += P V of this one,
-//   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products, so
-//   that one's softmax falls into another's products.
+//   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products,
+//   so that one's softmax falls into another's products.
 // - The tiles that the diagonal cuts come first, in a loop of their own; the other one has no test of -inf.
 // - O leaves through Q's place in shared memory, by TMA.
 #pragma once
 #include "kernels/attention_sm90.cuh" // tiles, pipelines, maps
 #include <math.h>                     // log2f, INFINITY
 
-// Tiles and registers: what FlashAttention-3 uses where ptxas keeps it in registers. Turns do not pay at 256 columns, whose
-// products are long beside their softmax. scripts/attention_sweep.sh tries others on a GPU.
+// Tiles and registers: what FlashAttention-3 uses where ptxas keeps it in registers. Turns do not pay at 256 columns,
+// whose products are long beside their softmax. scripts/attention_sweep.sh tries others on a GPU.
 #ifndef SM90_FORWARD_KEYS // up to 128 columns
 #define SM90_FORWARD_KEYS 128
 #endif
@@ -54,20 +54,21 @@ struct sm90_forward_arguments {
     float scale_log2;
 };
 
-// 64 * WARPGROUPS queries of one head.
+// A tile is 64 * WARPGROUPS queries of one head.
 struct sm90_forward_tile {
     int round, number; // the next round; how many tiles this block had before
     int head, first;   // b H + h; row
 };
 
-// All heads' last tiles come first; heads of one KV head are neighbours. False: there are no more.
+// Finds the tile of a round where all heads' last tiles come first; heads of one KV head are neighbours. False: there
+// is none.
 DEVICE_FUNCTION bool sm90_longest_first(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
     const int grid = (int)gridDim.x, at = round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
     head = at % a.heads;
     block = a.blocks - 1 - at / a.heads;
     return block >= 0;
 }
-// In sections of heads, of `items` each. The heads of the one that has this block's next item, and which it is there.
+// Finds the section of heads, of `items` each, that has this block's item of the round, and the item's number in it.
 DEVICE_FUNCTION bool sm90_in_section(int &first_head, int &heads, int &within, const struct sm90_forward_arguments &a,
                                      int round, int items) {
     const int at = round * (int)gridDim.x + (int)blockIdx.x, section = at / items;
@@ -76,8 +77,9 @@ DEVICE_FUNCTION bool sm90_in_section(int &first_head, int &heads, int &within, c
     within = at - section * items;
     return heads > 0;
 }
-// Round 2 i is the longer half of a pair, 2 i + 1 the shorter; block -1: it has none. Pairs of a section: those of tiles at
-// the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle ones.
+// Round 2 i is the longer half of a pair, 2 i + 1 the shorter; block -1: it has none. Pairs of a section: those of
+// tiles at the same distance from a head's ends, then, where a head has one in the middle, those of two heads' middle
+// ones.
 DEVICE_FUNCTION bool sm90_pairs(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
     const int half = a.blocks / 2, middles = a.blocks % 2;
     int first_head, heads, within;
@@ -106,7 +108,7 @@ DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
     const struct sm90_forward_tile before_first = {0, -1, 0, 0};
     return before_first;
 }
-// This block's next tile; false: it has no more.
+// Advances `tile` to this block's next one; false where there is none.
 template <class plan>
 DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
     int block = -1;
@@ -177,7 +179,7 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
     }
 }
 
-// --- A consumer: 64 queries of a warpgroup -----------------------------------------------------------------------------
+// --- A consumer: 64 queries of a warpgroup ------------------------------------------------------------------------
 
 template <class plan> struct sm90_forward_state {
     float o[plan::D / 2], s[plan::KEYS / 2];
@@ -186,7 +188,7 @@ template <class plan> struct sm90_forward_state {
     float factor[2];                // of what was summed before the last tile
 };
 
-// Whose turn it is to start products: barrier 1 + warpgroup, where the one before lets it go.
+// Warpgroups take turns to start products: each waits at barrier 1 + warpgroup until the one before passes the turn.
 template <class plan> DEVICE_FUNCTION void sm90_take_turn(int warpgroup) {
     if (plan::TURNS)
         named_barrier_sync(1 + warpgroup, 256);
@@ -196,8 +198,8 @@ template <class plan> DEVICE_FUNCTION void sm90_pass_turn(int warpgroup) {
         named_barrier_arrive(1 + (warpgroup + 1) % plan::WARPGROUPS, 256);
 }
 
-// Starts S = Q K^T. Each product has a fence of its own: the compiler puts one after a wait for a barrier, and then, unless
-// there is one already, runs the products one by one.
+// Starts S = Q K^T. Each product has a fence of its own: the compiler puts one after a wait for a barrier, and then,
+// unless there is one already, runs the products one by one.
 template <class plan>
 DEVICE_FUNCTION void sm90_multiply_keys(struct sm90_forward_state<plan> &state, uint64_t queries, uint32_t keys) {
     const uint64_t right = sm90_along_rows<plan::D>(keys);
@@ -249,7 +251,7 @@ DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float 
         state.sum[half] = sum;
     }
 }
-// P = S, rounded. An accumulator's columns are where an A operand's are.
+// P = S, rounded. The columns of an accumulator and of an A operand lie alike.
 template <class plan> DEVICE_FUNCTION void sm90_round_p(struct sm90_forward_state<plan> &state) {
 #pragma unroll
     for (int k = 0; k < plan::KEYS / 16; k++)
@@ -274,7 +276,7 @@ template <class plan> struct sm90_forward_consumer {
     }
 };
 
-// A tile of keys that none of this warpgroup's rows sees.
+// Skips a tile of keys that none of this warpgroup's rows sees.
 template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consumer<plan> &c) {
     sm90_take_turn<plan>(c.warpgroup);
     sm90_pass_turn<plan>(c.warpgroup);
@@ -286,7 +288,7 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
     c.p.v.use++;
 }
 
-// The first tile: P of it, and nothing yet to add to O.
+// The first tile's step: P alone, as there is nothing yet to add to O.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                      const int seen[2]) {
@@ -300,7 +302,7 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
     sm90_round_p<plan>(state);
 }
 
-// P of the next tile, while O += P V of the one before.
+// Computes P of the next tile while O += P V of the one before runs.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
                                     const int seen[2]) {
@@ -338,7 +340,7 @@ DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, st
     c.p.v.use++;
 }
 
-// O over the sums, by way of the queries' place, and lse.
+// Writes O over the sums, by way of the queries' shared memory, and lse.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
@@ -451,10 +453,10 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
 
 // --- Launch -------------------------------------------------------------------------------------------------------
 
-// Heads of a section, 0: all at once. Where several query heads share a KV head, their blocks read the same keys at about
-// the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128 columns takes a block 1.7 us,
-// so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group: 4 of them it feeds well. With fewer,
-// keys and values stay in the L2 cache, but for the part of it that Q and O pass through.
+// Heads of a section, 0: all at once. Where several query heads share a KV head, their blocks read the same keys at
+// about the same time. With 650 TFLOP/s on 132 multiprocessors, a tile of 128 keys and values of 128 columns takes a
+// block 1.7 us, so that all blocks together read 5 TB/s, from memory 5 TB/s over the heads of a group: 4 of them it
+// feeds well. With fewer, keys and values stay in the L2 cache, but for the part of it that Q and O pass through.
 static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
     const int group = shape.num_heads / shape.num_query_groups, groups = shape.B * shape.num_query_groups;
     const double fit = 0.6 * l2_bytes / (2.0 * shape.T * shape.head_dim * sizeof(bf16));
@@ -496,10 +498,7 @@ struct sm90_forward_launcher {
     }
 };
 
-// out = softmax(scale Q K^T, causal or full) V. Pointers aligned to 16 bytes.
-static void sm90_forward(floatX *out /*(B, T, H*D)*/, float *lse /*(B, H, T), or NULL*/,
-                         const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
-                         struct device *dev) {
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
     const void *const aligned[2] = {qkv, out};
     const struct sm90_forward_buffers buffers = {out, lse, qkv};
     sm90_check(aligned, 2, shape);

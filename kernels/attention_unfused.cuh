@@ -2,8 +2,8 @@
 //
 //   S = scale Q K^T     P = softmax(S + causal mask)     O = dropout(P) V
 //
-// P is stored whole, (B, H, T, T), with zeros above the diagonal; backward stores dS alike. Each of those matrices is made
-// and read in passes of its own.
+// P is stored whole, (B, H, T, T), with zeros above the diagonal; backward stores dS alike. Each of these matrices is
+// made and read in passes of its own.
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
@@ -17,16 +17,32 @@
 #include "kernels/blocks.cuh" // block_product, pack_left, pack_right, vec
 #endif
 
+// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
+static size_t unfused_forward_workspace_bytes(struct attention_shape shape);
+static void unfused_forward(floatX *out,           // (B, T, H * D)
+                            floatX *probabilities, // (B, H, T, T)
+                            const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
+                            struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev);
+
+// The gradient of unfused_forward; dqkv is written in full.
+static size_t unfused_backward_workspace_bytes(struct attention_shape shape);
+static void unfused_backward(floatX *dqkv,                // (B, T, (H + 2 Hkv) * D)
+                             const floatX *dout,          // (B, T, H * D)
+                             const floatX *qkv,           // (B, T, (H + 2 Hkv) * D)
+                             const floatX *out,           // (B, T, H * D)
+                             const floatX *probabilities, // (B, H, T, T)
+                             struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev);
+
 #ifdef TARGET_CUDA
 
-// Every product here is one of tiles of 64 x 64, fp32, by a block of 256 threads: thread (y, x) of 16 x 16 has rows 4y to
-// 4y + 3 and columns 4x to 4x + 3, so that a row belongs to 16 neighbouring lanes. Both operands come through shared
+// Every product here is one of tiles of 64 x 64, fp32, by a block of 256 threads: thread (y, x) of 16 x 16 has rows 4y
+// to 4y + 3 and columns 4x to 4x + 3, so that a row belongs to 16 neighbouring lanes. Both operands come through shared
 // memory, 16 of the inner dimension at a time, as rows of 64 floats (and 4 more, against bank conflicts).
 enum { TILE = 64, TILE_DEPTH = 16, TILE_THREADS = 256, TILE_ROW_BYTES = (TILE + 4) * 4 };
 enum { TILE_BYTES = TILE_DEPTH * TILE_ROW_BYTES, UNFUSED_SHARED_BYTES = 2 * TILE_BYTES };
 
-// A matrix in memory: element (i, j) at x[i * row + j * column], zero outside. With dropout it is multiplied by the mask,
-// of which x[0] is element `element`.
+// A matrix in memory: element (i, j) at x[i * row + j * column], zero outside. With dropout the matrix is multiplied by
+// the mask, of which x[0] is element `element`.
 struct unfused_matrix {
     const floatX *x;
     int64_t row, column;
@@ -42,7 +58,7 @@ DEVICE_FUNCTION struct unfused_matrix transposed(struct unfused_matrix m) {
 DEVICE_FUNCTION int tile_y(void) { return threadIdx.x / 16 * 4; } // the thread's first row in the tile
 DEVICE_FUNCTION int tile_x(void) { return threadIdx.x % 16 * 4; }
 
-// 64 rows of 16 columns, the columns as rows of shared memory. Neighbouring threads read neighbours in memory.
+// Loads 64 rows of 16 columns, the columns as rows of shared memory. Neighbouring threads read neighbours in memory.
 DEVICE_FUNCTION void tile_load(uint32_t to, const struct unfused_matrix &m, int first_row, int first_column) {
     const bool along_rows = m.row == 1;
 #pragma unroll
@@ -67,7 +83,7 @@ DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matri
                                    const struct unfused_matrix &b, int column, int begin, int end) {
     const uint32_t left = shared_memory(), right = left + TILE_BYTES;
     for (int inner = begin; inner < end; inner += TILE_DEPTH) {
-        __syncthreads(); // the slice before was read by all
+        __syncthreads(); // all threads have read the slice before
         tile_load(left, a, row, inner);
         tile_load(right, b, column, inner);
         __syncthreads();
@@ -81,7 +97,7 @@ DEVICE_FUNCTION void tile_multiply(struct tile *sums, const struct unfused_matri
         }
     }
 }
-// Elements (row.., column..) of a matrix of `rows` x `columns` whose rows are `stride` apart.
+// Stores scale times the tile at (row, column) of a matrix of `rows` x `columns` whose rows are `stride` apart.
 DEVICE_FUNCTION void tile_store(floatX *to, int64_t stride, int row, int column, int rows, int columns,
                                 const struct tile &sums, float scale) {
     for (int i = 0; i < 4; i++)
@@ -109,7 +125,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     u.dropout = dropout;
     return u;
 }
-// A block per head and 64 rows of T (and 64 columns of D); the head is the first dimension, since others end at 65535.
+// A grid of a block per head, 64 rows of T and 64 columns; the head is the first dimension, since others end at 65535.
 static inline dim3 unfused_grid(int64_t heads, int T, int columns) {
     return dim3((unsigned)heads, blocks_for(T, TILE), blocks_for(columns, TILE));
 }
@@ -120,21 +136,21 @@ DEVICE_FUNCTION struct unfused_matrix unfused_rows(const struct unfused &u, cons
     const struct unfused_matrix result = {x + b * u.T * stride + (int64_t)head * u.D, stride, 1, u.T, u.D, {0}, 0};
     return result;
 }
-// One head's (T, T): P, to which dropout may belong, or dS.
+// One head's (T, T): P, with dropout applied where `dropped`, or dS.
 DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, const floatX *x, int64_t head,
                                                      bool dropped) {
     const int64_t at = head * u.T * u.T;
     struct unfused_matrix result = {x + at, u.T, 1, u.T, u.T, {0}, (uint64_t)at};
     if (dropped && u.dropout.p > 0) {
         result.dropout = u.dropout;
-        result.dropout.step = dropout_step(u.dropout); // read once
+        result.dropout.step = dropout_step(u.dropout); // read once, not at each element
         result.dropout.micro_step = NULL;
     }
     return result;
 }
 
-// P = softmax(scale Q K^T) of 64 queries of a head. The scores are made twice, for the rows' sums and for P, so that fp32
-// scores need no memory and P is rounded once. The blocks with the most keys come first.
+// P = softmax(scale Q K^T) of 64 queries of a head. The scores are computed twice, for the rows' sums and for P, so
+// that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first.
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_softmax_kernel(floatX *probabilities, const floatX *qkv, struct unfused u) {
     const int64_t head = blockIdx.x, b = head / u.H;
@@ -143,7 +159,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     const struct unfused_matrix k = unfused_rows(u, qkv, u.qkv_stride, b, u.H + h / u.group);
     const float scale_log2 = u.scale * LOG2E;
     floatX *rows = probabilities + head * u.T * u.T;
-    float max[4], sum[4]; // of scale_log2 scores, of 2^(those - max); this thread's part of a row
+    float max[4], sum[4]; // of scale_log2 scores; of 2^(scale_log2 score - max), of this thread's keys
     for (int i = 0; i < 4; i++) {
         max[i] = -FLT_MAX;
         sum[i] = 0;
@@ -152,7 +168,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         struct tile s = {};
         tile_multiply(&s, q, first, k, panel, 0, u.D);
         for (int i = 0; i < 4; i++) {
-            const int keys = first + tile_y() + i + 1 - (panel + tile_x()); // of this thread's, up to the query's own
+            const int keys = first + tile_y() + i + 1 - (panel + tile_x()); // this thread's keys, up to the query's own
             float now = max[i];
             for (int j = 0; j < 4; j++)
                 now = j < keys ? fmaxf(now, scale_log2 * s.x[i][j]) : now;
@@ -178,8 +194,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// dS = P * (dP - delta), dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O), of 64 queries of a head; up to the
-// last key that one of them sees, as nobody reads on.
+// dS = P * (dP - delta), dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O), of 64 queries of a head; up to
+// the last key that one of them sees, as nothing behind it is read.
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_softmax_backward_kernel(floatX *ds, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const floatX *probabilities, struct unfused u) {
@@ -218,8 +234,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// out[query] = scale * sum over keys up to the query of matrix[query][key] x[key]: O from P and V, dQ from dS and K. The
-// matrix is of the query's head, x of its KV head.
+// out[query] = scale * sum over keys up to the query of matrix[query][key] x[key]: O from P and V, dQ from dS and K.
+// The matrix is of the query's head, x of its KV head.
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
                            float scale, struct unfused u) {
@@ -231,8 +247,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     tile_multiply(&sums, left, first, right, column, 0, first + TILE < u.T ? first + TILE : u.T);
     tile_store(out + b * u.T * out_stride + (int64_t)h * u.D, out_stride, first, column, u.T, u.D, sums, scale);
 }
-// out[key] = scale * sum over the group's heads and, in each, the queries from the key on of matrix[query][key] x[query]:
-// dK from dS and Q, dV from P and dO.
+// out[key] = scale * sum over the group's heads and, in each, the queries from the key on of matrix[query][key]
+// x[query]: dK from dS and Q, dV from P and dO.
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_keys_kernel(floatX *out, const floatX *matrix, bool dropped, const floatX *x, int64_t x_stride, float scale,
                         struct unfused u) {
@@ -248,9 +264,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
-// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
-static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /*(B, H, T, T)*/,
-                            const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
                             struct dropout dropout, void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const int64_t heads = (int64_t)shape.B * u.H;
@@ -265,11 +279,9 @@ static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /
 static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
     return (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
 }
-// The gradient of unfused_forward; dqkv is written in full.
-static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                             const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                             const floatX *probabilities /*(B, H, T, T)*/, struct attention_shape shape,
-                             struct dropout dropout, void *workspace, struct device *dev) {
+static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                             const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
+                             void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const dim3 queries = unfused_grid((int64_t)shape.B * u.H, u.T, u.D);
     const dim3 keys = unfused_grid((int64_t)shape.B * u.Hkv, u.T, u.D);
@@ -289,8 +301,8 @@ static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const float
 
 // The products of kernels/blocks.cuh. Strips are 32 queries, panels 32 keys.
 //
-// The jobs are dealt out to this many lanes, each with room for the fp32 scores of one strip in the workspace.
-enum { UNFUSED_LANES = 32 };
+// Job i is done in slot i % UNFUSED_SLOTS of the workspace, which holds the fp32 scores of one strip.
+enum { UNFUSED_SLOTS = 32 };
 
 struct unfused {
     struct attention_shape shape;
@@ -301,7 +313,7 @@ struct unfused {
     int64_t qkv_stride, out_stride; // elements of a token's row
     char *k, *v;                    // packed, (B, Hkv, panels, steps) blocks each
     char *q, *dout;                 // packed, (B, H, panels, steps) blocks each; backward alone
-    float *rows;                    // (UNFUSED_LANES, panels) blocks
+    float *rows;                    // (UNFUSED_SLOTS, panels) blocks
 };
 
 static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout) {
@@ -325,7 +337,7 @@ static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
     return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(u->amx);
 }
 static inline size_t unfused_rows_bytes(const struct unfused *u) {
-    return (size_t)UNFUSED_LANES * u->panels * BLOCK_ELEMENTS * sizeof(float);
+    return (size_t)UNFUSED_SLOTS * u->panels * BLOCK_ELEMENTS * sizeof(float);
 }
 static inline int unfused_count(const struct unfused *u, int block) { // rows or columns of a block that lie before T
     return u->T - block * BLOCK < BLOCK ? u->T - block * BLOCK : BLOCK;
@@ -341,7 +353,7 @@ static inline int64_t unfused_out_at(const struct unfused *u, int64_t b, int t, 
     return (b * u->T + t) * u->out_stride + (int64_t)h * u->D;
 }
 
-// Block (strip, panel) of a stored (B, H, T, T) matrix, zero beyond T; with dropout's factors where asked for.
+// block = block (strip, panel) of a stored (B, H, T, T) matrix, zero beyond T; times dropout's factors where `dropped`.
 static void unfused_block(floatX *block, const floatX *matrix, const struct unfused *u, int64_t head, int strip,
                           int panel, bool dropped) {
     const int columns = unfused_count(u, panel);
@@ -362,7 +374,7 @@ static void unfused_write(floatX *rows, int64_t stride, const float *blocks, flo
         for (int d = 0; d < D; d++)
             rows[r * stride + d] = to_floatX(scale * blocks[d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK]);
 }
-// sums (steps blocks) = or += the strip's stored block times panel `panel` of `right`
+// sums (steps blocks) = or += the strip's stored block times panel `panel` of `right`: = for the first panel.
 ALWAYS_INLINE void unfused_multiply(const bool amx, float *sums, const floatX *matrix, const char *right,
                                     int64_t right_head, const struct unfused *u, int64_t head, int strip, int panel,
                                     bool dropped) {
@@ -378,7 +390,8 @@ ALWAYS_INLINE void unfused_multiply(const bool amx, float *sums, const floatX *m
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
-// EXP2_VECS rows of a strip's blocks of scores to probabilities, in place. Entries after the query are -inf and become 0.
+// Turns EXP2_VECS rows of a strip's blocks of scores into probabilities, in place. Entries after the query are -inf and
+// become 0.
 static void unfused_softmax(float *rows, int panels, float scale_log2) {
     vec shift[EXP2_VECS], sums[EXP2_VECS], x[EXP2_VECS];
     for (int r = 0; r < EXP2_VECS; r++) {
@@ -412,7 +425,7 @@ static void unfused_softmax(float *rows, int panels, float scale_log2) {
     }
 }
 
-// One row of a strip's blocks to a row of a stored (T, T) matrix.
+// out = one row of a strip's blocks, as a row of a stored (T, T) matrix.
 static void unfused_store_row(floatX *out, const float *row, const struct unfused *u, int query) {
     for (int j = 0; j <= query; j++)
         out[j] = to_floatX(row[j / BLOCK * BLOCK_ELEMENTS + j % BLOCK]);
@@ -441,7 +454,7 @@ ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *pr
     unfused_write(out + unfused_out_at(u, b, first, h), u->out_stride, sums, 1.0f, count, u->D);
 }
 
-// Packed K^T and V, and 32 rows of fp32 scores for each lane.
+// Packed K^T and V, and 32 rows of fp32 scores for each job slot.
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none);
@@ -465,9 +478,7 @@ static void unfused_pack(const struct unfused *u, char *x, char *transposed, con
     }
 }
 
-// out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.
-static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /*(B, H, T, T)*/,
-                            const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, struct attention_shape shape,
+static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
                             struct dropout dropout, void *workspace, struct device *dev) {
     struct unfused u = unfused_of(shape, dropout);
     u.k = (char *)workspace;
@@ -481,9 +492,9 @@ static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /
         if (u.amx)
             amx_begin();
 #pragma omp for schedule(dynamic, 1)
-        for (int lane = 0; lane < UNFUSED_LANES; lane++)
-            for (int64_t i = lane; i < jobs; i += UNFUSED_LANES) {
-                float *rows = u.rows + (int64_t)lane * u.panels * BLOCK_ELEMENTS;
+        for (int slot = 0; slot < UNFUSED_SLOTS; slot++)
+            for (int64_t i = slot; i < jobs; i += UNFUSED_SLOTS) {
+                float *rows = u.rows + (int64_t)slot * u.panels * BLOCK_ELEMENTS;
                 if (u.amx)
                     unfused_forward_strip(true, out, probabilities, qkv, rows, &u, i / u.panels, (int)(i % u.panels));
                 else
@@ -497,7 +508,7 @@ static void unfused_forward(floatX *out /*(B, T, H*D)*/, floatX *probabilities /
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// A strip's dP = dropout(dO V^T), dS = P * (dP - rowsum(P * dP)), stored, and dQ = scale dS K.
+// One strip: dP = dropout(dO V^T), dS = P * (dP - rowsum(P * dP)), which is stored, and dQ = scale dS K.
 ALWAYS_INLINE void unfused_backward_strip(const bool amx, floatX *dqkv, floatX *ds, const floatX *dout,
                                           const floatX *probabilities, float *rows, const struct unfused *u,
                                           int64_t head, int strip) {
@@ -536,7 +547,8 @@ ALWAYS_INLINE void unfused_backward_strip(const bool amx, floatX *dqkv, floatX *
     unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u->D);
 }
 
-// dV = dropout(P)^T dO and dK = scale dS^T Q of one panel, over all strips that see it of all heads of the group.
+// One panel: dV = dropout(P)^T dO and dK = scale dS^T Q, summed over all strips that see the panel, of all heads of the
+// group.
 ALWAYS_INLINE void unfused_backward_panel(const bool amx, floatX *dqkv, const floatX *ds, const floatX *probabilities,
                                           const struct unfused *u, int64_t kv_head, int panel) {
     ALIGN_BLOCK float dk[MAX_STEPS * BLOCK_ELEMENTS], dv[MAX_STEPS * BLOCK_ELEMENTS], left[BLOCK_ELEMENTS];
@@ -566,7 +578,7 @@ static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up
     const size_t bytes = (size_t)shape.B * shape.num_heads * shape.T * shape.T * sizeof(floatX);
     return (bytes + 63) / 64 * 64;
 }
-// dS (B, H, T, T); packed K, V^T, Q and dO; 32 rows of fp32 for each lane.
+// dS (B, H, T, T); packed K, V^T, Q and dO; 32 rows of fp32 for each job slot.
 static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
     const struct unfused u = unfused_of(shape, none);
@@ -574,11 +586,9 @@ static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
            unfused_rows_bytes(&u);
 }
 
-// The gradient of unfused_forward; dqkv is written in full.
-static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *dout /*(B, T, H*D)*/,
-                             const floatX *qkv /*(B, T, (H + 2*Hkv)*D)*/, const floatX *out /*(B, T, H*D)*/,
-                             const floatX *probabilities /*(B, H, T, T)*/, struct attention_shape shape,
-                             struct dropout dropout, void *workspace, struct device *dev) {
+static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
+                             const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
+                             void *workspace, struct device *dev) {
     struct unfused u = unfused_of(shape, dropout);
     floatX *ds = (floatX *)workspace;
     u.k = (char *)workspace + unfused_matrix_bytes(shape);
@@ -596,9 +606,9 @@ static void unfused_backward(floatX *dqkv /*(B, T, (H + 2*Hkv)*D)*/, const float
         if (u.amx)
             amx_begin();
 #pragma omp for schedule(dynamic, 1)
-        for (int lane = 0; lane < UNFUSED_LANES; lane++)
-            for (int64_t i = lane; i < jobs; i += UNFUSED_LANES) {
-                float *rows = u.rows + (int64_t)lane * u.panels * BLOCK_ELEMENTS;
+        for (int slot = 0; slot < UNFUSED_SLOTS; slot++)
+            for (int64_t i = slot; i < jobs; i += UNFUSED_SLOTS) {
+                float *rows = u.rows + (int64_t)slot * u.panels * BLOCK_ELEMENTS;
                 if (u.amx)
                     unfused_backward_strip(true, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
                                            (int)(i % u.panels));

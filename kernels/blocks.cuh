@@ -1,10 +1,11 @@
-// Attention on the CPU works on blocks of 32 x 32: packed operands, one product, and the vectors for what lies between.
+// Attention on the CPU works on blocks of 32 x 32: packed operands, one product, and vectors for the softmax between
+// products.
 //
-// Two engines have the same blocks and the same calls, told apart by `amx`, a constant at every call:
-//   amx  bf16 operands on AMX tiles (kernels/amx.cuh), one product is 2 x 2 of them; where the CPU has them and floatX is bf16
-//   else fp32 operands on the vector unit, for fp32 and for bf16 on all other CPUs
-// An operand is a row of blocks. A left operand (A) is row-major in both engines; a right one (B) is row-major in fp32 and
-// two VNNI tiles, columns 0 to 15 and 16 to 31, with AMX. Sums (C) are row-major fp32. Blocks are 64-byte aligned.
+// The blocks are multiplied by one of two units, with the same calls. `amx` says which, a constant at every call:
+// amx   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product; where the CPU has AMX and floatX is bf16
+//   else  fp32 operands on the vector unit, for fp32, and for bf16 on all other CPUs
+// An operand is a row of blocks. A left operand (A) is row-major for both units; a right one (B) is row-major in fp32
+// and two VNNI tiles, columns 0 to 15 and 16 to 31, with AMX. Sums (C) are row-major fp32. Blocks are 64-byte aligned.
 #pragma once
 #include "kernels/amx.cuh"    // amx_available, amx_load, amx_dot
 #include "kernels/device.cuh" // floatX, bf16
@@ -38,7 +39,7 @@ static inline vec vec_set(float x) {
     return x - zero;
 }
 
-// A NaN in b comes through, one in a does not.
+// The maximum. A NaN in b comes through, one in a does not.
 static inline vec vec_max(vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -60,11 +61,11 @@ static inline vec vec_max(vec a, vec b) {
 #define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vec_words){__VA_ARGS__})
 #endif
 
-// 2^x to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of degree 5 with
-// p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent field by adding
-// 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it: n = -127 makes the factor 0.
-// Four at a time, step by step: one is a chain of 12 dependent operations, and a core's scheduler is too small to look
-// through whole chains for work.
+// x[i] = 2^x[i], to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of
+// degree 5 with p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent
+// field by adding 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it: n = -127 makes
+// the factor 0. Four vectors at a time, step by step: one is a chain of 12 dependent operations, and a core's scheduler
+// is too small to look through whole chains for work.
 enum { EXP2_VECS = 4 };
 static inline void vec_exp2(vec x[EXP2_VECS]) {
     static const float coefficients[5] = {9.671512649e-03f, 5.550733744e-02f, 2.402224209e-01f, 6.931469776e-01f, 1.0f};
@@ -99,8 +100,8 @@ static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, v
     }
 }
 #else
-// Rounded to bf16 in the upper half of each word. Unlike bf16_from_float it takes no care of NaNs whose payload begins with
-// ones only: arithmetic makes none.
+// Rounds to bf16 in the upper half of each word. Unlike bf16_from_float it does not care for NaNs whose payload is all
+// ones at the top: arithmetic makes none.
 static inline vec_words vec_round_bf16(vec x) {
     const vec_words bits = (vec_words)x;
     return bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -165,7 +166,7 @@ static inline void block_transpose(float *out, const float *in, int in_stride) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The engines
+// Products
 
 static inline bool blocks_use_amx(void) {
 #ifdef PRECISION_BF16
@@ -268,8 +269,8 @@ static inline bf16 floatX_to_bf16(floatX x) {
 #endif
 }
 
-// n of a row's elements to and from a block's row. Full rows are the rule: with a constant count the compiler makes straight
-// lines of vectors.
+// Copies n of a row's elements to a block's row (row_load) and back, times factor (row_store). Full rows are the rule:
+// with a constant count the compiler makes straight lines of vectors.
 ALWAYS_INLINE void row_load_some(const bool amx, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
@@ -296,7 +297,7 @@ ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n)
         row_store_some(out, row, factor, n);
 }
 
-// Row-major blocks, roundup(D, 32) / 32 of them, of 32 rows: `count` rows of D elements, `stride` apart.
+// Packs `count` rows of D elements, `stride` apart, to roundup(D, 32) / 32 row-major blocks of 32 rows.
 ALWAYS_INLINE void pack_rows(const bool amx, void *blocks, const floatX *rows, int64_t stride, int count, int D) {
     const size_t row_bytes = block_bytes(amx) / BLOCK;
     for (int s = 0; s * BLOCK < D; s++) {
@@ -309,7 +310,7 @@ ALWAYS_INLINE void pack_rows(const bool amx, void *blocks, const floatX *rows, i
     }
 }
 
-// One block of bf16 rows to VNNI pairs of rows.
+// out = one block of bf16 rows, as VNNI pairs of rows.
 static inline void block_pair_rows(word *out, const bf16 *in) {
     for (int c = 0; c < BLOCK; c += 16)
         for (int r = 0; r < 16; r++)
@@ -318,8 +319,8 @@ static inline void block_pair_rows(word *out, const bf16 *in) {
                     (uint32_t)in[2 * r * BLOCK + c + i].bits | (uint32_t)in[(2 * r + 1) * BLOCK + c + i].bits << 16;
 }
 
-// X (count rows padded to 32, D) as a left operand, and X^T as a left operand: (D / 32) blocks each; either may be NULL.
-// VNNI pairs of rows are the transpose, word by word, of X^T's rows.
+// Packs X (count rows padded to 32, D) as a left operand, and X^T as a left operand: (D / 32) blocks each; either may
+// be NULL. VNNI pairs of rows are the transpose, word by word, of X^T's rows.
 ALWAYS_INLINE void pack_left(const bool amx, void *x, void *transposed, const floatX *rows, int64_t stride, int count,
                              int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];
@@ -337,7 +338,7 @@ ALWAYS_INLINE void pack_left(const bool amx, void *x, void *transposed, const fl
     }
 }
 
-// The same as right operands.
+// As pack_left, to right operands.
 ALWAYS_INLINE void pack_right(const bool amx, void *x, void *transposed, const floatX *rows, int64_t stride, int count,
                               int D) {
     if (!amx) {

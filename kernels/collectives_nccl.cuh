@@ -1,9 +1,10 @@
-// Collectives by NCCL, on a stream of their own beside the device's: a collective begins when all that the device's stream
-// had been given by then is done, and the device's stream waits for it where its result is needed. The host waits for
-// nothing, so a step is enqueued as it is on one GPU.
+// Collectives by NCCL, on a stream of their own beside the device's: a collective begins when all work enqueued on the
+// device's stream by then is done, and the device's stream waits for the collective where its result is needed. The
+// host waits for nothing, so a step is enqueued as it is on one GPU.
 //
-// Every rank begins the same collectives in the same order. NCCL itself never gives up on a rank that does not come: the
-// control thread looks at the events here, and tells the others how far this rank's GPU is (runtime/net/control.h).
+// Every rank begins the same collectives in the same order. NCCL itself never gives up on a rank that does not come:
+// the control thread queries the events of this queue, and tells the others how far this rank's GPU is
+// (runtime/net/control.h).
 #pragma once
 #include "kernels/device.cuh"      // struct device, cuda_check, LAUNCH
 #include "runtime/machine/error.h" // fail
@@ -22,7 +23,7 @@
 #endif
 
 enum { COLLECTIVES_HAVE_NCCL = 1 };
-// Events of collectives that are under way. More than a step has of them, or the host would wait within a step.
+// Most collectives in flight, which have an event each. More than a step begins, or the host would wait within a step.
 enum { NCCL_EVENTS = 1024 };
 
 struct nccl_queue {
@@ -30,14 +31,15 @@ struct nccl_queue {
     int rank, ranks;
     struct device device; // the caller's, but for the stream
     int device_index;
-    cudaEvent_t ready; // what a collective waits for
-    // Of collective n: n % NCCL_EVENTS. `reached`: where the device's stream came to its first wait for it.
+    cudaEvent_t ready; // of the device's stream, for which a collective waits
+    // Collective n has the events n % NCCL_EVENTS. `reached`: the device's stream came to its first wait for the
+    // collective.
     cudaEvent_t started[NCCL_EVENTS], done[NCCL_EVENTS], reached[NCCL_EVENTS];
     struct control *control;
-    pthread_mutex_t mutex;            // over what follows, and recording the events: the control thread looks at them
+    pthread_mutex_t mutex;            // guards what follows, and recording the events, which the control thread queries
     uint64_t begun, finished;         // collectives so far
     uint64_t waited_for[NCCL_EVENTS]; // the collective that `reached` is of
-    double busy_s, waited_s;          // the finished ones ran, other ranks awaited; the device's stream waited for them
+    double busy_s, waited_s;          // as collectives_times has them
 };
 
 static const char *nccl_hint(ncclResult_t status) {
@@ -55,12 +57,12 @@ static void nccl_check_at(ncclResult_t status, ncclComm_t comm, const char *call
 
 // --- What the control thread sees ---------------------------------------------------------------------------------
 
-// Negative where `to` came first, 0 where one of them has not come yet.
+// Seconds from one event to another: negative where `to` came first, 0 where one of them has not happened yet.
 static double nccl_seconds(cudaEvent_t from, cudaEvent_t to) {
     float milliseconds = 0;
     return cudaEventElapsedTime(&milliseconds, from, to) == cudaSuccess ? 1e-3 * milliseconds : 0;
 }
-// Adds the times of collective n, which is done. A stream that has not come to its wait by now will not have to wait.
+// Adds the times of collective n, which is done. A stream that has not come to its wait for n by now will not wait.
 static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
     const uint64_t i = n % NCCL_EVENTS;
     q->busy_s += nccl_seconds(q->started[i], q->done[i]);
@@ -69,28 +71,28 @@ static void nccl_queue_measure(struct nccl_queue *q, uint64_t n) {
         q->waited_s += waited_s > 0 ? waited_s : 0;
     }
 }
-// Counts those that are done, in order; returns how many are under way.
+// Counts the collectives that are done, in order; returns how many are in flight.
 static uint64_t nccl_queue_count(struct nccl_queue *q) {
     pthread_mutex_lock(&q->mutex);
     while (q->finished < q->begun && cudaEventQuery(q->done[(q->finished + 1) % NCCL_EVENTS]) == cudaSuccess) {
         nccl_queue_measure(q, ++q->finished);
         control_collective_done(q->control);
     }
-    const uint64_t under_way = q->begun - q->finished;
+    const uint64_t in_flight = q->begun - q->finished;
     pthread_mutex_unlock(&q->mutex);
-    return under_way;
+    return in_flight;
 }
-// In the control thread, now and then. A failure that NCCL finds by itself leaves its kernels waiting for ever, and with
-// them the thread that trains: the process ends here, which the other ranks' control threads notice.
+// Called by the control thread, now and then. A failure that NCCL finds by itself leaves its kernels waiting for ever,
+// and with them the thread that trains: the process ends here, which the other ranks' control threads notice.
 static void nccl_queue_poll(void *argument) {
     struct nccl_queue *const q = (struct nccl_queue *)argument;
-    cudaSetDevice(q->device_index); // of this thread; without it the first device would be opened
+    cudaSetDevice(q->device_index); // for this thread, whose queries would otherwise open the first device
     nccl_queue_count(q);
     ncclResult_t error = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(q->comm, &error);
     if (asked == ncclSuccess && (error == ncclSuccess || error == ncclInProgress))
         return;
-    // Not by stdio, whose lock the thread that trains may hold.
+    // The message does not go through stdio, whose lock the thread that trains may hold.
     dprintf(STDERR_FILENO, "train_gpt: rank %d: NCCL: %s: %s; %s\n", q->rank,
             ncclGetErrorString(asked == ncclSuccess ? error : asked), ncclGetLastError(q->comm), nccl_hint(error));
     _exit(EXIT_FAILURE);
@@ -98,21 +100,22 @@ static void nccl_queue_poll(void *argument) {
 
 // --- Opening and closing ------------------------------------------------------------------------------------------
 
-// A collective of each function at the largest size and at the smallest, in memory that is given back: since 2.22 NCCL
-// connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm, which
-// depends on function, type and size. These collectives are in no count and no time of the log.
-static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_part, bool wire_bf16,
+// Runs a collective of each function at the largest size and at the smallest, in memory that is freed again: since 2.22
+// NCCL connects the ranks for an algorithm, and allocates its buffers, when a collective first takes that algorithm,
+// which depends on function, type and size. These collectives are in no count and no time of the log.
+static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_shard, bool wire_bf16,
                                size_t largest_gathered_bytes) {
     const size_t element_bytes = wire_bf16 ? sizeof(bf16) : sizeof(float),
-                 part_bytes = (size_t)largest_part * element_bytes;
-    const size_t bytes = (size_t)q->ranks * (part_bytes > largest_gathered_bytes ? part_bytes : largest_gathered_bytes);
+                 shard_bytes = (size_t)largest_shard * element_bytes;
+    const size_t bytes =
+        (size_t)q->ranks * (shard_bytes > largest_gathered_bytes ? shard_bytes : largest_gathered_bytes);
     char *const buffer = (char *)device_allocate(bytes);
     control_collective_begun(q->control, "NCCL's first collectives");
     cuda_check(cudaMemsetAsync(buffer, 0, bytes, q->device.stream));
     for (int largest = 0; largest < 2; largest++) {
-        const size_t elements = largest ? (size_t)largest_part : 1, gathered = largest ? largest_gathered_bytes : 1;
-        char *const part = buffer + element_bytes * elements * (size_t)q->rank;
-        nccl_check(q->comm, ncclReduceScatter(buffer, part, elements, wire_bf16 ? ncclBfloat16 : ncclFloat32, ncclSum,
+        const size_t elements = largest ? (size_t)largest_shard : 1, gathered = largest ? largest_gathered_bytes : 1;
+        char *const shard = buffer + element_bytes * elements * (size_t)q->rank;
+        nccl_check(q->comm, ncclReduceScatter(buffer, shard, elements, wire_bf16 ? ncclBfloat16 : ncclFloat32, ncclSum,
                                               q->comm, q->device.stream));
         nccl_check(q->comm, ncclAllGather(buffer + gathered * (size_t)q->rank, buffer, gathered, ncclUint8, q->comm,
                                           q->device.stream));
@@ -121,14 +124,14 @@ static void nccl_queue_warm_up(struct nccl_queue *q, int64_t largest_part, bool 
     control_collective_done(q->control);
     device_free(buffer, bytes);
 }
-// When a matmul's blocks are done and both streams have work, the greatest priority lets NCCL's few blocks go first: behind
-// a matmul's many they would begin when the overlap is over.
+// The stream has the greatest priority: when a matmul's blocks are done and both streams have work, NCCL's few blocks
+// go first. Behind a matmul's many they would begin when the overlap is over.
 static void nccl_queue_make_stream(struct nccl_queue *q) {
     int least, greatest;
     cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     cuda_check(cudaStreamCreateWithPriority(&q->device.stream, cudaStreamNonBlocking, greatest));
 }
-static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_part, bool wire_bf16,
+static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
                             size_t largest_gathered_bytes, struct device *dev) {
     memset(q, 0, sizeof *q);
     q->rank = parallel->launch.rank;
@@ -153,7 +156,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
         cuda_check(cudaEventCreate(&q->reached[i]));
     }
     control_set_poll(q->control, nccl_queue_poll, q);
-    nccl_queue_warm_up(q, largest_part, wire_bf16, largest_gathered_bytes);
+    nccl_queue_warm_up(q, largest_shard, wire_bf16, largest_gathered_bytes);
 }
 static void nccl_queue_close(struct nccl_queue *q) {
     cuda_check(cudaStreamSynchronize(q->device.stream));
@@ -172,9 +175,9 @@ static void nccl_queue_close(struct nccl_queue *q) {
 
 // --- Collectives --------------------------------------------------------------------------------------------------
 
-// What is enqueued on the queue's stream from here to nccl_queue_end is one collective.
+// All that is enqueued on the queue's stream from here to nccl_queue_end is one collective.
 static void nccl_queue_begin(struct nccl_queue *q, const char *name, struct device *dev) {
-    while (nccl_queue_count(q) >= NCCL_EVENTS) // the next event is the oldest one's
+    while (nccl_queue_count(q) >= NCCL_EVENTS) // the next events are the oldest collective's
         cuda_check(cudaEventSynchronize(q->done[(q->begun + 1) % NCCL_EVENTS]));
     control_collective_begun(q->control, name);
     cuda_check(cudaEventRecord(q->ready, dev->stream));
@@ -188,7 +191,8 @@ static uint64_t nccl_queue_end(struct nccl_queue *q) {
     pthread_mutex_unlock(&q->mutex);
     return ticket;
 }
-// An event that has been recorded again since was waited for by the host then.
+// Makes the device's stream wait for a collective. One whose events were recorded again since is done: nccl_queue_begin
+// waited for it.
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {
     const uint64_t i = ticket % NCCL_EVENTS;
     if (q->begun - ticket >= NCCL_EVENTS)
@@ -201,7 +205,6 @@ static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device
     pthread_mutex_unlock(&q->mutex);
     cuda_check(cudaStreamWaitEvent(dev->stream, q->done[i], 0));
 }
-// So far.
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {
     nccl_queue_count(q);
     pthread_mutex_lock(&q->mutex);
@@ -211,7 +214,7 @@ static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waite
 }
 
 enum { WIRE_PACK = 8, WIRE_THREADS = 256 }; // bf16 in 16 bytes; threads of a block
-// to[i] = from[i] rounded to bf16; `to` aligned to 16 bytes
+// to[i] = from[i], rounded to bf16; `to` is aligned to 16 bytes.
 static __global__ void round_to_wire_kernel(bf16 *to, const float *from, int64_t n) {
     const int64_t begin = WIRE_PACK * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (begin + WIRE_PACK <= n && packed_aligned(from)) {
@@ -227,27 +230,28 @@ static __global__ void round_to_wire_kernel(bf16 *to, const float *from, int64_t
     for (int64_t i = begin; i < begin + WIRE_PACK && i < n; i++)
         to[i] = bf16_from_float(from[i]);
 }
-// to[i] = from[i]
+// to[i] = from[i], as fp32.
 static __global__ void widen_from_wire_kernel(float *to, const bf16 *from, int64_t n) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n)
         to[i] = bf16_to_float(from[i]);
 }
 
-// Where `wire` (ranks, part) is given, in bf16: NCCL's ring then rounds after each addition.
-static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part,
+// wire (ranks, shard): scratch for a sum in bf16, in which NCCL's ring rounds after each addition; NULL: the sum is in
+// fp32.
+static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {
     cudaStream_t stream = q->device.stream;
-    const int64_t all = part * q->ranks;
+    const int64_t all = shard * q->ranks;
     nccl_queue_begin(q, name, dev);
     if (wire) {
-        bf16 *const own = wire + part * q->rank;
+        bf16 *const own = wire + shard * q->rank;
         LAUNCH(&q->device, round_to_wire_kernel, blocks_for(all, WIRE_PACK * WIRE_THREADS), WIRE_THREADS, 0, wire,
                buffer, all);
-        nccl_check(q->comm, ncclReduceScatter(wire, own, (size_t)part, ncclBfloat16, ncclSum, q->comm, stream));
-        LAUNCH(&q->device, widen_from_wire_kernel, blocks_for(part, WIRE_THREADS), WIRE_THREADS, 0, out, own, part);
+        nccl_check(q->comm, ncclReduceScatter(wire, own, (size_t)shard, ncclBfloat16, ncclSum, q->comm, stream));
+        LAUNCH(&q->device, widen_from_wire_kernel, blocks_for(shard, WIRE_THREADS), WIRE_THREADS, 0, out, own, shard);
     } else {
-        nccl_check(q->comm, ncclReduceScatter(buffer, out, (size_t)part, ncclFloat32, ncclSum, q->comm, stream));
+        nccl_check(q->comm, ncclReduceScatter(buffer, out, (size_t)shard, ncclFloat32, ncclSum, q->comm, stream));
     }
     return nccl_queue_end(q);
 }
@@ -261,11 +265,11 @@ static uint64_t nccl_queue_all_gather(struct nccl_queue *q, void *buffer, const 
 #elif defined(TARGET_CUDA)
 
 enum { COLLECTIVES_HAVE_NCCL = 0 };
-// Nothing but the first is ever called.
+// Without NCCL nccl_queue_open fails, and nothing else is called.
 struct nccl_queue {
     int unused;
 };
-static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_part, bool wire_bf16,
+static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int64_t largest_shard, bool wire_bf16,
                             size_t largest_gathered_bytes, struct device *dev) {
     fail("--collectives nccl: this program was built without NCCL; build it where nccl.h and libnccl are (NCCL_HOME= "
          "names their folder), or give --collectives mpi or sockets, which are slow");
@@ -273,7 +277,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
 static void nccl_queue_close(struct nccl_queue *q) {}
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {}
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {}
-static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t part,
+static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {
     return 0;
 }

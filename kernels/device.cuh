@@ -1,13 +1,13 @@
-// All that differs between targets and precisions at the bottom: floatX, the device that ops run on, its memory, and on
-// the cuda target streams, launches and error checks.
+// All that differs between targets and precisions at the bottom: floatX, the device that ops run on, and on the cuda
+// target launches and error checks.
 //
 // floatX is the type of parameters and activations. A translation unit is compiled once per precision: with
 // PRECISION_BF16 defined floatX is bf16, without it float. Sums are fp32 in both. With TARGET_CUDA defined ops are CUDA
-// kernels, else OpenMP loops; the same signatures, in the same file, side by side.
+// kernels, else OpenMP loops, in the same file, behind one documented prototype.
 //
 // What every op looks like: outputs first, then inputs, then sizes, then `workspace` where the op needs scratch memory
-// (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are to
-// memory of the device. On the cuda target an op only enqueues: who wants its results calls device_synchronize or
+// (the op exports NAME_workspace_bytes, and the caller plans it), then the device. Ops allocate nothing. Pointers are
+// to memory of the device. On the cuda target an op only enqueues: its results are there after device_synchronize or
 // device_download.
 #pragma once
 #include "kernels/wait_limit.cuh"  // wait_limit_open, wait_limit_message
@@ -72,24 +72,29 @@ HOST_DEVICE floatX to_floatX(float x) { return x; }
 
 struct matmul_library; // kernels/matmul.cuh
 
-enum { DEVICE_MARKS = 4 }; // points in the queue that the host can wait for
+enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wait for
+
+// What an op runs on. One per process; passed to every op as its last argument. Beside its members each target says:
+//   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the results of the one before
+//   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
+//   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's
+//   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take long
+//                            enough to time
+struct device;
 
 #ifdef TARGET_CUDA
 
-// What an op runs on. One per process; passed to every op as its last argument.
 struct device {
-    int threads;                     // OpenMP threads of the host
-    struct matmul_library *matmul;   // handles and cached plans of the matmul library, made by matmul_create
-    cudaStream_t stream;             // all work goes here, in order
-    cudaEvent_t marks[DEVICE_MARKS]; // device_mark, device_wait
-    int index;                       // of the GPU
-    size_t free_bytes;               // of its memory when it was opened
-    bool recording;                  // what is enqueued becomes part of a graph
-    bool open;                       // false: nothing is run, only planned, and no GPU is needed
+    int threads;                       // OpenMP threads of the host
+    struct matmul_library *matmul;     // handles and cached plans of the matmul library, made by matmul_create
+    cudaStream_t stream;               // all work goes here, in order
+    cudaEvent_t events[DEVICE_EVENTS]; // device_event_record, device_event_wait
+    int index;                         // of the GPU
+    size_t free_bytes;                 // of its memory when it was opened
+    bool recording;                    // what is enqueued becomes part of a graph
+    bool open;                         // false: nothing is run, only planned, and no GPU is needed
 };
-// The host enqueues a step before it knows the results of the one before; work can be recorded and enqueued again.
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
-// A square matmul that shows the device's peak, and how many of them take long enough to time.
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
 
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
@@ -114,7 +119,6 @@ static inline unsigned blocks_for(int64_t n, int64_t each) { return (unsigned)((
 
 #else
 
-// What an op runs on. One per process; passed to every op as its last argument.
 struct device {
     int threads;                   // OpenMP threads
     struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create

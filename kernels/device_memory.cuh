@@ -1,7 +1,8 @@
 // Memory of the device: allocation, which happens at start-up alone, and copies.
 //
 // Copies and zeroing are enqueued like any op. On the cuda target a host buffer that is copied from must stay as it is
-// until the copy is done (device_mark, device_wait), and must come from host_allocate for the copy to run by itself.
+// until the copy is done (device_event_record, device_event_wait), and must come from host_allocate for the copy to run
+// by itself.
 #pragma once
 #include "kernels/device.cuh"      // struct device, cuda_check
 #include "runtime/machine/error.h" // fail
@@ -10,6 +11,25 @@
 #include <stdlib.h>                // malloc, free
 #include <sys/mman.h>              // mmap, madvise
 #include <unistd.h>                // sysconf
+
+// `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; NULL for 0 bytes.
+// The caller frees them, and says how many they are. Fails where there are not so many.
+static void *device_allocate(size_t bytes);
+static void device_free(void *memory, size_t bytes);
+
+// Memory of the host, zeroed, pinned on the cuda target; never NULL. The caller frees it. Fails where there is too
+// little.
+static void *host_allocate(size_t bytes, struct device *dev);
+static void host_free(void *memory);
+
+// Each enqueues one copy of `bytes`: from host to device, from device to host, within the device.
+static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev);
+static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev);
+static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev);
+// As device_download_begin; returns when the copy, and all work enqueued before it, is done.
+static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev);
+// Enqueues the zeroing of `bytes`.
+static inline void device_zero(void *device_memory, size_t bytes, struct device *dev);
 
 __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const char *why) {
     fail("cannot allocate %.2f GiB (%zu bytes) of memory: %s; lower --micro-batch-size or --seq-length, or recompute "
@@ -39,7 +59,6 @@ static void device_free(void *memory, size_t bytes) {
         cuda_check(cudaFree(memory));
 }
 
-// Pinned memory of the host, zeroed.
 static void *host_allocate(size_t bytes, struct device *dev) {
     void *memory = NULL;
     if (bytes == 0)
@@ -56,11 +75,9 @@ static void host_free(void *memory) {
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev) {
     cuda_check(cudaMemcpyAsync(device_memory, host, bytes, cudaMemcpyHostToDevice, dev->stream));
 }
-// Starts a copy to the host: done after device_synchronize, or a mark that is set behind it.
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev) {
     cuda_check(cudaMemcpyAsync(host, device_memory, bytes, cudaMemcpyDeviceToHost, dev->stream));
 }
-// Waits for all work before it.
 static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev) {
     device_download_begin(host, device_memory, bytes, dev);
     cuda_check(cudaStreamSynchronize(dev->stream));
@@ -74,8 +91,8 @@ static inline void device_zero(void *device_memory, size_t bytes, struct device 
 
 #else
 
-// One mapping, with huge pages where the kernel has them, each page touched by the thread that a static loop over the
-// arena gives it to: it lies in that thread's memory, and every later access finds it there.
+// One mapping, with huge pages where the kernel has them. Each page is touched by the thread that a static loop over
+// the arena gives it to: the page lies in that thread's memory, and every later access finds it there.
 static void *device_allocate(size_t bytes) {
     if (bytes == 0)
         return NULL;
@@ -127,8 +144,8 @@ static inline void device_download(void *host, const void *device_memory, size_t
 static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev) {
     memcpy(to, from, bytes);
 }
-// At memory bandwidth, which takes every thread.
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev) {
+    // Memory bandwidth takes every thread.
     const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;
 #pragma omp parallel for
     for (int64_t i = 0; i < chunks; i++) {

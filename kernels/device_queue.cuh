@@ -1,8 +1,37 @@
-// The device's queue of work: opening the device, waiting for it, and work that is recorded once and enqueued many times.
+// The device's queue of work: opening the device, waiting for it, and work that is recorded once and enqueued many
+// times.
 #pragma once
 #include "kernels/device.cuh"   // struct device, cuda_check
 #include "kernels/gpu_peak.cuh" // gpu_peak_flops
 #include <stdio.h>              // snprintf
+
+// Opens the device for this process, of number local_rank on its host: on the cuda target a GPU, the only visible one
+// or the one of the process's number. Fails where the host has fewer GPUs than processes, unless they may share one.
+static void device_open(struct device *dev, int local_rank, bool may_share);
+// Does nothing where the device is not open.
+static void device_close(struct device *dev);
+// Writes what the device is, and floatX, to text (n bytes), as in "cuda: NVIDIA H200, compute capability 9.0, bf16";
+// returns it.
+static const char *device_describe(char *text, size_t n, const struct device *dev);
+// The peak rate of dense matmuls of floatX, in flop/s, by the device's data sheet; 0 where that is not known.
+static double device_data_sheet_flops(const struct device *dev);
+
+// Returns when all enqueued work is done.
+static inline void device_synchronize(struct device *dev);
+// Records event i, below DEVICE_EVENTS: it happens when all work enqueued so far is done.
+static inline void device_event_record(struct device *dev, int i);
+// Returns when event i, as it was last recorded, has happened; at once where it never was recorded.
+static inline void device_event_wait(struct device *dev, int i);
+
+// A graph is what the host enqueued between graph_begin and graph_end: recorded instead of run, and enqueued by
+// graph_launch at the price of one call, any number of times. The caller frees it. A graph that is zero has recorded
+// nothing.
+struct work_graph;
+static void graph_begin(struct device *dev);
+static void graph_end(struct work_graph *graph, struct device *dev);
+static inline bool graph_recorded(const struct work_graph *graph);
+static void graph_launch(struct work_graph *graph, struct device *dev);
+static void graph_free(struct work_graph *graph);
 
 // Named ranges that a profiler shows (NVTX), around what the host enqueues: work that a graph enqueues again has none
 // (--cuda-graphs=false shows all of it).
@@ -17,17 +46,16 @@ static inline void range_end(void) {}
 
 #ifdef TARGET_CUDA
 
-// What the host enqueued between graph_begin and graph_end, ready to be enqueued again at the price of one call.
 struct work_graph {
     cudaGraphExec_t executable; // NULL: nothing recorded
 };
 
-// Why there is no GPU to use; an empty string where there is one.
-static const char *device_obstacle(void) {
+// Why no GPU can be used; an empty string where one can.
+static const char *device_unavailable_reason(void) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess) {
-        cudaGetLastError(); // or it would be found by the next check
+        cudaGetLastError(); // clears the error, which the next check would find
         return cudaGetErrorString(status);
     }
     struct cudaDeviceProp properties;
@@ -37,21 +65,19 @@ static const char *device_obstacle(void) {
     return properties.major >= 8 ? "" : "the GPU's compute capability is below 8.0";
 }
 
-// Bytes of the GPU's memory that nobody has taken.
+// Bytes of the GPU's memory that are free.
 static size_t device_free_bytes(struct device *dev) {
     size_t available = 0, total = 0;
     cuda_check(cudaMemGetInfo(&available, &total));
     return available;
 }
-// Bytes taken since device_open: not the context, but all that libraries and graphs take, and what other processes on the
-// GPU have taken meanwhile.
+// Bytes of the GPU's memory taken since device_open: not the context's, but all that libraries and graphs take, and
+// what other processes on the GPU have taken meanwhile.
 static size_t device_used_bytes(struct device *dev) {
     const size_t available = device_free_bytes(dev);
     return available < dev->free_bytes ? dev->free_bytes - available : 0;
 }
 
-// One process uses one GPU: of those that CUDA_VISIBLE_DEVICES leaves the only one, or that of the process' number on this
-// host. `may_share`: it may be another process' too.
 static void device_open(struct device *dev, int local_rank, bool may_share) {
     int count = 0;
     cuda_check(cudaGetDeviceCount(&count));
@@ -62,20 +88,19 @@ static void device_open(struct device *dev, int local_rank, bool may_share) {
     dev->index = local_rank % count;
     cuda_check(cudaSetDevice(dev->index));
     cuda_check(cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking));
-    for (int i = 0; i < DEVICE_MARKS; i++)
-        cuda_check(cudaEventCreateWithFlags(&dev->marks[i], cudaEventDisableTiming));
+    for (int i = 0; i < DEVICE_EVENTS; i++)
+        cuda_check(cudaEventCreateWithFlags(&dev->events[i], cudaEventDisableTiming));
     dev->free_bytes = device_free_bytes(dev);
     dev->open = true;
 }
 static void device_close(struct device *dev) {
     if (!dev->open)
         return;
-    for (int i = 0; i < DEVICE_MARKS; i++)
-        cuda_check(cudaEventDestroy(dev->marks[i]));
+    for (int i = 0; i < DEVICE_EVENTS; i++)
+        cuda_check(cudaEventDestroy(dev->events[i]));
     cuda_check(cudaStreamDestroy(dev->stream));
     dev->open = false;
 }
-// "NVIDIA H200, compute capability 9.0"
 static const char *device_describe(char *text, size_t n, const struct device *dev) {
     struct cudaDeviceProp properties;
     if (!dev->open) {
@@ -88,7 +113,6 @@ static const char *device_describe(char *text, size_t n, const struct device *de
     return text;
 }
 
-// What the GPU's data sheet says it reaches, flop/s; 0 where that is not known.
 static double device_data_sheet_flops(const struct device *dev) {
     struct cudaDeviceProp properties;
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
@@ -96,12 +120,11 @@ static double device_data_sheet_flops(const struct device *dev) {
 }
 
 static inline void device_synchronize(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
-// Mark i is reached when all work enqueued so far is done.
-static inline void device_mark(struct device *dev, int i) { cuda_check(cudaEventRecord(dev->marks[i], dev->stream)); }
-// Until mark i, where it was last set, is reached; at once where it never was.
-static inline void device_wait(struct device *dev, int i) { cuda_check(cudaEventSynchronize(dev->marks[i])); }
+static inline void device_event_record(struct device *dev, int i) {
+    cuda_check(cudaEventRecord(dev->events[i], dev->stream));
+}
+static inline void device_event_wait(struct device *dev, int i) { cuda_check(cudaEventSynchronize(dev->events[i])); }
 
-// Everything enqueued until graph_end is recorded instead of run.
 static void graph_begin(struct device *dev) {
     cuda_check(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal));
     dev->recording = true;
@@ -125,7 +148,7 @@ static void graph_free(struct work_graph *graph) {
 
 #else
 
-// The cpu target runs each op when it is called: there is nothing to record or to wait for.
+// The cpu target runs each op when it is called, so that there is nothing to record and nothing to wait for.
 struct work_graph {
     int unused;
 };
@@ -137,8 +160,8 @@ static const char *device_describe(char *text, size_t n, const struct device *de
 }
 static double device_data_sheet_flops(const struct device *dev) { return 0; }
 static inline void device_synchronize(struct device *dev) {}
-static inline void device_mark(struct device *dev, int i) {}
-static inline void device_wait(struct device *dev, int i) {}
+static inline void device_event_record(struct device *dev, int i) {}
+static inline void device_event_wait(struct device *dev, int i) {}
 static void graph_begin(struct device *dev) {}
 static void graph_end(struct work_graph *graph, struct device *dev) {}
 static inline bool graph_recorded(const struct work_graph *graph) { return false; }

@@ -5,12 +5,28 @@
 #include "kernels/ptx.cuh"           // store_shared_long
 #include "kernels/random.cuh"        // struct dropout, dropout_scales
 
+// out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t])
+static void embedding_forward(floatX *out,           // (B * T, C)
+                              const int32_t *tokens, // (B, T)
+                              const floatX *wte,     // (Vp, C)
+                              const floatX *wpe,     // (at least start + T, C); NULL: no learned positions
+                              int B, int T, int start, int C, struct dropout dropout, struct device *dev);
+
+// dwte[tokens[b, t]] += d and dwpe[t] += d, where d = dout[b, t] times forward's dropout scales. Sums have a fixed
+// order.
+static size_t embedding_backward_workspace_bytes(int B, int T);
+static void embedding_backward(float *dwte,           // (Vp, C)
+                               float *dwpe,           // (at least T, C); NULL: none
+                               const floatX *dout,    // (B * T, C)
+                               const int32_t *tokens, // (B, T)
+                               int B, int T, int C, struct dropout dropout, void *workspace, struct device *dev);
+
 #ifdef TARGET_CUDA
 
-// Forward and the positions' gradients: a thread takes one pack (16 bytes) of a row.
+// Threads of a block in forward and in the positions' gradients. A thread takes one pack (16 bytes) of a row.
 enum { EMBEDDING_THREADS = 128 };
 
-// scale * d of the pack at column c of a row, 0 past the row's end.
+// dout times the dropout scales, of the pack at column c of a row; 0 past the row's end.
 DEVICE_FUNCTION struct packed_floats embedding_gradient(const floatX *dout, int64_t row, int c, int C,
                                                         const struct dropout &dropout) {
     struct packed_floats d = packed_to_floats(packed_load_some(dout + row * C + c, C - c));
@@ -46,20 +62,16 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     }
     packed_store_some(out + row * C + c, packed_from_floats(sum), C - c);
 }
-// out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t]); wpe NULL: no learned positions.
-static void embedding_forward(floatX *out,           // (B * T, C)
-                              const int32_t *tokens, // (B, T)
-                              const floatX *wte,     // (Vp, C)
-                              const floatX *wpe,     // (max T, C)
-                              int B, int T, int start, int C, struct dropout dropout, struct device *dev) {
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B, int T,
+                              int start, int C, struct dropout dropout, struct device *dev) {
     LAUNCH(dev, embedding_forward_kernel, dim3((unsigned)((int64_t)B * T), blocks_for(C, EMBEDDING_THREADS * PACK)),
            EMBEDDING_THREADS, 0, out, tokens, wte, wpe, T, start, C, dropout);
 }
 
-// Backward sorts the rows by token, so that the rows of a token stand together, in order, and each token's sum is made by
-// one warp or block in a fixed order. A key is token << 32 | row: no two are equal, and so the sorted order is the same
-// whatever sorts them. A bitonic network (Batcher 1968), padded to a power of two with keys above all others: the steps
-// between neighbours less than a tile apart are made in shared memory, many a launch.
+// Backward sorts the rows by token, so that the rows of a token stand together, in order, and each token's sum is made
+// by one warp or block in a fixed order. A key is token << 32 | row: no two are equal, and so any sort gives the same
+// order. The sort is a bitonic network (Batcher 1968), padded to a power of two with keys above all others: the steps
+// between keys less than a tile apart are made in shared memory, many a launch.
 enum { SORT_TILE = 4096, SORT_THREADS = 1024 };
 
 static inline int64_t embedding_sort_size(int B, int T) {
@@ -72,14 +84,15 @@ static size_t embedding_backward_workspace_bytes(int B, int T) {
     return (size_t)embedding_sort_size(B, T) * sizeof(uint64_t);
 }
 
-// In the stage that makes sorted runs of `run` keys, keys at and after a run's middle are compared in pairs `stride` apart.
+// In the stage that makes sorted runs of `run` keys, keys at and after a run's middle are compared in pairs `stride`
+// apart.
 DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
     return (pair & ~(stride - 1)) * 2 | (pair & (stride - 1));
 }
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// One tile: with tokens, makes its keys, then the stages up to runs of a tile; else the rest of the stage of runs of
-// `run` keys, whose pairs are within tiles.
+// Sorts one tile. With tokens: makes the tile's keys and runs the stages up to runs of a tile. Without: runs the rest
+// of the stage of runs of `run` keys, whose pairs are within tiles.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, const int32_t *tokens, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -120,7 +133,7 @@ static __global__ void sort_step_kernel(uint64_t *keys, int64_t stride, int64_t 
         keys[first + stride] = a;
     }
 }
-// keys (embedding_sort_size): the rows sorted by token, then by number. 15 launches for 65,536 rows.
+// keys (embedding_sort_size) = the rows, sorted by token, then by number; in 15 launches for 65,536 rows.
 static void embedding_sort(uint64_t *keys, const int32_t *tokens, int B, int T, struct device *dev) {
     const int64_t n = (int64_t)B * T, size = embedding_sort_size(B, T);
     const int tile = size < SORT_TILE ? (int)size : (int)SORT_TILE;
@@ -138,8 +151,8 @@ static void embedding_sort(uint64_t *keys, const int32_t *tokens, int B, int T, 
 DEVICE_FUNCTION uint32_t key_token(uint64_t key) { return (uint32_t)(key >> 32); }
 DEVICE_FUNCTION uint32_t key_row(uint64_t key) { return (uint32_t)key; }
 
-// A token of few rows: a warp adds them for 32 packs of columns. One of more than TOKEN_FEW, as are the frequent words of a
-// text, is left to a block, which takes every group of threads to every 32nd of its rows.
+// A token of at most TOKEN_FEW rows is the work of a warp for 32 packs of columns. A token of more rows, as are the
+// frequent words of a text, is the work of a block, of which group i of threads adds the rows i, i + TOKEN_GROUPS, ...
 enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS = 512, TOKEN_LANES = 16 };
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
@@ -160,7 +173,7 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     for (int i = 0, more = 1; more && i < TOKEN_FEW; i += TOKEN_AT_A_TIME) {
         struct packed_floats d[TOKEN_AT_A_TIME];
 #pragma unroll
-        for (int k = 0; k < TOKEN_AT_A_TIME; k++) { // all under way before the first is added
+        for (int k = 0; k < TOKEN_AT_A_TIME; k++) { // all loads are in flight before the first is added
             const int64_t at = first + i + k;
             const uint64_t key = keys[at < n ? at : first];
             more = at < n && key_token(key) == token;
@@ -175,8 +188,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     floats_store_some(to, sum, C - c);
 }
 
-// A block looks at every TOKEN_FEW-th key: a token of more rows than that stands at one of them, and the first one that it
-// stands at takes it.
+// Block i looks at key i * TOKEN_FEW. A token of more rows than TOKEN_FEW has one of these keys at least, and the first
+// block that finds the token adds its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     embedding_many_rows_kernel(float *dwte, const floatX *dout, const uint64_t *keys, int64_t n, int C,
                                struct dropout dropout) {
@@ -231,12 +244,8 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     floats_store_some(dwpe + t * C + c, sum, C - c);
 }
 
-// dwte[tokens[b, t]] += d, dwpe[t] += d, d = dropout's mask and scale * dout[b, t]; dwpe NULL: none.
-static void embedding_backward(float *dwte,           // (Vp, C)
-                               float *dwpe,           // (at least T, C)
-                               const floatX *dout,    // (B * T, C)
-                               const int32_t *tokens, // (B, T)
-                               int B, int T, int C, struct dropout dropout, void *workspace, struct device *dev) {
+static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, int B, int T, int C,
+                               struct dropout dropout, void *workspace, struct device *dev) {
     const int64_t n = (int64_t)B * T;
     uint64_t *keys = (uint64_t *)workspace;
     embedding_sort(keys, tokens, B, T, dev);
@@ -253,15 +262,11 @@ static void embedding_backward(float *dwte,           // (Vp, C)
 
 #else
 
-// Columns that one thread sums at a time in backward: four cache lines of fp32.
+// Columns that a thread takes at a time: four cache lines of fp32.
 enum { EMBEDDING_COLUMNS = 64 };
 
-// out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t]); wpe NULL: no learned positions.
-static void embedding_forward(floatX *out,           // (B * T, C)
-                              const int32_t *tokens, // (B, T)
-                              const floatX *wte,     // (Vp, C)
-                              const floatX *wpe,     // (max T, C)
-                              int B, int T, int start, int C, struct dropout dropout, struct device *dev) {
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B, int T,
+                              int start, int C, struct dropout dropout, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < (int64_t)B * T; row++) {
         const floatX *__restrict__ token = wte + (int64_t)tokens[row] * C;
@@ -296,16 +301,11 @@ static void embedding_forward(floatX *out,           // (B * T, C)
     }
 }
 
-// dwte[tokens[b, t]] += d, dwpe[t] += d, d = dropout's mask and scale * dout[b, t]; dwpe NULL: none.
-//
-// A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add to
-// one place, and the order of the sum is the same for any number of threads.
 static size_t embedding_backward_workspace_bytes(int B, int T) { return 0; }
-static void embedding_backward(float *dwte,           // (Vp, C)
-                               float *dwpe,           // (at least T, C)
-                               const floatX *dout,    // (B * T, C)
-                               const int32_t *tokens, // (B, T)
-                               int B, int T, int C, struct dropout dropout, void *workspace, struct device *dev) {
+static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, int B, int T, int C,
+                               struct dropout dropout, void *workspace, struct device *dev) {
+    // A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add
+    // to one place, and the order of the sum is the same for any number of threads.
 #pragma omp parallel for schedule(static)
     for (int begin = 0; begin < C; begin += EMBEDDING_COLUMNS) {
         const int columns = C - begin < EMBEDDING_COLUMNS ? C - begin : (int)EMBEDDING_COLUMNS;

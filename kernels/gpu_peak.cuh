@@ -1,21 +1,21 @@
-// What a GPU reaches at most, by NVIDIA's own figures, found by the name that the driver gives it.
+// The peak rate of a GPU, by NVIDIA's own figures, found by the name that the driver gives the GPU.
 //
-// TFLOP/s at the boost clock, dense. Data sheets like to print the rate with 2:4 sparsity, which is twice as much: where
-// a sheet gives that alone, half of it is here. bf16 is the tensor cores' rate with sums in fp32, which on GeForce cards
-// is half of the rate with sums in fp16. fp32 is the rate of the ordinary cores, which is what matmuls without TF32 reach.
-// A GPU that is not here has its peak measured: one that shares its name with others of another rate, one whose sheet
-// leaves a doubt, and every slice of a GPU (MIG).
+// TFLOP/s at the boost clock, dense. Data sheets like to print the rate with 2:4 sparsity, which is twice the dense
+// one: where a sheet gives that alone, the table has half of it. bf16 is the tensor cores' rate with sums in fp32,
+// which on GeForce cards is half of the rate with sums in fp16. fp32 is the rate of the ordinary cores, which is what
+// matmuls without TF32 reach. The peak of a GPU that is not in the table is measured: one that shares its name with
+// others of another rate, one whose sheet leaves a doubt, and every slice of a GPU (MIG).
 #pragma once
 #include <ctype.h>   // isalnum
 #include <stdbool.h> // bool
 #include <string.h>  // strncmp, strlen
 
 struct gpu_peak {
-    const char *name; // whole words of the driver's name; with '$', these are its end
+    const char *name; // whole words of the driver's name; with a '$', the last words of it
     double bf16_tflops, fp32_tflops;
 };
 
-// A line that fits more names comes after those of which it is a part.
+// A row whose words are part of another's comes after it: the first that fits is taken.
 static const struct gpu_peak gpu_peaks[] = {
     // "NVIDIA A100 Tensor Core GPU" data sheet, 2021
     {"A100", 312, 19.5},
@@ -46,8 +46,8 @@ static const struct gpu_peak gpu_peaks[] = {
     {"H200", 989.5, 67},
     // "NVIDIA GH200 Grace Hopper Superchip" data sheet: 1979 with sparsity
     {"GH200", 989.5, 67},
-    // "NVIDIA Blackwell Architecture Technical Brief": a GPU of an HGX B200 4.5 PFLOP/s with sparsity, of a GB200 5. Its
-    // fp32 rate differs between editions for the HGX B200.
+    // "NVIDIA Blackwell Architecture Technical Brief": a GPU of an HGX B200 4.5 PFLOP/s with sparsity, of a GB200 5.
+    // Its fp32 rate differs between editions for the HGX B200.
     {"B200", 2250, 0},
     {"GB200", 2500, 80},
     // "NVIDIA RTX Blackwell GPU architecture" whitepaper, tables of the RTX 5090 and the RTX 5080
@@ -57,7 +57,7 @@ static const struct gpu_peak gpu_peaks[] = {
     {"RTX PRO 6000 Blackwell Workstation Edition$", 503.8, 126},
 };
 
-// Is `words` in `name`, with no letter or digit right before or behind it?
+// Whether `words` is in `name`, with no letter or digit right before or behind it.
 static bool gpu_name_has(const char *name, const char *words) {
     size_t length = strlen(words);
     const bool at_end = words[length - 1] == '$';
@@ -70,7 +70,7 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// Flop/s of dense matmuls, in bf16 with sums in fp32 or in fp32; 0 where it isn't known.
+// Flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32; 0 where the rate isn't known.
 static double gpu_peak_flops(const char *name, bool with_bf16) {
     if (gpu_name_has(name, "MIG"))
         return 0;

@@ -1,12 +1,29 @@
-// Matrix products of a linear layer, forward and backward.
-//
-//   out = in weight^T + bias        din = dout weight        dweight += dout^T in,  dbias += column sums of dout
-//
-// Shapes and names as torch.nn.Linear has them: in (M, K), weight (N, K), out (M, N). Sums are fp32 over the whole
-// depth and are rounded once.
+// Matrix products of a linear layer, forward and backward, with shapes and names as torch.nn.Linear has them. Sums are
+// fp32 over the whole depth and are rounded once.
 #pragma once
 #include "kernels/device.cuh"      // floatX, struct device
 #include "kernels/matmul_gemm.cuh" // struct gemm
+
+// Scratch that any of the three calls below needs.
+static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev);
+
+// out = in weight^T + bias
+static void matmul_forward(floatX *out,          // (M, N)
+                           const floatX *in,     // (M, K)
+                           const floatX *weight, // (N, K)
+                           const floatX *bias,   // (N); NULL: none
+                           int64_t M, int N, int K, void *workspace, struct device *dev);
+// din = dout weight
+static void matmul_backward_input(floatX *din,          // (M, K)
+                                  const floatX *dout,   // (M, N)
+                                  const floatX *weight, // (N, K)
+                                  int64_t M, int N, int K, void *workspace, struct device *dev);
+// dweight += dout^T in, dbias += column sums of dout
+static void matmul_backward_weight(float *dweight,     // (N, K)
+                                   float *dbias,       // (N); NULL: none
+                                   const floatX *dout, // (M, N)
+                                   const floatX *in,   // (M, K)
+                                   int64_t M, int N, int K, void *workspace, struct device *dev);
 
 #ifdef TARGET_CUDA
 #include "kernels/matmul_cublaslt.cuh" // gemm_run, by cuBLASLt
@@ -25,15 +42,22 @@ struct matmul_library {
 static bool matmul_available(enum matmul_backend backend) {
     switch (backend) {
     case MATMUL_AMX: return sizeof(floatX) == sizeof(bf16) && amx_available();
+    case MATMUL_ONEDNN:
 #ifdef HAVE_ONEDNN
-    case MATMUL_ONEDNN: return true;
+        return true;
+#else
+        return false;
 #endif
+    case MATMUL_OPENBLAS:
 #ifdef HAVE_OPENBLAS
-    case MATMUL_OPENBLAS: return true;
+        return true;
+#else
+        return false;
 #endif
     case MATMUL_PLAIN: return true;
-    default: return false;
+    case MATMUL_AUTO: break;
     }
+    return false;
 }
 
 static void matmul_set_description(struct matmul_library *library) {
@@ -54,11 +78,12 @@ static void matmul_set_description(struct matmul_library *library) {
     }
 }
 
-// NULL where this machine or build does not have the backend.
+// As matmul_create, with a backend of choice; NULL where this machine or build does not have it.
 static struct matmul_library *matmul_create_backend(struct device *dev, enum matmul_backend backend) {
-    for (int b = MATMUL_AMX; backend == MATMUL_AUTO; b++)
-        if (matmul_available((enum matmul_backend)b))
-            backend = (enum matmul_backend)b;
+    static const enum matmul_backend fastest_first[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
+    for (int i = 0; backend == MATMUL_AUTO; i++) // ends at the latest with plain C, which is always available
+        if (matmul_available(fastest_first[i]))
+            backend = fastest_first[i];
     if (!matmul_available(backend))
         return NULL;
     struct matmul_library *library = (struct matmul_library *)calloc(1, sizeof *library);
@@ -75,13 +100,15 @@ static struct matmul_library *matmul_create(struct device *dev) { return matmul_
 static void matmul_destroy(struct matmul_library *library) { free(library); }
 static const char *matmul_describe(const struct matmul_library *library) { return library->description; }
 
-// Rows of dout that one partial sum of dbias covers. Fixed, so that the sums do not depend on the number of threads.
+// Rows of dout that one partial sum of dbias covers. The number is fixed, so that the sums do not depend on that of
+// threads.
 enum { DBIAS_ROWS = 256 };
 
 static size_t dbias_workspace_bytes(int64_t M, int N) {
     return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
+// dbias += column sums of dout (M, N)
 static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *workspace, struct device *dev) {
     float *partial = (float *)workspace; // (chunks, N)
     const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
@@ -110,7 +137,6 @@ static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device 
     return gemm_fp32_workspace_bytes(dev);
 }
 
-// dbias (rows of the gemm) or NULL: += the sums of A, which is dout^T, over its columns.
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
 #ifdef PRECISION_BF16
     if (dev->matmul->backend == MATMUL_AMX) {
@@ -125,7 +151,6 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
 
 #endif
 
-// Scratch for any of the three calls below.
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
     const struct gemm gemms[] = {gemm_forward(NULL, NULL, NULL, NULL, M, N, K),
                                  gemm_backward_input(NULL, NULL, NULL, M, N, K),
@@ -136,28 +161,20 @@ static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev
     return (size_t)most;
 }
 
-static void matmul_forward(floatX *out,          // (M, N)
-                           const floatX *in,     // (M, K)
-                           const floatX *weight, // (N, K)
-                           const floatX *bias,   // (N) or NULL
-                           int64_t M, int N, int K, void *workspace, struct device *dev) {
+static void matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias, int64_t M, int N,
+                           int K, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_forward(out, in, weight, bias, M, N, K);
     gemm_run(&gemm, NULL, workspace, dev);
 }
 
-static void matmul_backward_input(floatX *din,          // (M, K)
-                                  const floatX *dout,   // (M, N)
-                                  const floatX *weight, // (N, K)
-                                  int64_t M, int N, int K, void *workspace, struct device *dev) {
+static void matmul_backward_input(floatX *din, const floatX *dout, const floatX *weight, int64_t M, int N, int K,
+                                  void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_backward_input(din, dout, weight, M, N, K);
     gemm_run(&gemm, NULL, workspace, dev);
 }
 
-static void matmul_backward_weight(float *dweight,     // (N, K) +=
-                                   float *dbias,       // (N) +=, or NULL
-                                   const floatX *dout, // (M, N)
-                                   const floatX *in,   // (M, K)
-                                   int64_t M, int N, int K, void *workspace, struct device *dev) {
+static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *in, int64_t M, int N,
+                                   int K, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_backward_weight(dweight, dout, in, M, N, K);
     gemm_run(&gemm, dbias, workspace, dev);
 }

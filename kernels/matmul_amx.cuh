@@ -3,13 +3,14 @@
 // C is computed in blocks of 32 x 32, four accumulator tiles fed by two tiles of A and two of B for each 32 steps of
 // depth: four loads for four dots, which is what the load ports can deliver from L1 and L2. Three levels above that:
 //
-//   B   a panel of at most AMX_PANEL_BYTES, packed once, stays in the core's L2 while all rows pass by
-//   A   32 rows x AMX_A_DEPTH, packed, stays in L1 while all columns of the panel pass by; the next is prefetched to L2
-//   C   an fp32 block, in L1 or L2 between two pieces of depth, is rounded once, when the last piece is in
+// B   a panel of at most AMX_PANEL_BYTES, packed once, stays in the core's L2 while all rows of A are multiplied by it
+//   A   32 rows x AMX_A_DEPTH, packed, stays in L1 for all columns of the panel; the next slice is prefetched to L2
+//   C   an fp32 block, in L1 or L2 between two slices of depth, is rounded once, after the last slice
 //
-// Every operand is packed on the way: a thread packs the columns of B that it owns itself, so there is neither a copy
-// of the weights to keep nor a barrier to wait at. Only an A that is stored by columns (dweight's) is packed as a whole
-// before, by all threads, because its transpose would otherwise be made again for every panel of B.
+// Every operand is packed on the way: a thread packs the columns of B that it owns itself, so that there is neither a
+// copy of the weights to keep nor a barrier to wait at. Only an A that is stored by columns (dweight's) is packed as a
+// whole, before the product and by all threads, because its transpose would otherwise be made again for every panel of
+// B.
 //
 // Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
 #pragma once
@@ -78,8 +79,8 @@ static inline void amx_add_columns(float *sums, const uint32_t *tile) {
         sums[n] += sum[n];
 }
 
-// Two tiles whose row r holds, for 16 columns each, the pairs of rows 2r and 2r+1 of the 32 x 32 block: B's VNNI order.
-// Adds the block's column sums to `sums` where that is given: the values pass through registers here anyway.
+// tiles = two tiles whose row r holds, for 16 columns each, the pairs of rows 2r and 2r+1 of the 32 x 32 block: B's
+// VNNI order. sums, unless NULL: += the block's column sums, as the values pass through registers here anyway.
 static inline void amx_interleave(uint32_t *tiles, const bf16 *source, int64_t ld, float *sums) {
     for (int half = 0; half < 2; half++) {
         const bf16 *column = source + half * 16;
@@ -95,7 +96,7 @@ static inline void amx_interleave(uint32_t *tiles, const bf16 *source, int64_t l
     }
 }
 
-// A matrix of which the product reads lines x depth: A's lines are its rows, B's are its columns.
+// An operand as the product reads it, lines x depth: the lines of A are its rows, those of B its columns.
 struct amx_operand {
     const bf16 *data;
     int64_t ld;
@@ -160,15 +161,15 @@ static void amx_pack_panel(bf16 *tiles, int64_t line_stride, const struct amx_op
 
 // ---- the inner loop ----
 
-// Memory that is wanted soon, as cache lines `stride` bytes apart. The inner loop asks for a few of them at each step:
-// more at once would hold up its own loads.
+// Cache lines to prefetch, `stride` bytes apart. The inner loop prefetches a few of them at each step: more at once
+// would hold up the loop's own loads.
 struct amx_lines {
     const char *at;
     size_t stride;
     int left, per_step;
 };
 struct amx_ahead {
-    const char *a; // one line of each of a_rows rows at each step: a part of the next piece of A
+    const char *a; // one line of each of a_rows rows at each step: a part of the next slice of A
     size_t a_stride;
     int a_rows;
     struct amx_lines c;      // of the fp32 blocks of the next row
@@ -222,7 +223,7 @@ __attribute__((noinline)) static void amx_block(float *c, const bf16 *a, const b
     amx_store(3, c + 16 * AMX_BLOCK + 16, ROW_BYTES);
 }
 
-// ---- what happens to a finished block of C ----
+// ---- output: finished blocks of C ----
 
 struct amx_output {
     bf16 *out;        // (rows, cols) = C + bias, or NULL:
@@ -278,9 +279,9 @@ static inline void amx_add_to_sum(const struct amx_output *o, const float *c, in
         }
 }
 
-// ---- who computes what ----
+// ---- the plan: threads' shares and sizes of panels ----
 
-// Sizes in blocks of 32.
+// Sizes are in blocks of 32.
 struct amx_plan {
     int64_t rows, cols, depth;
     int64_t panel_depth;          // of a panel of B; depends on the depth alone
@@ -306,8 +307,8 @@ static struct amx_plan amx_plan_make(int64_t rows, int64_t cols, int64_t depth, 
     p.depth = amx_blocks(depth);
     const int64_t most = AMX_PANEL_DEPTH / AMX_BLOCK, unit = AMX_A_DEPTH / AMX_BLOCK;
     p.panel_depth = p.depth <= most ? p.depth : gemm_round_up(amx_divide(p.depth, amx_divide(p.depth, most)), unit);
-    // Cycles for each 32 steps of depth: a block of C takes 64, a block of A that is copied from L2 about 130, one of B
-    // that is fetched from memory and packed about 450.
+    // Cycles for each 32 steps of depth: a block of C takes 64, a block of A that is copied from L2 about 130, and a
+    // block of B that is fetched from memory and packed about 450.
     enum { BLOCK_CYCLES = 64, PACK_A_CYCLES = 130, PACK_B_CYCLES = 450 };
     int64_t least = INT64_MAX;
     for (int row_parts = 1; row_parts <= threads; row_parts++) {
@@ -328,7 +329,7 @@ static struct amx_plan amx_plan_make(int64_t rows, int64_t cols, int64_t depth, 
     return p;
 }
 
-// Each thread's part of the workspace: a panel of B, 32 rows of A, the fp32 blocks of C that wait for the next panel.
+// A thread's share of the workspace: a panel of B, 32 rows of A, the fp32 blocks of C that wait for the next panel.
 static inline size_t amx_c_bytes(const struct amx_plan *p) {
     return (size_t)(p->panel_depth < p->depth ? p->part_rows : 1) * (size_t)p->panel_cols * AMX_C_BYTES;
 }
@@ -348,7 +349,7 @@ struct amx_product {
     char *thread_memory;
 };
 
-// All of A, each thread some rows, before the product.
+// Packs all of A, each thread some of the rows, before the product.
 static void amx_pack_a(const struct amx_product *x, int thread, int threads) {
     const int64_t from = x->plan.rows * thread / threads, to = x->plan.rows * (thread + 1) / threads;
     const int64_t stride = x->plan.depth * (AMX_PAIR_BYTES / (int64_t)sizeof(bf16));
@@ -359,7 +360,7 @@ static void amx_pack_a(const struct amx_product *x, int thread, int threads) {
                    x->plan.depth * AMX_BLOCK, false, sums);
 }
 
-// A piece of A, 32 rows x `steps` blocks of depth, as tiles: from the packed A, or packed into `room` now.
+// A slice of A, 32 rows x `steps` blocks of depth, as tiles: from the packed A, or packed into `room` now.
 static inline const bf16 *amx_a_tiles(const struct amx_product *x, bf16 *room, int64_t row, int64_t k, int64_t steps) {
     if (x->packed_a)
         return x->packed_a + (row * x->plan.depth + k) * 1024;
@@ -367,33 +368,33 @@ static inline const bf16 *amx_a_tiles(const struct amx_product *x, bf16 *room, i
         amx_pack(room + s * 1024, &x->a, row * AMX_BLOCK, (k + s) * AMX_BLOCK, false, NULL);
     return room;
 }
-// The memory that block (row, col) of `sum` or `out` will go to: the rows of it that are prefetched during one of the
-// pieces of depth. (row, col) in elements.
-static inline struct amx_lines amx_target_lines(const struct amx_output *o, int64_t row, int64_t col, int64_t piece,
-                                                int64_t pieces, int64_t steps) {
-    const bool turned = o->sum && o->transposed;
-    const int64_t ld = turned ? o->rows : o->cols, element = o->sum ? sizeof *o->sum : sizeof *o->out;
-    const int64_t first = (turned ? col : row) + AMX_BLOCK * piece / pieces, across = turned ? row : col;
-    const int64_t down = AMX_BLOCK * (piece + 1) / pieces - AMX_BLOCK * piece / pieces;
+// Where block (row, col) of `sum` or `out` will be written: those of its rows that are prefetched during one slice of
+// depth. row and col are in elements.
+static inline struct amx_lines amx_target_lines(const struct amx_output *o, int64_t row, int64_t col, int64_t slice,
+                                                int64_t slices, int64_t steps) {
+    const bool transposed = o->sum && o->transposed;
+    const int64_t ld = transposed ? o->rows : o->cols, element = o->sum ? sizeof *o->sum : sizeof *o->out;
+    const int64_t first = (transposed ? col : row) + AMX_BLOCK * slice / slices, across = transposed ? row : col;
+    const int64_t down = AMX_BLOCK * (slice + 1) / slices - AMX_BLOCK * slice / slices;
     struct amx_lines lines;
     lines.at = (const char *)((uintptr_t)(o->sum ? (const void *)o->sum : (const void *)o->out) +
                               (uintptr_t)((first * ld + across) * element));
     lines.stride = (size_t)(ld * element);
-    lines.left = (int)gemm_max(0, gemm_min(down, (turned ? o->cols : o->rows) - first));
+    lines.left = (int)gemm_max(0, gemm_min(down, (transposed ? o->cols : o->rows) - first));
     lines.per_step = (int)amx_divide(down, steps);
     return lines;
 }
 
-// The part of a waiting block of C that is prefetched during one of the pieces of depth.
-static inline struct amx_lines amx_c_lines(const float *block, int64_t piece, int64_t pieces, int64_t steps) {
-    const int64_t first = AMX_C_BYTES / 64 * piece / pieces, end = AMX_C_BYTES / 64 * (piece + 1) / pieces;
+// The lines of a waiting block of C that are prefetched during one slice of depth.
+static inline struct amx_lines amx_c_lines(const float *block, int64_t slice, int64_t slices, int64_t steps) {
+    const int64_t first = AMX_C_BYTES / 64 * slice / slices, end = AMX_C_BYTES / 64 * (slice + 1) / slices;
     const struct amx_lines lines = {(const char *)block + first * 64, 64, (int)(end - first),
                                     (int)amx_divide(end - first, steps)};
     return lines;
 }
 
-// What to prefetch while block j of `cols` in a row is summed over a piece of depth: its share of the next
-// piece of A, which starts at (row, k) in blocks.
+// What to prefetch while block j of `cols` in a row is summed over a slice of depth: the block's share of the next
+// slice of A, which starts at (row, k) in blocks.
 static inline struct amx_ahead amx_ahead_of(const struct amx_product *x, int64_t row, int64_t k, int64_t steps,
                                             int64_t j, int64_t cols) {
     struct amx_ahead ahead;
@@ -401,7 +402,7 @@ static inline struct amx_ahead amx_ahead_of(const struct amx_product *x, int64_t
     const int64_t first = AMX_BLOCK * j / cols,
                   end = gemm_min(AMX_BLOCK * (j + 1) / cols, x->a.lines - row * AMX_BLOCK);
     ahead.a_rows = (int)gemm_max(0, end - first);
-    if (x->packed_a) { // the same number of lines, one after another
+    if (x->packed_a) { // as many lines, one after another
         ahead.a_stride = (size_t)steps * 64;
         ahead.a = (const char *)x->packed_a + (row * x->plan.depth + k) * AMX_PAIR_BYTES + first * steps * 64;
     } else {
@@ -412,26 +413,26 @@ static inline struct amx_ahead amx_ahead_of(const struct amx_product *x, int64_t
     return ahead;
 }
 
-// 32 rows of C x the columns of a panel of B (cols blocks from col), for the panel's depth (from k, in blocks).
+// Sums 32 rows of C x the columns of a panel of B (cols blocks from col), over the panel's depth (from k, in blocks).
 static void amx_row_of_blocks(const struct amx_product *x, float *c, const float *next_c, bf16 *room, const bf16 *panel,
                               int64_t row, int64_t next_row, int64_t col, int64_t cols, int64_t k, int64_t depth) {
-    const int64_t piece_depth = AMX_A_DEPTH / AMX_BLOCK, pieces = amx_divide(depth, piece_depth);
+    const int64_t slice_depth = AMX_A_DEPTH / AMX_BLOCK, slices = amx_divide(depth, slice_depth);
     const bool last_panel = k + depth == x->plan.depth;
-    for (int64_t piece = 0; piece < pieces; piece++) {
-        const int64_t at = piece * piece_depth, steps = gemm_min(piece_depth, depth - at);
+    for (int64_t slice = 0; slice < slices; slice++) {
+        const int64_t at = slice * slice_depth, steps = gemm_min(slice_depth, depth - at);
         const bf16 *a = amx_a_tiles(x, room, row, k + at, steps);
-        const bool turn = piece + 1 == pieces;
-        const int64_t next = turn ? 0 : at + piece_depth;
+        const bool last_slice = slice + 1 == slices;
+        const int64_t next = last_slice ? 0 : at + slice_depth;
         for (int64_t j = 0; j < cols; j++) {
-            struct amx_ahead ahead = amx_ahead_of(x, turn ? next_row : row, k + next, steps, j, cols);
+            struct amx_ahead ahead = amx_ahead_of(x, last_slice ? next_row : row, k + next, steps, j, cols);
             if (next_c && k > 0)
-                ahead.c = amx_c_lines(next_c + j * AMX_BLOCK * AMX_BLOCK, piece, pieces, steps);
+                ahead.c = amx_c_lines(next_c + j * AMX_BLOCK * AMX_BLOCK, slice, slices, steps);
             if (last_panel)
                 ahead.target =
-                    amx_target_lines(&x->output, row * AMX_BLOCK, (col + j) * AMX_BLOCK, piece, pieces, steps);
+                    amx_target_lines(&x->output, row * AMX_BLOCK, (col + j) * AMX_BLOCK, slice, slices, steps);
             float *block = c + j * AMX_BLOCK * AMX_BLOCK;
             amx_block(block, a, panel + (j * depth + at) * 1024, (int)steps, k + at == 0, ahead);
-            if (!last_panel || !turn)
+            if (!last_panel || !last_slice)
                 continue;
             if (x->output.out)
                 amx_write_out(&x->output, block, row * AMX_BLOCK, (col + j) * AMX_BLOCK);
@@ -441,7 +442,7 @@ static void amx_row_of_blocks(const struct amx_product *x, float *c, const float
     }
 }
 
-// One thread's part of C.
+// Computes one thread's share of C.
 static void amx_part(const struct amx_product *x, int thread) {
     const struct amx_plan *p = &x->plan;
     const int row_part = thread / p->col_parts, col_part = thread % p->col_parts;
@@ -459,7 +460,7 @@ static void amx_part(const struct amx_product *x, int thread) {
             const int64_t depth = gemm_min(p->panel_depth, p->depth - k);
             amx_pack_panel(panel, depth * 1024, &x->b, col * AMX_BLOCK, cols * AMX_BLOCK, k * AMX_BLOCK,
                            depth * AMX_BLOCK, true, sums ? sums + col * AMX_BLOCK : NULL);
-            // where C fits into one panel of depth, all rows use the same room for it
+            // Where one panel has the whole depth, all rows use the same memory for C.
             const int64_t row_stride = p->panel_depth < p->depth ? p->panel_cols * AMX_BLOCK * AMX_BLOCK : 0;
             for (int64_t row = row0; row < row1; row++) {
                 float *blocks = c + (row - row0) * row_stride;
@@ -487,29 +488,30 @@ static void amx_run(const struct amx_product *x, int threads) {
     }
 }
 
-// dweight^T instead of dweight where dout is the wider of the two: the narrow one is to be A, which is packed as a
-// whole.
-static inline bool amx_turns(const struct gemm *g) { return g->a_transposed && g->rows > g->cols; }
+// Whether dweight^T is computed instead of dweight: where dout is the wider operand, as the narrower one is to be A,
+// which is packed as a whole.
+static inline bool amx_transposes(const struct gemm *g) { return g->a_transposed && g->rows > g->cols; }
 
 static size_t amx_workspace_bytes(const struct gemm *g, const struct device *dev) {
-    const bool turn = amx_turns(g);
-    const struct amx_plan p = amx_plan_make(turn ? g->cols : g->rows, turn ? g->rows : g->cols, g->depth, dev->threads);
+    const bool transpose = amx_transposes(g);
+    const struct amx_plan p =
+        amx_plan_make(transpose ? g->cols : g->rows, transpose ? g->rows : g->cols, g->depth, dev->threads);
     const size_t packed_a = g->a_transposed ? (size_t)p.rows * (size_t)p.depth * AMX_PAIR_BYTES : 0;
     const size_t sums = (size_t)(p.rows > p.cols ? p.rows : p.cols) * AMX_BLOCK * sizeof(float);
     return packed_a + sums + (size_t)p.row_parts * (size_t)p.col_parts * amx_thread_bytes(&p);
 }
 
-// C = A B as the gemm says. dbias (rows of the gemm) gets the sums of A over the depth, where it is given.
+// gemm_run (kernels/matmul_gemm.cuh) on AMX tiles.
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
     const struct amx_operand a = {g->a, g->lda, g->rows, g->depth, g->a_transposed};
     const struct amx_operand b = {g->b, g->ldb, g->cols, g->depth, !g->b_transposed};
-    const bool turn = amx_turns(g);
+    const bool transpose = amx_transposes(g);
     struct amx_product x;
     memset(&x, 0, sizeof x);
-    x.a = turn ? b : a;
-    x.b = turn ? a : b;
+    x.a = transpose ? b : a;
+    x.b = transpose ? a : b;
     x.plan = amx_plan_make(x.a.lines, x.b.lines, g->depth, dev->threads);
-    const struct amx_output output = {g->out, g->bias, g->sum, turn, x.a.lines, x.b.lines};
+    const struct amx_output output = {g->out, g->bias, g->sum, transpose, x.a.lines, x.b.lines};
     x.output = output;
     char *memory = (char *)workspace;
     if (x.a.by_depth) {
@@ -518,8 +520,8 @@ static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const 
     }
     float *sums = (float *)memory;
     memory += gemm_max(x.plan.rows, x.plan.cols) * AMX_BLOCK * (int64_t)sizeof *sums;
-    x.a_sums = dbias && !turn ? sums : NULL;
-    x.b_sums = dbias && turn ? sums : NULL;
+    x.a_sums = dbias && !transpose ? sums : NULL;
+    x.b_sums = dbias && transpose ? sums : NULL;
     x.thread_memory = memory;
     amx_run(&x, dev->threads);
     if (dbias) {

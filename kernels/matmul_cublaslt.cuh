@@ -9,9 +9,9 @@
 // recomputation: buffers begin at multiples of 256 bytes under every memory plan, and views into them at offsets that
 // the shapes decide. Plans are kept in a table of the library's struct, without further memory.
 //
-// GELU is not fused. An epilogue would take it of the fp32 sums, while the backward pass makes it again from the stored
-// sums, rounded to floatX: the recomputed activation would have other bits than the first. Nor is the bias gradient: the
-// epilogue BGRADB overwrites where gradients accumulate.
+// GELU is not fused. An epilogue would apply it to the fp32 sums, while the backward pass makes it again from the
+// stored sums, rounded to floatX: the recomputed activation would have other bits than the first. Nor is the bias
+// gradient: the epilogue BGRADB overwrites where gradients accumulate.
 #pragma once
 #include "kernels/device.cuh"      // struct device, floatX, LAUNCH
 #include "kernels/matmul_gemm.cuh" // struct gemm
@@ -29,7 +29,7 @@
 enum {
     MATMUL_PLANS = 128,              // a training run of one model has some 20
     MATMUL_LIBRARY_BYTES = 32 << 20, // scratch that algorithms may ask for: what NVIDIA recommends for sm_90
-    MATMUL_ALIGNMENT = 256,          // more is not told apart: it is all that the library asks for
+    MATMUL_ALIGNMENT = 256,          // the largest that a key tells apart: the library asks for no more
 };
 
 // Every member is an int64, so that keys compare by their bytes.
@@ -45,7 +45,7 @@ struct matmul_plan {
 };
 struct matmul_library {
     cublasLtHandle_t handle; // NULL until it is needed: without one nothing asks for a GPU
-    int64_t planned;         // plans made so far; plan i is in place i % MATMUL_PLANS
+    int64_t planned;         // plans made so far; plan i is plans[i % MATMUL_PLANS]
     struct matmul_plan plans[MATMUL_PLANS];
     char description[64];
 };
@@ -108,12 +108,12 @@ static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t 
                        size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
-// Its value counts for the heuristics too, which see its alignment.
+// Sets the bias pointer. Its value matters to the heuristics too, which see its alignment.
 static void matmul_set_bias(struct matmul_plan *plan, const floatX *bias) {
     matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
 }
 
-// What is to be computed. fp32 operands are multiplied as such, not as TF32.
+// Describes the product to the library. fp32 operands are multiplied as such, not as TF32.
 static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = gemm->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
@@ -135,8 +135,8 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
 }
 
 static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct matmul_key *key) {
-    // Of the ways to split the depth among blocks those that add up fp32 parts in a step of its own, in a fixed order.
-    // The others add parts that are rounded to the type of the output.
+    // Of the split-K schemes, those that add fp32 partial sums in a step of its own, in a fixed order. The others add
+    // partial sums that are rounded to the type of the output.
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint64_t workspace_bytes = MATMUL_LIBRARY_BYTES;
     const uint32_t a = (uint32_t)key->b_alignment, b = (uint32_t)key->a_alignment, c = (uint32_t)key->c_alignment;
@@ -156,7 +156,8 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Takes the algorithm that the library's heuristics think the fastest; CUBLAS_STATUS_NOT_SUPPORTED where they know none.
+// Puts the algorithm that the library's heuristics rank first into the plan; CUBLAS_STATUS_NOT_SUPPORTED where they
+// have none.
 static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t best;
@@ -179,8 +180,8 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
     return matmul_choose_algorithm(plan, library);
 }
 
-// Which product was refused, and what to change. The widths of a layer's input and output are multiples of 8 in any usual
-// model; where they are, the number of tokens is what the library refuses.
+// Writes which product the library refused, and what to change. The widths of a layer's input and output are multiples
+// of 8 in any usual model; where they are, the number of tokens is what the library refuses.
 static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *gemm, cublasStatus_t status,
                                        const struct matmul_library *library) {
     const bool widths_fit = gemm->cols % 8 == 0 && (gemm->sum ? gemm->rows : gemm->depth) % 8 == 0;
@@ -193,7 +194,7 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
                  : "multiples of 8 for --hidden-size, --ffn-hidden-size and --kv-channels");
     return text;
 }
-// NULL where the library can compute the product; else why it can't, in `text`. For tests.
+// For tests: NULL where the library can compute the product; else why it can't, written to `text`.
 static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm,
                                          struct matmul_library *library) {
     struct matmul_plan plan;
@@ -201,7 +202,8 @@ static inline const char *matmul_refusal(char *text, size_t n, const struct gemm
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
-// The oldest plan makes room when the table is full: it would be the same again, so that only time is lost.
+// The plan of this product, from the table or made now. In a full table the new plan replaces the oldest, which, when
+// it is made again, is the same.
 static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, struct matmul_library *library) {
     const struct matmul_key key = matmul_key_of(gemm);
     const int64_t kept = gemm_min(library->planned, MATMUL_PLANS);
@@ -216,7 +218,7 @@ static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, struct matmu
     return plan;
 }
 
-// `workspace`: MATMUL_LIBRARY_BYTES.
+// Enqueues the product, without dbias. workspace: MATMUL_LIBRARY_BYTES.
 static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct device *dev) {
     const float one = 1, beta = gemm->sum ? 1 : 0;
     void *c = gemm->sum ? (void *)gemm->sum : (void *)gemm->out;
@@ -230,12 +232,12 @@ static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct devic
 
 // ---- dbias += column sums of dout ----
 
-// Stage 1: a block sums DBIAS_ROWS rows of 32 packs of columns, stage 2 the blocks' partial sums; both in a fixed order.
-// The partial sums are 8 bytes for every DBIAS_ROWS elements of dout, 3 % of its bytes in bf16. The blocks for 16384
-// rows of 768 columns have 6 MB of loads under way, two thirds more than 4 TB/s at 0.9 us of latency ask for.
+// Stage 1: a block sums DBIAS_ROWS rows of 32 packs of columns, stage 2 the blocks' partial sums; both in a fixed
+// order. The partial sums are 8 bytes for every DBIAS_ROWS elements of dout, 3 % of its bytes in bf16. The blocks for
+// 16384 rows of 768 columns have 6 MB of loads in flight, two thirds more than 4 TB/s at 0.9 us of latency ask for.
 enum { DBIAS_ROWS = 128, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, DBIAS_AHEAD = 4, DBIAS_PARTS = 32 };
-// Words from one line of 32 sums in shared memory to the next: a warp meets no bank twice, neither when it writes a line
-// nor when it reads 32 columns, which are PACK lines' elements i, i + 1, ...
+// Words from one line of 32 sums in shared memory to the next: a warp meets no bank twice, neither when it writes a
+// line nor when it reads 32 columns, which are PACK lines' elements i, i + 1, ...
 enum { DBIAS_LINE = 32 + 32 / PACK };
 
 static size_t dbias_workspace_bytes(int64_t M, int N) {
@@ -269,7 +271,7 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     } else if (column < N)
         for (int row = warp; row < rows; row += DBIAS_WARPS)
             dbias_add_pack(sums, packed_load_some(from + (int64_t)row * N, N - column));
-    // the warps' sums, by thread: a column each
+    // Each thread adds the warps' sums of one column.
     const uint32_t shared = shared_memory(); // (warps, PACK, DBIAS_LINE)
     for (int i = 0; i < PACK; i++)
         store_shared_float(shared + (uint32_t)((warp * PACK + i) * DBIAS_LINE + lane) * 4, sums[i]);
@@ -315,7 +317,6 @@ static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *
 
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return MATMUL_LIBRARY_BYTES; }
 
-// dbias (rows of the gemm) or NULL: += the sums of A, which is dout^T, over its columns.
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
     gemm_cublaslt(gemm, workspace, dev);
     if (dbias)

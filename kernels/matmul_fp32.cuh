@@ -14,8 +14,8 @@
 
 enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN };
 
-// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
-// round.
+// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`, by the backend. A transposed operand is stored
+// the other way round: A (depth, rows), B (cols, depth).
 //
 // oneDNN is called by its BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and
 // 3, and nothing to plan or keep. None of its primitives is faster by more than a few percent, and its matmul with
@@ -35,7 +35,7 @@ enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, M
 static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transposed, int64_t rows, int64_t cols,
                   int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c,
                   int64_t ldc, void *workspace, const struct device *dev) {
-    const int threads = omp_get_max_threads(); // from which the libraries take theirs
+    const int threads = omp_get_max_threads(); // restored at the end: the libraries take their number from OpenMP's
     omp_set_num_threads(dev->threads);
     switch (backend) {
 #ifdef HAVE_ONEDNN
@@ -71,6 +71,7 @@ static size_t gemm_fp32_workspace_bytes(const struct device *dev) {
     return sizeof(float) * 3 * FP32_BLOCK * FP32_BLOCK + sgemm_plain_workspace_bytes(dev);
 }
 
+// out (rows, cols), packed = in, whose rows are ld apart
 static void floats_from_block(float *out, const floatX *in, int64_t ld, int64_t rows, int64_t cols,
                               const struct device *dev) {
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
@@ -81,6 +82,7 @@ static void floats_from_block(float *out, const floatX *in, int64_t ld, int64_t 
     }
 }
 
+// out, whose rows are ld apart = in (rows, cols), packed, + bias (cols) or NULL
 static void block_from_floats(floatX *out, const float *in, const floatX *bias, int64_t ld, int64_t rows, int64_t cols,
                               const struct device *dev) {
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
@@ -121,7 +123,7 @@ static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *w
 static size_t gemm_fp32_workspace_bytes(const struct device *dev) { return sgemm_plain_workspace_bytes(dev); }
 
 static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *workspace, const struct device *dev) {
-    if (g->bias) { // onto which the product is then added: cheaper than a pass over the result
+    if (g->bias) { // the product is then added onto the bias: cheaper than a pass over the result
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
         for (int64_t i = 0; i < g->rows; i++)
             memcpy(g->out + i * g->cols, g->bias, (size_t)g->cols * sizeof *g->bias);

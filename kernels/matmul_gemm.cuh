@@ -1,10 +1,11 @@
-// The three products of a linear layer as one: C (rows, cols) = A (rows, depth) B (depth, cols), in BLAS's terms.
+// The three products of a linear layer as one: C (rows, cols) = A (rows, depth) B (depth, cols), in BLAS's terms; and
+// what each target's library offers of it.
 #pragma once
 #include "kernels/device.cuh" // floatX
 
 struct gemm {
     int64_t rows, cols, depth;
-    const floatX *a; // (rows, depth), or (depth, rows) when a_transposed; rows of it are lda apart
+    const floatX *a; // (rows, depth), or (depth, rows) when a_transposed; stored rows are lda elements apart
     int64_t lda;
     bool a_transposed;
     const floatX *b; // (depth, cols), or (cols, depth) when b_transposed
@@ -14,6 +15,19 @@ struct gemm {
     const floatX *bias; // (cols) or NULL
     float *sum;         // (rows, cols) += A B
 };
+
+// Makes the library's handles; the caller destroys them.
+static struct matmul_library *matmul_create(struct device *dev);
+static void matmul_destroy(struct matmul_library *library);
+// Names the library, its version and the type of the products. The text is the library's.
+static const char *matmul_describe(const struct matmul_library *library);
+
+// Computes the gemm. dbias (rows of the gemm) or NULL: += the sums of A, which is dout^T, over its columns. Fails where
+// the library has no algorithm for the product. dbias_workspace_bytes is what M rows of N sums need besides the
+// product.
+static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
+static size_t dbias_workspace_bytes(int64_t M, int N);
+static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);
 
 // out = in weight^T + bias
 static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,

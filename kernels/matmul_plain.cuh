@@ -43,7 +43,8 @@ static inline void plain_pack(float *strip, const float *x, int64_t line, int64_
             strip[(int64_t)k * width + i] = i < valid ? x[i * line + k * step] : 0.0f;
 }
 
-// c = beta * c + a b for one tile of PLAIN_ROWS x PLAIN_COLS; only the first `rows` x `cols` of it exist in c.
+// c = a b, plus c when `add`, for one tile of PLAIN_ROWS x PLAIN_COLS, of which only the first `rows` x `cols` exist in
+// c.
 static inline void plain_tile(float *c, int64_t ldc, int rows, int cols, const float *a, const float *b, int depth,
                               bool add) {
     plain_vector sum[PLAIN_ROWS][2];
@@ -65,7 +66,7 @@ static inline void plain_tile(float *c, int64_t ldc, int rows, int cols, const f
             c[i * ldc + j] = tile[i][j] + (add ? c[i * ldc + j] : 0.0f);
 }
 
-// One task: the rows from i0 and the columns from j0 (of a packed panel of B) of C, for `depth` steps.
+// One task: a block of C (rows, cols) = a block of packed A times one of packed B, plus C when `add`.
 static void plain_block(float *c, int64_t ldc, int64_t rows, int64_t cols, const float *packed_a, const float *packed_b,
                         int depth, bool add) {
     for (int64_t j = 0; j < cols; j += PLAIN_COLS)
@@ -75,8 +76,7 @@ static void plain_block(float *c, int64_t ldc, int64_t rows, int64_t cols, const
                        depth, add);
 }
 
-// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
-// round.
+// sgemm (kernels/matmul_fp32.cuh) in plain C.
 static void sgemm_plain(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth, const float *a,
                         int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc, void *workspace,
                         const struct device *dev) {

@@ -14,14 +14,62 @@
 
 enum norm_kind { NORM_LAYERNORM, NORM_RMSNORM };
 
+// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps). For RMSNorm the mean is 0 and the variance
+// the mean square.
+static void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
+                         float *mean,          // (N); NULL: not written
+                         float *rstd,          // (N); NULL: not written
+                         const floatX *x,      // (N, C)
+                         const floatX *weight, // (C)
+                         const floatX *bias,   // (C); NULL: none
+                         int64_t N, int C, float eps, enum norm_kind kind, struct device *dev);
+
+// The gradient of norm_forward, added to what the outputs hold. With y the normalised row and g = dout * weight:
+//   dx += rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
+//   dweight += sum over rows of dout * y;  dbias += sum over rows of dout
+static size_t norm_backward_workspace_bytes(int64_t N, int C);
+static void norm_backward(floatX *dx,           // (N, C)
+                          float *dweight,       // (C)
+                          float *dbias,         // (C); NULL: none
+                          const floatX *dout,   // (N, C)
+                          const floatX *x,      // (N, C)
+                          const floatX *weight, // (C)
+                          const float *mean,    // (N); not read for RMSNorm
+                          const float *rstd,    // (N)
+                          int64_t N, int C, enum norm_kind kind, void *workspace, struct device *dev);
+
+// The addition of a residual branch: sum = x + dropout(delta).
+static void residual_forward(floatX *sum,         // (N, C); may be delta
+                             const floatX *x,     // (N, C)
+                             const floatX *delta, // (N, C)
+                             int64_t N, int C, struct dropout dropout, struct device *dev);
+
+// residual_forward, then norm_forward of the rounded sum, in one pass over memory. The bits are those of the two calls,
+// which recomputation may make instead.
+static void residual_norm_forward(floatX *sum,          // (N, C); may be delta
+                                  floatX *out,          // (N, C); NULL: statistics alone
+                                  float *mean,          // (N); NULL: not written
+                                  float *rstd,          // (N); NULL: not written
+                                  const floatX *x,      // (N, C)
+                                  const floatX *delta,  // (N, C)
+                                  const floatX *weight, // (C)
+                                  const floatX *bias,   // (C); NULL: none
+                                  int64_t N, int C, float eps, enum norm_kind kind, struct dropout dropout,
+                                  struct device *dev);
+
+// The gradient by residual_forward's delta: ddelta = dout times the dropout scales that forward applied.
+static void dropout_backward(floatX *ddelta,     // (n); may be dout
+                             const floatX *dout, // (n)
+                             int64_t n, struct dropout dropout, struct device *dev);
+
 #ifdef TARGET_CUDA
 
-// Who does a row: a warp where its part of the row fits its registers, else a block. A thread has every THREADS-th pack
-// (16 bytes) of the row: PACKS of them held in registers, so that the passes over the row read memory once; PACKS = 0: any
-// number at any alignment, read again in each pass. Which it is depends on C and alignments alone.
+// A row is the work of a warp where a lane's share of the row fits its registers, else of a block. A thread has every
+// THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that the passes over the row read memory
+// once; PACKS = 0: any number at any alignment, read again in each pass. The choice depends on C and alignments alone.
 enum { NORM_THREADS = 256 };
 
-// f(j, c) for each of this thread's packs: its number j, and its first column.
+// Calls f(j, c) for each of this thread's packs: j is its number, c its first column.
 template <int THREADS, int PACKS, class F> DEVICE_FUNCTION void row_packs(int C, F f) {
     const int thread = threadIdx.x % THREADS;
     if (PACKS > 0) {
@@ -45,14 +93,14 @@ template <int PACKS> DEVICE_FUNCTION void row_store(floatX *row, const struct pa
         packed_store_some(row + c, value, C - c);
 }
 
-// Pack j of the row, at column c: as it is held, or read again.
+// Pack j of the row, at column c: from registers, or read again.
 template <int PACKS>
 DEVICE_FUNCTION struct packed_floats row_pack(const struct packed *held, const floatX *row, int j, int c, int C) {
     return packed_to_floats(PACKS > 0 ? held[j] : row_load<PACKS>(row, c, C));
 }
 
-// Each x[k] becomes its sum over the row's threads. The block's warps exchange them in shared memory, in COUNT slots from
-// `slot` on, which are free again after the next but one barrier.
+// Replaces each x[k] by its sum over the row's threads. The block's warps exchange partial sums in shared memory, in
+// COUNT slots from `slot` on, which are free again after the next but one barrier.
 template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT], int slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
@@ -71,7 +119,7 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
             lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
 }
 
-// a + dropout(b), rounded; the first element is number `element` of the mask.
+// a + dropout(b), rounded; the pack's first element is number `element` of the mask.
 DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct packed_floats &b,
                                             const struct dropout &dropout, int64_t element) {
     if (dropout.p == 0) {
@@ -87,7 +135,8 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
     return packed_from_floats(a);
 }
 
-// norm_forward, and with delta residual_norm_forward: one kernel, so that the norm has the same bits in both.
+// The kernel of norm_forward (delta NULL) and of residual_norm_forward: one for both, so that the norm has the same
+// bits.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_forward_kernel(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
@@ -176,7 +225,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     });
 }
 
-// Whether every row begins and ends with a whole, aligned pack. NULL is aligned.
+// Whether every row of the arrays begins and ends with a whole, aligned pack. NULL is aligned.
 static inline bool norm_rows_whole(int C, const void *const *arrays, int count) {
     bool whole = C % PACK == 0;
     for (int i = 0; i < count; i++)
@@ -184,7 +233,7 @@ static inline bool norm_rows_whole(int C, const void *const *arrays, int count) 
     return whole;
 }
 
-// The residual addition first, unless delta is NULL.
+// delta NULL: norm_forward, else residual_norm_forward.
 static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                 const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
                                 float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
@@ -211,37 +260,21 @@ static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rs
 #undef NORM_FORWARD
 }
 
-// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); for RMSNorm the mean is 0 and the variance
-// the mean square. mean, rstd: either may be NULL, then it is not written; out NULL: only statistics; bias NULL: none.
-static void norm_forward(floatX *out,          // (N, C)
-                         float *mean,          // (N)
-                         float *rstd,          // (N)
-                         const floatX *x,      // (N, C)
-                         const floatX *weight, // (C)
-                         const floatX *bias,   // (C)
-                         int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
+static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                         const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
     const struct dropout none = {0};
     norm_forward_launch(NULL, out, mean, rstd, x, NULL, weight, bias, N, C, eps, kind, none, dev);
 }
 
-// residual_forward, then norm_forward of the sum as it was rounded: the same bits as the two apart, which is how
-// recomputation may call them, in one pass over memory. sum may be delta; out, mean, rstd, bias: as in norm_forward.
-static void residual_norm_forward(floatX *sum,          // (N, C)
-                                  floatX *out,          // (N, C)
-                                  float *mean,          // (N)
-                                  float *rstd,          // (N)
-                                  const floatX *x,      // (N, C)
-                                  const floatX *delta,  // (N, C)
-                                  const floatX *weight, // (C)
-                                  const floatX *bias,   // (C)
-                                  int64_t N, int C, float eps, enum norm_kind kind, struct dropout dropout,
-                                  struct device *dev) {
+static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
+                                  const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
+                                  float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
     norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, eps, kind, dropout, dev);
 }
 
-// Backward holds, beside its part of two rows, its part of the sums for dweight and dbias over a run of rows: twice PACK
-// registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer ones take as many threads as leave 2
-// packs to each.
+// A thread of backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
+// rows: twice PACK registers a pack in bf16. So a warp takes rows of up to 3 packs a lane, and longer rows take as many
+// threads as leave 2 packs to each.
 enum { NORM_BACKWARD_WARP_PACKS = 3, NORM_BACKWARD_PACKS = 2 };
 static inline int norm_backward_row_threads(int C) {
     if (C <= NORM_BACKWARD_WARP_PACKS * 32 * PACK)
@@ -252,9 +285,9 @@ static inline int norm_backward_row_threads(int C) {
     return threads;
 }
 
-// A block's rows are a run. Its sums lie in the workspace and are added to the gradients in a fixed order. The number of
-// runs depends on the sizes alone, so that all GPUs give the same bits: it fills 132 SMs (H100, H200) with 16 warps each,
-// unless there are so few rows that a run's sums would be much of what is read and written.
+// A block takes a run of rows. The run's sums lie in the workspace and are added to the gradients in a fixed order. The
+// number of runs depends on the sizes alone, so that all GPUs give the same bits: the runs fill 132 SMs (H100, H200)
+// with 16 warps each, unless there are so few rows that the runs' sums would be much of the memory traffic.
 static inline int64_t norm_backward_runs(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * 132 : 2 * 132,
@@ -265,9 +298,9 @@ static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)norm_backward_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
 
-// The block's warps each hold 32 packs of sums, all of the same columns: adds them up, in the order of the warps, into
+// Adds the block's sums, of which each warp holds 32 packs of the same columns, in the order of the warps, into
 // to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
-DEVICE_FUNCTION void norm_warps_gather(float *to, int count, const struct packed_floats &sums) {
+DEVICE_FUNCTION void norm_warps_reduce(float *to, int count, const struct packed_floats &sums) {
     __syncthreads(); // the last call's sums have been read
     floats_store_shared(shared_memory() + threadIdx.x * (PACK * 4), sums);
     __syncthreads();
@@ -279,14 +312,13 @@ DEVICE_FUNCTION void norm_warps_gather(float *to, int count, const struct packed
     }
 }
 
-// With y the normalised row and g = dout * weight: dx += rstd * (g - mean(g) - y * mean(g * y)), without the middle
-// term for RMSNorm; dweight_sum += dout * y; dbias_sum += dout.
+// norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
     norm_backward_kernel(float *sums, floatX *dx, const floatX *dout, const floatX *x, const floatX *weight,
                          const float *mean, const float *rstd, int64_t N, int C, enum norm_kind kind) {
     enum { HELD = PACKS > 0 ? PACKS : 1, ROWS = THREADS == 32 ? NORM_THREADS / 32 : 1 };
-    float *dweight = sums + (int64_t)blockIdx.x * 2 * C, *dbias = dweight + C; // this run's
+    float *dweight = sums + (int64_t)blockIdx.x * 2 * C, *dbias = dweight + C; // of this run
     struct packed_floats dweight_sum[HELD], dbias_sum[HELD];
     memset(dweight_sum, 0, sizeof dweight_sum);
     memset(dbias_sum, 0, sizeof dbias_sum);
@@ -297,7 +329,7 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
         });
 
     const int64_t end = (blockIdx.x + 1) * N / gridDim.x;
-    int turn = 0; // which of two sets of slots the row's sums are exchanged in
+    int turn = 0; // the row's sums are exchanged in the first or second set of slots, by turns
     for (int64_t n = blockIdx.x * N / gridDim.x + threadIdx.x / THREADS; n < end; n += ROWS, turn ^= 1) {
         const floatX *x_row = x + n * C, *dout_row = dout + n * C;
         floatX *dx_row = dx + n * C;
@@ -357,8 +389,8 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             const int c = j * 32 * PACK;
-            norm_warps_gather(dweight + c, C - c, dweight_sum[j]);
-            norm_warps_gather(dbias + c, C - c, dbias_sum[j]);
+            norm_warps_reduce(dweight + c, C - c, dweight_sum[j]);
+            norm_warps_reduce(dbias + c, C - c, dbias_sum[j]);
         }
     } else if (PACKS > 0)
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
@@ -367,17 +399,17 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
         });
 }
 
-// Adds the runs' sums to the gradients: a warp takes every 32nd run of 32 columns, then the block's first warp adds up what
-// the warps have.
-enum { NORM_GATHER_THREADS = 1024 };
-static __global__ void __launch_bounds__(NORM_GATHER_THREADS)
-    norm_gather_kernel(float *dweight, float *dbias, const float *sums, int64_t runs, int C) {
+// Adds the runs' sums to the gradients: a warp adds every 32nd run of 32 columns, then the block's first warp adds the
+// warps' sums.
+enum { NORM_REDUCE_THREADS = 1024 };
+static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
+    norm_reduce_kernel(float *dweight, float *dbias, const float *sums, int64_t runs, int C) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t k = (int64_t)blockIdx.x * 32 + lane; // a column of dweight, or C plus one of dbias
     float sum = 0;
     if (k < 2 * (int64_t)C) {
 #pragma unroll 8
-        for (int64_t run = warp; run < runs; run += NORM_GATHER_THREADS / 32)
+        for (int64_t run = warp; run < runs; run += NORM_REDUCE_THREADS / 32)
             sum += sums[run * 2 * C + k];
     }
     store_shared_float(shared_memory() + 4 * threadIdx.x, sum);
@@ -385,7 +417,7 @@ static __global__ void __launch_bounds__(NORM_GATHER_THREADS)
     if (warp != 0 || k >= 2 * (int64_t)C)
         return;
     sum = 0;
-    for (int i = 0; i < NORM_GATHER_THREADS / 32; i++)
+    for (int i = 0; i < NORM_REDUCE_THREADS / 32; i++)
         sum += load_shared_float(shared_memory() + 4 * (uint32_t)(i * 32 + lane));
     if (k < C)
         dweight[k] += sum;
@@ -393,16 +425,9 @@ static __global__ void __launch_bounds__(NORM_GATHER_THREADS)
         dbias[k - C] += sum;
 }
 
-// Adds: dx += , dweight += , dbias += (dbias NULL: none). mean is not read for RMSNorm.
-static void norm_backward(floatX *dx,           // (N, C)
-                          float *dweight,       // (C)
-                          float *dbias,         // (C)
-                          const floatX *dout,   // (N, C)
-                          const floatX *x,      // (N, C)
-                          const floatX *weight, // (C)
-                          const float *mean,    // (N)
-                          const float *rstd,    // (N)
-                          int64_t N, int C, enum norm_kind kind, void *workspace, struct device *dev) {
+static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                          const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
+                          enum norm_kind kind, void *workspace, struct device *dev) {
     float *sums = (float *)workspace; // (runs, 2, C)
     const void *arrays[] = {dx, dout, x, weight, workspace};
     const bool whole = norm_rows_whole(C, arrays, 5);
@@ -422,8 +447,8 @@ static void norm_backward(floatX *dx,           // (N, C)
     else
         NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, 6 * 512 / 32);
 #undef NORM_BACKWARD
-    LAUNCH(dev, norm_gather_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_GATHER_THREADS,
-           NORM_GATHER_THREADS * sizeof(float), dweight, dbias, (const float *)sums, runs, C);
+    LAUNCH(dev, norm_reduce_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_REDUCE_THREADS,
+           NORM_REDUCE_THREADS * sizeof(float), dweight, dbias, (const float *)sums, runs, C);
 }
 
 static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, const floatX *delta, int64_t n,
@@ -435,11 +460,8 @@ static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, con
     const struct packed_floats b = packed_to_floats(packed_load_some(delta + at, n - at));
     packed_store_some(sum + at, residual_pack(a, b, dropout, at), n - at);
 }
-// sum = x + dropout(delta); sum may be delta.
-static void residual_forward(floatX *sum,         // (N, C)
-                             const floatX *x,     // (N, C)
-                             const floatX *delta, // (N, C)
-                             int64_t N, int C, struct dropout dropout, struct device *dev) {
+static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C,
+                             struct dropout dropout, struct device *dev) {
     LAUNCH(dev, residual_forward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, sum, x, delta, N * C,
            dropout);
 }
@@ -455,10 +477,8 @@ static __global__ void dropout_backward_kernel(floatX *ddelta, const floatX *dou
         d.x[i] *= scale.x[i];
     packed_store_some(ddelta + at, packed_from_floats(d), n - at);
 }
-// ddelta = dout with the mask and scale that residual_forward applied; ddelta may be dout.
-static void dropout_backward(floatX *ddelta,     // (n)
-                             const floatX *dout, // (n)
-                             int64_t n, struct dropout dropout, struct device *dev) {
+static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout,
+                             struct device *dev) {
     if (dropout.p != 0)
         LAUNCH(dev, dropout_backward_kernel, blocks_for(n, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout, n,
                dropout);
@@ -525,31 +545,23 @@ __attribute__((noinline)) static void norm_row(floatX *__restrict__ out, float *
     }
 }
 
-// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps); for RMSNorm the mean is 0 and the variance
-// the mean square. mean, rstd: either may be NULL, then it is not written; out NULL: only statistics; bias NULL: none.
-static void norm_forward(floatX *out,          // (N, C)
-                         float *mean,          // (N)
-                         float *rstd,          // (N)
-                         const floatX *x,      // (N, C)
-                         const floatX *weight, // (C)
-                         const floatX *bias,   // (C)
-                         int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
+static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                         const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++)
         norm_row(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight, bias, C,
                  eps, kind);
 }
 
-// The rows are cut into at most this many runs. Each run's sums for dweight and dbias lie in the workspace and are
-// added in the order of the runs, so that the result doesn't depend on the number of threads.
+// The rows are cut into at most NORM_BACKWARD_RUNS runs. Each run's sums for dweight and dbias lie in the workspace and
+// are added in the order of the runs, so that the result doesn't depend on the number of threads.
 enum { NORM_BACKWARD_RUNS = 128 };
 static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
 static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)norm_backward_runs(N) * 2 * (size_t)C * sizeof(float);
 }
 
-// With y the normalised row and g = dout * weight: dx += rstd * (g - mean(g) - y * mean(g * y)), without the middle
-// term for RMSNorm; dweight_sum += dout * y; dbias_sum += dout.
+// One row of norm_backward; dweight_sum += dout * y, dbias_sum += dout.
 static inline void norm_backward_row(floatX *__restrict__ dx, float *__restrict__ dweight_sum,
                                      float *__restrict__ dbias_sum, const floatX *__restrict__ dout,
                                      const floatX *__restrict__ x, const floatX *__restrict__ weight, float mean,
@@ -577,16 +589,9 @@ static inline void norm_backward_row(floatX *__restrict__ dx, float *__restrict_
     }
 }
 
-// Adds: dx += , dweight += , dbias += (dbias NULL: none). mean is not read for RMSNorm.
-static void norm_backward(floatX *dx,           // (N, C)
-                          float *dweight,       // (C)
-                          float *dbias,         // (C)
-                          const floatX *dout,   // (N, C)
-                          const floatX *x,      // (N, C)
-                          const floatX *weight, // (C)
-                          const float *mean,    // (N)
-                          const float *rstd,    // (N)
-                          int64_t N, int C, enum norm_kind kind, void *workspace, struct device *dev) {
+static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                          const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
+                          enum norm_kind kind, void *workspace, struct device *dev) {
     float *sums = (float *)workspace; // (runs, 2, C)
     const int64_t runs = norm_backward_runs(N);
 #pragma omp parallel for schedule(static)
@@ -610,7 +615,7 @@ static void norm_backward(floatX *dx,           // (N, C)
     }
 }
 
-// Elements that a thread takes at a time in ops without rows, and the scales of a mask that are made at a time.
+// Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
 // sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, as norm_row is not.
@@ -634,11 +639,8 @@ __attribute__((noinline)) static void residual_elements(floatX *sum, const float
     }
 }
 
-// sum = x + dropout(delta); sum may be delta.
-static void residual_forward(floatX *sum,         // (N, C)
-                             const floatX *x,     // (N, C)
-                             const floatX *delta, // (N, C)
-                             int64_t N, int C, struct dropout dropout, struct device *dev) {
+static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C,
+                             struct dropout dropout, struct device *dev) {
     const int64_t n = N * C;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME)
@@ -646,18 +648,9 @@ static void residual_forward(floatX *sum,         // (N, C)
                           n - begin < ELEMENTS_AT_A_TIME ? n - begin : (int64_t)ELEMENTS_AT_A_TIME, dropout);
 }
 
-// residual_forward, then norm_forward of the sum as it was rounded: the same bits as the two apart, which is how
-// recomputation may call them, in one pass over memory. sum may be delta; out, mean, rstd, bias: as in norm_forward.
-static void residual_norm_forward(floatX *sum,          // (N, C)
-                                  floatX *out,          // (N, C)
-                                  float *mean,          // (N)
-                                  float *rstd,          // (N)
-                                  const floatX *x,      // (N, C)
-                                  const floatX *delta,  // (N, C)
-                                  const floatX *weight, // (C)
-                                  const floatX *bias,   // (C)
-                                  int64_t N, int C, float eps, enum norm_kind kind, struct dropout dropout,
-                                  struct device *dev) {
+static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
+                                  const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
+                                  float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
         residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, C, dropout);
@@ -666,10 +659,8 @@ static void residual_norm_forward(floatX *sum,          // (N, C)
     }
 }
 
-// ddelta = dout with the mask and scale that residual_forward applied; ddelta may be dout.
-static void dropout_backward(floatX *ddelta,     // (n)
-                             const floatX *dout, // (n)
-                             int64_t n, struct dropout dropout, struct device *dev) {
+static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout,
+                             struct device *dev) {
     if (dropout.p == 0) {
         if (ddelta != dout)
             memcpy(ddelta, dout, (size_t)n * sizeof *ddelta);

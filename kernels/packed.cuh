@@ -12,14 +12,14 @@ struct packed {
 
 DEVICE_FUNCTION bool packed_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
-// Told of each 16-byte access before it is made: the emulator checks its address and its order.
+// Called before each 16-byte access: the emulator checks the access's address and order.
 DEVICE_FUNCTION void packed_check(const void *p, bool write) {
 #ifdef CUDA_EMULATED
     emu_touch_global(p, 16, write);
 #endif
 }
 
-// `from` aligned to 16 bytes.
+// One access; `from` and `to` are aligned to 16 bytes.
 DEVICE_FUNCTION struct packed packed_load(const floatX *from) {
     struct packed result;
     packed_check(from, false);
@@ -33,7 +33,7 @@ DEVICE_FUNCTION void packed_store(floatX *to, const struct packed &value) {
     packed_check(to, true);
     *(uint4 *)to = words;
 }
-// The first `count` elements, the others 0; any alignment. One access where it can be.
+// The first `count` elements, the others 0, at any alignment; in one access where that is possible.
 DEVICE_FUNCTION struct packed packed_load_some(const floatX *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return packed_load(from);

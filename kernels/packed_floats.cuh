@@ -1,5 +1,5 @@
-// What stands in fp32 beside a 16-byte access of floatX, for CUDA kernels: the elements as they are computed with, arrays
-// of fp32, and the dropout scales of the elements.
+// fp32 values for the elements of one 16-byte access of floatX, for CUDA kernels: converted elements, parts of fp32
+// arrays, and dropout scales.
 #pragma once
 #include "kernels/device.cuh" // floatX, DEVICE_FUNCTION
 #include "kernels/packed.cuh" // struct packed, PACK
@@ -19,7 +19,7 @@ DEVICE_FUNCTION struct packed_floats packed_to_floats(const struct packed &from)
         result.x[i] = to_float(from.x[i]);
     return result;
 }
-// Rounds as to_floatX, by the instruction for two elements.
+// Rounds as to_floatX does, by the instruction for two elements.
 DEVICE_FUNCTION struct packed packed_from_floats(const struct packed_floats &from) {
     struct packed result;
 #ifdef PRECISION_BF16
@@ -34,7 +34,7 @@ DEVICE_FUNCTION struct packed packed_from_floats(const struct packed_floats &fro
     return result;
 }
 
-// `from` and `to` aligned to 16 bytes.
+// PACK floats in 16-byte accesses; `from` and `to` are aligned to 16 bytes.
 DEVICE_FUNCTION struct packed_floats floats_load(const float *from) {
     struct packed_floats result;
 #pragma unroll
@@ -54,7 +54,7 @@ DEVICE_FUNCTION void floats_store(float *to, const struct packed_floats &value) 
         *(uint4 *)(to + i) = words;
     }
 }
-// The first `count` elements, the others 0; any alignment.
+// The first `count` elements, the others 0, at any alignment.
 DEVICE_FUNCTION struct packed_floats floats_load_some(const float *from, int64_t count) {
     if (count >= PACK && packed_aligned(from))
         return floats_load(from);
@@ -74,7 +74,7 @@ DEVICE_FUNCTION void floats_store_some(float *to, const struct packed_floats &va
         if (i < count)
             to[i] = value.x[i];
 }
-// To and from shared memory.
+// To shared memory.
 DEVICE_FUNCTION void floats_store_shared(uint32_t to, const struct packed_floats &value) {
 #pragma unroll
     for (int i = 0; i < PACK; i += 4) {
@@ -100,7 +100,7 @@ DEVICE_FUNCTION struct packed_floats dropout_scales_packed(const struct dropout 
     }
     struct packed_floats result;
 #pragma unroll
-    for (int i = 0; i < PACK; i++) { // selected, not indexed, so that the words stay in registers
+    for (int i = 0; i < PACK; i++) { // words are selected, not indexed, so that they stay in registers
         const uint32_t even = skip & 2 ? words[i + 2] : words[i], odd = skip & 2 ? words[i + 3] : words[i + 1];
         result.x[i] = uniform_from_word(skip & 1 ? odd : even) >= d.p ? kept : 0.0f;
     }

@@ -25,8 +25,8 @@ struct word_x4 {
     uint32_t x[4];
 };
 
-// x; the compiler can't know that it is the same value as last time, and so makes again what depends on it instead of
-// keeping that in registers.
+// Returns x. The compiler can't know that the value is the same as last time, and so computes again what depends on it
+// instead of keeping that in registers.
 PTX_FUNCTION int hide_value(int x) {
 #if defined(__CUDACC__)
     asm volatile("" : "+r"(x));
@@ -34,7 +34,7 @@ PTX_FUNCTION int hide_value(int x) {
     return x;
 }
 
-// Nanoseconds, of the 64 bits that all blocks see the lower half. The emulator's pass by being asked for, 10 us each time.
+// The lower 32 bits of a clock in nanoseconds that all blocks share. The emulator's advances by 10 us at each call.
 PTX_FUNCTION uint32_t global_timer(void) {
     uint32_t result;
 #if defined(__CUDACC__)
@@ -67,7 +67,7 @@ PTX_FUNCTION void cp_async_16(uint32_t to, const void *from, bool valid) {
     emu_copy_async(to, from, 16, valid);
 #endif
 }
-// The same of 8 bytes, through L1.
+// As cp_async_16, of 8 bytes and through L1.
 PTX_FUNCTION void cp_async_8(uint32_t to, const void *from, bool valid) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
@@ -85,7 +85,7 @@ PTX_FUNCTION void cp_async_commit(void) {
     emu_commit_async();
 #endif
 }
-// Waits until at most PENDING of this thread's groups are under way; the other threads see the data after a barrier.
+// Waits until at most PENDING of this thread's groups are in flight; the other threads see the data after a barrier.
 template <int PENDING> PTX_FUNCTION void cp_async_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -210,7 +210,7 @@ PTX_FUNCTION struct word_x4 ldmatrix_x4(uint32_t row) {
 #endif
     return result;
 }
-// The same of the transposed matrices: elements (2t, g) and (2t + 1, g).
+// As ldmatrix_x4, of the transposed matrices: elements (2t, g) and (2t + 1, g).
 PTX_FUNCTION struct word_x4 ldmatrix_x4_trans(uint32_t row) {
     struct word_x4 result;
 #if defined(__CUDACC__)
@@ -237,7 +237,7 @@ struct mma_fragments {
     uint32_t a[4], b[2];
     float c[4];
 };
-// The whole warp's product at once: the lanes' fragments to matrices, and the sums back to their lanes.
+// The emulator's product of a whole warp: from the lanes' fragments to matrices, and the sums back to their lanes.
 static inline void mma_model(void *fragments) {
     struct mma_fragments *lanes = (struct mma_fragments *)fragments;
     float a[16][16], b[16][8];
@@ -278,7 +278,7 @@ PTX_FUNCTION void mma_m16n8k16(float c[4], const uint32_t a[4], uint32_t b0, uin
 #endif
 }
 
-// Two floats rounded to bf16, the first in the lower half.
+// Two floats, rounded to bf16, in one word: the first in the lower half.
 PTX_FUNCTION uint32_t pack_bf16x2(float low, float high) {
 #if defined(__CUDACC__)
     uint32_t result;

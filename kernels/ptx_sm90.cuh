@@ -1,9 +1,9 @@
 // The instructions of sm_90a that kernels/ptx.cuh has not: TMA, mbarriers, wgmma, warp specialisation. One wrapper an
 // instruction, and beside each its model on the host (test/emu/async.h), as there.
 //
-// Two kinds of access meet in shared memory: the generic proxy's (ordinary loads and stores, ldmatrix, stmatrix) and the
-// async proxy's (TMA, bulk copies, wgmma). What the generic proxy wrote is seen by the other after async_proxy_fence by
-// each thread that wrote, and then a barrier.
+// Two kinds of access meet in shared memory: the generic proxy's (ordinary loads and stores, ldmatrix, stmatrix) and
+// the async proxy's (TMA, bulk copies, wgmma). What the generic proxy wrote is seen by the other after
+// async_proxy_fence by each thread that wrote, and then a barrier.
 //
 // The order of wgmma: wgmma_fence before the first one and after any write to registers that it uses; wgmma_commit;
 // wgmma_wait. Until then its accumulators and its A registers are not touched, nor the shared memory that it reads
@@ -22,10 +22,10 @@ struct tensor_map; // kernels/tensor_map.cuh
 // --- Waits that may take too long: kernels/wait_limit.cuh -----------------------------------------------------------
 
 #if defined(__CUDACC__) && defined(DEVICE_WAIT_LIMIT)
-// Looks until `found`, for WAIT_LIMIT_NS (%2); then leaves a wait_record and traps. %0: the address, which STORE_ADDRESS
-// stores; %1: what is awaited; FOUND: what was there; %3: the place. Few registers: the warps that copy have 24. One asm,
-// whose other ends ptxas sees to be dead: else it would not let wgmmas run past it. What stands between two texts
-// clang-format takes for an expression.
+// Tests until `found`, for WAIT_LIMIT_NS (%2); then leaves a wait_record and traps. %0: the address, which
+// STORE_ADDRESS stores; %1: what is awaited; FOUND: what was there; %3: the place. Few registers: the warps that copy
+// have 24. One asm, whose other ends ptxas sees to be dead: else it would not let wgmmas run past it. What stands
+// between two texts clang-format takes for an expression.
 // clang-format off
 #define PTX_WAIT(LOOK, MBARRIER, STORE_ADDRESS, FOUND)                                                                 \
     "{\n\t.reg .pred found, soon;\n\t.reg .b32 now, begin, seen;\n\t.reg .b64 record;\n\t" LOOK                        \
@@ -48,7 +48,7 @@ struct tensor_map; // kernels/tensor_map.cuh
     "others:\n\tnanosleep.u32 1000;\n\tbra others;\n"                                                                \
     "done:\n\t}"
 // clang-format on
-// `what` is a text: an operand made one here, by #, would be what a formatter makes of "% 1".
+// `what` is a string already: # would make one of the operand as a formatter leaves it, "% 1".
 #define PTX_STORE(what, offset) "st.global.b32 [record+" #offset "], " what ";\n\t"
 #define PTX_STORE_SPECIAL(name, offset) "mov.u32 now, %%" #name ";\n\t" PTX_STORE("now", offset)
 #define mbarrier_wait(barrier, parity) mbarrier_wait_at<wait_place(__FILE__, __LINE__)>(barrier, parity)
@@ -65,7 +65,8 @@ PTX_FUNCTION void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
     emu_mbarrier_init(barrier, arrivals);
 #endif
 }
-// Before the barrier after which others use it: TMA sees the barriers that this thread made.
+// Makes the barriers that this thread initialised visible to TMA. To be called before the __syncthreads after which
+// others use them.
 PTX_FUNCTION void mbarrier_init_fence(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -80,7 +81,7 @@ PTX_FUNCTION void mbarrier_arrive(uint32_t barrier) {
     emu_mbarrier_arrive(barrier, 0);
 #endif
 }
-// Arrives, and the phase completes only when so many bytes more have landed.
+// Arrives, and lets the phase complete only when so many more bytes have landed.
 PTX_FUNCTION void mbarrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
@@ -136,7 +137,7 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
-// The reverse; part of a bulk group, as all of the following.
+// The reverse of tma_load_4d; part of a bulk group, as all that follow.
 PTX_FUNCTION void tma_store_4d(const struct tensor_map *map, uint32_t from, int c0, int c1, int c2, int c3) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
@@ -192,7 +193,7 @@ template <int PENDING> PTX_FUNCTION void bulk_wait_read(void) {
     emu_bulk_wait(PENDING, true);
 #endif
 }
-// Waits until at most PENDING are under way; what the others wrote is visible to this thread.
+// Waits until at most PENDING of this thread's groups are in flight; what the others wrote is visible to this thread.
 template <int PENDING> PTX_FUNCTION void bulk_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -200,7 +201,7 @@ template <int PENDING> PTX_FUNCTION void bulk_wait(void) {
     emu_bulk_wait(PENDING, false);
 #endif
 }
-// What this thread wrote to shared memory, the async proxy sees after the next barrier.
+// Makes what this thread wrote to shared memory visible to the async proxy after the next barrier.
 PTX_FUNCTION void async_proxy_fence(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -208,8 +209,8 @@ PTX_FUNCTION void async_proxy_fence(void) {
     emu_async_proxy_fence();
 #endif
 }
-// The same of global memory, and the other way round: between load_acquire and a bulk copy that must come after what
-// was acquired, between bulk_wait and store_release.
+// As async_proxy_fence, of global memory and in both directions: between load_acquire and a bulk copy that must come
+// after what was acquired, between bulk_wait and store_release.
 PTX_FUNCTION void async_proxy_fence_global(void) {
 #if defined(__CUDACC__)
     asm volatile("fence.proxy.async.global;" ::: "memory");
@@ -239,7 +240,7 @@ PTX_FUNCTION void wgmma_commit(void) {
     emu_wgmma_commit();
 #endif
 }
-// Waits until at most PENDING of the warpgroup's groups are under way.
+// Waits until at most PENDING of the warpgroup's groups are in flight.
 template <int PENDING> PTX_FUNCTION void wgmma_wait(void) {
 #if defined(__CUDACC__)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
@@ -257,8 +258,8 @@ template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
 }
 
 #if defined(__CUDACC__)
-// wgmma.m64nNk16 for each N: its instruction names N/2 accumulators, operands %0 to %(N/2-1), and seven more after them.
-// The lists are put together from tens of operand names and from powers of two of registers.
+// wgmma.m64nNk16 for each N: its instruction names N/2 accumulators, operands %0 to %(N/2-1), and seven more after
+// them. The lists are put together from tens of operand names and from powers of two of registers.
 #define WGMMA_LAST_2(ten) "%" #ten "0, %" #ten "1"
 #define WGMMA_LAST_4(ten) WGMMA_LAST_2(ten) ", %" #ten "2, %" #ten "3"
 #define WGMMA_LAST_6(ten) WGMMA_LAST_4(ten) ", %" #ten "4, %" #ten "5"
@@ -342,7 +343,8 @@ PTX_FUNCTION void wgmma_shared(float *acc, uint64_t a, uint64_t b, bool accumula
     emu_wgmma_issue(&mine);
 #endif
 }
-// The same with A in registers: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..) of the warp's 16 rows.
+// As wgmma_shared, with A in registers: words (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..) of the warp's
+// 16 rows.
 template <int N, bool TRANSPOSED_B>
 PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, bool accumulate) {
     static_assert(N % 16 == 0 && N <= 256, "a size that has a wrapper");
@@ -356,7 +358,7 @@ PTX_FUNCTION void wgmma_registers(float *acc, const uint32_t a[4], uint64_t b, b
 
 // --- Warp specialisation ------------------------------------------------------------------------------------------
 
-// By all warps of a warpgroup. Waits until the block has as many registers to give.
+// All warps of a warpgroup call. setmaxnreg.inc waits until the block has as many registers to give.
 template <int REGISTERS> PTX_FUNCTION void registers_increase(void) {
     static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
 #if defined(__CUDACC__)
@@ -388,7 +390,7 @@ PTX_FUNCTION void named_barrier_arrive(int barrier, int threads) {
     emu_named_barrier(barrier, threads, false);
 #endif
 }
-// True in one lane of the warp, all of which are here.
+// True in one lane of the warp; all lanes call.
 PTX_FUNCTION bool elect_one(void) {
 #if defined(__CUDACC__)
     uint32_t elected;
@@ -418,7 +420,7 @@ PTX_FUNCTION void stmatrix_x4(uint32_t row, struct word_x4 words) {
     emu_store_shared(row, &mine, 16);
 #endif
 }
-// The same of the transposed matrices: elements (2t, g) and (2t + 1, g).
+// As stmatrix_x4, of the transposed matrices: elements (2t, g) and (2t + 1, g).
 PTX_FUNCTION void stmatrix_x4_trans(uint32_t row, struct word_x4 words) {
 #if defined(__CUDACC__)
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words.x[0]),
@@ -439,7 +441,7 @@ PTX_FUNCTION void stmatrix_x4_trans(uint32_t row, struct word_x4 words) {
 
 // --- Order among blocks -------------------------------------------------------------------------------------------
 
-// What another block wrote before its store_release of the value that this returns is visible.
+// Loads *at; what another block wrote before its store_release of the returned value is visible.
 PTX_FUNCTION int load_acquire(const int *at) {
 #if defined(__CUDACC__)
     int value;

@@ -1,7 +1,7 @@
 // Random numbers without state: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //
-// A value is a function of its key and counter alone, so that a dropout mask is never stored and a recomputed one is
-// the same one, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4
+// A value is a function of its key and counter alone, so that a dropout mask is never stored, a recomputed mask is the
+// same, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4
 // of block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest
 // bit set, the upper half of a stream's number (initialisation, sampling, shuffling).
 #pragma once
@@ -14,16 +14,27 @@
 
 enum dropout_use { DROPOUT_EMBEDDING, DROPOUT_ATTENTION, DROPOUT_ATTENTION_PROJECTION, DROPOUT_MLP_PROJECTION };
 
-// Which mask is meant. With p = 0 there is no dropout.
+// Identifies a dropout mask. With p = 0 there is no dropout.
 struct dropout {
-    float p; // the part of the elements that becomes 0; the others are scaled by 1 / (1 - p)
+    float p; // probability of an element to become 0; the others are scaled by 1 / (1 - p)
     uint64_t seed, step;
     uint32_t layer, use;        // use: enum dropout_use
-    const uint64_t *micro_step; // in the device's memory, added to step: what a recorded graph reads anew; NULL: 0
+    const uint64_t *micro_step; // in the device's memory, added to step: a recorded graph reads it anew; NULL: 0
 };
 HOST_DEVICE uint64_t dropout_step(struct dropout d) { return d.step + (d.micro_step ? *d.micro_step : 0); }
 
 // *micro_step = value, behind all work enqueued so far.
+static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev);
+
+// out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
+static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
+
+// A uniform number in [0, 1), a function of the arguments alone.
+static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
+
+// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. On the host.
+static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element);
+
 #ifdef TARGET_CUDA
 static __global__ void dropout_step_kernel(uint64_t *micro_step, uint64_t value) { *micro_step = value; }
 static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device *dev) {
@@ -37,8 +48,8 @@ struct philox_words {
     uint32_t word[4];
 };
 
-// The counter's words lie in 64-bit variables: so do the products, and the compiler's vectors stay in lanes of one
-// width.
+// One evaluation of Philox. The counter's words lie in 64-bit variables, as the products do, so that the compiler's
+// vectors have lanes of one width.
 HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
                                            uint32_t k0, uint32_t k1) {
     uint64_t c0 = counter0, c1 = counter1, c2 = counter2, c3 = counter3;
@@ -60,11 +71,12 @@ HOST_DEVICE struct philox_words philox4x32(uint32_t counter0, uint32_t counter1,
     return result;
 }
 
-// The words of PHILOX_LANES blocks, beginning with `block`, as the loops below take them.
+// philox_chunk makes the words of PHILOX_LANES blocks, beginning with `block`.
 enum { PHILOX_LANES = 16, PHILOX_CHUNK = 4 * PHILOX_LANES };
 #if defined(__AVX512F__) && !defined(TARGET_CUDA)
-// By hand, because gcc 12 multiplies whole 64-bit lanes (three operations) where the lower halves suffice (one): half
-// the time. The upper halves of the lanes hold leftovers, which neither the product nor the last step reads.
+// Vectorised by hand, because gcc 12 multiplies whole 64-bit lanes (three operations) where the lower halves suffice
+// (one): half the time. The upper halves of the lanes hold leftovers, which neither the product nor the last step
+// reads.
 static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counter2, uint32_t counter3, uint64_t key) {
     const __m512i multiplier0 = _mm512_set1_epi64(0xd2511f53), multiplier1 = _mm512_set1_epi64(0xcd9e8d57);
     for (int lane = 0; lane < PHILOX_LANES; lane += 8) {
@@ -105,12 +117,11 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
 }
 #endif
 
-// [0, 1) in steps of 2^-24, each exact in fp32.
+// A number in [0, 1) in steps of 2^-24, each exact in fp32.
 HOST_DEVICE float uniform_from_word(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }
 
 static inline uint32_t stream_word(uint64_t stream) { return (uint32_t)(stream >> 32) | 0x80000000u; }
 
-// [0, 1)
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element) {
     const uint64_t block = element / 4;
     const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)stream,
@@ -118,7 +129,7 @@ static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t elem
     return uniform_from_word(four.word[element % 4]);
 }
 
-// 0 or 1 / (1 - p)
+// 0, or 1 / (1 - p) where the element is kept.
 HOST_DEVICE float dropout_scale(struct dropout d, uint64_t element) {
     const uint64_t block = element / 4;
     const struct philox_words four = philox4x32((uint32_t)block, (uint32_t)(block >> 32), (uint32_t)dropout_step(d),
@@ -126,11 +137,10 @@ HOST_DEVICE float dropout_scale(struct dropout d, uint64_t element) {
     return uniform_from_word(four.word[element % 4]) >= d.p ? 1.0f / (1.0f - d.p) : 0.0f;
 }
 
-// out[i] = dropout_scale(d, first_element + i), i < n; many at a time.
 static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n) {
     const float kept = 1.0f / (1.0f - d.p);
     const uint64_t step = dropout_step(d);
-    // uniform >= p, in whole steps of 2^-24
+    // the test uniform >= p, in whole steps of 2^-24
     const int32_t dropped_below = (int32_t)ceilf(d.p * 0x1p24f);
     const int skip = (int)(first_element % 4); // elements of the first block that lie before first_element
     for (int i = -skip; i < n; i += PHILOX_CHUNK) {
@@ -147,8 +157,7 @@ static void dropout_scales(float *out, struct dropout d, uint64_t first_element,
     }
 }
 
-// out[i] = std * z, z standard normal, a function of (seed, stream, first_element + i) alone. Box-Muller: the words of
-// a block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
+// Box-Muller: the words of a block are (u1, u2) of two pairs, sqrt(-2 ln u1) (cos, sin)(2 pi u2).
 static void random_normal(float *out, int64_t n, float std, uint64_t seed, uint64_t stream, uint64_t first_element) {
     const int64_t skip = (int64_t)(first_element % 4);
 #pragma omp parallel for schedule(static)

@@ -1,19 +1,19 @@
-// Reductions over lanes of a warp and over a block, for CUDA kernels. The order is fixed, so the same values give the same
-// bits; every thread gets the result.
+// Reductions over lanes of a warp and over a block, for CUDA kernels. The order is fixed, so that the same values give
+// the same bits; every thread gets the result.
 #pragma once
 #include "kernels/device.cuh" // DEVICE_FUNCTION
 #include "kernels/ptx.cuh"    // shared memory, shuffle_xor_double
 
 #ifdef TARGET_CUDA
 
-// Over each `lanes` neighbouring lanes, a power of 2 up to 32. All lanes of the warp call. In every step both partners add
-// the same two numbers, so that they agree to the bit.
+// The sum over each `lanes` neighbouring lanes, a power of 2 up to 32. All lanes of the warp call. In every step both
+// partners add the same two numbers, so that they agree to the bit.
 DEVICE_FUNCTION float lanes_sum(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
-// A NaN is passed over.
+// The maximum, as lanes_sum; NaNs are ignored.
 DEVICE_FUNCTION float lanes_max(float x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
@@ -25,7 +25,7 @@ DEVICE_FUNCTION double warp_sum_double(double x) {
     return x;
 }
 
-// Over a block of whole warps. `shared`: BLOCK_SUM_BYTES of shared memory, free again after the next barrier.
+// The sum over a block of whole warps. shared: BLOCK_SUM_BYTES of shared memory, free again after the next barrier.
 enum { BLOCK_SUM_BYTES = 32 * sizeof(double) };
 DEVICE_FUNCTION double block_sum_double(double x, uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;

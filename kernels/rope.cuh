@@ -1,14 +1,27 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
-// element i + D/2, and the pair turns by the angle position * theta^(-2i/D).
+// element i + D/2, and the pair is rotated by the angle position * theta^(-2i/D).
 #pragma once
 #include "kernels/device.cuh"        // floatX
 #include "kernels/packed_floats.cuh" // packed_load_some, floats_load_some
 #include <math.h>                    // pow, cos, sin
 
-// Row p holds D/2 cosines, then D/2 sines, of position p's angles. `table` is memory of the host. Computed in double: at
-// position 100,000 an angle in fp32 would already be off by 0.004.
+// table[p] = D/2 cosines, then D/2 sines, of the angles of position p. `table` is memory of the host. Computed in
+// double: at position 100,000 an angle in fp32 would already be off by 0.004.
 static void rope_table(float *table, // (T, D)
-                       int T, int D, float theta) {
+                       int T, int D, float theta);
+
+// Rotates the q and k heads of each token in place; v stays. Row t has position start + t.
+static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
+                         const float *table, // (at least start + T, D)
+                         int B, int T, int start, int H, int Hkv, int D, struct device *dev);
+
+// The gradient by rope_forward's input, in place: the rotation's transpose, which is the rotation by the negative
+// angle.
+static void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                          const float *table, // (at least start + T, D)
+                          int B, int T, int start, int H, int Hkv, int D, struct device *dev);
+
+static void rope_table(float *table, int T, int D, float theta) {
 #pragma omp parallel for schedule(static)
     for (int position = 0; position < T; position++)
         for (int i = 0; i < D / 2; i++) {
@@ -18,17 +31,21 @@ static void rope_table(float *table, // (T, D)
         }
 }
 
+// (a, b) <- (a cos - b sin, b cos + a sin) for the q and k heads of each token; direction: 1, or -1 for the inverse.
+static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
+                            float direction, struct device *dev);
+
 #ifdef TARGET_CUDA
 
-// (x, y) turned by the angle of this cosine and sine.
-DEVICE_FUNCTION void rope_turn(float &x, float &y, float cosine, float sine) {
-    const float turned = x * cosine - y * sine;
+// (x, y) rotated by the angle of this cosine and sine.
+DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float sine) {
+    const float rotated = x * cosine - y * sine;
     y = y * cosine + x * sine;
-    x = turned;
+    x = rotated;
 }
 
-// A thread turns one pack (16 bytes) of pairs in ROPE_HEADS heads of a token: it reads the table, which takes twice the
-// bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
+// A thread rotates one pack (16 bytes) of pairs in ROPE_HEADS heads of a token: it reads the table, which takes twice
+// the bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
 enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
 
 // WHOLE: D/2 is a multiple of PACK, and the arrays are aligned to 16 bytes.
@@ -63,7 +80,7 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
             struct packed_floats x = packed_to_floats(a[h]), y = packed_to_floats(b[h]);
 #pragma unroll
             for (int k = 0; k < PACK; k++)
-                rope_turn(x.x[k], y.x[k], cosine.x[k], direction * sine.x[k]);
+                rope_rotate_pair(x.x[k], y.x[k], cosine.x[k], direction * sine.x[k]);
             floatX *to = first + (int64_t)h * D;
             if (WHOLE) {
                 packed_store(to, packed_from_floats(x));
@@ -75,7 +92,6 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         }
 }
 
-// (a, b) <- (a cos - b sin, b cos + a sin) for the q and k heads of each token; direction -1 turns back.
 static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
                             float direction, struct device *dev) {
     const int64_t rows = (int64_t)B * T;
@@ -92,7 +108,7 @@ static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int s
 
 #else
 
-// (a, b) <- (a cos - b sin, b cos + a sin) for the first `heads` heads of a token; direction -1 turns back.
+// rope_rotate_all for one token, whose first `heads` heads are rotated.
 static inline void rope_rotate(floatX *token, const float *table_row, int heads, int D, float direction) {
     const float *__restrict__ cosines = table_row, *__restrict__ sines = table_row + D / 2;
     for (int h = 0; h < heads; h++) {
@@ -114,16 +130,12 @@ static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int s
 
 #endif
 
-// Turns the q and k heads in place; v stays. Row t has position start + t.
-static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
-                         const float *table, // (at least start + T, D)
-                         int B, int T, int start, int H, int Hkv, int D, struct device *dev) {
+static void rope_forward(floatX *qkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
+                         struct device *dev) {
     rope_rotate_all(qkv, table, B, T, start, H, Hkv, D, 1.0f, dev);
 }
 
-// A rotation's transpose is the rotation back.
-static void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
-                          const float *table, // (at least start + T, D)
-                          int B, int T, int start, int H, int Hkv, int D, struct device *dev) {
+static void rope_backward(floatX *dqkv, const float *table, int B, int T, int start, int H, int Hkv, int D,
+                          struct device *dev) {
     rope_rotate_all(dqkv, table, B, T, start, H, Hkv, D, -1.0f, dev);
 }

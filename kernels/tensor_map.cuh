@@ -1,4 +1,4 @@
-// Tensor maps: what TMA must know of a matrix in global memory, made by the host and passed to a kernel as
+// Tensor maps describe a tensor in global memory to TMA. The host makes them and passes them to a kernel as
 // `const __grid_constant__ struct tensor_map`.
 #pragma once
 #include "kernels/device.cuh" // bf16, cuda_check, fail
@@ -10,13 +10,13 @@ struct tensor_map {
     CUtensorMap map; // 128 bytes, 64-byte aligned
 };
 
-// The driver's function by way of the runtime, so that the program needs no libcuda to start.
+// The driver's function is looked up by way of the runtime, so that the program needs no libcuda to start.
 typedef decltype(&cuTensorMapEncodeTiled) tensor_map_encode;
 #if CUDART_VERSION >= 12050
 static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPointQueryResult *found) {
     return cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", function, 12000, cudaEnableDefault, found);
 }
-#else // CUDA 13 has no more of this one
+#else // CUDA 13 no longer has this function
 static cudaError_t tensor_map_look_up(void **function, enum cudaDriverEntryPointQueryResult *found) {
     return cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", function, cudaEnableDefault, found);
 }
@@ -34,9 +34,10 @@ static tensor_map_encode tensor_map_encoder(void) {
     return encoder;
 }
 
-// A 4-D view of bf16 in device memory; dims are innermost first: D, heads, T, B, and strides those of all but the first.
-// A box has `box_rows` rows along T of `box_columns` elements, 32, 64 or 128 bytes, and is swizzled by as much. Rows past
-// the end read as 0 and are not written.
+// The map of a 4-D view of bf16 in device memory. dims are innermost first: D, heads, T, B; strides are those of all
+// but the first. Fails where the driver has no tensor maps or refuses this one. A box has `box_rows` rows along T of
+// `box_columns` elements, 32, 64 or 128 bytes, and is swizzled by as much. Rows past the end read as 0 and are not
+// written.
 static struct tensor_map tensor_map_of(const bf16 *base, const uint64_t dims[4], const uint64_t strides_bytes[3],
                                        int box_columns, int box_rows) {
     struct tensor_map result;

@@ -1,5 +1,5 @@
-// expf, logf and sine and cosine of a full turn, written so that the compiler makes vectors of loops over them: no
-// branch, no table, no call. libm's are calls, and its vector forms come only with -ffast-math, under which NaN is
+// expf, logf, and sine and cosine of a fraction of a turn, written so that the compiler vectorises loops over them: no
+// branch, no table, no call. libm's are calls, and their vector forms come only with -ffast-math, under which NaN is
 // lost.
 //
 // Each is a range reduction and a polynomial. The coefficients are weighted minimax fits of the relative error over the
@@ -46,7 +46,7 @@ HOST_DEVICE float vector_expf(float x) {
     p = p * r + 2.0f;
     p = p * r + 2.0f;
     const float in_range = p * float_from_bits(float_bits(shifted) << 23);
-    // A NaN passes both comparisons. What lies outside is computed too, wrongly, and thrown away.
+    // A NaN passes both comparisons. Results outside the range are computed too, wrongly, and replaced.
     const float not_above = x > 88.8f ? INFINITY : in_range;
     return x < -87.0f ? 0.0f : not_above;
 }

@@ -1,9 +1,11 @@
-// A limit for the loops in which a thread waits for what other threads or blocks do (mbarrier_wait, wait_acquire). With
-// DEVICE_WAIT_LIMIT defined, in seconds, a wait that takes longer ends the kernel, and the message of the error that the host
-// then meets says who waited where for what; tests and benchmarks can be built so. Without it nothing of this is in a program.
+// A time limit for the loops in which a thread waits for other threads or blocks (mbarrier_wait, wait_acquire). With
+// DEVICE_WAIT_LIMIT defined, in seconds, a wait that takes longer ends the kernel, and the message of the error that
+// the host then meets says which thread waited where for what; tests and benchmarks can be built so. Without it a
+// program has no limit.
 //
-// A kernel that calls printf is another kernel: its wgmmas run one by one, and setmaxnreg may be ignored. So the thread leaves
-// a record in pinned memory of the host, which outlives the context's error, and traps; and the compiler sees one asm.
+// A call of printf would change the kernel that is tested: its wgmmas would run one by one, and setmaxnreg might be
+// ignored. So the thread leaves a record in pinned memory of the host, which outlives the context's error, and traps;
+// all of it is one asm to the compiler.
 #pragma once
 #ifdef TARGET_CUDA
 #include <cuda_runtime.h> // cudaMallocHost, cudaMemcpyToSymbol
@@ -11,18 +13,18 @@
 #include <stdio.h>        // snprintf
 #include <string.h>       // memset, strcmp
 
-// What PTX_WAIT in kernels/ptx_sm90.cuh writes, at these offsets.
+// The record of a wait that took too long. PTX_WAIT in kernels/ptx_sm90.cuh writes it, at the offsets in the comments.
 struct wait_record {
     uint64_t address;             // 0: of an mbarrier in shared memory, or of an int in global memory
-    uint32_t mbarrier;            // 8: 0: it is an int
+    uint32_t mbarrier;            // 8: 1 for an mbarrier, 0 for an int
     int awaited;                  // 12: the parity of a phase, or the int's value
     int found;                    // 16: the int's value
     unsigned block[3], thread[3]; // 20, 32
-    int place;                    // 44: wait_place; 0: nobody has waited too long
+    int place;                    // 44: wait_place; 0: no thread has waited too long
 };
 static_assert(sizeof(struct wait_record) == 48, "as PTX_WAIT has it");
 
-// Files that wait. A place is a line and a file's number.
+// A place is a line and the number of a file, one of those whose threads wait.
 enum { WAIT_FILES = 16 };
 __host__ __device__ static constexpr const char *wait_file(int number) {
     return number == 1   ? "attention_sm90.cuh"
@@ -63,10 +65,10 @@ static inline const char *wait_describe(char *text, size_t size, const struct wa
 static_assert((DEVICE_WAIT_LIMIT) > 0 && (DEVICE_WAIT_LIMIT) <= 4, "seconds that 32 bits of nanoseconds hold");
 enum : uint32_t { WAIT_LIMIT_NS = (uint32_t)(1e9 * (DEVICE_WAIT_LIMIT)) };
 
-// Named by PTX_WAIT.
+// PTX_WAIT uses these by their names.
 extern "C" {
-static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: there is no place for one
-static __device__ __attribute__((used)) int device_wait_taken;                  // by the first that has waited too long
+static __device__ __attribute__((used)) struct wait_record *device_wait_record; // NULL: no memory for a record
+static __device__ __attribute__((used)) int device_wait_taken;                  // 1: a thread has written the record
 }
 static struct wait_record *wait_limit_allocate(void) {
     struct wait_record *record = NULL;
@@ -79,16 +81,16 @@ static const struct wait_record *wait_limit_record(void) {
     static const struct wait_record *const record = wait_limit_allocate();
     return record;
 }
-// Before the first launch.
+// Allocates the record, before the first launch.
 static cudaError_t wait_limit_open(void) { return wait_limit_record() ? cudaSuccess : cudaGetLastError(); }
-// What an error's message adds about the thread that has waited too long: nothing where none has.
+// What an error's message adds about the thread that has waited too long; an empty text where none has.
 static const char *wait_limit_message(void) {
     static char text[512] = ": ";
     const struct wait_record *record = wait_limit_record();
     return record && record->place > 0 ? (wait_describe(text + 2, sizeof text - 2, record, DEVICE_WAIT_LIMIT), text)
                                        : "";
 }
-#else // the emulator sees by itself who waits for ever
+#else // the emulator finds a thread that waits for ever by itself
 static inline cudaError_t wait_limit_open(void) { return cudaSuccess; }
 static inline const char *wait_limit_message(void) { return ""; }
 #endif

@@ -165,7 +165,8 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     fit_check_options(c);
     switch ((enum recompute_granularity)c->recompute_granularity) {
     case RECOMPUTE_NONE: break;
-    case RECOMPUTE_SELECTIVE: return policy_selective(c->num_layers, recompute_modules_of(c->recompute_modules), &f->shape);
+    case RECOMPUTE_SELECTIVE:
+        return policy_selective(c->num_layers, recompute_modules_of(c->recompute_modules), &f->shape);
     case RECOMPUTE_FULL: return fit_full(c);
     case RECOMPUTE_AUTO: return fit_budget(f, c->memory_budget);
     }

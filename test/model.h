@@ -45,7 +45,7 @@ static void enlarge_parameters(struct gpt *m) {
 static enum attention_backend backend_here(enum attention_backend wanted) {
     const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};
     char reason[192];
-    flash_obstacle(reason, sizeof reason, shape);
+    flash_unavailable_reason(reason, sizeof reason, shape);
     return wanted == ATTENTION_FLASH && *reason ? ATTENTION_UNFUSED : wanted;
 }
 

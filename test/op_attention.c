@@ -28,7 +28,7 @@ enum { ON_GPU = 0, LONG = 0 };
 static enum attention_backend first_backend(void) {
     struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};
     char reason[192];
-    flash_obstacle(reason, sizeof reason, shape);
+    flash_unavailable_reason(reason, sizeof reason, shape);
     return *reason ? ATTENTION_UNFUSED : ATTENTION_FLASH;
 }
 // What can run a shape: the backends in turn after `after`, ATTENTION_AUTO at the beginning and at the end.
@@ -39,7 +39,7 @@ static enum attention_backend next_backend(enum attention_backend after, struct 
     if (after == ATTENTION_FLASH)
         return ATTENTION_UNFUSED;
     if (after == ATTENTION_UNFUSED) {
-        attention_sm90_obstacle(reason, sizeof reason, s, dropout, &dev);
+        attention_sm90_unavailable_reason(reason, sizeof reason, s, dropout, &dev);
         return *reason ? ATTENTION_AUTO : ATTENTION_FLASH_SM90;
     }
     return ATTENTION_AUTO;
@@ -582,7 +582,7 @@ static void test_same_bits(void **state) {
 #ifdef TARGET_CUDA
 static void skip_without_sm90(void) {
     char reason[192];
-    sm90_obstacle(reason, sizeof reason, shape_of(1, 1, 1, 1, 64), &dev);
+    sm90_unavailable_reason(reason, sizeof reason, shape_of(1, 1, 1, 1, 64), &dev);
     if (*reason) {
         print_message("flash attention by wgmma %s\n", reason);
         skip();

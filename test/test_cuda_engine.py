@@ -116,7 +116,7 @@ class CudaEngine(unittest.TestCase):
         self.same_curve(LLAMA + ["--attention-backend", "unfused"], "bf16")
 
     def test_hopper(self):
-        """Attention's backend of compute capability 9.0, in training: the rotation taken back by its backward."""
+        """Attention's backend of compute capability 9.0, in training: RoPE undone by its backward."""
         with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "9.0"}):
             plain = self.same_curve(HOPPER, "bf16")
             if "flash, wgmma bf16" not in self.output:

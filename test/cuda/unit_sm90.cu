@@ -942,11 +942,11 @@ static void unit_passes(void **state) {
 static void unit_runs(void **state) { ((const struct unit *)*state)->run(); }
 
 // Why these tests can't run; an empty string where they can.
-static const char *unit_obstacle(void) {
+static const char *unit_unavailable_reason(void) {
     static char text[128];
     struct cudaDeviceProp properties;
-    if (*device_obstacle())
-        return device_obstacle();
+    if (*device_unavailable_reason())
+        return device_unavailable_reason();
     cuda_check(cudaGetDeviceProperties(&properties, 0));
     snprintf(text, sizeof text, "needs compute capability 9.0, not %d.%d", properties.major, properties.minor);
     return properties.major == 9 && properties.minor == 0 ? "" : text;
@@ -957,9 +957,9 @@ int main(int argc, char **argv) {
     setenv("EMU_CAPABILITY", "9.0", 0);
 #endif
     setvbuf(stdout, NULL, _IOLBF, 0); // what passed stays said where a limit ends this program
-    const char *const obstacle = unit_obstacle();
-    if (*obstacle) {
-        printf("skipped: unit_sm90: %s\n", obstacle);
+    const char *const reason = unit_unavailable_reason();
+    if (*reason) {
+        printf("skipped: unit_sm90: %s\n", reason);
         return NO_GPU_STATUS;
     }
     for (const struct unit *unit = units; argc > 1 && unit < units + sizeof units / sizeof *units; unit++)

@@ -243,12 +243,12 @@ static void an_event_waits_for_what_precedes_it(void **state) {
     *x = 0;
     cuda_check(cudaEventRecord(begin, device.stream));
     LAUNCH(&device, add_kernel, 1, 1, 0, x, 1.0f);
-    device_mark(&device, 0);
+    device_event_record(&device, 0);
     LAUNCH(&device, add_kernel, 1, 1, 0, x, 1.0f);
     cuda_check(cudaEventRecord(end, device.stream));
     LAUNCH(&device, add_kernel, 1, 1, 0, x, 1.0f);
     assert_int_equal(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorNotReady);
-    device_wait(&device, 0);
+    device_event_wait(&device, 0);
     assert_true(*x == 1);
     cuda_check(cudaStreamWaitEvent(other, end, 0));
     assert_true(*x == 1);
@@ -260,7 +260,7 @@ static void an_event_waits_for_what_precedes_it(void **state) {
     while (cudaStreamQuery(device.stream) == cudaErrorNotReady)
         questions++;
     assert_true(*x == 3 && questions == 2);
-    assert_int_equal(cudaEventElapsedTime(&milliseconds, begin, device.marks[0]), cudaErrorInvalidResourceHandle);
+    assert_int_equal(cudaEventElapsedTime(&milliseconds, begin, device.events[0]), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaErrorInvalidResourceHandle);
     assert_int_equal(cudaGetLastError(), cudaSuccess);
     cuda_check(cudaEventDestroy(begin));
@@ -313,11 +313,11 @@ static void streams_fork_and_join_in_a_recording(void **state) {
     *x = 0;
     graph_begin(&device);
     LAUNCH(&device, add_kernel, 1, 1, 0, x, 1.0f);
-    device_mark(&device, 0);
-    cuda_check(cudaStreamWaitEvent(other.stream, device.marks[0], 0));
+    device_event_record(&device, 0);
+    cuda_check(cudaStreamWaitEvent(other.stream, device.events[0], 0));
     LAUNCH(&other, add_kernel, 1, 1, 0, x, 1.0f);
-    device_mark(&other, 1);
-    cuda_check(cudaStreamWaitEvent(device.stream, device.marks[1], 0));
+    device_event_record(&other, 1);
+    cuda_check(cudaStreamWaitEvent(device.stream, device.events[1], 0));
     graph_end(&graph, &device);
     cuda_check(cudaStreamSynchronize(other.stream));
     assert_true(*x == 0);
@@ -343,9 +343,9 @@ static void no_thread_is_always_the_first(void **state) {
     assert_true(thread_is_first < 8);
 }
 static void no_device_is_visible(void **state) {
-    assert_string_equal(device_obstacle(), "");
+    assert_string_equal(device_unavailable_reason(), "");
     setenv("CUDA_VISIBLE_DEVICES", "", 1);
-    assert_string_equal(device_obstacle(), "no CUDA-capable device is detected");
+    assert_string_equal(device_unavailable_reason(), "no CUDA-capable device is detected");
     unsetenv("CUDA_VISIBLE_DEVICES");
     assert_int_equal(cudaGetLastError(), cudaSuccess);
 }
