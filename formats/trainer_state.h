@@ -8,6 +8,7 @@
 #include "runtime/text/json_parse.h"    // as read
 #include "runtime/text/options.h"       // option_text
 #include <limits.h>                     // PATH_MAX
+#include <math.h>                       // NAN
 #include <stdint.h>                     // uint64_t
 #include <stdlib.h>                     // calloc
 
