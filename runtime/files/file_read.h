@@ -1,0 +1,35 @@
+// Reading files that may be anything. Each function returns NULL, or what is wrong, in words that lie in `error`
+// (runtime/machine/error_text.h) and begin with the file's name.
+#pragma once
+#include "runtime/machine/error_text.h" // struct error_text
+#include <stdint.h>                     // uint64_t
+#include <string.h>                     // memcpy
+#include <sys/cdefs.h>                  // __BEGIN_DECLS
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the files are little-endian and read by memcpy"
+#endif
+
+// Little-endian numbers from bytes that need not be aligned; inline, for loops over large files.
+static inline uint32_t load_u32(const unsigned char *p) {
+    uint32_t value;
+    memcpy(&value, p, sizeof value);
+    return value;
+}
+static inline uint64_t load_u64(const unsigned char *p) {
+    uint64_t value;
+    memcpy(&value, p, sizeof value);
+    return value;
+}
+
+__BEGIN_DECLS
+// Opens a regular file for reading: the caller closes *fd, which is -1 where there is a problem; *bytes is the length.
+// `expected` ends messages: what the file should have been.
+const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
+// Reads exactly `bytes` at `offset`, by several threads at once where they like.
+const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
+                         struct error_text *error);
+// The whole of a file of at most `most_bytes`, in memory that the caller frees; NULL where there is a problem.
+const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
+                       const char *expected, struct error_text *error);
+__END_DECLS
