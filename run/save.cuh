@@ -7,8 +7,9 @@
 #include "gpt.cuh"                     // struct gpt
 #include "formats/huggingface.h"       // which tensor holds which parameters
 #include "run/load.cuh"                // optimizer_names, optimizer_file_name
-#include "formats/checkpoint.h"        // checkpoint_begin, checkpoint_file_write, checkpoint_commit
+#include "formats/checkpoint.h"        // checkpoint_prune
 #include "formats/checkpoint_thread.h" // writes while the training goes on
+#include "formats/checkpoint_write.h"  // checkpoint_begin, checkpoint_file_write, checkpoint_commit
 #include "formats/safetensors.h"       // safetensors_lay_out
 
 enum { SAVE_TOKENIZER_FILES = 8 };

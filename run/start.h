@@ -1,14 +1,18 @@
 // Where a run begins: from nothing, from a model's folder (--init-from), or from a checkpoint (--resume). Looks before
 // the options are resolved, since a model and a checkpoint bring options with them.
 #pragma once
-#include "config.h"                  // struct config
-#include "formats/huggingface.h"     // huggingface_parse_config, llmc_parse
-#include "formats/checkpoint.h"      // checkpoint_newest, checkpoint_resolve
-#include "runtime/machine/error.h"   // fail
-#include "runtime/files/file_read.h" // read_whole
-#include "runtime/net/parallel.h"    // parallel_open, parallel_check_same
-#include "formats/trainer_state.h"   // trainer_state_parse
-#include <limits.h>                  // PATH_MAX
+#include "config.h"                    // struct config
+#include "formats/huggingface.h"       // huggingface_parse_config, llmc_parse
+#include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
+#include "formats/checkpoint_folder.h" // checkpoint_list
+#include "runtime/machine/error.h"     // fail
+#include "runtime/files/file_read.h"   // read_whole
+#include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
+#include "formats/trainer_state.h"     // trainer_state_parse
+#include <fcntl.h>                     // open
+#include <limits.h>                    // PATH_MAX
+#include <sys/stat.h>                  // stat
+#include <unistd.h>                    // close
 
 enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 
