@@ -1,85 +1,55 @@
-// safetensors: tensors in a file, and the index of a model in several files. https://github.com/huggingface/safetensors
-//
-//     u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
-//     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
-//
-// Read by the reference implementation's rules and no others: what it opens opens here and what it refuses is refused,
-// but for these, which are refused too: duplicate names and a header that begins with a space (it lets both pass against
-// its own description), names with a NUL byte, a __metadata__ that is null, types of less than a byte, more than 8
-// dimensions, and what json_parse.h limits. Written as it writes, byte for byte. The parsers take bytes in memory and
-// trust none of them; the rest is pread.
-#pragma once
-#include <inttypes.h> // PRIu64
-#include <limits.h>   // INT_MAX
-#include <stdbool.h>  // bool
-#include <stdint.h>   // uint64_t
-#include <stdio.h>    // FILE, open_memstream
-#include <stdlib.h>   // malloc, free, qsort, bsearch
-#include <string.h>   // strcmp, memcpy
-#include <unistd.h>   // close
-
-#include "runtime/machine/error_text.h"    // struct error_text
+#include "formats/safetensors.h"
 #include "runtime/files/file_read.h"       // open_regular, read_exactly, read_whole
 #include "runtime/machine/float_convert.h" // float_from_f16_bits
 #include "runtime/text/json.h"             // json_quote, json_writer
 #include "runtime/text/json_parse.h"       // json_parse_object, json_get_*
+#include <inttypes.h>                      // PRIu64
+#include <stdlib.h>                        // malloc, free, qsort, bsearch
+#include <string.h>                        // strcmp, memcpy
+#include <unistd.h>                        // close
 
-// In the reference implementation's order, by which it lays out a file: the last first, so that each is aligned.
-enum safetensors_dtype {
-    SAFETENSORS_BOOL,
-    SAFETENSORS_U8,
-    SAFETENSORS_I8,
-    SAFETENSORS_F8_E5M2,
-    SAFETENSORS_F8_E4M3,
-    SAFETENSORS_F8_E8M0,
-    SAFETENSORS_F8_E4M3FNUZ,
-    SAFETENSORS_F8_E5M2FNUZ,
-    SAFETENSORS_I16,
-    SAFETENSORS_U16,
-    SAFETENSORS_F16,
-    SAFETENSORS_BF16,
-    SAFETENSORS_I32,
-    SAFETENSORS_U32,
-    SAFETENSORS_F32,
-    SAFETENSORS_C64,
-    SAFETENSORS_F64,
-    SAFETENSORS_I64,
-    SAFETENSORS_U64,
-    SAFETENSORS_DTYPES
-};
-static inline const char *safetensors_dtype_name(enum safetensors_dtype dtype) {
-    static const char *const names[] = {"BOOL",        "U8",  "I8",  "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ",
-                                        "F8_E5M2FNUZ", "I16", "U16", "F16",     "BF16",    "I32",     "U32",
-                                        "F32",         "C64", "F64", "I64",     "U64"};
-    return names[dtype];
-}
-static inline uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype) {
-    static const uint8_t bytes[] = {1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8, 8};
-    return bytes[dtype];
-}
+enum { SAFETENSORS_MOST_HEADER_BYTES = 100000000 };
 
-enum { SAFETENSORS_MOST_DIMS = 8, SAFETENSORS_MOST_HEADER_BYTES = 100000000 };
-
-struct safetensors_tensor {
-    const char *name;
+// In the reference implementation's order. A file holds its tensors from the last row's type to the first's, so that each
+// is aligned.
+static const struct safetensors_dtype_row {
     enum safetensors_dtype dtype;
-    int dims;
-    uint64_t shape[SAFETENSORS_MOST_DIMS]; // [dims]
-    uint64_t begin, bytes;                 // in the data
-    int id;                                // the caller's own, to know a tensor again that safetensors_layout moved
+    const char *name;
+    int bytes;
+} safetensors_dtypes[] = {
+    {SAFETENSORS_BOOL, "BOOL", 1},
+    {SAFETENSORS_U8, "U8", 1},
+    {SAFETENSORS_I8, "I8", 1},
+    {SAFETENSORS_F8_E5M2, "F8_E5M2", 1},
+    {SAFETENSORS_F8_E4M3, "F8_E4M3", 1},
+    {SAFETENSORS_F8_E8M0, "F8_E8M0", 1},
+    {SAFETENSORS_F8_E4M3FNUZ, "F8_E4M3FNUZ", 1},
+    {SAFETENSORS_F8_E5M2FNUZ, "F8_E5M2FNUZ", 1},
+    {SAFETENSORS_I16, "I16", 2},
+    {SAFETENSORS_U16, "U16", 2},
+    {SAFETENSORS_F16, "F16", 2},
+    {SAFETENSORS_BF16, "BF16", 2},
+    {SAFETENSORS_I32, "I32", 4},
+    {SAFETENSORS_U32, "U32", 4},
+    {SAFETENSORS_F32, "F32", 4},
+    {SAFETENSORS_C64, "C64", 8},
+    {SAFETENSORS_F64, "F64", 8},
+    {SAFETENSORS_I64, "I64", 8},
+    {SAFETENSORS_U64, "U64", 8},
 };
+enum { SAFETENSORS_DTYPES = sizeof safetensors_dtypes / sizeof *safetensors_dtypes };
 
-struct safetensors {
-    struct safetensors_tensor *tensors; // [count], sorted by name; owned
-    int count;
-    uint64_t data_begin, data_bytes; // in the file
-    json_t *header;                  // names and metadata lie in it; owned
-    char *path;                      // these two by safetensors_open, otherwise NULL and -1; owned
-    int fd;
-};
+static const struct safetensors_dtype_row *safetensors_dtype_row(enum safetensors_dtype dtype) {
+    for (int i = 0; i < SAFETENSORS_DTYPES; i++)
+        if (safetensors_dtypes[i].dtype == dtype)
+            return &safetensors_dtypes[i];
+    abort(); // a type without a row
+}
+const char *safetensors_dtype_name(enum safetensors_dtype dtype) { return safetensors_dtype_row(dtype)->name; }
+uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype) { return (uint64_t)safetensors_dtype_row(dtype)->bytes; }
 
-// Bytes of a tensor of this type and shape; false when they are 2^64 or more.
-static inline bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uint64_t *bytes) {
+// The bytes of a tensor of its type and shape; false when they are 2^64 or more.
+static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uint64_t *bytes) {
     uint64_t elements = 1; // multiplied in order, so that [2^63, 4, 0] is too large, as it is to the reference
     for (int i = 0; i < tensor->dims; i++)
         if (__builtin_mul_overflow(elements, tensor->shape[i], &elements))
@@ -91,7 +61,7 @@ static inline bool safetensors_count_bytes(const struct safetensors_tensor *tens
 struct safetensors_shape_text {
     char text[SAFETENSORS_MOST_DIMS * 22 + 3];
 };
-static inline struct safetensors_shape_text safetensors_show_shape(const uint64_t *shape, int dims) {
+static struct safetensors_shape_text safetensors_show_shape(const uint64_t *shape, int dims) {
     struct safetensors_shape_text shown;
     size_t used = 1;
     shown.text[0] = '(';
@@ -112,7 +82,7 @@ static int safetensors_by_offset(const void *a, const void *b) {
                                     *y = (const struct safetensors_tensor *)b;
     if (x->begin != y->begin)
         return x->begin < y->begin ? -1 : 1;
-    return (x->bytes > y->bytes) - (x->bytes < y->bytes); // an empty one before the one that begins where it is
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes); // an empty tensor before the one that begins at the same byte
 }
 
 static const char *safetensors_parse_dtype(enum safetensors_dtype *dtype, const json_t *description, const char *place,
@@ -122,8 +92,8 @@ static const char *safetensors_parse_dtype(enum safetensors_dtype *dtype, const 
     if (problem)
         return problem;
     for (int i = 0; i < SAFETENSORS_DTYPES; i++)
-        if (strcmp(text, safetensors_dtype_name((enum safetensors_dtype)i)) == 0) {
-            *dtype = (enum safetensors_dtype)i;
+        if (strcmp(text, safetensors_dtypes[i].name) == 0) {
+            *dtype = safetensors_dtypes[i].dtype;
             return NULL;
         }
     if (strcmp(text, "F4") == 0 || strcmp(text, "F6_E2M3") == 0 || strcmp(text, "F6_E3M2") == 0)
@@ -205,7 +175,7 @@ static const char *safetensors_parse_metadata(const json_t *metadata, const char
     return NULL;
 }
 
-// Every byte of the data belongs to one tensor: no holes, no overlaps, nothing after the last. Sorts by offset.
+// Checks that every byte of the data belongs to one tensor: no holes, no overlaps, nothing after the last. Sorts by offset.
 static const char *safetensors_check_offsets(struct safetensors *file, const char *name, struct error_text *error) {
     uint64_t next = 0;
     qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, safetensors_by_offset);
@@ -251,7 +221,7 @@ static const char *safetensors_parse_header(struct safetensors *file, const char
     return problem;
 }
 
-// The length of the JSON, from the first 8 bytes (as many as there are) of a file of `file_bytes`.
+// The length of the JSON, from the first 8 bytes (or as many as there are) of a file of `file_bytes`.
 static const char *safetensors_header_length(uint64_t *length, const unsigned char *first, uint64_t file_bytes,
                                              const char *name, struct error_text *error) {
     if (file_bytes < 8)
@@ -271,7 +241,7 @@ static const char *safetensors_header_length(uint64_t *length, const unsigned ch
     return NULL;
 }
 
-static void safetensors_close(struct safetensors *file) {
+void safetensors_close(struct safetensors *file) {
     json_decref(file->header);
     free(file->tensors);
     free(file->path);
@@ -281,11 +251,8 @@ static void safetensors_close(struct safetensors *file) {
     file->fd = -1;
 }
 
-// `data` holds the first `available` bytes of a file of `file_bytes`: the whole header, where the file has it. It is
-// not needed afterwards. The caller closes the file on success; on failure nothing is held, and closing it does no
-// harm.
-static const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
-                                     uint64_t file_bytes, const char *name, struct error_text *error) {
+const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
+                              uint64_t file_bytes, const char *name, struct error_text *error) {
     uint64_t length = 0;
     memset(file, 0, sizeof *file);
     file->fd = -1;
@@ -326,7 +293,7 @@ static const char *safetensors_read_header(struct safetensors *file, int fd, uin
     return problem;
 }
 
-static const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error) {
+const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error) {
     int fd;
     uint64_t file_bytes = 0;
     memset(file, 0, sizeof *file);
@@ -348,23 +315,20 @@ static const char *safetensors_open(struct safetensors *file, const char *path, 
     return NULL;
 }
 
-// NULL when there is none of that name.
-static const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name) {
+const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name) {
     struct safetensors_tensor key;
     key.name = name;
     return file->count ? (const struct safetensors_tensor *)bsearch(&key, file->tensors, (size_t)file->count,
                                                                     sizeof key, safetensors_by_name)
                        : NULL;
 }
-// The value of a key of __metadata__, NULL when it has none.
-static const char *safetensors_metadata(const struct safetensors *file, const char *key) {
+const char *safetensors_metadata(const struct safetensors *file, const char *key) {
     return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
 }
 
-// The tensor of that name and exactly that shape; `name` is the file's, for the message.
-static const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
-                                   const char *tensor, const uint64_t *shape, int dims, const char *name,
-                                   struct error_text *error) {
+const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
+                            const char *tensor, const uint64_t *shape, int dims, const char *name,
+                            struct error_text *error) {
     const struct safetensors_tensor *found = *result = safetensors_find(file, tensor);
     if (!found)
         return error_format(error, "%s: has no tensor '%s'", name, json_show(tensor).text);
@@ -375,9 +339,8 @@ static const char *safetensors_get(const struct safetensors_tensor **result, con
     return NULL;
 }
 
-// out (bytes) = those bytes of the tensor, from `offset` in it on. May be called by several threads at once.
-static const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor,
-                                    uint64_t offset, uint64_t bytes, void *out, struct error_text *error) {
+const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
+                             uint64_t bytes, void *out, struct error_text *error) {
     if (offset > tensor->bytes || bytes > tensor->bytes - offset)
         return error_format(
             error, "%s: tensor '%s' has %" PRIu64 " bytes, of which %" PRIu64 " from %" PRIu64 " on were asked for",
@@ -386,9 +349,7 @@ static const char *safetensors_read(const struct safetensors *file, const struct
                         error);
 }
 
-// out (n) = n elements of `raw`, which need not be aligned. All but F64, which is rounded to nearest, exactly. False
-// for a type that is not a floating-point one of two bytes or more.
-static bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensors_dtype dtype, uint64_t n) {
+bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensors_dtype dtype, uint64_t n) {
     uint16_t half;
     double wide;
     switch (dtype) {
@@ -414,27 +375,34 @@ static bool safetensors_to_floats(float *out, const unsigned char *raw, enum saf
             out[i] = (float)wide;
         }
         return true;
-    default: return false;
+    case SAFETENSORS_BOOL:
+    case SAFETENSORS_U8:
+    case SAFETENSORS_I8:
+    case SAFETENSORS_F8_E5M2:
+    case SAFETENSORS_F8_E4M3:
+    case SAFETENSORS_F8_E8M0:
+    case SAFETENSORS_F8_E4M3FNUZ:
+    case SAFETENSORS_F8_E5M2FNUZ:
+    case SAFETENSORS_I16:
+    case SAFETENSORS_U16:
+    case SAFETENSORS_I32:
+    case SAFETENSORS_U32:
+    case SAFETENSORS_C64:
+    case SAFETENSORS_I64:
+    case SAFETENSORS_U64: return false;
     }
+    return false;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Writing. The header is made from all that will be in the file; its data is then streamed behind it, in the order of
-// the sorted list.
-
-struct safetensors_pair {
-    const char *key, *value;
-};
-
-struct safetensors_layout {
-    char *header; // its length and padding included; the caller frees it
-    uint64_t header_bytes, data_bytes;
-};
+// Writing
 
 static int safetensors_by_place(const void *a, const void *b) {
     const struct safetensors_tensor *x = (const struct safetensors_tensor *)a,
                                     *y = (const struct safetensors_tensor *)b;
-    return x->dtype != y->dtype ? (x->dtype > y->dtype ? -1 : 1) : strcmp(x->name, y->name);
+    const struct safetensors_dtype_row *x_row = safetensors_dtype_row(x->dtype),
+                                       *y_row = safetensors_dtype_row(y->dtype);
+    return x_row != y_row ? (x_row > y_row ? -1 : 1) : strcmp(x->name, y->name);
 }
 
 // Sorts the tensors as the file will hold them (by type, the widest first, then by name) and places them.
@@ -478,11 +446,9 @@ static void safetensors_write_json(FILE *out, const struct safetensors_tensor *t
     fputc('}', out);
 }
 
-// `tensors` have name, dtype, dims and shape; here they are sorted, and begin and bytes filled in. `metadata` is
-// written in its own order; Hugging Face's readers want "format": "pt" in it. `name` is the file's, for messages.
-static const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
-                                       const struct safetensors_pair *metadata, int pairs, const char *name,
-                                       struct error_text *error) {
+const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
+                                const struct safetensors_pair *metadata, int pairs, const char *name,
+                                struct error_text *error) {
     memset(layout, 0, sizeof *layout);
     const char *problem = safetensors_place(tensors, count, &layout->data_bytes, name, error);
     if (problem)
@@ -512,20 +478,7 @@ static const char *safetensors_lay_out(struct safetensors_layout *layout, struct
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// model.safetensors.index.json: {"metadata": {"total_size": bytes}, "weight_map": {TENSOR: FILE, ...}}
-
-struct safetensors_index_entry {
-    const char *tensor, *file;
-};
-
-struct safetensors_index {
-    struct safetensors_index_entry *entries; // [count], sorted by tensor; owned
-    int count;
-    const char **files; // [file_count], each once, sorted; owned
-    int file_count;
-    uint64_t total_bytes; // of all tensors; 0 where the index does not say
-    json_t *root;         // names lie in it; owned
-};
+// model.safetensors.index.json
 
 static int safetensors_by_tensor(const void *a, const void *b) {
     return strcmp(((const struct safetensors_index_entry *)a)->tensor,
@@ -535,12 +488,10 @@ static int safetensors_by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// A file beside the index and nowhere else.
-static inline bool safetensors_is_file_name(const char *name) {
-    return *name && !strpbrk(name, "/\\") && !strstr(name, "..");
-}
+// Whether the name is of a file beside the index, and nowhere else.
+static bool safetensors_is_file_name(const char *name) { return *name && !strpbrk(name, "/\\") && !strstr(name, ".."); }
 
-static void safetensors_index_close(struct safetensors_index *index) {
+void safetensors_index_close(struct safetensors_index *index) {
     json_decref(index->root);
     free(index->entries);
     free(index->files);
@@ -581,9 +532,8 @@ static const char *safetensors_index_parse_map(struct safetensors_index *index, 
     return NULL;
 }
 
-// As safetensors_parse: held only on success.
-static const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
-                                           const char *name, struct error_text *error) {
+const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
+                                    const char *name, struct error_text *error) {
     json_t *metadata = NULL, *map = NULL;
     double total_size = 0; // a number, since it is one with a fraction in some files
     memset(index, 0, sizeof *index);
@@ -605,7 +555,7 @@ static const char *safetensors_index_parse(struct safetensors_index *index, cons
     return NULL;
 }
 
-static const char *safetensors_index_open(struct safetensors_index *index, const char *path, struct error_text *error) {
+const char *safetensors_index_open(struct safetensors_index *index, const char *path, struct error_text *error) {
     unsigned char *data;
     uint64_t bytes;
     memset(index, 0, sizeof *index);
@@ -616,8 +566,7 @@ static const char *safetensors_index_open(struct safetensors_index *index, const
     return problem;
 }
 
-// The file that holds the tensor, NULL when none does.
-static const char *safetensors_index_find(const struct safetensors_index *index, const char *tensor) {
+const char *safetensors_index_find(const struct safetensors_index *index, const char *tensor) {
     struct safetensors_index_entry key;
     key.tensor = tensor;
     const struct safetensors_index_entry *found =
@@ -627,9 +576,7 @@ static const char *safetensors_index_find(const struct safetensors_index *index,
     return found ? found->file : NULL;
 }
 
-// As transformers writes it: indented, tensors sorted. Sorts the entries.
-static void safetensors_index_write(FILE *out, struct safetensors_index_entry *entries, int count,
-                                    uint64_t total_bytes) {
+void safetensors_index_write(FILE *out, struct safetensors_index_entry *entries, int count, uint64_t total_bytes) {
     struct json json = json_writer(out, true);
     qsort(entries, (size_t)count, sizeof *entries, safetensors_by_tensor);
     json_object_begin(&json, NULL);

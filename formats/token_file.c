@@ -1,48 +1,47 @@
-// Files of tokens: llm.c shards and Megatron-LM datasets. What lies where in them, and reading a range of tokens.
-//
-// The parsers take bytes in memory, trust none of them, and return an error text or NULL (runtime/machine/error_text.h).
-// Offsets are 64 bits everywhere: shards above 2 GiB are normal.
-#pragma once
-#include <errno.h>    // errno
-#include <inttypes.h> // PRIu64, PRId64
-#include <stdbool.h>  // bool
-#include <stdint.h>   // uint64_t, int32_t
-#include <stdlib.h>   // malloc, free
-#include <string.h>   // memcpy, memcmp, strerror
-#include <sys/mman.h> // mmap
-#include <unistd.h>   // close, access
+#include "formats/token_file.h"
+#include "runtime/files/file_read.h" // open_regular, read_exactly, load_u32, load_u64
+#include <errno.h>                   // errno
+#include <inttypes.h>                // PRIu64, PRId64
+#include <stdbool.h>                 // bool
+#include <stdlib.h>                  // malloc, free
+#include <string.h>                  // memcpy, memcmp, strerror
+#include <sys/mman.h>                // mmap
+#include <unistd.h>                  // close, access
 
-#include "runtime/machine/error_text.h" // struct error_text
-#include "runtime/files/file_read.h"    // open_regular, read_exactly, load_u32, load_u64
-
-#define TOKEN_FILES_EXPECTED "token shards: name them, as in 'FOLDER/*.bin'"
-
-enum token_format { TOKENS_LLMC, TOKENS_MEGATRON };
-enum token_type { TOKEN_U8, TOKEN_I8, TOKEN_I16, TOKEN_U16, TOKEN_I32, TOKEN_U32, TOKEN_I64 };
-
-struct token_file {
-    char *path; // of the file that holds the tokens; owned
-    enum token_format format;
-    enum token_type type;
-    uint64_t first_byte; // where the tokens begin
-    uint64_t tokens;
-};
-
-static inline const char *token_format_name(enum token_format format) {
-    return format == TOKENS_LLMC ? "llm.c shards" : "Megatron .bin/.idx";
+const char *token_format_name(enum token_format format) {
+    switch (format) {
+    case TOKENS_LLMC: return "llm.c shards";
+    case TOKENS_MEGATRON: return "Megatron .bin/.idx";
+    }
+    return "";
 }
-static inline const char *token_type_name(enum token_type type) {
-    static const char *const names[] = {"uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"};
-    return names[type];
+const char *token_type_name(enum token_type type) {
+    switch (type) {
+    case TOKEN_U8: return "uint8";
+    case TOKEN_I8: return "int8";
+    case TOKEN_I16: return "int16";
+    case TOKEN_U16: return "uint16";
+    case TOKEN_I32: return "int32";
+    case TOKEN_U32: return "uint32";
+    case TOKEN_I64: return "int64";
+    }
+    return "";
 }
-static inline uint64_t token_type_bytes(enum token_type type) {
-    static const uint8_t bytes[] = {1, 1, 2, 2, 4, 4, 8};
-    return bytes[type];
+uint64_t token_type_bytes(enum token_type type) {
+    switch (type) {
+    case TOKEN_U8:
+    case TOKEN_I8: return 1;
+    case TOKEN_I16:
+    case TOKEN_U16: return 2;
+    case TOKEN_I32:
+    case TOKEN_U32: return 4;
+    case TOKEN_I64: return 8;
+    }
+    return 0;
 }
 
-// llm.c: 256 int32, of which [0] magic, [1] version, [2] number of tokens, then the tokens.
+// A shard of llm.c: 256 int32, of which [0] is the magic, [1] the version, [2] the number of tokens; then the tokens.
 enum {
-    LLMC_HEADER_BYTES = 1024,
     LLMC_MAGIC_U16 = 20240520,
     LLMC_VERSION_U16 = 1,
     LLMC_MAGIC_U32 = 20240801,
@@ -50,9 +49,8 @@ enum {
     LLMC_MAGIC_EVALUATION = 20240522
 };
 
-// `data` holds the first `data_bytes` of the file: its header at least, where the file has that many.
-static const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
-                                    uint64_t file_bytes, const char *name, struct error_text *error) {
+const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
+                             uint64_t file_bytes, const char *name, struct error_text *error) {
     if (file_bytes == 0)
         return error_format(error, "%s: is empty; expected a token shard; make it again with scripts/prepare_data.py",
                             name);
@@ -94,7 +92,7 @@ static const char *llmc_shard_parse(struct token_file *file, const unsigned char
     return NULL;
 }
 
-// Megatron's dtype codes; the floating-point ones (6, 7) hold no tokens.
+// The type of a dtype code of Megatron's; the floating-point ones (6, 7) hold no tokens.
 static const char *megatron_type_parse(enum token_type *type, unsigned code, const char *name,
                                        struct error_text *error) {
     switch (code) {
@@ -109,8 +107,8 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Every sequence must follow the one before it: then the .bin is one run of tokens, documents in order. Megatron's
-// writers produce nothing else.
+// Checks that every sequence follows the one before it: then the .bin is one run of tokens, documents in order.
+// Megatron's writers produce nothing else.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {
@@ -157,9 +155,8 @@ static const char *megatron_documents_check(const unsigned char *documents, uint
     return NULL;
 }
 
-// `index` is the whole .idx file, `bin_bytes` the length of the .bin beside it.
-static const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
-                                        uint64_t bin_bytes, const char *name, struct error_text *error) {
+const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
+                                 uint64_t bin_bytes, const char *name, struct error_text *error) {
     enum { HEADER_BYTES = 34 };
     static const unsigned char magic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
     if (index_bytes == 0)
@@ -181,7 +178,8 @@ static const char *megatron_index_parse(struct token_file *file, const unsigned 
                    rest = index_bytes - HEADER_BYTES;
     const bool plausible = sequences <= rest / 12 && documents <= rest / 8; // so that the next line can't overflow
     const uint64_t expected = plausible ? 12 * sequences + 8 * documents : 0;
-    if (!plausible || (rest != expected && rest != expected + sequences)) // a byte a sequence more: multimodal modes
+    if (!plausible ||
+        (rest != expected && rest != expected + sequences)) // a byte more for each sequence: multimodal modes
         return error_format(error,
                             "%s: is %" PRIu64 " bytes long, which doesn't fit the %" PRIu64 " sequences and %" PRIu64
                             " document entries that its header promises; it was cut off or is still being written",
@@ -219,7 +217,7 @@ static const char *llmc_shard_open(struct token_file *file, const char *path, st
     return problem;
 }
 
-// The index is mapped while it is checked: 12 bytes a sequence may be gigabytes, and none of them is needed later.
+// Maps the index while it checks it: 12 bytes a sequence may be gigabytes, and none of them is needed later.
 static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
                                  struct error_text *error) {
     int fd;
@@ -242,8 +240,7 @@ static const char *megatron_open(struct token_file *file, const char *bin_path, 
     return problem;
 }
 
-// `path` with its ending replaced, in fresh memory, or NULL if it has another ending.
-static char *with_ending(const char *path, const char *ending, const char *replacement) {
+char *path_with_ending(const char *path, const char *ending, const char *replacement) {
     const size_t length = strlen(path), cut = strlen(ending);
     if (length < cut || strcmp(path + length - cut, ending) != 0)
         return NULL;
@@ -255,10 +252,8 @@ static char *with_ending(const char *path, const char *ending, const char *repla
     return result;
 }
 
-// Opens what `path` (of the file that holds tokens) is: Megatron's if an .idx lies beside it, otherwise a shard. On
-// success the caller owns file->path.
-static const char *token_file_open(struct token_file *file, const char *path, struct error_text *error) {
-    char *index_path = with_ending(path, ".bin", ".idx");
+const char *token_file_open(struct token_file *file, const char *path, struct error_text *error) {
+    char *index_path = path_with_ending(path, ".bin", ".idx");
     const char *problem = index_path && access(index_path, F_OK) == 0 ? megatron_open(file, path, index_path, error)
                                                                       : llmc_shard_open(file, path, error);
     free(index_path);
@@ -268,8 +263,7 @@ static const char *token_file_open(struct token_file *file, const char *path, st
     return file->path ? NULL : error_format(error, "%s: out of memory", path);
 }
 
-// Widens raw tokens to int32 and checks each against the vocabulary. Returns n, or the place of the first token that is
-// outside, whose value is then in *outside.
+// The loop of tokens_widen over tokens of a type.
 #define TOKENS_WIDEN(TYPE)                                                                                             \
     for (int i = 0; i < n; i++) {                                                                                      \
         TYPE value;                                                                                                    \
@@ -282,8 +276,8 @@ static const char *token_file_open(struct token_file *file, const char *path, st
         out[i] = (int32_t)token;                                                                                       \
     }                                                                                                                  \
     return n
-static int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size,
-                        int64_t *outside) {
+int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size,
+                 int64_t *outside) {
     switch (type) {
     case TOKEN_U8: TOKENS_WIDEN(uint8_t);
     case TOKEN_I8: TOKENS_WIDEN(int8_t);
@@ -297,9 +291,8 @@ static int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type 
 }
 #undef TOKENS_WIDEN
 
-// out (n) = tokens first..first+n-1 of the file, each checked. `raw` has room for n tokens of the file's type.
-static const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n,
-                                   int vocab_size, unsigned char *raw, struct error_text *error) {
+const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
+                            unsigned char *raw, struct error_text *error) {
     const uint64_t width = token_type_bytes(file->type);
     const char *problem =
         read_exactly(fd, raw, (uint64_t)n * width, file->first_byte + first * width, file->path, error);

@@ -1,0 +1,124 @@
+// safetensors: tensors in a file, and the index of a model in several files. https://github.com/huggingface/safetensors
+//
+//     u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
+//     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
+//
+// Read by the reference implementation's rules and no others: what it opens opens here and what it refuses is refused,
+// but for these, which are refused too: duplicate names and a header that begins with a space (it lets both pass against
+// its own description), names with a NUL byte, a __metadata__ that is null, types of less than a byte, more than 8
+// dimensions, and what json_parse.h limits. Written as it writes, byte for byte.
+//
+// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the file's
+// name.
+#pragma once
+#include "runtime/machine/error_text.h" // struct error_text
+#include <jansson.h>                    // json_t
+#include <stdbool.h>                    // bool
+#include <stdint.h>                     // uint64_t
+#include <stdio.h>                      // FILE
+#include <sys/cdefs.h>                  // __BEGIN_DECLS
+
+enum safetensors_dtype {
+    SAFETENSORS_BOOL,
+    SAFETENSORS_U8,
+    SAFETENSORS_I8,
+    SAFETENSORS_F8_E5M2,
+    SAFETENSORS_F8_E4M3,
+    SAFETENSORS_F8_E8M0,
+    SAFETENSORS_F8_E4M3FNUZ,
+    SAFETENSORS_F8_E5M2FNUZ,
+    SAFETENSORS_I16,
+    SAFETENSORS_U16,
+    SAFETENSORS_F16,
+    SAFETENSORS_BF16,
+    SAFETENSORS_I32,
+    SAFETENSORS_U32,
+    SAFETENSORS_F32,
+    SAFETENSORS_C64,
+    SAFETENSORS_F64,
+    SAFETENSORS_I64,
+    SAFETENSORS_U64
+};
+enum { SAFETENSORS_MOST_DIMS = 8 };
+
+struct safetensors_tensor {
+    const char *name;
+    enum safetensors_dtype dtype;
+    int dims;
+    uint64_t shape[SAFETENSORS_MOST_DIMS]; // [dims]
+    uint64_t begin, bytes;                 // in the data
+    int id;                                // the caller's own, to know a tensor again that safetensors_lay_out moved
+};
+
+struct safetensors {
+    struct safetensors_tensor *tensors; // [count], sorted by name; owned
+    int count;
+    uint64_t data_begin, data_bytes; // in the file
+    json_t *header;                  // holds the names and the metadata; owned
+    char *path;                      // these two by safetensors_open, otherwise NULL and -1; owned
+    int fd;
+};
+
+__BEGIN_DECLS
+const char *safetensors_dtype_name(enum safetensors_dtype dtype);
+uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // of an element
+
+// ---- reading ----
+// The caller closes the file on success; on failure nothing is held, and closing it does no harm.
+const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
+void safetensors_close(struct safetensors *file);
+// safetensors_open of bytes in memory, none of them trusted: `data` holds the first `available` bytes of a file of
+// `file_bytes`, its whole header where the file has it, and is not needed afterwards.
+const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
+                              uint64_t file_bytes, const char *name, struct error_text *error);
+// The tensor of that name; NULL: none.
+const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
+// The tensor of that name and exactly that shape; `name` is the file's, for the message.
+const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
+                            const char *tensor, const uint64_t *shape, int dims, const char *name,
+                            struct error_text *error);
+// The value of a key of __metadata__; NULL: none.
+const char *safetensors_metadata(const struct safetensors *file, const char *key);
+// out (bytes) = bytes of a tensor of an open file, from `offset` in it on. Several threads may call it at once.
+const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
+                             uint64_t bytes, void *out, struct error_text *error);
+// out (n) = n elements of `raw`, which need not be aligned: exact, but for F64, which is rounded to nearest. False for
+// a type that is not a floating-point one of two bytes or more.
+bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensors_dtype dtype, uint64_t n);
+
+// ---- writing: the header from all that will be in the file, whose data follows in the order of the sorted list ----
+struct safetensors_pair {
+    const char *key, *value;
+};
+struct safetensors_layout {
+    char *header; // its length and padding included; the caller frees it
+    uint64_t header_bytes, data_bytes;
+};
+// `tensors` have name, dtype, dims and shape; they are sorted, and their begin and bytes filled in. `metadata` is written
+// in its own order; Hugging Face's readers want "format": "pt" in it. `name` is the file's, for messages.
+const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
+                                const struct safetensors_pair *metadata, int pairs, const char *name,
+                                struct error_text *error);
+
+// ---- model.safetensors.index.json: {"metadata": {"total_size": bytes}, "weight_map": {TENSOR: FILE, ...}} ----
+struct safetensors_index_entry {
+    const char *tensor, *file;
+};
+struct safetensors_index {
+    struct safetensors_index_entry *entries; // [count], sorted by tensor; owned
+    int count;
+    const char **files; // [file_count], each once, sorted, each beside the index; owned
+    int file_count;
+    uint64_t total_bytes; // of all tensors; 0 where the index does not say
+    json_t *root;         // holds the names; owned
+};
+// The caller closes the index on success; on failure nothing is held, and closing it does no harm.
+const char *safetensors_index_open(struct safetensors_index *index, const char *path, struct error_text *error);
+const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
+                                    const char *name, struct error_text *error);
+void safetensors_index_close(struct safetensors_index *index);
+// The file that holds a tensor; NULL: none.
+const char *safetensors_index_find(const struct safetensors_index *index, const char *tensor);
+// Writes an index as transformers does: indented, tensors sorted. Sorts the entries.
+void safetensors_index_write(FILE *out, struct safetensors_index_entry *entries, int count, uint64_t total_bytes);
+__END_DECLS
