@@ -44,7 +44,7 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 int checkpoint_remove_tree(int parent_fd, const char *name);
 // Removes a whole checkpoint: under a name that nobody takes for one before its first file goes.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
-// Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name back
-// if its replacement never took its place.
+// Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name
+// back if its replacement never took its place.
 void checkpoint_remove_leftovers(int root_fd);
 __END_DECLS

@@ -23,9 +23,9 @@ struct checkpoint_thread { // for checkpoint_thread.c alone
 
 __BEGIN_DECLS
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job; `argument` is the job's until its result is taken. False, and nothing is started, while there is one whose
-// result was not. Where no thread can be made, the job runs here and now: a save that takes the training's time is
-// better than none.
+// Starts a job; `argument` is the job's until its result is taken. False, and nothing is started, while there is one
+// whose result was not. Where no thread can be made, the job runs here and now: a save that takes the training's time
+// is better than none.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job is running.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);

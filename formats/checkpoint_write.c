@@ -122,9 +122,9 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
     return checkpoint_open_file(writer, name);
 }
 
-// After each window of the file, starts its writing to the disk and waits for that of the window before: a save of many
-// gigabytes neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all the work
-// to the fsync at its end. What is on the disk leaves the page cache to the training data. 0 or an errno.
+// After each window of the file, starts its writing to the disk and waits for that of the window before: a save of
+// many gigabytes neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all
+// the work to the fsync at its end. What is on the disk leaves the page cache to the training data. 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;
@@ -240,8 +240,8 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Gives the partial folder its step's name. 0 or an errno; `displaced` is the name that an earlier checkpoint of that step
-// has now, empty if there was none.
+// Gives the partial folder its step's name. 0 or an errno; `displaced` is the name that an earlier checkpoint of that
+// step has now, empty if there was none.
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;

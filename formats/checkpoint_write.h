@@ -5,9 +5,9 @@
 // the disk. A step that is saved again is exchanged with what was there in one call, or, on file systems that can't, by
 // two renames, between which the .replaced folder is the checkpoint.
 //
-// Nothing here ends the process: each function returns NULL, or a text in the writer that says what failed, why, and what
-// remains true, so that a failed save leaves the training alive. After a failure the writer holds nothing, what is not
-// yet a checkpoint is removed as far as possible, and every later call returns the same text.
+// Nothing here ends the process: each function returns NULL, or a text in the writer that says what failed, why, and
+// what remains true, so that a failed save leaves the training alive. After a failure the writer holds nothing, what
+// is not yet a checkpoint is removed as far as possible, and every later call returns the same text.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // struct manifest

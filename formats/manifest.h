@@ -30,8 +30,9 @@ struct manifest {
 };
 
 __BEGIN_DECLS
-// Reads a manifest's text and trusts none of it; what it doesn't know it refuses: a newer engine that adds a member also
-// raises the version. Returns NULL, or what is wrong, in `error`, beginning with `name`; the manifest is then empty.
+// Reads a manifest's text and trusts none of it; what it doesn't know it refuses: a newer engine that adds a member
+// also raises the version. Returns NULL, or what is wrong, in `error`, beginning with `name`; the manifest is then
+// empty.
 const char *manifest_parse(struct manifest *manifest, const char *text, size_t bytes, const char *name,
                            struct error_text *error);
 // The manifest as JSON, which the caller frees; NULL: out of memory.

@@ -10,8 +10,8 @@
 
 enum { SAFETENSORS_MOST_HEADER_BYTES = 100000000 };
 
-// In the reference implementation's order. A file holds its tensors from the last row's type to the first's, so that each
-// is aligned.
+// In the reference implementation's order. A file holds its tensors from the last row's type to the first's, so that
+// each is aligned.
 static const struct safetensors_dtype_row {
     enum safetensors_dtype dtype;
     const char *name;
@@ -175,7 +175,8 @@ static const char *safetensors_parse_metadata(const json_t *metadata, const char
     return NULL;
 }
 
-// Checks that every byte of the data belongs to one tensor: no holes, no overlaps, nothing after the last. Sorts by offset.
+// Checks that every byte of the data belongs to one tensor: no holes, no overlaps, nothing after the last. Sorts by
+// offset.
 static const char *safetensors_check_offsets(struct safetensors *file, const char *name, struct error_text *error) {
     uint64_t next = 0;
     qsort(file->tensors, (size_t)file->count, sizeof *file->tensors, safetensors_by_offset);

@@ -3,13 +3,13 @@
 //     u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
 //     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
 //
-// Read by the reference implementation's rules and no others: what it opens opens here and what it refuses is refused,
-// but for these, which are refused too: duplicate names and a header that begins with a space (it lets both pass against
-// its own description), names with a NUL byte, a __metadata__ that is null, types of less than a byte, more than 8
-// dimensions, and what json_parse.h limits. Written as it writes, byte for byte.
+// Read by the reference implementation's rules and no others: what it opens opens here and what it refuses is
+// refused, but for these, which are refused too: duplicate names and a header that begins with a space (it lets both
+// pass against its own description), names with a NUL byte, a __metadata__ that is null, types of less than a byte,
+// more than 8 dimensions, and what json_parse.h limits. Written as it writes, byte for byte.
 //
-// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the file's
-// name.
+// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the
+// file's name.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <jansson.h>                    // json_t
@@ -94,8 +94,8 @@ struct safetensors_layout {
     char *header; // its length and padding included; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// `tensors` have name, dtype, dims and shape; they are sorted, and their begin and bytes filled in. `metadata` is written
-// in its own order; Hugging Face's readers want "format": "pt" in it. `name` is the file's, for messages.
+// `tensors` have name, dtype, dims and shape; they are sorted, and their begin and bytes filled in. `metadata` is
+// written in its own order; Hugging Face's readers want "format": "pt" in it. `name` is the file's, for messages.
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);

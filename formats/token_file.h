@@ -1,7 +1,7 @@
 // Files of tokens: llm.c's shards and Megatron-LM's datasets. What lies where in them, and reading a range of tokens.
 //
-// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the file's
-// name. Offsets are 64 bits everywhere: shards above 2 GiB are normal.
+// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the
+// file's name. Offsets are 64 bits everywhere: shards above 2 GiB are normal.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdint.h>                     // uint64_t, int32_t
@@ -26,8 +26,8 @@ const char *token_format_name(enum token_format format);
 const char *token_type_name(enum token_type type);
 uint64_t token_type_bytes(enum token_type type);
 
-// Reads what the file at `path` is: Megatron's .bin where its .idx lies beside it, otherwise a shard. Nothing stays open;
-// the caller frees file->path.
+// Reads what the file at `path` is: Megatron's .bin where its .idx lies beside it, otherwise a shard. Nothing stays
+// open; the caller frees file->path.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
 // room for n tokens of the file's type.
@@ -43,7 +43,7 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
 // `index` is a whole .idx file, `bin_bytes` the length of the .bin beside it.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// out (n) = the n tokens in `raw`, which need not be aligned, as int32. Returns n, or the place of the first one outside
-// the vocabulary, whose value is then in *outside.
+// out (n) = the n tokens in `raw`, which need not be aligned, as int32. Returns n, or the place of the first one
+// outside the vocabulary, whose value is then in *outside.
 int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);
 __END_DECLS

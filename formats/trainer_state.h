@@ -40,8 +40,8 @@ __BEGIN_DECLS
 // Options are written as a user would: `asked` by those that were `given`, `resolved` by all. Errors stay in `out`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
-// Reads a state from the file's text, of which it needs nothing afterwards. Returns NULL, and the caller frees the state,
-// or what is wrong, in `error`, beginning with `name`, and nothing is held.
+// Reads a state from the file's text, of which it needs nothing afterwards. Returns NULL, and the caller frees the
+// state, or what is wrong, in `error`, beginning with `name`, and nothing is held.
 const char *trainer_state_parse(struct trainer_state *state, const unsigned char *data, uint64_t bytes,
                                 const char *name, struct error_text *error);
 // The state of a checkpoint's folder that was verified; one that can't be read ends the program.

@@ -27,9 +27,9 @@ __BEGIN_DECLS
 struct json_shown json_show(const char *text);
 struct json_shown json_show_bytes(const char *text, size_t length);
 
-// Parses any value. The caller owns *root, which is NULL where there is a problem. Refused: duplicate keys, bytes after
-// the value, what is not UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. A string may hold a \u0000,
-// which json_check_string refuses.
+// Parses any value. The caller owns *root, which is NULL where there is a problem. Refused: duplicate keys, bytes
+// after the value, what is not UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. A string may hold
+// a \u0000, which json_check_string refuses.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
 // json_parse of a value that must be an object.
@@ -40,8 +40,8 @@ const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t
 const char *json_type_name(const json_t *value);
 
 // A value wherever it stands; for an element of an array the caller makes a key up ("shape[1]"). Integers are from
-// `least` up to, not including, `below`; numbers, integers or reals, from `least` to `most`. Strings live as long as the
-// value.
+// `least` up to, not including, `below`; numbers, integers or reals, from `least` to `most`. Strings live as long as
+// the value.
 const char *json_check_int(const json_t *value, const char *key, int64_t least, int64_t below, int64_t *result,
                            const char *name, struct error_text *error);
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
@@ -61,8 +61,8 @@ const char *json_get_object(const json_t *object, const char *key, json_t **resu
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 
-// Members that may be absent; null counts as absent, since Hugging Face's files write it for what is not set. *result is
-// then `fallback`, or NULL for objects and arrays.
+// Members that may be absent; null counts as absent, since Hugging Face's files write it for what is not set. *result
+// is then `fallback`, or NULL for objects and arrays.
 bool json_has(const json_t *object, const char *key);
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error);

@@ -110,8 +110,8 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
     log->terminal = !plain && isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
 }
 
-// Reports a failure once, and cuts half a line off, so that what is in the file parses. Later lines are tried again: the
-// disk may have room by then.
+// Reports a failure once, and cuts half a line off, so that what is in the file parses. Later lines are tried again:
+// the disk may have room by then.
 static void log_write_failed(struct log *log, int error) {
     if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
