@@ -1,7 +1,7 @@
 #include "runtime/files/hash.h"
 #include <stdio.h> // snprintf
 
-#define XXH_INLINE_ALL // compiled in here: no library to link
+#define XXH_INLINE_ALL // compiled in here, with the vectors of the machine that the program is for: no library to link
 #include <xxhash.h>
 
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed) {
