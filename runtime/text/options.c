@@ -196,6 +196,12 @@ static bool option_parse_bytes(const char *text, int64_t *value, bool *overflow)
     return true;
 }
 
+static int option_enum_value(const void *field) {
+    int choice;
+    memcpy(&choice, field, sizeof choice); // the field may be of an enum's type
+    return choice;
+}
+
 static bool option_in_range(const struct option_row *row, double value) {
     return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
 }
@@ -228,28 +234,24 @@ int option_list_count(const char *list) {
     return count;
 }
 
-const char *option_read(const struct option_row *row, void *field, const char *text) {
-    bool is_number = true, overflow = false;
+static const char *option_read_choice(const struct option_row *row, void *field, const char *text) {
+    const int choice = option_choice(row->kind == OPTION_BOOL ? option_bool_names : row->argument, text);
+    if (choice < 0)
+        return "not known";
+    if (row->kind == OPTION_BOOL)
+        *(bool *)field = choice % 2;
+    else
+        memcpy(field, &choice, sizeof choice);
+    return NULL;
+}
+
+static const char *option_read_number(const struct option_row *row, void *field, const char *text) {
+    bool is_number = false, overflow = false;
     long long integer = 0;
     unsigned long long seed = 0;
     double number = 0;
     int64_t bytes = 0;
     switch (row->kind) {
-    case OPTION_GROUP: return NULL;
-    case OPTION_STRING: memcpy(field, &text, sizeof text); return NULL;
-    case OPTION_LIST: return option_append((const char **)field, text);
-    case OPTION_BOOL:
-    case OPTION_ENUM: {
-        const char *const names = row->kind == OPTION_BOOL ? option_bool_names : row->argument;
-        const int choice = option_choice(names, text);
-        if (choice < 0)
-            return "not known";
-        if (row->kind == OPTION_BOOL)
-            *(bool *)field = choice % 2;
-        else
-            *(int *)field = choice;
-        return NULL;
-    }
     case OPTION_INT:
         is_number = option_parse_integer(text, &integer, &overflow);
         number = (double)integer;
@@ -273,24 +275,47 @@ const char *option_read(const struct option_row *row, void *field, const char *t
         number = (float)number; // the limits hold for what will be used: 0.999999999 is 1 as a float
         break;
     case OPTION_DOUBLE: is_number = option_parse_number(text, &number, &overflow); break;
+    case OPTION_GROUP:
+    case OPTION_BOOL:
+    case OPTION_ENUM:
+    case OPTION_STRING:
+    case OPTION_LIST: break; // no numbers
     }
     if (!is_number)
         return "not understood";
     if (overflow || !option_in_range(row, number))
         return "out of range";
-    if (row->kind == OPTION_INT)
-        *(int *)field = (int)integer;
-    else if (row->kind == OPTION_INT64)
-        *(int64_t *)field = integer;
-    else if (row->kind == OPTION_UINT64)
-        *(uint64_t *)field = seed;
-    else if (row->kind == OPTION_BYTES)
-        *(int64_t *)field = bytes;
-    else if (row->kind == OPTION_FLOAT)
-        *(float *)field = (float)number;
-    else
-        *(double *)field = number;
+    switch (row->kind) {
+    case OPTION_INT: *(int *)field = (int)integer; break;
+    case OPTION_INT64: *(int64_t *)field = integer; break;
+    case OPTION_UINT64: *(uint64_t *)field = seed; break;
+    case OPTION_BYTES: *(int64_t *)field = bytes; break;
+    case OPTION_FLOAT: *(float *)field = (float)number; break;
+    case OPTION_DOUBLE: *(double *)field = number; break;
+    case OPTION_GROUP:
+    case OPTION_BOOL:
+    case OPTION_ENUM:
+    case OPTION_STRING:
+    case OPTION_LIST: break;
+    }
     return NULL;
+}
+
+const char *option_read(const struct option_row *row, void *field, const char *text) {
+    switch (row->kind) {
+    case OPTION_GROUP: return NULL;
+    case OPTION_STRING: memcpy(field, &text, sizeof text); return NULL;
+    case OPTION_LIST: return option_append((const char **)field, text);
+    case OPTION_BOOL:
+    case OPTION_ENUM: return option_read_choice(row, field, text);
+    case OPTION_INT:
+    case OPTION_INT64:
+    case OPTION_UINT64:
+    case OPTION_FLOAT:
+    case OPTION_DOUBLE:
+    case OPTION_BYTES: return option_read_number(row, field, text);
+    }
+    return "not understood"; // a kind that is none
 }
 
 void *option_field(const struct option_row *row, void *values) { return (char *)values + row->offset; }
@@ -464,7 +489,7 @@ void options_write_json(const struct options *options, const void *values, struc
         case OPTION_DOUBLE: json_double(json, row->name, *(const double *)field); break;
         case OPTION_BOOL: json_bool(json, row->name, *(const bool *)field); break;
         case OPTION_ENUM:
-            option_choice_name(row->argument, *(const int *)field, name);
+            option_choice_name(row->argument, option_enum_value(field), name);
             json_str(json, row->name, name);
             break;
         case OPTION_STRING:
@@ -485,7 +510,7 @@ const char *option_text(char text[OPTION_TEXT], const struct option_row *row, co
     case OPTION_FLOAT: snprintf(text, OPTION_TEXT, "%.9g", (double)*(const float *)field); break;
     case OPTION_DOUBLE: snprintf(text, OPTION_TEXT, "%.17g", *(const double *)field); break;
     case OPTION_BOOL: snprintf(text, OPTION_TEXT, "%s", *(const bool *)field ? "true" : "false"); break;
-    case OPTION_ENUM: option_choice_name(row->argument, *(const int *)field, text); break;
+    case OPTION_ENUM: option_choice_name(row->argument, option_enum_value(field), text); break;
     case OPTION_STRING:
     case OPTION_LIST: return *(const char *const *)field;
     }

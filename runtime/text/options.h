@@ -20,7 +20,7 @@ enum option_kind {
     OPTION_DOUBLE, // double
     OPTION_BYTES,  // int64_t, written 6GiB, 512MiB or 1e9
     OPTION_BOOL,   // bool
-    OPTION_ENUM,   // int: the position in `argument`, which lists the names as first|second|third
+    OPTION_ENUM,   // int or enum: the position in `argument`, which lists the names as first|second|third
     OPTION_STRING, // const char *, never NULL
     OPTION_LIST,   // const char *, never NULL: each element that was given, each ended by OPTION_LIST_END
 };
