@@ -9,9 +9,11 @@
 #include "runtime/text/options.h"  // the parser
 #include "runtime/schedule.h"      // enum lr_decay_style
 #include <assert.h>                // static_assert
+#include <errno.h>                 // errno
 #include <math.h>                  // INFINITY
 #include <stdbool.h>               // bool
 #include <stdint.h>                // int64_t
+#include <string.h>                // strerror
 
 // ---- choices ----
 
@@ -461,8 +463,9 @@ static inline void config_resolve_schedule(struct config *c) {
         c->lr_warmup_steps = c->lr_decay_steps;
     }
     const int after_warmup = c->lr_decay_steps - c->lr_warmup_steps;
+    const int tenth = (c->lr_decay_steps - 1) / 10 + 1;
     if (c->lr_wsd_decay_steps == 0)
-        c->lr_wsd_decay_steps = option_minimum(after_warmup, (c->lr_decay_steps - 1) / 10 + 1);
+        c->lr_wsd_decay_steps = tenth < after_warmup ? tenth : after_warmup;
     if (c->lr_decay_style == LR_DECAY_WSD && c->lr_wsd_decay_steps > after_warmup)
         fail("--lr-wsd-decay-steps %d and --lr-warmup-steps %d do not fit into the %d steps of the schedule; lower "
              "one, or raise --lr-decay-steps or --train-steps",

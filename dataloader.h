@@ -11,7 +11,7 @@
 //
 // Files are read by pread in a thread, ahead of the step, into a ring of samples. Cold pages, network file systems and
 // the checks of tokens thus cost the step nothing; the result can't depend on timing, because which sample goes where
-// is arithmetic. pread and not a mapping: see read_exactly in formats/token_file.h.
+// is arithmetic. pread and not a mapping: see read_exactly in runtime/files/file_read.c.
 #pragma once
 #include <glob.h>     // glob
 #include <inttypes.h> // PRIu64
@@ -27,6 +27,7 @@
 #include "runtime/machine/error.h"      // fail
 #include "runtime/machine/error_text.h" // struct error_text
 #include "formats/token_file.h"         // struct token_file
+#include "runtime/files/file_read.h"    // open_regular
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The order of samples
@@ -338,7 +339,7 @@ static char **paths_find(const char *patterns, const char *option, int *count) {
     glob_add_all(&found, patterns, option);
     char **paths = (char **)dataloader_alloc(option, found.gl_pathc, sizeof *paths);
     for (size_t i = 0; i < found.gl_pathc; i++) {
-        char *bin = with_ending(found.gl_pathv[i], ".idx", ".bin");
+        char *bin = path_with_ending(found.gl_pathv[i], ".idx", ".bin");
         paths[i] = bin ? bin : strdup(found.gl_pathv[i]);
         if (!paths[i])
             fail("%s: out of memory", option);

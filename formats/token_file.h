@@ -1,24 +1,17 @@
-// Files of tokens: llm.c shards and Megatron-LM datasets. What lies where in them, and reading a range of tokens.
+// Files of tokens: llm.c's shards and Megatron-LM's datasets. What lies where in them, and reading a range of tokens.
 //
-// The parsers take bytes in memory, trust none of them, and return an error text or NULL (runtime/machine/error_text.h).
-// Offsets are 64 bits everywhere: shards above 2 GiB are normal.
+// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the
+// file's name. Offsets are 64 bits everywhere: shards above 2 GiB are normal.
 #pragma once
-#include <errno.h>    // errno
-#include <inttypes.h> // PRIu64, PRId64
-#include <stdbool.h>  // bool
-#include <stdint.h>   // uint64_t, int32_t
-#include <stdlib.h>   // malloc, free
-#include <string.h>   // memcpy, memcmp, strerror
-#include <sys/mman.h> // mmap
-#include <unistd.h>   // close, access
-
 #include "runtime/machine/error_text.h" // struct error_text
-#include "runtime/files/file_read.h"    // open_regular, read_exactly, load_u32, load_u64
+#include <stdint.h>                     // uint64_t, int32_t
+#include <sys/cdefs.h>                  // __BEGIN_DECLS
 
 #define TOKEN_FILES_EXPECTED "token shards: name them, as in 'FOLDER/*.bin'"
 
 enum token_format { TOKENS_LLMC, TOKENS_MEGATRON };
 enum token_type { TOKEN_U8, TOKEN_I8, TOKEN_I16, TOKEN_U16, TOKEN_I32, TOKEN_U32, TOKEN_I64 };
+enum { LLMC_HEADER_BYTES = 1024 };
 
 struct token_file {
     char *path; // of the file that holds the tokens; owned
@@ -28,290 +21,29 @@ struct token_file {
     uint64_t tokens;
 };
 
-static inline const char *token_format_name(enum token_format format) {
-    return format == TOKENS_LLMC ? "llm.c shards" : "Megatron .bin/.idx";
-}
-static inline const char *token_type_name(enum token_type type) {
-    static const char *const names[] = {"uint8", "int8", "int16", "uint16", "int32", "uint32", "int64"};
-    return names[type];
-}
-static inline uint64_t token_type_bytes(enum token_type type) {
-    static const uint8_t bytes[] = {1, 1, 2, 2, 4, 4, 8};
-    return bytes[type];
-}
+__BEGIN_DECLS
+const char *token_format_name(enum token_format format);
+const char *token_type_name(enum token_type type);
+uint64_t token_type_bytes(enum token_type type);
 
-// llm.c: 256 int32, of which [0] magic, [1] version, [2] number of tokens, then the tokens.
-enum {
-    LLMC_HEADER_BYTES = 1024,
-    LLMC_MAGIC_U16 = 20240520,
-    LLMC_VERSION_U16 = 1,
-    LLMC_MAGIC_U32 = 20240801,
-    LLMC_VERSION_U32 = 7,
-    LLMC_MAGIC_EVALUATION = 20240522
-};
+// Reads what the file at `path` is: Megatron's .bin where its .idx lies beside it, otherwise a shard. Nothing stays
+// open; the caller frees file->path.
+const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
+// out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
+// room for n tokens of the file's type.
+const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
+                            unsigned char *raw, struct error_text *error);
+// `path` with its ending replaced, in memory that the caller frees; NULL: it has another ending, or out of memory.
+char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
-// `data` holds the first `data_bytes` of the file: its header at least, where the file has that many.
-static const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
-                                    uint64_t file_bytes, const char *name, struct error_text *error) {
-    if (file_bytes == 0)
-        return error_format(error, "%s: is empty; expected a token shard; make it again with scripts/prepare_data.py",
-                            name);
-    const uint32_t magic = data_bytes >= 4 ? load_u32(data) : 0;
-    if (magic == LLMC_MAGIC_EVALUATION)
-        return error_format(error, "%s: is an evaluation file of llm.c (magic %d), not training tokens; leave it out",
-                            name, LLMC_MAGIC_EVALUATION);
-    if (magic != LLMC_MAGIC_U16 && magic != LLMC_MAGIC_U32)
-        return error_format(
-            error,
-            "%s: begins with %" PRIu32 "; expected a token shard of llm.c (%d for uint16, %d for uint32), "
-            "or Megatron tokens with their .idx file beside them; make shards with scripts/prepare_data.py",
-            name, magic, LLMC_MAGIC_U16, LLMC_MAGIC_U32);
-    if (data_bytes < LLMC_HEADER_BYTES)
-        return error_format(error,
-                            "%s: is %" PRIu64
-                            " bytes long; expected a header of %d bytes; it was cut off: copy or make it again",
-                            name, file_bytes, LLMC_HEADER_BYTES);
-    const uint32_t version = load_u32(data + 4),
-                   expected = magic == LLMC_MAGIC_U16 ? LLMC_VERSION_U16 : LLMC_VERSION_U32;
-    if (version != expected)
-        return error_format(error, "%s: has version %" PRIu32 "; expected %" PRIu32 " with magic %" PRIu32, name,
-                            version, expected, magic);
-
-    file->format = TOKENS_LLMC;
-    file->type = magic == LLMC_MAGIC_U16 ? TOKEN_U16 : TOKEN_U32;
-    file->first_byte = LLMC_HEADER_BYTES;
-    file->tokens = load_u32(data + 8);
-    const uint64_t expected_bytes = LLMC_HEADER_BYTES + file->tokens * token_type_bytes(file->type);
-    if (file_bytes != expected_bytes)
-        return error_format(
-            error,
-            "%s: is %" PRIu64 " bytes long; expected %" PRIu64 " for the %" PRIu64
-            " %s tokens that its header promises; it was cut off or is still being written: copy or make it again",
-            name, file_bytes, expected_bytes, file->tokens, token_type_name(file->type));
-    if (file->tokens == 0)
-        return error_format(error, "%s: holds no tokens; leave it out or make it again with scripts/prepare_data.py",
-                            name);
-    return NULL;
-}
-
-// Megatron's dtype codes; the floating-point ones (6, 7) hold no tokens.
-static const char *megatron_type_parse(enum token_type *type, unsigned code, const char *name,
-                                       struct error_text *error) {
-    switch (code) {
-    case 1: *type = TOKEN_U8; return NULL;
-    case 2: *type = TOKEN_I8; return NULL;
-    case 3: *type = TOKEN_I16; return NULL;
-    case 4: *type = TOKEN_I32; return NULL;
-    case 5: *type = TOKEN_I64; return NULL;
-    case 8: *type = TOKEN_U16; return NULL;
-    default:
-        return error_format(error, "%s: has dtype code %u; expected an integer type: 1, 2, 3, 4, 5 or 8", name, code);
-    }
-}
-
-// Every sequence must follow the one before it: then the .bin is one run of tokens, documents in order. Megatron's
-// writers produce nothing else.
-static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
-                                            uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
-                                            struct error_text *error) {
-    uint64_t next_byte = 0;
-    for (uint64_t i = 0; i < sequences; i++) {
-        const uint32_t length = load_u32(lengths + 4 * i);
-        const uint64_t pointer = load_u64(pointers + 8 * i);
-        if (length > INT32_MAX)
-            return error_format(error,
-                                "%s: sequence %" PRIu64 " has the negative length %" PRId32 "; the index is damaged",
-                                name, i, (int32_t)length);
-        if (pointer != next_byte)
-            return error_format(error,
-                                "%s: sequence %" PRIu64 " begins at byte %" PRId64 " of the .bin; expected %" PRIu64
-                                ", the end of the sequence before it; make the dataset again",
-                                name, i, (int64_t)pointer, next_byte);
-        if (length * width > bin_bytes - next_byte) // next_byte <= bin_bytes always
-            return error_format(error,
-                                "%s: sequence %" PRIu64 " ends at byte %" PRIu64 " of the .bin, which has only %" PRIu64
-                                "; the .bin was cut off or belongs to another .idx",
-                                name, i, next_byte + length * width, bin_bytes);
-        next_byte += length * width;
-    }
-    if (next_byte != bin_bytes)
-        return error_format(error,
-                            "%s: describes %" PRIu64 " bytes of tokens, but the .bin has %" PRIu64
-                            "; the two don't belong together or one is still being written",
-                            name, next_byte, bin_bytes);
-    return NULL;
-}
-
-static const char *megatron_documents_check(const unsigned char *documents, uint64_t count, uint64_t sequences,
-                                            const char *name, struct error_text *error) {
-    uint64_t previous = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t first = load_u64(documents + 8 * i);
-        if ((i == 0 && first != 0) || first < previous || first > sequences || (i == count - 1 && first != sequences))
-            return error_format(error,
-                                "%s: entry %" PRIu64 " of the document index is %" PRId64
-                                "; expected numbers rising from 0 to %" PRIu64 ", the number of sequences",
-                                name, i, (int64_t)first, sequences);
-        previous = first;
-    }
-    return NULL;
-}
-
-// `index` is the whole .idx file, `bin_bytes` the length of the .bin beside it.
-static const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
-                                        uint64_t bin_bytes, const char *name, struct error_text *error) {
-    enum { HEADER_BYTES = 34 };
-    static const unsigned char magic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
-    if (index_bytes == 0)
-        return error_format(error, "%s: is empty; expected a Megatron index", name);
-    if (memcmp(index, magic, index_bytes < sizeof magic ? index_bytes : sizeof magic) != 0)
-        return error_format(error, "%s: doesn't begin with MMIDIDX; expected a memory-mapped Megatron index", name);
-    if (index_bytes < HEADER_BYTES)
-        return error_format(error, "%s: is %" PRIu64 " bytes long; expected a header of %d bytes; it was cut off", name,
-                            index_bytes, HEADER_BYTES);
-    const uint64_t version = load_u64(index + 9);
-    if (version != 1)
-        return error_format(error, "%s: has version %" PRIu64 "; expected 1", name, version);
-    enum token_type type = TOKEN_U8;
-    const char *problem = megatron_type_parse(&type, index[17], name, error);
-    if (problem)
-        return problem;
-
-    const uint64_t sequences = load_u64(index + 18), documents = load_u64(index + 26),
-                   rest = index_bytes - HEADER_BYTES;
-    const bool plausible = sequences <= rest / 12 && documents <= rest / 8; // so that the next line can't overflow
-    const uint64_t expected = plausible ? 12 * sequences + 8 * documents : 0;
-    if (!plausible || (rest != expected && rest != expected + sequences)) // a byte a sequence more: multimodal modes
-        return error_format(error,
-                            "%s: is %" PRIu64 " bytes long, which doesn't fit the %" PRIu64 " sequences and %" PRIu64
-                            " document entries that its header promises; it was cut off or is still being written",
-                            name, index_bytes, sequences, documents);
-    if (documents == 0)
-        return error_format(error, "%s: has no document index; expected at least its leading 0", name);
-    const unsigned char *lengths = index + HEADER_BYTES, *pointers = lengths + 4 * sequences;
-    problem = megatron_sequences_check(lengths, pointers, sequences, token_type_bytes(type), bin_bytes, name, error);
-    if (!problem)
-        problem = megatron_documents_check(pointers + 8 * sequences, documents, sequences, name, error);
-    if (problem)
-        return problem;
-    if (bin_bytes == 0)
-        return error_format(error, "%s: holds no tokens; leave it out or make the dataset again", name);
-
-    file->format = TOKENS_MEGATRON;
-    file->type = type;
-    file->first_byte = 0;
-    file->tokens = bin_bytes / token_type_bytes(type);
-    return NULL;
-}
-
-static const char *llmc_shard_open(struct token_file *file, const char *path, struct error_text *error) {
-    unsigned char header[LLMC_HEADER_BYTES];
-    int fd;
-    uint64_t file_bytes;
-    const char *problem = open_regular(&fd, &file_bytes, path, TOKEN_FILES_EXPECTED, error);
-    if (problem)
-        return problem;
-    const uint64_t header_bytes = file_bytes < sizeof header ? file_bytes : sizeof header;
-    problem = read_exactly(fd, header, header_bytes, 0, path, error);
-    if (!problem)
-        problem = llmc_shard_parse(file, header, header_bytes, file_bytes, path, error);
-    close(fd);
-    return problem;
-}
-
-// The index is mapped while it is checked: 12 bytes a sequence may be gigabytes, and none of them is needed later.
-static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
-                                 struct error_text *error) {
-    int fd;
-    uint64_t bin_bytes, index_bytes;
-    const char *problem = open_regular(&fd, &bin_bytes, bin_path, TOKEN_FILES_EXPECTED, error);
-    if (problem)
-        return problem;
-    close(fd);
-    problem = open_regular(&fd, &index_bytes, index_path, "a Megatron index", error);
-    if (problem)
-        return problem;
-    void *index = index_bytes > 0 ? mmap(NULL, index_bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
-    if (index == MAP_FAILED)
-        problem = error_format(error, "%s: can't be mapped: %s", index_path, strerror(errno));
-    else
-        problem = megatron_index_parse(file, (const unsigned char *)index, index_bytes, bin_bytes, index_path, error);
-    if (index && index != MAP_FAILED)
-        munmap(index, index_bytes);
-    close(fd);
-    return problem;
-}
-
-// `path` with its ending replaced, in fresh memory, or NULL if it has another ending.
-static char *with_ending(const char *path, const char *ending, const char *replacement) {
-    const size_t length = strlen(path), cut = strlen(ending);
-    if (length < cut || strcmp(path + length - cut, ending) != 0)
-        return NULL;
-    char *result = (char *)malloc(length - cut + strlen(replacement) + 1);
-    if (result) {
-        memcpy(result, path, length - cut);
-        strcpy(result + length - cut, replacement);
-    }
-    return result;
-}
-
-// Opens what `path` (of the file that holds tokens) is: Megatron's if an .idx lies beside it, otherwise a shard. On
-// success the caller owns file->path.
-static const char *token_file_open(struct token_file *file, const char *path, struct error_text *error) {
-    char *index_path = with_ending(path, ".bin", ".idx");
-    const char *problem = index_path && access(index_path, F_OK) == 0 ? megatron_open(file, path, index_path, error)
-                                                                      : llmc_shard_open(file, path, error);
-    free(index_path);
-    if (problem)
-        return problem;
-    file->path = strdup(path);
-    return file->path ? NULL : error_format(error, "%s: out of memory", path);
-}
-
-// Widens raw tokens to int32 and checks each against the vocabulary. Returns n, or the place of the first token that is
-// outside, whose value is then in *outside.
-#define TOKENS_WIDEN(TYPE)                                                                                             \
-    for (int i = 0; i < n; i++) {                                                                                      \
-        TYPE value;                                                                                                    \
-        memcpy(&value, raw + sizeof(TYPE) * (size_t)i, sizeof(TYPE));                                                  \
-        const int64_t token = (int64_t)value;                                                                          \
-        if (token < 0 || token >= vocab_size) {                                                                        \
-            *outside = token;                                                                                          \
-            return i;                                                                                                  \
-        }                                                                                                              \
-        out[i] = (int32_t)token;                                                                                       \
-    }                                                                                                                  \
-    return n
-static int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size,
-                        int64_t *outside) {
-    switch (type) {
-    case TOKEN_U8: TOKENS_WIDEN(uint8_t);
-    case TOKEN_I8: TOKENS_WIDEN(int8_t);
-    case TOKEN_I16: TOKENS_WIDEN(int16_t);
-    case TOKEN_U16: TOKENS_WIDEN(uint16_t);
-    case TOKEN_I32: TOKENS_WIDEN(int32_t);
-    case TOKEN_U32: TOKENS_WIDEN(uint32_t);
-    case TOKEN_I64: TOKENS_WIDEN(int64_t);
-    }
-    return 0;
-}
-#undef TOKENS_WIDEN
-
-// out (n) = tokens first..first+n-1 of the file, each checked. `raw` has room for n tokens of the file's type.
-static const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n,
-                                   int vocab_size, unsigned char *raw, struct error_text *error) {
-    const uint64_t width = token_type_bytes(file->type);
-    const char *problem =
-        read_exactly(fd, raw, (uint64_t)n * width, file->first_byte + first * width, file->path, error);
-    if (problem)
-        return problem;
-    int64_t outside = 0;
-    const int place = tokens_widen(out, raw, file->type, n, vocab_size, &outside);
-    if (place < n)
-        return error_format(error,
-                            "%s: token %" PRIu64 " of the file is %" PRId64
-                            ", outside the vocabulary of %d; set --vocab-size to that of "
-                            "the tokenizer that made the file, or make the file again",
-                            file->path, first + (uint64_t)place, outside, vocab_size);
-    return NULL;
-}
+// ---- the parsers: bytes in memory, none of them trusted. They fill all of `file` but its path ----
+// `data` holds the first `data_bytes` of a shard: its header at least, where it has that many.
+const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
+                             uint64_t file_bytes, const char *name, struct error_text *error);
+// `index` is a whole .idx file, `bin_bytes` the length of the .bin beside it.
+const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
+                                 uint64_t bin_bytes, const char *name, struct error_text *error);
+// out (n) = the n tokens in `raw`, which need not be aligned, as int32. Returns n, or the place of the first one
+// outside the vocabulary, whose value is then in *outside.
+int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);
+__END_DECLS

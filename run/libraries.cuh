@@ -54,7 +54,7 @@ static void libraries_print(void) {
 
 #else
 
-#include "formats/checkpoint.h"       // XXH_VERSION_MAJOR
+#include "runtime/files/hash.h"       // hash_library_version
 #include "runtime/net/exchange_mpi.h" // MPI_Get_library_version
 #include <jansson.h>                  // jansson_version_str
 #include <pcre2.h>                    // pcre2_config
@@ -113,7 +113,7 @@ static void libraries_print(void) {
     jansson = jansson_version_str();
 #endif
     library_row("jansson", JANSSON_VERSION, jansson);
-    log_row("xxHash", "%d.%d.%d", XXH_VERSION_MAJOR, XXH_VERSION_MINOR, XXH_VERSION_RELEASE);
+    log_row("xxHash", "%s", hash_library_version());
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
     if ((end = strchr(pcre2, ' '))) // a date follows
         *end = 0;

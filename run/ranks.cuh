@@ -4,7 +4,7 @@
 #include "kernels/collectives.cuh"   // collectives_open
 #include "run/run.cuh"               // struct run
 #include "runtime/files/file_read.h" // open_regular, read_exactly
-#include "formats/checkpoint.h"      // XXH3_64bits
+#include "runtime/files/hash.h"      // hash64
 #include "runtime/net/parallel.h"    // parallel_check_same
 #include <omp.h>                     // omp_get_num_procs
 #include <string.h>                  // strsignal
@@ -78,7 +78,7 @@ static uint64_t sample_hash(const char *path) {
     if (problem)
         fail("%s", problem);
     close(fd);
-    const uint64_t hash = XXH3_64bits(data, 3 * BYTES);
+    const uint64_t hash = hash64(data, 3 * BYTES, 0);
     free(data);
     return hash;
 }
@@ -108,13 +108,13 @@ static void check_same_data(struct run *r) {
 static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     const size_t CHUNK = 16u << 20;
     if (DEVICE_MEMORY_IS_HOSTS)
-        return XXH3_64bits(memory, bytes);
+        return hash64(memory, bytes, 0);
     char *chunk = (char *)host_allocate(CHUNK, m->dev);
     uint64_t hash = 0;
     for (size_t at = 0; at < bytes; at += CHUNK) {
         const size_t n = bytes - at < CHUNK ? bytes - at : CHUNK;
         device_download(chunk, (const char *)memory + at, n, m->dev);
-        hash = XXH3_64bits_withSeed(chunk, n, hash);
+        hash = hash64(chunk, n, hash);
     }
     host_free(chunk);
     return hash;

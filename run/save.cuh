@@ -4,13 +4,15 @@
 // Written from fp32 values: the master weights, or in fp32 the parameters themselves, of which bf16 parameters are the
 // rounded form. They come from a copy in the host's memory, while the training goes on, or straight from the model.
 #pragma once
-#include "run/model.cuh"               // struct gpt
-#include "formats/huggingface.h"       // architecture_of, huggingface_write_config
-#include "run/load.cuh"                // optimizer_file_name, state_is_in_file
-#include "formats/checkpoint.h"        // checkpoint_begin, checkpoint_file_write, checkpoint_commit
-#include "formats/checkpoint_thread.h" // writes while the training goes on
-#include "formats/safetensors.h"       // safetensors_lay_out
-#include "run/tensor_names.cuh"        // which tensor holds which parameters
+#include "run/model.cuh"                   // struct gpt
+#include "formats/huggingface.h"           // architecture_of, huggingface_write_config
+#include "run/load.cuh"                    // optimizer_file_name, state_is_in_file
+#include "formats/checkpoint.h"            // checkpoint_prune
+#include "formats/checkpoint_thread.h"     // writes while the training goes on
+#include "formats/checkpoint_write.h"      // checkpoint_begin, checkpoint_file_write, checkpoint_commit
+#include "runtime/machine/float_convert.h" // float_to_bf16_bits
+#include "formats/safetensors.h"           // safetensors_lay_out
+#include "run/tensor_names.cuh"            // which tensor holds which parameters
 
 enum { SAVE_TOKENIZER_FILES = 8 };
 static const int64_t SAVE_PIECE = 1 << 18; // elements

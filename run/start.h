@@ -1,15 +1,19 @@
 // The options that a run starts with. Those of a checkpoint (--resume) or of a model (--init-from) are added to the
 // command line's before config_resolve; after it they are checked against the checkpoint's and the other ranks'.
 #pragma once
-#include "config.h"                  // struct config
-#include "formats/huggingface.h"     // huggingface_parse_config
-#include "formats/llmc.h"            // llmc_parse
-#include "formats/checkpoint.h"      // checkpoint_newest, checkpoint_resolve
-#include "runtime/machine/error.h"   // fail
-#include "runtime/files/file_read.h" // read_whole
-#include "runtime/net/parallel.h"    // parallel_open, parallel_check_same
-#include "formats/trainer_state.h"   // trainer_state_parse
-#include <limits.h>                  // PATH_MAX
+#include "config.h"                    // struct config
+#include "formats/huggingface.h"       // huggingface_parse_config
+#include "formats/llmc.h"              // llmc_parse
+#include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
+#include "formats/checkpoint_folder.h" // checkpoint_list
+#include "runtime/machine/error.h"     // fail
+#include "runtime/files/file_read.h"   // read_whole
+#include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
+#include "formats/trainer_state.h"     // trainer_state_parse
+#include <fcntl.h>                     // open
+#include <limits.h>                    // PATH_MAX
+#include <sys/stat.h>                  // stat
+#include <unistd.h>                    // close
 
 enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 

@@ -214,7 +214,7 @@ static int remove_folder(void **state) {
     char *const slash = strrchr(folder, '/');
     *slash = '\0';
     const int above = open(folder, O_RDONLY | O_DIRECTORY);
-    const int failed = checkpoint_remove_tree(above, slash + 1, 0);
+    const int failed = checkpoint_remove_tree(above, slash + 1);
     close(above);
     return failed;
 }

@@ -1,5 +1,5 @@
 // JSON that always parses; log.jsonl, also on a full disk; the progress line in a pipe and in a terminal.
-#include "runtime/text/log.h" // under test
+#include "runtime/text/log.c" // under test
 #include "test/fails.h"       // assert_fails, run_in_child
 #include "test/json_read.h"   // json_is_valid
 #include "test/testing.h"     // cmocka, test_random

@@ -1,9 +1,11 @@
 // safetensors and the index of sharded models: what the reference implementation wrote is read and written again byte
 // for byte; each rule refuses the file that breaks it; no file makes a parser read beyond its bytes.
-#include "formats/safetensors.h" // under test
-#include "test/fails.h"          // assert_error
-#include "test/testing.h"        // cmocka, test_random
-#include <math.h>                // isnan, isinf
+#include "formats/safetensors.h"           // under test
+#include "runtime/files/file_read.h"       // read_whole, load_u64
+#include "runtime/machine/float_convert.h" // float_from_f16_bits
+#include "test/fails.h"                    // assert_error
+#include "test/testing.h"                  // cmocka, test_random
+#include <math.h>                          // isnan, isinf
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Files in memory

@@ -1,22 +1,15 @@
-// Long GNU options from a table: a row an option, which says where in a struct its value goes.
+// Long GNU options from a table: a row is an option and says where in a struct its value goes.
 //
 //     --name VALUE   --name=VALUE   --flag   --flag=false   --no-flag   --unambiguous-abbreviation
 //
 // As GNU programs understand them, but without getopt or argp below: those can't name the nearest option, sort the help
-// by the alphabet and break its lines wrongly. Every mistake ends in fail().
+// by the alphabet and break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
 #pragma once
-#include "runtime/machine/error.h" // fail
-#include "runtime/text/json.h"     // options_write_json
-#include <errno.h>                 // errno, ERANGE
-#include <limits.h>                // INT_MIN, INT_MAX
-#include <math.h>                  // isfinite
-#include <stdbool.h>               // bool
-#include <stddef.h>                // offsetof, for the tables
-#include <stdint.h>                // int64_t, uint64_t
-#include <stdio.h>                 // snprintf
-#include <stdlib.h>                // strtod, strtoll
-#include <string.h>                // strlen
-#include <strings.h>               // strcasecmp
+#include "runtime/text/json.h" // struct json
+#include <stdbool.h>           // bool
+#include <stddef.h>            // offsetof, for the tables
+#include <stdio.h>             // FILE
+#include <sys/cdefs.h>         // __BEGIN_DECLS
 
 enum option_kind {
     OPTION_GROUP,  // a heading of the help; name is its text
@@ -29,7 +22,7 @@ enum option_kind {
     OPTION_BOOL,   // bool
     OPTION_ENUM,   // int or enum: the position in `argument`, which lists the names as first|second|third
     OPTION_STRING, // const char *, never NULL
-    OPTION_LIST,   // const char *, never NULL: what was given, each time ended by OPTION_LIST_END
+    OPTION_LIST,   // const char *, never NULL: each element that was given, each ended by OPTION_LIST_END
 };
 
 struct option_row {
@@ -58,491 +51,40 @@ struct options {
     options_build *describe_build; // what --version adds; NULL: nothing
 };
 
-enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' }; // ASCII's record separator
+// Bytes of a value in words, and of a name; the end of a list's element is ASCII's record separator.
+enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' };
 
-// ---- names ----
-
-// The name as users write it.
-static inline const char *option_display(char display[OPTION_NAME], const char *name) {
-    int i = 0;
-    for (; name[i] && i < OPTION_NAME - 1; i++)
-        display[i] = name[i] == '_' ? '-' : name[i];
-    display[i] = 0;
-    return display;
-}
-
-static inline int option_minimum(int a, int b) { return a < b ? a : b; }
-
-// Typing errors between two words: characters inserted, deleted, changed, or two neighbours swapped.
-static inline int option_distance(const char *a, const char *b) {
-    const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
-    int d[OPTION_NAME][OPTION_NAME];
-    for (int i = 0; i <= m; i++)
-        for (int j = 0; j <= n; j++) {
-            d[i][j] = i + j;
-            if (i == 0 || j == 0)
-                continue;
-            const int changed = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            d[i][j] = option_minimum(changed, 1 + option_minimum(d[i - 1][j], d[i][j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                d[i][j] = option_minimum(d[i][j], d[i - 2][j - 2] + 1);
-        }
-    return d[m][n];
-}
-
-// How far `word` is from a name: by typing errors, unless it is a part of the name (--layers for --num-layers).
-static inline int option_unlikeness(const char *word, const char *name) {
-    return strlen(word) > 2 && strstr(name, word) ? 1 : option_distance(word, name);
-}
-static inline const char *option_nearest(const struct options *options, const char *word, char nearest[OPTION_NAME]) {
-    static const char *const built_in[] = {"help", "version"};
-    int best = INT_MAX;
-    for (int i = 0; i < 2; i++)
-        if (option_unlikeness(word, built_in[i]) < best) {
-            best = option_unlikeness(word, built_in[i]);
-            option_display(nearest, built_in[i]);
-        }
-    for (int i = 0; i < options->count; i++) {
-        char name[OPTION_NAME];
-        option_display(name, options->rows[i].name);
-        if (options->rows[i].kind == OPTION_GROUP || option_unlikeness(word, name) >= best)
-            continue;
-        best = option_unlikeness(word, name);
-        option_display(nearest, name);
-    }
-    return nearest;
-}
-
-// The row that `word` names, in full or by the beginning of one name only; -1 if there is none. `flags` looks among
-// bools only.
-static inline int option_find(const struct options *options, const char *word, bool flags) {
-    char wanted[OPTION_NAME], name[OPTION_NAME], candidates[OPTION_TEXT] = "";
-    option_display(wanted, word);
-    int found = -1, matches = 0;
-    for (int i = 0; i < options->count; i++) {
-        const struct option_row *row = &options->rows[i];
-        if (row->kind == OPTION_GROUP || (flags && row->kind != OPTION_BOOL))
-            continue;
-        option_display(name, row->name);
-        if (strcmp(name, wanted) == 0)
-            return i;
-        if (strncmp(name, wanted, strlen(wanted)) != 0)
-            continue;
-        found = i;
-        matches++;
-        const size_t used = strlen(candidates);
-        snprintf(candidates + used, sizeof candidates - used, " --%s%s", flags ? "no-" : "", name);
-    }
-    if (matches > 1)
-        fail("option --%s%s is ambiguous; it could be%s", flags ? "no-" : "", wanted, candidates);
-    return found;
-}
-
-// ---- values ----
-
-// Position of `text` among the names of a list first|second|third, whatever its case; -1 if it is none of them.
-static inline int option_choice(const char *list, const char *text) {
-    const size_t length = strlen(text);
-    int position = 0;
-    for (const char *name = list;; name++, position++) {
-        const size_t end = strcspn(name, "|");
-        if (end == length && strncasecmp(name, text, length) == 0)
-            return position;
-        name += end;
-        if (!*name)
-            return -1;
-    }
-}
-// The name at a position of the list.
-static inline const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]) {
-    for (; position > 0; position--)
-        list += strcspn(list, "|") + 1;
-    snprintf(name, OPTION_NAME, "%.*s", (int)strcspn(list, "|"), list);
-    return name;
-}
-// The list as a sentence: "first, second or third".
-static inline void option_choices_text(char *text, size_t size, const char *list) {
-    size_t used = 0;
-    text[0] = 0;
-    for (const char *name = list; used < size;) {
-        const size_t end = strcspn(name, "|");
-        const bool last = !name[end];
-        const char *separator = name == list ? "" : last ? " or " : ", ";
-        used += (size_t)snprintf(text + used, size - used, "%s%.*s", separator, (int)end, name);
-        if (last)
-            return;
-        name += end + 1;
-    }
-}
-
-// What the user should have written.
-static inline void option_expected(const struct option_row *row, char text[OPTION_TEXT]) {
-    static const char integer[] = "an integer", number[] = "a number", size[] = "a size like 6GiB, 512MiB or 1e9";
-    static const char *const kinds[] = {"",     integer, integer, "an integer from 0 to 2^64-1",
-                                        number, number,  size,    "true or false",
-                                        "",     "text",  "text"}; // by enum option_kind
-    size_t used = (size_t)snprintf(text, OPTION_TEXT, "%s", kinds[row->kind]);
-    if (row->kind == OPTION_ENUM)
-        option_choices_text(text, OPTION_TEXT, row->argument);
-    if (row->least == 0 && row->below == 0)
-        return;
-    used += (size_t)snprintf(text + used, OPTION_TEXT - used, " of at least %.10g", row->least);
-    if (isfinite(row->below))
-        snprintf(text + used, OPTION_TEXT - used, " and below %.10g", row->below);
-}
-
-// The parsers return false where the text is not a number of their kind; *overflow where the type can't hold it.
-static inline bool option_parse_integer(const char *text, long long *value, bool *overflow) {
-    char *end;
-    errno = 0;
-    *value = strtoll(text, &end, 10);
-    *overflow = errno == ERANGE;
-    return (*text == '-' || *text == '+' || (*text >= '0' && *text <= '9')) && end != text && !*end;
-}
-static inline bool option_parse_unsigned(const char *text, unsigned long long *value, bool *overflow) {
-    char *end;
-    errno = 0;
-    *value = strtoull(text, &end, 10);
-    *overflow = errno == ERANGE;
-    return *text >= '0' && *text <= '9' && !*end; // strtoull itself would take -1 for 2^64-1
-}
-static inline bool option_parse_number(const char *text, double *value, bool *overflow) {
-    char *end;
-    *value = strtod(text, &end);
-    *overflow = false;
-    if (end == text || *end || text[strspn(text, "0123456789+-.eE")]) // strtod takes nan, inf, blanks, 0x10 as well
-        return false;
-    *overflow = isinf(*value);
-    return true;
-}
-// GNU's units: K = KiB = 1024, KB = 1000. Long double holds every 64-bit count on the way.
-static inline bool option_parse_bytes(const char *text, int64_t *value, bool *overflow) {
-    static const char letters[] = "kmgtp";
-    char *unit;
-    long double bytes = strtold(text, &unit);
-    *overflow = false;
-    if (!((*text >= '0' && *text <= '9') || *text == '.') || unit == text || strpbrk(text, "xX"))
-        return false;
-    const char *letter = *unit ? strchr(letters, *unit | 0x20) : NULL;
-    if (letter) {
-        unit++;
-        const bool decimal = strcasecmp(unit, "b") == 0;
-        if (!decimal && *unit && strcasecmp(unit, "ib") != 0)
-            return false;
-        for (long k = letter - letters; k >= 0; k--)
-            bytes *= decimal ? 1000 : 1024;
-    } else if (*unit && strcasecmp(unit, "b") != 0)
-        return false;
-    *overflow = !(bytes < 0x1p63L);
-    *value = *overflow ? 0 : (int64_t)bytes;
-    return true;
-}
-
-static inline int option_enum_value(const void *field) {
-    int choice;
-    memcpy(&choice, field, sizeof choice); // the field may be of an enum's type
-    return choice;
-}
-
-static inline bool option_in_range(const struct option_row *row, double value) {
-    return (row->least == 0 && row->below == 0) || (value >= row->least && value < row->below);
-}
-
-// Adds an element to a list, in memory that lives as long as the program. The default makes an empty list.
-static inline const char *option_append(const char **list, const char *text) {
-    if (!*list) {
-        *list = "";
-        if (!*text)
-            return NULL;
-    }
-    const size_t before = strlen(*list), length = strlen(text);
-    char *const longer = (char *)malloc(before + length + 2);
-    if (!longer)
-        return "too long: out of memory";
-    memcpy(longer, *list, before);
-    memcpy(longer + before, text, length);
-    longer[before + length] = OPTION_LIST_END;
-    longer[before + length + 1] = 0;
-    if (before > 0)
-        free((void *)*list);
-    *list = longer;
-    return NULL;
-}
-
-static inline int option_list_count(const char *list) {
-    int count = 0;
-    for (; *list; list++)
-        count += *list == OPTION_LIST_END;
-    return count;
-}
-
-// Reads the text into the field, which is of the row's kind. Returns what is wrong with it, NULL if nothing is.
-static inline const char *option_read(const struct option_row *row, void *field, const char *text) {
-    bool is_number = true, overflow = false;
-    long long integer = 0;
-    unsigned long long seed = 0;
-    double number = 0;
-    int64_t bytes = 0;
-    switch (row->kind) {
-    case OPTION_GROUP: return NULL;
-    case OPTION_STRING: memcpy(field, &text, sizeof text); return NULL;
-    case OPTION_LIST: return option_append((const char **)field, text);
-    case OPTION_BOOL:
-    case OPTION_ENUM: {
-        const char *const names = row->kind == OPTION_BOOL ? "false|true|no|yes|off|on|0|1" : row->argument;
-        const int choice = option_choice(names, text);
-        if (choice < 0)
-            return "not known";
-        if (row->kind == OPTION_BOOL)
-            *(bool *)field = choice % 2;
-        else
-            memcpy(field, &choice, sizeof choice);
-        return NULL;
-    }
-    case OPTION_INT:
-        is_number = option_parse_integer(text, &integer, &overflow);
-        number = (double)integer;
-        overflow = overflow || integer < INT_MIN || integer > INT_MAX;
-        break;
-    case OPTION_INT64:
-        is_number = option_parse_integer(text, &integer, &overflow);
-        number = (double)integer;
-        break;
-    case OPTION_UINT64:
-        is_number = option_parse_unsigned(text, &seed, &overflow);
-        number = (double)seed;
-        break;
-    case OPTION_BYTES:
-        is_number = option_parse_bytes(text, &bytes, &overflow);
-        number = (double)bytes;
-        break;
-    case OPTION_FLOAT:
-        is_number = option_parse_number(text, &number, &overflow);
-        overflow = overflow || isinf((float)number);
-        number = (float)number; // the limits hold for what will be used: 0.999999999 is 1 as a float
-        break;
-    case OPTION_DOUBLE: is_number = option_parse_number(text, &number, &overflow); break;
-    }
-    if (!is_number)
-        return "not understood";
-    if (overflow || !option_in_range(row, number))
-        return "out of range";
-    if (row->kind == OPTION_INT)
-        *(int *)field = (int)integer;
-    else if (row->kind == OPTION_INT64)
-        *(int64_t *)field = integer;
-    else if (row->kind == OPTION_UINT64)
-        *(uint64_t *)field = seed;
-    else if (row->kind == OPTION_BYTES)
-        *(int64_t *)field = bytes;
-    else if (row->kind == OPTION_FLOAT)
-        *(float *)field = (float)number;
-    else
-        *(double *)field = number;
-    return NULL;
-}
-
-static inline void *option_field(const struct option_row *row, void *values) { return (char *)values + row->offset; }
-
-// Sets the option of a row or ends the program with what is expected of it.
-static inline void option_set(const struct option_row *row, void *values, const char *text) {
-    const char *const problem = option_read(row, option_field(row, values), text);
-    if (!problem)
-        return;
-    char name[OPTION_NAME], expected[OPTION_TEXT];
-    option_expected(row, expected);
-    fail("--%s: '%s' is %s; expected %s", option_display(name, row->name), text, problem, expected);
-}
-
-// ---- the command line ----
-
-// Text in lines of at most 110 columns, the first of which stands at `column` already and the others are indented to.
-static inline void option_print_wrapped(FILE *out, const char *text, int column) {
-    enum { RIGHT_MARGIN = 110 };
-    int at = column;
-    for (const char *word = text; *word;) {
-        const int length = (int)strcspn(word, " ");
-        if (at > column && at + 1 + length > RIGHT_MARGIN) {
-            fprintf(out, "\n%*s", column, "");
-            at = column;
-        }
-        at += fprintf(out, "%s%.*s", at > column ? " " : "", length, word);
-        word += length + (word[length] == ' ');
-    }
-    fputc('\n', out);
-}
-
-static inline void option_help(FILE *out, const struct option_row *row) {
-    enum { COLUMN = 38, WIDEST_LIST = 40 };
-    char name[OPTION_NAME], list[OPTION_TEXT] = "", text[2 * OPTION_TEXT];
-    const bool listed = row->kind == OPTION_ENUM && strlen(row->argument) > WIDEST_LIST; // too wide beside the name
-    if (listed)
-        option_choices_text(list, sizeof list, row->argument);
-    const char *const argument = listed ? "NAME" : row->argument;
-    int at = fprintf(out, "  --%s%s%s", option_display(name, row->name), *argument ? " " : "", argument);
-    if (at > COLUMN - 2) {
-        fputc('\n', out);
-        at = 0;
-    }
-    snprintf(text, sizeof text, "%s%s%s [%s]", row->help, listed ? ": " : "", list,
-             *row->default_text ? row->default_text : "none");
-    fprintf(out, "%*s", COLUMN - at, "");
-    option_print_wrapped(out, text, COLUMN);
-}
-
-static inline void options_help(const struct options *options, FILE *out) {
-    fprintf(out, "Usage: %s [--OPTION VALUE]...\n%s The default of each option is in brackets.\n", options->program,
-            options->summary);
-    for (int i = 0; i < options->count; i++)
-        if (options->rows[i].kind == OPTION_GROUP)
-            fprintf(out, "\n%s:\n", options->rows[i].name);
-        else
-            option_help(out, &options->rows[i]);
-    fprintf(out, "\n  -h, --help     Print this and exit\n      --version  Print the version and how this was built, "
-                 "and exit\n\n");
-    fputs(options->notes, out);
-}
-
-static inline void options_set_defaults(const struct options *options, void *values) {
-    for (int i = 0; i < options->count; i++)
-        if (options->rows[i].kind != OPTION_GROUP)
-            option_set(&options->rows[i], values, options->rows[i].default_text);
-}
-
-// A word of the command line that begins with two dashes, taken apart.
-struct option_word {
-    int row;           // which option
-    const char *value; // what follows the =, NULL without one
-    bool negated;      // --no-NAME
-};
-
-static inline struct option_word option_word_read(const struct options *options, const char *word) {
-    struct option_word result = {-1, NULL, false};
-    char name[OPTION_NAME], nearest[OPTION_NAME];
-    const size_t length = strcspn(word + 2, "=");
-    snprintf(name, sizeof name, "%.*s", (int)length, word + 2);
-    if (length > 0 && length < sizeof name) {
-        result.row = option_find(options, name, false);
-        if (result.row < 0 && strncmp(name, "no-", 3) == 0 && name[3]) {
-            result.row = option_find(options, name + 3, true);
-            result.negated = true;
-        }
-    }
-    if (result.row < 0)
-        fail("unknown option %.*s; the nearest is --%s (--help lists all)", (int)length + 2, word,
-             option_nearest(options, name, nearest));
-    if (word[2 + length])
-        result.value = word + 2 + length + 1;
-    if (result.negated && result.value)
-        fail("option --%s takes no value; write --%s=%s", name, name + 3, result.value);
-    return result;
-}
-
-static inline void options_version(const struct options *options) {
-    printf("%s\n", options->version);
-    if (options->describe_build)
-        options->describe_build();
-}
-
-// Prints what --help or --version asks for and ends the program; `word` is the first that could be either.
-static inline void option_help_or_version(const struct options *options, const char *word) {
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "-?") == 0)
-        options_help(options, stdout);
-    else if (strcmp(word, "--version") == 0)
-        options_version(options);
-    else
-        return;
-    exit(fflush(stdout) == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
-}
-
+__BEGIN_DECLS
+// ---- all options; `values` is the struct that their fields are of ----
+void options_set_defaults(const struct options *options, void *values);
 // Reads the command line into `values` over what they hold. given[row] becomes true for each option on it; the last of
-// two wins. Strings stay where they are, in argv.
-static inline void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        const char *const word = argv[i];
-        option_help_or_version(options, word);
-        if (word[0] != '-' || !word[1])
-            fail("'%s' is not an option; options are written --name VALUE or --name=VALUE (--help lists them)", word);
-        if (word[1] != '-')
-            fail("unknown option %s; options begin with two dashes (--help lists them)", word);
-        const struct option_word parsed = option_word_read(options, word);
-        const struct option_row *row = &options->rows[parsed.row];
-        const char *value = parsed.value;
-        const char *const next = i + 1 < argc ? argv[i + 1] : NULL;
-        char name[OPTION_NAME], expected[OPTION_TEXT];
-        option_display(name, row->name);
-        if (row->kind == OPTION_BOOL && !value) {
-            value = parsed.negated ? "false" : "true";
-            if (!parsed.negated && next && option_choice("false|true|no|yes|off|on|0|1", next) >= 0)
-                value = argv[++i];
-        } else if (!value) {
-            option_expected(row, expected);
-            if (!next || strncmp(next, "--", 2) == 0)
-                fail("option --%s needs a value: expected %s%s", name, expected,
-                     next ? " (one that begins with dashes is written after a =)" : "");
-            value = argv[++i];
-        }
-        option_set(row, values, value);
-        given[parsed.row] = true;
-    }
-}
+// two wins. Strings stay in argv. --help and --version print and end the program.
+void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
+// Sets options from "name=value" texts (a preset), which outlive the values and end with NULL, where the user did not.
+void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
+void options_help(const struct options *options, FILE *out);
+// Every option as a member of the object that is open.
+void options_write_json(const struct options *options, const void *values, struct json *json);
 
-// Sets options from "name=value" texts that outlive the values, where the user did not: a preset.
-static inline void options_fill(const struct options *options, void *values, const bool *given,
-                                const char *const *texts) {
-    for (; *texts; texts++) {
-        char name[OPTION_NAME];
-        const size_t length = strcspn(*texts, "=");
-        snprintf(name, sizeof name, "%.*s", (int)length, *texts);
-        const int row = option_find(options, name, false);
-        if (row < 0)
-            fail("a preset sets the unknown option --%s", name);
-        if (!given[row])
-            option_set(&options->rows[row], values, *texts + length + 1);
-    }
-}
+// ---- one option ----
+// The row that `word` names, in full or by the beginning of one name only; -1 if there is none. `flags`: only bools.
+int option_find(const struct options *options, const char *word, bool flags);
+// The name as users write it.
+const char *option_display(char display[OPTION_NAME], const char *name);
+void *option_field(const struct option_row *row, void *values);
+// Reads a text into the row's field, or returns what is wrong with it ("out of range"); NULL if nothing is. A string is
+// not copied; a list grows, in memory that lives as long as the program.
+const char *option_read(const struct option_row *row, void *field, const char *text);
+// Sets the option, or ends the program with what is expected of it.
+void option_set(const struct option_row *row, void *values, const char *text);
+// What the user should have written: "an integer of at least 1".
+void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
+// The value as a user would write it, so that it reads back as the same one: in `text`, or the string itself.
+const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
-// Every option as a member of an object.
-static inline void options_write_json(const struct options *options, const void *values, struct json *json) {
-    for (int i = 0; i < options->count; i++) {
-        const struct option_row *row = &options->rows[i];
-        const void *const field = (const char *)values + row->offset;
-        char name[OPTION_NAME];
-        switch (row->kind) {
-        case OPTION_GROUP: break;
-        case OPTION_INT: json_int(json, row->name, *(const int *)field); break;
-        case OPTION_INT64:
-        case OPTION_BYTES: json_int(json, row->name, *(const int64_t *)field); break;
-        case OPTION_UINT64: json_uint(json, row->name, *(const uint64_t *)field); break;
-        case OPTION_FLOAT: json_float(json, row->name, *(const float *)field); break;
-        case OPTION_DOUBLE: json_double(json, row->name, *(const double *)field); break;
-        case OPTION_BOOL: json_bool(json, row->name, *(const bool *)field); break;
-        case OPTION_ENUM:
-            option_choice_name(row->argument, option_enum_value(field), name);
-            json_str(json, row->name, name);
-            break;
-        case OPTION_STRING:
-        case OPTION_LIST: json_str(json, row->name, *(const char *const *)field); break;
-        }
-    }
-}
-
-// The value as a user would write it, so that it reads back as the same one.
-static inline const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values) {
-    const void *const field = (const char *)values + row->offset;
-    text[0] = 0;
-    switch (row->kind) {
-    case OPTION_GROUP: break;
-    case OPTION_INT: snprintf(text, OPTION_TEXT, "%d", *(const int *)field); break;
-    case OPTION_INT64:
-    case OPTION_BYTES: snprintf(text, OPTION_TEXT, "%lld", (long long)*(const int64_t *)field); break;
-    case OPTION_UINT64: snprintf(text, OPTION_TEXT, "%llu", (unsigned long long)*(const uint64_t *)field); break;
-    case OPTION_FLOAT: snprintf(text, OPTION_TEXT, "%.9g", (double)*(const float *)field); break;
-    case OPTION_DOUBLE: snprintf(text, OPTION_TEXT, "%.17g", *(const double *)field); break;
-    case OPTION_BOOL: snprintf(text, OPTION_TEXT, "%s", *(const bool *)field ? "true" : "false"); break;
-    case OPTION_ENUM: option_choice_name(row->argument, option_enum_value(field), text); break;
-    case OPTION_STRING:
-    case OPTION_LIST: return *(const char *const *)field;
-    }
-    return text;
-}
+// ---- one value ----
+// Position of a text among the names of a list first|second|third, whatever its case; -1 if it is none of them.
+int option_choice(const char *list, const char *text);
+const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]);
+int option_list_count(const char *list); // elements of an OPTION_LIST
+__END_DECLS

@@ -5,11 +5,12 @@
 //                 corpus/NAME.expected has for it, or accepted, and each file cut at every byte must do no harm
 // NAME.expected has a line 'FILE: words' or 'FILE: accepted' for each file of the folder.
 #pragma once
-#include <dirent.h> // opendir
-#include <stdint.h> // uint8_t
-#include <stdio.h>  // printf
-#include <stdlib.h> // malloc, abort
-#include <string.h> // memcpy, strstr
+#include <dirent.h>  // opendir
+#include <stdbool.h> // bool
+#include <stdint.h>  // uint8_t
+#include <stdio.h>   // printf
+#include <stdlib.h>  // malloc, abort
+#include <string.h>  // memcpy, strstr
 
 #include "runtime/machine/error_text.h" // struct error_text
 #include "runtime/files/file_read.h"    // read_whole

@@ -14,7 +14,7 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
     for (int i = 0; i < manifest.num_files; i++) {
         const struct manifest_file *const file = &manifest.files[i];
         fuzz_require(manifest_name_is_allowed(file->name) && manifest_find(&manifest, file->name) == file);
-        fuzz_require(file->bytes <= INT64_MAX && strlen(file->xxh3_128) == MANIFEST_HASH);
+        fuzz_require(file->bytes <= INT64_MAX && strlen(file->xxh3_128) == HASH128_DIGITS);
     }
     size_t length = 0;
     char *const text = manifest_text(&manifest, &length);

@@ -1,6 +1,7 @@
 // trainer_state.json: what is accepted is in order, and written again it is read as the same state.
 #include "formats/trainer_state.h" // under test
 #include "test/fuzz/fuzz.h"        // fuzz_require
+#include <math.h>                  // isnan
 
 static void check(const struct trainer_state *state) {
     fuzz_require(state->step >= 0 && state->skipped <= state->step && state->best_val_step <= state->step);

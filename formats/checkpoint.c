@@ -1,0 +1,312 @@
+#include "formats/checkpoint.h"
+#include "formats/checkpoint_folder.h" // checkpoint_list, checkpoint_remove
+#include <errno.h>                     // errno, EINTR
+#include <fcntl.h>                     // openat
+#include <inttypes.h>                  // PRId64
+#include <stdio.h>                     // snprintf
+#include <stdlib.h>                    // malloc, free
+#include <string.h>                    // strerror
+#include <sys/stat.h>                  // fstat
+#include <unistd.h>                    // read, close
+
+enum { CHECKPOINT_READ = 1 << 20 }; // bytes read and hashed at a time
+
+// ---- verifying ----
+
+// Opens a regular file without waiting for the other end of a pipe. 0 or an errno.
+static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
+    struct stat status;
+    *bytes = 0;
+    *fd = openat(folder_fd, name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (*fd < 0)
+        return errno;
+    int error = fstat(*fd, &status) == 0 ? 0 : errno;
+    if (!error && !S_ISREG(status.st_mode))
+        error = S_ISDIR(status.st_mode) ? EISDIR : EINVAL;
+    if (error)
+        close(*fd);
+    else
+        *bytes = (uint64_t)status.st_size;
+    return error;
+}
+
+// Reads up to `count` bytes; fewer only at the end of the file. -1 and errno where it can't be read.
+static ssize_t checkpoint_read(int fd, unsigned char *bytes, size_t count) {
+    size_t done = 0;
+    while (done < count) {
+        const ssize_t got = read(fd, bytes + done, count - done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return -1;
+        if (got == 0)
+            break;
+        done += (size_t)got;
+    }
+    return (ssize_t)done;
+}
+
+static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
+                                            struct error_text *error) {
+    char name[PATH_MAX + 32];
+    int fd;
+    uint64_t bytes;
+    snprintf(name, sizeof name, "%s/" MANIFEST_NAME, folder);
+    const int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, MANIFEST_NAME);
+    if (problem)
+        return error_format(error, "%.500s: %s; it is no complete checkpoint", name, strerror(problem));
+    // Where the file is too long, a byte more than the limit is read, for the parser to refuse.
+    const size_t room = bytes <= MANIFEST_BYTES ? (size_t)bytes : MANIFEST_BYTES + 1;
+    char *const text = (char *)malloc(room + 1);
+    const ssize_t got = text ? checkpoint_read(fd, (unsigned char *)text, room) : -1;
+    const char *failed = NULL;
+    if (got < 0)
+        failed = error_format(error, "%.500s: cannot be read: %s", name, strerror(text ? errno : ENOMEM));
+    else
+        failed = manifest_parse(manifest, text, (size_t)got, name, error);
+    free(text);
+    close(fd);
+    return failed;
+}
+
+// Hashes the rest of the file and counts its bytes. 0 or an errno.
+static int checkpoint_hash_file(char hash[HASH128_DIGITS + 1], uint64_t *bytes, int fd) {
+    unsigned char *const chunk = (unsigned char *)malloc(CHECKPOINT_READ);
+    struct hash128 *const state = hash128_new();
+    ssize_t got = -1;
+    errno = ENOMEM;
+    *bytes = 0;
+    if (chunk && state) {
+        do {
+            got = checkpoint_read(fd, chunk, CHECKPOINT_READ);
+            if (got > 0) {
+                hash128_update(state, chunk, (size_t)got);
+                *bytes += (uint64_t)got;
+            }
+        } while (got > 0);
+    }
+    const int error = got < 0 ? errno : 0;
+    if (!error)
+        hash128_text(hash, state);
+    free(chunk);
+    hash128_free(state);
+    return error;
+}
+
+// Checks a file against its entry; `hash` false: its presence and length alone.
+static const char *checkpoint_check_file(const struct manifest_file *file, int folder_fd, const char *folder, bool hash,
+                                         struct error_text *error) {
+    int fd;
+    uint64_t bytes;
+    char found[HASH128_DIGITS + 1];
+    int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, file->name);
+    if (problem)
+        return error_format(error, "%.400s/%s: %s; its manifest lists it", folder, file->name, strerror(problem));
+    const bool sized = bytes == file->bytes;
+    if (sized && hash)
+        problem = checkpoint_hash_file(found, &bytes, fd); // it may have changed since
+    close(fd);
+    if (problem)
+        return error_format(error, "%.400s/%s: cannot be read at byte %" PRIu64 ": %s", folder, file->name, bytes,
+                            strerror(problem));
+    if (bytes != file->bytes)
+        return error_format(error, "%.400s/%s: is %" PRIu64 " bytes long; its manifest says %" PRIu64, folder,
+                            file->name, bytes, file->bytes);
+    if (hash && strcmp(found, file->xxh3_128) != 0)
+        return error_format(error, "%.400s/%s: is damaged: its XXH3 is %s; its manifest says %s", folder, file->name,
+                            found, file->xxh3_128);
+    return NULL;
+}
+
+static const char *checkpoint_check(struct manifest *manifest, const char *folder, bool hash,
+                                    struct error_text *error) {
+    memset(manifest, 0, sizeof *manifest);
+    const int folder_fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder_fd < 0)
+        return error_format(error, "%.500s: cannot be opened: %s", folder, strerror(errno));
+    const char *problem = checkpoint_read_manifest(manifest, folder_fd, folder, error);
+    for (int i = 0; i < manifest->num_files && !problem; i++)
+        problem = checkpoint_check_file(&manifest->files[i], folder_fd, folder, hash, error);
+    close(folder_fd);
+    if (problem)
+        manifest_free(manifest);
+    return problem;
+}
+
+const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error) {
+    return checkpoint_check(manifest, folder, true, error);
+}
+
+// ---- finding ----
+
+static void checkpoint_say(const struct checkpoint_listener *listener, const char *text) {
+    if (listener && listener->say)
+        listener->say(listener->context, text);
+}
+
+static void checkpoint_say_leftover(const struct checkpoint_listener *listener, const char *root,
+                                    const struct checkpoint_entry *entry) {
+    struct error_text text;
+    if (checkpoint_entry_is_in_use(entry))
+        error_format(&text, "%.500s/%s: is being written or removed by process %d; it is not looked at", root,
+                     entry->name, (int)entry->pid);
+    else
+        error_format(&text, "%.500s/%s: was left by a save that did not end; the next save removes it", root,
+                     entry->name);
+    checkpoint_say(listener, text.text);
+}
+
+// Checks the checkpoint in `folder`, and that its manifest's step is its name's, or a run would go on at the wrong
+// place.
+static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
+                                          const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
+    const char *const problem = checkpoint_check(manifest, folder, hash, error);
+    if (problem || manifest->step == entry->step)
+        return problem;
+    const int64_t step = manifest->step;
+    manifest_free(manifest);
+    return error_format(error, "%.500s/" MANIFEST_NAME ": is of step %" PRId64 ", not of the folder's", folder, step);
+}
+
+static const char *checkpoint_path(char path[PATH_MAX], const char *folder, const char *name,
+                                   struct error_text *error) {
+    if ((size_t)snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
+        return NULL;
+    return error_format(error, "%.500s...: the name is too long", folder);
+}
+
+static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root,
+                                        const struct checkpoint_entries *entries,
+                                        const struct checkpoint_listener *listener, struct error_text *error) {
+    int candidates = 0;
+    for (int i = 0; i < entries->count; i++) {
+        const struct checkpoint_entry *const entry = &entries->all[i];
+        if (entry->kind == CHECKPOINT_PARTIAL || entry->kind == CHECKPOINT_REMOVING) {
+            checkpoint_say_leftover(listener, root, entry);
+            continue;
+        }
+        candidates++;
+        const char *problem = checkpoint_path(path, root, entry->name, error);
+        if (!problem)
+            problem = checkpoint_check_entry(manifest, path, entry, true, error);
+        if (!problem)
+            return NULL;
+        checkpoint_say(listener, problem);
+        path[0] = 0;
+    }
+    if (!candidates)
+        return NULL;
+    return error_format(error, "%.500s: none of its %d checkpoints is complete", root, candidates);
+}
+
+const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
+                              const struct checkpoint_listener *listener, struct error_text *error) {
+    struct checkpoint_entries entries;
+    memset(manifest, 0, sizeof *manifest);
+    path[0] = 0;
+    const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root_fd < 0)
+        return errno == ENOENT ? NULL : error_format(error, "%.500s: cannot be opened: %s", root, strerror(errno));
+    const int listed = checkpoint_list(&entries, root_fd);
+    close(root_fd);
+    const char *const problem = listed ? error_format(error, "%.500s: cannot be read: %s", root, strerror(listed))
+                                       : checkpoint_newest_of(path, manifest, root, &entries, listener, error);
+    free(entries.all);
+    return problem;
+}
+
+const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
+                               const struct checkpoint_listener *listener, struct error_text *error) {
+    char inside[PATH_MAX];
+    struct stat status;
+    memset(manifest, 0, sizeof *manifest);
+    path[0] = 0;
+    if (stat(given, &status) != 0)
+        return error_format(error, "%.500s: cannot be opened: %s", given, strerror(errno));
+    if (!S_ISDIR(status.st_mode))
+        return error_format(error, "%.500s: is no folder; expected a checkpoint or a run's --out folder", given);
+    const char *problem = checkpoint_path(inside, given, MANIFEST_NAME, error);
+    if (problem)
+        return problem;
+    if (lstat(inside, &status) == 0) {
+        snprintf(path, PATH_MAX, "%s", given);
+        problem = checkpoint_verify(manifest, given, error);
+    } else {
+        problem = checkpoint_path(inside, given, "checkpoints", error);
+        if (!problem)
+            problem = checkpoint_newest(path, manifest, stat(inside, &status) == 0 ? inside : given, listener, error);
+        if (!problem && !path[0])
+            problem = error_format(error,
+                                   "%.500s: holds no checkpoint: no " MANIFEST_NAME ", no step_NNNNNNNN, no "
+                                   "checkpoints/step_NNNNNNNN",
+                                   given);
+    }
+    if (problem)
+        path[0] = 0;
+    return problem;
+}
+
+// ---- keeping few ----
+
+// The newest step whose checkpoint verifies; -1: none.
+static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_entries *entries) {
+    struct error_text unused;
+    struct manifest manifest;
+    char path[PATH_MAX];
+    for (int i = 0; i < entries->count; i++) {
+        const struct checkpoint_entry *const entry = &entries->all[i];
+        if (entry->kind != CHECKPOINT_STEP || checkpoint_path(path, root, entry->name, &unused) ||
+            checkpoint_check_entry(&manifest, path, entry, true, &unused))
+            continue;
+        manifest_free(&manifest);
+        return entry->step;
+    }
+    return -1;
+}
+
+static const char *checkpoint_prune_entries(const char *root, int root_fd, const struct checkpoint_entries *entries,
+                                            int keep, int64_t newest, struct error_text *error) {
+    const char *failed = NULL;
+    int kept = 0;
+    for (int i = 0; i < entries->count; i++) {
+        const struct checkpoint_entry *const entry = &entries->all[i];
+        struct manifest manifest;
+        struct error_text unused;
+        char path[PATH_MAX];
+        if (entry->kind != CHECKPOINT_STEP || entry->step > newest)
+            continue;
+        if (kept < keep) {
+            // A checkpoint that lacks a file doesn't count: it would push out one that could be resumed from.
+            const bool whole =
+                entry->step == newest || (!checkpoint_path(path, root, entry->name, &unused) &&
+                                          !checkpoint_check_entry(&manifest, path, entry, false, &unused));
+            if (whole && entry->step != newest)
+                manifest_free(&manifest);
+            kept += whole;
+            continue;
+        }
+        const int problem = checkpoint_remove(root_fd, entry);
+        if (problem && problem != ENOENT)
+            failed = error_format(error, "%.500s/%s: cannot be removed: %s; the newer checkpoints are untouched", root,
+                                  entry->name, strerror(problem));
+    }
+    return failed;
+}
+
+const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error) {
+    struct checkpoint_entries entries;
+    const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root_fd < 0)
+        return error_format(error, "%.500s: cannot be opened: %s", root, strerror(errno));
+    checkpoint_remove_leftovers(root_fd);
+    const int listed = checkpoint_list(&entries, root_fd);
+    const char *problem = NULL;
+    if (listed)
+        problem = error_format(error, "%.500s: cannot be read: %s", root, strerror(listed));
+    else if (keep > 0)
+        problem = checkpoint_prune_entries(root, root_fd, &entries, keep,
+                                           newest >= 0 ? newest : checkpoint_newest_step(root, &entries), error);
+    free(entries.all);
+    close(root_fd);
+    return problem;
+}

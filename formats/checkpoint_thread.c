@@ -1,0 +1,58 @@
+#include "formats/checkpoint_thread.h"
+#include <signal.h> // sigfillset
+#include <string.h> // memset
+
+void checkpoint_thread_init(struct checkpoint_thread *worker) {
+    memset(worker, 0, sizeof *worker);
+    pthread_mutex_init(&worker->mutex, NULL);
+}
+
+static void *checkpoint_thread_run(void *argument) {
+    struct checkpoint_thread *const worker = (struct checkpoint_thread *)argument;
+    worker->result = worker->job(worker->argument, &worker->error);
+    pthread_mutex_lock(&worker->mutex);
+    worker->done = true;
+    pthread_mutex_unlock(&worker->mutex);
+    return NULL;
+}
+
+bool checkpoint_thread_busy(struct checkpoint_thread *worker) {
+    if (!worker->job)
+        return false;
+    pthread_mutex_lock(&worker->mutex);
+    const bool done = worker->done;
+    pthread_mutex_unlock(&worker->mutex);
+    return !done;
+}
+
+bool checkpoint_thread_done(struct checkpoint_thread *worker) { return worker->job && !checkpoint_thread_busy(worker); }
+
+const char *checkpoint_thread_wait(struct checkpoint_thread *worker) {
+    if (!worker->job)
+        return NULL;
+    if (worker->has_thread)
+        pthread_join(worker->thread, NULL);
+    worker->job = NULL;
+    return worker->result;
+}
+
+bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
+    if (worker->job)
+        return false;
+    worker->job = job;
+    worker->argument = argument;
+    worker->done = false;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask
+    worker->has_thread = pthread_create(&worker->thread, NULL, checkpoint_thread_run, worker) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!worker->has_thread)
+        checkpoint_thread_run(worker);
+    return true;
+}
+
+void checkpoint_thread_destroy(struct checkpoint_thread *worker) {
+    checkpoint_thread_wait(worker);
+    pthread_mutex_destroy(&worker->mutex);
+}

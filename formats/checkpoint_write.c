@@ -1,0 +1,299 @@
+#include "formats/checkpoint_write.h"
+#include <errno.h>    // errno, EINTR
+#include <fcntl.h>    // openat, sync_file_range, posix_fadvise
+#include <inttypes.h> // PRId64
+#include <stdio.h>    // renameat, renameat2
+#include <stdlib.h>   // malloc, free
+#include <string.h>   // strerror
+#include <sys/stat.h> // mkdirat
+#include <unistd.h>   // write, fsync, getpid, unlinkat
+
+enum {
+    CHECKPOINT_CHUNK = 1 << 20,   // bytes hashed and written at a time: still in the cache when the kernel copies them
+    CHECKPOINT_WINDOW = 32 << 20, // dirty bytes that are sent to the disk at a time
+};
+
+// Ends the writer: closes and frees all that it holds. The partial folder stays as it is.
+static void checkpoint_release(struct checkpoint_writer *writer) {
+    int *const fds[] = {&writer->file_fd, &writer->folder_fd, &writer->root_fd};
+    for (int i = 0; i < 3; i++) {
+        if (*fds[i] >= 0)
+            close(*fds[i]);
+        *fds[i] = -1;
+    }
+    manifest_free(&writer->manifest);
+    free(writer->buffer);
+    hash128_free(writer->hash);
+    writer->buffer = NULL;
+    writer->hash = NULL;
+}
+
+void checkpoint_abandon(struct checkpoint_writer *writer) {
+    if (writer->root_fd >= 0 && writer->folder_fd >= 0)
+        checkpoint_remove_tree(writer->root_fd, writer->partial.name);
+    checkpoint_release(writer);
+}
+
+// Gives up the save with a text. An empty `file` means the folder itself.
+static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
+    const char *const hint =
+        error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
+    checkpoint_abandon(writer);
+    writer->failed = true;
+    return error_format(
+        &writer->error,
+        "%.500s/%s%s%s: %s: %s; step %" PRId64 " is not saved, the checkpoints before it are untouched%s", writer->root,
+        writer->step.name, *file ? "/" : "", file, what, strerror(error), writer->step.step, hint);
+}
+
+static int checkpoint_fsync(int fd) {
+    while (fsync(fd) != 0)
+        if (errno != EINTR)
+            return errno;
+    return 0;
+}
+// fsync of a folder, for which some file systems have nothing to do, and say so by an error.
+static int checkpoint_fsync_folder(int fd) {
+    const int error = checkpoint_fsync(fd);
+    return error == EINVAL || error == ENOTSUP ? 0 : error;
+}
+
+// Opens the root; where it is missing, makes it and fsyncs the folder above it, the run's --out. -1 and errno: failed.
+static int checkpoint_open_root(const char *root) {
+    const int refused = mkdir(root, 0777) == 0 ? 0 : errno;
+    if (!refused) {
+        char above[PATH_MAX + 4];
+        snprintf(above, sizeof above, "%s/..", root);
+        const int fd = open(above, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (fd >= 0) {
+            checkpoint_fsync_folder(fd);
+            close(fd);
+        }
+    }
+    const int fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT && refused)
+        errno = refused; // says why the root is missing
+    return fd;
+}
+
+const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root, int64_t step) {
+    memset(writer, 0, sizeof *writer);
+    writer->root_fd = writer->folder_fd = writer->file_fd = -1;
+    writer->step = checkpoint_entry_of(CHECKPOINT_STEP, step, 0);
+    writer->partial = checkpoint_entry_of(CHECKPOINT_PARTIAL, step, getpid());
+    writer->manifest.step = step;
+    if ((size_t)snprintf(writer->root, sizeof writer->root, "%s", root) >= sizeof writer->root)
+        return checkpoint_fail(writer, "", "the folder cannot be made", ENAMETOOLONG);
+    if (step < 0 || step > CHECKPOINT_LAST_STEP)
+        return checkpoint_fail(writer, "", "the folder cannot be made", EINVAL); // a fault of the program
+    writer->buffer = (unsigned char *)malloc(CHECKPOINT_CHUNK);
+    writer->hash = hash128_new();
+    if (!writer->buffer || !writer->hash)
+        return checkpoint_fail(writer, "", "the folder cannot be made", ENOMEM);
+    writer->root_fd = checkpoint_open_root(root);
+    if (writer->root_fd < 0)
+        return checkpoint_fail(writer, "", "the folder above it cannot be made or opened", errno);
+    checkpoint_remove_leftovers(writer->root_fd);
+    if (mkdirat(writer->root_fd, writer->partial.name, 0777) != 0)
+        return checkpoint_fail(writer, "", "the folder cannot be made", errno);
+    writer->folder_fd = openat(writer->root_fd, writer->partial.name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (writer->folder_fd >= 0)
+        return NULL;
+    const int error = errno;
+    unlinkat(writer->root_fd, writer->partial.name, AT_REMOVEDIR);
+    return checkpoint_fail(writer, "", "the folder cannot be opened", error);
+}
+
+static const char *checkpoint_open_file(struct checkpoint_writer *writer, const char *name) {
+    snprintf(writer->file, sizeof writer->file, "%s", name);
+    writer->file_bytes = writer->synced = 0;
+    writer->buffered = 0;
+    hash128_reset(writer->hash);
+    writer->file_fd = openat(writer->folder_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return writer->file_fd >= 0 ? NULL : checkpoint_fail(writer, name, "cannot be made", errno);
+}
+
+const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name) {
+    if (writer->failed)
+        return writer->error.text;
+    if (!manifest_name_is_allowed(name) || writer->file_fd >= 0 || writer->manifest.num_files == MANIFEST_FILES ||
+        manifest_find(&writer->manifest, name))
+        return checkpoint_fail(writer, name, "cannot be made", EINVAL); // a fault of the program
+    return checkpoint_open_file(writer, name);
+}
+
+// After each window of the file, starts its writing to the disk and waits for that of the window before: a save of
+// many gigabytes neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all
+// the work to the fsync at its end. What is on the disk leaves the page cache to the training data. 0 or an errno.
+static int checkpoint_write_back(struct checkpoint_writer *writer) {
+    if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
+        return 0;
+    const off_t end = (off_t)writer->file_bytes, middle = end - CHECKPOINT_WINDOW, begin = (off_t)writer->synced;
+    int failed = sync_file_range(writer->file_fd, middle, CHECKPOINT_WINDOW, SYNC_FILE_RANGE_WRITE);
+    if (!failed && middle > begin) {
+        failed = sync_file_range(writer->file_fd, begin, middle - begin,
+                                 SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+        if (!failed)
+            posix_fadvise(writer->file_fd, begin, middle - begin, POSIX_FADV_DONTNEED);
+        writer->synced = (uint64_t)middle;
+    }
+    // The kernel reports a failed write once, here or by fsync. Other errors (not supported, say) leave it to fsync.
+    return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
+}
+
+// Hashes and writes `count` bytes, CHECKPOINT_CHUNK at most.
+static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, const unsigned char *bytes, size_t count) {
+    hash128_update(writer->hash, bytes, count);
+    int error = 0;
+    for (size_t done = 0; done < count && !error;) {
+        const ssize_t written = write(writer->file_fd, bytes + done, count - done);
+        if (written > 0)
+            done += (size_t)written, writer->file_bytes += (uint64_t)written;
+        else if (written == 0 || errno != EINTR)
+            error = written == 0 ? EIO : errno;
+    }
+    if (!error)
+        error = checkpoint_write_back(writer);
+    if (!error)
+        return NULL;
+    char what[64];
+    snprintf(what, sizeof what, "cannot be written at byte %" PRIu64, writer->file_bytes);
+    return checkpoint_fail(writer, writer->file, what, error);
+}
+
+static const char *checkpoint_flush(struct checkpoint_writer *writer) {
+    const size_t count = writer->buffered;
+    writer->buffered = 0;
+    return count ? checkpoint_write_chunk(writer, writer->buffer, count) : NULL;
+}
+
+// All chunks but a file's last have one size, so that the windows stay aligned.
+const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *bytes, uint64_t count) {
+    const unsigned char *rest = (const unsigned char *)bytes;
+    const char *problem = NULL;
+    if (writer->failed)
+        return writer->error.text;
+    if (writer->file_fd < 0)
+        return checkpoint_fail(writer, "", "written to with no file begun", EINVAL); // a fault of the program
+    while (count > 0 && !problem) {
+        const size_t room = CHECKPOINT_CHUNK - writer->buffered, part = count < room ? (size_t)count : room;
+        if (part == CHECKPOINT_CHUNK) {
+            problem = checkpoint_write_chunk(writer, rest, part);
+        } else {
+            memcpy(writer->buffer + writer->buffered, rest, part);
+            writer->buffered += part;
+            if (writer->buffered == CHECKPOINT_CHUNK)
+                problem = checkpoint_flush(writer);
+        }
+        rest += part;
+        count -= part;
+    }
+    return problem;
+}
+
+// Writes the file's rest, and closes it when all of it is on the disk.
+static const char *checkpoint_close_file(struct checkpoint_writer *writer) {
+    const char *const problem = checkpoint_flush(writer);
+    if (problem)
+        return problem;
+    int error = checkpoint_fsync(writer->file_fd);
+    if (error)
+        return checkpoint_fail(writer, writer->file, "cannot be written to the disk", error);
+    posix_fadvise(writer->file_fd, 0, 0, POSIX_FADV_DONTNEED);
+    error = close(writer->file_fd) == 0 || errno == EINTR ? 0 : errno; // after any error the descriptor is closed
+    writer->file_fd = -1;
+    return error ? checkpoint_fail(writer, writer->file, "cannot be closed", error) : NULL;
+}
+
+const char *checkpoint_file_end(struct checkpoint_writer *writer) {
+    if (writer->failed)
+        return writer->error.text;
+    if (writer->file_fd < 0)
+        return checkpoint_fail(writer, "", "ended with no file begun", EINVAL); // a fault of the program
+    const char *const problem = checkpoint_close_file(writer);
+    if (problem)
+        return problem;
+    struct manifest_file *const file = manifest_add(&writer->manifest, writer->file);
+    if (!file)
+        return checkpoint_fail(writer, writer->file, "cannot be listed", ENOMEM);
+    file->bytes = writer->file_bytes;
+    hash128_text(file->xxh3_128, writer->hash);
+    return NULL;
+}
+
+const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count) {
+    const char *problem = checkpoint_file_begin(writer, name);
+    if (!problem)
+        problem = checkpoint_file_write(writer, bytes, count);
+    return problem ? problem : checkpoint_file_end(writer);
+}
+
+static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
+    size_t bytes = 0;
+    char *const text = manifest_text(&writer->manifest, &bytes);
+    if (!text)
+        return checkpoint_fail(writer, MANIFEST_NAME, "cannot be made", ENOMEM);
+    const char *problem = checkpoint_open_file(writer, MANIFEST_NAME);
+    if (!problem)
+        problem = checkpoint_file_write(writer, text, bytes);
+    free(text);
+    return problem ? problem : checkpoint_close_file(writer);
+}
+
+// Gives the partial folder its step's name. 0 or an errno; `displaced` is the name that an earlier checkpoint of that
+// step has now, empty if there was none.
+static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
+    const int root = writer->root_fd;
+    const char *const name = writer->step.name, *const partial = writer->partial.name;
+    *displaced = writer->partial;
+    displaced->name[0] = 0;
+    if (renameat(root, partial, root, name) == 0)
+        return 0;
+    if (errno != ENOTEMPTY && errno != EEXIST && errno != ENOTDIR)
+        return errno;
+    if (renameat2(root, partial, root, name, RENAME_EXCHANGE) == 0) {
+        *displaced = writer->partial;
+        return 0;
+    }
+    // Not every file system can exchange. Between the next two calls, the old one counts under its .replaced name.
+    const struct checkpoint_entry replaced = checkpoint_entry_of(CHECKPOINT_REPLACED, writer->step.step, getpid());
+    if (renameat(root, name, root, replaced.name) != 0)
+        return errno;
+    if (renameat(root, partial, root, name) != 0) {
+        const int error = errno;
+        renameat(root, replaced.name, root, name);
+        return error;
+    }
+    *displaced = replaced;
+    return 0;
+}
+
+const char *checkpoint_commit(struct checkpoint_writer *writer) {
+    if (writer->failed)
+        return writer->error.text;
+    if (writer->file_fd >= 0 || writer->manifest.num_files == 0)
+        return checkpoint_fail(writer, "", "committed within a file or without any", EINVAL); // a fault of the program
+    const char *const problem = checkpoint_write_manifest(writer);
+    if (problem)
+        return problem;
+    int error = checkpoint_fsync_folder(writer->folder_fd);
+    if (error)
+        return checkpoint_fail(writer, "", "cannot be written to the disk", error);
+    struct checkpoint_entry displaced;
+    error = checkpoint_publish(writer, &displaced);
+    if (error)
+        return checkpoint_fail(writer, "", "cannot be given its name", error);
+    error = checkpoint_fsync_folder(writer->root_fd);
+    if (!error && displaced.name[0])
+        checkpoint_remove(writer->root_fd, &displaced); // what can't be removed now is a leftover, for the next writer
+    checkpoint_release(writer);
+    if (!error)
+        return NULL;
+    writer->failed = true; // both are complete, but which of them a power cut leaves is not known: neither is removed
+    return error_format(
+        &writer->error,
+        "%.500s: cannot be written to the disk: %s; step %" PRId64
+        " is saved and complete, but may be lost if the machine goes down; the checkpoints before it are "
+        "untouched",
+        writer->root, strerror(error), writer->step.step);
+}

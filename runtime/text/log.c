@@ -1,0 +1,288 @@
+#include "runtime/text/log.h"
+#include "runtime/machine/error.h" // fail
+#include "runtime/text/json.h"     // json_writer
+#include <errno.h>                 // errno
+#include <fcntl.h>                 // open
+#include <math.h>                  // isfinite
+#include <stdarg.h>                // va_list
+#include <stdlib.h>                // getenv
+#include <string.h>                // strerror
+#include <sys/ioctl.h>             // TIOCGWINSZ
+#include <sys/stat.h>              // mkdir
+#include <time.h>                  // clock_gettime
+#include <unistd.h>                // isatty, write
+
+// ---- the start-up report ----
+
+void log_row(const char *key, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    printf("%-18s ", key);
+    vprintf(format, arguments);
+    putchar('\n');
+    va_end(arguments);
+}
+
+const char *log_bytes(char text[LOG_NUMBER], int64_t bytes) {
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes;
+    int unit = 0;
+    for (; value >= 1023.995 && unit < 6; unit++) // 1023.996 would be printed as 1024.00
+        value /= 1024;
+    snprintf(text, LOG_NUMBER, unit ? "%.2f %s" : "%.0f %s", value, units[unit]);
+    return text;
+}
+const char *log_count(char text[LOG_NUMBER], int64_t n) {
+    char digits[LOG_NUMBER];
+    const int length = snprintf(digits, sizeof digits, "%lld", (long long)n);
+    const int first = digits[0] == '-';
+    int used = 0;
+    for (int i = 0; i < length; i++) {
+        if (i > first && (length - i) % 3 == 0)
+            text[used++] = ',';
+        text[used++] = digits[i];
+    }
+    text[used] = 0;
+    return text;
+}
+
+// ---- log.jsonl ----
+
+// Makes a folder, and those above it that are missing.
+static void log_make_directories(const char *path) {
+    char part[PATH_MAX];
+    if (!*path || strlen(path) >= sizeof part)
+        fail("--out: a folder's name must have 1 to %d bytes", (int)sizeof part - 1);
+    for (size_t i = 1; i <= strlen(path); i++) {
+        if (path[i] && path[i] != '/')
+            continue;
+        snprintf(part, sizeof part, "%.*s", (int)i, path);
+        struct stat status;
+        if (mkdir(part, 0777) == 0 || (errno == EEXIST && stat(part, &status) == 0 && S_ISDIR(status.st_mode)))
+            continue;
+        fail("--out %s: the folder %s cannot be made: %s; name another folder", path, part,
+             errno == EEXIST ? "a file of that name exists" : strerror(errno));
+    }
+}
+
+// The byte of an earlier log.jsonl at which the objects of steps up to `last` end: a run that goes on from there writes
+// the later ones again.
+static int64_t log_end_of_step(const char *path, int64_t last) {
+    FILE *const file = fopen(path, "r");
+    char *line = NULL;
+    size_t room = 0;
+    int64_t end = 0;
+    ssize_t bytes;
+    while (file && (bytes = getline(&line, &room, file)) > 0) {
+        long long step = 0;
+        if (line[bytes - 1] != '\n' || sscanf(line, "{\"step\": %lld", &step) != 1 || step > last)
+            break;
+        end += bytes;
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    return end;
+}
+
+void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
+              bool plain) {
+    memset(log, 0, sizeof *log);
+    log->file = -1;
+    log->every = every > 0 ? every : 1;
+    log->total_steps = total_steps;
+    log->timed_from = -1;
+    if (!has_file)
+        return;
+    log_make_directories(folder);
+    if ((size_t)snprintf(log->path, sizeof log->path, "%s/log.jsonl", folder) >= sizeof log->path)
+        fail("--out %s: the name is too long", folder);
+    log->good_bytes = first_step > 0 ? log_end_of_step(log->path, first_step) : 0;
+    log->file = open(log->path, O_WRONLY | O_CREAT | (first_step > 0 ? 0 : O_TRUNC) | O_APPEND | O_CLOEXEC, 0666);
+    if (log->file >= 0 && first_step > 0 && ftruncate(log->file, (off_t)log->good_bytes) != 0)
+        errno = 0; // not a regular file: nothing in it can be removed
+    if (log->file < 0)
+        fail("%s: cannot be written: %s; name another folder by --out", log->path, strerror(errno));
+    log->line = open_memstream(&log->line_text, &log->line_bytes);
+    if (!log->line)
+        fail("out of memory");
+    const char *const kind = getenv("TERM");
+    log->terminal = !plain && isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
+}
+
+// Reports a failure once, and cuts half a line off, so that what is in the file parses. Later lines are tried again:
+// the disk may have room by then.
+static void log_write_failed(struct log *log, int error) {
+    if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
+        errno = 0; // not a regular file: nothing in it can be removed
+    if (log->failed)
+        return;
+    log->failed = true;
+    fflush(stdout);
+    fprintf(stderr, "%strain_gpt: %s: cannot be written: %s; the run goes on, steps may be missing from the log\n",
+            log->drawn ? "\n" : "", log->path, strerror(error));
+    log->drawn = false;
+}
+
+static void log_append(struct log *log, const char *text, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        const ssize_t n = write(log->file, text + done, bytes - done);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            log_write_failed(log, n == 0 ? ENOSPC : errno);
+            return;
+        }
+        done += (size_t)n;
+    }
+    log->good_bytes += (int64_t)bytes;
+}
+
+static void log_write_step(struct log *log, const struct log_step *s) {
+    if (!log->line)
+        return;
+    struct json json = json_writer(log->line, false);
+    rewind(log->line);
+    json_object_begin(&json, NULL);
+    json_int(&json, "step", s->step);
+    json_int(&json, "tokens", s->tokens);
+    json_double(&json, "loss", s->loss);
+    json_double(&json, "lr", s->lr);
+    json_double(&json, "grad_norm", s->grad_norm);
+    json_double(&json, "step_ms", s->step_ms);
+    json_double(&json, "tokens_per_second", s->tokens_per_second);
+    json_double(&json, "mfu", s->mfu);
+    json_double(&json, "mfu_palm", s->mfu_palm);
+    json_int(&json, "peak_bytes", s->peak_bytes);
+    if (s->has_comm) {
+        json_int(&json, "comm_bytes", s->comm_bytes);
+        json_double(&json, "comm_ms", s->comm_ms);
+        json_double(&json, "comm_exposed_ms", s->comm_exposed_ms);
+    }
+    if (s->has_val_loss)
+        json_double(&json, "val_loss", s->val_loss);
+    json_object_end(&json);
+    fflush(log->line);
+    log_append(log, log->line_text, log->line_bytes);
+}
+
+void log_val_loss(struct log *log, int64_t step, double loss) {
+    if (!log->line)
+        return;
+    struct json json = json_writer(log->line, false);
+    rewind(log->line);
+    json_object_begin(&json, NULL);
+    json_int(&json, "step", step);
+    json_double(&json, "val_loss", loss);
+    json_object_end(&json);
+    fflush(log->line);
+    log_append(log, log->line_text, log->line_bytes);
+}
+
+// ---- the progress line ----
+
+static double log_clock_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// Seconds left, from the mean wall time of a step so far, validation and samples included. The first step, which pays
+// for page faults and cold caches, starts the clock and is not counted. NAN where nothing is known yet.
+static double log_eta_s(struct log *log, int64_t step, double now_s) {
+    if (log->timed_from < 0) {
+        log->timed_from = step;
+        log->timed_from_s = now_s;
+    }
+    if (step == log->total_steps)
+        return 0;
+    if (step <= log->timed_from)
+        return NAN;
+    return (now_s - log->timed_from_s) / (double)(step - log->timed_from) * (double)(log->total_steps - step);
+}
+
+const char *log_duration(char text[LOG_NUMBER], double seconds) {
+    if (!isfinite(seconds) || seconds > 1e12)
+        return "--:--:--";
+    const long long s = (long long)(seconds + 0.5);
+    snprintf(text, LOG_NUMBER, "%02lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    return text;
+}
+
+enum { LOG_LINE = 256 };
+// Appends to the line, as far as it fits.
+static void log_add(char text[LOG_LINE], const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void log_add(char text[LOG_LINE], const char *format, ...) {
+    const size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, LOG_LINE - used, format, arguments);
+    va_end(arguments);
+}
+// The progress line, what is wanted most at the front: a narrow terminal cuts the end off.
+static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int64_t total_steps, double eta_s) {
+    char number[LOG_NUMBER];
+    const int digits = snprintf(number, sizeof number, "%lld", (long long)total_steps); // so that columns stay in line
+    text[0] = 0;
+    log_add(text, "step %*lld/%s", digits, (long long)s->step, number);
+    log_add(text, "  loss %.4f  norm %.3f  lr %.2e", s->loss, s->grad_norm, s->lr);
+    if (isfinite(s->tokens_per_second))
+        log_add(text, "  %.0f tok/s", s->tokens_per_second);
+    log_add(text, "  ETA %s", log_duration(number, eta_s));
+    if (isfinite(s->mfu))
+        log_add(text, "  MFU %.1f%%", 100 * s->mfu);
+    log_add(text, "  %s", log_bytes(number, s->peak_bytes));
+}
+
+static int log_terminal_width(void) {
+    struct winsize size;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+void log_end_line(struct log *log) {
+    if (log->drawn)
+        putchar('\n');
+    log->drawn = false;
+    fflush(stdout);
+}
+
+static void log_draw(struct log *log, const struct log_step *s, double eta_s) {
+    char text[LOG_LINE];
+    log_progress_text(text, s, log->total_steps, eta_s);
+    if (log->terminal) {
+        // One column stays free: a terminal wraps after its last one. ESC [K clears the rest of a longer line.
+        printf("\r%.*s\033[K", log_terminal_width() - 1, text);
+        log->drawn = true;
+    } else if (s->step == 1 || s->step % log->every == 0 || s->step == log->total_steps)
+        printf("%s\n", text);
+    fflush(stdout);
+}
+
+// ---- a step ----
+
+void log_step(struct log *log, const struct log_step *s) {
+    log_write_step(log, s);
+    log_draw(log, s, log_eta_s(log, s->step, log_clock_s()));
+}
+
+void log_event(struct log *log, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    log_end_line(log);
+    vprintf(format, arguments);
+    putchar('\n');
+    fflush(stdout);
+    va_end(arguments);
+}
+
+void log_close(struct log *log) {
+    log_end_line(log);
+    if (!log->line)
+        return;
+    if (close(log->file) != 0) // where some file systems report a failed write
+        log_write_failed(log, errno);
+    fclose(log->line);
+    free(log->line_text);
+    memset(log, 0, sizeof *log);
+    log->file = -1;
+}
