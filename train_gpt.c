@@ -23,12 +23,8 @@ engine_libraries train_cuda_fp32_libraries, train_cuda_bf16_libraries;
 
 #ifndef ENGINE
 
-#include "runtime/machine/cpu_features.h" // what main.o and the engines are compiled for
-#include "run/start.h"                    // from nothing, a model's folder or a checkpoint
-#include "run/version.h"                  // --version
-
-const struct cpu_feature cpu_features_needed[] =
-    CPU_FEATURES; // runtime/machine/cpu_features.c looks whether this CPU has them
+#include "run/start.h"   // from nothing, a model's folder or a checkpoint
+#include "run/version.h" // --version
 
 #ifdef HAVE_CUDA
 static engine_entry *const cuda_engines[2] = {train_cuda_fp32, train_cuda_bf16};
@@ -462,7 +458,7 @@ static int run_training(struct run *r) {
     allocate_model(r);
     load_model(r);
     log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0,
-             launch_is_by_mpirun(launch_getenv));
+             launch_is_by_mpirun());
     write_config(c);
     open_saver(r);
     find_peak(r);

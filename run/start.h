@@ -52,7 +52,7 @@ static bool start_is_among(const char *name, const char *const *names) {
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem = config->plan
-                              ? launch_find(&parallel->launch, config->rendezvous, launch_getenv, &error)
+                              ? launch_find(&parallel->launch, config->rendezvous, &error)
                               : parallel_open(parallel, config->rendezvous, config->collective_timeout, &error);
     if (problem)
         fail("%s", problem);
@@ -164,7 +164,7 @@ static void start_resume(struct config *config) {
         manifest_free(&manifest);
     }
     if (config->parallel)
-        control_broadcast(&config->parallel->control, path, sizeof path, "the checkpoint to go on from", true);
+        control_broadcast(config->parallel->control, path, sizeof path, "the checkpoint to go on from", true);
     if (!*path)
         return;
     config->checkpoint = strdup(path);

@@ -1,10 +1,12 @@
 // The control connections between forked processes: exchanges, the start, and every way in which a job can end.
-#include "runtime/net/control.h"   // under test
-#include "runtime/machine/error.h" // fail
-#include "test/fails.h"            // assert_error
-#include "test/testing.h"          // cmocka
-#include <fcntl.h>                 // fcntl
-#include <sys/mman.h>              // mmap
+#include "runtime/machine/error.h"     // fail
+#include "runtime/net/control.c"       // under test
+#include "runtime/net/control_start.c" // under test
+#include "runtime/net/sockets.c"       // under test
+#include "test/fails.h"                // assert_error
+#include "test/testing.h"              // cmocka
+#include <fcntl.h>                     // fcntl
+#include <sys/mman.h>                  // mmap
 
 enum { MOST_RANKS = 4 };
 
@@ -18,7 +20,8 @@ struct job {
     int statuses[MOST_RANKS];
     int said; // what they print on stderr
     char text[8192];
-    struct control control; // its listener, as rank 0's, and its address, as told to the others by MPI
+    int listener;                   // rank 0's
+    struct control_address address; // as MPI tells it to the others
 };
 
 // Starts one rank; what control_open says is printed, as main does.
@@ -38,18 +41,20 @@ static void job_start_rank(struct job *job, int rank, double timeout_s, int err,
     close(err);
     close(job->said);
     if (rank != 0)
-        close(job->control.listener);
+        close(job->listener);
     memset(&launch, 0, sizeof launch);
     launch.kind = LAUNCH_MPI;
     launch.rank = rank;
     launch.ranks = job->ranks;
-    const char *const problem = control_open_within(&job->control, &launch, timeout_s, 5, &error);
+    struct control *control;
+    const char *const problem =
+        control_open_within(&control, &launch, &job->address, job->listener, timeout_s, 5, &error);
     if (problem) {
         fprintf(stderr, "%s\n", problem);
         _exit(3);
     }
-    const int status = run(&job->control, context);
-    control_close(&job->control);
+    const int status = run(control, context);
+    control_close(control);
     _exit(status);
 }
 
@@ -61,11 +66,11 @@ static struct job *job_start(int ranks, double timeout_s, job_rank *run, void *c
     assert_int_equal(pipe(ends), 0);
     job->said = ends[0];
     job->ranks = ranks;
-    assert_null(control_listen(&job->control, &error));
+    assert_null(control_listen(&job->address, &job->listener, &error));
     for (int r = 0; r < ranks; r++)
         job_start_rank(job, r, timeout_s, ends[1], run, context);
     close(ends[1]);
-    close(job->control.listener);
+    close(job->listener);
     return job;
 }
 
@@ -204,21 +209,21 @@ static void a_barrier_holds_all(void **state) {
 }
 
 static void one_rank_needs_nobody(void **state) {
-    struct control c;
+    struct control *c;
     struct launch launch;
     struct error_text error;
     int mine = 7, all = 0;
     memset(&launch, 0, sizeof launch);
     launch.ranks = 1;
-    assert_null(control_open(&c, &launch, 30, &error));
-    control_all_gather(&c, &all, &mine, sizeof mine, "alone", false);
+    assert_null(control_open(&c, &launch, NULL, -1, 30, &error));
+    control_all_gather(c, &all, &mine, sizeof mine, "alone", false);
     assert_int_equal(all, 7);
-    control_broadcast(&c, &all, sizeof all, "alone", false);
-    control_barrier(&c, "alone", false);
-    control_collective_begun(&c, "alone");
-    control_collective_done(&c);
-    control_set_poll(&c, NULL, NULL);
-    control_close(&c);
+    control_broadcast(c, &all, sizeof all, "alone", false);
+    control_barrier(c, "alone", false);
+    control_collective_begun(c, "alone");
+    control_collective_done(c);
+    control_set_poll(c, NULL, NULL);
+    control_close(c);
 }
 
 // ---- the start ----
@@ -238,9 +243,9 @@ static void strangers_are_dropped(void **state) {
     assert_int_equal(pipe(ends), 0);
     job->said = ends[0];
     job->ranks = 3;
-    assert_null(control_listen(&job->control, &error));
+    assert_null(control_listen(&job->address, &job->listener, &error));
     for (; n < 6; n++) {
-        sockets[n] = socket_connect_once("127.0.0.1", job->control.address.at.port, deadline_clock_s() + 5, &error);
+        sockets[n] = socket_connect_once("127.0.0.1", job->address.at.port, deadline_clock_s() + 5, &error);
         assert_true(sockets[n] >= 0);
     }
     memset(&hello, 0, sizeof hello);
@@ -248,7 +253,7 @@ static void strangers_are_dropped(void **state) {
     hello.version = CONTROL_VERSION;
     hello.rank = 1;
     hello.ranks = 3;
-    hello.token = job->control.address.token + 1;
+    hello.token = job->address.token + 1;
     const char *const other =
         "GET / HTTP/1.1\r\nHost: here and more of it, until it is as long as a hello would be, if not "
         "longer than that, which it should be by now\r\n\r\n";
@@ -299,9 +304,7 @@ static pid_t start_meeting(struct meeting meeting, int err) {
     launch.ranks = meeting.ranks;
     launch.port = meeting.port;
     snprintf(launch.host, sizeof launch.host, "127.0.0.1");
-    c = (struct control *)malloc(sizeof *c);
-    memset(c, 0x55, sizeof *c);
-    const char *const problem = control_open_within(c, &launch, 10, meeting.start_s, &error);
+    const char *const problem = control_open_within(&c, &launch, NULL, -1, 10, meeting.start_s, &error);
     if (problem) {
         fprintf(stderr, "%s\n", problem);
         _exit(3);
@@ -419,12 +422,12 @@ static void an_unknown_host_name(void **state) {
     assert_string_equal(socket_candidate(&address, 0), "127.0.0.1");
     assert_string_equal(socket_candidate(&address, 1), address.host);
     snprintf(address.host, sizeof address.host, "no-such-host.invalid");
-    memset(address.numbers, 0, sizeof address.numbers);
-    snprintf(address.numbers[0], sizeof address.numbers[0], "127.0.0.1");
+    memset(address.interfaces, 0, sizeof address.interfaces);
+    snprintf(address.interfaces[0], sizeof address.interfaces[0], "127.0.0.1");
     int connected = socket_connect(&address, deadline_clock_s() + 30, NULL, NULL, &error);
     assert_true(connected >= 0);
     close(connected);
-    address.numbers[0][0] = '\0';
+    address.interfaces[0][0] = '\0';
     connected = socket_connect(&address, deadline_clock_s() + 0.1, NULL, NULL, &error);
     assert_int_equal(connected, -1);
     assert_error(error.text, "no-such-host.invalid");
@@ -455,7 +458,7 @@ static void a_rank_that_is_killed(void **state) {
         snprintf(words[lost], sizeof words[lost],
                  "train_gpt: rank %d (host %.64s, pid %d) ended during 'piece 10' "
                  "(collective 10); the job ends",
-                 lost, job->control.address.at.host, (int)job->pids[lost]);
+                 lost, job->address.at.host, (int)job->pids[lost]);
     }
     // Long enough for all to be in the tenth and to have said so, and then at any moment.
     socket_sleep_s(0.5 + 0.1 * fabs(test_uniform(&random)));
