@@ -278,7 +278,7 @@ static void *control_run(void *argument) {
 static const char *control_start_thread(struct control *c, struct error_text *error) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask
+    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread inherits the mask
     const int problem = pthread_create(&c->thread, NULL, control_run, c);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return problem

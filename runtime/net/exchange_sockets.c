@@ -20,6 +20,7 @@
 #include "runtime/net/control.h"      // control_all_gather
 #include "runtime/net/sockets.h"      // socket_connect, socket_accept
 
+// Sent before each part.
 struct exchange_header {
     uint64_t exchange, bytes;
 };
@@ -31,7 +32,7 @@ struct exchange_flow {
 struct exchange_sockets {
     int rank, ranks;
     uint64_t exchanges;
-    int *sockets;                // (ranks), -1 for the own
+    int *sockets;                // (ranks); the own one is -1
     struct exchange_flow *flows; // (ranks)
     struct pollfd *polls;        // (ranks), by step
 };
@@ -41,9 +42,10 @@ enum {
     HELLO_S = 5      // for a connection that has arrived to say whose it is
 };
 
+// Where a rank listens, which it tells all others.
 struct exchange_endpoint {
     struct socket_address address;
-    uint64_t token; // of the job: rank 0's
+    uint64_t token; // rank 0's is the job's
 };
 // Sent by a rank that connects, and back by the one that it connects to: an address may mean another host here, and anyone
 // may connect.
@@ -52,7 +54,7 @@ struct exchange_hello {
     int32_t from, to;
 };
 
-// The greeting of a rank that connects.
+// What a rank that connects says and expects.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_hello *const hello = (const struct exchange_hello *)context;
     struct exchange_hello answer;

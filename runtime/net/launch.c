@@ -6,16 +6,16 @@
 #include <stdlib.h> // strtoull, getenv
 #include <string.h> // memset, strchr
 
-// Below the ports that Linux gives to connections (from 32768 on). Their number is prime, so that jobs whose numbers follow
-// each other, and the steps of a job, differ.
+// The ports at which rank 0 of a Slurm step may listen: below those that Linux gives to outgoing connections (from 32768
+// on). Their number is prime, so that jobs with consecutive numbers, and the steps of a job, get different ones.
 enum { LAUNCH_FIRST_PORT = 20000, LAUNCH_PORTS = 10007 };
 
 // ---- numbers ----
 
-// Digits and nothing else, up to `most`.
+// Parses a text of digits and nothing else, up to `most`.
 static bool launch_parse_number(uint64_t *number, const char *text, uint64_t most) {
     char *end = NULL;
-    if (text[0] < '0' || text[0] > '9') // which strtoull would take, were it a sign or a space
+    if (text[0] < '0' || text[0] > '9') // strtoull would take a sign or a space
         return false;
     errno = 0;
     const unsigned long long value = strtoull(text, &end, 10);
@@ -23,7 +23,7 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// The number in a variable. Where there is no such variable, `otherwise`, and an error where that is negative.
+// Reads a number from an environment variable. `otherwise`: its value where it is not set; negative: that is an error.
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -38,7 +38,7 @@ static const char *launch_number(int *number, const char *name, int64_t otherwis
 
 // ---- which rank of how many ----
 
-// The variables in which a launcher says so. Those of the local ranks may be missing.
+// Where a launcher writes it. The two local ones may be missing.
 struct launch_variables {
     const char *rank, *ranks, *local_rank, *local_ranks;
 };
@@ -56,6 +56,7 @@ static const char *launch_ranks(struct launch *launch, const struct launch_varia
     return launch_number(&launch->local_rank, names->local_rank, 0, error);
 }
 
+// Whether the local rank, the local ranks and all ranks fit each other.
 static const char *launch_check_local(const struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     if (launch->local_rank >= launch->local_ranks)
@@ -79,7 +80,7 @@ static const char *launch_by_variables(struct launch *launch, const struct launc
 
 // ---- Slurm ----
 
-// How many tasks node `node` of a step has, by "4(x2),3": 4, 4 and 3. 0 where the text is not of that form or too short.
+// How many tasks a node of a step has: "4(x2),3" means 4, 4 and 3. 0 where the text is not of that form or too short.
 static int launch_tasks_of_node(const char *text, int node) {
     while (*text) {
         unsigned tasks = 0, times = 1;
@@ -100,7 +101,7 @@ static int launch_tasks_of_node(const char *text, int node) {
     return 0;
 }
 
-// The first of a list of hosts: "node[003-008,11],x7" begins with node003. False where the list has none.
+// Copies the first of a list of hosts: "node[003-008,11],x7" begins with node003. False where the list has none.
 static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     size_t length = 0;
     while (*list && *list != ',') {
@@ -127,6 +128,7 @@ static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     return length > 0;
 }
 
+// How many of the step's tasks this node has.
 static const char *launch_slurm_local(struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     struct launch_variables local = *names;
@@ -137,7 +139,7 @@ static const char *launch_slurm_local(struct launch *launch, const struct launch
     const char *const problem = launch_number(&node, "SLURM_NODEID", 0, error);
     if (problem)
         return problem;
-    // The second is one number for all nodes, and may be more than a step has in all.
+    // SLURM_NTASKS_PER_NODE is one number for all nodes, and may be more than the step has tasks.
     const bool of_step = local.local_ranks == names->local_ranks;
     launch->local_ranks = !tasks ? launch->local_rank + 1 : launch_tasks_of_node(tasks, of_step ? node : 0);
     if (tasks && launch->local_ranks == 0)
@@ -157,7 +159,7 @@ static const char *launch_slurm_id(uint64_t *id, const char *name, const char *t
                : error_format(error, "%s=%s in the environment is not a number", name, text);
 }
 
-// Every rank knows the same three variables, so they need not tell each other.
+// Where rank 0 listens: made of three variables that are the same on every rank.
 static const char *launch_slurm_address(struct launch *launch, struct error_text *error) {
     const char *const nodes = getenv("SLURM_STEP_NODELIST");
     const char *const step_text = getenv("SLURM_STEP_ID");
@@ -213,7 +215,7 @@ static const char *launch_by_launcher(struct launch *launch, struct error_text *
 
 // ---- --rendezvous ----
 
-// HOST:PORT, where HOST is a name, an IPv4 address, or an IPv6 address in brackets.
+// Parses HOST:PORT, where HOST is a name, an IPv4 address, or an IPv6 address in brackets.
 static const char *launch_address(struct launch *launch, const char *text, struct error_text *error) {
     const char *const colon = strrchr(text, ':');
     const char *from = text, *to = colon;
@@ -252,7 +254,7 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
     return problem ? problem : launch_address(launch, rendezvous, error);
 }
 
-// Variables that a user set for a rendezvous and then did not give one would start as many jobs as ranks.
+// A process alone whose WORLD_SIZE says otherwise: without the --rendezvous that its user forgot, each rank would be a job.
 static const char *launch_check_alone(struct error_text *error) {
     int ranks = 1;
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, error);

@@ -69,7 +69,7 @@ static int socket_listen_family(int family, const char *numeric, int port) {
     int listener = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (listener >= 0) {
         setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes,
-                   sizeof yes); // a port that an earlier job used is free at once
+                   sizeof yes); // else an earlier job's port is taken for long
         if (found->ai_family == AF_INET6)
             setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
         if (bind(listener, found->ai_addr, found->ai_addrlen) != 0 || listen(listener, SOMAXCONN) != 0) {

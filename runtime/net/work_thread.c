@@ -11,7 +11,7 @@
 #include "runtime/net/control.h"      // control_collective_begun
 
 enum {
-    WORK_JOBS = 1024, // that may wait
+    WORK_JOBS = 1024, // that may wait, the running one among them
     WORK_NAME_BYTES = 64
 };
 
@@ -33,16 +33,8 @@ struct work_thread {
     pthread_cond_t has_job, job_done;
     uint64_t added, done; // jobs so far
     bool stop;
-    double busy_s, waited_s; // work_thread_times
+    double busy_s, waited_s; // as of work_thread_times
 };
-
-static void run_entry(const struct work_thread *w, struct work_entry *entry) {
-    if (w->control)
-        control_collective_begun(w->control, entry->name);
-    entry->job(&entry->arguments);
-    if (w->control)
-        control_collective_done(w->control);
-}
 
 static void *run_jobs(void *argument) {
     struct work_thread *const w = (struct work_thread *)argument;
@@ -55,7 +47,9 @@ static void *run_jobs(void *argument) {
         struct work_entry *const entry = &w->entries[w->done % WORK_JOBS];
         pthread_mutex_unlock(&w->mutex);
         const double begun_s = deadline_clock_s();
-        run_entry(w, entry);
+        control_collective_begun(w->control, entry->name);
+        entry->job(&entry->arguments);
+        control_collective_done(w->control);
         pthread_mutex_lock(&w->mutex);
         w->busy_s += deadline_clock_s() - begun_s;
         w->done++;
@@ -78,7 +72,7 @@ struct work_thread *work_thread_start(struct control *control) {
     pthread_cond_init(&w->job_done, NULL);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask
+    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread inherits the mask
     const int failed = pthread_create(&w->thread, NULL, run_jobs, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed)
