@@ -178,7 +178,7 @@ LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features%.c,$(wildcard runti
 $(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
 	rm -f $@
 	$(AR) rcs $@ $^
-# fail() is called by what is compiled for any; sums over buffers of a model's size are compiled as the engines are.
+# fail() is called by what is compiled for any CPU; sums over buffers of a model's size are compiled as the engines are.
 $(B)/library/runtime/machine/error.o: BASELINE :=
 $(B)/library/runtime/net/host_collectives.o: BASELINE := $(ARCH_FLAGS)
 $(B)/library/%.o: %.c $(B)/build-with
