@@ -60,8 +60,8 @@ struct control_link {
     size_t in_bytes;              // arrived, of it and its payload
     void *in_payload;             // where its payload goes
     struct control_outgoing queue[CONTROL_QUEUE];
-    int first, waiting;
-    size_t sent_bytes; // of the first
+    int first, waiting; // frames of the queue, a ring: where it begins, how many wait
+    size_t sent_bytes;  // of the first
     // on rank 0: the peer's contribution to the next exchange
     bool contributed;
     struct control_frame contribution;
@@ -86,7 +86,7 @@ struct control_exchange {
     void *all;
     const void *mine;
     size_t bytes;
-    double since_s;
+    double since_s; // of deadline_clock_s
     char name[CONTROL_NAME];
 };
 
@@ -132,6 +132,7 @@ __BEGIN_DECLS
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
 // Sends as much of the queue as the socket takes. An error is left to be found by reading: what came before it counts.
 void control_link_send(struct control_link *link);
+// Receives until a frame, or its head, is complete, or nothing more is there.
 enum control_event control_link_receive(struct control_link *link);
 void control_link_close(struct control_link *link);
 

@@ -1,10 +1,9 @@
 // What each rank is doing, which one is silent or late, and the line that says why the job ends.
-#include <errno.h>  // errno
 #include <poll.h>   // poll
 #include <stdarg.h> // va_list
 #include <stdio.h>  // vsnprintf
 #include <stdlib.h> // EXIT_FAILURE
-#include <string.h> // memcpy, strncmp
+#include <string.h> // memcpy
 #include <unistd.h> // write, _exit
 
 #include "runtime/machine/deadline.h"     // deadline_clock_s

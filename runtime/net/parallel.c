@@ -1,7 +1,6 @@
 #include "runtime/net/parallel.h"
 #include <stdlib.h> // malloc
 #include <string.h> // memcmp, strcspn
-#include <unistd.h> // close
 
 #include "runtime/machine/error.h" // fail
 #include "runtime/net/mpi.h"       // mpi_open
