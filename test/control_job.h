@@ -1,5 +1,5 @@
-// A job of processes that are joined by the control connections: started, waited for, and held to how they ended. For the
-// tests of the control connections, which look inside.
+// A job of processes that are joined by the control connections: started, waited for, and held to how they ended. For
+// the tests of the control connections, which look inside.
 #pragma once
 #include "runtime/net/control.c" // under test
 #include "test/fails.h"          // end_child

@@ -1,12 +1,12 @@
-// kernels/collectives.cuh between ranks: sums and gathered bytes against loops, what a collective sees of the work before
-// it and the work after it of the collective, and on the emulator what its NCCL is to find.
+// kernels/collectives.cuh between ranks: sums and gathered bytes against loops, what a collective sees of the work
+// before it and the work after it of the collective, and on the emulator what its NCCL is to find.
 //
 // Each test starts this program again under mpirun, as ranks that check what they get.
 //
 //   unit_collectives           every test          mpirun -np N unit_collectives SCENARIO [nccl|host]    one of them
 //
-// Tolerances. A sum of n terms rounds n - 1 times, by 2^-24 of the terms' sum of absolute values at most; through bf16 each
-// term is rounded once more, and the sum, all by 2^-8.
+// Tolerances. A sum of n terms rounds n - 1 times, by 2^-24 of the terms' sum of absolute values at most; through bf16
+// each term is rounded once more, and the sum, all by 2^-8.
 #include "kernels/collectives.cuh"  // under test
 #include "kernels/device_queue.cuh" // device_open, device_synchronize
 #include "test/testing.h"           // cmocka
@@ -93,7 +93,8 @@ static void check_sums(const float *got, int round, const struct rank *r, int64_
     }
 }
 
-// Reduces a part into its place in the buffer, or elsewhere; the buffer begins `offset` elements after an aligned place.
+// Reduces a part into its place in the buffer, or elsewhere; the buffer begins `offset` elements after an aligned
+// place.
 static void check_reduce_scatter(struct rank *r, int64_t part, int offset, bool in_place) {
     struct device *const dev = &r->device;
     const size_t part_bytes = (size_t)part * sizeof(float), bytes = part_bytes * (size_t)r->ranks;
@@ -153,9 +154,9 @@ static void values_are_right(struct rank *r, enum collectives_kind kind) {
 
 // --- Order --------------------------------------------------------------------------------------------------------
 
-// Two sums at once, while the device goes on: each must see what was enqueued before it, and what is enqueued after the wait
-// must see the sum, and be unseen by it. Nothing waits on the host until the end, so that on the emulator nothing has run by
-// then but what the queues' own waits demand.
+// Two sums at once, while the device goes on: each must see what was enqueued before it, and what is enqueued after the
+// wait must see the sum, and be unseen by it. Nothing waits on the host until the end, so that on the emulator nothing
+// has run by then but what the queues' own waits demand.
 static void order_is_kept(struct rank *r, enum collectives_kind kind) {
     enum { PART = 1000 };
     struct device *const dev = &r->device;
@@ -285,8 +286,8 @@ static void others_finish(struct collectives *c, enum collectives_kind kind) {
     usleep(400000);
 #endif
 }
-// A rank that keeps the others waiting: in their collective, which they look for only once it is done, then in their wait
-// for it. The late rank itself finds both done.
+// A rank that keeps the others waiting: in their collective, which they look for only once it is done, then in their
+// wait for it. The late rank itself finds both done.
 static void times_are_known(struct rank *r, enum collectives_kind kind) {
     static const double LATE_S = 0.2;
     struct device *const dev = &r->device;

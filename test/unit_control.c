@@ -1,5 +1,5 @@
-// The control connections between forked processes: exchanges, and every way in which a job can end. The start of a job is in
-// test/unit_control_start.c.
+// The control connections between forked processes: exchanges, and every way in which a job can end. The start of a job
+// is in test/unit_control_start.c.
 #include "runtime/machine/error.h" // fail
 #include "test/control_job.h"      // under test: runtime/net/control.c
 #include <math.h>                  // fabs

@@ -1,5 +1,5 @@
-// How the ranks of a job find each other: by a listener's address or a rendezvous, late, twice, again, and among connections
-// that are not of the job.
+// How the ranks of a job find each other: by a listener's address or a rendezvous, late, twice, again, and among
+// connections that are not of the job.
 #include "runtime/net/control_start.c" // under test
 #include "runtime/net/sockets.c"       // under test
 #include "test/control_job.h"          // job_start_rank

@@ -1,5 +1,6 @@
-// Sums in rank order bit for bit, gathers and exchanges of any size, between 2, 3 and 4 processes: over sockets, and the
-// same by MPI, for which this program runs itself under mpirun. And what is said of a peer that is lost or out of step.
+// Sums in rank order bit for bit, gathers and exchanges of any size, between 2, 3 and 4 processes: over sockets, and
+// the same by MPI, for which this program runs itself under mpirun. And what is said of a peer that is lost or out of
+// step.
 #include "runtime/net/control.h"          // control_open
 #include "runtime/net/exchange_mpi.c"     // under test
 #include "runtime/net/exchange_sockets.c" // under test

@@ -1,4 +1,5 @@
-// Compiled for any CPU of the architecture, as is error.c: nothing here may come from a file that is compiled otherwise.
+// Compiled for any CPU of the architecture, as is error.c: nothing here may come from a file that is compiled
+// otherwise.
 #include "runtime/machine/cpu_features.h"
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf

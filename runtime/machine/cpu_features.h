@@ -1,8 +1,8 @@
 // The instruction sets that the program was compiled for. cpu_features.c ends a program that this CPU can't run before
 // anything else runs: by a message with the build that it can, instead of an illegal instruction somewhere.
 //
-// The preprocessor makes the table in cpu_features_needed.c, which is compiled as the engines are. Only what compilers use
-// unasked is in it: the engines ask for AMX themselves.
+// The preprocessor makes the table in cpu_features_needed.c, which is compiled as the engines are. Only what compilers
+// use unasked is in it: the engines ask for AMX themselves.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t

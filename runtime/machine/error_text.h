@@ -1,6 +1,6 @@
 // What a parser, or a call that can fail, says about its failure. Such a function returns NULL when all is well, and
-// otherwise a text, which lies in the caller's struct error_text. The caller decides whether the process ends: a test or a
-// fuzzer, or a thread that must not end it, goes on.
+// otherwise a text, which lies in the caller's struct error_text. The caller decides whether the process ends: a test
+// or a fuzzer, or a thread that must not end it, goes on.
 #pragma once
 #include <sys/cdefs.h> // __BEGIN_DECLS
 

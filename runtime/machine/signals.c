@@ -4,14 +4,14 @@
 #include <sys/mman.h> // mmap
 #include <time.h>     // clock_gettime
 
-// One press of a key, one kill, one job limit often arrives twice: timeout(1) and mpirun signal the process and then its
-// group. A signal within this time of the first one is the same request.
+// One press of a key, one kill, one job limit often arrives twice: timeout(1) and mpirun signal the process and then
+// its group. A signal within this time of the first one is the same request.
 enum { SAME_REQUEST_CENTISECONDS = 50 };
 
 enum { HANDLER_STACK_BYTES = 64 << 10 }; // a frame with AMX's tiles takes 11 KiB
 
-// The one mutable global of the project: a handler is given nothing but the signal's number, so what it notes can only lie
-// where it finds it by name.
+// The one mutable global of the project: a handler is given nothing but the signal's number, so what it notes can only
+// lie where it finds it by name.
 static struct {
     volatile sig_atomic_t save;                        // asked for, and not yet taken
     volatile sig_atomic_t stop_signal;                 // that asked to stop, 0 before
@@ -39,8 +39,9 @@ static void on_stop_signal(int number) {
     raise(number); // blocked until this handler returns, and then ends the process with the status that says why
 }
 
-// An alternate stack for this thread's handlers. oneDNN's gemm computes with the stack pointer in a buffer of the heap (seen
-// in 2.6.3): a handler's frame, some KiB of registers that the kernel pushes there, would overwrite other memory of the heap.
+// An alternate stack for this thread's handlers. oneDNN's gemm computes with the stack pointer in a buffer of the heap
+// (seen in 2.6.3): a handler's frame, some KiB of registers that the kernel pushes there, would overwrite other memory
+// of the heap.
 static void use_alternate_stack(void) {
     stack_t stack;
     memset(&stack, 0, sizeof stack);

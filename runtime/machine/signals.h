@@ -8,11 +8,11 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Installs the handlers. SIGINT stays ignored where it was: a shell starts a background job so, which the interrupt key is
-// not meant for. To be called by the process's first thread, which the kernel delivers a process's signals to.
+// Installs the handlers. SIGINT stays ignored where it was: a shell starts a background job so, which the interrupt key
+// is not meant for. To be called by the process's first thread, which the kernel delivers a process's signals to.
 void signals_install(void);
-// Whether a save was asked for since the last call, which takes the request: a SIGUSR1 that arrives during the save asks for
-// another one, of a later step.
+// Whether a save was asked for since the last call, which takes the request: a SIGUSR1 that arrives during the save
+// asks for another one, of a later step.
 bool signals_take_save_request(void);
 // The number of the signal that asked to stop, 0 where none did. The request stays.
 int signals_stop_requested(void);

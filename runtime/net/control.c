@@ -33,8 +33,8 @@ static void control_wake(struct control *c) {
 
 // ---- sending to all ----
 
-// Waits, at most so long, until all that waits has been sent and the others have closed: the end of a process with unread
-// bytes could take back what it sent.
+// Waits, at most so long, until all that waits has been sent and the others have closed: the end of a process with
+// unread bytes could take back what it sent.
 static void control_drain(struct control *c, double seconds) {
     const double until_s = deadline_clock_s() + seconds;
     char dropped[4096];
@@ -103,8 +103,8 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// On rank 0: carries the exchange out, if all have contributed. The last exchange's result has then reached them, or they
-// would not be in this one.
+// On rank 0: carries the exchange out, if all have contributed. The last exchange's result has then reached them, or
+// they would not be in this one.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -241,8 +241,8 @@ static void control_beat(struct control *c) {
     control_watch(c);
 }
 
-// Waits until something arrives, something that waits can be sent, a caller asks for something, or the next heartbeat is
-// due, and receives what has arrived.
+// Waits until something arrives, something that waits can be sent, a caller asks for something, or the next heartbeat
+// is due, and receives what has arrived.
 static void control_wait(struct control *c) {
     uint64_t count;
     c->polls[0].fd = c->wake;
@@ -299,8 +299,8 @@ const char *control_listen(struct control_address *address, int *listener, struc
     return NULL;
 }
 
-// Rank 0 where the launch says where. An address in digits is listened at alone, where it is this host's; a name may mean
-// another address here than elsewhere.
+// Rank 0 where the launch says where. An address in digits is listened at alone, where it is this host's; a name may
+// mean another address here than elsewhere.
 static const char *control_listen_at(struct control *c, const struct launch *launch, struct error_text *error) {
     c->listener = socket_listen(launch->host, launch->port);
     if (c->listener < 0 && errno == EADDRNOTAVAIL)

@@ -35,8 +35,8 @@ enum control_type {
     CONTROL_ABORT,        // end at once; the reason has been printed
 };
 
-// Sent as it is, before its payload: all ranks are of one build on one kind of machine. Every frame has its sender's report,
-// so that whichever rank must print why the job ended knows it of all.
+// Sent as it is, before its payload: all ranks are of one build on one kind of machine. Every frame has its sender's
+// report, so that whichever rank must print why the job ended knows it of all.
 struct control_frame {
     uint32_t type, operation; // operation: of an exchange
     uint64_t number, bytes;   // of the exchange, as its callers gave them
@@ -147,7 +147,7 @@ const char *control_join_rank_0(struct control *c, double start_s, bool *aborted
 void control_report_own(struct control *c);
 // Ends the job where a rank is silent or late. To be called after what has arrived was read.
 void control_watch(struct control *c);
-// End the job: that rank's connection has closed; that rank contributed to another exchange than rank 0 is in; no memory.
+// End the job: that rank's connection has closed; it contributed to another exchange than rank 0 is in; no memory.
 void control_end_by_rank(struct control *c, int lost) __attribute__((noreturn));
 void control_end_by_disagreement(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_by_memory(struct control *c, size_t bytes) __attribute__((noreturn));

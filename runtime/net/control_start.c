@@ -1,7 +1,8 @@
 // How the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered.
 //
-// A connection that says something else is dropped, as is one that says nothing for a while. A rank that ends before all
-// have connected may connect again. Two that say they are the same rank, or that differ on how many there are, end the start.
+// A connection that says something else is dropped, as is one that says nothing for a while. A rank that ends before
+// all have connected may connect again. Two that say they are the same rank, or that differ on how many there are, end
+// the start.
 #include <errno.h>      // errno
 #include <poll.h>       // poll
 #include <stdio.h>      // snprintf

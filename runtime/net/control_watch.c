@@ -67,8 +67,8 @@ static void message_print(struct message *message) {
         return; // nobody is left to tell
 }
 
-// Rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints it and the others give it time
-// to: the launcher may end all processes with the first one that ends.
+// Rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints it and the others give it
+// time to: the launcher may end all processes with the first one that ends.
 __attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
     message_add(message, "; the job ends");
     if (c->rank <= 1)

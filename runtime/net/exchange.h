@@ -1,5 +1,5 @@
-// Moves bytes between ranks on the host: each rank sends a part to every other and receives one from each, by MPI or over
-// TCP. All that data parallelism does on the host is built of it; who sends what to whom is agreed in advance.
+// Moves bytes between ranks on the host: each rank sends a part to every other and receives one from each, by MPI or
+// over TCP. All that data parallelism does on the host is built of it; who sends what to whom is agreed in advance.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // uint64_t
@@ -26,12 +26,12 @@ struct exchange {
 };
 
 __BEGIN_DECLS
-// All ranks at once. TCP's addresses are exchanged over `control`; MPI is open (mpi_open) and needs none. Returns NULL or a
-// text.
+// All ranks at once. TCP's addresses are exchanged over `control`; MPI is open (mpi_open) and needs none. Returns NULL
+// or a text.
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error);
-// The parts to and from each rank, (ranks) each; the own rank's entries are ignored. Returns when all is sent and received.
-// A rank that is lost ends the process, with a message that names it. One caller at a time.
+// The parts to and from each rank, (ranks) each; the own rank's entries are ignored. Returns when all is sent and
+// received. A rank that is lost ends the process, with a message that names it. One caller at a time.
 void exchange_run(struct exchange *x, const struct exchange_part *send, const struct exchange_part *receive);
 void exchange_close(struct exchange *x);
 __END_DECLS

@@ -7,9 +7,9 @@ static inline int exchange_to(int rank, int ranks, int step) { return (rank + st
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 
 __BEGIN_DECLS
-// Ends the process, which can do nothing without that peer, after a second: the control thread mostly knows more of why the
-// peer is gone, and ends this process with that. By _exit: exit() would wait for threads and stdio locks that may never be
-// free.
+// Ends the process, which can do nothing without that peer, after a second: the control thread mostly knows more of why
+// the peer is gone, and ends this process with that. By _exit: exit() would wait for threads and stdio locks that may
+// never be free.
 void exchange_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);

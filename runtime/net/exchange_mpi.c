@@ -111,7 +111,8 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
     }
 }
 
-// Moves the nth message of each part. The first is sent for an empty part too, so that a rank which expects more notices.
+// Moves the nth message of each part. The first is sent for an empty part too, so that a rank which expects more
+// notices.
 static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_part *send,
                                   const struct exchange_part *receive, size_t n) {
     const int steps = m->ranks - 1;

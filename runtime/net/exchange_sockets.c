@@ -2,8 +2,8 @@
 // sends and receives what each can take, so no order of the ranks and no size can block it.
 //
 // Each part goes with the exchange's number and its length, so that ranks that are out of step are found out instead of
-// taking each other's bytes for their own. The sizes of the kernel's buffers are left alone: a size that is set ends their
-// adaption to the network, and is limited to less than what the kernel would choose.
+// taking each other's bytes for their own. The sizes of the kernel's buffers are left alone: a size that is set ends
+// their adaption to the network, and is limited to less than what the kernel would choose.
 #include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
 #include <poll.h>       // poll
@@ -47,8 +47,8 @@ struct exchange_endpoint {
     struct socket_address address;
     uint64_t token; // rank 0's is the job's
 };
-// Sent by a rank that connects, and back by the one that it connects to: an address may mean another host here, and anyone
-// may connect.
+// Sent by a rank that connects, and back by the one that it connects to: an address may mean another host here, and
+// anyone may connect.
 struct exchange_hello {
     uint64_t token;
     int32_t from, to;

@@ -20,8 +20,8 @@ static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
         out[i] = float_to_bf16_bits(in[i]);
 }
 
-// out (n) = own + others, added in rank order, of a block of n elements: `others` (ranks - 1, part) begins at that block.
-// `out` may be `own`.
+// out (n) = own + others, added in rank order, of a block of n elements: `others` (ranks - 1, part) begins at that
+// block. `out` may be `own`.
 static void sum_fp32(float *out, const float *own, const float *others, int64_t part, int64_t n, int rank, int ranks) {
     float sum[SUM_BLOCK];
     for (int r = 0; r < ranks; r++) {

@@ -1,8 +1,9 @@
 // reduce_scatter and all_gather of host memory, each in one exchange.
 //
 // The rank that owns a part sums it up in fp32, from rank 0's contribution to the last rank's. So a sum's bits depend
-// neither on the owner nor on how a buffer is cut into parts and buckets: every ZeRO stage computes the same. A ring would
-// send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from part to part.
+// neither on the owner nor on how a buffer is cut into parts and buckets: every ZeRO stage computes the same. A ring
+// would send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from part to
+// part.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t

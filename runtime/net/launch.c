@@ -6,8 +6,8 @@
 #include <stdlib.h> // strtoull, getenv
 #include <string.h> // memset, strchr
 
-// The ports at which rank 0 of a Slurm step may listen: below those that Linux gives to outgoing connections (from 32768
-// on). Their number is prime, so that jobs with consecutive numbers, and the steps of a job, get different ones.
+// The ports at which rank 0 of a Slurm step may listen: below those that Linux gives to outgoing connections (from
+// 32768 on). Their number is prime, so that jobs with consecutive numbers, and the steps of a job, get different ones.
 enum { LAUNCH_FIRST_PORT = 20000, LAUNCH_PORTS = 10007 };
 
 // ---- numbers ----
@@ -190,8 +190,8 @@ static const char *launch_by_slurm(struct launch *launch, struct error_text *err
 
 // ---- which launcher ----
 
-// srun --mpi=pmi2 sets PMI_RANK as well, for tasks that are those of the step. MPICH's mpirun starts its own helpers, one a
-// node, by srun, and then sets MPI_LOCALRANKID.
+// srun --mpi=pmi2 sets PMI_RANK as well, for tasks that are those of the step. MPICH's mpirun starts its own helpers,
+// one a node, by srun, and then sets MPI_LOCALRANKID.
 static bool launch_is_mpich(void) {
     return getenv("PMI_SIZE") && (getenv("MPI_LOCALRANKID") || !getenv("SLURM_STEP_NUM_TASKS"));
 }
@@ -254,7 +254,8 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
     return problem ? problem : launch_address(launch, rendezvous, error);
 }
 
-// A process alone whose WORLD_SIZE says otherwise: without the --rendezvous that its user forgot, each rank would be a job.
+// A process alone whose WORLD_SIZE says otherwise: without the --rendezvous that its user forgot, each rank would be a
+// job.
 static const char *launch_check_alone(struct error_text *error) {
     int ranks = 1;
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, error);

@@ -7,8 +7,8 @@
 #include "runtime/machine/error_text.h" // struct error_text
 
 __BEGIN_DECLS
-// Before any other call. The rank and ranks are those of the mpirun that started the process, or 0 of 1. Returns NULL or a
-// text, as does mpi_broadcast.
+// Before any other call. The rank and ranks are those of the mpirun that started the process, or 0 of 1. Returns NULL
+// or a text, as does mpi_broadcast.
 const char *mpi_open(int *rank, int *ranks, struct error_text *error);
 // From rank 0 to all, at the start; bytes fit an int.
 const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error);

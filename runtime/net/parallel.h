@@ -1,7 +1,7 @@
 // The ranks of a job: one process a GPU or a socket, which find, agree with and watch each other here.
 //
-// There are two kinds of connections. Control (control.h): small things that all must know, and who is gone or late. Data
-// (exchange.h): what is reduced and gathered on the host, opened only where the device's library does not do it.
+// There are two kinds of connections. Control (control.h): small things that all must know, and who is gone or late.
+// Data (exchange.h): what is reduced and gathered on the host, opened only where the device's library does not do it.
 #pragma once
 #include "runtime/net/control.h"     // control_all_gather, control_broadcast
 #include "runtime/net/exchange.h"    // struct exchange

@@ -135,8 +135,8 @@ void socket_address_own(struct socket_address *address, int listener) {
 
 // ---- connecting ----
 
-// The kernel may give a connection to a port of this host, where nobody listens, that very port as its own, and so connect
-// it to itself.
+// The kernel may give a connection to a port of this host, where nobody listens, that very port as its own, and so
+// connect it to itself.
 static bool socket_is_its_own_peer(int socket) {
     struct sockaddr_storage own, peer;
     socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
@@ -200,8 +200,8 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// The ith name to reach an address by; NULL after the last. On the address's own host the loopback comes first, which works
-// there whatever the name means.
+// The ith name to reach an address by; NULL after the last. On the address's own host the loopback comes first, which
+// works there whatever the name means.
 static const char *socket_candidate(const struct socket_address *address, int i) {
     char own[SOCKET_HOST];
     socket_host_name(own);

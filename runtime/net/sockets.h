@@ -1,8 +1,8 @@
 // TCP with deadlines: listening, connecting with retries, sending and receiving all of something.
 //
-// Every socket is non-blocking, closed on exec, and sends at once (TCP_NODELAY). `until_s` is a time of deadline_clock_s.
-// Nothing here ends the process, and no write to a connection that has gone raises SIGPIPE. The caller closes what it is
-// given by close().
+// Every socket is non-blocking, closed on exec, and sends at once (TCP_NODELAY). `until_s` is a time of
+// deadline_clock_s. Nothing here ends the process, and no write to a connection that has gone raises SIGPIPE. The
+// caller closes what it is given by close().
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -38,7 +38,8 @@ int socket_poll_ms(double until_s);
 // Waits until the socket can be read (POLLIN) or written (POLLOUT), or has an error to report; false with errno.
 bool socket_ready(int socket, short events, double until_s);
 
-// A listening socket; -1 with errno. `numeric`: an address in digits; NULL: all of this host's. Port 0: any that is free.
+// A listening socket; -1 with errno. `numeric`: an address in digits; NULL: all of this host's. Port 0: any that is
+// free.
 int socket_listen(const char *numeric, int port);
 // The port that a listening socket was given.
 int socket_port(int listener);
@@ -46,8 +47,8 @@ int socket_port(int listener);
 int socket_accept(int listener);
 // Under which names other hosts may reach what listens here: the host's own name, and its interfaces' addresses.
 void socket_address_own(struct socket_address *address, int listener);
-// A connection to whichever of the addresses answers; -1 and a text after the deadline, or after a refusal. All are tried in
-// turn, again and again: who listens may start later. `greeting` (NULL: none) says who answered.
+// A connection to whichever of the addresses answers; -1 and a text after the deadline, or after a refusal. All are
+// tried in turn, again and again: who listens may start later. `greeting` (NULL: none) says who answered.
 int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
                    struct error_text *error);
 

@@ -12,8 +12,8 @@ enum { WORK_ARGUMENT_BYTES = 128 };     // at most, of a job's arguments
 typedef void work_job(void *arguments); // a copy of what work_thread_add was given
 
 __BEGIN_DECLS
-// Ends the process where there is no memory or no thread. `control` (NULL: nobody) is told of each job as a collective that
-// begins and is done. All signals are blocked in the thread, so that they arrive in the one that trains.
+// Ends the process where there is no memory or no thread. `control` (NULL: nobody) is told of each job as a collective
+// that begins and is done. All signals are blocked in the thread, so that they arrive in the one that trains.
 struct work_thread *work_thread_start(struct control *control);
 // Returns the job's ticket: 1, 2, ... Blocks while 1024 jobs wait, more than a step has collectives.
 uint64_t work_thread_add(struct work_thread *w, work_job *job, const void *arguments, size_t bytes, const char *name);
