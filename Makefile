@@ -159,9 +159,11 @@ cuda:
 	+$(MAKE) --no-print-directory CUDA=yes all
 
 # One copy of the engine per target and precision, and a main that picks one. What looks whether this CPU has the
-# instructions that they were compiled for is itself compiled for any.
+# instructions that they were compiled for, the table of which is compiled as they are, is itself compiled for any.
 $(B)/cpu_features.o: runtime/machine/cpu_features.c $(B)/build-with | $(B)
 	$(call COMPILE_FOR,) -c $< -o $@
+$(B)/cpu_features_needed.o: runtime/machine/cpu_features_needed.c $(B)/build-with | $(B)
+	$(COMPILE) -c $< -o $@
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
 # that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
 COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),$(file <.packed_commit),unknown)
@@ -172,16 +174,19 @@ $(B)/commit.o: $(B)/commit.c $(B)/build-with
 # What depends on neither target nor precision, compiled once, for any machine of this kind. Tests of what a file does not
 # export include its .c, whose object the linker then leaves in the archive.
 LIBRARY := $(B)/library.a
-LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
+LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features%.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
 $(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
 	rm -f $@
 	$(AR) rcs $@ $^
-# But the checksums of checkpoints: XXH3 is twice as fast by vectors of 512 bits as by SSE2, with the same result.
-$(B)/library/runtime/files/hash.o: BASELINE = $(ARCH_FLAGS)
+# fail() is called by what is compiled for any CPU; sums over buffers of a model's size are compiled as the engines are.
+$(B)/library/runtime/machine/error.o: BASELINE :=
+$(B)/library/runtime/net/host_collectives.o: BASELINE := $(ARCH_FLAGS)
+# So are checksums of checkpoints: XXH3 is twice as fast by vectors of 512 bits as by SSE2, with the same result.
+$(B)/library/runtime/files/hash.o: BASELINE := $(ARCH_FLAGS)
 $(B)/library/%.o: %.c $(B)/build-with
 	@mkdir -p $(@D)
 	$(COMPILE_BASELINE) -c $< -o $@
-PROGRAM := $(B)/cpu_features.o $(B)/commit.o $(LIBRARY)
+PROGRAM := $(B)/cpu_features.o $(B)/cpu_features_needed.o $(B)/commit.o $(LIBRARY)
 CPU_ENGINES := $(B)/engine_cpu_fp32.o $(B)/engine_cpu_bf16.o
 # What it was linked for last: the objects of the other are up to date then too.
 LINKED := $(if $(CUDA),cuda,cpu)

@@ -8,14 +8,11 @@
 
 #ifndef ENGINE
 
-#include "run/choose_engine.h"            // which copy of the engine
-#include "run/start.h"                    // options of a model's folder or of a checkpoint
-#include "run/version.h"                  // --version
-#include "runtime/machine/cpu_features.h" // what main.o and the engines are compiled for
-#include "runtime/machine/error.h"        // fail
-#include <stdio.h>                        // printf
-
-const struct cpu_feature cpu_features_needed[] = CPU_FEATURES; // cpu_features.c checks that this CPU has them
+#include "run/choose_engine.h"     // which copy of the engine
+#include "run/start.h"             // options of a model's folder or of a checkpoint
+#include "run/version.h"           // --version
+#include "runtime/machine/error.h" // fail
+#include <stdio.h>                 // printf
 
 // Fails where a plan, a loss or a sample, the result of such a run, was printed into a full disk. A reader that has
 // left (EPIPE), as head does, wanted no more of it.
@@ -68,8 +65,7 @@ static int run_training(struct run *r) {
     open_samples(r);
     allocate_model(r);
     load_model(r);
-    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0,
-             launch_is_by_mpirun(launch_getenv));
+    log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0, launch_is_by_mpirun());
     write_config(c);
     open_saver(r);
     find_peak(r);

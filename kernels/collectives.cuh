@@ -110,25 +110,25 @@ static void staged_reduce_scatter(struct collectives *c, float *out, const float
     const struct launch *launch = &c->parallel->launch;
     const size_t bytes = (size_t)shard * sizeof *out;
     float *const staged = (float *)c->staging, *const own = staged + shard * launch->rank;
-    control_collective_begun(&c->parallel->control, name);
+    control_collective_begun(c->parallel->control, name);
     device_download(staged, buffer, bytes * (size_t)launch->ranks, dev);
     const double begin_s = deadline_clock_s();
     host_reduce_scatter(own, staged, shard, c->bf16, c->host_scratch, &c->parallel->exchange);
     device_upload(out, own, bytes, dev);
     c->staged_s += deadline_clock_s() - begin_s;
-    control_collective_done(&c->parallel->control);
+    control_collective_done(c->parallel->control);
 }
 static void staged_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes, const char *name,
                               struct device *dev) {
     const struct launch *launch = &c->parallel->launch;
     char *const staged_own = c->staging + bytes * (size_t)launch->rank;
-    control_collective_begun(&c->parallel->control, name);
+    control_collective_begun(c->parallel->control, name);
     device_download(staged_own, own, bytes, dev);
     const double begin_s = deadline_clock_s();
     host_all_gather(c->staging, staged_own, bytes, &c->parallel->exchange);
     device_upload(buffer, c->staging, bytes * (size_t)launch->ranks, dev);
     c->staged_s += deadline_clock_s() - begin_s;
-    control_collective_done(&c->parallel->control);
+    control_collective_done(c->parallel->control);
 }
 
 // Fails while a graph is recorded, which would wait for the same collective each time that it runs, and begin none.
@@ -187,7 +187,7 @@ static void collectives_open(struct collectives *c, struct parallel *parallel, e
 }
 static inline void collectives_set_scratch(struct collectives *c, void *scratch) { c->scratch = scratch; }
 static void collectives_close(struct collectives *c, struct device *dev) {
-    work_thread_wait(&c->parallel->work, c->last_ticket);
+    work_thread_wait(c->parallel->work, c->last_ticket);
     memset(c, 0, sizeof *c);
 }
 
@@ -207,7 +207,7 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
                                           const char *name, struct device *dev) {
     const struct reduce_scatter_job job = {out, buffer, shard, c->bf16, c->scratch, &c->parallel->exchange};
     c->sent_bytes += reduce_scatter_sent_bytes(c->parallel, shard, c->bf16);
-    return c->last_ticket = work_thread_add(&c->parallel->work, reduce_scatter_run, &job, sizeof job, name);
+    return c->last_ticket = work_thread_add(c->parallel->work, reduce_scatter_run, &job, sizeof job, name);
 }
 
 struct all_gather_job {
@@ -224,13 +224,13 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
                                       const char *name, struct device *dev) {
     const struct all_gather_job job = {buffer, own, bytes, &c->parallel->exchange};
     c->sent_bytes += collective_sent_bytes(c->parallel, bytes);
-    return c->last_ticket = work_thread_add(&c->parallel->work, all_gather_run, &job, sizeof job, name);
+    return c->last_ticket = work_thread_add(c->parallel->work, all_gather_run, &job, sizeof job, name);
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
-    work_thread_wait(&c->parallel->work, ticket);
+    work_thread_wait(c->parallel->work, ticket);
 }
 static void collectives_times(struct collectives *c, double *busy_s, double *waited_s) {
-    work_thread_times(&c->parallel->work, busy_s, waited_s);
+    work_thread_times(c->parallel->work, busy_s, waited_s);
 }
 
 #endif

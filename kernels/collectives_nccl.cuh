@@ -136,7 +136,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
     memset(q, 0, sizeof *q);
     q->rank = parallel->launch.rank;
     q->ranks = parallel->launch.ranks;
-    q->control = &parallel->control;
+    q->control = parallel->control;
     q->device = *dev;
     pthread_mutex_init(&q->mutex, NULL);
     ncclUniqueId id;

@@ -54,10 +54,10 @@ static void libraries_print(void) {
 
 #else
 
-#include "runtime/files/hash.h"       // hash_library_version
-#include "runtime/net/exchange_mpi.h" // MPI_Get_library_version
-#include <jansson.h>                  // jansson_version_str
-#include <pcre2.h>                    // pcre2_config
+#include "runtime/files/hash.h" // hash_library_version
+#include "runtime/net/mpi.h"    // mpi_describe
+#include <jansson.h>            // jansson_version_str
+#include <pcre2.h>              // pcre2_config
 #ifdef __GLIBC__
 #include <gnu/libc-version.h> // gnu_get_libc_version
 #endif
@@ -89,18 +89,10 @@ static void library_openblas(void) {
     log_row("OpenBLAS", "none: left out, or built where cblas.h was not found");
 #endif
 }
-// Prints the first part of what the MPI library says of its version: MPICH has many lines, Open MPI one of several
-// parts.
 static void library_mpi(void) {
-#ifdef HAVE_MPI
-    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-    int length = 0;
-    MPI_Get_library_version(text, &length);
-    text[strcspn(text, ",\n")] = 0;
-    log_row("MPI", "%s; the standard's version %d.%d", text, MPI_VERSION, MPI_SUBVERSION);
-#else
-    log_row("MPI", "none: left out, or built where no mpicc was found");
-#endif
+    char text[256];
+    mpi_describe(text, sizeof text);
+    log_row("MPI", "%s", *text ? text : "none: left out, or built where no mpicc was found");
 }
 
 static void libraries_print(void) {

@@ -11,6 +11,7 @@
 #include "formats/safetensors.h"     // safetensors_open, safetensors_read
 #include "run/tensor_names.cuh"      // which tensor holds which parameters
 #include "runtime/text/json_parse.h" // json_show
+#include <sys/stat.h>                // stat
 #include <limits.h>                  // PATH_MAX
 
 static const int64_t LOAD_PIECE = 1 << 20; // elements

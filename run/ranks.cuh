@@ -154,7 +154,7 @@ static void check_replicas(struct run *r) {
     for (int id = 0; id < STATE_COUNT; id++)
         if (!optimizer_is_sharded(&m->optimizer) && m->optimizer.state[id])
             mine[1 + id] = hash_of(m, m->optimizer.state[id], (size_t)s->flat * optimizer_state_rows[id].element_bytes);
-    control_all_gather(&r->parallel->control, all, mine, sizeof mine, "check of the replicas", false);
+    control_all_gather(r->parallel->control, all, mine, sizeof mine, "check of the replicas", false);
     int right = 0;
     const int culprit = odd_rank(all, s->ranks, BUFFERS, &right);
     for (int i = 0; i < BUFFERS && culprit >= 0; i++)
@@ -224,7 +224,7 @@ static int share_losses(struct run *r, double *losses, double loss) {
     all = (__typeof__(all))calloc(ranks, sizeof *all);
     if (!all)
         fail("out of memory");
-    control_all_gather(&r->parallel->control, all, &mine, sizeof mine, "losses of a validation", false);
+    control_all_gather(r->parallel->control, all, &mine, sizeof mine, "losses of a validation", false);
     int stop = 0;
     for (size_t i = 0; i < ranks; i++) {
         losses[i] = all[i].loss;

@@ -10,6 +10,7 @@
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
 #include "formats/trainer_state.h"     // trainer_state_parse
+#include "runtime/text/json_parse.h"   // json_show
 #include <fcntl.h>                     // open
 #include <limits.h>                    // PATH_MAX
 #include <sys/stat.h>                  // stat
@@ -24,7 +25,7 @@ enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem = config->plan
-                              ? launch_find(&parallel->launch, config->rendezvous, launch_getenv, &error)
+                              ? launch_find(&parallel->launch, config->rendezvous, &error)
                               : parallel_open(parallel, config->rendezvous, config->collective_timeout, &error);
     if (problem)
         fail("%s", problem);
@@ -137,7 +138,7 @@ static void start_resume(struct config *config) {
         manifest_free(&manifest);
     }
     if (config->parallel)
-        control_broadcast(&config->parallel->control, path, sizeof path, "the checkpoint to go on from", true);
+        control_broadcast(config->parallel->control, path, sizeof path, "the checkpoint to go on from", true);
     if (!*path)
         return;
     config->checkpoint = strdup(path);

@@ -92,7 +92,7 @@ static void sleep_in_work_thread(void *arguments) { usleep(100); }
 // What only workspaces lie in is left out: with bf16's that would take most of the time, and op_gpt does it.
 static void poison_and_delay(struct gpt *m) {
     poison_with(m, false);
-    work_thread_add(&m->zero.collectives->parallel->work, sleep_in_work_thread, NULL, 0, "a pause");
+    work_thread_add(m->zero.collectives->parallel->work, sleep_in_work_thread, NULL, 0, "a pause");
 }
 
 static void fill_tokens(const struct setup *s, int32_t *tokens, uint64_t seed) {

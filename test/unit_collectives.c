@@ -1,16 +1,17 @@
-// kernels/collectives.cuh between ranks: sums and gathered bytes against loops, what a collective sees of the work before
-// it and the work after it of the collective, and on the emulator what its NCCL is to find.
+// kernels/collectives.cuh between ranks: sums and gathered bytes against loops, what a collective sees of the work
+// before it and the work after it of the collective, and on the emulator what its NCCL is to find.
 //
 // Each test starts this program again under mpirun, as ranks that check what they get.
 //
 //   unit_collectives           every test          mpirun -np N unit_collectives SCENARIO [nccl|host]    one of them
 //
-// Tolerances. A sum of n terms rounds n - 1 times, by 2^-24 of the terms' sum of absolute values at most; through bf16 each
-// term is rounded once more, and the sum, all by 2^-8.
+// Tolerances. A sum of n terms rounds n - 1 times, by 2^-24 of the terms' sum of absolute values at most; through bf16
+// each term is rounded once more, and the sum, all by 2^-8.
 #include "kernels/collectives.cuh"  // under test
 #include "kernels/device_queue.cuh" // device_open, device_synchronize
 #include "test/testing.h"           // cmocka
-#include <unistd.h>                 // readlink, usleep
+#include <sys/wait.h>               // waitpid
+#include <unistd.h>                 // fork, readlink, usleep
 
 #ifdef HAVE_MPI
 
@@ -37,30 +38,21 @@ static void demand(const char *error) {
     if (error)
         fail("%s", error);
 }
-static const char *environment(const char *name) { return getenv(name); }
 
 static void rank_open(struct rank *r, double timeout_s) {
     struct parallel *const p = &r->parallel;
     struct error_text error;
     memset(r, 0, sizeof *r);
-    demand(launch_find(&p->launch, "", environment, &error));
-    demand(mpi_open(&r->rank, &r->ranks, &error));
-    if (r->rank == 0)
-        demand(control_listen(&p->control, &error));
-    demand(mpi_broadcast(&p->control.address, sizeof p->control.address, &error));
-    demand(control_open(&p->control, &p->launch, timeout_s, &error));
-    demand(exchange_open(&p->exchange, EXCHANGE_MPI, r->rank, r->ranks, &p->control, &error));
-    p->has_exchange = true;
-    work_thread_start(&p->work, &p->control);
+    demand(parallel_open(p, "", timeout_s, &error));
+    demand(parallel_open_exchange(p, EXCHANGE_MPI, &error));
+    r->rank = p->launch.rank;
+    r->ranks = p->launch.ranks;
     r->device.threads = 1;
     device_open(&r->device, r->rank, true);
 }
 static void rank_close(struct rank *r) {
     device_close(&r->device);
-    work_thread_stop(&r->parallel.work);
-    exchange_close(&r->parallel.exchange);
-    control_close(&r->parallel.control);
-    mpi_close();
+    parallel_close(&r->parallel);
 }
 static void collectives_begin(struct rank *r, enum collectives_kind kind, bool wire_bf16) {
     collectives_open(&r->collectives, &r->parallel, kind, wire_bf16, LARGEST_PART, 4 * LARGEST_PART, &r->device);
@@ -101,7 +93,8 @@ static void check_sums(const float *got, int round, const struct rank *r, int64_
     }
 }
 
-// Reduces a part into its place in the buffer, or elsewhere; the buffer begins `offset` elements after an aligned place.
+// Reduces a part into its place in the buffer, or elsewhere; the buffer begins `offset` elements after an aligned
+// place.
 static void check_reduce_scatter(struct rank *r, int64_t part, int offset, bool in_place) {
     struct device *const dev = &r->device;
     const size_t part_bytes = (size_t)part * sizeof(float), bytes = part_bytes * (size_t)r->ranks;
@@ -161,9 +154,9 @@ static void values_are_right(struct rank *r, enum collectives_kind kind) {
 
 // --- Order --------------------------------------------------------------------------------------------------------
 
-// Two sums at once, while the device goes on: each must see what was enqueued before it, and what is enqueued after the wait
-// must see the sum, and be unseen by it. Nothing waits on the host until the end, so that on the emulator nothing has run by
-// then but what the queues' own waits demand.
+// Two sums at once, while the device goes on: each must see what was enqueued before it, and what is enqueued after the
+// wait must see the sum, and be unseen by it. Nothing waits on the host until the end, so that on the emulator nothing
+// has run by then but what the queues' own waits demand.
 static void order_is_kept(struct rank *r, enum collectives_kind kind) {
     enum { PART = 1000 };
     struct device *const dev = &r->device;
@@ -293,8 +286,8 @@ static void others_finish(struct collectives *c, enum collectives_kind kind) {
     usleep(400000);
 #endif
 }
-// A rank that keeps the others waiting: in their collective, which they look for only once it is done, then in their wait
-// for it. The late rank itself finds both done.
+// A rank that keeps the others waiting: in their collective, which they look for only once it is done, then in their
+// wait for it. The late rank itself finds both done.
 static void times_are_known(struct rank *r, enum collectives_kind kind) {
     static const double LATE_S = 0.2;
     struct device *const dev = &r->device;
@@ -307,7 +300,7 @@ static void times_are_known(struct rank *r, enum collectives_kind kind) {
     for (int waits = 0; waits < 2; waits++) {
         double busy_s, waited_s, busy_before_s, waited_before_s;
         collectives_times(c, &busy_before_s, &waited_before_s);
-        control_barrier(&r->parallel.control, "the same begin", false);
+        control_barrier(r->parallel.control, "the same begin", false);
         if (late)
             usleep((useconds_t)(1e6 * LATE_S));
         const uint64_t ticket = collective_all_gather(c, buffer, buffer + r->rank, sizeof *buffer, "a number", dev);
@@ -497,26 +490,50 @@ static void run_rank(const char *names, const char *kind_name) {
     }
     rank_close(&rank);
 }
-// What the ranks say is read from what this returns, until end_ranks. MPI leaves memory behind of its own.
-static FILE *start_ranks(int ranks, const char *names, const char *kind) {
-    static const char session_folder[] = // as test_own_session_folder
-        "[ -z \"$OMPI_MCA_orte_tmpdir_base\" ] || OMPI_MCA_orte_tmpdir_base=$(mktemp -d -p \"$OMPI_MCA_orte_tmpdir_base\"); ";
-    char program[512], command[1024];
-    const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    assert_true(length > 0);
-    program[length] = 0;
-    snprintf(command, sizeof command,
-             "%sOMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMP_NUM_THREADS=1 "
-             "ASAN_OPTIONS=detect_leaks=0 EMU_DEVICES=%d timeout 60 mpirun --oversubscribe -np %d '%s' %s %s 2>&1",
-             session_folder, ranks, ranks, program, names, kind);
-    FILE *job = popen(command, "r");
-    assert_non_null(job);
+// mpirun, whose output and whose ranks' is read from `said`.
+struct ranks_job {
+    pid_t mpirun;
+    FILE *said;
+};
+// In a process of its own, which becomes mpirun. MPI leaves memory behind of its own.
+static void become_mpirun(int ranks, const char *names, const char *kind) {
+    char program[512] = "", number[16];
+    test_own_session_folder();
+    snprintf(number, sizeof number, "%d", ranks);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    setenv("OMP_NUM_THREADS", "1", 1);
+    setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
+    setenv("EMU_DEVICES", number, 1);
+    if (readlink("/proc/self/exe", program, sizeof program - 1) > 0)
+        execlp("timeout", "timeout", "60", "mpirun", "--oversubscribe", "-np", number, program, names, kind,
+               (char *)NULL);
+}
+static struct ranks_job start_ranks(int ranks, const char *names, const char *kind) {
+    struct ranks_job job;
+    int ends[2];
+    fflush(stdout);
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    job.mpirun = fork();
+    assert_true(job.mpirun >= 0);
+    if (job.mpirun == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        dup2(ends[1], STDERR_FILENO);
+        become_mpirun(ranks, names, kind);
+        _exit(126);
+    }
+    close(ends[1]);
+    job.said = fdopen(ends[0], "r");
+    assert_non_null(job.said);
     return job;
 }
-// The job's status, all that its ranks said in `message`.
-static int end_ranks(FILE *job, char *message, size_t size) {
-    message[fread(message, 1, size - 1, job)] = 0;
-    return pclose(job);
+// The job's status as of wait, all that its ranks said in `message`.
+static int end_ranks(struct ranks_job job, char *message, size_t size) {
+    int status = 0;
+    message[fread(message, 1, size - 1, job.said)] = 0;
+    fclose(job.said);
+    assert_int_equal(waitpid(job.mpirun, &status, 0), job.mpirun);
+    return status;
 }
 static void need_mpirun(void) {
     if (system("command -v mpirun >/dev/null 2>&1") != 0) {
@@ -557,7 +574,7 @@ enum { FAULTS = sizeof faults / sizeof *faults };
 // All at once: mpirun takes a second or two to end a job that failed.
 static void faults_are_found(void **state) {
     char message[8192];
-    FILE *jobs[FAULTS];
+    struct ranks_job jobs[FAULTS];
     need_mpirun();
     for (int i = 0; i < FAULTS; i++)
         jobs[i] = start_ranks(2, faults[i].name, "nccl");

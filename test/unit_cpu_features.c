@@ -1,8 +1,7 @@
 // A CPU that lacks what the program was compiled for is told so, with the build that it can run.
-#include "runtime/machine/cpu_features.c" // under test
-#include "test/testing.h"                 // cmocka
-
-const struct cpu_feature cpu_features_needed[] = CPU_FEATURES; // this program's own check, which passes
+#include "runtime/machine/cpu_features.c"        // under test
+#include "runtime/machine/cpu_features_needed.c" // under test; this program's own check, which passes
+#include "test/testing.h"                        // cmocka
 
 // A build with all features of the table up to `level`, and the one of that name.
 enum { FEATURES = sizeof cpu_features_needed / sizeof *cpu_features_needed };

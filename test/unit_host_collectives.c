@@ -1,6 +1,11 @@
-// Sums in rank order bit for bit, gathers and exchanges of any size, between 2, 3 and 4 processes: over sockets, and the
-// same by MPI, for which this program runs itself under mpirun. And what is said of a peer that is lost or out of step.
+// Sums in rank order bit for bit, gathers and exchanges of any size, between 2, 3 and 4 processes: over sockets, and
+// the same by MPI, for which this program runs itself under mpirun. And what is said of a peer that is lost or out of
+// step.
+#include "runtime/net/control.h"          // control_open
+#include "runtime/net/exchange_mpi.c"     // under test
+#include "runtime/net/exchange_sockets.c" // under test
 #include "runtime/net/host_collectives.h" // under test
+#include "runtime/net/sockets.c"          // socket_connect_once
 #include "test/testing.h"                 // cmocka
 #include <sys/wait.h>                     // waitpid
 #include <unistd.h>                       // fork, pipe, alarm
@@ -132,7 +137,7 @@ static int run_values(struct exchange *x) {
 // A part in many messages, as those beyond what an int counts are sent.
 static int run_short_messages(struct exchange *x) {
 #ifdef HAVE_MPI
-    x->mpi.message_bytes = 1000;
+    x->mpi->message_bytes = 1000;
 #endif
     check(uneven_exchange(x) == 0);
     check(all_gather(x, 1000, false, 0) == 0);
@@ -151,8 +156,8 @@ static int run_closed_by_peer(struct exchange *x) {
     char received[100];
     if (x->rank == 0)
         return all_gather(x, 10, false, 0) + 100;
-    shutdown(x->sockets.sockets[0], SHUT_WR);
-    while (socket_receive_all(x->sockets.sockets[0], received, 1, deadline_clock_s() + 20))
+    shutdown(x->sockets->sockets[0], SHUT_WR);
+    while (socket_receive_all(x->sockets->sockets[0], received, 1, deadline_clock_s() + 20))
         ;
     return 0;
 }
@@ -174,7 +179,7 @@ static int run_other_bytes(struct exchange *x, size_t bytes) {
 static int run_less(struct exchange *x) { return run_other_bytes(x, 500); }
 static int run_more(struct exchange *x) { return run_other_bytes(x, 1500); }
 static int run_other_exchange(struct exchange *x) {
-    x->sockets.exchanges += x->rank == x->ranks - 1;
+    x->sockets->exchanges += x->rank == x->ranks - 1;
     return run_other_bytes(x, 1000);
 }
 
@@ -242,17 +247,16 @@ static int report(int rank, const char *problem) {
 // The control connections are closed before the run, so that the exchange alone finds out who is lost.
 static int run_sockets_rank(const void *arguments) {
     const struct sockets_rank *const rank = (const struct sockets_rank *)arguments;
-    struct control control;
+    struct control *control;
     struct exchange exchange;
     struct error_text error;
-    memset(&control, 0, sizeof control);
-    const char *problem = control_open(&control, &rank->launch, 30, &error);
+    const char *problem = control_open(&control, &rank->launch, NULL, -1, 30, &error);
     if (problem)
         return report(rank->launch.rank, problem);
-    problem = exchange_open(&exchange, EXCHANGE_SOCKETS, rank->launch.rank, rank->launch.ranks, &control, &error);
+    problem = exchange_open(&exchange, EXCHANGE_SOCKETS, rank->launch.rank, rank->launch.ranks, control, &error);
     if (problem)
         return report(rank->launch.rank, problem);
-    control_close(&control);
+    control_close(control);
     const int status = rank->run(&exchange);
     exchange_close(&exchange);
     return status;

@@ -21,7 +21,7 @@ static const char *find(struct launch *launch, const char *rendezvous, const cha
             *equals = '\0';
         assert_int_equal(setenv(one, equals ? equals + 1 : "", 1), 0);
     }
-    return launch_find(launch, rendezvous, launch_getenv, error);
+    return launch_find(launch, rendezvous, error);
 }
 
 // The parts of Slurm's environment that a step shares.
@@ -112,11 +112,11 @@ static void by_mpirun(void **state) {
     struct error_text error;
     for (size_t i = 0; i < sizeof mpirun / sizeof *mpirun; i++) {
         find(&launch, "", mpirun[i], &error);
-        assert_true(launch_is_by_mpirun(launch_getenv));
+        assert_true(launch_is_by_mpirun());
     }
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         find(&launch, "", others[i], &error);
-        assert_false(launch_is_by_mpirun(launch_getenv));
+        assert_false(launch_is_by_mpirun());
     }
 }
 

@@ -4,6 +4,7 @@
 #include "test/testing.h"             // cmocka
 #include <errno.h>                    // EFBIG, EPIPE
 #include <pthread.h>                  // pthread_create
+#include <string.h>                   // memset
 #include <sys/resource.h>             // setrlimit
 #include <sys/wait.h>                 // waitpid
 #include <ucontext.h>                 // makecontext

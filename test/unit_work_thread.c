@@ -1,7 +1,9 @@
 // Jobs run in order, one at a time, each with a copy of its arguments; who waits for one sees all that it wrote.
-#include "runtime/machine/work_thread.h" // under test
-#include "test/testing.h"                // cmocka
-#include <unistd.h>                      // alarm
+#include "runtime/net/control_internal.h" // struct control
+#include "runtime/net/work_thread.c"      // under test
+#include "test/testing.h"                 // cmocka
+#include <time.h>                         // nanosleep
+#include <unistd.h>                       // alarm
 
 static void sleep_ms(int ms) {
     const struct timespec time = {ms / 1000, ms % 1000 * 1000000L};
@@ -36,22 +38,21 @@ static uint64_t add_step(struct work_thread *w, struct trace *trace, int64_t num
 }
 
 static void jobs_run_in_order(void **state) {
-    struct work_thread w;
     struct trace trace = {0};
-    work_thread_start(&w, NULL);
-    work_thread_wait(&w, 0);
+    struct work_thread *const w = work_thread_start(NULL);
+    work_thread_wait(w, 0);
     uint64_t ticket = 0;
     for (int i = 0; i < 5000; i++) { // several times round the queue
-        const uint64_t next = add_step(&w, &trace, i);
+        const uint64_t next = add_step(w, &trace, i);
         assert_int_equal(next, ticket + 1);
         ticket = next;
     }
-    work_thread_wait(&w, ticket);
+    work_thread_wait(w, ticket);
     assert_int_equal(trace.runs, 5000);
     assert_int_equal(trace.out_of_order, 0);
-    work_thread_wait(&w, 1);
-    work_thread_wait(&w, 0);
-    work_thread_stop(&w);
+    work_thread_wait(w, 1);
+    work_thread_wait(w, 0);
+    work_thread_stop(w);
 }
 
 // One of several buffers is written by a job while the others are read: the way in which buckets are used.
@@ -60,18 +61,17 @@ static void fill(void *arguments) {
     *(int64_t *)step->trace = step->number;
 }
 static void a_wait_shows_what_the_job_wrote(void **state) {
-    struct work_thread w;
     int64_t buffers[4] = {0};
     uint64_t tickets[4] = {0};
-    work_thread_start(&w, NULL);
+    struct work_thread *const w = work_thread_start(NULL);
     for (int64_t i = 0; i < 2000; i++) {
-        work_thread_wait(&w, tickets[i % 4]);
+        work_thread_wait(w, tickets[i % 4]);
         assert_int_equal(buffers[i % 4], i < 4 ? 0 : i - 4);
         buffers[i % 4] = -1;
         const struct step step = {(struct trace *)&buffers[i % 4], i};
-        tickets[i % 4] = work_thread_add(&w, fill, &step, sizeof step, "fill");
+        tickets[i % 4] = work_thread_add(w, fill, &step, sizeof step, "fill");
     }
-    work_thread_stop(&w);
+    work_thread_stop(w);
     assert_int_equal(buffers[3], 1999); // stop runs what is left
 }
 
@@ -89,13 +89,12 @@ static void *add_until_full(void *argument) {
     return NULL;
 }
 static void add_blocks_while_the_queue_is_full(void **state) {
-    struct work_thread w;
     struct trace trace = {0, 0, true};
-    struct adder adder = {&w, &trace, 0};
     const struct step held = {&trace, 0};
     pthread_t thread;
-    work_thread_start(&w, NULL);
-    work_thread_add(&w, run_held, &held, sizeof held, "held");
+    struct work_thread *const w = work_thread_start(NULL);
+    struct adder adder = {w, &trace, 0};
+    work_thread_add(w, run_held, &held, sizeof held, "held");
     assert_int_equal(pthread_create(&thread, NULL, add_until_full, &adder), 0);
     for (int ms = 0; ms < 10000 && __atomic_load_n(&adder.added, __ATOMIC_ACQUIRE) < WORK_JOBS - 1; ms++)
         sleep_ms(1);
@@ -103,39 +102,37 @@ static void add_blocks_while_the_queue_is_full(void **state) {
     assert_int_equal(__atomic_load_n(&adder.added, __ATOMIC_ACQUIRE), WORK_JOBS - 1); // and the held one
     __atomic_store_n(&trace.held, false, __ATOMIC_RELEASE);
     assert_int_equal(pthread_join(thread, NULL), 0);
-    work_thread_wait(&w, 1 + WORK_JOBS + 100);
+    work_thread_wait(w, 1 + WORK_JOBS + 100);
     assert_int_equal(trace.runs, WORK_JOBS + 100);
     assert_int_equal(trace.out_of_order, 0);
-    work_thread_stop(&w);
+    work_thread_stop(w);
 }
 
 static void run_sleep(void *arguments) { sleep_ms(*(int *)arguments); }
 static void times_are_counted(void **state) {
-    struct work_thread w;
     const int ms = 60;
-    work_thread_start(&w, NULL);
-    const uint64_t first = work_thread_add(&w, run_sleep, &ms, sizeof ms, "first");
-    work_thread_wait(&w, first);
-    assert_true(w.busy_s >= 1e-3 * ms);
-    assert_true(w.waited_s > 0 && w.waited_s <= w.busy_s + 1);
-    const uint64_t second = work_thread_add(&w, run_sleep, &ms, sizeof ms, "second");
-    work_thread_wait(&w, second);
-    const double waited_s = w.waited_s;
-    work_thread_wait(&w, first);
-    work_thread_wait(&w, second);
-    assert_true(w.waited_s == waited_s); // there was nothing to wait for: all was hidden
-    assert_true(w.busy_s >= 2e-3 * ms);
-    work_thread_stop(&w);
+    struct work_thread *const w = work_thread_start(NULL);
+    const uint64_t first = work_thread_add(w, run_sleep, &ms, sizeof ms, "first");
+    work_thread_wait(w, first);
+    assert_true(w->busy_s >= 1e-3 * ms);
+    assert_true(w->waited_s > 0 && w->waited_s <= w->busy_s + 1);
+    const uint64_t second = work_thread_add(w, run_sleep, &ms, sizeof ms, "second");
+    work_thread_wait(w, second);
+    const double waited_s = w->waited_s;
+    work_thread_wait(w, first);
+    work_thread_wait(w, second);
+    assert_true(w->waited_s == waited_s); // there was nothing to wait for: all was hidden
+    assert_true(w->busy_s >= 2e-3 * ms);
+    work_thread_stop(w);
 }
 
 static void run_signal_mask(void *arguments) { pthread_sigmask(SIG_SETMASK, NULL, *(sigset_t **)arguments); }
 static void no_signal_arrives_in_the_thread(void **state) {
-    struct work_thread w;
     sigset_t mask, *const mask_pointer = &mask;
-    work_thread_start(&w, NULL);
-    work_thread_wait(&w, work_thread_add(&w, run_signal_mask, &mask_pointer, sizeof mask_pointer, "mask"));
+    struct work_thread *const w = work_thread_start(NULL);
+    work_thread_wait(w, work_thread_add(w, run_signal_mask, &mask_pointer, sizeof mask_pointer, "mask"));
     assert_true(sigismember(&mask, SIGTERM) && sigismember(&mask, SIGUSR1) && sigismember(&mask, SIGINT));
-    work_thread_stop(&w);
+    work_thread_stop(w);
     pthread_sigmask(SIG_SETMASK, NULL, &mask);
     assert_false(sigismember(&mask, SIGTERM));
 }
@@ -154,17 +151,16 @@ static void look_at_control(void *arguments) {
 }
 static void jobs_are_announced_to_the_watch(void **state) {
     struct watched *const watched = (struct watched *)calloc(1, sizeof *watched);
-    struct work_thread w;
     assert_non_null(watched);
     watched->control.ranks = 2;
     pthread_mutex_init(&watched->control.mutex, NULL);
-    work_thread_start(&w, &watched->control);
+    struct work_thread *const w = work_thread_start(&watched->control);
     for (int i = 0; i < 10; i++) {
         char name[8]; // the caller's: the job has a copy
         snprintf(name, sizeof name, "%s", i % 2 ? "odd" : "even");
-        work_thread_add(&w, look_at_control, &watched, sizeof watched, name);
+        work_thread_add(w, look_at_control, &watched, sizeof watched, name);
     }
-    work_thread_stop(&w);
+    work_thread_stop(w);
     assert_int_equal(watched->wrong, 0);
     assert_int_equal(watched->control.collectives_begun, 10);
     assert_int_equal(watched->control.collectives_done, 10);

@@ -1,8 +1,7 @@
-// Ends a program that this CPU can't run, by a message that names the build that it can. Compiled for any CPU of the
-// architecture, so nothing here may come from a file that is compiled otherwise.
+// Compiled for any CPU of the architecture, as is error.c: nothing here may come from a file that is compiled
+// otherwise.
 #include "runtime/machine/cpu_features.h"
 #include "runtime/machine/error.h" // fail
-#include <stdbool.h>               // bool
 #include <stdio.h>                 // snprintf
 #include <string.h>                // memset, strlen
 
@@ -39,7 +38,7 @@ static struct cpu cpu_read(void) {
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) {
     return (cpu->words[f->word] >> f->bit & 1) && (cpu->words[CPU_XCR0] & f->state) == f->state;
 }
-// The highest level of x86-64 whose features are all there.
+// The argument of make ARCH=: the highest level of x86-64 whose features this CPU all has.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
     int level = 4;
     for (const struct cpu_feature *f = features; f->name; f++)
@@ -62,7 +61,9 @@ static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const stru
 }
 #endif
 
-// What is wrong with running here, in `text`; NULL where nothing is.
+bool cpu_feature_is_compiled(const struct cpu_feature *f) { return f->compiled[0] >= '0' && f->compiled[0] <= '9'; }
+
+// Returns NULL where this CPU has every feature that is compiled, else `text`, which names those that it lacks.
 static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, const struct cpu_feature *needed) {
     enum { NAMED = 6 };
     char names[128] = "", arch[16];
@@ -84,7 +85,7 @@ static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, 
     return text;
 }
 
-// Before the constructors of the engines, which may use those instructions.
+// Runs before the constructors of the engines, which may use those instructions.
 __attribute__((constructor(101))) static void cpu_check(void) {
     char text[512];
     const struct cpu cpu = cpu_read();

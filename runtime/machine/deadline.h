@@ -1,29 +1,19 @@
-// --exit-after MINUTES: a run that must end before its job's limit ends it.
+// A time by which something must be done: of a wait, or of a run (--exit-after MINUTES) that must end before its job's
+// limit ends it. All times are of one monotonic clock, in seconds.
 #pragma once
-#include <math.h>    // INFINITY
-#include <stdbool.h> // bool
-#include <time.h>    // clock_gettime
+#include <stdbool.h>   // bool
+#include <sys/cdefs.h> // __BEGIN_DECLS
 
 struct deadline {
-    double at_s; // of the monotonic clock; infinite: none
+    double at_s; // of deadline_clock_s; infinite: none
 };
 
-static double deadline_clock_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-// So many minutes after `start_s` of deadline_clock_s(); 0 or less: no deadline.
-static inline struct deadline deadline_after_minutes(double start_s, double minutes) {
-    const struct deadline deadline = {minutes > 0 ? start_s + 60 * minutes : (double)INFINITY};
-    return deadline;
-}
-
-// Negative once it has passed.
-static inline double deadline_left_s(struct deadline deadline) { return deadline.at_s - deadline_clock_s(); }
-
-// Whether what takes so long (the next step, and the save that ends the run) would still end before the deadline.
-static inline bool deadline_allows(struct deadline deadline, double seconds) {
-    return deadline_left_s(deadline) >= seconds;
-}
+__BEGIN_DECLS
+double deadline_clock_s(void);
+// `minutes` after `start_s` of deadline_clock_s; 0 or less: no deadline.
+struct deadline deadline_after_minutes(double start_s, double minutes);
+// Seconds that are left, negative once the deadline has passed.
+double deadline_left_s(struct deadline deadline);
+// Whether what takes so many seconds, begun now, would end before the deadline.
+bool deadline_allows(struct deadline deadline, double seconds);
+__END_DECLS

@@ -1,19 +1,15 @@
-// What a parser says about malformed input: a text for its caller, which decides whether the process ends.
-// A parser returns NULL when all is well, and otherwise the text, so that it can be run on any bytes by a test or a
-// fuzzer, and in a thread that must not end the process.
+// What a parser, or a call that can fail, says about its failure. Such a function returns NULL when all is well, and
+// otherwise a text, which lies in the caller's struct error_text. The caller decides whether the process ends: a test
+// or a fuzzer, or a thread that must not end it, goes on.
 #pragma once
-#include <stdarg.h> // va_list
-#include <stdio.h>  // vsnprintf
+#include <sys/cdefs.h> // __BEGIN_DECLS
 
 struct error_text {
     char text[1024];
 };
 
-__attribute__((format(printf, 2, 3), returns_nonnull)) static const char *error_format(struct error_text *error,
-                                                                                       const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(error->text, sizeof error->text, format, arguments);
-    va_end(arguments);
-    return error->text;
-}
+__BEGIN_DECLS
+// Returns error->text, cut to its size.
+const char *error_format(struct error_text *error, const char *format, ...)
+    __attribute__((format(printf, 2, 3), returns_nonnull));
+__END_DECLS

@@ -1,5 +1,5 @@
-// The formats of floating point that files hold, to and from float. Host code, and bits rather than types: what a
-// device computes in is kernels/device.cuh's business.
+// The formats of floating point that files hold, and that gradients are sent in, to and from float: as bits, on the
+// host. Inline, since loops over buffers of a model's size are vectorized through them.
 #pragma once
 #include <stdint.h> // uint16_t, uint32_t
 #include <string.h> // memcpy

@@ -1,108 +1,23 @@
 // reduce_scatter and all_gather of host memory, each in one exchange.
 //
-// A sum is made on the rank that owns the part, of rank 0's, rank 1's, ... contribution in that order and in fp32. So its
-// bits depend neither on which rank that is nor on how a buffer is cut into parts and buckets: every ZeRO stage computes
-// the same. A ring would send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs
-// from part to part.
+// The rank that owns a part sums it up in fp32, from rank 0's contribution to the last rank's. So a sum's bits depend
+// neither on the owner nor on how a buffer is cut into parts and buckets: every ZeRO stage computes the same. A ring
+// would send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from part to
+// part.
 #pragma once
-#include <stdbool.h> // bool
-#include <stdint.h>  // int64_t
-#include <string.h>  // memcpy
+#include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
+#include <stdint.h>    // int64_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
 
-#include "runtime/net/exchange.h"          // exchange_run
-#include "runtime/machine/float_convert.h" // float_to_bf16_bits
+struct exchange;
 
-enum { HOST_SUM_BLOCK = 1024 }; // elements whose sum stays in the first cache while contributions are added
-
-// What is received from the other ranks; with bf16, half of that, and as much again for what is sent.
-static inline size_t host_reduce_scatter_scratch_bytes(int64_t part, int ranks, bool bf16) {
-    return (size_t)(ranks - 1) * (size_t)part * (bf16 ? 2 * sizeof(uint16_t) : sizeof(float));
-}
-
-// The place among the other ranks' parts, which lie in rank order without the own.
-static int64_t host_other(int rank, int own) { return rank < own ? rank : rank - 1; }
-
-static void host_round_to_bf16(uint16_t *out, const float *in, int64_t n) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++)
-        out[i] = float_to_bf16_bits(in[i]);
-}
-
-// out (n) = own part of the sum, where others (ranks - 1, part) begins at this block. out may be own.
-static void host_sum_fp32(float *out, const float *own, const float *others, int64_t part, int64_t n, int rank,
-                          int ranks) {
-    float sum[HOST_SUM_BLOCK];
-    for (int r = 0; r < ranks; r++) {
-        const float *const in = r == rank ? own : others + host_other(r, rank) * part;
-        if (r == 0)
-            memcpy(sum, in, (size_t)n * sizeof *sum);
-        else
-#pragma omp simd
-            for (int64_t i = 0; i < n; i++)
-                sum[i] += in[i];
-    }
-    memcpy(out, sum, (size_t)n * sizeof *sum);
-}
-
-// The same of contributions that are rounded to bf16, as is the sum.
-static void host_sum_bf16(float *out, const float *own, const uint16_t *others, int64_t part, int64_t n, int rank,
-                          int ranks) {
-    float sum[HOST_SUM_BLOCK];
-    uint16_t rounded_own[HOST_SUM_BLOCK];
-    host_round_to_bf16(rounded_own, own, n);
-    for (int r = 0; r < ranks; r++) {
-        const uint16_t *const in = r == rank ? rounded_own : others + host_other(r, rank) * part;
-        if (r == 0) {
-#pragma omp simd
-            for (int64_t i = 0; i < n; i++)
-                sum[i] = float_from_bf16_bits(in[i]);
-        } else {
-#pragma omp simd
-            for (int64_t i = 0; i < n; i++)
-                sum[i] += float_from_bf16_bits(in[i]);
-        }
-    }
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++)
-        out[i] = float_from_bf16_bits(float_to_bf16_bits(sum[i]));
-}
-
-// out (part) = sum over ranks r of rank r's buffer (ranks, part) at this rank's part; out may be that part. With bf16
-// contributions are rounded to it before they are sent (the own one too), and so is the sum.
-static inline void host_reduce_scatter(float *out, const float *buffer, int64_t part, bool bf16, void *scratch,
-                                       struct exchange *x) {
-    const int64_t element_bytes = bf16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
-    uint16_t *const rounded = (uint16_t *)scratch + (x->ranks - 1) * part; // behind what is received
-    for (int r = 0; r < x->ranks; r++) {
-        if (r == x->rank)
-            continue;
-        const int64_t other = host_other(r, x->rank);
-        x->send[r].bytes = x->receive[r].bytes = (size_t)(part * element_bytes);
-        x->receive[r].data = (char *)scratch + other * part * element_bytes;
-        x->send[r].data = bf16 ? (void *)(rounded + other * part) : (void *)(buffer + r * part);
-        if (bf16)
-            host_round_to_bf16(rounded + other * part, buffer + r * part, part);
-    }
-    exchange_run(x, x->send, x->receive);
-    for (int64_t i = 0; i < part; i += HOST_SUM_BLOCK) {
-        const int64_t left = part - i, n = left < HOST_SUM_BLOCK ? left : (int64_t)HOST_SUM_BLOCK;
-        const float *const own = buffer + x->rank * part + i;
-        if (bf16)
-            host_sum_bf16(out + i, own, (const uint16_t *)scratch + i, part, n, x->rank, x->ranks);
-        else
-            host_sum_fp32(out + i, own, (const float *)scratch + i, part, n, x->rank, x->ranks);
-    }
-}
-
-// buffer (ranks, bytes) = every rank's own (bytes); own may be its place in buffer.
-static inline void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchange *x) {
-    char *const place = (char *)buffer + (size_t)x->rank * bytes;
-    if (place != (const char *)own && bytes)
-        memcpy(place, own, bytes);
-    for (int r = 0; r < x->ranks; r++) {
-        x->send[r].data = place;
-        x->receive[r].data = (char *)buffer + (size_t)r * bytes;
-        x->send[r].bytes = x->receive[r].bytes = bytes;
-    }
-    exchange_run(x, x->send, x->receive);
-}
+__BEGIN_DECLS
+// What host_reduce_scatter needs for parts of `part` elements.
+size_t host_reduce_scatter_scratch_bytes(int64_t part, int ranks, bool bf16);
+// out (part) = sum over ranks r of rank r's buffer (ranks, part) at this rank's part; `out` may be that part. bf16:
+// contributions, this rank's own too, are rounded to bf16 before they are sent, and so is the sum.
+void host_reduce_scatter(float *out, const float *buffer, int64_t part, bool bf16, void *scratch, struct exchange *x);
+// buffer (ranks, bytes) = every rank's `own` (bytes), which may be its place in `buffer`.
+void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchange *x);
+__END_DECLS

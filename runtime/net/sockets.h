@@ -1,295 +1,58 @@
 // TCP with deadlines: listening, connecting with retries, sending and receiving all of something.
 //
-// Every socket is non-blocking, closed on exec, and sends at once (TCP_NODELAY). A deadline is a time of
-// deadline_clock_s(). Nothing here ends the process, and no write to a connection that has gone raises SIGPIPE.
+// Every socket is non-blocking, closed on exec, and sends at once (TCP_NODELAY). `until_s` is a time of
+// deadline_clock_s. Nothing here ends the process, and no write to a connection that has gone raises SIGPIPE. The
+// caller closes what it is given by close().
 #pragma once
-#include <arpa/inet.h>   // inet_ntop
-#include <errno.h>       // errno, EINPROGRESS
-#include <ifaddrs.h>     // getifaddrs
-#include <net/if.h>      // IFF_LOOPBACK
-#include <netdb.h>       // getaddrinfo
-#include <netinet/in.h>  // struct sockaddr_in6
-#include <netinet/tcp.h> // TCP_NODELAY
-#include <poll.h>        // poll
-#include <stdbool.h>     // bool
-#include <stdint.h>      // int32_t
-#include <stdio.h>       // snprintf
-#include <string.h>      // memset, memcmp
-#include <sys/socket.h>  // socket, accept4
-#include <time.h>        // nanosleep
-#include <unistd.h>      // close, gethostname
+#include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
+#include <stdint.h>    // int32_t
+#include <sys/cdefs.h> // __BEGIN_DECLS
 
-#include "runtime/machine/deadline.h"   // deadline_clock_s
 #include "runtime/machine/error_text.h" // struct error_text
 
 enum {
-    SOCKET_HOST = 256,    // bytes of a host's name
-    SOCKET_NUMBER = 46,   // bytes of an address in digits: INET6_ADDRSTRLEN
-    SOCKET_NUMBERS = 4,   // interfaces that are told to others
-    SOCKET_ATTEMPT_S = 3, // for one address to answer, so that one that never does leaves time for the next
+    SOCKET_HOST = 256,        // bytes of a host's name
+    SOCKET_ADDRESS_TEXT = 46, // bytes of an address in digits: INET6_ADDRSTRLEN
+    SOCKET_INTERFACES = 4,    // whose addresses are told to others
 };
 
 // Where a process listens, in bytes that can be sent to others.
 struct socket_address {
     char host[SOCKET_HOST]; // a name, or an address in digits
-    char numbers[SOCKET_NUMBERS]
-                [SOCKET_NUMBER]; // of its interfaces, for where the name means nothing; "" from the last on
+    // Of its interfaces, for a host that does not know the name; "" from the last on.
+    char interfaces[SOCKET_INTERFACES][SOCKET_ADDRESS_TEXT];
     int32_t port;
 };
 
-static void socket_host_name(char host[SOCKET_HOST]) {
-    if (gethostname(host, SOCKET_HOST) != 0)
-        snprintf(host, SOCKET_HOST, "localhost");
-    host[SOCKET_HOST - 1] = '\0';
-}
-
-static void socket_sleep_s(double seconds) {
-    struct timespec time;
-    time.tv_sec = (time_t)seconds;
-    time.tv_nsec = (long)(1e9 * (seconds - (double)time.tv_sec));
-    nanosleep(&time, NULL);
-}
-
-// Milliseconds for poll: at least one while time is left, and never so many that an int could not hold them.
-static int socket_poll_ms(double until_s) {
-    const double left_s = until_s - deadline_clock_s();
-    return left_s <= 0 ? 0 : left_s > 1e6 ? 1000000000 : (int)(1e3 * left_s) + 1;
-}
-
-// Whether it can be read (POLLIN) or written (POLLOUT), or has an error to give, before the deadline.
-static bool socket_ready(int socket, short events, double until_s) {
-    for (;;) {
-        struct pollfd wanted = {socket, events, 0};
-        const int ready = poll(&wanted, 1, socket_poll_ms(until_s));
-        if (ready > 0)
-            return true;
-        if (ready == 0 && deadline_clock_s() >= until_s) {
-            errno = ETIMEDOUT;
-            return false;
-        }
-        if (ready < 0 && errno != EINTR)
-            return false;
-    }
-}
-
-// ---- listening ----
-
-// `numeric`: an address in digits to listen on; NULL: on all of this host's. Port 0: any that is free. -1 with errno.
-static int socket_listen_family(int family, const char *numeric, int port) {
-    char service[16];
-    struct addrinfo hints, *found = NULL;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_family = family;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV;
-    snprintf(service, sizeof service, "%d", port);
-    if (getaddrinfo(numeric, service, &hints, &found) != 0) {
-        errno = EADDRNOTAVAIL;
-        return -1;
-    }
-    const int yes = 1, no = 0;
-    int listener = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (listener >= 0) {
-        setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes); // not kept waiting by a job before this one
-        if (found->ai_family == AF_INET6)
-            setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-        if (bind(listener, found->ai_addr, found->ai_addrlen) != 0 || listen(listener, SOMAXCONN) != 0) {
-            const int why = errno;
-            close(listener);
-            listener = -1;
-            errno = why;
-        }
-    }
-    freeaddrinfo(found);
-    return listener;
-}
-
-static int socket_listen(const char *numeric, int port) {
-    const int listener = socket_listen_family(AF_INET6, numeric, port); // which takes IPv4 too
-    if (listener >= 0 || errno == EADDRINUSE || errno == EACCES)
-        return listener;
-    return socket_listen_family(AF_INET, numeric, port);
-}
-
-// The port that a listening socket was given.
-static int socket_port(int listener) {
-    struct sockaddr_storage address;
-    socklen_t bytes = sizeof address;
-    if (getsockname(listener, (struct sockaddr *)&address, &bytes) != 0)
-        return 0;
-    return ntohs(address.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&address)->sin6_port
-                                               : ((const struct sockaddr_in *)&address)->sin_port);
-}
-
-static void socket_send_at_once(int socket) {
-    const int yes = 1;
-    setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-}
-
-// One that has connected; -1 where none has.
-static int socket_accept(int listener) {
-    const int accepted = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (accepted >= 0)
-        socket_send_at_once(accepted);
-    return accepted;
-}
-
-// Under what names other hosts may reach what listens here: the host's own, and its interfaces' addresses.
-static void socket_address_own(struct socket_address *address, int listener) {
-    struct ifaddrs *all = NULL;
-    memset(address, 0, sizeof *address);
-    socket_host_name(address->host);
-    address->port = socket_port(listener);
-    if (getifaddrs(&all) != 0)
-        return;
-    int numbers = 0;
-    for (const struct ifaddrs *one = all; one && numbers < SOCKET_NUMBERS; one = one->ifa_next) {
-        if (!one->ifa_addr || !(one->ifa_flags & IFF_UP) || one->ifa_flags & IFF_LOOPBACK)
-            continue;
-        const struct sockaddr_in *const v4 = (const struct sockaddr_in *)one->ifa_addr;
-        const struct sockaddr_in6 *const v6 = (const struct sockaddr_in6 *)one->ifa_addr;
-        const bool is_v4 = one->ifa_addr->sa_family == AF_INET;
-        const bool is_v6 = one->ifa_addr->sa_family == AF_INET6 && !IN6_IS_ADDR_LINKLOCAL(&v6->sin6_addr);
-        if (is_v4 || is_v6) // a link-local address needs the interface's name, which differs between hosts
-            inet_ntop(one->ifa_addr->sa_family, is_v4 ? (const void *)&v4->sin_addr : (const void *)&v6->sin6_addr,
-                      address->numbers[numbers++], SOCKET_NUMBER);
-    }
-    freeifaddrs(all);
-}
-
-// ---- connecting ----
-
-// A connection to a port of this host that nobody listens on may be given that very port to come from, and then meets
-// itself.
-static bool socket_is_its_own_peer(int socket) {
-    struct sockaddr_storage own, peer;
-    socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
-    memset(&own, 0, sizeof own);
-    memset(&peer, 0, sizeof peer);
-    return getsockname(socket, (struct sockaddr *)&own, &own_bytes) == 0 &&
-           getpeername(socket, (struct sockaddr *)&peer, &peer_bytes) == 0 && own_bytes == peer_bytes &&
-           memcmp(&own, &peer, own_bytes) == 0;
-}
-
-// 0, or the error that it ended with.
-static int socket_finish_connecting(int socket, double until_s) {
-    int why = 0;
-    socklen_t bytes = sizeof why;
-    if (!socket_ready(socket, POLLOUT, until_s))
-        return errno;
-    if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &why, &bytes) != 0)
-        return errno;
-    return why;
-}
-
-static int socket_connect_to(const struct addrinfo *to, double until_s) {
-    const int connected = socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    int why = 0;
-    if (connected < 0)
-        return -1;
-    if (connect(connected, to->ai_addr, to->ai_addrlen) != 0)
-        why = errno == EINPROGRESS ? socket_finish_connecting(connected, until_s) : errno;
-    if (!why && socket_is_its_own_peer(connected))
-        why = ECONNREFUSED;
-    if (!why) {
-        socket_send_at_once(connected);
-        return connected;
-    }
-    close(connected);
-    errno = why;
-    return -1;
-}
-
-// Once to each address that the name has; -1 and a text.
-static int socket_connect_once(const char *host, int port, double until_s, struct error_text *error) {
-    char service[16];
-    struct addrinfo hints, *found = NULL;
-    memset(&hints, 0, sizeof hints);
-    hints.ai_socktype = SOCK_STREAM;
-    snprintf(service, sizeof service, "%d", port);
-    const int problem = getaddrinfo(host, service, &hints, &found);
-    if (problem != 0) {
-        error_format(error, "%s: %s", host, gai_strerror(problem));
-        return -1;
-    }
-    int connected = -1;
-    for (const struct addrinfo *to = found; to && connected < 0; to = to->ai_next) {
-        const double attempt_s = deadline_clock_s() + SOCKET_ATTEMPT_S;
-        connected = socket_connect_to(to, attempt_s < until_s ? attempt_s : until_s);
-        if (connected < 0)
-            error_format(error, "%s, port %d: %s", host, port, strerror(errno));
-    }
-    freeaddrinfo(found);
-    return connected;
-}
-
-// Says hello on a new connection, and who answers: an address in digits may mean another host here.
-enum socket_answer { SOCKET_FRIEND, SOCKET_STRANGER, SOCKET_REFUSAL /*to try again is of no use*/ };
+// What the caller of socket_connect finds at the other end: an address in digits may mean another host here.
+enum socket_answer { SOCKET_FRIEND, SOCKET_STRANGER, SOCKET_REFUSAL /* that a retry would not change */ };
 typedef enum socket_answer socket_greeting(int socket, void *context, double until_s, struct error_text *error);
 
-// What an address may be reached by: on its own host the loopback first, which works there whatever the name means.
-static const char *socket_candidate(const struct socket_address *address, int i) {
-    char own[SOCKET_HOST];
-    socket_host_name(own);
-    const bool here = strcmp(own, address->host) == 0;
-    if (here && i == 0)
-        return "127.0.0.1";
-    i -= here;
-    return i == 0 ? address->host : i <= SOCKET_NUMBERS && address->numbers[i - 1][0] ? address->numbers[i - 1] : NULL;
-}
+__BEGIN_DECLS
+// Cut to SOCKET_HOST.
+void socket_host_name(char host[SOCKET_HOST]);
+void socket_sleep_s(double seconds);
+// The timeout to give poll() for a wait until then.
+int socket_poll_ms(double until_s);
+// Waits until the socket can be read (POLLIN) or written (POLLOUT), or has an error to report; false with errno.
+bool socket_ready(int socket, short events, double until_s);
 
-// Tries each way in turn, again and again: who listens may start later. -1 and a text after the deadline.
-static int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting,
-                          void *context, struct error_text *error) {
-    double pause_s = 0.02;
-    for (;;) {
-        const char *host;
-        for (int i = 0; (host = socket_candidate(address, i)) != NULL; i++) {
-            const int connected = socket_connect_once(host, address->port, until_s, error);
-            if (connected < 0)
-                continue;
-            const enum socket_answer answer = greeting ? greeting(connected, context, until_s, error) : SOCKET_FRIEND;
-            if (answer == SOCKET_FRIEND)
-                return connected;
-            close(connected);
-            if (answer == SOCKET_REFUSAL)
-                return -1;
-        }
-        if (deadline_clock_s() + pause_s >= until_s)
-            return -1;
-        socket_sleep_s(pause_s);
-        pause_s = pause_s < 0.25 ? 2 * pause_s : 0.5;
-    }
-}
+// A listening socket; -1 with errno. `numeric`: an address in digits; NULL: all of this host's. Port 0: any that is
+// free.
+int socket_listen(const char *numeric, int port);
+// The port that a listening socket was given.
+int socket_port(int listener);
+// A connection that has arrived; -1 where none has.
+int socket_accept(int listener);
+// Under which names other hosts may reach what listens here: the host's own name, and its interfaces' addresses.
+void socket_address_own(struct socket_address *address, int listener);
+// A connection to whichever of the addresses answers; -1 and a text after the deadline, or after a refusal. All are
+// tried in turn, again and again: who listens may start later. `greeting` (NULL: none) says who answered.
+int socket_connect(const struct socket_address *address, double until_s, socket_greeting *greeting, void *context,
+                   struct error_text *error);
 
-// ---- all or nothing ----
-
-// False with errno where not all could be sent before the deadline.
-static bool socket_send_all(int socket, const void *data, size_t bytes, double until_s) {
-    for (size_t sent = 0; sent < bytes;) {
-        const ssize_t now = send(socket, (const char *)data + sent, bytes - sent, MSG_NOSIGNAL);
-        if (now > 0)
-            sent += (size_t)now;
-        else if (now < 0 && errno != EAGAIN && errno != EINTR)
-            return false;
-        else if (!socket_ready(socket, POLLOUT, until_s))
-            return false;
-    }
-    return true;
-}
-
-// False with errno where not all came before the deadline; ECONNRESET where the other end closed.
-static bool socket_receive_all(int socket, void *data, size_t bytes, double until_s) {
-    for (size_t received = 0; received < bytes;) {
-        const ssize_t now = recv(socket, (char *)data + received, bytes - received, 0);
-        if (now > 0) {
-            received += (size_t)now;
-            continue;
-        }
-        if (now == 0)
-            errno = ECONNRESET;
-        if (now == 0 || (errno != EAGAIN && errno != EINTR) || !socket_ready(socket, POLLIN, until_s))
-            return false;
-    }
-    return true;
-}
+// False with errno where not all could be moved before the deadline; ECONNRESET where the other end closed.
+bool socket_send_all(int socket, const void *data, size_t bytes, double until_s);
+bool socket_receive_all(int socket, void *data, size_t bytes, double until_s);
+__END_DECLS

@@ -1,26 +1,19 @@
-// A thread that runs jobs one after another in the order in which they were added: the stream on which the cpu target's
-// collectives run while the threads that compute go on.
-//
-// All signals are blocked in it, so that they arrive in the thread that trains.
-#pragma once
+#include "runtime/net/work_thread.h"
 #include <pthread.h> // pthread_create
 #include <signal.h>  // sigfillset
 #include <stdbool.h> // bool
-#include <stdint.h>  // uint64_t
-#include <stdlib.h>  // malloc
+#include <stdio.h>   // snprintf
+#include <stdlib.h>  // calloc
 #include <string.h>  // memcpy, strerror
 
-#include "runtime/net/control.h"      // control_collective_begun
 #include "runtime/machine/deadline.h" // deadline_clock_s
 #include "runtime/machine/error.h"    // fail
+#include "runtime/net/control.h"      // control_collective_begun
 
 enum {
-    WORK_JOBS = 1024, // that may wait; more than a step has collectives
-    WORK_ARGUMENT_BYTES = 128,
+    WORK_JOBS = 1024, // that may wait, the running one among them
     WORK_NAME_BYTES = 64
 };
-
-typedef void work_job(void *arguments); // a copy of what was handed over
 
 struct work_entry {
     union {
@@ -33,25 +26,17 @@ struct work_entry {
 };
 
 struct work_thread {
-    struct control *control;    // NULL: not watched
+    struct control *control;    // NULL: nobody is told
     struct work_entry *entries; // (WORK_JOBS): ticket t is in place (t - 1) % WORK_JOBS until it is done
     pthread_t thread;
     pthread_mutex_t mutex; // over what follows
     pthread_cond_t has_job, job_done;
-    uint64_t added, done; // jobs
+    uint64_t added, done; // jobs so far
     bool stop;
-    double busy_s, waited_s; // work_thread_times
+    double busy_s, waited_s; // as of work_thread_times
 };
 
-static void work_entry_run(const struct work_thread *w, struct work_entry *entry) {
-    if (w->control)
-        control_collective_begun(w->control, entry->name);
-    entry->job(&entry->arguments);
-    if (w->control)
-        control_collective_done(w->control);
-}
-
-static void *work_thread_run(void *argument) {
+static void *run_jobs(void *argument) {
     struct work_thread *const w = (struct work_thread *)argument;
     pthread_mutex_lock(&w->mutex);
     for (;;) {
@@ -62,7 +47,9 @@ static void *work_thread_run(void *argument) {
         struct work_entry *const entry = &w->entries[w->done % WORK_JOBS];
         pthread_mutex_unlock(&w->mutex);
         const double begun_s = deadline_clock_s();
-        work_entry_run(w, entry);
+        control_collective_begun(w->control, entry->name);
+        entry->job(&entry->arguments);
+        control_collective_done(w->control);
         pthread_mutex_lock(&w->mutex);
         w->busy_s += deadline_clock_s() - begun_s;
         w->done++;
@@ -72,35 +59,35 @@ static void *work_thread_run(void *argument) {
     return NULL;
 }
 
-static inline void work_thread_start(struct work_thread *w, struct control *control) {
-    memset(w, 0, sizeof *w);
-    w->control = control;
-    w->entries = (struct work_entry *)calloc(WORK_JOBS, sizeof *w->entries);
-    if (!w->entries)
+struct work_thread *work_thread_start(struct control *control) {
+    struct work_thread *const w = (struct work_thread *)calloc(1, sizeof *w);
+    if (w) {
+        w->control = control;
+        w->entries = (struct work_entry *)calloc(WORK_JOBS, sizeof *w->entries);
+    }
+    if (!w || !w->entries)
         fail("no memory for the queue of collectives");
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->has_job, NULL);
     pthread_cond_init(&w->job_done, NULL);
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask
-    const int failed = pthread_create(&w->thread, NULL, work_thread_run, w);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread inherits the mask
+    const int failed = pthread_create(&w->thread, NULL, run_jobs, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (failed)
         fail("can't start the thread of the collectives: %s", strerror(failed));
+    return w;
 }
 
-// How long jobs ran so far, and how long work_thread_wait blocked.
-static inline void work_thread_times(struct work_thread *w, double *busy_s, double *waited_s) {
+void work_thread_times(struct work_thread *w, double *busy_s, double *waited_s) {
     pthread_mutex_lock(&w->mutex);
     *busy_s = w->busy_s;
     *waited_s = w->waited_s;
     pthread_mutex_unlock(&w->mutex);
 }
 
-// The job's number, from 1 on. Arguments are copied: at most WORK_ARGUMENT_BYTES. Blocks while the queue is full.
-static inline uint64_t work_thread_add(struct work_thread *w, work_job *job, const void *arguments, size_t bytes,
-                                       const char *name) {
+uint64_t work_thread_add(struct work_thread *w, work_job *job, const void *arguments, size_t bytes, const char *name) {
     if (bytes > WORK_ARGUMENT_BYTES)
         fail("'%s' has %zu bytes of arguments, a job takes %d", name, bytes, (int)WORK_ARGUMENT_BYTES);
     pthread_mutex_lock(&w->mutex);
@@ -117,8 +104,7 @@ static inline uint64_t work_thread_add(struct work_thread *w, work_job *job, con
     return ticket;
 }
 
-// Returns when that job and all before it are done; at once for ticket 0.
-static inline void work_thread_wait(struct work_thread *w, uint64_t ticket) {
+void work_thread_wait(struct work_thread *w, uint64_t ticket) {
     pthread_mutex_lock(&w->mutex);
     if (w->done < ticket) {
         const double begun_s = deadline_clock_s();
@@ -129,8 +115,7 @@ static inline void work_thread_wait(struct work_thread *w, uint64_t ticket) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-// Runs what was added and ends the thread.
-static inline void work_thread_stop(struct work_thread *w) {
+void work_thread_stop(struct work_thread *w) {
     pthread_mutex_lock(&w->mutex);
     w->stop = true;
     pthread_cond_signal(&w->has_job);
@@ -140,5 +125,5 @@ static inline void work_thread_stop(struct work_thread *w) {
     pthread_cond_destroy(&w->has_job);
     pthread_mutex_destroy(&w->mutex);
     free(w->entries);
-    w->entries = NULL;
+    free(w);
 }

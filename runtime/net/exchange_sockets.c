@@ -2,28 +2,29 @@
 // sends and receives what each can take, so no order of the ranks and no size can block it.
 //
 // Each part goes with the exchange's number and its length, so that ranks that are out of step are found out instead of
-// taking each other's bytes for their own. The kernel's buffers are left to the kernel: a size that is set ends its
-// adaption to the network, and is limited to less than what it would choose.
-#pragma once
+// taking each other's bytes for their own. The sizes of the kernel's buffers are left alone: a size that is set ends
+// their adaption to the network, and is limited to less than what the kernel would choose.
+#include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
 #include <poll.h>       // poll
 #include <stdarg.h>     // va_list
 #include <stdbool.h>    // bool
-#include <stdint.h>     // uint64_t
+#include <stdio.h>      // vsnprintf
 #include <stdlib.h>     // calloc
 #include <string.h>     // memset, strerror
 #include <sys/random.h> // getrandom
 #include <sys/socket.h> // sendmsg
+#include <unistd.h>     // close
 
-#include "runtime/net/control.h"        // control_all_gather
-#include "runtime/machine/error_text.h" // struct error_text
-#include "runtime/net/exchange_part.h"  // struct exchange_part, exchange_lost
-#include "runtime/net/sockets.h"        // socket_connect, socket_accept
+#include "runtime/machine/deadline.h" // deadline_clock_s
+#include "runtime/net/control.h"      // control_all_gather
+#include "runtime/net/sockets.h"      // socket_connect, socket_accept
 
+// Sent before each part.
 struct exchange_header {
     uint64_t exchange, bytes;
 };
-// One connection in one exchange. Counts are of a header and its part together.
+// How far one connection is in one exchange: bytes of a header and its part together.
 struct exchange_flow {
     struct exchange_header send_header, receive_header;
     size_t sent, received;
@@ -31,27 +32,29 @@ struct exchange_flow {
 struct exchange_sockets {
     int rank, ranks;
     uint64_t exchanges;
-    int *sockets;                // (ranks), -1 for the own
+    int *sockets;                // (ranks); the own one is -1
     struct exchange_flow *flows; // (ranks)
-    struct pollfd *polls;        // (ranks): one a step
+    struct pollfd *polls;        // (ranks), by step
 };
 
 enum {
-    EXCHANGE_CONNECT_S = 120, // until all have connected: they are all there, having gathered their addresses
-    EXCHANGE_HELLO_S = 5      // for who has connected to say who it is
+    CONNECT_S = 120, // until all have connected: every rank is there, and has every address
+    HELLO_S = 5      // for a connection that has arrived to say whose it is
 };
 
-struct exchange_place {
+// Where a rank listens, which it tells all others.
+struct exchange_endpoint {
     struct socket_address address;
-    uint64_t token; // of the job: rank 0's
+    uint64_t token; // rank 0's is the job's
 };
-// From who connects, and back from who is connected to: an address may mean another host here, and anyone may connect.
+// Sent by a rank that connects, and back by the one that it connects to: an address may mean another host here, and
+// anyone may connect.
 struct exchange_hello {
     uint64_t token;
     int32_t from, to;
 };
 
-// As who connects.
+// What a rank that connects says and expects.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_hello *const hello = (const struct exchange_hello *)context;
     struct exchange_hello answer;
@@ -66,9 +69,9 @@ static enum socket_answer exchange_greet(int socket, void *context, double until
     return SOCKET_STRANGER;
 }
 
-// The rank that has connected and been answered; -1 for any other, which is closed.
+// Answers a connection that has arrived. Returns its rank; -1 where it is no rank's, and then closes it.
 static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
-    const double until_s = deadline_clock_s() + EXCHANGE_HELLO_S;
+    const double until_s = deadline_clock_s() + HELLO_S;
     struct exchange_hello hello;
     if (socket_receive_all(socket, &hello, sizeof hello, until_s) && hello.token == token && hello.to == rank &&
         hello.from > rank && hello.from < ranks) {
@@ -80,7 +83,7 @@ static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
     return -1;
 }
 
-// Waits for the higher ranks, whoever else may connect.
+// Waits until all higher ranks have connected, whoever else may.
 static const char *exchange_accept(struct exchange_sockets *s, int listener, uint64_t token, double until_s,
                                    struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
@@ -90,7 +93,7 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, uin
         const int accepted = socket_accept(listener);
         const int peer = accepted < 0 ? -1 : exchange_welcome(accepted, s->rank, s->ranks, token);
         if (peer >= 0 && s->sockets[peer] >= 0)
-            close(s->sockets[peer]); // which the peer has given up, or it would not come again
+            close(s->sockets[peer]); // the peer has given that connection up, or it would not have made another
         if (peer >= 0)
             s->sockets[peer] = accepted;
         while (missing < s->ranks && s->sockets[missing] >= 0)
@@ -99,57 +102,61 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, uin
     return NULL;
 }
 
-// Each rank connects to all lower ones and then is connected to by all higher ones. It is in the order of the ranks that
-// they come to answer, so none waits for one that waits for it.
+// Each rank connects to all lower ones and then accepts all higher ones. So rank r answers when all lower ranks have
+// answered it, and no two wait for each other.
 static const char *exchange_sockets_connect(struct exchange_sockets *s, int listener,
-                                            const struct exchange_place *places, struct error_text *error) {
-    const double until_s = deadline_clock_s() + EXCHANGE_CONNECT_S;
+                                            const struct exchange_endpoint *endpoints, struct error_text *error) {
+    const double until_s = deadline_clock_s() + CONNECT_S;
     for (int peer = 0; peer < s->rank; peer++) {
-        struct exchange_hello hello = {places[0].token, s->rank, peer};
+        struct exchange_hello hello = {endpoints[0].token, s->rank, peer};
         struct error_text why;
-        s->sockets[peer] = socket_connect(&places[peer].address, until_s, exchange_greet, &hello, &why);
+        s->sockets[peer] = socket_connect(&endpoints[peer].address, until_s, exchange_greet, &hello, &why);
         if (s->sockets[peer] < 0)
             return error_format(error, "rank %d can't connect to rank %d to exchange data: %.500s", s->rank, peer,
                                 why.text);
     }
-    return exchange_accept(s, listener, places[0].token, until_s, error);
+    return exchange_accept(s, listener, endpoints[0].token, until_s, error);
 }
 
-static const char *exchange_sockets_open(struct exchange_sockets *s, int rank, int ranks, struct control *control,
-                                         struct error_text *error) {
-    memset(s, 0, sizeof *s);
+const char *exchange_sockets_open(struct exchange_sockets **opened, int rank, int ranks, struct control *control,
+                                  struct error_text *error) {
+    struct exchange_sockets *const s = (struct exchange_sockets *)calloc(1, sizeof *s);
+    if (!s)
+        return error_format(error, "no memory for an exchange between %d ranks", ranks);
+    *opened = s;
     s->rank = rank;
     s->ranks = ranks;
     s->sockets = (int *)malloc((size_t)ranks * sizeof *s->sockets);
     s->flows = (struct exchange_flow *)calloc((size_t)ranks, sizeof *s->flows);
     s->polls = (struct pollfd *)calloc((size_t)ranks, sizeof *s->polls);
-    struct exchange_place *const places = (struct exchange_place *)calloc((size_t)ranks, sizeof *places);
-    if (!s->sockets || !s->flows || !s->polls || !places)
+    struct exchange_endpoint *const endpoints = (struct exchange_endpoint *)calloc((size_t)ranks, sizeof *endpoints);
+    if (!s->sockets || !s->flows || !s->polls || !endpoints)
         return error_format(error, "no memory for an exchange between %d ranks", ranks);
     for (int r = 0; r < ranks; r++)
         s->sockets[r] = -1;
     const int listener = socket_listen(NULL, 0);
     if (listener < 0)
         return error_format(error, "can't listen for the other ranks: %s", strerror(errno));
-    struct exchange_place own;
+    struct exchange_endpoint own;
     memset(&own, 0, sizeof own);
     socket_address_own(&own.address, listener);
     if (getrandom(&own.token, sizeof own.token, 0) != sizeof own.token)
         return error_format(error, "no random number for the job: %s", strerror(errno));
-    control_all_gather(control, places, &own, sizeof own, "the addresses for the exchange of data", false);
-    const char *const problem = exchange_sockets_connect(s, listener, places, error);
+    control_all_gather(control, endpoints, &own, sizeof own, "the addresses for the exchange of data", false);
+    const char *const problem = exchange_sockets_connect(s, listener, endpoints, error);
     close(listener);
-    free(places);
+    free(endpoints);
     return problem;
 }
 
-static void exchange_sockets_close(struct exchange_sockets *s) {
+void exchange_sockets_close(struct exchange_sockets *s) {
     for (int r = 0; r < s->ranks; r++)
         if (s->sockets[r] >= 0)
             close(s->sockets[r]);
     free(s->sockets);
     free(s->flows);
     free(s->polls);
+    free(s);
 }
 
 // ---- one exchange ----
@@ -164,7 +171,7 @@ __attribute__((noreturn, format(printf, 3, 4))) static void exchange_sockets_los
     exchange_lost(s->rank, peer, text);
 }
 
-// What is left of a header and its part after `moved` bytes of them; the number of pieces.
+// What is left of a header and its part after `moved` bytes of them. Returns the number of pieces.
 static int exchange_left(struct iovec pieces[2], struct exchange_header *header, const struct exchange_part *part,
                          size_t moved) {
     int count = 0;
@@ -180,7 +187,7 @@ static int exchange_left(struct iovec pieces[2], struct exchange_header *header,
     return count;
 }
 
-// Moves what the connection takes or has now. A return of 0 to a read is the peer's end.
+// Sends what the connection takes now.
 static void exchange_send_some(struct exchange_sockets *s, int peer, const struct exchange_part *part) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct iovec pieces[2];
@@ -193,11 +200,12 @@ static void exchange_send_some(struct exchange_sockets *s, int peer, const struc
         exchange_sockets_lost(s, peer, "sending: %s", strerror(errno));
     flow->sent += moved > 0 ? (size_t)moved : 0;
 }
+// Receives what the connection has now.
 static void exchange_receive_some(struct exchange_sockets *s, int peer, const struct exchange_part *part) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct exchange_header *const header = &flow->receive_header;
     struct iovec pieces[2];
-    // The header alone first: a part of another length must not be taken for this one.
+    // First the header alone: a part of another length must not be taken for this one.
     const bool has_header = flow->received >= sizeof *header;
     struct msghdr message;
     memset(&message, 0, sizeof message);
@@ -218,7 +226,7 @@ static void exchange_receive_some(struct exchange_sockets *s, int peer, const st
                               (unsigned long long)part->bytes, (unsigned long long)s->exchanges);
 }
 
-// Marks what each connection still has to do; false when all is done.
+// Prepares the poll for what each connection still has to do. False when all is done.
 static bool exchange_sockets_pending(struct exchange_sockets *s, const struct exchange_part *send,
                                      const struct exchange_part *receive) {
     bool pending = false;
@@ -236,8 +244,8 @@ static bool exchange_sockets_pending(struct exchange_sockets *s, const struct ex
     return pending;
 }
 
-static void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_part *send,
-                                 const struct exchange_part *receive) {
+void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_part *send,
+                          const struct exchange_part *receive) {
     s->exchanges++;
     for (int r = 0; r < s->ranks; r++) {
         memset(&s->flows[r], 0, sizeof s->flows[r]);
@@ -250,7 +258,7 @@ static void exchange_sockets_run(struct exchange_sockets *s, const struct exchan
         for (int step = 1; step < s->ranks; step++) {
             const int peer = exchange_to(s->rank, s->ranks, step);
             const struct pollfd *const polled = &s->polls[step - 1];
-            const short failed = POLLERR | POLLHUP | POLLNVAL; // which the call says more of
+            const short failed = POLLERR | POLLHUP | POLLNVAL; // of which the next call says more
             if ((polled->events & POLLOUT) && (polled->revents & (POLLOUT | failed)))
                 exchange_send_some(s, peer, &send[peer]);
             if ((polled->events & POLLIN) && (polled->revents & (POLLIN | failed)))

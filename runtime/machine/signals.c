@@ -1,0 +1,77 @@
+#include "runtime/machine/signals.h"
+#include <signal.h>   // sigaction, sig_atomic_t
+#include <string.h>   // memset
+#include <sys/mman.h> // mmap
+#include <time.h>     // clock_gettime
+
+// One press of a key, one kill, one job limit often arrives twice: timeout(1) and mpirun signal the process and then
+// its group. A signal within this time of the first one is the same request.
+enum { SAME_REQUEST_CENTISECONDS = 50 };
+
+enum { HANDLER_STACK_BYTES = 64 << 10 }; // a frame with AMX's tiles takes 11 KiB
+
+// The one mutable global of the project: a handler is given nothing but the signal's number, so what it notes can only
+// lie where it finds it by name.
+static struct {
+    volatile sig_atomic_t save;                        // asked for, and not yet taken
+    volatile sig_atomic_t stop_signal;                 // that asked to stop, 0 before
+    volatile sig_atomic_t stop_requested_centiseconds; // of the clock below
+} received;
+
+// The monotonic clock in centiseconds. It wraps after 248 days, so only differences count.
+static unsigned clock_centiseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now); // one of the few calls that a handler may make
+    return (unsigned)now.tv_sec * 100u + (unsigned)(now.tv_nsec / 10000000);
+}
+
+static void on_save_signal(int number) { received.save = 1; }
+
+static void on_stop_signal(int number) {
+    if (!received.stop_signal) {
+        received.stop_requested_centiseconds = (sig_atomic_t)clock_centiseconds();
+        received.stop_signal = number;
+        return;
+    }
+    if (clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS)
+        return;
+    signal(number, SIG_DFL);
+    raise(number); // blocked until this handler returns, and then ends the process with the status that says why
+}
+
+// An alternate stack for this thread's handlers. oneDNN's gemm computes with the stack pointer in a buffer of the heap
+// (seen in 2.6.3): a handler's frame, some KiB of registers that the kernel pushes there, would overwrite other memory
+// of the heap.
+static void use_alternate_stack(void) {
+    stack_t stack;
+    memset(&stack, 0, sizeof stack);
+    stack.ss_size = HANDLER_STACK_BYTES;
+    stack.ss_sp = mmap(NULL, stack.ss_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stack.ss_sp != MAP_FAILED)
+        sigaltstack(&stack, NULL);
+}
+
+void signals_install(void) {
+    struct sigaction action, before;
+    memset(&action, 0, sizeof action);
+    use_alternate_stack();
+    action.sa_flags = SA_RESTART | SA_ONSTACK; // reads and waits go on
+    sigfillset(&action.sa_mask);
+    action.sa_handler = on_save_signal;
+    sigaction(SIGUSR1, &action, NULL);
+    action.sa_handler = on_stop_signal;
+    sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGINT, NULL, &before) != 0 || before.sa_handler != SIG_IGN)
+        sigaction(SIGINT, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+bool signals_take_save_request(void) {
+    if (!received.save)
+        return false;
+    received.save = 0; // before the save begins
+    return true;
+}
+
+int signals_stop_requested(void) { return received.stop_signal; }

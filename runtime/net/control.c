@@ -1,0 +1,518 @@
+// The thread that owns a rank's control connections, the exchanges that it carries out, and what callers ask of it.
+#include <errno.h>       // errno
+#include <poll.h>        // poll
+#include <pthread.h>     // pthread_create
+#include <signal.h>      // sigfillset
+#include <stdio.h>       // snprintf
+#include <stdlib.h>      // malloc, on_exit
+#include <string.h>      // memcpy, strerror
+#include <sys/eventfd.h> // eventfd
+#include <sys/random.h>  // getrandom
+#include <sys/socket.h>  // shutdown, recv
+#include <time.h>        // clock_gettime
+#include <unistd.h>      // read, write, getpid, _exit
+
+#include "runtime/machine/deadline.h"     // deadline_clock_s
+#include "runtime/net/control_internal.h" // struct control
+#include "runtime/net/sockets.h"          // socket_listen
+
+enum {
+    START_S = 300, // for all ranks to connect, where there is no timeout: hosts and containers take their time
+    CLOSE_S = 2,   // at most, for all to close after the last goodbye
+};
+static const double HEARTBEAT_S = 0.25; // between two, or an eighth of the timeout where that is less
+static const double ABORT_S = 0.5;      // at most, for an abort to reach the others: one of them may be stopped
+
+static void copy_name(char name[CONTROL_NAME], const char *text) { snprintf(name, CONTROL_NAME, "%s", text); }
+
+static void control_wake(struct control *c) {
+    const uint64_t one = 1;
+    while (write(c->wake, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+// ---- sending to all ----
+
+// Waits, at most so long, until all that waits has been sent and the others have closed: the end of a process with
+// unread bytes could take back what it sent.
+static void control_drain(struct control *c, double seconds) {
+    const double until_s = deadline_clock_s() + seconds;
+    char dropped[4096];
+    for (;;) {
+        int open = 0;
+        for (int r = 0; r < c->ranks; r++) {
+            struct control_link *const link = &c->links[r];
+            control_link_send(link);
+            if (link->socket >= 0 && link->waiting == 0 && !link->shut) {
+                shutdown(link->socket, SHUT_WR);
+                link->shut = true;
+            }
+            ssize_t received = 1;
+            while (link->socket >= 0 && received > 0)
+                received = recv(link->socket, dropped, sizeof dropped, 0);
+            if (received == 0 || (received < 0 && errno != EAGAIN && errno != EINTR))
+                control_link_close(link);
+            c->polls[r].fd = link->socket;
+            c->polls[r].events = (short)(POLLIN | (link->waiting > 0 ? POLLOUT : 0));
+            open += link->socket >= 0;
+        }
+        if (open == 0 || deadline_clock_s() >= until_s)
+            return;
+        poll(c->polls, (nfds_t)c->ranks, socket_poll_ms(until_s));
+    }
+}
+
+static void control_send_to_all(struct control *c, enum control_type type, const void *payload, size_t payload_bytes) {
+    struct control_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = type;
+    frame.report = c->links[c->rank].report;
+    frame.payload_bytes = payload_bytes;
+    for (int r = 0; r < c->ranks; r++)
+        if (r != c->rank)
+            control_link_add(&c->links[r], &frame, payload);
+}
+
+void control_abort_others(struct control *c) {
+    control_send_to_all(c, CONTROL_ABORT, NULL, 0);
+    control_drain(c, ABORT_S);
+}
+
+// ---- exchanges, in the thread ----
+
+static void *control_allocate(struct control *c, size_t bytes) {
+    void *const memory = malloc(bytes + 1);
+    if (!memory)
+        control_end_by_memory(c, bytes);
+    return memory;
+}
+
+static size_t control_result_bytes(const struct control *c) {
+    return c->exchange.operation == CONTROL_ALL_GATHER ? (size_t)c->ranks * c->exchange.bytes : c->exchange.bytes;
+}
+
+// All ranks must be in the same exchange: else they run different programs, or were given different options.
+static bool control_is_same_exchange(const struct control *c, const struct control_frame *other) {
+    return other->number == c->exchanges && other->bytes == c->exchange.bytes &&
+           other->operation == c->exchange.operation &&
+           strncmp(other->report.exchange, c->exchange.name, CONTROL_NAME) == 0;
+}
+
+static void control_exchange_done(struct control *c) {
+    c->exchange.pending = false;
+    pthread_cond_broadcast(&c->exchange_done);
+}
+
+// On rank 0: carries the exchange out, if all have contributed. The last exchange's result has then reached them, or
+// they would not be in this one.
+static void control_complete(struct control *c) {
+    const struct control_exchange *const x = &c->exchange;
+    const size_t bytes = control_result_bytes(c);
+    for (int r = 1; r < c->ranks; r++)
+        if (!c->links[r].contributed)
+            return;
+    free(c->result);
+    c->result = control_allocate(c, bytes);
+    if (bytes > 0)
+        memcpy(c->result, x->mine, x->bytes);
+    for (int r = 1; r < c->ranks; r++) {
+        struct control_link *const link = &c->links[r];
+        if (!control_is_same_exchange(c, &link->contribution))
+            control_end_by_disagreement(c, r);
+        if (x->operation == CONTROL_ALL_GATHER && x->bytes > 0)
+            memcpy((char *)c->result + (size_t)r * x->bytes, link->contribution_data, x->bytes);
+        free(link->contribution_data);
+        link->contribution_data = NULL;
+        link->contributed = false;
+    }
+    control_send_to_all(c, CONTROL_RESULT, c->result, bytes);
+    if (bytes > 0)
+        memmove(x->all, c->result, bytes);
+    control_exchange_done(c);
+}
+
+// On the other ranks: sends this rank's contribution.
+static void control_contribute(struct control *c) {
+    struct control_exchange *const x = &c->exchange;
+    struct control_frame frame;
+    memset(&frame, 0, sizeof frame);
+    frame.type = CONTROL_CONTRIBUTION;
+    frame.operation = x->operation;
+    frame.number = c->exchanges;
+    frame.bytes = x->bytes;
+    frame.payload_bytes = x->operation == CONTROL_ALL_GATHER ? x->bytes : 0;
+    frame.report = c->links[c->rank].report;
+    frame.report.exchanges = c->exchanges;
+    memcpy(frame.report.exchange, x->name, CONTROL_NAME);
+    frame.report.in_exchange = true;
+    frame.report.patient = x->patient;
+    frame.report.exchange_s = 0;
+    control_link_add(&c->links[0], &frame, x->mine);
+    x->sent = true;
+}
+
+// Does what the callers have asked for, as far as it can be done now. False where the thread's work is over.
+static bool control_serve(struct control *c) {
+    bool all_said_goodbye = true;
+    pthread_mutex_lock(&c->mutex);
+    if (c->exchange.pending && c->rank == 0)
+        control_complete(c);
+    else if (c->exchange.pending && !c->exchange.sent)
+        control_contribute(c);
+    const bool closing = c->closing, exiting = c->exiting;
+    pthread_mutex_unlock(&c->mutex);
+    if (exiting) {
+        control_send_to_all(c, CONTROL_ABORT, NULL, 0);
+        return false;
+    }
+    for (int r = 1; r < c->ranks && c->rank == 0; r++)
+        all_said_goodbye = all_said_goodbye && c->links[r].said_goodbye;
+    if (closing && all_said_goodbye && !c->links[c->rank].said_goodbye) {
+        c->links[c->rank].said_goodbye = true;
+        control_send_to_all(c, CONTROL_GOODBYE, NULL, 0);
+    }
+    return !c->all_closed && !(c->rank == 0 && c->links[0].said_goodbye);
+}
+
+// ---- receiving ----
+
+// Gives a frame's payload its place: a contribution's, or a result's.
+static void control_place_payload(struct control *c, struct control_link *link) {
+    if (c->rank == 0) {
+        link->in_payload = link->contribution_data = control_allocate(c, link->in.payload_bytes);
+        return;
+    }
+    pthread_mutex_lock(&c->mutex); // the caller waits in the exchange, so its memory stays
+    link->in_payload = c->exchange.all;
+    pthread_mutex_unlock(&c->mutex);
+}
+
+static void control_handle(struct control *c, struct control_link *link) {
+    link->report = link->in.report;
+    switch ((enum control_type)link->in.type) {
+    case CONTROL_HEARTBEAT: // its report was all
+    case CONTROL_WELCOME: break;
+    case CONTROL_CONTRIBUTION:
+        link->contribution = link->in;
+        link->contributed = true;
+        break;
+    case CONTROL_RESULT:
+        pthread_mutex_lock(&c->mutex);
+        control_exchange_done(c);
+        pthread_mutex_unlock(&c->mutex);
+        break;
+    case CONTROL_GOODBYE:
+        link->said_goodbye = true;
+        c->all_closed = c->rank != 0;
+        break;
+    case CONTROL_ABORT: _exit(EXIT_FAILURE);
+    }
+}
+
+// Receives what there is of a rank's frames, and handles them.
+static void control_receive(struct control *c, int r) {
+    struct control_link *const link = &c->links[r];
+    while (!c->all_closed) {
+        switch (control_link_receive(link)) {
+        case CONTROL_NOTHING: return;
+        case CONTROL_HEAD: control_place_payload(c, link); break;
+        case CONTROL_WHOLE: control_handle(c, link); break;
+        case CONTROL_CLOSED:
+            if (!link->said_goodbye)
+                control_end_by_rank(c, r);
+            control_link_close(link);
+            return;
+        }
+    }
+}
+
+// ---- the thread ----
+
+static void control_beat(struct control *c) {
+    const double now_s = deadline_clock_s(), gap_s = now_s - c->heartbeat_s;
+    c->suspended_s = c->timeout_s > 0 && gap_s > 0.5 * c->timeout_s ? gap_s : 0;
+    c->heartbeat_s = now_s;
+    pthread_mutex_lock(&c->poll_mutex);
+    if (c->poll)
+        c->poll(c->poll_context);
+    pthread_mutex_unlock(&c->poll_mutex);
+    control_report_own(c);
+    control_send_to_all(c, CONTROL_HEARTBEAT, NULL, 0);
+    control_watch(c);
+}
+
+// Waits until something arrives, something that waits can be sent, a caller asks for something, or the next heartbeat
+// is due, and receives what has arrived.
+static void control_wait(struct control *c) {
+    uint64_t count;
+    c->polls[0].fd = c->wake;
+    c->polls[0].events = POLLIN;
+    for (int r = 0; r < c->ranks; r++) {
+        c->polls[1 + r].fd = c->links[r].socket;
+        c->polls[1 + r].events = (short)(POLLIN | (c->links[r].waiting > 0 ? POLLOUT : 0));
+    }
+    if (poll(c->polls, (nfds_t)(1 + c->ranks), socket_poll_ms(c->heartbeat_s + c->heartbeat_interval_s)) <= 0)
+        return;
+    while (read(c->wake, &count, sizeof count) < 0 && errno == EINTR)
+        ;
+    for (int r = 0; r < c->ranks; r++)
+        if (c->links[r].socket >= 0 && c->polls[1 + r].revents & ~POLLOUT)
+            control_receive(c, r);
+}
+
+static void *control_run(void *argument) {
+    struct control *const c = (struct control *)argument;
+    while (control_serve(c)) {
+        if (deadline_clock_s() >= c->heartbeat_s + c->heartbeat_interval_s)
+            control_beat(c);
+        for (int r = 0; r < c->ranks; r++)
+            control_link_send(&c->links[r]);
+        control_wait(c);
+    }
+    if (c->rank == 0)
+        control_drain(c, CLOSE_S);
+    return NULL;
+}
+
+// All signals are blocked in the thread, so that they arrive in the one that trains.
+static const char *control_start_thread(struct control *c, struct error_text *error) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread inherits the mask
+    const int problem = pthread_create(&c->thread, NULL, control_run, c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return problem
+               ? error_format(error, "rank %d: no thread for the control connections: %s", c->rank, strerror(problem))
+               : NULL;
+}
+
+// ---- opening ----
+
+const char *control_listen(struct control_address *address, int *listener, struct error_text *error) {
+    memset(address, 0, sizeof *address);
+    *listener = socket_listen(NULL, 0);
+    if (*listener < 0)
+        return error_format(error, "rank 0 cannot listen for the other ranks: %s", strerror(errno));
+    socket_address_own(&address->at, *listener);
+    if (getrandom(&address->token, sizeof address->token, 0) != (ssize_t)sizeof address->token)
+        address->token = ((uint64_t)getpid() << 32) ^ (uint64_t)(1e9 * deadline_clock_s());
+    return NULL;
+}
+
+// Rank 0 where the launch says where. An address in digits is listened at alone, where it is this host's; a name may
+// mean another address here than elsewhere.
+static const char *control_listen_at(struct control *c, const struct launch *launch, struct error_text *error) {
+    c->listener = socket_listen(launch->host, launch->port);
+    if (c->listener < 0 && errno == EADDRNOTAVAIL)
+        c->listener = socket_listen(NULL, launch->port);
+    if (c->listener < 0)
+        return error_format(error,
+                            "rank 0 cannot listen at port %d of this host: %s; give another by --rendezvous HOST:PORT",
+                            launch->port, strerror(errno));
+    return NULL;
+}
+
+static void control_free(struct control *c) {
+    for (int r = 0; r < c->ranks && c->links; r++) {
+        control_link_close(&c->links[r]);
+        free(c->links[r].contribution_data);
+    }
+    if (c->wake >= 0)
+        close(c->wake);
+    free(c->result);
+    free(c->peers);
+    free(c->links);
+    free(c->polls);
+    pthread_mutex_destroy(&c->mutex);
+    pthread_mutex_destroy(&c->poll_mutex);
+    pthread_cond_destroy(&c->exchange_done);
+    free(c);
+}
+
+// Sets up all but the connections.
+static const char *control_prepare(struct control *c, const struct launch *launch,
+                                   const struct control_address *address, int listener, double timeout_s,
+                                   struct error_text *error) {
+    c->rank = launch->rank;
+    c->ranks = launch->ranks;
+    c->timeout_s = timeout_s;
+    c->heartbeat_interval_s = timeout_s > 0 && timeout_s / 8 < HEARTBEAT_S ? timeout_s / 8 : HEARTBEAT_S;
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_mutex_init(&c->poll_mutex, NULL);
+    pthread_cond_init(&c->exchange_done, NULL);
+    c->pid = getpid();
+    c->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    c->peers = (struct control_peer *)calloc((size_t)c->ranks, sizeof *c->peers);
+    c->links = (struct control_link *)calloc((size_t)c->ranks, sizeof *c->links);
+    c->polls = (struct pollfd *)calloc((size_t)c->ranks + 1 + CONTROL_UNKNOWN, sizeof *c->polls);
+    for (int r = 0; r < c->ranks && c->links; r++)
+        c->links[r].socket = -1;
+    c->listener = listener;
+    if (address)
+        c->address = *address;
+    else {
+        snprintf(c->address.at.host, sizeof c->address.at.host, "%s", launch->host);
+        c->address.at.port = launch->port;
+    }
+    if (!c->peers || !c->links || !c->polls || c->wake < 0)
+        return error_format(error, "rank %d: out of memory or files for %d ranks", c->rank, c->ranks);
+    return NULL;
+}
+
+// Connects the ranks, and returns when this one knows that all have.
+static const char *control_connect(struct control *c, double start_s, struct error_text *error) {
+    bool aborted = false;
+    const char *const problem =
+        c->rank == 0 ? control_gather_ranks(c, start_s, error) : control_join_rank_0(c, start_s, &aborted, error);
+    if (aborted)
+        _exit(EXIT_FAILURE); // rank 0 has said why
+    if (c->rank == 0) {
+        control_send_to_all(c, problem ? CONTROL_ABORT : CONTROL_WELCOME, problem ? NULL : c->peers,
+                            problem ? 0 : (size_t)c->ranks * sizeof *c->peers);
+        if (problem)
+            control_drain(c, CLOSE_S);
+    }
+    return problem;
+}
+
+// Where rank 0 ends by a message of its own (runtime/machine/error.h), the others end too: that message is enough.
+static void control_on_exit(int status, void *argument) {
+    struct control *const c = *(struct control **)argument;
+    struct timespec until;
+    if (!c || c->rank != 0 || c->pid != getpid() || status == 0)
+        return;
+    if (pthread_equal(pthread_self(), c->thread)) {
+        control_abort_others(c);
+        return;
+    }
+    pthread_mutex_lock(&c->mutex);
+    c->exiting = true;
+    pthread_mutex_unlock(&c->mutex);
+    control_wake(c);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += CLOSE_S + 1;
+    pthread_timedjoin_np(c->thread, NULL, &until);
+}
+
+static void control_register_exit(struct control *c) {
+    c->at_exit = (struct control **)malloc(sizeof *c->at_exit);
+    if (!c->at_exit)
+        return;
+    *c->at_exit = c;
+    on_exit(control_on_exit, c->at_exit);
+}
+
+static const char *control_open_within(struct control **control, const struct launch *launch,
+                                       const struct control_address *address, int listener, double timeout_s,
+                                       double start_s, struct error_text *error) {
+    *control = NULL;
+    if (launch->ranks == 1)
+        return NULL;
+    struct control *const c = (struct control *)calloc(1, sizeof *c);
+    if (!c)
+        return error_format(error, "rank %d: out of memory for the control connections", launch->rank);
+    const char *problem = control_prepare(c, launch, address, listener, timeout_s, error);
+    if (!problem && c->rank == 0 && !address)
+        problem = control_listen_at(c, launch, error);
+    if (!problem)
+        problem = control_connect(c, start_s, error);
+    c->heartbeat_s = deadline_clock_s();
+    for (int r = 0; r < c->ranks && c->links; r++)
+        c->links[r].heard_s = c->heartbeat_s;
+    if (!problem)
+        problem = control_start_thread(c, error);
+    if (problem) {
+        control_free(c);
+        return problem;
+    }
+    control_register_exit(c);
+    *control = c;
+    return NULL;
+}
+
+const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
+                         int listener, double timeout_s, struct error_text *error) {
+    const double start_s = timeout_s > 0 ? timeout_s : (double)START_S;
+    return control_open_within(control, launch, address, listener, timeout_s, start_s, error);
+}
+
+void control_close(struct control *c) {
+    if (!c)
+        return;
+    pthread_mutex_lock(&c->mutex);
+    c->closing = true;
+    pthread_mutex_unlock(&c->mutex);
+    control_wake(c);
+    pthread_join(c->thread, NULL);
+    if (c->at_exit)
+        *c->at_exit = NULL; // the registered exit function still points there, so it is not freed
+    control_free(c);
+}
+
+// ---- what callers ask for ----
+
+static void control_exchange_run(struct control *c, enum control_operation operation, void *all, const void *mine,
+                                 size_t bytes, const char *what, bool patient) {
+    struct control_exchange *const x = &c->exchange;
+    pthread_mutex_lock(&c->mutex);
+    x->operation = operation;
+    x->all = all;
+    x->mine = mine;
+    x->bytes = bytes;
+    x->patient = patient;
+    x->sent = false;
+    x->since_s = deadline_clock_s();
+    copy_name(x->name, what);
+    x->pending = true;
+    c->exchanges++;
+    pthread_mutex_unlock(&c->mutex);
+    control_wake(c);
+    pthread_mutex_lock(&c->mutex);
+    while (x->pending)
+        pthread_cond_wait(&c->exchange_done, &c->mutex);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient) {
+    if (c)
+        control_exchange_run(c, CONTROL_ALL_GATHER, all, mine, bytes, what, patient);
+    else if (bytes > 0)
+        memmove(all, mine, bytes);
+}
+
+void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient) {
+    if (c)
+        control_exchange_run(c, CONTROL_BROADCAST, data, data, bytes, what, patient);
+}
+
+void control_barrier(struct control *c, const char *what, bool patient) {
+    control_all_gather(c, NULL, NULL, 0, what, patient);
+}
+
+void control_collective_begun(struct control *c, const char *name) {
+    if (!c)
+        return;
+    pthread_mutex_lock(&c->mutex);
+    if (c->collectives_begun == c->collectives_done)
+        c->collective_since_s = deadline_clock_s();
+    copy_name(c->names[c->collectives_begun++ % CONTROL_IN_FLIGHT], name);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void control_collective_done(struct control *c) {
+    if (!c)
+        return;
+    pthread_mutex_lock(&c->mutex);
+    c->collectives_done++;
+    c->collective_since_s = deadline_clock_s(); // of the next, if it has begun
+    pthread_mutex_unlock(&c->mutex);
+}
+
+void control_set_poll(struct control *c, void (*poll)(void *context), void *context) {
+    if (!c)
+        return;
+    pthread_mutex_lock(&c->poll_mutex);
+    c->poll = poll;
+    c->poll_context = context;
+    pthread_mutex_unlock(&c->poll_mutex);
+}

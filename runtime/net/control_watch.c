@@ -1,0 +1,280 @@
+// What each rank is doing, which one is silent or late, and the line that says why the job ends.
+#include <poll.h>   // poll
+#include <stdarg.h> // va_list
+#include <stdio.h>  // vsnprintf
+#include <stdlib.h> // EXIT_FAILURE
+#include <string.h> // memcpy
+#include <unistd.h> // write, _exit
+
+#include "runtime/machine/deadline.h"     // deadline_clock_s
+#include "runtime/net/control_internal.h" // struct control
+#include "runtime/net/sockets.h"          // socket_sleep_s
+
+enum { MOST_NAMED = 4 }; // ranks that the line describes; it counts the others
+
+// ---- the line that says why the job ends ----
+
+struct message {
+    char text[1024];
+    size_t length;
+};
+
+__attribute__((format(printf, 2, 3))) static void message_add(struct message *message, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    const int length =
+        vsnprintf(message->text + message->length, sizeof message->text - message->length, format, arguments);
+    va_end(arguments);
+    message->length += length > 0 ? (size_t)length : 0;
+    if (message->length >= sizeof message->text)
+        message->length = sizeof message->text - 1;
+}
+
+static void message_add_rank(struct control *c, struct message *message, int r) {
+    message_add(message, "%d (host %s, pid %d", r, c->peers[r].host, c->peers[r].pid);
+    const double silent_s = r == c->rank ? 0 : deadline_clock_s() - c->links[r].heard_s;
+    if (silent_s > 4 * c->heartbeat_interval_s)
+        message_add(message, ", silent for %.3g s", silent_s);
+    message_add(message, ")");
+}
+
+// Some of the ranks: the first few, and how many.
+struct rank_list {
+    int first[MOST_NAMED];
+    int n;
+};
+static void rank_list_add(struct rank_list *ranks, int r) {
+    if (ranks->n < MOST_NAMED)
+        ranks->first[ranks->n] = r;
+    ranks->n++;
+}
+static void message_add_ranks(struct control *c, struct message *message, const struct rank_list *ranks) {
+    message_add(message, ranks->n == 1 ? "rank " : "ranks ");
+    for (int i = 0; i < ranks->n && i < MOST_NAMED; i++) {
+        message_add(message, i ? ", " : "");
+        message_add_rank(c, message, ranks->first[i]);
+    }
+    if (ranks->n > MOST_NAMED)
+        message_add(message, " and %d more", ranks->n - MOST_NAMED);
+}
+
+// Not by stdio, whose locks another thread may hold, and without waiting for a reader that is gone.
+static void message_print(struct message *message) {
+    struct pollfd out = {STDERR_FILENO, POLLOUT, 0};
+    message->length = message->length < sizeof message->text - 1 ? message->length : sizeof message->text - 2;
+    message->text[message->length++] = '\n';
+    if (poll(&out, 1, 1000) == 1 && write(STDERR_FILENO, message->text, message->length) < 0)
+        return; // nobody is left to tell
+}
+
+// Rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints it and the others give it
+// time to: the launcher may end all processes with the first one that ends.
+__attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
+    message_add(message, "; the job ends");
+    if (c->rank <= 1)
+        message_print(message);
+    else
+        socket_sleep_s(0.5);
+    if (c->rank == 0)
+        control_abort_others(c);
+    _exit(EXIT_FAILURE);
+}
+
+// ---- what the ranks are doing ----
+
+void control_report_own(struct control *c) {
+    struct control_report *const own = &c->links[c->rank].report;
+    pthread_mutex_lock(&c->mutex);
+    const double now_s = deadline_clock_s();
+    const uint64_t begun = c->collectives_begun, done = c->collectives_done;
+    const uint64_t shown = begun > done ? done : begun > 0 ? begun - 1 : 0; // the oldest unfinished, else the last
+    own->begun = begun;
+    own->done = done;
+    own->exchanges = c->exchanges;
+    own->in_exchange = c->exchange.pending;
+    own->patient = c->exchange.patient;
+    own->collective_s = begun > done ? now_s - c->collective_since_s : 0;
+    own->exchange_s = c->exchange.pending ? now_s - c->exchange.since_s : 0;
+    memcpy(own->collective, c->names[shown % CONTROL_IN_FLIGHT], CONTROL_NAME);
+    memcpy(own->exchange, c->exchange.name, CONTROL_NAME);
+    pthread_mutex_unlock(&c->mutex);
+}
+
+// The nth of the collectives, or of the exchanges.
+struct operation {
+    uint64_t number; // 0: none
+    const char *name;
+    bool exchange;
+    double waited_s; // of an overdue one
+};
+static void message_add_operation(struct message *message, const struct operation *operation) {
+    message_add(message, "'%s' (%s %llu)", operation->name, operation->exchange ? "exchange" : "collective",
+                (unsigned long long)operation->number);
+}
+
+// The first one that a rank is in: any but rank `but`, or that rank alone.
+static struct operation first_unfinished(const struct control *c, int but, bool it_alone) {
+    struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
+    for (int r = 0; r < c->ranks; r++) {
+        const struct control_report *const report = &c->links[r].report;
+        if ((r == but) != it_alone)
+            continue;
+        if (report->begun > report->done && (!collective.number || report->done + 1 < collective.number)) {
+            collective.number = report->done + 1;
+            collective.name = report->collective;
+        }
+        if (report->in_exchange && (!exchange.number || report->exchanges < exchange.number)) {
+            exchange.number = report->exchanges;
+            exchange.name = report->exchange;
+        }
+    }
+    return collective.number ? collective : exchange;
+}
+
+// The last one that any rank has begun.
+static struct operation last_begun(const struct control *c) {
+    struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
+    for (int r = 0; r < c->ranks; r++) {
+        const struct control_report *const report = &c->links[r].report;
+        if (report->begun > collective.number) {
+            collective.number = report->begun;
+            collective.name = report->collective;
+        }
+        if (report->exchanges > exchange.number) {
+            exchange.number = report->exchanges;
+            exchange.name = report->exchange;
+        }
+    }
+    return collective.number ? collective : exchange;
+}
+
+// Where a rank was lost: during what the others are in, else what it was itself in when last heard, else after the last
+// operation of all.
+static void message_add_where(const struct control *c, struct message *message, int lost) {
+    struct operation operation = first_unfinished(c, lost, false);
+    if (!operation.number)
+        operation = first_unfinished(c, lost, true);
+    const bool during = operation.number;
+    if (!during)
+        operation = last_begun(c);
+    message_add(message, operation.number ? during ? " during " : " after " : " at the start");
+    if (operation.number)
+        message_add_operation(message, &operation);
+}
+
+void control_end_by_rank(struct control *c, int lost) {
+    struct message message = {"", 0};
+    const double gap_s = deadline_clock_s() - c->heartbeat_s,
+                 stopped_s = gap_s > c->suspended_s ? gap_s : c->suspended_s;
+    control_report_own(c);
+    message_add(&message, "train_gpt: ");
+    if (c->timeout_s > 0 && stopped_s > c->timeout_s) {
+        message_add(&message, "rank %d (host %s, pid %d) was stopped for %.3g s, in which the others ended", c->rank,
+                    c->peers[c->rank].host, c->peers[c->rank].pid, stopped_s);
+    } else {
+        message_add(&message, "rank %d (host %s, pid %d) ended", lost, c->peers[lost].host, c->peers[lost].pid);
+        message_add_where(c, &message, lost);
+    }
+    control_end(c, &message);
+}
+
+// ---- the watch ----
+
+// Ends the job where heartbeats of a rank are missing for longer than the timeout.
+static void control_check_silence(struct control *c) {
+    struct rank_list silent = {{0}, 0};
+    const double before_s = deadline_clock_s() - c->timeout_s;
+    for (int r = 0; r < c->ranks; r++)
+        if (c->links[r].socket >= 0 && c->links[r].heard_s < before_s)
+            rank_list_add(&silent, r);
+    if (silent.n == 0)
+        return;
+    struct message message = {"", 0};
+    message_add(&message, "train_gpt: ");
+    message_add_ranks(c, &message, &silent);
+    message_add(&message, silent.n == 1 ? " is stopped or cut off" : " are stopped or cut off");
+    message_add_where(c, &message, silent.first[0]);
+    control_end(c, &message);
+}
+
+// The first operation that a rank has been in for longer than the timeout.
+static struct operation first_overdue(const struct control *c, bool exchange) {
+    struct operation overdue = {0, NULL, exchange, 0};
+    for (int r = 0; r < c->ranks; r++) {
+        const struct control_report *const report = &c->links[r].report;
+        const bool in = exchange ? report->in_exchange && !report->patient : report->begun > report->done;
+        const double waited_s = exchange ? report->exchange_s : report->collective_s;
+        const uint64_t number = exchange ? report->exchanges : report->done + 1;
+        if (!in || waited_s <= c->timeout_s || (overdue.number && overdue.number < number))
+            continue;
+        overdue.waited_s = overdue.number == number && overdue.waited_s > waited_s ? overdue.waited_s : waited_s;
+        overdue.number = number;
+        overdue.name = exchange ? report->exchange : report->collective;
+    }
+    return overdue;
+}
+
+// On rank 0. Ends the job where a collective, or an exchange that is not patient, is overdue.
+static void control_check_overdue(struct control *c, bool exchange) {
+    const struct operation operation = first_overdue(c, exchange);
+    struct rank_list missing = {{0}, 0}, in = {{0}, 0};
+    struct message message = {"", 0};
+    if (!operation.number)
+        return;
+    for (int r = 0; r < c->ranks; r++) {
+        const struct control_report *const report = &c->links[r].report;
+        if ((exchange ? report->exchanges : report->begun) < operation.number)
+            rank_list_add(&missing, r);
+        else if (exchange ? report->exchanges == operation.number && report->in_exchange
+                          : report->done < operation.number)
+            rank_list_add(&in, r);
+    }
+    message_add(&message, "train_gpt: ");
+    if (missing.n > 0) {
+        message_add_ranks(c, &message, &missing);
+        message_add(&message, missing.n == 1 ? " has not reached " : " have not reached ");
+        message_add_operation(&message, &operation);
+        message_add(&message, ", in which the other ranks have waited for %.3g s", operation.waited_s);
+    } else {
+        message_add_operation(&message, &operation);
+        message_add(&message, " was begun by all ranks and after %.3g s is unfinished on ", operation.waited_s);
+        message_add_ranks(c, &message, &in);
+    }
+    control_end(c, &message);
+}
+
+void control_watch(struct control *c) {
+    // While this process itself was suspended it read nothing, and all look late.
+    if (c->timeout_s <= 0 || c->suspended_s > 0)
+        return;
+    control_check_silence(c);
+    if (c->rank != 0)
+        return;
+    control_check_overdue(c, false);
+    control_check_overdue(c, true);
+}
+
+static void message_add_exchange(struct message *message, uint32_t operation, const char *name, uint64_t number,
+                                 uint64_t bytes) {
+    message_add(message, "the %s of '%s' (exchange %llu, %llu bytes)",
+                operation == CONTROL_ALL_GATHER ? "all-gather" : "broadcast", name, (unsigned long long)number,
+                (unsigned long long)bytes);
+}
+
+void control_end_by_disagreement(struct control *c, int other_rank) {
+    const struct control_frame *const other = &c->links[other_rank].contribution;
+    struct message message = {"", 0};
+    message_add(&message, "train_gpt: rank ");
+    message_add_rank(c, &message, other_rank);
+    message_add(&message, " is in ");
+    message_add_exchange(&message, other->operation, other->report.exchange, other->number, other->bytes);
+    message_add(&message, " while rank 0 is in ");
+    message_add_exchange(&message, c->exchange.operation, c->exchange.name, c->exchanges, c->exchange.bytes);
+    control_end(c, &message);
+}
+
+void control_end_by_memory(struct control *c, size_t bytes) {
+    struct message message = {"", 0};
+    message_add(&message, "train_gpt: rank %d: out of memory for an exchange of %zu bytes", c->rank, bytes);
+    control_end(c, &message);
+}

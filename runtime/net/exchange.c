@@ -1,0 +1,52 @@
+#include "runtime/net/exchange.h"
+#include <stdio.h>  // snprintf
+#include <stdlib.h> // calloc
+#include <string.h> // memset, strlen
+#include <time.h>   // nanosleep
+#include <unistd.h> // write, _exit
+
+#include "runtime/net/exchange_internal.h" // exchange_mpi_run, exchange_sockets_run
+
+const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
+                          struct error_text *error) {
+    memset(x, 0, sizeof *x);
+    x->kind = kind;
+    x->rank = rank;
+    x->ranks = ranks;
+    x->send = (struct exchange_part *)calloc((size_t)ranks, sizeof *x->send);
+    x->receive = (struct exchange_part *)calloc((size_t)ranks, sizeof *x->receive);
+    if (!x->send || !x->receive)
+        return error_format(error, "no memory for an exchange between %d ranks", ranks);
+    switch (kind) {
+    case EXCHANGE_MPI: return exchange_mpi_open(&x->mpi, rank, ranks, error);
+    case EXCHANGE_SOCKETS: return exchange_sockets_open(&x->sockets, rank, ranks, control, error);
+    }
+    __builtin_unreachable();
+}
+
+void exchange_run(struct exchange *x, const struct exchange_part *send, const struct exchange_part *receive) {
+    for (int r = 0; r < x->ranks; r++)
+        x->sent_bytes += r == x->rank ? 0 : send[r].bytes;
+    switch (x->kind) {
+    case EXCHANGE_MPI: exchange_mpi_run(x->mpi, send, receive); break;
+    case EXCHANGE_SOCKETS: exchange_sockets_run(x->sockets, send, receive); break;
+    }
+}
+
+void exchange_close(struct exchange *x) {
+    switch (x->kind) {
+    case EXCHANGE_MPI: exchange_mpi_close(x->mpi); break;
+    case EXCHANGE_SOCKETS: exchange_sockets_close(x->sockets); break;
+    }
+    free(x->send);
+    free(x->receive);
+}
+
+void exchange_lost(int rank, int peer, const char *what) {
+    char line[512];
+    const struct timespec second = {1, 0};
+    nanosleep(&second, NULL);
+    snprintf(line, sizeof line, "train_gpt: rank %d: the exchange with rank %d failed: %s\n", rank, peer, what);
+    const ssize_t written = write(STDERR_FILENO, line, strlen(line));
+    _exit(written < 0 ? EXIT_FAILURE + 1 : EXIT_FAILURE);
+}

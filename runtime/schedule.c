@@ -1,0 +1,40 @@
+#include "runtime/schedule.h"
+#include <math.h> // cos, fma, pow, sqrt
+
+// How much of lr - min_lr is left after the fraction `done` (0 to 1) of a decay.
+static double cosine_decay(double done) { return 0.5 * (cos(3.14159265358979323846 * done) + 1); }
+
+static double wsd_decay(enum lr_wsd_decay_style style, double done) {
+    switch (style) {
+    case WSD_DECAY_EXPONENTIAL: return 2 * pow(0.5, done) - 1; // halves, shifted so that it ends at 0
+    case WSD_DECAY_LINEAR: return 1 - done;
+    case WSD_DECAY_COSINE: return cosine_decay(done);
+    case WSD_DECAY_MINUS_SQRT: return 1 - sqrt(done);
+    }
+    __builtin_unreachable();
+}
+
+// The same of a step from the warm-up's end to decay_steps.
+static double decay_of_step(const struct schedule *s, int64_t step) {
+    const double done = (double)(step - s->warmup_steps) / (double)(s->decay_steps - s->warmup_steps);
+    const int64_t wsd_start = s->decay_steps - s->wsd_decay_steps;
+    switch (s->style) {
+    case LR_DECAY_COSINE: return cosine_decay(done);
+    case LR_DECAY_LINEAR: return 1 - done;
+    case LR_DECAY_CONSTANT: return 1;
+    case LR_DECAY_WSD:
+        return step > wsd_start ? wsd_decay(s->wsd_style, (double)(step - wsd_start) / (double)s->wsd_decay_steps) : 1;
+    }
+    __builtin_unreachable();
+}
+
+double schedule_lr(const struct schedule *s, int64_t step) {
+    if (step < s->warmup_steps)
+        return s->lr * (double)(step + 1) / (double)s->warmup_steps;
+    if (s->style == LR_DECAY_CONSTANT)
+        return s->lr;
+    if (step >= s->decay_steps)
+        return s->min_lr;
+    return fma(decay_of_step(s, step), s->lr - s->min_lr,
+               s->min_lr); // one rounding, on a CPU without the instruction too
+}

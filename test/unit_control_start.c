@@ -1,0 +1,220 @@
+// How the ranks of a job find each other: by a listener's address or a rendezvous, late, twice, again, and among
+// connections that are not of the job.
+#include "runtime/net/control_start.c" // under test
+#include "runtime/net/sockets.c"       // under test
+#include "test/control_job.h"          // job_start_rank
+#include "test/fails.h"                // assert_error
+#include "test/testing.h"              // cmocka
+
+static bool is_closed(int socket, double within_s) {
+    char byte;
+    return socket_ready(socket, POLLIN, deadline_clock_s() + within_s) && recv(socket, &byte, 1, 0) <= 0;
+}
+// What does not say hello, or only half of it, or of another job, counts for nothing.
+static void strangers_are_dropped(void **state) {
+    struct error_text error;
+    struct control_hello hello;
+    int sockets[8], ends[2], n = 0;
+    struct job *const job = (struct job *)calloc(1, sizeof *job);
+    assert_int_equal(pipe(ends), 0);
+    job->said = ends[0];
+    job->ranks = 3;
+    assert_null(control_listen(&job->address, &job->listener, &error));
+    for (; n < 6; n++) {
+        sockets[n] = socket_connect_once("127.0.0.1", job->address.at.port, deadline_clock_s() + 5, &error);
+        assert_true(sockets[n] >= 0);
+    }
+    memset(&hello, 0, sizeof hello);
+    memcpy(hello.magic, CONTROL_MAGIC, sizeof hello.magic);
+    hello.version = CONTROL_VERSION;
+    hello.rank = 1;
+    hello.ranks = 3;
+    hello.token = job->address.token + 1;
+    const char *const other =
+        "GET / HTTP/1.1\r\nHost: here and more of it, until it is as long as a hello would be, if not "
+        "longer than that, which it should be by now\r\n\r\n";
+    assert_true(socket_send_all(sockets[0], other, strlen(other), 0));
+    assert_true(socket_send_all(sockets[1], "t", 1, 0));
+    assert_true(socket_send_all(sockets[2], &hello, sizeof hello / 2, 0));
+    assert_true(socket_send_all(sockets[3], &hello, sizeof hello, 0)); // of another job
+    close(sockets[4]);
+    job_start_rank(job, 0, 10, ends[1], run_sizes, NULL);
+    for (int i = 0; i < 6; i++) // those that have said something wrong are closed, and those that may yet speak are not
+        if (i != 4)
+            assert_int_equal(is_closed(sockets[i], i == 0 || i == 3 ? 2 : 0.05), i == 0 || i == 3);
+    close(sockets[2]);
+    job_start_rank(job, 1, 10, ends[1], run_sizes, NULL);
+    socket_sleep_s(0.1);
+    job_start_rank(job, 2, 10, ends[1], run_sizes, NULL); // late
+    close(ends[1]);
+    job_expect_good(job);
+    for (int i = 0; i < n; i++)
+        if (i != 2 && i != 4)
+            close(sockets[i]);
+}
+
+// A job by --rendezvous, in which every rank gets what the others don't: its launch.
+struct meeting {
+    int rank, ranks, port;
+    double start_s;
+};
+static int free_port(void) {
+    const int listener = socket_listen("127.0.0.1", 0);
+    const int port = socket_port(listener);
+    close(listener);
+    return port;
+}
+static pid_t start_meeting(struct meeting meeting, int err) {
+    struct control *c;
+    struct launch launch;
+    struct error_text error;
+    fflush(stdout);
+    const pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    alarm(30);
+    dup2(err, STDERR_FILENO);
+    memset(&launch, 0, sizeof launch);
+    launch.kind = LAUNCH_RENDEZVOUS;
+    launch.rank = meeting.rank;
+    launch.ranks = meeting.ranks;
+    launch.port = meeting.port;
+    snprintf(launch.host, sizeof launch.host, "127.0.0.1");
+    const char *const problem = control_open_within(&c, &launch, NULL, -1, 10, meeting.start_s, &error);
+    if (problem) {
+        fprintf(stderr, "%s\n", problem);
+        _exit(3);
+    }
+    run_sizes(c, NULL);
+    control_close(c);
+    _exit(0);
+}
+// Runs them, each so long after the one before, and gives what they said and how they ended, as digits.
+static void meet(const struct meeting *meetings, int n, double apart_s, char statuses[MOST_RANKS + 1], char *text,
+                 size_t text_bytes) {
+    int ends[2], status = 0;
+    pid_t pids[MOST_RANKS];
+    size_t length = 0;
+    assert_int_equal(pipe(ends), 0);
+    for (int i = 0; i < n; i++) {
+        pids[i] = start_meeting(meetings[i], ends[1]);
+        socket_sleep_s(apart_s);
+    }
+    close(ends[1]);
+    for (ssize_t got = 1; got > 0 && length + 1 < text_bytes; length += got > 0 ? (size_t)got : 0)
+        got = read(ends[0], text + length, text_bytes - 1 - length);
+    text[length] = '\0';
+    close(ends[0]);
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
+        statuses[i] = (char)('0' + exit_status(status));
+    }
+    statuses[n] = '\0';
+}
+static void expect_meeting(const struct meeting *meetings, int n, const char *statuses, const char *words) {
+    char got[MOST_RANKS + 1], text[4096];
+    meet(meetings, n, 0.1, got, text, sizeof text);
+    if (strcmp(got, statuses) != 0 || !strstr(text, words))
+        fail_msg("expected %s, '%s', got %s, '%s'", statuses, words, got, text);
+}
+static void a_rendezvous(void **state) {
+    const int port = free_port();
+    const struct meeting late_0[] = {{2, 3, port, 5}, {1, 3, port, 5}, {0, 3, port, 5}};
+    expect_meeting(late_0, 3, "000", "");
+    const struct meeting missing[] = {{0, 4, port, 0.5}, {2, 4, port, 5}};
+    expect_meeting(missing, 2, "31", "ranks 1, 3 of 4 did not connect");
+    const struct meeting no_0[] = {{1, 2, port, 0.3}};
+    expect_meeting(no_0, 1, "3", "refused");
+    const struct meeting twice[] = {{0, 3, port, 5}, {1, 3, port, 5}, {1, 3, port, 5}};
+    expect_meeting(twice, 3, "313", "two processes say that they are rank 1: host ");
+    const struct meeting sizes[] = {{0, 3, port, 5}, {2, 3, port, 5}, {1, 2, port, 5}};
+    expect_meeting(sizes, 3, "313", "says that it is rank 1 of 2, but this is rank 0 of 3");
+}
+static void a_port_that_is_taken(void **state) {
+    const int listener = socket_listen("127.0.0.1", 0);
+    const struct meeting taken[] = {{0, 2, socket_port(listener), 1}};
+    expect_meeting(taken, 1, "3", "cannot listen at port");
+    close(listener);
+}
+
+// One that ended before all had come may come again.
+static void a_rank_that_comes_again(void **state) {
+    const int port = free_port();
+    int ends[2], status = 0;
+    assert_int_equal(pipe(ends), 0);
+    const struct meeting all[] = {{0, 3, port, 5}, {1, 3, port, 5}, {2, 3, port, 5}};
+    pid_t pids[3];
+    pids[0] = start_meeting(all[0], ends[1]);
+    pids[1] = start_meeting(all[1], ends[1]);
+    socket_sleep_s(0.3);
+    kill(pids[1], SIGKILL);
+    waitpid(pids[1], &status, 0);
+    pids[1] = start_meeting(all[1], ends[1]);
+    pids[2] = start_meeting(all[2], ends[1]);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        assert_int_equal(exit_status(status), 0);
+    }
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// Half a hello is nobody's, even where there is no token that it lacks.
+static void half_a_hello(void **state) {
+    struct error_text error;
+    struct control_hello hello;
+    int ends[2], status = 0;
+    pid_t pids[2];
+    const int port = free_port();
+    const struct meeting both[] = {{0, 2, port, 5}, {1, 2, port, 5}};
+    const struct socket_address address = {"127.0.0.1", {""}, port};
+    assert_int_equal(pipe(ends), 0);
+    pids[0] = start_meeting(both[0], ends[1]);
+    const int half = socket_connect(&address, deadline_clock_s() + 5, NULL, NULL, &error);
+    assert_true(half >= 0);
+    memset(&hello, 0, sizeof hello);
+    memcpy(hello.magic, CONTROL_MAGIC, sizeof hello.magic);
+    hello.version = CONTROL_VERSION;
+    hello.rank = 1;
+    hello.ranks = 2;
+    assert_true(socket_send_all(half, &hello, sizeof hello - 1, 0));
+    assert_false(is_closed(half, 0.1));
+    pids[1] = start_meeting(both[1], ends[1]);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        assert_int_equal(exit_status(status), 0);
+    }
+    close(half);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// The way by the loopback is there where the host's name means nothing; and the interfaces' addresses for other hosts.
+static void an_unknown_host_name(void **state) {
+    struct socket_address address;
+    struct error_text error;
+    const int listener = socket_listen(NULL, 0);
+    socket_address_own(&address, listener);
+    assert_string_equal(socket_candidate(&address, 0), "127.0.0.1");
+    assert_string_equal(socket_candidate(&address, 1), address.host);
+    snprintf(address.host, sizeof address.host, "no-such-host.invalid");
+    memset(address.interfaces, 0, sizeof address.interfaces);
+    snprintf(address.interfaces[0], sizeof address.interfaces[0], "127.0.0.1");
+    int connected = socket_connect(&address, deadline_clock_s() + 30, NULL, NULL, &error);
+    assert_true(connected >= 0);
+    close(connected);
+    address.interfaces[0][0] = '\0';
+    connected = socket_connect(&address, deadline_clock_s() + 0.1, NULL, NULL, &error);
+    assert_int_equal(connected, -1);
+    assert_error(error.text, "no-such-host.invalid");
+    close(listener);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(strangers_are_dropped), cmocka_unit_test(a_rendezvous),
+        cmocka_unit_test(a_port_that_is_taken),  cmocka_unit_test(a_rank_that_comes_again),
+        cmocka_unit_test(half_a_hello),          cmocka_unit_test(an_unknown_host_name),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
