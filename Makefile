@@ -56,7 +56,8 @@ LDLIBS += $(RUNTIME_LDLIBS) $(if $(ONEDNN),-ldnnl) $(if $(OPENBLAS_INCLUDE),$(OP
 
 # ---- How each kind of file is compiled ----
 # No -ffast-math: NaN must stay NaN. Reductions that may be reordered say so by `omp simd`.
-CFLAGS ?= -O3 -g
+# -g1 is functions and lines, for backtraces and profilers; -g, which a debugger of variables needs, takes gcc half as long again.
+CFLAGS ?= -O3 -g1
 CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math
 ifdef SANITIZE
   CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
