@@ -9,9 +9,7 @@
 # make emu        build/emu/train_gpt, the CUDA source on the host     make ptxas   each kernel's registers and spills
 SHORT_FLAGS := $(firstword -$(MAKEFLAGS))
 MAKEFLAGS += --no-builtin-rules # which would try to link a dependency file
-ifeq ($(origin CC),default) # make's own cc
-  CC := gcc
-endif
+CC := $(if $(filter default,$(origin CC)),gcc,$(CC))
 JOBS ?= $(shell nproc)
 B := build$(if $(SANITIZE),/sanitize)
 comma := ,
@@ -58,10 +56,8 @@ LDLIBS += $(RUNTIME_LDLIBS) $(if $(ONEDNN),-ldnnl) $(if $(OPENBLAS_INCLUDE),$(OP
 # No -ffast-math: NaN must stay NaN. Reductions that may be reordered say so by `omp simd`.
 # -g1 is functions and lines, for backtraces and profilers; -g, which a debugger of variables needs, takes gcc half as long again.
 CFLAGS ?= -O3 -g1
-CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math
-ifdef SANITIZE
-  CFLAGS += -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-endif
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
+CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math $(if $(SANITIZE),-O1 $(SANITIZERS) -fno-omit-frame-pointer)
 # clang knows native as a CPU alone where that is not x86; vectors of 512 bits, where the machine has them, are x86's.
 X86 := $(filter x86_64,$(MACHINE))
 ARCH_FLAGS := $(if $(filter native,$(ARCH)),$(if $(X86),-march=native,-mcpu=native),$(ARCH:%=-march=%)) $(if $(X86),-mprefer-vector-width=512)
@@ -69,6 +65,7 @@ ARCH_FLAGS := $(if $(filter native,$(ARCH)),$(if $(X86),-march=native,-mcpu=nati
 # those that each has, so that a test that passes on one machine is the same program on the next.
 BASELINE_x86_64 := -march=x86-64 -mcx16 -msahf -mpopcnt -msse4.2 # x86-64-v2, which gcc has by that name since 11
 BASELINE_aarch64 := -march=armv8-a
+BASELINE := $(BASELINE_$(MACHINE))
 # Warnings are errors by WERROR=1, which the tests set: a user's compiler may be newer than any that this was tried with.
 # clang's pass-failed is of maxima of floats, which it leaves scalar; gcc's maybe-uninitialized, where vectors are of four
 # lanes, of sums that a loop of at least one turn fills.
@@ -77,12 +74,12 @@ WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror) -Wno-unused-parameter -Wno-unu
 CPPFLAGS += -I. $(DEFINES) -D_GNU_SOURCE -MMD -MP
 COMPILE_FOR = $(CC) -std=gnu11 $(CPPFLAGS) $(CFLAGS) $(1) $(WARNINGS)
 COMPILE = $(call COMPILE_FOR,$(ARCH_FLAGS))
-COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE_$(MACHINE)))
+COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
 # The CUDA source on the host: its threads as fibers (which the sanitizers do not follow), test/emu/ in place of CUDA, an
 # NCCL made of MPI. -O2, since -O3 takes twice the time to compile. Op tests look at device memory from the host. As C++,
 # g++ warns of its own vector intrinsics, which xxhash uses.
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) \
-  $(BASELINE_$(MACHINE)) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
+  $(BASELINE) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
 PRECISION_bf16 := -DPRECISION_BF16
 PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE # AMX tiles emulated, so that kernels written on them run everywhere
@@ -101,23 +98,24 @@ program = $(call rule,$(1),$(2) $(LIBRARY),$(3),$(if $(findstring -x c++,$(3)),-
 # What depends on neither target nor precision, compiled once, for any machine of this kind. Tests of what a file does not
 # export include its .c, whose object the linker then leaves in the archive.
 LIBRARY := $(B)/library.a
-LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
+LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features%.c,$(wildcard runtime/*.c runtime/*/*.c formats/*.c))
 $(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
 	rm -f $@
 	$(AR) rcs $@ $^
 $(call rule,library/%.o,%.c,$$(COMPILE_BASELINE) -c)
-# $(call write_changed,FILE,TEXT): as the Makefile is read, and only where the file holds something else. `make -n` and
-# `make -q` write nothing: there the file counts as out of date.
-write_changed = $(if $(call is_same,$(strip $(2)),$(strip $(file <$(1)))),,$(if $(findstring n,$(SHORT_FLAGS))$(findstring q,$(SHORT_FLAGS)), \
-  $(eval .PHONY: $(1)),$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2))))
-is_same = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
+# What is called before anybody looked at the CPU is compiled for any; checksums and sums over a model's size as the engines are.
+$(B)/library/runtime/machine/error.o: BASELINE :=
+$(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: BASELINE := $(ARCH_FLAGS)
+include scripts/build_with.mk # build-with, on which every object depends
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
 # that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
 COMMIT := $(or $(if $(wildcard .git),$(shell git describe --always --dirty --abbrev=12 2>/dev/null)),$(file <.packed_commit),unknown)
 $(call write_changed,$(B)/commit.c,const char build_commit[] = "$(COMMIT)";)
 $(call rule,commit.o,$(B)/commit.c,$$(call COMPILE_FOR,) -c)
-# What looks whether this CPU has the instructions that the engines were compiled for is itself compiled for any.
+# What looks whether this CPU has the instructions that the engines were compiled for is itself compiled for any; the table of
+# those instructions is compiled as they are.
 $(call rule,cpu_features.o,runtime/machine/cpu_features.c,$$(call COMPILE_FOR,) -c)
+$(call rule,cpu_features_needed.o,runtime/machine/cpu_features_needed.c,$$(COMPILE) -c)
 
 # ---- The program: one copy of the engine per target and precision, and a main that picks one ----
 $(call rule,engine_cpu_%.o,train_gpt.c,$$(COMPILE) -DENGINE=train_cpu_$$* $$(PRECISION_$$*) -c)
@@ -127,12 +125,11 @@ $(call rule,main.o,train_gpt.c,$$(COMPILE) -c)
 $(call rule,main_cuda.o,train_gpt.c,$$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$$(GPU_CODE)"' -c)
 $(call rule,emu/main.o,train_gpt.c,$$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"the emulator"' -c)
 engines = $(B)/$(1)_fp32.o $(B)/$(1)_bf16.o
-PROGRAM := $(B)/cpu_features.o $(B)/commit.o $(LIBRARY)
+PROGRAM := $(patsubst runtime/machine/%.c,$(B)/%.o,$(wildcard runtime/machine/cpu_features*.c)) $(B)/commit.o $(LIBRARY)
 # What the program was linked for last: the objects of the other target are up to date then too.
 LINKED := $(if $(CUDA),cuda,cpu)
-ifneq ($(strip $(file <$(B)/linked-for)),$(LINKED))
-.PHONY: $(B)/train_gpt
-endif
+$(if $(filter $(LINKED),$(file <$(B)/linked-for)),,$(eval .PHONY: $(B)/train_gpt))
+$(B)/main_cuda.o $(call engines,engine_cuda) $(PTXAS_LOGS): $(B)/build-with-cuda
 $(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(call engines,engine_cpu) $(if $(CUDA),$(call engines,engine_cuda)) $(PROGRAM)
 	$(if $(CUDA),$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA),$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS)) -o $@
 	@echo $(LINKED) >$(B)/linked-for
@@ -197,21 +194,19 @@ fuzz:
 	scripts/setup.sh fuzz
 	$(AGAIN) $(FUZZ:%=fuzz-%)
 # Or make removes them as steps on the way; without names it would keep all, and build none that is missing.
-ifneq ($(FUZZ),)
-.SECONDARY: $(FUZZ:%=$(B)/fuzz/%)
-endif
+.SECONDARY: $(or $(FUZZ:%=$(B)/fuzz/%),none)
 fuzz-%: $(B)/fuzz/%
 	@mkdir -p $(B)/fuzz/reached_$*
 	@$< -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
 	  -artifact_prefix=$(B)/fuzz/$*- $(B)/fuzz/reached_$* test/fuzz/corpus/$* >$(B)/fuzz/$*.log 2>&1 || \
 	  { tail -n 60 $(B)/fuzz/$*.log; echo "fuzz: $*: failed"; exit 1; }
 	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
-$(call rule,fuzz/%,test/fuzz/fuzz_%.c,$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer$(comma)address$(comma)undefined \
-  -fno-sanitize-recover=all $$(WARNINGS),$$(LIBRARY_SOURCES) $$(LDFLAGS) $$(RUNTIME_LDLIBS))
+$(call rule,fuzz/%,test/fuzz/fuzz_%.c,$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer $$(SANITIZERS) $$(WARNINGS), \
+  $$(LIBRARY_SOURCES) $$(LDFLAGS) $$(RUNTIME_LDLIBS))
 
 # For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
 CLANG_FORMAT ?= clang-format
-FORMATTED = $(filter-out formats/unicode_tables.h,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
+FORMATTED = $(filter-out formats/unicode_tables.%,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
 compile_commands.json:
 	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
 format:
@@ -231,33 +226,5 @@ bench:
 	scripts/bench.sh $(B)
 clean:
 	rm -rf build
-
-# ---- What a build is made with: the compilers, this machine where ARCH=native, the libraries that were found, the flags ----
-# Each object depends on the file that holds it, so that MPI installed later, another ARCH or a tree that was copied to
-# another machine build anew what they change. -Werror changes no object, and is not among them.
-define BUILD_WITH
-$(shell $(CC) --version 2>&1 | head -n 1; $(CC) $(ARCH_FLAGS) -E -v -x c /dev/null 2>&1 >/dev/null | grep -e ' -march=' -e ' -target-cpu ')
-$(filter-out -Werror,$(COMPILE)) $(LDFLAGS) $(LDLIBS)
-$(shell $(CXX) --version 2>&1 | head -n 1)
-$(filter-out -Werror,$(EMULATE))
-endef
-$(call write_changed,$(B)/build-with.found,$(BUILD_WITH))
-$(if $(CUDA),$(call write_changed,$(B)/build-with-cuda,$(BUILD_WITH_CUDA)))
-$(B)/main_cuda.o $(call engines,engine_cuda) $(PTXAS_LOGS): $(B)/build-with-cuda
-$(B)/commit.c $(B)/build-with-cuda $(B)/build-with.found: ;
-# Before anything is compiled: whether what was found can be used. A message of one line names the way out.
-# $(call check,FLAGS,SOURCE,LIBRARIES,MESSAGE)
-check = @printf '$(2)' >$@.c && $(CC) $(1) $@.c -o $@.program $(3) >/dev/null 2>$@.log || $(call build_fails,$(4))
-build_fails = { echo "make: $(1)" >&2; exit 2; }
-EMPTY_MAIN := int main(void) { return 0; }\n
-$(B)/build-with: $(B)/build-with.found
-	$(call check,,$(EMPTY_MAIN),,$(CC) can't build a program ($$(tail -n 1 $@.log)); CC= names a compiler that can)
-	$(call check,$(ARCH_FLAGS),$(EMPTY_MAIN),,$(CC) does not know ARCH=$(ARCH); ARCH=native is this machine)
-	$(call check,-fopenmp,\043include <omp.h>\n$(EMPTY_MAIN),,$(CC) has no OpenMP; install it (clang: libomp-dev) or take gcc by CC=gcc)
-	$(if $(MISSING),@$(call build_fails,$(MISSING) not found; scripts/setup.sh build installs what is missing))
-	$(if $(MPI_SHOW),$(call check,$(MPI_FLAGS),\043include <mpi.h>\nint main(void) { return MPI_Finalize(); }\n,$(LDFLAGS) $(MPI_LIBS),$(MPI) names \
-	  an MPI that no program links with; install it (Debian: libopenmpi-dev) or leave it out by MPI=))
-	@rm -f $@.c $@.program $@.log
-	@touch $@
 
 -include $(wildcard $(B)/*.d $(B)/library/*/*.d $(B)/library/*/*/*.d $(B)/test/*.d $(B)/emu/*.d $(B)/fuzz/*.d)
