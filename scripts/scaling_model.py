@@ -91,12 +91,12 @@ def default_bucket_mib(gpus):
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What is reduced and gathered together: the embedding, a layer, the head. Seconds are of one micro-batch."""
+    """The embedding, a layer or the head, which is reduced and gathered as a whole. Seconds are of one micro-batch."""
     parameters: int
     forward: float
     backward: float
     projection: float = 0.0  # the end of a layer's forward, which makes the next unit's first norm too, and so waits for it
-    again: float = 0.0       # what backward makes again first
+    recomputed: float = 0.0  # recomputation before the backward
 
 
 class Model:
@@ -141,7 +141,7 @@ class Model:
         return times, forward_of
 
     def recompute_seconds(self, machine, policy):
-        """What backward of a layer makes again: all but the last matmul, or the norms and the MLP's activation."""
+        """The recomputation of a layer: all but the last matmul, or the norms and the MLP's activation."""
         forward_of = self.seconds(machine)[1]
         if policy == "none":
             return 0.0
@@ -226,13 +226,13 @@ class Step:
         self.update()
 
     def collective(self, elements, element_bytes):
-        """In pieces of at most a bucket of fp32, equal, one behind the other; so they are one entry."""
+        """One entry for all buckets of a unit, which are equal and follow each other."""
         gpus = self.run.gpus
         if gpus == 1 or elements == 0:
             return
-        pieces = math.ceil(4 * elements / self.bucket_bytes)
+        buckets = math.ceil(4 * elements / self.bucket_bytes)
         size = elements * element_bytes
-        self.network.append((pieces * collective_seconds(self.machine, gpus, size / pieces), len(self.compute)))
+        self.network.append((buckets * collective_seconds(self.machine, gpus, size / buckets), len(self.compute)))
         self.sent_elements += (gpus - 1) / gpus * elements
         self.sent_bytes += (gpus - 1) / gpus * size
 
@@ -243,8 +243,8 @@ class Step:
         self.collective(self.units[unit].parameters, 2)
         self.gathered[unit] = len(self.network)
 
-    def soon(self, unit):
-        """A unit is used soon: stage 3 begins to gather it."""
+    def prefetch(self, unit):
+        """Stage 3 begins to gather the unit that is used next."""
         if self.run.stage == 3:
             self.gather(unit)
 
@@ -257,8 +257,8 @@ class Step:
             self.collective(self.units[unit].parameters, 4)  # the sum goes back to every rank
         self.reduced[unit] = len(self.network)
 
-    def collect(self, unit):
-        """Stages 2 and 3 add the own part of what was reduced to the shard: read twice, written once."""
+    def accumulate(self, unit):
+        """Stages 2 and 3 add the reduced shard to the kept one: two reads and a write."""
         if self.run.stage >= 2:
             self.calculate(12 * self.units[unit].parameters / self.run.gpus / self.rate, self.reduced[unit])
 
@@ -273,13 +273,13 @@ class Step:
     def forward(self):
         """A unit is gathered while the one before it is computed. The head needs a tied table again."""
         units, gathered, head = self.units, self.gathered, len(self.units) - 1
-        self.soon(0)
-        self.soon(1)
+        self.prefetch(0)
+        self.prefetch(1)
         self.calculate(units[0].forward, gathered[0])
         for layer in range(1, head):
-            self.soon(layer + 1)
+            self.prefetch(layer + 1)
             if layer + 1 == head and self.run.model.tied:
-                self.soon(0)
+                self.prefetch(0)
             self.calculate(units[layer].forward, gathered[layer])
             self.calculate(units[layer].projection, gathered[layer + 1])
         self.calculate(units[head].forward, max(gathered[head], gathered[0]))
@@ -288,20 +288,20 @@ class Step:
         """A unit's gradients are reduced while the next unit's are made. The head's and the embedding's need no gathering."""
         units, head = self.units, len(self.units) - 1
         self.calculate(units[head].backward + self.zeroing(head), 0)
-        self.soon(head - 1)
+        self.prefetch(head - 1)
         self.reduce(head, reduces)
         for layer in range(head - 1, 0, -1):
-            if units[layer].again > 0:
-                self.calculate(units[layer].again, self.gathered[layer])
+            if units[layer].recomputed > 0:
+                self.calculate(units[layer].recomputed, self.gathered[layer])
             if layer > 1:
-                self.soon(layer - 1)
+                self.prefetch(layer - 1)
             self.calculate(units[layer].backward + self.zeroing(layer), self.gathered[layer])
             self.reduce(layer, reduces)
-            self.collect(layer + 1)
+            self.accumulate(layer + 1)
         self.calculate(units[0].backward + self.zeroing(0), 0)
         self.reduce(0, reduces)
-        self.collect(1)
-        self.collect(0)
+        self.accumulate(1)
+        self.accumulate(0)
 
     def update(self):
         """The norm of the own parts, the ranks' reports of theirs, AdamW of what is held; kept gradients to zero."""
