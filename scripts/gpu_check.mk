@@ -35,10 +35,9 @@ $G/attention_bench.o: test/cuda/attention_bench.cu $(B)/build-with $(B)/build-wi
 	$(GPU_COMPILE) $(PRECISION_bf16) -Xptxas -v -c $< -o $@ 2>$G/ptxas_attention.log || { cat $G/ptxas_attention.log; exit 1; }
 $G/%.o: test/cuda/%.cu $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
-$G/%: $G/%.o
-	$(NVCC) -Xcompiler -fopenmp $< $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
-$(B)/emu/%: test/cuda/%.cu $(B)/build-with | $(B)/emu
-	$(EMULATE) $(PRECISION_bf16) -x c++ $< $(LDFLAGS) $(RUNTIME_LDLIBS) -o $@
+$G/%: $G/%.o $(LIBRARY)
+	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
+$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(RUNTIME_LDLIBS))
 .PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # or make removes them as steps on the way
 $G:
 	mkdir -p $@

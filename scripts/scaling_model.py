@@ -12,7 +12,7 @@
 
 Compute is each kernel's roofline (roofline.py) over a stated efficiency. Collectives cost latency and bytes as NCCL's own
 tuning model has them. Both are queues that wait for each other where the engine does; a step is the time until both are
-empty. docs/scaling.md states every assumption. Memory is no part of the model: it is what the engine plans.
+empty. docs/scaling.md has the formulas. Memory is no part of the model: it is what the engine plans.
 """
 import argparse
 import dataclasses
@@ -45,7 +45,6 @@ class Machine:
     memory_gb: float = 141.0
     reserve_gb: float = 2.0      # besides the plan: CUDA's context and kernels, NCCL's buffers
     latency_scale: float = 1.0
-    trees: bool = False          # also what NCCL has no algorithm for at several GPUs a node; else its ring alone
 
 
 # NCCL 2.30, src/graph/tuning.cc, Hopper, ring: us at the start, us a hop on NVLink, us a hop between nodes, share of the
@@ -56,7 +55,6 @@ RING = (
     (8.4, 3.4, 14.0, 1.0, math.inf, math.inf),     # Simple
 )
 LL_HOP_OF_SEVERAL_NODES = 1.8                      # a hop on NVLink takes LL so much longer there
-TREE_SHARE = 0.75                   # of the bandwidth: what PAT, NCCL's trees for these two collectives, is given there
 LEAST_BUCKET_MIB = 32               # of the engine's --bucket-mib 0, else a MiB a rank
 REPORT_NUMBERS = 2                  # of a rank, besides its losses: the squares of its gradients, what it asks of all
 
@@ -81,26 +79,8 @@ def ring_seconds(machine, gpus, size):
     return min(protocol(*row) for row in RING)
 
 
-def hierarchical_seconds(machine, gpus, size, tree):
-    """A ring within each node, then a ring or a tree between nodes, on each GPU's adapter for its eighth of the bytes."""
-    nodes = nodes_of(machine, gpus)
-    near = ring_seconds(machine, min(gpus, machine.gpus_per_node), size)
-    if nodes == 1:
-        return near
-    start, _, far = RING[2][:3]  # Simple: the eighth is still large
-    hops = math.ceil(math.log2(nodes)) if tree else nodes - 1
-    rate = 1e9 * machine.nic_gbps * (TREE_SHARE if tree else 1.0)
-    part = size / machine.gpus_per_node
-    return near + 1e-6 * machine.latency_scale * (start + hops * far) + (nodes - 1) / nodes * part / rate
-
-
 def collective_seconds(machine, gpus, size):
-    if gpus == 1:
-        return 0.0
-    times = [ring_seconds(machine, gpus, size)]
-    if machine.trees:
-        times += [hierarchical_seconds(machine, gpus, size, tree) for tree in (False, True)]
-    return min(times)
+    return ring_seconds(machine, gpus, size) if gpus > 1 else 0.0
 
 
 def default_bucket_mib(gpus):
@@ -111,12 +91,12 @@ def default_bucket_mib(gpus):
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What is reduced and gathered together: the embedding, a layer, the head. Seconds are of one micro-batch."""
+    """The embedding, a layer or the head, which is reduced and gathered as a whole. Seconds are of one micro-batch."""
     parameters: int
     forward: float
     backward: float
     projection: float = 0.0  # the end of a layer's forward, which makes the next unit's first norm too, and so waits for it
-    again: float = 0.0       # what backward makes again first
+    recomputed: float = 0.0  # recomputation before the backward
 
 
 class Model:
@@ -161,7 +141,7 @@ class Model:
         return times, forward_of
 
     def recompute_seconds(self, machine, policy):
-        """What backward of a layer makes again: all but the last matmul, or the norms and the MLP's activation."""
+        """The recomputation of a layer: all but the last matmul, or the norms and the MLP's activation."""
         forward_of = self.seconds(machine)[1]
         if policy == "none":
             return 0.0
@@ -182,7 +162,7 @@ MODELS = [
     Model(Shape("llama3-8b", 32, 4096, 32, 8, 14336, 128256, True, 2, 4096), False, 2),
     Model(Shape("llama3-70b", 80, 8192, 64, 8, 28672, 128256, True, 1, 4096), False, 4),
 ]
-GPUS, STAGES = (8, 16, 64, 256, 1024), (0, 1, 2, 3)
+GPUS, STAGES = (8, 64, 1024), (0, 1, 2, 3)
 ARENA_GPUS = 64  # for which the page says where the planned bytes are
 
 
@@ -246,13 +226,13 @@ class Step:
         self.update()
 
     def collective(self, elements, element_bytes):
-        """In pieces of at most a bucket of fp32, equal, one behind the other; so they are one entry."""
+        """One entry for all buckets of a unit, which are equal and follow each other."""
         gpus = self.run.gpus
         if gpus == 1 or elements == 0:
             return
-        pieces = math.ceil(4 * elements / self.bucket_bytes)
+        buckets = math.ceil(4 * elements / self.bucket_bytes)
         size = elements * element_bytes
-        self.network.append((pieces * collective_seconds(self.machine, gpus, size / pieces), len(self.compute)))
+        self.network.append((buckets * collective_seconds(self.machine, gpus, size / buckets), len(self.compute)))
         self.sent_elements += (gpus - 1) / gpus * elements
         self.sent_bytes += (gpus - 1) / gpus * size
 
@@ -263,8 +243,8 @@ class Step:
         self.collective(self.units[unit].parameters, 2)
         self.gathered[unit] = len(self.network)
 
-    def soon(self, unit):
-        """A unit is used soon: stage 3 begins to gather it."""
+    def prefetch(self, unit):
+        """Stage 3 begins to gather the unit that is used next."""
         if self.run.stage == 3:
             self.gather(unit)
 
@@ -277,8 +257,8 @@ class Step:
             self.collective(self.units[unit].parameters, 4)  # the sum goes back to every rank
         self.reduced[unit] = len(self.network)
 
-    def collect(self, unit):
-        """Stages 2 and 3 add the own part of what was reduced to the shard: read twice, written once."""
+    def accumulate(self, unit):
+        """Stages 2 and 3 add the reduced shard to the kept one: two reads and a write."""
         if self.run.stage >= 2:
             self.calculate(12 * self.units[unit].parameters / self.run.gpus / self.rate, self.reduced[unit])
 
@@ -293,13 +273,13 @@ class Step:
     def forward(self):
         """A unit is gathered while the one before it is computed. The head needs a tied table again."""
         units, gathered, head = self.units, self.gathered, len(self.units) - 1
-        self.soon(0)
-        self.soon(1)
+        self.prefetch(0)
+        self.prefetch(1)
         self.calculate(units[0].forward, gathered[0])
         for layer in range(1, head):
-            self.soon(layer + 1)
+            self.prefetch(layer + 1)
             if layer + 1 == head and self.run.model.tied:
-                self.soon(0)
+                self.prefetch(0)
             self.calculate(units[layer].forward, gathered[layer])
             self.calculate(units[layer].projection, gathered[layer + 1])
         self.calculate(units[head].forward, max(gathered[head], gathered[0]))
@@ -308,20 +288,20 @@ class Step:
         """A unit's gradients are reduced while the next unit's are made. The head's and the embedding's need no gathering."""
         units, head = self.units, len(self.units) - 1
         self.calculate(units[head].backward + self.zeroing(head), 0)
-        self.soon(head - 1)
+        self.prefetch(head - 1)
         self.reduce(head, reduces)
         for layer in range(head - 1, 0, -1):
-            if units[layer].again > 0:
-                self.calculate(units[layer].again, self.gathered[layer])
+            if units[layer].recomputed > 0:
+                self.calculate(units[layer].recomputed, self.gathered[layer])
             if layer > 1:
-                self.soon(layer - 1)
+                self.prefetch(layer - 1)
             self.calculate(units[layer].backward + self.zeroing(layer), self.gathered[layer])
             self.reduce(layer, reduces)
-            self.collect(layer + 1)
+            self.accumulate(layer + 1)
         self.calculate(units[0].backward + self.zeroing(0), 0)
         self.reduce(0, reduces)
-        self.collect(1)
-        self.collect(0)
+        self.accumulate(1)
+        self.accumulate(0)
 
     def update(self):
         """The norm of the own parts, the ranks' reports of theirs, AdamW of what is held; kept gradients to zero."""
@@ -471,35 +451,19 @@ def best_bucket(run, machine):
     return next((r, mib) for r, mib in results if r["step_ms"] <= 1.01 * least)
 
 
-def bucket_table(machine):
-    """What the choice of a bucket costs the most GPUs."""
-    lines = ["| | stage | 32 MiB | 128 MiB | 512 MiB | default: 1024 MiB | 2048 MiB |", "|---|---|---|---|---|---|---|"]
-    for model in MODELS:
-        for stage in STAGES:
-            policy = policy_that_fits(model, machine, GPUS[-1], stage)
-            if policy is None:
-                continue
-            results = [predict(Run(model, GPUS[-1], stage, policy, mib), machine) for mib in (32, 128, 512, 0, 2048)]
-            cells = [f"{r['step_ms']:.0f}, {100 * r['efficiency']:.0f} %" for r in results]
-            lines.append(f"| {model.name} | {stage} | " + " | ".join(cells) + " |")
-    return lines
-
-
 def scaling_rows(model, machine):
     for gpus in GPUS:
         for stage in STAGES:
             policy = policy_that_fits(model, machine, gpus, stage)
             if policy is None:
                 least = planned_gb(Run(model, gpus, stage, "full"))
-                yield f"| {gpus} | {stage} | does not fit | {least:.1f} | - | - | - | - | - | - | - | - |"
+                yield f"| {gpus} | {stage} | does not fit | {least:.1f} | - | - | - | - | - | - | - |"
                 continue
             run = Run(model, gpus, stage, policy)
             r, (best, mib) = predict(run, machine), best_bucket(run, machine)
-            trees = predict(run, dataclasses.replace(machine, trees=True))
             yield (f"| {gpus} | {stage} | {policy} | {planned_gb(run):.1f} | {r['step_ms']:.0f} | "
                    f"{r['exposed_ms']:.0f} + {r['slowdown_ms']:.0f} | {100 * r['efficiency']:.0f} % | {100 * r['mfu']:.0f} % | "
-                   f"{gigabytes(1e-9 * r['sent_bytes'])} | {mib} | {best['step_ms']:.0f}, {100 * best['efficiency']:.0f} % | "
-                   f"{trees['step_ms']:.0f}, {100 * trees['efficiency']:.0f} % |")
+                   f"{gigabytes(1e-9 * r['sent_bytes'])} | {mib} | {best['step_ms']:.0f}, {100 * best['efficiency']:.0f} % |")
 
 
 def scaling_table(model, machine):
@@ -510,8 +474,8 @@ def scaling_table(model, machine):
             f"{'s' if model.micro_steps > 1 else ''} of {s.B} x {s.T} tokens, {model.tokens} in a step. One GPU of memory "
             f"enough, nothing recomputed: {one['step_ms']:.0f} ms, MFU {100 * one['mfu']:.0f} %.", "",
             "| GPUs | stage | recompute | GB planned | ms a step | exposed + slowed ms | efficiency | MFU | GB sent by a GPU | best "
-            "--bucket-mib | with it | trees |",
-            "|---|---|---|---|---|---|---|---|---|---|---|---|", *scaling_rows(model, machine)]
+            "--bucket-mib | with it |",
+            "|---|---|---|---|---|---|---|---|---|---|---|", *scaling_rows(model, machine)]
 
 
 def largest_that_fits_and_smallest_that_does_not(machine):
@@ -537,75 +501,29 @@ def arena_table(machine):
 
 
 def collective_table(machine):
-    trees = dataclasses.replace(machine, trees=True)
     lines = ["| bytes in all | " + " | ".join(f"{gpus} GPUs" for gpus in GPUS) + " |", "|---|" + "---|" * len(GPUS)]
     for mib in (1, 32, 128, 512, 2048, 8192):
-        cells = []
-        for gpus in GPUS:
-            size = mib * 2**20
-            rates = [(gpus - 1) / gpus * size / collective_seconds(m, gpus, size) / 1e9 for m in (machine, trees)]
-            cells.append(f"{rates[0]:.0f} ({rates[1]:.0f})")
-        lines.append(f"| {mib} MiB | " + " | ".join(cells) + " |")
+        rates = [(gpus - 1) / gpus * mib * 2**20 / collective_seconds(machine, gpus, mib * 2**20) / 1e9 for gpus in GPUS]
+        lines.append(f"| {mib} MiB | " + " | ".join(f"{rate:.0f}" for rate in rates) + " |")
     return lines
 
 
-def what_if_table(machine):
-    model = MODELS[1]
-    change = dataclasses.replace
-    cases = [
-        ("as assumed", {}, {}),
-        ("NVLink at half its rate", {"nvlink_gbps": machine.nvlink_gbps / 2}, {}),
-        ("adapters at half their rate", {"nic_gbps": machine.nic_gbps / 2}, {}),
-        ("every latency twice", {"latency_scale": 2.0}, {}),
-        ("matmuls take twice as long beside a collective", {"sm_share": 0.5}, {}),
-        ("no slowdown beside a collective", {"sm_share": 0.0}, {}),
-        ("kernels at 60 % of their roofline", {"efficiency": 0.6}, {}),
-        ("gradients in bf16 on the wire", {}, {"bf16_gradients": True}),
-    ]
-    lines = ["| | stage 1: ms a step | exposed + slowed | efficiency | stage 3: ms a step | exposed + slowed | efficiency |",
-             "|---|---|---|---|---|---|---|"]
-    for name, of_machine, of_run in cases:
-        cells = []
-        for stage in (1, 3):
-            r = predict(Run(model, 64, stage, "none", **of_run), change(machine, **of_machine))
-            cells.append(f"{r['step_ms']:.0f} | {r['exposed_ms']:.0f} + {r['slowdown_ms']:.0f} | {100 * r['efficiency']:.0f} %")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return lines
+HEAD = """# A model of a step on 8 to 1024 H200s
 
+`scripts/scaling_model.py` computes every table here, and a test holds this page to it. **Nothing here was measured.** The tokens
+of each GPU are fixed, so the global batch grows with the GPUs. An option of the script sets each rate that is assumed:
+`scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 --nvlink-gbps 340 --efficiency 0.7` prints one run as JSON.
 
-def public_ring_table(machine):
-    """NVIDIA/nccl issue 1229 names the bus bandwidths of reduce-scatter on H100 nodes, of a size it does not name."""
-    lines = ["| nodes of 8 | reported, GB/s | model, 4 GiB | model, 8 GiB |", "|---|---|---|---|"]
-    for nodes, reported in zip((4, 8, 16, 32, 64, 128), (360, 345, 320, 300, 280, 260)):
-        n = 8 * nodes
-        rates = [(n - 1) / n * size / ring_seconds(machine, n, size) / 1e9 for size in (2**32, 2**33)]
-        lines.append(f"| {nodes} | {reported} | {rates[0]:.0f} | {rates[1]:.0f} |")
-    return lines
+## Formulas
 
+n GPUs, P parameters, k micro-steps.
 
-HEAD = """# What a step is expected to take on 8 to 1024 H200s
-
-Written by `scripts/scaling_model.py`; a test holds this page to it. **Nothing on this page was measured on a cluster**, nor
-on any GPU by this project. It is a model, written down so that a run can be held against it: where the two differ, one of
-the assumptions below is wrong, and each can be set on the command line. The tokens of each GPU are fixed, so the global
-batch grows with the GPUs.
-
-## Assumptions
-
-**Compute.** A kernel takes its roofline ([gpu/kernels.md](gpu/kernels.md): 790 TFLOP/s and 4.3 TB/s) over an efficiency of
-0.75, attention 300 TFLOP/s forward and 240 backward ([gpu/attention-sm80.md](gpu/attention-sm80.md)). Launches cost nothing.
-While a collective runs, compute goes at 88 % of its rate: NCCL takes 16 of 132 SMs, an assumption, and shares none of them
-(NVIDIA/nccl issue 689). Matmuls that launch one block an SM may lose half instead (pytorch/pytorch issue 143988). MFU
-counts 6 flops a matmul weight and attention below the diagonal, against 989.5 TFLOP/s, as the engine's `mfu` does; others' figures
-are by PaLM's formula, which counts attention in full: the engine's `mfu_palm`.
-
-**Reduce-scatter and all-gather of S bytes on n GPUs** cost a start, hops, and (n-1)/n S over the bus bandwidth of nccl-tests
-(its doc/PERFORMANCE.md). Bus bandwidth is 360 GB/s within a node (of 450 nominal; what NCCL's maintainer expects of
-all-gather on eight H100, which have H200's NVLink: NVIDIA/nccl-tests issue 326). Between nodes a ring crosses all eight
-400 Gb/s adapters of a node, 45 of 50 GB/s each, which is assumed, so 360 again.
-
-- **Ring**: n - 1 hops, one a node over the network; the least of three protocols. The constants are those of NCCL 2.30's own
-  tuning model for Hopper (src/graph/tuning.cc):
+- **Compute**: a kernel takes its roofline ([gpu/kernels.md](gpu/kernels.md)) over 0.75, attention 300 TFLOP/s forward and 240
+  backward; while a collective runs, all of it goes at 1 - 16/132 of its rate, the SMs that NCCL's channels leave. MFU is the
+  engine's `mfu`: 6 flops a matmul weight and attention below the diagonal, against 989.5 TFLOP/s.
+- **A reduce-scatter or all-gather of S bytes**: start + hops + (n-1)/n S / rate on one ring over all GPUs, n - 1 hops, one of each
+  node over the network. The rate is 360 GB/s within a node and between nodes (8 adapters of 45). It takes the least of three
+  protocols, by the constants of NCCL 2.30's tuning model for Hopper (src/graph/tuning.cc):
 
   | | start, us | a hop on NVLink, us | a hop between nodes, us | GB/s |
   |---|---|---|---|---|
@@ -613,45 +531,21 @@ all-gather on eight H100, which have H200's NVLink: NVIDIA/nccl-tests issue 326)
   | LL128 | 14 | 1.9 | 4.0 | 92 % of 360 |
   | Simple | 8.4 | 3.4 | 14 | 360 |
 
-  With several GPUs a node the ring is taken to be all that NCCL has for these two collectives: its trees (PAT) are for one
-  GPU a node (the same file); NVLink SHARP and CollNet are left out.
-- **Trees**, in the last column: also a ring within each node, then between nodes each GPU's adapter carries an eighth of the
-  bytes, on a ring of the nodes or on a tree of log2(nodes) hops at 75 % of the rate; the least of all. It is what
-  two-level collectives would gain. The engine uses one communicator.
-- Each rank's part of the gradient's norm, and its losses, are gathered by the same ring: 1.3 ms on 1024 GPUs.
+- **A step**: two queues, compute and network, each in its own order, which wait for each other where the engine does
+  ([parallel.md](parallel.md)). A unit (embedding, layer, head) is cut into equal buckets of at most `--bucket-mib` of fp32
+  gradient, by default max(32, n) MiB.
+- **Sent by a GPU**, elements over (n-1)/n: 2 P at stages 0 and 1, (k + 1) P at 2, 3 k P at 3, less, in each micro-step, an
+  untied table's embedding and head. Gradients take 4 bytes, parameters 2.
+- **Update**: the norm of the shard, 4 bytes a parameter; AdamW, 30; gradients to zero, 4; at stages 2 and 3 also, in every micro-step,
+  zeroing a unit's gradients (4) and adding its shard (12 / n).
+- **Memory** is what the engine plans for an H200 in bf16 ([scaling_plans.json](scaling_plans.json), which a test makes again with
+  `--plan-json`), GB of 1e9 bytes. 139 of 141 may be planned. A row has the first of no, selective (norm, activation) and full
+  recomputation that fits; where none does, the plan with full recomputation.
+- **Efficiency** is against one GPU of memory enough, with the same recomputation and no communication; a sharded update takes it
+  above 100 %. **Exposed**: compute waited for the network. **Slowed**: what collectives beside it cost it. The best
+  `--bucket-mib` is the smallest of 32, 64, ... 2048 within 1 % of the best; all other columns have the default.
 
-**The step.** Two queues, compute and network, each in its own order.
-
-- A layer, the embedding and the head are units; a unit is cut into equal pieces of at most `--bucket-mib` of fp32 gradient,
-  by default the larger of 32 MiB and 1 MiB a GPU. A piece is never of two units. (Megatron-LM's default has the same
-  form, the larger of 40 million elements and 1 million a data-parallel rank: `bucket_size` in
-  megatron/core/distributed/distributed_data_parallel_config.py. Its buckets cross layers.)
-- The pieces of a unit are reduced when its backward is done and the network is free. The embedding's come last, so they are
-  exposed. Stage 0 reduces and gathers fp32 gradients, stage 1 reduces them, both in the last micro-step only; stages 2 and 3
-  reduce in every one, and add a unit's own part to the shard when the next unit's backward is done.
-- Stages 1 and 2 gather bf16 parameters after the update, in the order of the forward, and the next forward waits unit by
-  unit; here they begin when the whole update is done, in the engine piece by piece. Stage 3 gathers a unit as the one before
-  it begins, in forward and in backward, but for the first of each, which are exposed: the embedding, and the last layer when
-  the head is done. A layer's last matmul waits for the next unit already, whose first norm is fused with it; a layer is made
-  again before the gathering of the next begins. Head and embedding are gathered once in a micro-step; a tied table twice.
-- So in elements a GPU sends 2 P (n-1)/n at stages 0 to 2 for one micro-step, and at stage 3 3 P (n-1)/n, less an untied
-  table's embedding and head.
-- Then the norm of the own parts, AdamW on what the rank holds (30 bytes a parameter), and 4 bytes to zero the gradients. In
-  every micro-step of stages 2 and 3 a unit's gradients begin from zero (4), and the own part is added (12 / n). Rounding to bf16
-  for the wire takes no time.
-
-**Memory** is no assumption: it is what the engine plans for the cuda target in bf16, by `--plan-json` of the emulator's build
-with an H200's compute capability. [scaling_plans.json](scaling_plans.json) has the bytes, and a test makes the plans again. GB
-are of 1e9 bytes. A GPU has 141, of which 2 are left to what no plan has: CUDA's context and kernels, NCCL's buffers; both are
-assumed. Of none, selective (norm, activation) and full recomputation a row has the first whose plan leaves that; where not
-even full does, its plan is shown.
-
-**Efficiency** is against one GPU of memory enough with the same recomputation and no communication. It may pass 100 %: a
-sharded update is faster than a whole one. **Exposed**: compute waited for the network. **Slowed**: what collectives that
-ran beside it cost it. The best `--bucket-mib` is the smallest of 32, 64, ... 2048 within 1 % of the best of them; all
-other columns have the default.
-
-## Bus bandwidth by the model, GB/s: ring (least of ring and trees)
+## Bus bandwidth of the ring, GB/s
 """
 
 ARENAS_HEAD = f"""## Where the planned bytes are, GB of one of {ARENA_GPUS} GPUs
@@ -660,47 +554,12 @@ Activations are all that lives for a part of a step: what backward keeps, gradie
 at stages 2 and 3 whole units while they are reduced or used.
 """
 
-READING = """## What follows from it
-
-- **The bucket decides.** Every piece pays for n - 1 hops; on 1024 GPUs a piece of 32 MiB takes 2.2 ms of which its bytes are
-  0.1 ms. The default grows with the GPUs for that reason; the table below has what 32 MiB would cost. It stays within
-  2 % of the best but at stage 3, where each piece is sent three times: there `--bucket-mib 512` or 2048 gains up to 10 %.
-- Stages 1 and 2 send the least in a step of one micro-step; each further micro-step costs stage 2 a reduction, and stage 3
-  that and two gathers. Fewer, larger micro-steps pay for them: spend the memory that they save on the batch.
-- What one flat ring costs, the last column shows: up to 16 % on 1024 GPUs, where pieces are as large as the layers and can't
-  be larger. Collectives in two levels would save it, by two communicators, one within the nodes and one between them.
-
-## What the bucket costs on 1024 GPUs: ms a step, efficiency
-"""
-
-WRONG = """## If an assumption is wrong
-
-llama3-8b, 64 GPUs, nothing recomputed:
-"""
-
-HOLD = """## Holding a run against it
-
-1. Measure what is assumed: `all_gather_perf` and `reduce_scatter_perf -b 1M -e 8G -f 2` of nccl-tests on 8 GPUs and on all; bus
-   bandwidth at 8 GiB is `--nvlink-gbps` within a node, and between nodes, over 8, `--nic-gbps`; the times at 1 MiB give
-   `--latency-scale`. A run on one GPU gives `--efficiency`: that with which `--gpus 1 --zero-stage 0` predicts its `step_ms`.
-2. Predict: `scripts/scaling_model.py --model llama3-8b --gpus 64 --zero-stage 2 --nvlink-gbps ... --efficiency ...`.
-3. Compare with the run's `log.jsonl`: `step_ms` with `step_ms`, `comm_ms` with `communication_ms`, `comm_exposed_ms` with
-   `exposed_ms`, `comm_bytes` with `sent_bytes`, `peak_bytes` with `planned_gb` and what CUDA and NCCL hold besides. Bytes sent
-   must be equal but for padding and the ranks' reports; if `comm_ms` differs, it is the network's constants, or ranks that
-   wait for slower ones, which it includes; if only `comm_exposed_ms` does, it is the overlap.
-
-One public series can be held against the ring already. NVIDIA/nccl issue 1229 reports the bus bandwidth of reduce-scatter on H100
-nodes, without the size of the message:
-"""
-
-
 def page():
     machine = Machine()
     lines = [HEAD, *collective_table(machine), ""]
     for model in MODELS:
         lines += [*scaling_table(model, machine), ""]
-    lines += [ARENAS_HEAD, *arena_table(machine), "", READING, *bucket_table(machine), "", WRONG, *what_if_table(machine), "", HOLD,
-              *public_ring_table(machine), ""]
+    lines += [ARENAS_HEAD, *arena_table(machine)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -718,7 +577,6 @@ def parse(arguments):
         if field.type in (int, float):
             parser.add_argument("--" + field.name.replace("_", "-"), type=field.type, default=field.default,
                                 help="assumed: %(default)s")
-    parser.add_argument("--trees", action="store_true", help="also collectives that NCCL does not have")
     options = parser.parse_args(arguments)
     if options.gpus < 1 or options.gpus > options.gpus_per_node and options.gpus % options.gpus_per_node:
         parser.error(f"--gpus {options.gpus} are not whole nodes of {options.gpus_per_node}; --gpus-per-node sets that")

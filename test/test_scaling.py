@@ -149,12 +149,10 @@ class Scaling(unittest.TestCase):
                     last = r["step_ms"]
 
     def test_collectives(self):
-        machine, trees = sm.Machine(), dataclasses.replace(sm.Machine(), trees=True)
+        machine = sm.Machine()
         for size in (1e3, 1e6, 1e9, 1e11):
             times = [sm.ring_seconds(machine, gpus, size) for gpus in (2, 4, 8, 16, 64, 1024)]
             self.assertEqual(times, sorted(times))
-            for gpus in (8, 16, 64, 1024):
-                self.assertLessEqual(sm.collective_seconds(trees, gpus, size), sm.collective_seconds(machine, gpus, size))
         # a large message is all bandwidth, a small one all latency: LL's, by hand
         self.assertAlmostEqual(sm.ring_seconds(machine, 8, 1e13) / (7 / 8 * 1e13 / 360e9), 1, places=4)
         self.assertAlmostEqual(sm.ring_seconds(machine, 16, 0), 1e-6 * (6.6 + 14 * 0.6 * 1.8 + 2.7), places=12)

@@ -1,0 +1,69 @@
+# A part of the Makefile: nvcc and CUDA's libraries, looked for where they are wanted. Sets CUDA, and where that is not empty
+# NVCC_COMPILE, GENCODE and LINK_CUDA.
+NVCC := $(or $(NVCC),$(firstword $(wildcard $(CUDA_HOME:=/bin/nvcc)) $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc)))
+GPU := $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L >/dev/null 2>&1 && echo yes))
+NEEDS_COMPILER := $(filter-out clean format format-check,$(or $(MAKECMDGOALS),all))
+CUDA ?= $(if $(SANITIZE),,$(and $(NEEDS_COMPILER),$(NVCC),$(GPU),yes))
+ifneq ($(CUDA),)
+  ways_out := make CUDA= builds for the cpu alone
+  ifeq ($(shell command -v $(NVCC) 2>/dev/null),)
+    $(error no nvcc in CUDA_HOME$(comma) PATH or /usr/local/cuda$(NVCC:%=, nor is % one); $(ways_out))
+  endif
+  # A toolkit's folders, the system's, or those of the nvidia wheels that PyTorch comes with; CUBLASLT_DIR= names another,
+  # NCCL_HOME= one for NCCL.
+  WHEELS := $(shell $(or $(PYTHON),python3) -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null)
+  CUDA_DIRS := $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(realpath $(NVCC))) /usr/local/cuda /usr $(foreach w,$(WHEELS),$w/cu13 $w/cublas $w/nvtx $w/nccl)
+  find_include = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(patsubst %/$(1),%,$(wildcard $d/include/$(1)))))
+  find_library = $(firstword $(foreach d,$(2) $(CUDA_DIRS),$(foreach l,lib64 lib lib/$(MULTIARCH) targets/$(MACHINE:aarch64=sbsa)-linux/lib, \
+    $(wildcard $d/$l/$(1).so $d/$l/$(1).so.*))))
+  CUBLASLT_INCLUDE := $(call find_include,cublasLt.h,$(CUBLASLT_DIR))
+  CUBLASLT := $(call find_library,libcublasLt,$(CUBLASLT_DIR))
+  ifeq ($(and $(CUBLASLT_INCLUDE),$(CUBLASLT)),)
+    $(error no cublasLt.h or no libcublasLt.so in $(CUBLASLT_DIR) $(CUDA_DIRS); CUBLASLT_DIR= names the folder that holds \
+      include/ and lib/, $(ways_out))
+  endif
+  NVTX_INCLUDE := $(call find_include,nvtx3/nvToolsExt.h)
+  ifeq ($(NVTX_INCLUDE),)
+    $(error no nvtx3/nvToolsExt.h in $(CUDA_DIRS); install CUDA's NVTX$(comma) or $(ways_out))
+  endif
+  # Without NCCL the ranks have the host's collectives alone.
+  NCCL_INCLUDE := $(call find_include,nccl.h,$(NCCL_HOME))
+  NCCL := $(if $(NCCL_INCLUDE),$(call find_library,libnccl,$(NCCL_HOME)))
+  # nvcc takes no name that ends in .so.13, which is all that a wheel has.
+  LINK_CUDA := $(foreach l,$(CUBLASLT) $(NCCL),-Xlinker $l,-rpath,$(dir $l))
+  # nvcc's own is left out: gcc drops a -I folder that is named again as a system's, and another CUDA's would come first.
+  CUDA_INCLUDES := $(filter-out $(realpath $(dir $(realpath $(NVCC)))../include), \
+    $(realpath $(sort $(CUBLASLT_INCLUDE) $(NVTX_INCLUDE) $(NCCL_INCLUDE))))
+  # The release has machine code for sm_80 (which sm_86 and sm_89 run) and sm_90a, and PTX that any newer GPU's driver can
+  # compile, which it could not of a newer PTX. sm_90 alone would be without wgmma. A GPU that nvidia-smi can't name gets
+  # the release's too: nvcc's own native is not known to mean sm_90a.
+  GPU_ARCH ?= $(if $(RELEASE),release,$(if $(GPU),native,release))
+  CAPABILITY := $(if $(filter native,$(GPU_ARCH)),$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .))
+  gencode = -gencode arch=compute_$(1),code=sm_$(1)
+  GENCODE := $(if $(filter-out native release,$(GPU_ARCH)),$(call gencode,$(GPU_ARCH:sm_%=%)),$(if $(CAPABILITY),$(call \
+    gencode,$(patsubst 90,90a,$(CAPABILITY))),$(call gencode,80) $(call gencode,90a) -gencode arch=compute_90$(comma)code=compute_90))
+  GPU_CODE := $(sort $(patsubst code=%,%,$(filter code=%,$(subst $(comma), ,$(GENCODE)))))
+  # Found folders come last, or a wheel's headers would stand before those of nvcc's own version. What the host compiler
+  # and nvcc say of each other's pragmas (1675) is of no use, nor what gcc says of its own vector intrinsics.
+  NVCC_COMPILE = $(NVCC) -x cu -std=c++17 -forward-unknown-opts -I. -D_GNU_SOURCE -DTARGET_CUDA -DPCRE2_CODE_UNIT_WIDTH=8 $(CFLAGS) $(ARCH_FLAGS) -lineinfo \
+    $(MPI_FLAGS) $(if $(NCCL),-DHAVE_NCCL) $(DEPS:%=-isystem %/include) $(CUDA_INCLUDES:%=-Xcompiler=-idirafter,%) \
+    $(if $(WERROR),-Werror all-warnings) $(filter-out -Werror,$(WARNINGS)) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized \
+    -diag-suppress 1675 --threads 3
+endif
+define BUILD_WITH_CUDA
+$(shell $(NVCC) --version 2>&1 | tail -n 1)
+$(filter-out -Werror all-warnings,$(NVCC_COMPILE)) $(GENCODE) $(LINK_CUDA)
+endef
+
+cuda:
+	+$(MAKE) --no-print-directory CUDA=yes all
+# A line for each kernel, precision and architecture; fails where one spills more than the script allows.
+ptxas:
+	+$(MAKE) --no-print-directory CUDA=yes $(B)/ptxas.txt
+PTXAS_LOGS := $(foreach a,sm_80 sm_90a,$(foreach p,fp32 bf16,$(B)/ptxas_$p_$a.log))
+$(B)/ptxas.txt: scripts/ptxas_table.py $(PTXAS_LOGS)
+	$^ >$@ || { mv $@ $@.failed; exit 1; }
+ptxas_precision = $(firstword $(subst _, ,$*)) # of ptxas_fp32_sm_80.log
+$(B)/ptxas_%.log: train_gpt.c $(wildcard *.cuh */*.cuh) $(B)/build-with
+	$(NVCC_COMPILE) -DENGINE=train_cuda_$(strip $(ptxas_precision)) $(PRECISION_$(strip $(ptxas_precision))) -arch=sm_$(lastword $(subst _, ,$*)) \
+	  -Xptxas -v -cubin $< -o $(@:log=cubin) 2>$@ || { cat $@; rm $@; exit 1; }
