@@ -126,8 +126,9 @@ def cpu_configurations():
         yield Configuration(name % "files", start + "--checkpoint-dtype %s --max-shard-gib 2e-5" % other,
                             start + "--train-steps 4 --resume auto --checkpoint-dtype %s" % other)
         yield Configuration(name % "init", start, model + "--eval-only --val-steps 3 --micro-batch-size 2",
-                            model + "--generate abc --generate if --sample-tokens 16 --sample-count 2 --temperature 0.8 --top-k 40 --seed 3",
-                            model + "--generate abc --sample-tokens 16 --temperature 0", model + "--train-steps 2 --out again --val-every 0")
+                            model + "--generate abc --generate if --sample-tokens 16 --sample-count 2 --temperature 0.8 --top-k 40 "
+                            "--seed 3", model + "--generate abc --sample-tokens 16 --temperature 0",
+                            model + "--train-steps 2 --out again --val-every 0")
         yield Configuration(name % "unfused", start + "--attention-backend unfused --loss-chunk-tokens 16 --threads 2")
         yield Configuration(name % "schedule", start + "--lr-decay-style WSD --lr-wsd-decay-steps 2 --min-lr 1e-4 --clip-grad 0.1",
                             start + "--lr-decay-style linear --clip-grad 0 --weight-decay 0 --out linear")
@@ -151,8 +152,8 @@ def rank_configurations():
         start = TRAINING + SHAPES["gpt2"] + "--device cpu --precision bf16 --global-batch-size 4 --zero-stage %d " % stage
         yield Configuration("cpu ranks resume zero-%d" % stage, start, start + "--train-steps 5 --resume auto --check-replicas 1", ranks=2)
         yield Configuration("cpu ranks grad-reduce-in-bf16 zero-%d" % stage, start + "--grad-reduce-in-bf16", ranks=2)
-    yield Configuration("cpu ranks sockets", TRAINING + SHAPES["llama"] + "--device cpu --precision fp32 --zero-stage 3 --collectives sockets",
-                        ranks=2)
+    yield Configuration("cpu ranks sockets", TRAINING + SHAPES["llama"] +
+                        "--device cpu --precision fp32 --zero-stage 3 --collectives sockets", ranks=2)
 
 
 def plan_configurations():
@@ -173,21 +174,22 @@ def message_configurations():
     yield Configuration("cpu messages help", "--help")
     yield Configuration("cpu messages version", "--version")
     for number, mistake in enumerate(MISTAKES):
-        start = "" if mistake.startswith("--train-data") or not mistake else "--train-data ../data/t_train_*.bin --val-data ../data/t_val_*.bin "
-        yield Configuration("cpu messages %02d %s" % (number, mistake), start + mistake, expect=2)
+        data = "--train-data ../data/t_train_*.bin --val-data ../data/t_val_*.bin "
+        alone = not mistake or mistake.startswith("--train-data")
+        yield Configuration("cpu messages %02d %s" % (number, mistake), ("" if alone else data) + mistake, expect=2)
 
 
 def emulated_configurations():
-    small = TRAINING.replace("--train-steps 3", "--train-steps 2").replace("--seq-length 32", "--seq-length 16") + "--device cuda --bucket-mib 0.2 "
+    small = TRAINING.replace("--train-steps 3", "--train-steps 2").replace("--seq-length 32", "--seq-length 16")
+    small += "--device cuda --bucket-mib 0.2 "
     plan = "--plan --plan-json plan.json "
     budgets = {"gpt2": "34.24MiB", "llama": "34.39MiB", "qwen2": "33.69MiB"}
     few = {"fp32": ["none", "selective-all", "full"],
            "bf16": ["none", "selective", "selective-core_attn", "selective-all", "full", "uniform", "block", "layers", "auto"]}
     for (shape, model), precision in itertools.product(EMULATED_SHAPES.items(), few):
         for policy in few[precision]:
-            layers = "--recompute-layers 0 "
-            options = POLICIES[policy].replace("BUDGET", budgets[shape]).replace("--recompute-layers 0,2 ", layers)
-            options = options.replace("--recompute-method block --recompute-num-layers 2", "--recompute-method block --recompute-num-layers 1")
+            options = POLICIES[policy].replace("BUDGET", budgets[shape]).replace("--recompute-layers 0,2", "--recompute-layers 0")
+            options = options.replace("block --recompute-num-layers 2", "block --recompute-num-layers 1") # of two layers
             start = small + model + "--precision %s " % precision + options
             yield Configuration("emu policy %s %s %s" % (shape, precision, policy), start + plan, start)
     for shape, precision, stage in [*(("llama", "bf16", stage) for stage in range(4)), ("gpt2", "bf16", 0), ("gpt2", "bf16", 3),
@@ -199,8 +201,7 @@ def emulated_configurations():
     yield Configuration("emu unfused", small + EMULATED_SHAPES["llama"] + "--precision bf16 --attention-backend unfused")
     yield Configuration("emu hopper", small + EMULATED_SHAPES["llama"] + "--precision bf16", variables={"EMU_CAPABILITY": "9.0"})
     for preset in ("gpt2-124m", "llama3-8b", "qwen2.5-1.5b"):
-        yield Configuration("emu plan " + preset, "--preset %s --device cuda --precision bf16 --plan --plan-json plan.json --plan-picture plan.svg"
-                            % preset)
+        yield Configuration("emu plan " + preset, "--preset %s --device cuda --precision bf16 %s--plan-picture plan.svg" % (preset, plan))
 
 
 def all_configurations():

@@ -160,10 +160,10 @@ static void assert_logits(struct gpt *m, const int32_t *tokens, const double *ex
     print_message("%s: logits differ by %.2g in evaluation, %.2g in decoding, allowed %.2g\n", what, a, b, bound);
     test_case_without_seed("%s", what);
     if (!(a <= bound))
-        fail_comparison("a logit of evaluation", a, " of the largest", bound,
+        fail_comparison("a logit of evaluation", a, " of the largest one", bound,
                         largest_difference(of_evaluation, expected, n), __FILE__, __LINE__);
     if (!(b <= bound))
-        fail_comparison("a logit of decoding", b, " of the largest", bound,
+        fail_comparison("a logit of decoding", b, " of the largest one", bound,
                         largest_difference(of_decoding, expected, n), __FILE__, __LINE__);
     free(of_evaluation);
     free(of_decoding);

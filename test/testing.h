@@ -154,7 +154,7 @@ static inline void assert_close_at(const double *x, const double *expected, int6
                                    const char *file, int line) {
     const double error = relative_error(x, expected, n);
     if (!(error <= bound))
-        fail_comparison(what, error, " of the norm", bound, largest_difference(x, expected, n), file, line);
+        fail_comparison(what, error, " (relative, in the norm)", bound, largest_difference(x, expected, n), file, line);
 }
 // One number, or the element `place` of some, whose difference is at most `bound`.
 #define assert_near(x, expected, bound, place) assert_near_at((x), (expected), (bound), (place), #x, __FILE__, __LINE__)
