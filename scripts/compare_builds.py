@@ -385,13 +385,11 @@ def compare(configuration, programs, folders, allowed):
     return list(differences(*places, allowed)), places
 
 
-def base_key(programs, configurations):
-    """Of the base's runs: its programs and what they were asked."""
+def base_key(program, configurations):
+    """Of the base's runs: its program and what it was asked."""
     key = hashlib.sha256(repr([(c.name, c.commands, c.ranks, c.variables) for c in configurations]).encode())
-    for program in programs:
-        if program:
-            with open(program, "rb") as file:
-                key.update(file.read())
+    with open(program, "rb") as file:
+        key.update(file.read())
     return key.hexdigest()[:12]
 
 
@@ -417,10 +415,11 @@ def main():
     allowed, count = set(options.allow), {"same": 0, "differ": 0, "fail": 0}
     with tempfile.TemporaryDirectory() as temporary, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         top = options.keep or temporary
-        folders = ["%s/base-%s" % (top, base_key([options.base, options.base_emu], everything)), "%s/new-%d" % (top, os.getpid())]
-        for folder in folders:
+        folders = {emulated: ("%s/base-%s" % (top, base_key(programs[emulated][0], [c for c in everything if c.emulated == emulated])),
+                              "%s/new-%d" % (top, os.getpid())) for emulated in {c.emulated for c in wanted}}
+        for folder in {folder for both in folders.values() for folder in both}:
             write_data(folder + "/data")
-        pending = [(c, pool.submit(compare, c, programs[c.emulated], folders, allowed)) for c in wanted]
+        pending = [(c, pool.submit(compare, c, programs[c.emulated], folders[c.emulated], allowed)) for c in wanted]
         for configuration, result in pending:
             found, places = result.result()
             verdict = "fail" if found is None else "differ" if found else "same"
