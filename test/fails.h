@@ -48,6 +48,7 @@ static inline void assert_fails_at(void (*run)(void *), void *argument, const ch
         complete = complete && strstr(message, word);
     const char *end = strchr(message, '\n');
     if (!complete || !end || end[1] != '\0') { // one line, no more
+        test_case_print();
         print_error("%s:%d: exit status %d, expected 2, one line with: %s\ngot: %s\n", file, line, status, words,
                     message);
         _fail(file, line);

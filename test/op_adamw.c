@@ -34,6 +34,8 @@ static void reference_step(double *p, double *m, double *v, double g, struct ada
 // that are not.
 static void check(int64_t n, bool with_master, float weight_decay, int offset, int params_offset) {
     uint64_t random = (uint64_t)n;
+    test_case(random, "n %lld, %s, weight decay %g, states %d and parameters %d elements off alignment", (long long)n,
+              with_master ? "master weights" : "no master weights", (double)weight_decay, offset, params_offset);
     double *p = test_doubles(n), *m = test_doubles(n), *v = test_doubles(n);
     float *master = (float *)test_alloc((size_t)(n + offset) * sizeof *master) + offset;
     float *grads = (float *)test_alloc((size_t)(n + offset) * sizeof *grads) + offset;
@@ -125,7 +127,8 @@ static void first_step(void **state) {
     float *m = floats_of(2, zeroes), *v = floats_of(2, zeroes);
     const struct adamw adamw = {0.125f, 0.9f, 0.999f, 0, 0, 1, 1};
     adamw_update(params, master, grads, m, v, 2, adamw, NULL, &device);
-    assert_true(fabsf(master[0] - 0.875f) < 2e-7 && fabsf(master[1] + 0.875f) < 2e-7);
+    assert_near(master[0], 0.875, 2e-7, 0);
+    assert_near(master[1], -0.875, 2e-7, 1);
     void *all[] = {params, master, grads, m, v};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
@@ -135,6 +138,7 @@ static void first_step(void **state) {
 static void without_master(void **state) {
     enum { N = 37 };
     uint64_t random = 6;
+    test_case(random, "n %d, parameters without master weights", N);
     double *exact;
     floatX *params = test_floats(&exact, N, 1, &random);
     float *grads = (float *)test_alloc(N * sizeof *grads), *m = (float *)test_alloc(N * sizeof *m);
@@ -158,6 +162,7 @@ static void without_master(void **state) {
 static void nothing_changes(void **state) {
     enum { N = 1030 };
     uint64_t random = 3;
+    test_case(random, "n %d, a gradient that is not finite", N);
     double *exact;
     floatX *params = test_floats(&exact, N, 1, &random), *params_before = (floatX *)test_alloc(N * sizeof *params);
     float *arrays[4], *before[4]; // master, grads, m, v
@@ -210,6 +215,7 @@ static void checks(void **state) {
     const int counts[] = {0, 1, 2, 31, 32, 33, 70};
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         const int n = counts[k];
+        test_case_without_seed("%d losses", n);
         struct gradient_check c = checked(16, n, -1, 0, 1); // clipped from 4 to 1
         assert_true(c.grad_norm == 4 && c.grad_scale == (float)(1 / (4 + 1e-6)) && c.finite == 1);
         c = checked(16, n, -1, 0, 5); // short enough
@@ -252,6 +258,7 @@ static void additions(void **state) {
     const int64_t sizes[] = {0, 1, 3, 4, 1023, 1024, 1025, 10007};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         const int64_t n = sizes[k];
+        test_case_without_seed("n %lld", (long long)n);
         float *out = (float *)test_alloc((size_t)(n + 4) * sizeof *out),
               *in = (float *)test_alloc((size_t)(n + 4) * sizeof *in);
         for (int64_t i = 0; i < n + 4; i++) {
@@ -284,6 +291,7 @@ static void sums(void **state) {
     for (size_t k = 0; k < ALIGNMENTS * sizeof sizes / sizeof *sizes; k++) {
         const int64_t n = sizes[k / ALIGNMENTS];
         uint64_t random = 2;
+        test_case(random, "n %lld, %zu elements off alignment", (long long)n, k % 4);
         float *memory = (float *)test_alloc((size_t)(n + 8) * sizeof *memory), *x = memory + k % 4; // aligned or not
         double expected = 0;
         for (int64_t i = 0; i < n + 4; i++) {             // 4 that do not belong to it
@@ -296,7 +304,8 @@ static void sums(void **state) {
         omp_set_num_threads(7);
         const double seven = squares_of(x, n);
         omp_set_num_threads(threads);
-        assert_true(one == seven && fabs(one - expected) <= 1e-12 * expected);
+        assert_true(one == seven);
+        assert_near(one, expected, 1e-12 * expected, 0);
         if (n > 256) {
             x[n - 1] = INFINITY;
             assert_true(squares_of(x, n) == INFINITY);

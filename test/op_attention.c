@@ -7,6 +7,7 @@
 #include <omp.h>    // omp_set_num_threads
 
 static struct device dev;
+static uint64_t case_seed; // of the inputs under test
 
 #if (defined(PRECISION_BF16) && defined(AMX_EMULATE)) || defined(__SANITIZE_ADDRESS__)
 enum { SLOW = 1 }; // every tile product takes long: fewer and smaller shapes
@@ -204,6 +205,12 @@ static void guarded_free(void *memory, size_t bytes) {
     free((char *)memory - GUARD_BYTES);
 }
 
+static void test_case_shape(struct attention_shape s, float dropout, const char *backend) {
+    test_case(case_seed, "%s, B %d, T %d, %d heads, %d KV heads of %d, scale %g, dropout %g%s", backend, s.B, s.T,
+              s.num_heads, s.num_query_groups, s.head_dim, (double)s.scale, (double)dropout,
+              s.full ? ", without a causal mask" : "");
+}
+
 // Backward's workspace holds NaNs, or words that could be somebody's turn.
 static int32_t workspace_word = -1;
 
@@ -213,6 +220,8 @@ struct result {
 };
 static struct result run_with(const floatX *qkv, const floatX *dout, enum attention_backend backend,
                               struct attention_shape s, struct dropout d, struct attention_backward_options options) {
+    const char *name = backend == ATTENTION_UNFUSED ? "unfused" : backend == ATTENTION_FLASH ? "flash" : "flash, wgmma";
+    test_case_shape(s, d.p, name);
     const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, &dev);
     const size_t backward_bytes = attention_backward_workspace_bytes(backend, s, &dev);
     struct result r;
@@ -271,7 +280,7 @@ static struct bound bound_of(struct attention_shape s, double input) {
 }
 // Columns [begin, end) of rows of `width`: q, k or v of dqkv have scales of their own.
 static void check_columns(const char *name, const floatX *x, const double *reference, const double *plain, int64_t rows,
-                          int64_t width, int64_t begin, int64_t end, struct bound bound, struct attention_shape s) {
+                          int64_t width, int64_t begin, int64_t end, struct bound bound) {
     double error = 0, plain_error = 0, rounding_error = 0,
            size = name[0] == 'd' && name[1] != 'v' ? bound.least_size : 0;
     for (int64_t r = 0; r < rows; r++)
@@ -286,11 +295,14 @@ static void check_columns(const char *name, const floatX *x, const double *refer
             size = fabs(reference[i]) > size ? fabs(reference[i]) : size;
         }
     const double allowed = bound.bf16 ? 2 * plain_error + 2 * rounding_error : bound.relative * size;
-    if (!(error <= allowed)) {
-        print_error("B%d T%d H%d/%d D%d: %s differs by %.3g, allowed %.3g\n", s.B, s.T, s.num_heads, s.num_query_groups,
-                    s.head_dim, name, error, allowed);
-        _fail(__FILE__, __LINE__);
-    }
+    if (error <= allowed)
+        return;
+    double *got = to_doubles(x, rows * width);
+    for (int64_t i = 0; i < rows * width; i++) // other columns count as right
+        got[i] = i % width >= begin && i % width < end ? got[i] : reference[i];
+    const struct difference largest = largest_difference(got, reference, rows * width);
+    free(got);
+    fail_comparison(name, error, "", allowed, largest, __FILE__, __LINE__);
 }
 
 // Plain ops in floatX; in fp32 the bounds do without, and the reference stands in.
@@ -303,20 +315,19 @@ static void check_result(struct result r, enum attention_backend backend, struct
     const struct bound bound = bound_of(s, input);
     const int64_t rows = (int64_t)s.B * s.T, W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
     const int64_t k = (int64_t)s.num_heads * s.head_dim, v = k + (int64_t)s.num_query_groups * s.head_dim;
-    check_columns("out", r.out, reference.out, plain.out, rows, k, 0, k, bound, s);
-    check_columns("dq", r.dqkv, reference.dqkv, plain.dqkv, rows, W, 0, k, bound, s);
-    check_columns("dk", r.dqkv, reference.dqkv, plain.dqkv, rows, W, k, v, bound, s);
-    check_columns("dv", r.dqkv, reference.dqkv, plain.dqkv, rows, W, v, W, bound, s);
+    check_columns("out", r.out, reference.out, plain.out, rows, k, 0, k, bound);
+    check_columns("dq", r.dqkv, reference.dqkv, plain.dqkv, rows, W, 0, k, bound);
+    check_columns("dk", r.dqkv, reference.dqkv, plain.dqkv, rows, W, k, v, bound);
+    check_columns("dv", r.dqkv, reference.dqkv, plain.dqkv, rows, W, v, W, bound);
     const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
     if (backend == ATTENTION_UNFUSED)
-        check_columns("probabilities", (const floatX *)r.saved, reference.p, plain.p, lse_rows, s.T, 0, s.T, bound, s);
+        check_columns("probabilities", (const floatX *)r.saved, reference.p, plain.p, lse_rows, s.T, 0, s.T, bound);
     const double unit = backend == ATTENTION_FLASH_SM90 ? log(2) : 1; // lse to base 2
     for (int64_t i = 0; backend != ATTENTION_UNFUSED && i < lse_rows; i++) {
-        const double e = fabs(unit * ((const float *)r.saved)[i] - reference.lse[i]);
         // Scores are fp32 in both precisions, and so is lse: its own rounding, and that of the scores.
         const double allowed =
             0x1p-24 * (2 * fabs(reference.lse[i]) + sqrt(s.head_dim) * s.scale * s.head_dim * input * input);
-        assert_true(e <= 4 * allowed + 1e-6);
+        assert_near(unit * ((const float *)r.saved)[i], reference.lse[i], 4 * allowed + 1e-6, i);
     }
 }
 
@@ -350,7 +361,7 @@ static double check_inputs(enum attention_backend only, struct attention_shape s
 }
 static void check_with(enum attention_backend only, struct attention_shape s, double q_scale, double k_scale,
                        float dropout, struct attention_backward_options options) {
-    uint64_t seed = 17 + (uint64_t)(s.T * 1000 + s.head_dim);
+    uint64_t seed = case_seed = 17 + (uint64_t)(s.T * 1000 + s.head_dim);
     double *qkv_exact, *dout_exact;
     floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed),
            *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
@@ -399,7 +410,7 @@ static void test_exp2(void **state) {
 static void test_bf16_rows(void **state) {
     ALIGN_BLOCK float x[2 * LANES];
     ALIGN_BLOCK bf16 rows[2 * LANES], pairs[2 * LANES];
-    uint64_t seed = 2;
+    uint64_t seed = case_seed = 2;
     for (int run = 0; run < 1000; run++) {
         for (int i = 0; i < 2 * LANES; i++)
             x[i] = (float)(test_uniform(&seed) * exp2(run % 40 - 30));
@@ -459,7 +470,7 @@ static void test_dropout(void **state) {
 // A recorded graph reads the step from the device's memory: what it finds there is added to the call's.
 static void test_dropout_step(void **state) {
     const struct attention_shape s = shape_of(1, 70, 2, 1, 64);
-    uint64_t seed = 12, *micro_step = (uint64_t *)test_alloc(sizeof *micro_step);
+    uint64_t seed = case_seed = 12, *micro_step = (uint64_t *)test_alloc(sizeof *micro_step);
     double *exact;
     floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
     struct dropout d = dropout_of(0.5f), moved = d;
@@ -481,7 +492,7 @@ static void test_dropout_step(void **state) {
 // All scores near -200: a padded key scored 0 instead of -inf would overflow exp(0 - lse).
 static void check_low_scores(enum attention_backend only, struct attention_shape s) {
     const int64_t n = qkv_count(s), D = s.head_dim, W = 3 * D;
-    uint64_t seed = 5;
+    uint64_t seed = case_seed = 5;
     double *qkv_exact, *dout_exact;
     floatX *qkv = test_floats(&qkv_exact, n, 0.1, &seed), *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
     for (int64_t i = 0; i < n; i++) {
@@ -511,7 +522,8 @@ static void test_rotary(void **state) {
 static void test_finite_differences(void **state) {
     const struct attention_shape s = shape_of(2, 5, 4, 2, 8);
     const struct dropout d = dropout_of(0.25f);
-    uint64_t seed = 9;
+    uint64_t seed = case_seed = 9;
+    test_case_shape(s, d.p, "naive");
     double *qkv, *dout;
     free(test_floats(&qkv, qkv_count(s), 1, &seed));
     free(test_floats(&dout, out_count(s), 1, &seed));
@@ -537,7 +549,7 @@ static void test_finite_differences(void **state) {
 
 // The same bits of one backend, or of all, again and again and with 1, 2, 3 threads of the host.
 static void check_bits(enum attention_backend only, struct attention_shape s, float p) {
-    uint64_t seed = 3;
+    uint64_t seed = case_seed = 3;
     double *qkv_exact, *dout_exact;
     floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed),
            *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
@@ -749,7 +761,7 @@ static void test_backward_order(void **state) {
 // The two flash backends round at nearly the same places: to within bf16 they agree, in either order of dQ's sums.
 static void check_agrees(struct attention_shape s) {
     const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
-    uint64_t seed = 21;
+    uint64_t seed = case_seed = 21;
     double *qkv_exact, *dout_exact, *x = test_doubles(qkv_count(s)), *y = test_doubles(qkv_count(s));
     floatX *qkv = test_floats(&qkv_exact, qkv_count(s), 1, &seed),
            *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
@@ -792,7 +804,7 @@ static void test_sm90_agrees(void **state) {
 // A NaN reaches every later query and no earlier one of another block.
 static void check_nan(struct attention_shape s, int clean) {
     const int at = 100, D = s.head_dim;
-    uint64_t seed = 4;
+    uint64_t seed = case_seed = 4;
     double *exact;
     floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
     qkv[at * 3 * D + D + 3] = to_floatX(NAN); // k of token `at`
@@ -817,7 +829,7 @@ static void test_nan(void **state) {
 static void test_without_lse(void **state) {
     skip_without_flash();
     const struct attention_shape s = shape_of(2, 70, 2, 1, 24);
-    uint64_t seed = 8;
+    uint64_t seed = case_seed = 8;
     double *exact;
     floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
     void *workspace = test_alloc(flash_forward_workspace_bytes(s));
@@ -837,7 +849,8 @@ static void check_decode(struct attention_shape s, int capacity) {
     const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim,
                   C = (int64_t)s.num_heads * s.head_dim;
     const size_t cache_bytes = (size_t)s.B * capacity * s.num_query_groups * s.head_dim * sizeof(floatX);
-    uint64_t seed = 6;
+    uint64_t seed = case_seed = 6;
+    test_case_shape(s, 0, "decoding");
     double *exact;
     floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
     double *dout = test_doubles(out_count(s));

@@ -18,6 +18,11 @@ struct shape {
 static const struct shape shapes[] = {{1, 1, 0, 1}, {1, 1, 39, 63}, {2, 5, 3, 64}, {3, 7, 0, 65}, {2, 40, 0, 200}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+static void test_case_shape(uint64_t seed, int B, int T, int C, int with_position, struct dropout dropout) {
+    test_case(seed, "V %d, B %d, T %d, C %d, %s, dropout %g", V, B, T, C,
+              with_position ? "learned positions" : "no positions", (double)dropout.p);
+}
+
 static void reference(double *out, const int32_t *tokens, const double *wte, const double *wpe, struct shape s,
                       struct dropout dropout) {
     for (int b = 0; b < s.B; b++)
@@ -46,6 +51,7 @@ static void forward(void **state) {
             const int with_position = variant & 1;
             const int64_t n = (int64_t)s.B * s.T * s.C;
             uint64_t random = (uint64_t)n;
+            test_case_shape(random, s.B, s.T, s.C, with_position, test_dropout(variant >> 1));
             double *wte_exact, *wpe_exact, *expected = test_doubles(n);
             floatX *wte = test_floats(&wte_exact, V * s.C, 1, &random);
             floatX *out = (floatX *)test_alloc((size_t)n * sizeof *out);
@@ -89,6 +95,7 @@ static void backward(void **state) {
             const struct dropout dropout = test_dropout(variant >> 1);
             const int64_t n = (int64_t)s.B * s.T * s.C;
             uint64_t random = (uint64_t)(n + variant);
+            test_case_shape(random, s.B, s.T, s.C, with_position, dropout);
             double *dout_exact, *wte = test_doubles(V * s.C), *wpe = test_doubles(s.T * s.C);
             double *dwte_expected = test_doubles(V * s.C), *dwpe_expected = test_doubles(s.T * s.C);
             floatX *dout = test_floats(&dout_exact, n, 1, &random);
@@ -125,6 +132,7 @@ static void many_rows_of_a_token(void **state) {
             const int B = shapes[k][0], T = shapes[k][1], C = shapes[k][2];
             const struct dropout dropout = test_dropout(variant == 1);
             uint64_t random = (uint64_t)k;
+            test_case_shape(random, B, T, C, true, dropout);
             double *dout_exact, *expected = test_doubles(V * C), *expected_positions = test_doubles(T * C);
             floatX *dout = test_floats(&dout_exact, (int64_t)B * T * C, 1, &random);
             int32_t *tokens = test_tokens(B * T, &random);
@@ -162,6 +170,7 @@ static void many_rows_of_a_token(void **state) {
 static void same_bits_for_any_threads(void **state) {
     enum { B = 3, T = 140, C = 330 };
     uint64_t random = 1;
+    test_case_shape(random, B, T, C, true, test_dropout(1));
     double *dout_exact;
     floatX *dout = test_floats(&dout_exact, B * T * C, 1, &random);
     int32_t *tokens = test_tokens(B * T, &random);

@@ -41,15 +41,27 @@ static const char *comparison_name(const struct golden *g, int place, char *text
     return text;
 }
 
-static double tensor_error(const struct golden *g, const char *name, const double *ours) {
+// What a comparison found: the error that is held against a bound, and where the largest difference lies.
+struct comparison {
+    double error;
+    struct difference largest;
+};
+static struct comparison tensor_error(const struct golden *g, const char *name, const double *ours) {
     double *expected = golden_doubles(g, name);
-    const double error = relative_error(ours, expected, golden_tensor(g, name)->count);
+    const int64_t n = golden_tensor(g, name)->count;
+    const struct comparison c = {relative_error(ours, expected, n), largest_difference(ours, expected, n)};
     free(expected);
-    return error;
+    return c;
 }
-static double number_error(const struct golden *g, const char *name, int step, double ours) {
-    const double expected = golden_floats(g, name)[step];
-    return fabs(ours - expected) / fabs(expected);
+static struct comparison number_error(const struct golden *g, const char *name, int step, double ours) {
+    const double expected = golden_floats(g, name)[step], size = fabs(ours - expected);
+    const struct comparison c = {size / fabs(expected), {size, ours, expected, step}};
+    return c;
+}
+static struct comparison *comparisons_alloc(const struct golden *g) {
+    struct comparison *all = (struct comparison *)calloc((size_t)comparisons(g), sizeof *all);
+    assert_non_null(all);
+    return all;
 }
 
 // ---- Bounds --------------------------------------------------------------------------------------------------------
@@ -58,7 +70,7 @@ static double perturbed(void *context, double x) {
     return x * (1 + FLOATX_ROUNDING * test_uniform((uint64_t *)context));
 }
 
-static void reference_errors(double *errors, const struct golden *g, uint64_t seed) {
+static void reference_errors(struct comparison *errors, const struct golden *g, uint64_t seed) {
     const int B = golden_int(g, "micro_batch_size"), T = golden_int(g, "seq_length");
     struct reference *r = reference_of(g);
     r->rounding = perturbed;
@@ -92,11 +104,12 @@ static void widen_to_largest_step(double *bounds, int steps) {
 }
 static double *bounds_of(const struct golden *g) {
     const int n = comparisons(g), steps = golden_int(g, "train_steps");
-    double *bounds = test_doubles(n), *errors = test_doubles(n);
+    double *bounds = test_doubles(n);
+    struct comparison *errors = comparisons_alloc(g);
     for (int draw = 0; sizeof(floatX) == 2 && draw < DRAWS; draw++) {
         reference_errors(errors, g, (uint64_t)draw);
         for (int i = 0; i < n; i++)
-            bounds[i] += errors[i] * errors[i] / DRAWS;
+            bounds[i] += errors[i].error * errors[i].error / DRAWS;
     }
     for (int i = 0; i < n; i++)
         bounds[i] = sizeof(floatX) == 2 ? DEVIATIONS * sqrt(bounds[i]) : FP32_BOUND;
@@ -159,7 +172,7 @@ static void load_parameters(struct gpt *m, const struct golden *g) {
     assert_int_equal(g->num_tensors, 2 * m->table.num_tensors + 5); // no parameter of the file is left over
 }
 
-static void engine_gradient_errors(double *errors, const struct gpt *m, const struct golden *g) {
+static void engine_gradient_errors(struct comparison *errors, const struct gpt *m, const struct golden *g) {
     for (int i = 0; i < (int)g->num_tensors; i++)
         for (int k = 0; k < m->table.num_tensors; k++) {
             const struct tensor *t = &m->table.tensors[k];
@@ -177,7 +190,7 @@ static void engine_gradient_errors(double *errors, const struct gpt *m, const st
 }
 
 // The logits that evaluation leaves behind, where one chunk holds them all.
-static double evaluation_error(struct gpt *m, const struct golden *g) {
+static struct comparison evaluation_error(struct gpt *m, const struct golden *g) {
     const int V = m->shape.V, Vp = m->shape.Vp;
     const int64_t N = extent_of(m, PASS_EVALUATE).N;
     assert_int_equal(m->chunk, N);
@@ -188,13 +201,13 @@ static double evaluation_error(struct gpt *m, const struct golden *g) {
     for (int64_t n = 0; n < N; n++)
         for (int v = 0; v < V; v++)
             ours[n * V + v] = to_float(logits[n * Vp + v]);
-    const double error = tensor_error(g, "logits", ours);
+    const struct comparison error = tensor_error(g, "logits", ours);
     free(ours);
     return error;
 }
 
 // The same logits token by token, through the KV cache.
-static double decoding_error(struct gpt *m, const struct golden *g) {
+static struct comparison decoding_error(struct gpt *m, const struct golden *g) {
     const int B = m->config.micro_batch_size, T = m->config.seq_length, V = m->shape.V, Vp = m->shape.Vp;
     const int32_t *batch = golden_batch(g, "tokens", 0);
     int32_t *tokens = (int32_t *)test_alloc((size_t)B * sizeof *tokens);
@@ -208,13 +221,13 @@ static double decoding_error(struct gpt *m, const struct golden *g) {
             for (int v = 0; v < V; v++)
                 ours[(int64_t)(b * T + t) * V + v] = to_float(logits[b * Vp + v]);
     }
-    const double error = tensor_error(g, "logits", ours);
+    const struct comparison error = tensor_error(g, "logits", ours);
     free(tokens);
     free(ours);
     return error;
 }
 
-static void engine_errors(double *errors, struct gpt *m, const struct golden *g) {
+static void engine_errors(struct comparison *errors, struct gpt *m, const struct golden *g) {
     for (int step = 0; step < golden_int(g, "train_steps"); step++) {
         gpt_zero_gradients(m);
         const double loss = micro_step_loss(m, 0, golden_batch(g, "tokens", step), golden_batch(g, "targets", step), 1);
@@ -228,21 +241,24 @@ static void engine_errors(double *errors, struct gpt *m, const struct golden *g)
 
 // ---- The comparison ------------------------------------------------------------------------------------------------
 
-static void check(const double *errors, const double *bounds, const struct golden *g, const char *what) {
+static void check(const struct comparison *errors, const double *bounds, const struct golden *g, const char *what) {
     char name[80];
     int nearest = 0, failures = 0;
+    test_case_without_seed("%s, %s", g->path, what);
     for (int i = 0; i < comparisons(g); i++) {
-        if (!(errors[i] <= bounds[i])) {
-            print_error("%s, %s: %s differs by %.3g, allowed %.3g\n", g->path, what,
-                        comparison_name(g, i, name, sizeof name), errors[i], bounds[i]);
-            failures++;
+        if (!(errors[i].error <= bounds[i])) {
+            if (failures++ == 0)
+                test_case_print();
+            print_difference(comparison_name(g, i, name, sizeof name), errors[i].error, " (relative)", bounds[i],
+                             errors[i].largest);
         }
-        if (errors[i] * bounds[nearest] > errors[nearest] * bounds[i])
+        if (errors[i].error * bounds[nearest] > errors[nearest].error * bounds[i])
             nearest = i;
     }
     print_message("%s, %s: nearest to its bound is %s with %.2g of %.2g\n", g->path, what,
-                  comparison_name(g, nearest, name, sizeof name), errors[nearest], bounds[nearest]);
-    assert_int_equal(failures, 0);
+                  comparison_name(g, nearest, name, sizeof name), errors[nearest].error, bounds[nearest]);
+    if (failures > 0)
+        _fail(__FILE__, __LINE__);
 }
 
 // The logits are those of evaluation or of decoding: a training step overwrites its own by their gradients.
@@ -259,7 +275,7 @@ static void compare_backend(const struct golden *g, const double *bounds, enum a
     struct gpt *m = gpt_create(&config, policy_none(config.num_layers), backend, &dev);
     gpt_allocate(m);
     load_parameters(m, g);
-    double *errors = test_doubles(comparisons(g));
+    struct comparison *errors = comparisons_alloc(g);
     errors[0] = loss_chunk_tokens == 0 ? evaluation_error(m, g) : decoding_error(m, g);
     engine_errors(errors, m, g);
     check(errors, bounds, g, what);

@@ -60,6 +60,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     s.inputs = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.inputs);
     s.targets = (int32_t *)test_alloc(2 * (size_t)s.tokens * sizeof *s.targets);
     uint64_t random = 5;
+    test_case(random, "%s %s", shape, options);
     for (int64_t i = 0; i < 2 * s.tokens; i++) {
         s.inputs[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
         s.targets[i] = (int32_t)(test_random(&random) % (uint64_t)s.config.vocab_size);
@@ -110,14 +111,23 @@ static void outcome_free(struct outcome *o) {
     free(o->grads);
     free(o->params);
 }
+// Takes both arrays.
+static void assert_same_floats(double *x, double *expected, int64_t n, const char *name, const char *what) {
+    char text[512];
+    const struct difference largest = largest_difference(x, expected, n);
+    snprintf(text, sizeof text, "%s: %s", what, name);
+    if (memcmp(x, expected, (size_t)n * sizeof *x) != 0)
+        fail_comparison(text, largest.size, "", 0, largest, __FILE__, __LINE__);
+    free(x);
+    free(expected);
+}
 static void assert_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
     for (int i = 0; i < 4; i++)
         if (!(isfinite(a->loss[i]) && a->loss[i] == b->loss[i]))
             fail_msg("%s: loss %d is %.17g, not %.17g", what, i, b->loss[i], a->loss[i]);
-    if (memcmp(a->grads, b->grads, (size_t)a->flat * sizeof *a->grads))
-        fail_msg("%s: gradients differ", what);
-    if (memcmp(a->params, b->params, (size_t)a->flat * sizeof *a->params))
-        fail_msg("%s: parameters differ", what);
+    assert_same_floats(floats_to_doubles(b->grads, a->flat), floats_to_doubles(a->grads, a->flat), a->flat,
+                       "a gradient", what);
+    assert_same_floats(to_doubles(b->params, a->flat), to_doubles(a->params, a->flat), a->flat, "a parameter", what);
 }
 
 // ---- recomputation ----
@@ -314,7 +324,7 @@ static void accumulation_equals_batch(const char *shape) {
     for (int i = 0; i < 2; i++)
         loss += 0.5 * micro_step_loss(one.model, i, one.inputs + i * one.tokens, one.targets + i * one.tokens, 0.5);
     const double whole = micro_step_loss(two.model, 0, one.inputs, one.targets, 1);
-    assert_true(fabs(loss - whole) <= tolerance * whole);
+    assert_near(loss, whole, tolerance * whole, 0);
     for (int t = 0; t < one.model->table.num_tensors; t++) {
         const struct tensor *tensor = &one.model->table.tensors[t];
         double *a = floats_to_doubles(one.model->zero.grads + tensor->offset, tensor->count);
@@ -450,8 +460,7 @@ static void decoding_equals_forward(const char *shape) {
     }
     const double whole = gpt_evaluate(m, s.inputs, s.targets);
     const double tolerance = sizeof(floatX) == 2 ? 1e-2 : 1e-5;
-    if (!(fabs(sum / (B * T) - whole) <= tolerance * whole))
-        fail_msg("decoding gives a loss of %.9g, the forward pass %.9g", sum / (B * T), whole);
+    assert_near(sum / (B * T), whole, tolerance * whole, 0); // loss of decoding and of the forward pass
     setup_free(&s);
 }
 static void test_decode_gpt2(void **state) { decoding_equals_forward(GPT2); }
@@ -501,7 +510,7 @@ static void test_sampling(void **state) {
     assert_int_equal(counts[0] + counts[1] + counts[2], 0);
     const double sum = exp(0) + exp(-1) + exp(-2);
     for (int v = 3; v < 6; v++)
-        assert_true(fabs(counts[v] / 1000.0 - exp(v - 5) / sum) < 0.002); // u takes each thousandth once
+        assert_near(counts[v] / 1000.0, exp(v - 5) / sum, 0.002, v); // u takes each thousandth once
     assert_int_equal(sample_token(logits, 6, 1, 0, 1, 0.9999999, scratch), 5);
     // Of all six, the last has the probability 0.634 and the last two 0.867.
     int seen[6] = {0};
@@ -511,7 +520,7 @@ static void test_sampling(void **state) {
         assert_int_equal(sample_token(logits, 6, 1, 2, 0.7, i / 1000.0, scratch), 5); // of the top two it has 0.731
     }
     assert_int_equal(seen[4] + seen[5], 1000);
-    assert_true(fabs(seen[5] / 1000.0 - 1 / (1 + exp(-1))) < 0.002);
+    assert_near(seen[5] / 1000.0, 1 / (1 + exp(-1)), 0.002, 5);
 }
 
 int main(void) {

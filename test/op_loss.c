@@ -31,6 +31,7 @@ struct problem {
 static struct problem problem_create(int N, int V, int Vp, double scale, double shift, double slope) {
     struct problem p;
     uint64_t random = (uint64_t)(V + N);
+    test_case(random, "N %d, V %d, padded to %d, logits of %g around %g, growing by %g", N, V, Vp, scale, shift, slope);
     p.N = N;
     p.V = V;
     p.Vp = Vp;
@@ -77,7 +78,7 @@ static void check(int N, int V, int Vp, double scale, double shift, double slope
     for (int n = 0; n < N; n++) {
         const double *row = p.exact + (int64_t)n * Vp;
         const double loss = reference_loss(row, p.targets[n], V), log_sum = loss + row[p.targets[n]];
-        assert_true(fabs(p.losses[n] - loss) <= 1e-6 * (1 + fabs(loss)));
+        assert_near(p.losses[n], loss, 1e-6 * (1 + fabs(loss)), n);
         total += p.losses[n];
         for (int i = 0; i < V; i++)
             expected[(int64_t)n * Vp + i] = (double)dloss * (exp(row[i] - log_sum) - (i == p.targets[n]));
@@ -88,7 +89,7 @@ static void check(int N, int V, int Vp, double scale, double shift, double slope
     for (int n = 0; n < N; n++)
         for (int i = V; i < Vp; i++)
             assert_true(result[(int64_t)n * Vp + i] == 0);
-    assert_true(fabs(sum_of(p.losses, N, 0.25) - 0.25 * total) <= 1e-12 * fabs(total));
+    assert_near(sum_of(p.losses, N, 0.25), 0.25 * total, 1e-12 * fabs(total), 0);
     void *all[] = {before, losses, expected, result};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
@@ -123,11 +124,12 @@ static void sums_of_losses(void **state) {
     const int64_t sizes[] = {0, 1, 2, 31, 1000, 1024, 1025, 20011};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         uint64_t random = 8;
+        test_case(random, "%lld losses", (long long)sizes[k]);
         float *losses = (float *)test_alloc((size_t)sizes[k] * sizeof *losses + 1);
         double expected = 0;
         for (int64_t i = 0; i < sizes[k]; i++)
             expected += losses[i] = (float)(11 + test_uniform(&random));
-        assert_true(fabs(sum_of(losses, sizes[k], 3) - 3 * expected) <= 1e-12 * expected);
+        assert_near(sum_of(losses, sizes[k], 3), 3 * expected, 1e-12 * expected, 0);
         free(losses);
     }
 }
@@ -152,6 +154,7 @@ static void growing_logits(void **state) {
 static void gradient_by_finite_differences(void **state) {
     enum { V = 23 };
     uint64_t random = 4;
+    test_case(random, "N 1, V %d", V);
     double *logits;
     floatX *x = test_floats(&logits, V, 3, &random);
     double numeric[V];

@@ -27,6 +27,7 @@ static const enum matmul_backend backends[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL
 static void wait_for(struct device *dev) {}
 #endif
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
+static char backend_under_test[96] = "naive";
 
 // Those that sum in an order of their own making, whatever the threads; the libraries choose it by the thread count.
 static bool same_bits_for_any_threads(enum matmul_backend backend) {
@@ -128,6 +129,7 @@ static struct problem problem_make(struct shape s, uint64_t seed) {
     struct problem p;
     memset(&p, 0, sizeof p);
     p.shape = s;
+    test_case(seed, "%s, M %lld, N %d, K %d", backend_under_test, (long long)s.M, s.N, s.K);
     p.in = random_input(&p.naive.in, s.M * s.K, &seed);
     p.weight = random_input(&p.naive.weight, (int64_t)s.N * s.K, &seed);
     p.bias = random_input(&p.naive.bias, s.N, &seed);
@@ -261,7 +263,8 @@ static void for_each_backend(int threads, void (*check)(struct device *, enum ma
         dev.matmul = matmul_create_backend(&dev, backends[b]);
         if (dev.matmul == NULL)
             continue;
-        print_message("           %s, %d threads\n", matmul_describe(dev.matmul), threads);
+        snprintf(backend_under_test, sizeof backend_under_test, "%s, %d threads", matmul_describe(dev.matmul), threads);
+        print_message("           %s\n", backend_under_test);
         check(&dev, backends[b]);
         matmul_destroy(dev.matmul);
         found++;
@@ -408,7 +411,7 @@ static void test_naive_by_differences(void **state) {
             double difference = 0;
             for (int64_t o = 0; o < s.M * s.N; o++)
                 difference += p.naive.dout[o] * (moved[o] - p.naive.out[o]);
-            assert_true(fabs(difference - gradients[x][i]) < 1e-12);
+            assert_near(difference, gradients[x][i], 1e-12, i);
         }
     free(moved);
     problem_free(&p);
@@ -447,7 +450,7 @@ static void test_plans(void **state) {
         first += (double)to_float(p.in[k]) * to_float(p.weight[k]);
         magnitude += fabs((double)to_float(p.in[k]) * to_float(p.weight[k]));
     }
-    assert_true(fabs(to_float(r[0].out[0]) - first) <= (FLOATX_ROUNDING + (DEPTH + 1) * 0x1p-24) * magnitude);
+    assert_near(to_float(r[0].out[0]), first, (FLOATX_ROUNDING + (DEPTH + 1) * 0x1p-24) * magnitude, 0);
     free(memory);
     for (int i = 0; i < ROUNDS; i++)
         result_free(&r[i]);

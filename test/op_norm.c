@@ -71,6 +71,7 @@ struct problem {
 static struct problem problem_create(int N, int C, enum norm_kind kind, double shift) {
     struct problem p;
     uint64_t random = (uint64_t)(N * 1000 + C);
+    test_case(random, "N %d, C %d, %s, mean %g", N, C, kind == NORM_LAYERNORM ? "LayerNorm" : "RMSNorm", shift);
     p.N = N;
     p.C = C;
     p.kind = kind;
@@ -112,7 +113,7 @@ static void check_forward(int N, int C, enum norm_kind kind, double shift, doubl
         if (kind == NORM_LAYERNORM) {
             // The mean of values of size 1 + |shift| may itself be near 0, so its error is absolute.
             for (int n = 0; n < N; n++)
-                assert_true(fabs(mean[n] - means[n]) <= (1 + fabs(shift)) * 0x1p-21);
+                assert_near(mean[n], means[n], (1 + fabs(shift)) * 0x1p-21, n);
         }
         free(result);
         free(got_rstd);
@@ -204,6 +205,7 @@ static void reference_by_finite_differences(void **state) {
     enum { N = 2, C = 7 };
     for (int kind = 0; kind < 2; kind++) {
         uint64_t random = 5;
+        test_case(random, "the reference, N %d, C %d, kind %d", N, C, kind);
         double x[N * C], weight[C], bias[C], dout[N * C], out[N * C];
         double dx[N * C] = {0}, dweight[C] = {0}, dbias[C] = {0}, numeric[N * C + 2 * C], exact[N * C + 2 * C];
         for (int i = 0; i < N * C; i++) {
@@ -323,6 +325,7 @@ static void residual(void **state) {
             const int N = residual_sizes[i][0], C = residual_sizes[i][1];
             const struct dropout dropout = {with_dropout ? 0.3f : 0, 9, 8, 7, DROPOUT_MLP_PROJECTION};
             uint64_t random = 3;
+            test_case(random, "residual, N %d, C %d, dropout %g", N, C, (double)dropout.p);
             double *x_exact, *delta_exact, *expected = test_doubles(N * C), *expected_backward = test_doubles(N * C);
             floatX *x = test_floats(&x_exact, N * C, 1, &random), *delta = test_floats(&delta_exact, N * C, 1, &random);
             floatX *out = (floatX *)test_alloc(sizeof(floatX) * (size_t)(N * C));
@@ -372,6 +375,9 @@ static void residual_norm(void **state) {
             const bool with_bias = variant & 4, in_place = variant & 8, all_outputs = variant & 16;
             const size_t bytes = sizeof(floatX) * (size_t)(N * C), row_bytes = sizeof(float) * (size_t)N;
             struct problem p = problem_create(N, C, kind, 0.1);
+            test_case((uint64_t)(N * 1000 + C), "fused with the residual, N %d, C %d, %s, dropout %g%s%s%s", N, C,
+                      kind == NORM_LAYERNORM ? "LayerNorm" : "RMSNorm", (double)dropout.p, with_bias ? ", bias" : "",
+                      in_place ? ", in place" : "", all_outputs ? ", all outputs" : "");
             const floatX *delta = p.dout, *bias = with_bias ? p.bias : NULL;
             floatX *sum = (floatX *)test_alloc(bytes), *out = (floatX *)test_alloc(bytes);
             floatX *sum_apart = (floatX *)test_alloc(bytes), *out_apart = (floatX *)test_alloc(bytes);

@@ -85,6 +85,7 @@ static double agreement(struct dropout a, struct dropout b) {
 
 static void masks_differ(void **state) {
     const struct dropout base = mask(0.5f, 42, 10, 3, DROPOUT_ATTENTION);
+    test_case(42, "masks of %d elements, p 0.5", MANY);
     assert_true(agreement(base, base) == 1);
     const struct dropout others[] = {mask(0.5f, 43, 10, 3, DROPOUT_ATTENTION),
                                      mask(0.5f, 42 + ((uint64_t)1 << 32), 10, 3, DROPOUT_ATTENTION),
@@ -94,7 +95,7 @@ static void masks_differ(void **state) {
                                      mask(0.5f, 42, 10, 3, DROPOUT_MLP_PROJECTION),
                                      mask(0.5f, 42, 10, 3, DROPOUT_EMBEDDING)};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        assert_true(fabs(agreement(base, others[i]) - 0.5) < 5 * 0.5 / sqrt((double)MANY));
+        assert_near(agreement(base, others[i]), 0.5, 5 * 0.5 / sqrt((double)MANY), (int64_t)i);
 }
 
 static void statistics_of_masks(void **state) {
@@ -102,6 +103,7 @@ static void statistics_of_masks(void **state) {
     const float ps[] = {0.001f, 0.1f, 0.5f, 0.9f};
     for (int k = 0; k < 4; k++) {
         const double p = ps[k], deviation = sqrt(p * (1 - p) / MANY);
+        test_case(1, "masks of %d elements, p %g", MANY, p);
         dropout_scales(scales, mask(ps[k], 1, 1, 0, DROPOUT_MLP_PROJECTION), 17, MANY);
         int dropped = 0, pairs = 0;
         for (int i = 0; i < MANY; i++) {
@@ -109,13 +111,14 @@ static void statistics_of_masks(void **state) {
             pairs += scales[i] == 0 && scales[(i + 1) % MANY] == 0;
             assert_true(scales[i] == 0 || scales[i] == 1.0f / (1.0f - ps[k]));
         }
-        assert_true(fabs((double)dropped / MANY - p) < 4 * deviation);
-        assert_true(fabs((double)pairs / MANY - p * p) < 4 * sqrt(3 * p * p * (1 - p) / MANY) + 4.0 / MANY);
+        assert_near((double)dropped / MANY, p, 4 * deviation, k);
+        assert_near((double)pairs / MANY, p * p, 4 * sqrt(3 * p * p * (1 - p) / MANY) + 4.0 / MANY, k);
     }
 }
 
 static void uniform_numbers(void **state) {
     double sum = 0, squares = 0, lowest = 1, highest = 0;
+    test_case(9, "%d uniform numbers", MANY);
     for (uint64_t i = 0; i < MANY; i++) {
         const double u = random_uniform(9, 1, i);
         sum += u;
@@ -124,8 +127,8 @@ static void uniform_numbers(void **state) {
         highest = u > highest ? u : highest;
     }
     assert_true(lowest >= 0 && highest < 1 && lowest < 40.0 / MANY && highest > 1 - 40.0 / MANY);
-    assert_true(fabs(sum / MANY - 0.5) < 4 * sqrt(1.0 / 12 / MANY));
-    assert_true(fabs(squares / MANY - 1.0 / 3) < 4 * sqrt(4.0 / 45 / MANY));
+    assert_near(sum / MANY, 0.5, 4 * sqrt(1.0 / 12 / MANY), 1);
+    assert_near(squares / MANY, 1.0 / 3, 4 * sqrt(4.0 / 45 / MANY), 2);
     assert_true(random_uniform(9, 1, 5) != random_uniform(9, 2, 5));
     assert_true(random_uniform(9, 1, 5) != random_uniform(8, 1, 5));
     assert_true(random_uniform(9, 1, 5) != random_uniform(9, 1 + ((uint64_t)1 << 32), 5));
@@ -135,6 +138,7 @@ static void uniform_numbers(void **state) {
 static void normal_numbers(void **state) {
     static float z[MANY];
     random_normal(z, MANY, 2.0f, 5, 6, 0);
+    test_case(5, "%d normal numbers of deviation 2", MANY);
     double moment[5] = {0, 0, 0, 0, 0};
     int beyond_two = 0;
     for (int i = 0; i < MANY; i++) {
@@ -144,9 +148,11 @@ static void normal_numbers(void **state) {
             moment[k] += pow(x, k) / MANY;
         beyond_two += fabs(x) > 2;
     }
-    assert_true(fabs(moment[1]) < 4 * 1 / sqrt((double)MANY) && fabs(moment[2] - 1) < 4 * sqrt(2.0 / MANY));
-    assert_true(fabs(moment[3]) < 4 * sqrt(15.0 / MANY) && fabs(moment[4] - 3) < 4 * sqrt(96.0 / MANY));
-    assert_true(fabs((double)beyond_two / MANY - 0.0455003) < 4 * sqrt(0.0455 * 0.9545 / MANY));
+    assert_near(moment[1], 0, 4 * 1 / sqrt((double)MANY), 1);
+    assert_near(moment[2], 1, 4 * sqrt(2.0 / MANY), 2);
+    assert_near(moment[3], 0, 4 * sqrt(15.0 / MANY), 3);
+    assert_near(moment[4], 3, 4 * sqrt(96.0 / MANY), 4);
+    assert_near((double)beyond_two / MANY, 0.0455003, 4 * sqrt(0.0455 * 0.9545 / MANY), 0);
 }
 
 // A value is a function of its place: any part of a tensor filled alone gives the same bits.
@@ -166,6 +172,7 @@ static void normal_parts(void **state) {
 static void normal_formula(void **state) {
     float z[64];
     random_normal(z, 64, 1.0f, 123, 45, 0);
+    test_case(123, "64 normal numbers");
     for (uint32_t block = 0; block < 16; block++) {
         const struct philox_words four = philox4x32(block, 0, 45, 0x80000000u, 123, 0);
         for (int pair = 0; pair < 2; pair++) {
@@ -173,8 +180,9 @@ static void normal_formula(void **state) {
             const double angle = 2 * M_PI * (four.word[2 * pair + 1] / 0x1p32);
             // u2 is rounded to 2^-25, an angle of 2e-7, on top of a few roundings of the radius
             const double radius = sqrt(-2 * log(u1));
-            assert_true(fabs(z[4 * block + 2 * pair] - radius * cos(angle)) < 1e-6 * (1 + radius));
-            assert_true(fabs(z[4 * block + 2 * pair + 1] - radius * sin(angle)) < 1e-6 * (1 + radius));
+            const uint32_t at = 4 * block + 2 * (uint32_t)pair;
+            assert_near(z[at], radius * cos(angle), 1e-6 * (1 + radius), at);
+            assert_near(z[at + 1], radius * sin(angle), 1e-6 * (1 + radius), at + 1);
         }
     }
 }

@@ -17,6 +17,10 @@ static const struct shape shapes[] = {{1, 1, 0, 1, 1, 2},   {1, 1, 5, 2, 1, 8}, 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const double THETA = 10000;
 
+static void test_case_shape(uint64_t seed, struct shape s) {
+    test_case(seed, "B %d, T %d from %d, %d heads, %d KV heads of %d", s.B, s.T, s.start, s.H, s.Hkv, s.D);
+}
+
 // rotate_half of Hugging Face: x cos + (-second half, first half) sin, with the angles repeated in both halves.
 static void reference(double *out, const double *in, struct shape s) {
     const int heads = s.H + 2 * s.Hkv;
@@ -36,6 +40,7 @@ static void forward(void **state) {
         const struct shape s = shapes[k];
         const int64_t n = (int64_t)s.B * s.T * (s.H + 2 * s.Hkv) * s.D;
         uint64_t random = (uint64_t)n;
+        test_case_shape(random, s);
         double *exact, *expected = test_doubles(n);
         floatX *qkv = test_floats(&exact, n, 2, &random);
         float *table = (float *)test_alloc((size_t)(s.start + s.T) * (size_t)s.D * sizeof *table);
@@ -59,6 +64,7 @@ static void backward(void **state) {
     const struct shape s = {2, 3, 4, 2, 1, 6};
     enum { COUNT = 2 * 3 * 4 * 6 };
     uint64_t random = 11;
+    test_case_shape(random, s);
     double *dout_exact, in[COUNT], out[COUNT], expected[COUNT];
     floatX *dqkv = test_floats(&dout_exact, COUNT, 1, &random);
     float *table = (float *)test_alloc(sizeof *table * 7 * 6);
@@ -90,6 +96,7 @@ static void misaligned(void **state) {
     const struct shape s = {2, 3, 1, 5, 2, 64};
     enum { COUNT = 2 * 3 * 9 * 64 };
     uint64_t random = 3;
+    test_case_shape(random, s);
     double *exact;
     floatX *aligned = test_floats(&exact, COUNT, 1, &random),
            *memory = (floatX *)test_alloc(sizeof(floatX) * (COUNT + 2));
@@ -110,13 +117,14 @@ static void misaligned(void **state) {
 // The angle of a far position is right to fp32 although it is many turns.
 static void far_positions(void **state) {
     enum { T = 131072, D = 4 };
+    test_case_without_seed("table of T %d, heads of %d", T, D);
     float *table = (float *)test_alloc((size_t)T * D * sizeof *table);
     rope_table(table, T, D, 500000);
     for (int position = T - 5; position < T; position++)
         for (int i = 0; i < D / 2; i++) {
             const double angle = position * pow(500000, -2.0 * i / D);
-            assert_true(fabs(table[position * D + i] - cos(angle)) < 1e-7);
-            assert_true(fabs(table[position * D + D / 2 + i] - sin(angle)) < 1e-7);
+            assert_near(table[position * D + i], cos(angle), 1e-7, position * D + i);
+            assert_near(table[position * D + D / 2 + i], sin(angle), 1e-7, position * D + D / 2 + i);
         }
     free(table);
 }

@@ -39,10 +39,24 @@ static void expect(bool right, const char *format, ...) {
     if (right)
         return;
     va_start(values, format);
+    test_case_print();
     vfprintf(stderr, format, values);
     va_end(values);
     fputc('\n', stderr);
     _exit(1);
+}
+// Takes both arrays.
+static void expect_same_values(double *x, double *expected, int64_t n, const char *what, const char *name) {
+    char text[512];
+    if (memcmp(x, expected, (size_t)n * sizeof *x) != 0) {
+        const struct difference largest = largest_difference(x, expected, n);
+        test_case_print();
+        snprintf(text, sizeof text, "%s: a value of the %s", what, name);
+        print_difference(text, largest.size, "", 0, largest);
+        _exit(1);
+    }
+    free(x);
+    free(expected);
 }
 
 struct setup {
@@ -62,6 +76,7 @@ static void setup_open(struct setup *s, struct parallel *parallel, const char *s
     s->dev.matmul = matmul_create(&s->dev);
     snprintf(options, sizeof options, "%s --zero-stage %d --world-size %d --global-batch-size %d", policy, stage, ranks,
              2 * ranks * micro_steps);
+    test_case(1, "%s %s, rank %d", shape, options, parallel ? parallel->launch.rank : 0); // micro_step counts from it
     s->config = config_of_options(shape, options);
     s->config.val_every = 1; // config_parse says never, since there is no --val-data
     s->config.rank = parallel ? parallel->launch.rank : 0;
@@ -185,13 +200,16 @@ static void expect_same_bits(const struct outcome *a, const struct outcome *b, c
     for (int i = 0; i < STEPS * MOST_BATCHES; i++)
         expect(a->loss[i] == b->loss[i], "%s: loss %d is %.17g, not %.17g", what, i, b->loss[i], a->loss[i]);
     for (int i = 0; i < 4; i++)
-        expect(!memcmp(a->own[i], b->own[i], (size_t)a->part * sizeof(float)), "%s: %s differ", what, names[i]);
+        expect_same_values(floats_to_doubles(b->own[i], a->part), floats_to_doubles(a->own[i], a->part), a->part, what,
+                           names[i]);
     expect(!memcmp(a->norm, b->norm, sizeof a->norm), "%s: the norm is %.17g, not %.17g", what, b->norm[0], a->norm[0]);
     for (int i = 0; i < STATE_COUNT; i++)
-        expect(!a->copy[i] || !memcmp(a->copy[i], b->copy[i], (size_t)a->flat * sizeof(float)), "%s: copy %d differs",
-               what, i);
+        if (a->copy[i])
+            expect_same_values(floats_to_doubles(b->copy[i], a->flat), floats_to_doubles(a->copy[i], a->flat), a->flat,
+                               what, "checkpoint's copy");
     expect(a->evaluation == b->evaluation, "%s: evaluation gives %.17g, not %.17g", what, b->evaluation, a->evaluation);
-    expect(!memcmp(a->logits, b->logits, sizeof a->logits), "%s: logits differ", what);
+    const int64_t logits = sizeof a->logits / sizeof *a->logits;
+    expect_same_values(to_doubles(b->logits, logits), to_doubles(a->logits, logits), logits, what, "logits");
 }
 
 // ---- jobs ----

@@ -16,11 +16,12 @@ extern "C" {
 // cmocka's macro would hide the function of that name in runtime/machine/error.h; fail_msg is built on it.
 #undef fail
 #undef fail_msg
-#define fail_msg(...) (print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
+#define fail_msg(...) (test_case_print(), print_error(__VA_ARGS__), print_error("\n"), _fail(__FILE__, __LINE__))
 #include <fcntl.h>    // open
 #include <signal.h>   // sigaction
 #include <stdio.h>    // printf
 #include <stdlib.h>   // malloc, getenv
+#include <string.h>   // memcmp
 #include <sys/stat.h> // umask
 #include <unistd.h>   // close
 
@@ -42,6 +43,126 @@ __attribute__((constructor)) static inline void test_prepare(void) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     umask(022);
+}
+
+// ---- The case under test, and comparison ----
+
+#ifdef FLOATX_NAME // a test that includes kernels/device.cuh first
+#define TEST_PRECISION FLOATX_NAME
+#else
+#define TEST_PRECISION "of no one precision"
+#endif
+
+// Shape and seed of what a test does just now: any assertion of this header that fails says it. A test begins with none.
+static char test_case_text[512];
+__attribute__((format(printf, 2, 0))) static inline void test_case_set(const char *seed, const char *shape,
+                                                                       va_list arguments) {
+    char text[sizeof test_case_text - 64];
+    vsnprintf(text, sizeof text, shape, arguments);
+    snprintf(test_case_text, sizeof test_case_text, "%s, %s%s", text, seed, TEST_PRECISION);
+}
+__attribute__((format(printf, 2, 3))) static inline void test_case(uint64_t seed, const char *shape, ...) {
+    char text[48];
+    va_list arguments;
+    va_start(arguments, shape);
+    snprintf(text, sizeof text, "seed %llu, ", (unsigned long long)seed);
+    test_case_set(text, shape, arguments);
+    va_end(arguments);
+}
+__attribute__((format(printf, 1, 2))) static inline void test_case_without_seed(const char *shape, ...) {
+    va_list arguments;
+    va_start(arguments, shape);
+    test_case_set("", shape, arguments);
+    va_end(arguments);
+}
+static inline int test_case_none(void **state) {
+    test_case_text[0] = '\0';
+    return 0;
+}
+#undef cmocka_unit_test
+#define cmocka_unit_test(test) cmocka_unit_test_setup(test, test_case_none)
+static inline void test_case_print(void) {
+    if (*test_case_text)
+        print_error("in the case %s:\n", test_case_text);
+}
+
+// cmocka's own, after the case.
+#undef assert_true
+#define assert_true(c) ((c) ? (void)0 : (test_case_print(), _assert_true(0, #c, __FILE__, __LINE__)))
+#undef assert_int_equal
+#define assert_int_equal(a, b)                                                                                         \
+    assert_int_equal_at(cast_to_largest_integral_type(a), cast_to_largest_integral_type(b), __FILE__, __LINE__)
+static inline void assert_int_equal_at(LargestIntegralType a, LargestIntegralType b, const char *file, int line) {
+    if (a != b)
+        test_case_print();
+    _assert_int_equal(a, b, file, line);
+}
+#undef assert_memory_equal
+#define assert_memory_equal(a, b, bytes) assert_memory_equal_at((a), (b), (bytes), #a, #b, __FILE__, __LINE__)
+static inline void assert_memory_equal_at(const void *a, const void *b, size_t bytes, const char *a_name,
+                                          const char *b_name, const char *file, int line) {
+    if (bytes > 0 && memcmp(a, b, bytes) != 0) {
+        test_case_print();
+        print_error("%s has not the bytes of %s, of which it has %zu\n", a_name, b_name, bytes);
+    }
+    _assert_memory_equal(a, b, bytes, file, line);
+}
+
+// |x - reference| / |reference| in the 2-norm; NaN anywhere gives NaN, which no `<` accepts.
+static inline double relative_error(const double *x, const double *reference, int64_t n) {
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        difference += (x[i] - reference[i]) * (x[i] - reference[i]);
+        norm += reference[i] * reference[i];
+    }
+    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+}
+
+// The largest difference between n numbers and the expected ones, or the first NaN.
+struct difference {
+    double size, got, expected;
+    int64_t place;
+};
+static inline struct difference largest_difference(const double *x, const double *expected, int64_t n) {
+    struct difference largest = {-1, NAN, NAN, -1};
+    for (int64_t i = 0; i < n && !isnan(largest.size); i++) {
+        const double size = fabs(x[i] - expected[i]);
+        if (!(size <= largest.size)) {
+            const struct difference here = {size, x[i], expected[i], i};
+            largest = here;
+        }
+    }
+    return largest;
+}
+
+// Every comparison with a reference that fails says this: `error` of `what`, in the measure's words, is above `bound`.
+static inline void print_difference(const char *what, double error, const char *measure, double bound,
+                                    struct difference largest) {
+    print_error("%s is off by %.3g%s, allowed %.3g: largest difference %.3g at [%lld], %.9g where %.9g is expected\n",
+                what, error, measure, bound, largest.size, (long long)largest.place, largest.got, largest.expected);
+}
+static inline void fail_comparison(const char *what, double error, const char *measure, double bound,
+                                   struct difference largest, const char *file, int line) {
+    test_case_print();
+    print_difference(what, error, measure, bound, largest);
+    _fail(file, line);
+}
+
+// n elements whose relative error in the norm is at most `bound`.
+#define assert_close(x, expected, n, bound) assert_close_at((x), (expected), (n), (bound), #x, __FILE__, __LINE__)
+static inline void assert_close_at(const double *x, const double *expected, int64_t n, double bound, const char *what,
+                                   const char *file, int line) {
+    const double error = relative_error(x, expected, n);
+    if (!(error <= bound))
+        fail_comparison(what, error, " (relative, in the norm)", bound, largest_difference(x, expected, n), file, line);
+}
+// One number, or the element `place` of some, whose difference is at most `bound`.
+#define assert_near(x, expected, bound, place) assert_near_at((x), (expected), (bound), (place), #x, __FILE__, __LINE__)
+static inline void assert_near_at(double x, double expected, double bound, int64_t place, const char *what,
+                                  const char *file, int line) {
+    const struct difference difference = {fabs(x - expected), x, expected, place};
+    if (!(difference.size <= bound))
+        fail_comparison(what, difference.size, "", bound, difference, file, line);
 }
 
 enum { TEST_PATH = 192 }; // bytes of a template
@@ -112,26 +233,6 @@ static inline double *test_doubles(int64_t n) {
     for (int64_t i = 0; i < n; i++)
         x[i] = 0;
     return x;
-}
-
-// |x - reference| / |reference| in the 2-norm; NaN anywhere gives NaN, which no `<` accepts.
-static inline double relative_error(const double *x, const double *reference, int64_t n) {
-    double difference = 0, norm = 0;
-    for (int64_t i = 0; i < n; i++) {
-        difference += (x[i] - reference[i]) * (x[i] - reference[i]);
-        norm += reference[i] * reference[i];
-    }
-    return norm > 0 ? sqrt(difference / norm) : sqrt(difference);
-}
-#define assert_close(x, reference, n, tolerance)                                                                       \
-    assert_close_at((x), (reference), (n), (tolerance), #x, __FILE__, __LINE__)
-static inline void assert_close_at(const double *x, const double *reference, int64_t n, double tolerance,
-                                   const char *name, const char *file, int line) {
-    const double error = relative_error(x, reference, n);
-    if (!(error <= tolerance)) {
-        print_error("%s:%d: %s differs by %.3g, allowed %.3g\n", file, line, name, error, tolerance);
-        _fail(file, line);
-    }
 }
 
 #ifdef FLOATX_NAME // for tests that include kernels/device.cuh first

@@ -1,0 +1,206 @@
+"""The rooms of the source: who may include whom, and how long a file may be. Python's standard library alone.
+
+A room that is not in FLOORS fails: its place, and what it stands on, is decided when it is made.
+"""
+import os
+import re
+import unittest
+
+from environment import ROOT
+
+# Name of a floor, its files (folder/ is all below it), and the floors that these may include; files of one floor may include
+# each other as far as no circle comes of it. From the top: the program, what a run does, the model, the model's parts, what
+# they are computed with and read from, and at the bottom what any trainer needs. The order is not a straight line: kernels
+# know no option and no file format, files and data no kernel, so that each is read and tested without the other. Of the
+# parts: a parameter's row names what recomputation calls its module, units of ZeRO are ranges of parameters, the
+# optimizer's state is sharded by ZeRO, and whatever holds memory is planned.
+PARTS = ["attention", "optimizer", "zero", "parameters", "recompute", "memory"]
+FLOORS = [
+    ("program", ["train_gpt.c"], ["run", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
+    ("run", ["run/"], ["gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
+    ("gpt", ["gpt.cuh"], [*PARTS, "config", "kernels", "runtime"]),
+    ("attention", ["attention.cuh"], ["recompute", "memory", "config", "kernels", "runtime"]),
+    ("optimizer", ["optimizer.cuh"], ["zero", "parameters", "recompute", "memory", "config", "kernels", "runtime"]),
+    ("zero", ["zero.cuh"], ["parameters", "recompute", "memory", "config", "kernels", "runtime"]),
+    ("parameters", ["parameters.cuh"], ["recompute", "config", "kernels", "runtime"]),
+    ("recompute", ["recompute.cuh"], ["config", "kernels", "runtime"]),
+    ("memory", ["memory.cuh"], ["kernels", "runtime"]),
+    ("data", ["dataloader.h"], ["formats", "config", "runtime"]),
+    ("formats", ["formats/"], ["config", "runtime"]),
+    ("config", ["config.h"], ["runtime"]),
+    ("kernels", ["kernels/"], ["runtime"]),
+    ("runtime", ["runtime/"], []),
+]
+EMULATOR = "test/emu/"  # a kernel's inline PTX has its model on the host there
+
+LINES = 700
+LONGER = {
+    "gpt.cuh": 800,
+    "formats/unicode_tables.h": None, "formats/unicode_tables.c": None,  # a script writes them
+    "kernels/attention_sm80.cuh": None, "kernels/attention_sm90_backward.cuh": None,  # one backend's kernels each
+}
+RUNTIME_HEADER_LINES = 1200  # what a reader meets of runtime/, together
+
+NOT_OURS = {"build", "test", "docs", "scripts"}
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.M)
+
+
+def read_tree():
+    """Text of each source file by its path; neither tests nor what a build made, in a folder of whatever name (make B=)."""
+    tree = {}
+    for folder, folders, names in os.walk(ROOT):
+        here = os.path.relpath(folder, ROOT)
+        if "build-with" in names:
+            folders.clear()
+            continue
+        if here == ".":
+            folders[:] = [name for name in folders if name not in NOT_OURS]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.endswith((".c", ".h", ".cuh", ".cu")):
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    tree[os.path.normpath(os.path.join(here, name))] = file.read()
+    return tree
+
+
+def floor_of(path):
+    for name, files, _ in FLOORS:
+        if any(path.startswith(file) if file.endswith("/") else path == file for file in files):
+            return name
+    return None
+
+
+def wrong_includes(tree):
+    stands_on = {name: lower for name, _, lower in FLOORS}
+    for path in sorted(tree):
+        floor = floor_of(path)
+        if floor is None:
+            yield "%s stands on no floor: add it to FLOORS of test/test_floors.py" % path
+            continue
+        for included in INCLUDE.findall(tree[path]):
+            if floor == "kernels" and included.startswith(EMULATOR):
+                continue
+            other = floor_of(included)
+            if included not in tree:
+                yield "%s includes %s, which is no file by its path from the root" % (path, included)
+            elif other and other != floor and other not in stands_on[floor]:
+                yield "%s (%s) includes %s (%s): %s stands on %s" % (path, floor, included, other, floor,
+                                                                    ", ".join(stands_on[floor]) or "nothing")
+
+
+def circles(tree):
+    """Each circle of includes once, from its first file in the alphabet."""
+    found, done = set(), set()
+
+    def visit(path, way):
+        if path in way:
+            circle = way[way.index(path):]
+            first = circle.index(min(circle))
+            found.add(" > ".join([*circle[first:], *circle[:first], min(circle)]))
+        elif path not in done:
+            for included in INCLUDE.findall(tree.get(path, "")):
+                visit(included, [*way, path])
+            done.add(path)
+
+    for path in sorted(tree):
+        visit(path, [])
+    return sorted(found)
+
+
+def too_long(tree):
+    headers = sum(text.count("\n") for path, text in tree.items() if path.startswith("runtime/") and path.endswith(".h"))
+    for path in sorted(tree):
+        lines, most = tree[path].count("\n"), LONGER.get(path, LINES)
+        if most is not None and lines > most:
+            yield "%s has %d lines, more than %d" % (path, lines, most)
+    if headers > RUNTIME_HEADER_LINES:
+        yield "the headers of runtime/ have %d lines, more than %d" % (headers, RUNTIME_HEADER_LINES)
+
+
+class Floors(unittest.TestCase):
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.tree = read_tree()
+
+    def no_fault(self, faults):
+        faults = list(faults)
+        self.assertFalse(faults, "\n" + "\n".join(faults))
+
+    def test_no_arrow_runs_up(self):
+        self.assertGreater(len(self.tree), 50)
+        self.no_fault(wrong_includes(self.tree))
+
+    def test_no_include_in_a_circle(self):
+        self.no_fault(circles(self.tree))
+
+    def test_no_file_is_too_long(self):
+        self.no_fault(too_long(self.tree))
+
+    def test_the_root_holds_the_rooms_alone(self):
+        """Every file that has a floor of its own is there, and no other beside them."""
+        named = {file for _, files, _ in FLOORS for file in files if not file.endswith("/")}
+        self.assertEqual({path for path in self.tree if "/" not in path}, named)
+
+
+class Faults(unittest.TestCase):
+    """What the checks are for, planted in a tree of a few files."""
+    TREE = {
+        "train_gpt.c": '#include "run/run.cuh"\n#include <math.h>\n',
+        "run/run.cuh": '#include "gpt.cuh" // the model\n#include "formats/manifest.h"\n',
+        "gpt.cuh": '#include "zero.cuh"\n#include "config.h"\n',
+        "zero.cuh": '#include "parameters.cuh"\n',
+        "parameters.cuh": '#include "kernels/norm.cuh"\n',
+        "kernels/norm.cuh": '#include "runtime/machine/error.h"\n#ifdef CUDA_EMULATED\n    #include "test/emu/warp.h"\n#endif\n',
+        "formats/manifest.h": '#include "config.h"\n',
+        "config.h": '#include "runtime/machine/error.h"\n',
+        "runtime/machine/error.h": "\n",
+        "runtime/machine/error.c": '#include "runtime/machine/error.h"\n',
+    }
+
+    def with_line(self, path, line):
+        return {**self.TREE, path: self.TREE.get(path, "") + line + "\n"}
+
+    def test_the_tree_is_right(self):
+        self.assertEqual([*wrong_includes(self.TREE), *circles(self.TREE), *too_long(self.TREE)], [])
+
+    def test_arrows_that_run_up(self):
+        for path, included in (("runtime/machine/error.c", "config.h"), ("runtime/machine/error.h", "formats/manifest.h"),
+                               ("kernels/norm.cuh", "config.h"), ("kernels/norm.cuh", "formats/manifest.h"), ("kernels/norm.cuh", "gpt.cuh"),
+                               ("config.h", "formats/manifest.h"), ("formats/manifest.h", "kernels/norm.cuh"),
+                               ("formats/manifest.h", "parameters.cuh"), ("parameters.cuh", "zero.cuh"), ("gpt.cuh", "run/run.cuh"),
+                               ("gpt.cuh", "formats/manifest.h"), ("zero.cuh", "gpt.cuh"), ("run/run.cuh", "train_gpt.c")):
+            for spaces in ("", "  "):
+                faults = list(wrong_includes(self.with_line(path, '#%sinclude "%s" // why' % (spaces, included))))
+                self.assertEqual(len(faults), 1, (path, included, faults))
+                self.assertIn("%s (%s) includes %s " % (path, floor_of(path), included), faults[0])
+
+    def test_a_room_that_is_forgotten(self):
+        for path in ("new/room.h", "muon.cuh", "kernels.h"):
+            faults = list(wrong_includes({**self.TREE, path: "\n"}))
+            self.assertEqual(len(faults), 1)
+            self.assertIn(path + " stands on no floor", faults[0])
+
+    def test_names_that_are_no_path_from_the_root(self):
+        for path, included in (("formats/manifest.h", "token_file.h"), ("config.h", "test/emu/warp.h"), ("config.h", "../config.h")):
+            self.assertIn("which is no file", "".join(wrong_includes(self.with_line(path, '#include "%s"' % included))))
+
+    def test_circles(self):
+        tree = self.with_line("runtime/machine/error.h", '#include "runtime/machine/log.h"')
+        tree["runtime/machine/log.h"] = '#include "runtime/machine/error.h"\n'
+        self.assertEqual(circles(tree), ["runtime/machine/error.h > runtime/machine/log.h > runtime/machine/error.h"])
+        self.assertEqual(circles(self.with_line("config.h", '#include "config.h"')), ["config.h > config.h"])
+
+    def test_lengths(self):
+        def lengths(path, lines):
+            return list(too_long({**self.TREE, path: "\n" * lines}))
+        self.assertEqual(lengths("gpt.cuh", 800) + lengths("config.h", 700) + lengths("formats/unicode_tables.h", 9000), [])
+        for path, lines in (("gpt.cuh", 801), ("config.h", 701), ("kernels/attention_sm70.cuh", 701), ("runtime/machine/error.c", 701)):
+            self.assertEqual(len(lengths(path, lines)), 1, path)
+        three = {"runtime/net/%d.h" % i: "\n" * 400 for i in range(3)}
+        self.assertEqual(list(too_long({**self.TREE, **three})), ["the headers of runtime/ have 1201 lines, more than 1200"])
+
+
+if __name__ == "__main__":
+    unittest.main()
