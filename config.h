@@ -28,6 +28,7 @@
 // X(enumerator, name, gated): a gated activation multiplies a second projection, up, by the activated one.
 #define ACTIVATIONS(X)                                                                                                 \
     X(ACTIVATION_GELU, "gelu", false)                                                                                  \
+    X(ACTIVATION_SQUARED_RELU, "squared_relu", false)                                                                  \
     X(ACTIVATION_SWIGLU, "swiglu", true)
 #define ATTENTION_BACKENDS(X) X(BACKEND_AUTO, "auto") X(BACKEND_FLASH, "flash") X(BACKEND_UNFUSED, "unfused")
 #define RECOMPUTE_GRANULARITIES(X)                                                                                     \
@@ -230,7 +231,7 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, position_embedding_type, "learned_absolute", CHOICES(POSITION_EMBEDDING_TYPES), 0, 0, "Positions",
         CONFIG_BLOCKS),
     ROW(FLOAT, rotary_base, "10000", "X", 1, INFINITY, "Base of the rotary frequencies (theta)", CONFIG_BLOCKS),
-    ROW(ENUM, activation, "gelu", CHOICES(ACTIVATIONS), 0, 0, "MLP: GELU (tanh form), or SiLU(gate) x up",
+    ROW(ENUM, activation, "gelu", CHOICES(ACTIVATIONS), 0, 0, "MLP: GELU (tanh form), max(x, 0)^2, or SiLU(gate) x up",
         CONFIG_BLOCKS),
     ROW(BOOL, add_bias_linear, "true", "", 0, 0, "Biases in all linear layers of a block", CONFIG_BLOCKS),
     ROW(BOOL, add_qkv_bias, "false", "", 0, 0, "Biases for q, k and v; on with --add-bias-linear too", CONFIG_BLOCKS),
@@ -508,26 +509,6 @@ static inline void config_check_recompute(const struct config *c) {
 
 // ---- sizes ----
 
-// The number of the model's parameters, in double, which can't overflow.
-static inline double config_parameters(const struct config *c) {
-    const double C = c->hidden_size, F = c->ffn_hidden_size, V = c->vocab_size;
-    const double q = (double)c->num_attention_heads * c->kv_channels;
-    const double qkv = q + 2.0 * c->num_query_groups * c->kv_channels;
-    const double fc = activation_is_gated(c->activation) ? 2 * F : F; // the gate beside the up projection
-    const double norm = c->normalization == NORMALIZATION_LAYERNORM ? 2 * C : C;
-    double block = 2 * norm + C * qkv + q * C + C * fc + F * C;
-    if (c->add_qkv_bias)
-        block += qkv;
-    if (c->add_bias_linear)
-        block += C + fc + C;
-    const double positions = c->position_embedding_type == POSITION_LEARNED ? c->max_position_embeddings * C : 0;
-    const double head = c->untie_embeddings_and_output_weights ? V * C : 0;
-    return V * C + positions + c->num_layers * block + norm + head;
-}
-// The number of the model's parameters, without the padding of the vocabulary. Exact below 2^50, the most that
-// config_resolve admits.
-static inline int64_t config_parameter_count(const struct config *c) { return (int64_t)config_parameters(c); }
-
 // Fails where a product of sizes could overflow: other files multiply them in 64 bits, rows of a projection in 32.
 static inline void config_check_sizes(const struct config *c) {
     const double tokens = (double)c->micro_batch_size * c->seq_length;
@@ -537,10 +518,6 @@ static inline void config_check_sizes(const struct config *c) {
     if (qkv >= 0x1p30)
         fail("--num-attention-heads %d with heads of %d make q, k and v %.3g wide; the limit is 2^30",
              c->num_attention_heads, c->kv_channels, qkv);
-    if (config_parameters(c) >= 0x1p50)
-        fail("this model has %.3g parameters, more than the 2^50 that can be addressed; lower --num-layers, "
-             "--hidden-size, --ffn-hidden-size or --vocab-size",
-             config_parameters(c));
     if (tokens >= 0x1p30)
         fail("--micro-batch-size %d of --seq-length %d are %.3g tokens; a micro batch holds less than 2^30",
              c->micro_batch_size, c->seq_length, tokens);

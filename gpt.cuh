@@ -2,11 +2,7 @@
 // micro-step, the update, an evaluation, a generated token.
 //
 // Everything here runs in two modes: planned, where each phase only records the buffers that it touches, and run, where it
-// finds them at their planned places (timeline.cuh). A phase looks like this:
-//
-//     phase(m, "forward", l, "norm 1");                      // the next phase of the timeline begins
-//     floatX *out = activation(m, pass, l, ACT_NORM1);       // all its buffers are fetched: touched, when planning
-//     RUN(m, norm_forward(out, ...));                        // the op: skipped, when planning
+// finds them at their planned places (timeline.cuh). A phase fetches its buffers, each of them, then runs its ops by RUN.
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
@@ -31,9 +27,26 @@
 // Events of the device (device_event_record), two of each.
 enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
 
-// Buffers of a layer besides its activations, and of the whole model (layer -1).
+// Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.
+#define GRADIENT_SLOTS(ROW)                                                                                            \
+    ROW(D_MLP_PROJ, "d mlp projection") /* behind the residual dropout of the MLP's projection */                      \
+    ROW(D_ACT, "d activation")                                                                                         \
+    ROW(D_FC, "d fc")                                                                                                  \
+    ROW(D_NORM2, "d norm 2")                                                                                           \
+    ROW(D_ATT_PROJ, "d attention projection")                                                                          \
+    ROW(D_ATT, "d attention")                                                                                          \
+    ROW(D_QKV, "d qkv")                                                                                                \
+    ROW(D_NORM1, "d norm 1")                                                                                           \
+    ROW(D_LNF, "d final norm")                                                                                         \
+    ROW(D_RESIDUAL, "d residual") /* of the residual stream, from the head down to the embedding */
+
+// Buffers of a layer besides its activations, and of the whole model.
 enum slot {
-    SLOT_KEYS = ACT_COUNT, // the KV cache
+    SLOT_BEFORE_GRADIENTS = ACT_COUNT - 1,
+#define ENUM_ROW(id, name) SLOT_##id,
+    GRADIENT_SLOTS(ENUM_ROW)
+#undef ENUM_ROW
+        SLOT_KEYS, // the KV cache
     SLOT_VALUES,
     SLOT_TOKENS,
     SLOT_TARGETS,
@@ -41,16 +54,6 @@ enum slot {
     SLOT_LNF_STATS,
     SLOT_LOGITS,
     SLOT_LOSSES,
-    SLOT_D_MLP_PROJ, // gradients: behind the residual dropout of the MLP's projection,
-    SLOT_D_ACT,      // of the activation's output, and so on
-    SLOT_D_FC,
-    SLOT_D_NORM2,
-    SLOT_D_ATT_PROJ,
-    SLOT_D_ATT,
-    SLOT_D_QKV,
-    SLOT_D_NORM1,
-    SLOT_D_LNF,
-    SLOT_D_RESIDUAL, // of the residual stream, from the head down to the embedding
     SLOT_COUNT
 };
 
@@ -101,10 +104,6 @@ struct gpt {
     double *host_reports;              // (2, ranks, report_width)
     int request;           // what this rank asks of all ranks in the next update: a code of the caller's, 0: nothing
     double *host_requests; // (2) those under way
-    // Host memory for sampling: a row of logits as the device has it and as (3, Vp) floats, a token of each sequence.
-    floatX *host_row;
-    float *host_logits;
-    int32_t *host_tokens;
 };
 
 // The report of one rank, in doubles: the sum of its gradients' squares (REPORT_SQUARES), the loss of each micro-batch
@@ -112,18 +111,15 @@ struct gpt {
 static int report_width(const struct gpt *m) { return REPORT_LOSSES + m->micro_steps + 1; }
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + m->micro_steps; }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Phases and buffers
+// ---- Phases and buffers ----
 
 #define RUN(m, op) TIMELINE_RUN(&(m)->timeline, op)
-#define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // the same for a matmul
+#define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // for a matmul, which a benchmark tells from other ops
+#define phase(m, part, layer, op) timeline_phase(&(m)->timeline, part, layer, op)
 
 static void region(struct gpt *m, enum region r) {
     timeline_region(&m->timeline, r);
     zero_begin_region(&m->zero);
-}
-static void phase(struct gpt *m, const char *part, int layer, const char *op) {
-    timeline_phase(&m->timeline, part, layer, op);
 }
 // layer: -1: of the whole model. slot: enum slot or enum activation_id.
 static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
@@ -139,11 +135,9 @@ struct extent {
     int64_t N; // B * T
 };
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
-    struct extent e;
-    e.B = pass == PASS_GENERATE ? m->sequences : m->config.micro_batch_size;
-    e.T = pass == PASS_GENERATE ? 1 : m->config.seq_length;
-    e.start = pass == PASS_GENERATE ? m->position : 0;
-    e.N = (int64_t)e.B * e.T;
+    const bool one = pass == PASS_GENERATE;
+    const int B = one ? m->sequences : m->config.micro_batch_size, T = one ? 1 : m->config.seq_length;
+    const struct extent e = {B, T, one ? m->position : 0, (int64_t)B * T};
     return e;
 }
 
@@ -166,11 +160,13 @@ static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id
 }
 // A gradient of an activation, (N, width).
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
-    static const char *const names[SLOT_COUNT - SLOT_D_MLP_PROJ] = {
-        "d mlp projection", "d activation", "d fc",     "d norm 2",     "d attention projection",
-        "d attention",      "d qkv",        "d norm 1", "d final norm", "d residual"};
+    static const char *const names[] = {
+#define NAME_ROW(id, name) name,
+        GRADIENT_SLOTS(NAME_ROW)
+#undef NAME_ROW
+    };
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
-    return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - SLOT_D_MLP_PROJ]);
+    return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - ACT_COUNT]);
 }
 
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
@@ -179,13 +175,8 @@ static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
 static float *grad(struct gpt *m, int l, enum parameter id) { return zero_gradient(&m->zero, l, id); }
 
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
-    struct dropout d;
-    d.p = m->dropout ? (float)p : 0;
-    d.seed = m->config.seed;
-    d.step = 0;
-    d.micro_step = m->results ? &m->results->micro_step : NULL;
-    d.layer = (uint32_t)layer;
-    d.use = use;
+    const struct dropout d = {m->dropout ? (float)p : 0, m->config.seed, 0,
+                              (uint32_t)layer,           (uint32_t)use,  m->results ? &m->results->micro_step : NULL};
     return d;
 }
 static enum norm_kind norm_kind_of(const struct gpt *m) {
@@ -201,19 +192,29 @@ static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
 }
 static struct attention_shape attention_shape_of(const struct gpt *m, struct extent e) {
     const struct layer_shape *s = &m->shape.layer;
-    struct attention_shape shape;
-    shape.B = e.B;
-    shape.T = e.T;
-    shape.num_heads = s->H;
-    shape.num_query_groups = s->G;
-    shape.head_dim = s->D;
-    shape.scale = (float)(1 / sqrt((double)s->D));
-    shape.full = false;
+    const struct attention_shape shape = {e.B, e.T, s->H, s->G, s->D, (float)(1 / sqrt((double)s->D)), false};
     return shape;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// One block
+static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
+// Under which pass the head finds its weight where parameters are gathered. A tied one is the embeddings': in training it
+// comes again, rather than to stay from the embedding through all layers to here.
+static enum pass head_pass(const struct gpt *m, enum pass pass) {
+    return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
+}
+static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
+
+static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
+    return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
+                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm");
+}
+static float *final_norm_stats(struct gpt *m, enum pass pass) {
+    const size_t floats = (size_t)m->shape.layer.norm_statistics;
+    return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
+                           pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
+}
+
+// ---- One block ----
 
 // The ops below fetch their buffers and run in the phase that their caller began.
 static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x,
@@ -267,6 +268,7 @@ static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, con
                                    struct device *dev) {
     switch (s->activation) {
     case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_forward(act, fc, N * s->layer.F, dev); break;
     case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, dev); break;
     }
 }
@@ -274,14 +276,10 @@ static void mlp_activation_backward(floatX *dfc, const floatX *dact, const float
                                     const struct model_shape *s, struct device *dev) {
     switch (s->activation) {
     case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
     case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
     }
 }
-
-static floatX *final_norm_buffer(struct gpt *m, enum pass pass);
-static float *final_norm_stats(struct gpt *m, enum pass pass);
-static enum pass head_pass(const struct gpt *m, enum pass pass);
-static int head_unit(const struct gpt *m);
 
 // Runs the ops whose outputs are in `produce`: all of them in a first forward, those that were not kept before backward.
 // A residual addition and the norm that reads it are one op where both are wanted. Across layers that is so in a first
@@ -491,8 +489,7 @@ static void block_backward(struct gpt *m, int l) {
 #undef ACT
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Embedding and head
+// ---- Embedding and head ----
 
 static int32_t *token_buffer(struct gpt *m, enum pass pass, enum slot slot) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
@@ -529,29 +526,12 @@ static void embed(struct gpt *m, enum pass pass) {
     const floatX *wte = param(m, pass, -1, PARAM_WTE), *wpe = param(m, pass, -1, PARAM_WPE);
     const int32_t *tokens = token_buffer(m, pass, SLOT_TOKENS);
     if (pass != PASS_GENERATE)
-        token_buffer(m, pass, SLOT_TARGETS);
+        timeline_touch(token_buffer(m, pass, SLOT_TARGETS));
     floatX *out = (floatX *)activation(m, pass, -1, ACT_OUT);
     RUN(m, embedding_forward(out, tokens, wte, wpe, e.B, e.T, e.start, m->shape.layer.C,
                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
-static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
-// Under which pass the head finds its weight where parameters are gathered. A tied one is the embeddings': in training it
-// comes again, rather than to stay from the embedding through all layers to here.
-static enum pass head_pass(const struct gpt *m, enum pass pass) {
-    return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
-}
-static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
-
-static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
-    return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
-                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm");
-}
-static float *final_norm_stats(struct gpt *m, enum pass pass) {
-    const size_t floats = (size_t)m->shape.layer.norm_statistics;
-    return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
-                           pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
-}
 static floatX *logits_buffer(struct gpt *m, enum pass pass, int64_t rows) {
     return (floatX *)buffer(m, pass, -1, SLOT_LOGITS, (size_t)rows * m->shape.Vp * sizeof(floatX), "logits and loss",
                             "logits");
@@ -613,18 +593,18 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     // One chunk is planned; each runs in the same two phases. What one chunk leaves for a later one or for what follows
     // must live through both: the phase before touches what the chunks write, the phase after what they read.
     phase(m, "head", -1, "begin");
-    final_norm_buffer(m, pass);
-    losses_buffer(m, pass);
+    timeline_touch(final_norm_buffer(m, pass));
+    timeline_touch(losses_buffer(m, pass));
     if (pass == PASS_TRAIN)
-        d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
+        timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
     const int chunk_phase = m->timeline.phase;
     for (int64_t first = 0; first < (m->timeline.planning ? 1 : N); first += m->chunk) {
         m->timeline.phase = chunk_phase;
         head_chunk(m, pass, first, N - first < m->chunk ? N - first : m->chunk, dloss);
     }
     phase(m, "head", -1, "final norm");
-    final_norm_buffer(m, pass);
-    token_buffer(m, pass, SLOT_TARGETS);
+    timeline_touch(final_norm_buffer(m, pass));
+    timeline_touch(token_buffer(m, pass, SLOT_TARGETS));
     const float *losses = losses_buffer(m, pass);
     RUN(m, losses_sum(&m->results->loss, losses, N, 1.0 / (double)N, m->dev));
     if (pass == PASS_TRAIN) {
@@ -638,8 +618,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// The step
+// ---- The step ----
 
 static void embedding_gradients(struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
@@ -791,8 +770,8 @@ static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *
 // The cache is live in the first and in the last phase of a token, and so from one token to the next.
 static void kv_cache_touch(struct gpt *m) {
     for (int l = 0; l < m->shape.L; l++) {
-        kv_cache(m, l, SLOT_KEYS);
-        kv_cache(m, l, SLOT_VALUES);
+        timeline_touch(kv_cache(m, l, SLOT_KEYS));
+        timeline_touch(kv_cache(m, l, SLOT_VALUES));
     }
 }
 

@@ -133,6 +133,9 @@ static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const ch
     return NULL;
 }
 
+// A buffer is live in this phase: what an op of another phase leaves there is still, or already, wanted.
+static void timeline_touch(const void *buffer) { (void)buffer; }
+
 // Scratch memory of this phase alone. NULL for no bytes, and when planning.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)

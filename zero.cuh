@@ -273,7 +273,7 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     }
     timeline_phase(t, pass_name(pass), -1, "parameters");
     zero_prefetch(z, pass, unit);
-    unit_parameters(z, pass, unit);
+    timeline_touch(unit_parameters(z, pass, unit));
     enum unit_state *state = &z->units[(int)pass * z->shards.units + unit];
     if (*state == UNIT_IN_FLIGHT && !t->planning)
         unit_wait(z, z->params_tickets, unit);

@@ -27,6 +27,10 @@ HOST_DEVICE float gelu_derivative(float x) {
     return s + x * s * (1.0f - s) * 1.5957691216f * (1.0f + 0.134145f * square);
 }
 
+// squared_relu(x) = max(x, 0)^2; NaN stays NaN
+HOST_DEVICE float squared_relu(float x) { return x < 0 ? 0.0f : x * x; }
+HOST_DEVICE float squared_relu_derivative(float x) { return x < 0 ? 0.0f : 2.0f * x; }
+
 // out = silu(gate) * up, silu(x) = x sigma(x)
 static void swiglu_forward(floatX *out,           // (N, F)
                            const floatX *gate_up, // (N, 2F): the gate's row, then the up projection's
@@ -177,3 +181,4 @@ static void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *
 #endif
 
 POINTWISE_ACTIVATION(gelu)
+POINTWISE_ACTIVATION(squared_relu)

@@ -165,11 +165,6 @@ static void gpt_allocate(struct gpt *m) {
     m->host_results = (struct step_results *)host_allocate(2 * sizeof *m->host_results, m->dev);
     m->host_reports = (double *)host_allocate(2 * reports_bytes, m->dev);
     m->host_requests = (double *)host_allocate(2 * sizeof *m->host_requests, m->dev);
-    m->host_row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *m->host_row);
-    m->host_logits = (float *)calloc(3 * (size_t)m->shape.Vp, sizeof *m->host_logits);
-    m->host_tokens = (int32_t *)calloc((size_t)m->sequences + 1, sizeof *m->host_tokens);
-    if (!m->host_row || !m->host_logits || !m->host_tokens)
-        fail("out of memory");
     gpt_initialise(m);
     device_synchronize(m->dev);
 }
@@ -207,8 +202,5 @@ static void gpt_destroy(struct gpt *m) {
     zero_free(&m->zero);
     parameters_free(&m->table);
     free(m->slots);
-    free(m->host_row);
-    free(m->host_logits);
-    free(m->host_tokens);
     free(m);
 }

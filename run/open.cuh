@@ -103,5 +103,6 @@ static void close_run(struct run *r) {
     free(r->inputs);
     free(r->targets);
     free(r->samples);
+    sampler_close(&r->sampler);
     free(r->prompt_tokens);
 }

@@ -4,6 +4,7 @@
 #include "dataloader.h"               // struct dataloader
 #include "run/fit.cuh"                // struct fit
 #include "run/model.cuh"              // struct gpt
+#include "run/sample.cuh"             // struct sampler
 #include "run/save.cuh"               // struct saver
 #include "runtime/machine/deadline.h" // --exit-after
 #include "runtime/text/log.h"         // struct log
@@ -26,6 +27,7 @@ struct run {
     int32_t *inputs, *targets; // (micro batch, T), the current micro-batch
     int32_t *samples;          // (sequences, n): each prompt with room for its continuation behind it
     int *prompt_tokens;        // (sequences) tokens of each prompt
+    struct sampler sampler;    // memory for making them
     double peak_flops;         // flop/s of one rank that utilisation is held against; 0: not known
     bool peak_is_measured;     // peak_flops was measured on this machine, not taken from a data sheet
     // Steps. At most one is in flight: enqueued, its results not known yet. What belongs to a step is kept by the

@@ -93,29 +93,47 @@ static int sample_token(const float *logits, int V, double temperature, int top_
     return last;
 }
 
+// Host memory for sampling, by sampler_open: nothing is allocated between training steps.
+struct sampler {
+    int32_t *current; // (sequences) a token of each
+    floatX *row;      // (Vp) logits as the device has them
+    float *logits;    // (3, Vp) of one sequence, then sample_token's scratch
+};
+static void sampler_open(struct sampler *sampler, const struct gpt *m) {
+    sampler->current = (int32_t *)calloc((size_t)m->sequences + 1, sizeof *sampler->current);
+    sampler->row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *sampler->row);
+    sampler->logits = (float *)calloc(3 * (size_t)m->shape.Vp, sizeof *sampler->logits);
+    if (!sampler->current || !sampler->row || !sampler->logits)
+        fail("out of memory for samples");
+}
+static void sampler_close(struct sampler *sampler) {
+    free(sampler->current);
+    free(sampler->row);
+    free(sampler->logits);
+}
+
 // Continues tokens (sequences, n), whose rows begin with lengths[b] tokens of their own, 1 at least; n - 1 is at most
 // decode_tokens. The same seed and stream give the same text. `stop`, where given, is asked between tokens; false where
 // it ended the text.
-static bool gpt_generate(struct gpt *m, int32_t *tokens, const int *lengths, int n, uint64_t stream,
-                         bool (*stop)(void)) {
+static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
+                         uint64_t stream, bool (*stop)(void)) {
     const struct config *c = &m->config;
     const int B = m->sequences, Vp = m->shape.Vp;
-    int32_t *current = m->host_tokens;
     for (int t = 0; t + 1 < n; t++) {
         if (stop && stop())
             return false;
         for (int b = 0; b < B; b++)
-            current[b] = tokens[(int64_t)b * n + t];
-        const floatX *logits = gpt_decode(m, current, t);
+            sampler->current[b] = tokens[(int64_t)b * n + t];
+        const floatX *logits = gpt_decode(m, sampler->current, t);
         for (int b = 0; b < B; b++) {
             if (t + 1 < lengths[b])
                 continue;
-            device_download(m->host_row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *m->host_row, m->dev);
+            device_download(sampler->row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *sampler->row, m->dev);
             for (int i = 0; i < Vp; i++)
-                m->host_logits[i] = to_float(m->host_row[i]);
+                sampler->logits[i] = to_float(sampler->row[i]);
             const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)B + (uint64_t)b);
-            tokens[(int64_t)b * n + t + 1] =
-                sample_token(m->host_logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, m->host_logits + Vp);
+            tokens[(int64_t)b * n + t + 1] = sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k,
+                                                          c->top_p, u, sampler->logits + Vp);
         }
     }
     return true;

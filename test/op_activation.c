@@ -11,6 +11,7 @@
 static struct device device = {2, NULL};
 
 static double gelu_reference(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double squared_relu_reference(double x) { return x > 0 ? x * x : 0; }
 static double silu_reference(double x) { return x / (1 + exp(-x)); }
 // Central difference: h^2 f''' / 6 + 1e-16 / h is below 1e-9 at h = 1e-5.
 static double slope(double (*f)(double), double x) { return (f(x + 1e-5) - f(x - 1e-5)) / 2e-5; }
@@ -18,7 +19,11 @@ static double slope(double (*f)(double), double x) { return (f(x + 1e-5) - f(x -
 static const int64_t sizes[] = {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 9001};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
-static void gelu_both_ways(void **state) {
+typedef void forward_op(floatX *out, const floatX *in, int64_t n, struct device *dev);
+typedef void backward_op(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev);
+
+// A pointwise activation against its formula, and its gradient against the formula's differences.
+static void check_pointwise(forward_op *forward, backward_op *backward, double (*reference)(double)) {
     for (int k = 0; k < SIZES; k++) {
         const int64_t n = sizes[k];
         uint64_t random = (uint64_t)n;
@@ -28,22 +33,33 @@ static void gelu_both_ways(void **state) {
         floatX *out = (floatX *)test_alloc((size_t)(n + 1) * sizeof *out);
         memset(&out[n], 0x5a, sizeof *out);
         for (int64_t i = 0; i < n; i++) {
-            expected[i] = gelu_reference(in_exact[i]);
-            expected_backward[i] = dout_exact[i] * slope(gelu_reference, in_exact[i]);
+            expected[i] = reference(in_exact[i]);
+            expected_backward[i] = dout_exact[i] * slope(reference, in_exact[i]);
         }
-        gelu_forward(out, in, n, &device);
+        forward(out, in, n, &device);
         double *result = to_doubles(out, n);
         assert_close(result, expected, n, TOLERANCE);
-        gelu_backward(out, dout, in, n, &device);
+        backward(out, dout, in, n, &device);
         double *result_backward = to_doubles(out, n);
         assert_close(result_backward, expected_backward, n, TOLERANCE);
-        gelu_backward(dout, dout, in, n, &device); // in place
+        backward(dout, dout, in, n, &device); // in place
         assert_memory_equal(dout, out, (size_t)n * sizeof *out);
         assert_int_equal(((unsigned char *)&out[n])[0], 0x5a);
         void *all[] = {in_exact, dout_exact, expected, expected_backward, in, dout, out, result, result_backward};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
     }
+}
+static void gelu_both_ways(void **state) { check_pointwise(gelu_forward, gelu_backward, gelu_reference); }
+static void squared_relu_both_ways(void **state) {
+    check_pointwise(squared_relu_forward, squared_relu_backward, squared_relu_reference);
+    floatX *x = (floatX *)test_alloc(2 * sizeof *x);
+    x[0] = x[1] = to_floatX(NAN);
+    squared_relu_forward(x, x, 1, &device);
+    assert_true(isnan(to_float(x[0])));
+    squared_relu_backward(x, x + 1, x + 1, 1, &device);
+    assert_true(isnan(to_float(x[0])));
+    free(x);
 }
 
 static void swiglu_both_ways(void **state) {
@@ -118,6 +134,7 @@ static void tails_and_nan(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gelu_both_ways),
+        cmocka_unit_test(squared_relu_both_ways),
         cmocka_unit_test(swiglu_both_ways),
         cmocka_unit_test(tails_and_nan),
     };

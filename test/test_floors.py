@@ -13,21 +13,23 @@ from environment import ROOT
 # they are computed with and read from, and at the bottom what any trainer needs. The order is not a straight line: kernels
 # know no option and no file format, files and data no kernel, so that each is read and tested without the other. Of the
 # parts: a parameter's row names what recomputation calls its module, units of ZeRO are ranges of parameters, the
-# optimizer's state is sharded by ZeRO, and whatever holds memory is planned.
-PARTS = ["attention", "optimizer", "zero", "parameters", "recompute", "memory"]
+# optimizer's state is sharded by ZeRO, and whatever holds memory is planned. Recomputation stands below the options, one of
+# which lists its modules.
+PARTS = ["attention", "optimizer", "zero", "parameters", "recompute", "timeline", "memory"]
 FLOORS = [
     ("program", ["train_gpt.c"], ["run", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
     ("run", ["run/"], ["gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
     ("gpt", ["gpt.cuh"], [*PARTS, "config", "kernels", "runtime"]),
     ("attention", ["attention.cuh"], ["recompute", "memory", "config", "kernels", "runtime"]),
-    ("optimizer", ["optimizer.cuh"], ["zero", "parameters", "recompute", "memory", "config", "kernels", "runtime"]),
-    ("zero", ["zero.cuh"], ["parameters", "recompute", "memory", "config", "kernels", "runtime"]),
+    ("optimizer", ["optimizer.cuh"], ["zero", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
+    ("zero", ["zero.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("parameters", ["parameters.cuh"], ["recompute", "config", "kernels", "runtime"]),
-    ("recompute", ["recompute.cuh"], ["config", "kernels", "runtime"]),
+        ("timeline", ["timeline.cuh"], ["memory", "kernels", "runtime"]),
     ("memory", ["memory.cuh"], ["kernels", "runtime"]),
-    ("data", ["dataloader.h"], ["formats", "config", "runtime"]),
+    ("data", ["dataloader.h"], ["formats", "config", "recompute", "runtime"]),
     ("formats", ["formats/"], ["config", "runtime"]),
-    ("config", ["config.h"], ["runtime"]),
+    ("config", ["config.h"], ["recompute", "runtime"]),
+    ("recompute", ["recompute.cuh"], ["runtime"]),
     ("kernels", ["kernels/"], ["runtime"]),
     ("runtime", ["runtime/"], []),
 ]

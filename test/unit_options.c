@@ -1,4 +1,5 @@
 // The parser of options, and the engine's table of them: values, mistakes, presets, help, config.json.
+#include "parameters.cuh"   // parameters_number
 #include "config.h"         // under test
 #include "test/fails.h"     // assert_fails
 #include "test/json_read.h" // json_member
@@ -287,7 +288,7 @@ static void choices_are_named_as_their_enumerators(void **state) {
     assert_true(c.activation == ACTIVATION_SWIGLU && c.normalization == NORMALIZATION_RMSNORM);
     assert_true(c.attention_backend == BACKEND_UNFUSED && c.precision == WITH_FP32);
     assert_true(c.lr_decay_style == LR_DECAY_WSD && c.collectives == BY_SOCKETS);
-    assert_string_equal(CHOICES(ACTIVATIONS), "gelu|swiglu");
+    assert_string_equal(CHOICES(NORMALIZATIONS), "LayerNorm|RMSNorm");
     assert_string_equal(activation_name(ACTIVATION_GELU), "gelu");
     assert_string_equal(activation_name(ACTIVATION_SWIGLU), "swiglu");
     assert_true(activation_is_gated(ACTIVATION_SWIGLU) && !activation_is_gated(ACTIVATION_GELU));
@@ -322,6 +323,10 @@ static void a_resumed_run_cannot_change_what_shapes_the_model(void **state) {
         }
 }
 
+static int64_t parameter_count(const struct config *c) {
+    const struct model_shape shape = model_shape_of(c, sizeof(floatX), false);
+    return (int64_t)parameters_number(&shape);
+}
 // Parameter counts as transformers reports them for the models as published.
 static void presets_have_the_published_parameter_counts(void **state) {
     static const struct {
@@ -338,12 +343,12 @@ static void presets_have_the_published_parameter_counts(void **state) {
         char words[64];
         snprintf(words, sizeof words, "--plan --preset %s", known[i].preset);
         const struct config c = configure(&command, words);
-        assert_int_equal(config_parameter_count(&c), known[i].parameters);
+        assert_int_equal(parameter_count(&c), known[i].parameters);
         assert_int_equal(c.seq_length, known[i].seq_length);
         // Positions beyond GPT-2's own are not among the published ones; a shorter sequence changes nothing.
         snprintf(words, sizeof words, "--plan --preset %s --seq-length 256", known[i].preset);
         const struct config shorter = configure(&command, words);
-        assert_int_equal(config_parameter_count(&shorter), known[i].parameters);
+        assert_int_equal(parameter_count(&shorter), known[i].parameters);
     }
 }
 
@@ -373,7 +378,7 @@ static void sizes_left_open_follow_from_the_others(void **state) {
     assert_true(c.num_query_groups == 12 && c.kv_channels == 64 && c.ffn_hidden_size == 3072 && c.add_qkv_bias);
     assert_true(c.max_position_embeddings == 1024 && c.global_batch_size == c.micro_batch_size);
     assert_true(c.lr_decay_steps == c.train_steps && c.lr_wsd_decay_steps == c.train_steps / 10);
-    assert_int_equal(config_parameter_count(&c), 124439808); // the defaults are GPT-2 124M
+    assert_int_equal(parameter_count(&c), 124439808); // the defaults are GPT-2 124M
     c = configure(&command, "--plan --activation swiglu --hidden-size 1024 --num-attention-heads 8");
     assert_true(c.ffn_hidden_size == 2816 && c.kv_channels == 128); // 8/3 x 1024 = 2730.7, up to 22 x 128
     c = configure(&command, "--plan --hidden-size 100 --num-attention-heads 3 --kv-channels 8");
@@ -385,7 +390,7 @@ static void sizes_left_open_follow_from_the_others(void **state) {
     // GPT-2's 1024 positions grow with the sequence, and so do the parameters.
     c = configure(&command, "--plan --preset gpt2-124m --seq-length 2048");
     assert_int_equal(c.max_position_embeddings, 2048);
-    assert_int_equal(config_parameter_count(&c), 124439808 + 1024 * 768);
+    assert_int_equal(parameter_count(&c), 124439808 + 1024 * 768);
     c = configure(&command, "--train-data x --sample-every 5 --seq-length 64 --train-steps 5 --lr-decay-style WSD");
     assert_true(c.sample_tokens == 64 && c.lr_wsd_decay_steps == 1 && c.val_every == 0); // nothing to validate on
     c = configure(&command, "--train-data x --val-data y");
@@ -467,7 +472,7 @@ static void products_that_overflow_are_caught(void **state) {
     // Large and legal: nothing on the way overflows (the sanitized build checks).
     const struct config c = configure(&command, "--plan --train-steps 2147483647 --global-batch-size 16777212 "
                                                 "--num-layers 65535 --seq-length 16");
-    assert_true(config_parameter_count(&c) == (int64_t)65535 * 7087872 + 50257 * 768 + 16 * 768 + 2 * 768);
+    assert_true(parameter_count(&c) == (int64_t)65535 * 7087872 + 50257 * 768 + 16 * 768 + 2 * 768);
 }
 
 static void stdout_in_child(void *words) {
