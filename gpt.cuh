@@ -496,9 +496,10 @@ static int32_t *token_buffer(struct gpt *m, enum pass pass, enum slot slot) {
     return (int32_t *)buffer(m, pass, -1, slot, bytes, "tokens", slot == SLOT_TOKENS ? "inputs" : "targets");
 }
 
-// A batch goes to the device by way of pinned memory, so that the caller's arrays are free at once. Two can be under way.
+// A batch goes to the device by way of pinned memory, so that the caller's arrays are free at once. Two can be in flight.
 static void upload_tokens(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
-    memcpy(pinned, from, (size_t)n * sizeof *to);
+    if (from) // planning passes none, which gcc would warn of
+        memcpy(pinned, from, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
 static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *targets) {

@@ -136,7 +136,7 @@ static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const ch
 // A buffer is live in this phase: what an op of another phase leaves there is still, or already, wanted.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
-// Scratch memory of this phase alone. NULL for no bytes, and when planning.
+// Scratch memory of this phase alone: the largest that its ops ask for. NULL for no bytes, and when planning.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;
@@ -149,5 +149,8 @@ static void *timeline_workspace(struct timeline *t, size_t bytes) {
             t->workspaces[i] = -1;
         t->workspaces_capacity = capacity;
     }
+    const int planned = t->planning ? t->workspaces[t->phase] : -1;
+    if (planned >= 0 && t->plan.buffers[planned].bytes < bytes)
+        t->plan.buffers[planned].bytes = bytes;
     return timeline_buffer(t, &t->workspaces[t->phase], bytes, "workspace", "workspace", -1);
 }

@@ -132,6 +132,28 @@ static void assert_same_bits(const struct outcome *a, const struct outcome *b, c
 
 // ---- recomputation ----
 
+static void every_module_drops_an_activation(void **state) {
+    const struct config config = config_of_options("--preset demo", "");
+    const struct layer_shape shape = model_shape_of(&config, sizeof(floatX), false).layer;
+    uint32_t all = 0;
+    for (int i = 0; i < NUM_MODULES; i++) {
+        const uint32_t module = recompute_modules_of(module_names[i]), dropped = modules_dropped(module, &shape);
+        char text[sizeof(MODULE_LIST)];
+        assert_true(module != 0 && (module & all) == 0);
+        assert_string_equal(modules_text(text, sizeof text, module), module_names[i]);
+        if (dropped == 0)
+            fail_msg("no row of activations names the module %s", module_names[i]);
+        // What is dropped is recomputed: from forward to backward nothing of it stays.
+        struct recompute_policy policy = policy_selective(1, module, &shape);
+        assert_true((policy.kept[0] & dropped) == 0 && (policy_missing(&policy, 0, &shape) & dropped) == dropped);
+        policy_free(&policy);
+        all |= module;
+    }
+    char text[sizeof(MODULE_LIST)];
+    assert_string_equal(modules_text(text, sizeof text, all), MODULE_LIST);
+    assert_true(recompute_modules_of("") == recompute_modules_of(RECOMPUTE_MODULES_DEFAULT));
+}
+
 static void policies_change_no_bit(const char *shape) {
     static const char *const policies[] = {
         "--recompute-granularity full",
@@ -139,19 +161,19 @@ static void policies_change_no_bit(const char *shape) {
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
         "--recompute-granularity full --recompute-layers 0,2",
-        "--recompute-granularity selective --recompute-modules core_attn",
-        "--recompute-granularity selective --recompute-modules norm",
-        "--recompute-granularity selective --recompute-modules activation",
-        "--recompute-granularity selective --recompute-modules mlp",
-        "--recompute-granularity selective --recompute-modules qkv",
-        "--recompute-granularity selective --recompute-modules core_attn,norm,activation,mlp,qkv",
+        "--recompute-granularity selective --recompute-modules " MODULE_LIST,
     };
+    enum { POLICIES = sizeof policies / sizeof *policies };
     static const char *const backends[] = {"--attention-backend flash", "--attention-backend unfused"};
     for (int b = 0; b < 2; b++) {
         struct outcome none = outcome_of(shape, backends[b]);
-        for (size_t i = 0; i < sizeof policies / sizeof *policies; i++) {
+        for (int i = 0; i < POLICIES + NUM_MODULES; i++) {
             char options[256];
-            snprintf(options, sizeof options, "%s %s", backends[b], policies[i]);
+            if (i < POLICIES)
+                snprintf(options, sizeof options, "%s %s", backends[b], policies[i]);
+            else
+                snprintf(options, sizeof options, "%s --recompute-granularity selective --recompute-modules %s",
+                         backends[b], module_names[i - POLICIES]);
             struct outcome o = outcome_of(shape, options);
             assert_same_bits(&none, &o, options);
             outcome_free(&o);
@@ -536,6 +558,7 @@ static void test_sampling(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_module_drops_an_activation),
         cmocka_unit_test(test_activation_bytes),
         cmocka_unit_test(test_activation_bytes_known),
         cmocka_unit_test(test_plan_keeps_what_the_table_says),

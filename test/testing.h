@@ -43,6 +43,8 @@ __attribute__((constructor)) static inline void test_prepare(void) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     umask(022);
+    if (getenv("TEST_FILTER")) // of the tests of a cmocka program, only those whose name has this pattern
+        cmocka_set_test_filter(getenv("TEST_FILTER"));
 }
 
 // ---- The case under test, and comparison ----

@@ -89,28 +89,6 @@ static void every_preset_is_planned_within_2_percent_of_its_bound(void **state) 
     assert_true(quality.worst <= 1.02);
 }
 
-static void every_module_drops_an_activation(void **state) {
-    const struct config config = config_of_options("--preset demo", "");
-    const struct layer_shape shape = model_shape_of(&config, sizeof(floatX), false).layer;
-    uint32_t all = 0;
-    for (int i = 0; i < NUM_MODULES; i++) {
-        const uint32_t module = recompute_modules_of(module_names[i]), dropped = modules_dropped(module, &shape);
-        char text[sizeof(MODULE_LIST)];
-        assert_true(module != 0 && (module & all) == 0);
-        assert_string_equal(modules_text(text, sizeof text, module), module_names[i]);
-        if (dropped == 0)
-            fail_msg("no row of activations names the module %s", module_names[i]);
-        // What is dropped is recomputed: from forward to backward nothing of it stays.
-        struct recompute_policy policy = policy_selective(1, module, &shape);
-        assert_true((policy.kept[0] & dropped) == 0 && (policy_missing(&policy, 0, &shape) & dropped) == dropped);
-        policy_free(&policy);
-        all |= module;
-    }
-    char text[sizeof(MODULE_LIST)];
-    assert_string_equal(modules_text(text, sizeof text, all), MODULE_LIST);
-    assert_true(recompute_modules_of("") == recompute_modules_of(RECOMPUTE_MODULES_DEFAULT));
-}
-
 // Multiply-adds of a sequence's forward, one by one.
 static int64_t naive_multiply_adds(const struct config *c, bool causal) {
     const int T = c->seq_length, H = c->num_attention_heads, D = c->kv_channels, C = c->hidden_size,
@@ -165,7 +143,6 @@ static void flops_are_the_multiply_adds_of_a_naive_count(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_preset_is_planned_within_2_percent_of_its_bound),
-        cmocka_unit_test(every_module_drops_an_activation),
         cmocka_unit_test(flops_are_the_multiply_adds_of_a_naive_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,132 @@
+"""docs/extending.md is true: the hunks of each of its sections, applied to a copy of the tree, build and pass what the section
+runs; and with any one hunk left out the build or the run fails. Python's standard library alone.
+
+A hunk is a fenced `diff` block: the file's name, then lines that are there (' '), go ('-') or come ('+'). Spaces count as one,
+so that alignment may change. Hunks of test/ are not left out: they are what tells of the others.
+"""
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+from environment import ROOT
+
+PAGE = ROOT + "/docs/extending.md"
+SOURCES = ["Makefile", "scripts", "test", "kernels", "run", "formats", "runtime"]
+NEEDS = {"A parameter of each layer": ["An op, for both targets"]}  # sections whose hunks come first
+# At most so many files and places, tests and what a section needs apart: what the design promises.
+MOST = {"An activation function": (3, 6), "A parameter of each layer": (3, 6), "A module of --recompute-modules": (1, 2),
+        "A state of the optimizer": (1, 2), "An option, which only some commands may set": (1, 3), "A preset": (1, 1),
+        "An op, for both targets": (1, 2)}
+
+
+class Hunk:
+    def __init__(self, text):
+        self.path, *self.lines = text.rstrip("\n").split("\n")
+
+    def is_test(self):
+        return self.path.startswith("test/")
+
+    def applied(self, text):
+        """The file's text with this hunk; a new file where there is none."""
+        before = [line[1:] for line in self.lines if line[:1] in (" ", "-")]
+        after = [line[1:] for line in self.lines if line[:1] in (" ", "+")]
+        if not before:
+            assert text is None, f"{self.path} is there already"
+            return "\n".join(after) + "\n"
+        assert text is not None, f"{self.path} is not there"
+        lines = text.split("\n")
+        plain = [" ".join(line.split()) for line in lines]
+        wanted = [" ".join(line.split()) for line in before]
+        found = [i for i in range(len(plain)) if plain[i:i + len(wanted)] == wanted]
+        assert len(found) == 1, f"{self.path}: the hunk's place is found {len(found)} times:\n" + "\n".join(before)
+        lines[found[0]:found[0] + len(wanted)] = after
+        return "\n".join(lines)
+
+
+def sections():
+    with open(PAGE, encoding="utf-8") as file:
+        parts = re.split(r"^## (.+)$", file.read(), flags=re.M)[1:]
+    result = {}
+    for name, body in zip(parts[::2], parts[1::2]):
+        hunks = [Hunk(text) for text in re.findall(r"^```diff\n(.*?)^```$", body, re.M | re.S)]
+        commands = re.findall(r"^```sh\n(.*?)\n```$", body, re.M | re.S)
+        result[name] = (hunks, commands)
+    return result
+
+
+class Extending(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="extending_")
+        for name in os.listdir(ROOT):
+            source = os.path.join(ROOT, name)
+            if name in SOURCES and os.path.isdir(source):
+                shutil.copytree(source, os.path.join(cls.folder, name))
+            elif name in SOURCES or name.endswith((".c", ".h", ".cuh")):
+                shutil.copy2(source, cls.folder)
+            elif name == ".deps":
+                os.symlink(source, os.path.join(cls.folder, name))
+        cls.environment = {**os.environ, "CFLAGS": "-O1"}
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def run_commands(self, commands, hunks):
+        """Exit status and output of a section's commands in the copy with these hunks; the copy is as before afterwards."""
+        kept = {}
+        try:
+            for hunk in hunks:
+                path = os.path.join(self.folder, hunk.path)
+                text = open(path, encoding="utf-8").read() if os.path.exists(path) else None
+                kept.setdefault(path, text)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(hunk.applied(text))
+            output = ""
+            for command in commands:
+                command = command.replace("make ", "make --no-print-directory -j2 CUDA= WERROR=1 ")
+                done = subprocess.run(["sh", "-ec", command], cwd=self.folder, env=self.environment, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                output += done.stdout
+                if done.returncode != 0 or re.search(r" 0 test\(s\) run", done.stdout):
+                    return 1, output
+            return 0, output
+        finally:
+            for path, text in kept.items():
+                if text is None:
+                    os.remove(path)
+                else:
+                    with open(path, "w", encoding="utf-8") as file:
+                        file.write(text)
+
+    def check(self, name):
+        hunks, commands = sections()[name]
+        needed = [hunk for other in NEEDS.get(name, []) for hunk in sections()[other][0]]
+        ours = [hunk for hunk in hunks if not hunk.is_test()]
+        self.assertTrue(hunks and commands, f"{name}: no hunk, or nothing to run")
+        files, places = MOST[name]
+        self.assertLessEqual(len({hunk.path for hunk in ours}), files, f"{name}: files")
+        self.assertLessEqual(len(ours), places, f"{name}: places")
+        status, output = self.run_commands(commands, needed + hunks)
+        self.assertEqual(status, 0, f"{name}:\n{output[-4000:]}")
+        for left_out in ours:
+            try:
+                status, output = self.run_commands(commands, needed + [hunk for hunk in hunks if hunk is not left_out])
+            except AssertionError:
+                continue  # another hunk has no place without it
+            self.assertNotEqual(status, 0, f"{name}: nothing tells of a hunk of {left_out.path} that was left out:\n" +
+                                "\n".join(left_out.lines))
+
+    def test_every_section_is_held(self):
+        self.assertEqual(set(sections()), set(MOST))
+
+
+for number, name in enumerate(MOST):
+    words = re.sub(r"\W+", "_", name).strip("_").lower()
+    setattr(Extending, "test_" + words, lambda self, name=name: self.check(name))
+
+if __name__ == "__main__":
+    unittest.main()
