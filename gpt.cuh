@@ -8,14 +8,14 @@
 #pragma once
 #include "attention.cuh"             // attention_forward, attention_backward, attention_decode
 #include "config.h"                  // struct config
-#include "kernels/activation.cuh"    // gelu, swiglu
-#include "kernels/device_memory.cuh" // device_upload, device_download, host_allocate
+#include "kernels/activation.cuh"    // gelu, squared_relu, swiglu
+#include "kernels/device_memory.cuh" // device_upload, device_download, device_zero
 #include "kernels/device_queue.cuh"  // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"     // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"          // cross_entropy
 #include "kernels/matmul.cuh"        // matmul_forward, matmul_backward_input, matmul_backward_weight
 #include "kernels/norm.cuh"          // norm_forward, norm_backward, residual_forward, residual_norm_forward
-#include "kernels/rope.cuh"          // rope_table, rope_forward
+#include "kernels/rope.cuh"          // rope_forward
 #include "optimizer.cuh"             // struct optimizer
 #include "parameters.cuh"            // struct parameters, struct model_shape
 #include "recompute.cuh"             // struct recompute_policy

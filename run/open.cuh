@@ -1,7 +1,7 @@
 // Opening and closing what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
 #include "run/ranks.cuh"       // threads_of_rank, check_same_data
-#include "run/utilisation.cuh" // gpt_measure_peak, gpt_flops_per_token
+#include "run/utilisation.cuh" // gpt_measure_peak
 #include "run/plan_report.cuh" // plan_write_json
 #include "run/run.cuh"         // struct run
 #include <omp.h>               // omp_set_num_threads
