@@ -170,6 +170,12 @@ void huggingface_set(struct huggingface_config *h, const char *format, ...) {
     vsnprintf(h->settings[h->num_settings++], sizeof h->settings[0], format, arguments);
     va_end(arguments);
 }
+void huggingface_set_gpt2(struct huggingface_config *h) {
+    huggingface_set(h, "normalization=LayerNorm");
+    huggingface_set(h, "position-embedding-type=learned_absolute");
+    huggingface_set(h, "activation=gelu");
+    huggingface_set(h, "add-bias-linear=true");
+}
 
 // Refuses a member that is there and neither of the two words.
 static const char *huggingface_word(const json_t *root, const char *key, const char *wanted, const char *also,
@@ -244,10 +250,7 @@ static const char *huggingface_read_gpt2(struct huggingface_config *h, const jso
     RETURN_PROBLEM(json_opt_int(root, "n_inner", 1, HUGGINGFACE_LARGEST, 4 * hidden, &inner, name, error));
     RETURN_PROBLEM(huggingface_number(h, root, "layer_norm_epsilon", 1e-12, 0.9, 1e-5, "norm-epsilon", name, error));
     huggingface_set(h, "ffn-hidden-size=%lld", (long long)inner);
-    huggingface_set(h, "normalization=LayerNorm");
-    huggingface_set(h, "position-embedding-type=learned_absolute");
-    huggingface_set(h, "activation=gelu");
-    huggingface_set(h, "add-bias-linear=true");
+    huggingface_set_gpt2(h);
     return NULL;
 }
 
