@@ -5,7 +5,7 @@
 // On the cuda target there are two flash backends, of which the one for compute capability 9.0 is faster and takes
 // fewer shapes.
 #pragma once
-#include "kernels/attention_decode.cuh"  // kv_cache_append, attention_decode
+#include "kernels/attention_decode.cuh"  // attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
 #include "kernels/attention_shape.cuh"   // struct attention_shape
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward

@@ -5,7 +5,7 @@
 #pragma once
 #include "recompute.cuh"           // the modules of --recompute-modules
 #include "runtime/machine/error.h" // fail
-#include "runtime/text/json.h"     // config_write_json
+#include "runtime/text/json.h"     // json_writer
 #include "runtime/text/options.h"  // the parser
 #include "runtime/schedule.h"      // enum lr_decay_style
 #include <assert.h>                // static_assert

@@ -8,14 +8,14 @@
 #pragma once
 #include "attention.cuh"             // attention_forward, attention_backward, attention_decode
 #include "config.h"                  // struct config
-#include "kernels/activation.cuh"    // gelu, swiglu
-#include "kernels/device_memory.cuh" // device_upload, device_download, host_allocate
+#include "kernels/activation.cuh"    // gelu, squared_relu, swiglu
+#include "kernels/device_memory.cuh" // device_upload, device_download, device_zero
 #include "kernels/device_queue.cuh"  // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"     // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"          // cross_entropy
 #include "kernels/matmul.cuh"        // matmul_forward, matmul_backward_input, matmul_backward_weight
 #include "kernels/norm.cuh"          // norm_forward, norm_backward, residual_forward, residual_norm_forward
-#include "kernels/rope.cuh"          // rope_table, rope_forward
+#include "kernels/rope.cuh"          // rope_forward
 #include "optimizer.cuh"             // struct optimizer
 #include "parameters.cuh"            // struct parameters, struct model_shape
 #include "recompute.cuh"             // struct recompute_policy
@@ -190,9 +190,8 @@ static enum norm_kind norm_kind_of(const struct gpt *m) {
 static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
     return stats && m->shape.layer.norm_statistics > 1 ? stats + N : NULL;
 }
-static struct attention_shape attention_shape_of(const struct gpt *m, struct extent e) {
-    const struct layer_shape *s = &m->shape.layer;
-    const struct attention_shape shape = {e.B, e.T, s->H, s->G, s->D, (float)(1 / sqrt((double)s->D)), false};
+static struct attention_shape attention_shape_of(const struct layer_shape *s, int B, int T) {
+    const struct attention_shape shape = {B, T, s->H, s->G, s->D, (float)(1 / sqrt((double)s->D)), false};
     return shape;
 }
 
@@ -241,7 +240,7 @@ static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floa
 }
 static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *saved, const floatX *qkv) {
     const struct extent e = extent_of(m, pass);
-    const struct attention_shape shape = attention_shape_of(m, e);
+    const struct attention_shape shape = attention_shape_of(&m->shape.layer, e.B, e.T);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, ws, m->dev));
@@ -257,7 +256,7 @@ static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
 static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX *qkv) {
     const int capacity = m->decode_tokens;
     floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
-    const struct attention_shape shape = attention_shape_of(m, extent_of(m, PASS_GENERATE));
+    const struct attention_shape shape = attention_shape_of(&m->shape.layer, m->sequences, 1);
     void *ws = workspace(m, attention_decode_workspace_bytes(shape, capacity, m->dev));
     RUN(m, kv_cache_append(keys, values, qkv, m->position, capacity, shape, m->dev));
     RUN(m, attention_decode(att, qkv, keys, values, m->position, capacity, shape, ws, m->dev));
@@ -469,7 +468,7 @@ static void block_backward(struct gpt *m, int l) {
     floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
     const floatX *qkv = (const floatX *)ACT(QKV), *att = (const floatX *)ACT(ATT);
     const void *saved = ACT(SOFTMAX);
-    const struct attention_shape shape = attention_shape_of(m, e);
+    const struct attention_shape shape = attention_shape_of(&m->shape.layer, e.B, e.T);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
     struct attention_backward_options options;
     options.rotary = uses_rope(&m->shape) ? m->rope : NULL;

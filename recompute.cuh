@@ -26,8 +26,8 @@ static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s-
 // Of the MLP's first product: a gated activation has the gate's columns before those that it multiplies.
 static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 : 1) * s->F; }
 
-// The modules of --recompute-modules. Columns: id; name. The activations that a module drops name it in their rows
-// (recompute.cuh). FIRST is ROW, but for lists with a separator.
+// The modules of --recompute-modules. Columns: id; name. The activations that a module drops name it in their rows, below.
+// FIRST is ROW, but for lists with a separator.
 #define MODULE_ROWS(FIRST, ROW)                                                                                        \
     FIRST(CORE_ATTN, "core_attn")                                                                                      \
     ROW(NORM, "norm")                                                                                                  \

@@ -170,6 +170,12 @@ void huggingface_set(struct huggingface_config *h, const char *format, ...) {
     vsnprintf(h->settings[h->num_settings++], sizeof h->settings[0], format, arguments);
     va_end(arguments);
 }
+void huggingface_set_gpt2(struct huggingface_config *h) {
+    huggingface_set(h, "normalization=LayerNorm");
+    huggingface_set(h, "position-embedding-type=learned_absolute");
+    huggingface_set(h, "activation=gelu");
+    huggingface_set(h, "add-bias-linear=true");
+}
 
 // Refuses a member that is there and neither of the two words.
 static const char *huggingface_word(const json_t *root, const char *key, const char *wanted, const char *also,
@@ -195,18 +201,11 @@ static const char *huggingface_absent(const json_t *root, const char *key, const
     return json_has(root, key) ? error_format(error, "%s: %s is set, which is not supported", name, key) : NULL;
 }
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        const char *const problem_ = (call);                                                                           \
-        if (problem_)                                                                                                  \
-            return problem_;                                                                                           \
-    } while (0)
-
 // A member that is a size becomes the value of an option.
 static const char *huggingface_size(struct huggingface_config *h, const json_t *root, const char *key,
                                     const char *option, const char *name, struct error_text *error) {
     int64_t value;
-    CHECK(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, &value, name, error));
+    RETURN_PROBLEM(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, &value, name, error));
     huggingface_set(h, "%s=%lld", option, (long long)value);
     return NULL;
 }
@@ -215,7 +214,7 @@ static const char *huggingface_number(struct huggingface_config *h, const json_t
                                       double most, double fallback, const char *option, const char *name,
                                       struct error_text *error) {
     double value;
-    CHECK(json_opt_number(root, key, least, most, fallback, &value, name, error));
+    RETURN_PROBLEM(json_opt_number(root, key, least, most, fallback, &value, name, error));
     huggingface_set(h, "%s=%.9g", option, value);
     return NULL;
 }
@@ -234,34 +233,31 @@ static const char *huggingface_set_heads(struct huggingface_config *h, int64_t g
 static const char *huggingface_read_gpt2(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     int64_t hidden, heads, inner;
-    CHECK(huggingface_word(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", name, error));
-    CHECK(huggingface_flag(root, "scale_attn_weights", true, name, error));
-    CHECK(huggingface_flag(root, "scale_attn_by_inverse_layer_idx", false, name, error));
-    CHECK(huggingface_flag(root, "add_cross_attention", false, name, error));
-    CHECK(huggingface_size(h, root, "n_layer", "num-layers", name, error));
-    CHECK(huggingface_size(h, root, "n_embd", "hidden-size", name, error));
-    CHECK(huggingface_size(h, root, "n_head", "num-attention-heads", name, error));
-    CHECK(huggingface_size(h, root, "n_positions", "max-position-embeddings", name, error));
-    CHECK(json_get_int(root, "n_embd", 1, HUGGINGFACE_LARGEST, &hidden, name, error));
-    CHECK(json_get_int(root, "n_head", 1, HUGGINGFACE_LARGEST, &heads, name, error));
+    RETURN_PROBLEM(huggingface_word(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", name, error));
+    RETURN_PROBLEM(huggingface_flag(root, "scale_attn_weights", true, name, error));
+    RETURN_PROBLEM(huggingface_flag(root, "scale_attn_by_inverse_layer_idx", false, name, error));
+    RETURN_PROBLEM(huggingface_flag(root, "add_cross_attention", false, name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "n_layer", "num-layers", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "n_embd", "hidden-size", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "n_head", "num-attention-heads", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "n_positions", "max-position-embeddings", name, error));
+    RETURN_PROBLEM(json_get_int(root, "n_embd", 1, HUGGINGFACE_LARGEST, &hidden, name, error));
+    RETURN_PROBLEM(json_get_int(root, "n_head", 1, HUGGINGFACE_LARGEST, &heads, name, error));
     if (hidden % heads != 0)
         return error_format(error, "%s: n_head is %lld, which does not divide n_embd, %lld", name, (long long)heads,
                             (long long)hidden);
-    CHECK(huggingface_set_heads(h, heads, hidden / heads, name, error));
-    CHECK(json_opt_int(root, "n_inner", 1, HUGGINGFACE_LARGEST, 4 * hidden, &inner, name, error));
-    CHECK(huggingface_number(h, root, "layer_norm_epsilon", 1e-12, 0.9, 1e-5, "norm-epsilon", name, error));
+    RETURN_PROBLEM(huggingface_set_heads(h, heads, hidden / heads, name, error));
+    RETURN_PROBLEM(json_opt_int(root, "n_inner", 1, HUGGINGFACE_LARGEST, 4 * hidden, &inner, name, error));
+    RETURN_PROBLEM(huggingface_number(h, root, "layer_norm_epsilon", 1e-12, 0.9, 1e-5, "norm-epsilon", name, error));
     huggingface_set(h, "ffn-hidden-size=%lld", (long long)inner);
-    huggingface_set(h, "normalization=LayerNorm");
-    huggingface_set(h, "position-embedding-type=learned_absolute");
-    huggingface_set(h, "activation=gelu");
-    huggingface_set(h, "add-bias-linear=true");
+    huggingface_set_gpt2(h);
     return NULL;
 }
 
 // Refuses rotary positions on a part of each head, which config.json or its rope_parameters may ask for.
 static const char *huggingface_check_partial_rotary(const json_t *object, const char *name, struct error_text *error) {
     double partial;
-    CHECK(json_opt_number(object, "partial_rotary_factor", 0, 1, 1, &partial, name, error));
+    RETURN_PROBLEM(json_opt_number(object, "partial_rotary_factor", 0, 1, 1, &partial, name, error));
     return partial == 1 ? NULL
                         : error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1",
                                        name, partial);
@@ -271,13 +267,13 @@ static const char *huggingface_read_rope(struct huggingface_config *h, const jso
                                          struct error_text *error) {
     json_t *rope, *value;
     const char *key;
-    CHECK(json_opt_object(root, "rope_parameters", &rope, name, error));
-    CHECK(huggingface_absent(root, "rope_scaling", name, error));
-    CHECK(huggingface_check_partial_rotary(root, name, error));
+    RETURN_PROBLEM(json_opt_object(root, "rope_parameters", &rope, name, error));
+    RETURN_PROBLEM(huggingface_absent(root, "rope_scaling", name, error));
+    RETURN_PROBLEM(huggingface_check_partial_rotary(root, name, error));
     if (rope) {
-        CHECK(huggingface_word(rope, "rope_type", "default", "default", name, error));
-        CHECK(huggingface_word(rope, "type", "default", "default", name, error)); // an older name of rope_type
-        CHECK(huggingface_check_partial_rotary(rope, name, error));
+        RETURN_PROBLEM(huggingface_word(rope, "rope_type", "default", "default", name, error));
+        RETURN_PROBLEM(huggingface_word(rope, "type", "default", "default", name, error)); // an older name of rope_type
+        RETURN_PROBLEM(huggingface_check_partial_rotary(rope, name, error));
     }
     json_object_foreach (rope, key, value)
         if (json_is_object(value))
@@ -290,10 +286,10 @@ static const char *huggingface_read_rope(struct huggingface_config *h, const jso
 // Refuses layers with another attention than full_attention.
 static const char *huggingface_check_layer_types(const json_t *root, const char *name, struct error_text *error) {
     json_t *types;
-    CHECK(json_opt_array(root, "layer_types", &types, name, error));
+    RETURN_PROBLEM(json_opt_array(root, "layer_types", &types, name, error));
     for (size_t i = 0; types && i < json_array_size(types); i++) {
         const char *type = "";
-        CHECK(json_check_string(json_array_get(types, i), "layer_types", &type, name, error));
+        RETURN_PROBLEM(json_check_string(json_array_get(types, i), "layer_types", &type, name, error));
         if (strcmp(type, "full_attention") != 0)
             return error_format(error, "%s: layer_types has '%s', which is not supported; expected full_attention",
                                 name, json_show(type).text);
@@ -306,30 +302,30 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
                                           const char *name, struct error_text *error) {
     int64_t heads, hidden, groups, head_dim;
     bool biases, mlp_bias;
-    CHECK(huggingface_word(root, "hidden_act", "silu", "swish", name, error));
-    CHECK(huggingface_flag(root, "use_sliding_window", false, name, error));
-    CHECK(huggingface_check_layer_types(root, name, error));
-    CHECK(huggingface_read_rope(h, root, name, error));
-    CHECK(huggingface_size(h, root, "num_hidden_layers", "num-layers", name, error));
-    CHECK(huggingface_size(h, root, "hidden_size", "hidden-size", name, error));
-    CHECK(huggingface_size(h, root, "num_attention_heads", "num-attention-heads", name, error));
-    CHECK(huggingface_size(h, root, "intermediate_size", "ffn-hidden-size", name, error));
-    CHECK(huggingface_size(h, root, "max_position_embeddings", "max-position-embeddings", name, error));
-    CHECK(json_get_int(root, "hidden_size", 1, HUGGINGFACE_LARGEST, &hidden, name, error));
-    CHECK(json_get_int(root, "num_attention_heads", 1, HUGGINGFACE_LARGEST, &heads, name, error));
-    CHECK(json_opt_int(root, "num_key_value_heads", 1, heads + 1, heads, &groups, name, error));
-    CHECK(json_opt_int(root, "head_dim", 1, HUGGINGFACE_LARGEST, hidden / heads, &head_dim, name, error));
-    CHECK(huggingface_number(h, root, "rms_norm_eps", 1e-12, 0.9, 1e-6, "norm-epsilon", name, error));
+    RETURN_PROBLEM(huggingface_word(root, "hidden_act", "silu", "swish", name, error));
+    RETURN_PROBLEM(huggingface_flag(root, "use_sliding_window", false, name, error));
+    RETURN_PROBLEM(huggingface_check_layer_types(root, name, error));
+    RETURN_PROBLEM(huggingface_read_rope(h, root, name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "num_hidden_layers", "num-layers", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "hidden_size", "hidden-size", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "num_attention_heads", "num-attention-heads", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "intermediate_size", "ffn-hidden-size", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "max_position_embeddings", "max-position-embeddings", name, error));
+    RETURN_PROBLEM(json_get_int(root, "hidden_size", 1, HUGGINGFACE_LARGEST, &hidden, name, error));
+    RETURN_PROBLEM(json_get_int(root, "num_attention_heads", 1, HUGGINGFACE_LARGEST, &heads, name, error));
+    RETURN_PROBLEM(json_opt_int(root, "num_key_value_heads", 1, heads + 1, heads, &groups, name, error));
+    RETURN_PROBLEM(json_opt_int(root, "head_dim", 1, HUGGINGFACE_LARGEST, hidden / heads, &head_dim, name, error));
+    RETURN_PROBLEM(huggingface_number(h, root, "rms_norm_eps", 1e-12, 0.9, 1e-6, "norm-epsilon", name, error));
     if (heads % groups != 0)
         return error_format(error, "%s: num_key_value_heads is %lld, which does not divide the %lld heads", name,
                             (long long)groups, (long long)heads);
-    CHECK(json_opt_bool(root, "attention_bias", qwen2, &biases, name, error));
-    CHECK(json_opt_bool(root, "mlp_bias", false, &mlp_bias, name, error));
+    RETURN_PROBLEM(json_opt_bool(root, "attention_bias", qwen2, &biases, name, error));
+    RETURN_PROBLEM(json_opt_bool(root, "mlp_bias", false, &mlp_bias, name, error));
     if (mlp_bias != (biases && !qwen2) || (qwen2 && !biases))
         return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected %s",
                             name, biases ? "true" : "false", mlp_bias ? "true" : "false",
                             qwen2 ? "true and false" : "both alike");
-    CHECK(huggingface_set_heads(h, groups, head_dim, name, error));
+    RETURN_PROBLEM(huggingface_set_heads(h, groups, head_dim, name, error));
     huggingface_set(h, "normalization=RMSNorm");
     huggingface_set(h, "position-embedding-type=rope");
     huggingface_set(h, "activation=swiglu");
@@ -340,12 +336,12 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     bool tied; // an option says it, too; the member for Hugging Face's readers is checked alone
-    CHECK(json_opt_bool(root, "tie_word_embeddings", false, &tied, name, error));
+    RETURN_PROBLEM(json_opt_bool(root, "tie_word_embeddings", false, &tied, name, error));
     const struct option_row *rows[CONFIG_ROWS];
     const int count = huggingface_own_options(rows);
     for (int i = 0; i < count; i++) {
         const char *option = rows[i]->name, *value = "";
-        CHECK(json_get_string(root, option, &value, name, error));
+        RETURN_PROBLEM(json_get_string(root, option, &value, name, error));
         if (strlen(value) > 20)
             return error_format(error, "%s: %s is '%s'; expected an option's value", name, option,
                                 json_show(value).text);
@@ -375,29 +371,29 @@ const char *huggingface_check_settings(const struct huggingface_config *h, const
 static const char *huggingface_set_tied(struct huggingface_config *h, const json_t *root, bool usual, const char *name,
                                         struct error_text *error) {
     bool tied;
-    CHECK(json_opt_bool(root, "tie_word_embeddings", usual, &tied, name, error));
+    RETURN_PROBLEM(json_opt_bool(root, "tie_word_embeddings", usual, &tied, name, error));
     huggingface_set(h, "untie-embeddings-and-output-weights=%s", tied ? "false" : "true");
     return NULL;
 }
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";
-    CHECK(json_get_string(root, "model_type", &type, name, error));
+    RETURN_PROBLEM(json_get_string(root, "model_type", &type, name, error));
     if (!architecture_find(&h->architecture, type))
         return error_format(error, "%s: model_type is '%s', which is not supported; expected gpt2, llama or qwen2",
                             name, json_show(type).text);
-    CHECK(huggingface_absent(root, "quantization_config", name, error));
-    CHECK(huggingface_size(h, root, "vocab_size", "vocab-size", name, error));
+    RETURN_PROBLEM(huggingface_absent(root, "quantization_config", name, error));
+    RETURN_PROBLEM(huggingface_size(h, root, "vocab_size", "vocab-size", name, error));
     switch (h->architecture) {
     case ARCHITECTURE_OURS: return huggingface_read_ours(h, root, name, error);
     case ARCHITECTURE_GPT2:
-        CHECK(huggingface_set_tied(h, root, true, name, error));
+        RETURN_PROBLEM(huggingface_set_tied(h, root, true, name, error));
         return huggingface_read_gpt2(h, root, name, error);
     case ARCHITECTURE_LLAMA:
-        CHECK(huggingface_set_tied(h, root, false, name, error));
+        RETURN_PROBLEM(huggingface_set_tied(h, root, false, name, error));
         return huggingface_read_llama(h, root, false, name, error);
     case ARCHITECTURE_QWEN2:
-        CHECK(huggingface_set_tied(h, root, false, name, error));
+        RETURN_PROBLEM(huggingface_set_tied(h, root, false, name, error));
         return huggingface_read_llama(h, root, true, name, error);
     }
     __builtin_unreachable();
@@ -407,7 +403,7 @@ const char *huggingface_parse_config(struct huggingface_config *h, const unsigne
                                      const char *name, struct error_text *error) {
     json_t *root;
     memset(h, 0, sizeof *h);
-    CHECK(json_parse_object(&root, data, bytes, name, error));
+    RETURN_PROBLEM(json_parse_object(&root, data, bytes, name, error));
     const char *problem = huggingface_read_object(h, root, name, error);
     json_decref(root);
     return problem ? problem : huggingface_check_settings(h, name, error);

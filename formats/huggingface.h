@@ -53,6 +53,8 @@ const char *huggingface_parse_config(struct huggingface_config *h, const unsigne
 
 // Adds a setting, OPTION=VALUE.
 void huggingface_set(struct huggingface_config *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// Adds the settings that all GPT-2s have in common.
+void huggingface_set_gpt2(struct huggingface_config *h);
 // Whether each setting is a value that its option takes; huggingface_parse_config has checked its own.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 

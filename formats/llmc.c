@@ -54,8 +54,5 @@ void llmc_settings(struct huggingface_config *h, const struct llmc_header *heade
     huggingface_set(h, "ffn-hidden-size=%d", 4 * header->channels);
     huggingface_set(h, "norm-epsilon=1e-5");
     huggingface_set(h, "untie-embeddings-and-output-weights=false");
-    huggingface_set(h, "normalization=LayerNorm");
-    huggingface_set(h, "position-embedding-type=learned_absolute");
-    huggingface_set(h, "activation=gelu");
-    huggingface_set(h, "add-bias-linear=true");
+    huggingface_set_gpt2(h);
 }

@@ -69,14 +69,6 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-// Returns from the function with the problem that a call found.
-#define RETURN_PROBLEM(call)                                                                                           \
-    do {                                                                                                               \
-        const char *const problem_ = (call);                                                                           \
-        if (problem_)                                                                                                  \
-            return problem_;                                                                                           \
-    } while (0)
-
 // The most of any count in a state: far above what a run reaches, and far below what 63 bits hold.
 static const int64_t TRAINER_MOST = (int64_t)1 << 60;
 

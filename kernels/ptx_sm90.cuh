@@ -13,7 +13,7 @@
 //   #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CUDA_EMULATED)
 #pragma once
 #include "kernels/ptx.cuh"        // PTX_FUNCTION, struct word_x4
-#include "kernels/wait_limit.cuh" // struct wait_record
+#include "kernels/wait_limit.cuh" // device_wait_record, wait_place
 
 #if defined(__CUDACC__) || defined(CUDA_EMULATED)
 

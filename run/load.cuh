@@ -16,13 +16,6 @@
 
 static const int64_t LOAD_PIECE = 1 << 20; // elements
 
-#define LOAD_CHECK(call)                                                                                               \
-    do {                                                                                                               \
-        const char *const problem_ = (call);                                                                           \
-        if (problem_)                                                                                                  \
-            return problem_;                                                                                           \
-    } while (0)
-
 // The files that the tensors of a folder lie in.
 struct model_folder {
     const char *path;
@@ -45,7 +38,7 @@ static const char *model_folder_add(struct model_folder *folder, const char *nam
     char path[PATH_MAX];
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
         return error_format(error, "%.500s: the name is too long", folder->path);
-    LOAD_CHECK(safetensors_open(&folder->files[folder->count], path, error));
+    RETURN_PROBLEM(safetensors_open(&folder->files[folder->count], path, error));
     folder->names[folder->count++] = strdup(path);
     return NULL;
 }
@@ -67,10 +60,10 @@ static const char *model_folder_open(struct model_folder *folder, const char *pa
         return error_format(error, "%.500s: the name is too long", path);
     snprintf(single_path, sizeof single_path, "%.*s", (int)(strlen(index_path) - strlen(".index.json")), index_path);
     if (stat(single_path, &status) == 0 || stat(index_path, &status) != 0) {
-        LOAD_CHECK(model_folder_make_room(folder, 1, error));
+        RETURN_PROBLEM(model_folder_make_room(folder, 1, error));
         return model_folder_add(folder, "model.safetensors", error);
     }
-    LOAD_CHECK(safetensors_index_open(&index, index_path, error));
+    RETURN_PROBLEM(safetensors_index_open(&index, index_path, error));
     const char *problem = model_folder_make_room(folder, index.file_count, error);
     for (int i = 0; i < index.file_count && !problem; i++)
         problem = model_folder_add(folder, index.files[i], error);
@@ -175,8 +168,8 @@ static const char *model_read(struct model_loader *loader, const struct safetens
                               const struct safetensors_tensor *tensor, int64_t first, int64_t n,
                               struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(tensor->dtype);
-    LOAD_CHECK(model_loader_reserve(loader, n, error));
-    LOAD_CHECK(safetensors_read(file, tensor, (uint64_t)first * width, (uint64_t)n * width, loader->raw, error));
+    RETURN_PROBLEM(model_loader_reserve(loader, n, error));
+    RETURN_PROBLEM(safetensors_read(file, tensor, (uint64_t)first * width, (uint64_t)n * width, loader->raw, error));
     if (!safetensors_to_floats(loader->values, loader->raw, tensor->dtype, (uint64_t)n))
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16, F16 or F64", file_name,
                             json_show(tensor->name).text, safetensors_dtype_name(tensor->dtype));
@@ -211,14 +204,14 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     const struct safetensors_tensor *tensor = model_folder_find(folder, t->name, &f);
     if (!tensor)
         return error_format(error, "%s: has no tensor '%s'", folder->path, t->name);
-    LOAD_CHECK(
+    RETURN_PROBLEM(
         safetensors_get(&tensor, &folder->files[f], tensor->name, shape, t->cols ? 2 : 1, folder->names[f], error));
     if (t->transposed || t->repeat > 1)
         return model_load_moved(loader, t, &folder->files[f], folder->names[f], tensor, error);
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
     for (int64_t first = 0; first < count; first += LOAD_PIECE) {
         const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
-        LOAD_CHECK(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
+        RETURN_PROBLEM(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
         model_store(loader->m, t->ours, t->first_row * width + first, loader->values, n, loader->rounded);
     }
     return NULL;
@@ -273,7 +266,7 @@ static const char *model_load_state(struct model_loader *loader, const struct sa
     const uint64_t shape[2] = {(uint64_t)t->visible_rows, (uint64_t)t->cols};
     const int64_t count = (int64_t)t->visible_rows * t->cols;
     snprintf(name, sizeof name, "%s.%s", optimizer_state_rows[id].file_name, t->name);
-    LOAD_CHECK(safetensors_get(&tensor, file, name, shape, t->cols > 1 ? 2 : 1, file_name, error));
+    RETURN_PROBLEM(safetensors_get(&tensor, file, name, shape, t->cols > 1 ? 2 : 1, file_name, error));
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
                             safetensors_dtype_name(tensor->dtype));
@@ -282,7 +275,7 @@ static const char *model_load_state(struct model_loader *loader, const struct sa
         if (!zero_holds(&m->zero, parameters ? shards_parameters(&m->zero.shards) : optimizer_is_sharded(&m->optimizer),
                         t->offset + first, n))
             continue;
-        LOAD_CHECK(model_read(loader, file, file_name, tensor, first, n, error));
+        RETURN_PROBLEM(model_read(loader, file, file_name, tensor, first, n, error));
         if (parameters)
             model_store(m, t, first, loader->values, n, loader->rounded);
         else
@@ -299,7 +292,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     struct model_loader loader;
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, optimizer_file_name) >= sizeof path)
         return error_format(error, "%.500s: the name is too long", folder);
-    LOAD_CHECK(safetensors_open(&file, path, error));
+    RETURN_PROBLEM(safetensors_open(&file, path, error));
     const char *problem = model_loader_create(&loader, m, error);
     for (int id = 0; id < STATE_COUNT; id++)
         for (int i = 0;
@@ -313,7 +306,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
 // Everything that a checkpoint holds of the model.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
-    LOAD_CHECK(model_load_folder(m, folder, architecture_of(&m->config), &exact, error));
+    RETURN_PROBLEM(model_load_folder(m, folder, architecture_of(&m->config), &exact, error));
     return model_load_optimizer(m, folder, exact, error);
 }
 
@@ -333,7 +326,7 @@ static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, c
     const int64_t count = (int64_t)t->visible_rows * t->cols;
     for (int64_t first = 0; first < count; first += LOAD_PIECE) {
         const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
-        LOAD_CHECK(read_exactly(fd, loader->raw, (uint64_t)n * width, *at + (uint64_t)first * width, path, error));
+        RETURN_PROBLEM(read_exactly(fd, loader->raw, (uint64_t)n * width, *at + (uint64_t)first * width, path, error));
         safetensors_to_floats(loader->values, loader->raw, bf16 ? SAFETENSORS_BF16 : SAFETENSORS_F32, (uint64_t)n);
         model_store(loader->m, t, first, loader->values, n, loader->rounded);
     }
@@ -349,7 +342,7 @@ static const char *model_load_llmc(struct gpt *m, const char *path, struct error
     int fd;
     uint64_t file_bytes, at = sizeof bytes;
     memset(&header, 0, sizeof header);
-    LOAD_CHECK(open_regular(&fd, &file_bytes, path, "an llm.c checkpoint", error));
+    RETURN_PROBLEM(open_regular(&fd, &file_bytes, path, "an llm.c checkpoint", error));
     const char *problem =
         read_exactly(fd, bytes, file_bytes < sizeof bytes ? file_bytes : sizeof bytes, 0, path, error);
     if (!problem)

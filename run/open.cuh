@@ -1,7 +1,7 @@
 // Opening and closing what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
 #include "run/ranks.cuh"       // threads_of_rank, check_same_data
-#include "run/utilisation.cuh" // gpt_measure_peak, gpt_flops_per_token
+#include "run/utilisation.cuh" // gpt_measure_peak
 #include "run/plan_report.cuh" // plan_write_json
 #include "run/run.cuh"         // struct run
 #include <omp.h>               // omp_set_num_threads
@@ -28,14 +28,7 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct layer_shape s = model_shape_of(c, sizeof(floatX), false).layer;
-    struct attention_shape shape;
-    shape.B = c->micro_batch_size;
-    shape.T = s.T;
-    shape.num_heads = s.H;
-    shape.num_query_groups = s.G;
-    shape.head_dim = s.D;
-    shape.scale = 1;
-    shape.full = false;
+    const struct attention_shape shape = attention_shape_of(&s, c->micro_batch_size, s.T);
     return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
 }
 

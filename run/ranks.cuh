@@ -1,7 +1,7 @@
 // What a run does because it may have several ranks: shares of threads and memory, connections, checks that all ranks
 // hold the same data and parameters, and requests to save or stop, which reach one rank and all must follow.
 #pragma once
-#include "kernels/collectives.cuh"   // collectives_open
+#include "kernels/collectives.cuh"   // enum collectives_kind
 #include "run/run.cuh"               // struct run
 #include "runtime/files/file_read.h" // open_regular, read_exactly
 #include "runtime/files/hash.h"      // hash64

@@ -78,18 +78,24 @@ static const char *save_huggingface_tensor(struct save_job *job, const struct hu
     return problem;
 }
 
-// One file of the model: tensors `entries`, which it sorts as the file has them.
-static const char *save_shard(struct save_job *job, const char *name, const struct huggingface_tensors *tensors,
-                              struct safetensors_tensor *entries, int count) {
-    static const struct safetensors_pair metadata[] = {{"format", "pt"}};
+// Begins a file of tensors `entries`, which it sorts as the file has them, and writes the file's header.
+static const char *save_header(struct save_job *job, const char *name, const struct safetensors_pair *metadata,
+                               int pairs, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
-    const char *problem = safetensors_lay_out(&layout, entries, count, metadata, 1, name, &job->writer.error);
+    const char *problem = safetensors_lay_out(&layout, entries, count, metadata, pairs, name, &job->writer.error);
     if (problem)
         return problem;
     problem = checkpoint_file_begin(&job->writer, name);
     if (!problem)
         problem = checkpoint_file_write(&job->writer, layout.header, layout.header_bytes);
     free(layout.header);
+    return problem;
+}
+// One file of the model: tensors `entries`, which it sorts as the file has them.
+static const char *save_shard(struct save_job *job, const char *name, const struct huggingface_tensors *tensors,
+                              struct safetensors_tensor *entries, int count) {
+    static const struct safetensors_pair metadata[] = {{"format", "pt"}};
+    const char *problem = save_header(job, name, metadata, 1, entries, count);
     for (int i = 0; i < count && !problem; i++)
         problem = save_huggingface_tensor(job, &tensors->list[entries[i].id]);
     return problem ? problem : checkpoint_file_end(&job->writer);
@@ -186,15 +192,7 @@ static const char *save_optimizer_data(struct save_job *job, const struct safete
     return problem;
 }
 static const char *save_optimizer_file(struct save_job *job, struct safetensors_tensor *entries, int count) {
-    struct safetensors_layout layout;
-    const char *problem =
-        safetensors_lay_out(&layout, entries, count, NULL, 0, optimizer_file_name, &job->writer.error);
-    if (problem)
-        return problem;
-    problem = checkpoint_file_begin(&job->writer, optimizer_file_name);
-    if (!problem)
-        problem = checkpoint_file_write(&job->writer, layout.header, layout.header_bytes);
-    free(layout.header);
+    const char *problem = save_header(job, optimizer_file_name, NULL, 0, entries, count);
     if (!problem)
         problem = save_optimizer_data(job, entries, count);
     return problem ? problem : checkpoint_file_end(&job->writer);

@@ -9,7 +9,7 @@
 #include "runtime/machine/error.h"     // fail
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/net/parallel.h"      // parallel_open, parallel_check_same
-#include "formats/trainer_state.h"     // trainer_state_parse
+#include "formats/trainer_state.h"     // trainer_state_open, trainer_state_option
 #include "runtime/text/json_parse.h"   // json_show
 #include <fcntl.h>                     // open
 #include <limits.h>                    // PATH_MAX

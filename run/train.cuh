@@ -4,7 +4,7 @@
 #include "run/generate.cuh"    // print_samples
 #include "run/ranks.cuh"       // look_for_requests, measure_collectives, check_replicas
 #include "run/resume.cuh"      // save, report_save
-#include "run/utilisation.cuh" // gpt_measure_peak, gpt_flops_per_token
+#include "run/utilisation.cuh" // gpt_flops_per_token
 #include "run/run.cuh"         // struct run
 #include "run/validate.cuh"    // validate_step
 

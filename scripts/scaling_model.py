@@ -206,8 +206,8 @@ class Run:
 
 
 class Step:
-    """The two queues of a run's step, and what it sends, as gpt.cuh enqueues them. Each is filled in its own order; an
-    entry that is added waits for what stands in the other queue by then, or for as much of it as is said."""
+    """The two queues of a run's step, and what it sends, as gpt.cuh and zero.cuh enqueue them. Each is filled in its own order;
+    an entry that is added waits for what stands in the other queue by then, or for as much of it as is said."""
 
     def __init__(self, run, machine):
         self.run, self.machine = run, machine

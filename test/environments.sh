@@ -19,7 +19,7 @@ fi
 # One kill in place of fifty: what kills find does not depend on these environments.
 export CHECKPOINT_KILLS="${CHECKPOINT_KILLS:-2}" TRAIN_GPT="$BUILD/train_gpt"
 tests="$(for unit in signals checkpoint control control_start collectives cpu_features dataloader host_collectives launch log options tokenizer \
-    vocabulary work_thread; do echo "$BUILD/test/unit_$unit"; done)
+    vocabulary work_thread memory_limits plan_report; do echo "$BUILD/test/unit_$unit"; done)
     $(printf 'test/test_%s\n' environment.py cli.py checkpoints.py gpu_scripts.py parallel.py:Launchers parallel.py:Faults)"
 # By a command that makes the environment, where one does.
 # shellcheck disable=SC2086

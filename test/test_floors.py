@@ -24,7 +24,7 @@ FLOORS = [
     ("optimizer", ["optimizer.cuh"], ["zero", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("zero", ["zero.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("parameters", ["parameters.cuh"], ["recompute", "config", "kernels", "runtime"]),
-        ("timeline", ["timeline.cuh"], ["memory", "kernels", "runtime"]),
+    ("timeline", ["timeline.cuh"], ["memory", "kernels", "runtime"]),
     ("memory", ["memory.cuh"], ["kernels", "runtime"]),
     ("data", ["dataloader.h"], ["formats", "config", "recompute", "runtime"]),
     ("formats", ["formats/"], ["config", "runtime"]),

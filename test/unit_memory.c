@@ -1,6 +1,6 @@
 // The memory plan: no two live buffers share a byte, the peak meets its lower bound, the arenas are what was planned.
 #include "memory.cuh"                  // under test
-#include "test/fails.h"                // assert_fails, run_in_child
+#include "test/fails.h"                // assert_fails
 #include "test/testing.h"              // cmocka, test_random
 #include "test/transformer_schedule.h" // struct schedule
 #include <time.h>                      // clock_gettime

@@ -13,3 +13,11 @@ __BEGIN_DECLS
 const char *error_format(struct error_text *error, const char *format, ...)
     __attribute__((format(printf, 2, 3), returns_nonnull));
 __END_DECLS
+
+// Returns from the function with the problem that a call found, if any.
+#define RETURN_PROBLEM(call)                                                                                           \
+    do {                                                                                                               \
+        const char *const problem_ = (call);                                                                           \
+        if (problem_)                                                                                                  \
+            return problem_;                                                                                           \
+    } while (0)

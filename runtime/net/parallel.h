@@ -3,10 +3,10 @@
 // There are two kinds of connections. Control (control.h): small things that all must know, and who is gone or late.
 // Data (exchange.h): what is reduced and gathered on the host, opened only where the device's library does not do it.
 #pragma once
-#include "runtime/net/control.h"     // control_all_gather, control_broadcast
+#include "runtime/net/control.h"     // struct control
 #include "runtime/net/exchange.h"    // struct exchange
 #include "runtime/net/launch.h"      // struct launch
-#include "runtime/net/work_thread.h" // work_thread_add
+#include "runtime/net/work_thread.h" // struct work_thread
 
 struct parallel {
     struct launch launch;

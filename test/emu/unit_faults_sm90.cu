@@ -2,7 +2,7 @@
 // in a process of its own; without it the same kernel must pass.
 //
 //   unit_faults_sm90           every fault          unit_faults_sm90 NAME    that one, to see its message
-#include "kernels/device_memory.cuh" // device_allocate, device_upload
+#include "kernels/device_memory.cuh" // device_allocate, device_download
 #include "kernels/device_queue.cuh"  // device_open
 #include "kernels/packed.cuh"        // packed_check
 #include "kernels/ptx_sm90.cuh"      // wgmma, TMA, mbarriers
