@@ -81,7 +81,10 @@ class Extending(unittest.TestCase):
         try:
             for hunk in hunks:
                 path = os.path.join(self.folder, hunk.path)
-                text = open(path, encoding="utf-8").read() if os.path.exists(path) else None
+                text = None
+                if os.path.exists(path):
+                    with open(path, encoding="utf-8") as file:
+                        text = file.read()
                 kept.setdefault(path, text)
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(hunk.applied(text))
