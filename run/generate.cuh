@@ -24,7 +24,8 @@ static void print_samples(struct run *r, int step) {
     for (int i = 0; i < c->sample_count; i++)
         r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
     // Several ranks generate the same text, and gather sharded parameters for it together: none may stop alone.
-    if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, (uint64_t)step, r->parallel ? NULL : stop_asked))
+    if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, (uint64_t)step,
+                      r->parallel ? NULL : stop_asked))
         return;
     for (int i = 0; i < c->sample_count; i++) {
         log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
@@ -103,7 +104,6 @@ static void read_prompts(struct run *r, struct config *c) {
     r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
     if (!r->samples)
         fail("out of memory for samples");
-    sampler_open(&r->sampler, r->model);
     for (int b = 0; b < sequences; b++)
         memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count],
                (size_t)r->prompt_tokens[b] * sizeof **ids);
@@ -118,6 +118,7 @@ static void read_prompts(struct run *r, struct config *c) {
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
+    sampler_open(&r->sampler, r->model);
     if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked))
         return EXIT_STOPPED;
     for (int b = 0; b < r->model->sequences; b++) {
