@@ -103,7 +103,6 @@ static void read_prompts(struct run *r, struct config *c) {
     r->samples = (int32_t *)calloc((size_t)sequences * (size_t)n, sizeof *r->samples);
     if (!r->samples)
         fail("out of memory for samples");
-    sampler_open(&r->sampler, r->model);
     for (int b = 0; b < sequences; b++)
         memcpy(r->samples + (size_t)b * (size_t)n, ids[b / c->sample_count],
                (size_t)r->prompt_tokens[b] * sizeof **ids);
@@ -118,6 +117,7 @@ static void read_prompts(struct run *r, struct config *c) {
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->sample_tokens, end = r->vocabulary.end_of_text;
+    sampler_open(&r->sampler, r->model);
     if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, 0, r->parallel ? NULL : stop_asked))
         return EXIT_STOPPED;
     for (int b = 0; b < r->model->sequences; b++) {
