@@ -164,7 +164,8 @@ fuzz-%: $(B)/fuzz/%
 	  -artifact_prefix=$(B)/fuzz/$*- $(B)/fuzz/reached_$* test/fuzz/corpus/$* >$(B)/fuzz/$*.log 2>&1 || \
 	  { tail -n 60 $(B)/fuzz/$*.log; echo "fuzz: $*: failed"; exit 1; }
 	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
-$(call rule,fuzz/%,test/fuzz/fuzz_%.c,$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer $$(SANITIZERS) $$(WARNINGS), \
+# The library depends on every parser, which the target's own .d doesn't: of several sources it names the last one's headers.
+$(call rule,fuzz/%,test/fuzz/fuzz_%.c test/fuzz/fuzz.h $(LIBRARY),$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer $$(SANITIZERS) $$(WARNINGS), \
   $$(LIBRARY_SOURCES) $$(LDFLAGS) $$(RUNTIME_LDLIBS))
 
 # For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
