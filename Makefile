@@ -65,10 +65,12 @@ LIBRARY_SOURCES := $(filter-out runtime/machine/cpu_features%.c,$(wildcard runti
 $(LIBRARY): $(LIBRARY_SOURCES:%.c=$(B)/library/%.o)
 	rm -f $@
 	$(AR) rcs $@ $^
-$(call rule,library/%.o,%.c,$$(COMPILE_BASELINE) -c)
-# What is called before anybody looked at the CPU is compiled for any; checksums and sums over a model's size as the engines are.
-$(B)/library/runtime/machine/error.o: BASELINE :=
-$(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: BASELINE := $(ARCH_FLAGS)
+# A program for less than the baseline (ARCH=x86-64, another machine's compiler) has its library for that, too. What is called
+# before anybody looked at the CPU is compiled for any; checksums and sums over a model's size as the engines are.
+LIBRARY_FLAGS := $(if $(filter-out x86-64,$(ARCH)),$(BASELINE),$(ARCH_FLAGS))
+$(call rule,library/%.o,%.c,$$(call COMPILE_FOR,$$(LIBRARY_FLAGS)) -c)
+$(B)/library/runtime/machine/error.o: LIBRARY_FLAGS :=
+$(B)/library/runtime/files/hash.o $(B)/library/runtime/net/host_collectives.o: LIBRARY_FLAGS := $(ARCH_FLAGS)
 include scripts/build_with.mk # build-with, on which every object depends
 # The commit, for --version: a file of its own, written where it changes, so that a commit compiles no engine anew. A tree
 # that lies in another's repository has none; one that scripts/gpu_pack.sh packed brings it along.
@@ -164,7 +166,8 @@ fuzz-%: $(B)/fuzz/%
 	  -artifact_prefix=$(B)/fuzz/$*- $(B)/fuzz/reached_$* test/fuzz/corpus/$* >$(B)/fuzz/$*.log 2>&1 || \
 	  { tail -n 60 $(B)/fuzz/$*.log; echo "fuzz: $*: failed"; exit 1; }
 	@sed -n 's/^stat::number_of_executed_units: */fuzz: $*: no harm in runs: /p' $(B)/fuzz/$*.log
-$(call rule,fuzz/%,test/fuzz/fuzz_%.c,$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer $$(SANITIZERS) $$(WARNINGS), \
+# The library depends on every parser, which the target's own .d doesn't: of several sources it names the last one's headers.
+$(call rule,fuzz/%,test/fuzz/fuzz_%.c test/fuzz/fuzz.h $(LIBRARY),$$(CLANG) -std=gnu11 $$(CPPFLAGS) -g -O1 -fsanitize=fuzzer $$(SANITIZERS) $$(WARNINGS), \
   $$(LIBRARY_SOURCES) $$(LDFLAGS) $$(RUNTIME_LDLIBS))
 
 # For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.

@@ -69,6 +69,25 @@ class Build(unittest.TestCase):
         compiling = [line for line in commands.splitlines() if "unit_schedule.c" in line]
         self.assertEqual([line for line in compiling if "native" in line], [])
 
+    def test_the_library_is_for_no_newer_cpu_than_the_program(self):
+        if platform.machine() != "x86_64":
+            self.skipTest("x86-64's levels")
+        self.target = f"{self.folder}/build/library/runtime/schedule.o"
+        for arch, newer in (("x86-64", False), ("x86-64-v3", True)):
+            commands = self.make("-n", "--always-make", f"ARCH={arch}").stdout
+            self.assertIn("schedule.c", commands)
+            self.assertEqual("-msse4.2" in commands, newer, commands)
+
+    def test_a_fuzz_target_is_built_anew_where_a_parser_changes(self):
+        touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')
+        compilers = (f"CC={touch}", f"CLANG={touch}", "MISSING=", "MPI=")
+        self.target = f"{self.folder}/build/fuzz/manifest"
+        made = self.make(*compilers)
+        self.assertEqual(made.returncode, 0, made.stdout + made.stderr)
+        self.assertEqual(self.make("-q", *compilers).returncode, 0, "nothing changed")
+        for changed in ("formats/manifest.c", "test/fuzz/fuzz.h"):
+            self.assertEqual(self.make("-q", "-W", changed, *compilers).returncode, 1, changed)
+
     def refused(self, *arguments):
         made = self.make(*arguments)
         self.assertEqual(made.returncode, 2, made.stdout + made.stderr)
