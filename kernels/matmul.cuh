@@ -61,20 +61,19 @@ static bool matmul_available(enum matmul_backend backend) {
 }
 
 static void matmul_set_description(struct matmul_library *library) {
+    char *const text = library->description;
+    const size_t bytes = sizeof library->description;
     switch (library->backend) {
-    case MATMUL_AMX: snprintf(library->description, sizeof library->description, "own AMX bf16"); break;
+    case MATMUL_AMX: snprintf(text, bytes, "own AMX bf16"); break;
+    case MATMUL_ONEDNN:
 #ifdef HAVE_ONEDNN
-    case MATMUL_ONEDNN: {
-        const dnnl_version_t *version = dnnl_version();
-        snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major,
-                 version->minor, version->patch);
+        snprintf(text, bytes, "oneDNN %d.%d.%d fp32", dnnl_version()->major, dnnl_version()->minor,
+                 dnnl_version()->patch);
+#endif
         break;
-    }
-#endif
-#ifdef HAVE_OPENBLAS
-    case MATMUL_OPENBLAS: snprintf(library->description, sizeof library->description, "OpenBLAS fp32"); break;
-#endif
-    default: snprintf(library->description, sizeof library->description, "plain C fp32");
+    case MATMUL_OPENBLAS: snprintf(text, bytes, "OpenBLAS fp32"); break;
+    case MATMUL_PLAIN:
+    case MATMUL_AUTO: snprintf(text, bytes, "plain C fp32"); break;
     }
 }
 

@@ -38,22 +38,26 @@ static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transpo
     const int threads = omp_get_max_threads(); // restored at the end: the libraries take their number from OpenMP's
     omp_set_num_threads(dev->threads);
     switch (backend) {
-#ifdef HAVE_ONEDNN
     case MATMUL_ONEDNN:
+#ifdef HAVE_ONEDNN
         if (dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f, a, lda, b, ldb,
                        add ? 1.0f : 0.0f, c, ldc) != dnnl_success)
             fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols,
                  (long long)depth);
-        break;
 #endif
-#ifdef HAVE_OPENBLAS
+        break;
     case MATMUL_OPENBLAS:
+#ifdef HAVE_OPENBLAS
         cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
                     (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)lda, b, (blasint)ldb,
                     add ? 1.0f : 0.0f, c, (blasint)ldc);
-        break;
 #endif
-    default: sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
+        break;
+    case MATMUL_AMX: // whose products in fp32 are these too
+    case MATMUL_PLAIN:
+    case MATMUL_AUTO:
+        sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
+        break;
     }
     omp_set_num_threads(threads);
 }

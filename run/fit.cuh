@@ -131,7 +131,7 @@ static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
 
 // Options of one granularity that are given under another are mistakes, not to be ignored.
 static void fit_check_options(const struct config *c) {
-    const enum recompute_granularity granularity = (enum recompute_granularity)c->recompute_granularity;
+    const enum recompute_granularity granularity = c->recompute_granularity;
     if (granularity != RECOMPUTE_FULL &&
         (c->recompute_method != RECOMPUTE_METHOD_UNSET || c->recompute_num_layers > 0 || *c->recompute_layers))
         fail("--recompute-method, --recompute-num-layers and --recompute-layers need --recompute-granularity full");
@@ -152,7 +152,7 @@ static void fit_check_options(const struct config *c) {
 static struct recompute_policy fit_full(const struct config *c) {
     if (*c->recompute_layers)
         return policy_of_layers(c->num_layers, c->recompute_layers);
-    switch ((enum recompute_method)c->recompute_method) {
+    switch (c->recompute_method) {
     case RECOMPUTE_METHOD_BLOCK: return policy_block(c->num_layers, c->recompute_num_layers);
     case RECOMPUTE_METHOD_UNSET:
     case RECOMPUTE_METHOD_UNIFORM: break;
@@ -163,7 +163,7 @@ static struct recompute_policy fit_full(const struct config *c) {
 static struct recompute_policy fit_policy(const struct fit *f) {
     const struct config *c = f->config;
     fit_check_options(c);
-    switch ((enum recompute_granularity)c->recompute_granularity) {
+    switch (c->recompute_granularity) {
     case RECOMPUTE_NONE: break;
     case RECOMPUTE_SELECTIVE:
         return policy_selective(c->num_layers, recompute_modules_of(c->recompute_modules), &f->shape);
