@@ -193,8 +193,8 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
         return error_format(error, "out of memory for %s", t->ours->name);
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(LOAD_CHUNK / cols > 0 ? LOAD_CHUNK / cols : 1);
     const char *problem = NULL;
-    for (int row = 0; row < t->rows && !problem; row += piece) {
-        const int rows = t->rows - row < piece ? t->rows - row : chunk_rows;
+    for (int row = 0; row < t->rows && !problem; row += chunk_rows) {
+        const int rows = t->rows - row < chunk_rows ? t->rows - row : chunk_rows;
         problem = model_read(loader, file, file_name, tensor, (int64_t)row * cols, (int64_t)rows * cols, error);
         if (!problem)
             huggingface_scatter(ours, t, loader->values, row, rows);

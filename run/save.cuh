@@ -70,8 +70,8 @@ static const char *save_huggingface_tensor(struct save_job *job, const struct hu
         return save_values(job, ours + (int64_t)t->first_row * t->ours->cols, huggingface_count(t), job->bf16);
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
     const char *problem = NULL;
-    for (int row = 0; row < t->rows && !problem; row += piece) {
-        const int rows = t->rows - row < piece ? t->rows - row : chunk_rows;
+    for (int row = 0; row < t->rows && !problem; row += chunk_rows) {
+        const int rows = t->rows - row < chunk_rows ? t->rows - row : chunk_rows;
         huggingface_gather(job->values, t, ours, row, rows);
         problem = save_values(job, job->values, (int64_t)rows * cols, job->bf16);
     }
