@@ -115,7 +115,7 @@ static int report_request(const struct gpt *m) { return REPORT_LOSSES + m->micro
 
 #define RUN(m, op) TIMELINE_RUN(&(m)->timeline, op)
 #define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // RUN of a matmul, which benchmarks time apart
-#define phase(m, part, layer, op) timeline_phase(&(m)->timeline, part, layer, op)
+#define phase(m, group, layer, op) timeline_phase(&(m)->timeline, group, layer, op)
 
 static void region(struct gpt *m, enum region r) {
     timeline_region(&m->timeline, r);
@@ -292,7 +292,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     const struct layer_shape *s = &m->shape.layer;
     const struct extent e = extent_of(m, pass);
     const int64_t N = e.N;
-    const char *part = pass_name(pass);
+    const char *group = pass_name(pass);
     const int unit = unit_of_layer(&m->table, l),
               next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
 
@@ -306,21 +306,21 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     if (pass != PASS_RECOMPUTE && l > 0)
         produce &= ~(BIT(NORM1) | BIT(NORM1_STATS));
     if (produce & (BIT(NORM1) | BIT(NORM1_STATS))) {
-        phase(m, part, l, "norm 1");
+        phase(m, group, l, "norm 1");
         floatX *out = (floatX *)WANTED(NORM1);
         float *stats = (float *)WANTED(NORM1_STATS);
         const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
         norm(m, pass, l, out, stats, x, PARAM_LN1_W, PARAM_LN1_B);
     }
     if (produce & BIT(QKV)) {
-        phase(m, part, l, "qkv");
+        phase(m, group, l, "qkv");
         floatX *qkv = (floatX *)ACT(QKV);
         linear(m, pass, l, qkv, (const floatX *)ACT(NORM1), PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
         if (uses_rope(&m->shape))
             RUN(m, rope_forward(qkv, m->rope, e.B, e.T, e.start, s->H, s->G, s->D, m->dev));
     }
     if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
-        phase(m, part, l, "attention");
+        phase(m, group, l, "attention");
         floatX *att = (floatX *)ACT(ATT);
         const floatX *qkv = (const floatX *)ACT(QKV);
         if (pass == PASS_GENERATE)
@@ -329,7 +329,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
             attention(m, pass, l, att, ACT(SOFTMAX), qkv);
     }
     if (produce & BIT(MID)) {
-        phase(m, part, l, "attention projection");
+        phase(m, group, l, "attention projection");
         floatX *mid = (floatX *)ACT(MID);
         linear(m, pass, l, mid, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D);
         const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
@@ -340,18 +340,18 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         else
             RUN(m, residual_forward(mid, x, mid, N, s->C, dropout, m->dev));
     } else if (produce & (BIT(NORM2) | BIT(NORM2_STATS))) {
-        phase(m, part, l, "norm 2");
+        phase(m, group, l, "norm 2");
         floatX *out = (floatX *)WANTED(NORM2);
         float *stats = (float *)WANTED(NORM2_STATS);
         norm(m, pass, l, out, stats, (const floatX *)ACT(MID), PARAM_LN2_W, PARAM_LN2_B);
     }
     if (produce & BIT(FC)) {
-        phase(m, part, l, "fc");
+        phase(m, group, l, "fc");
         floatX *fc = (floatX *)ACT(FC);
         linear(m, pass, l, fc, (const floatX *)ACT(NORM2), PARAM_FC_W, PARAM_FC_B, fc_width(s), s->C);
     }
     if (produce & BIT(ACT)) {
-        phase(m, part, l, "activation");
+        phase(m, group, l, "activation");
         floatX *act = (floatX *)ACT(ACT);
         const floatX *fc = (const floatX *)ACT(FC);
         RUN(m, mlp_activation_forward(act, fc, N, &m->shape, m->dev));
@@ -359,7 +359,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     if (produce & BIT(OUT)) {
         if (pass != PASS_RECOMPUTE) // the fused norm's weights are the next unit's
             zero_use(&m->zero, pass, next);
-        phase(m, part, l, "mlp projection");
+        phase(m, group, l, "mlp projection");
         floatX *out = (floatX *)ACT(OUT);
         linear(m, pass, l, out, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
         const floatX *mid = (const floatX *)ACT(MID);
@@ -415,7 +415,7 @@ static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dro
 
 // The layer whose parameters are needed next once the backward of layer l has run: the first that is recomputed for layer
 // l - 1, or l - 1 itself; -1: none.
-static int layer_after(const struct gpt *m, int l) {
+static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < 0 || !policy_is_group_last(&m->policy, below))
         return below;
@@ -434,8 +434,8 @@ static void block_backward(struct gpt *m, int l) {
 
     zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
     zero_use(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
-    if (layer_after(m, l) >= 0)
-        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, layer_after(m, l)));
+    if (next_backward_layer(m, l) >= 0)
+        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
     phase(m, "backward", l, "mlp projection");
     const floatX *dproj = d_projection(m, l, SLOT_D_MLP_PROJ, DROPOUT_MLP_PROJECTION);
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
@@ -614,7 +614,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         RUN(m, device_zero(dres, (size_t)N * m->shape.layer.C * sizeof *dres, m->dev));
         const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
         norm_gradient(m, -1, dres, dlnf, x, final_norm_stats(m, pass), PARAM_LNF_W, PARAM_LNF_B);
-        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, layer_after(m, m->shape.L)));
+        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
         zero_reduce(&m->zero, unit_of_head(), m->last_micro_step);
     }
 }
