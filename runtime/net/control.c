@@ -83,7 +83,7 @@ void control_abort_others(struct control *c) {
 static void *control_allocate(struct control *c, size_t bytes) {
     void *const memory = malloc(bytes + 1);
     if (!memory)
-        control_end_by_memory(c, bytes);
+        control_end_out_of_memory(c, bytes);
     return memory;
 }
 
@@ -118,7 +118,7 @@ static void control_complete(struct control *c) {
     for (int r = 1; r < c->ranks; r++) {
         struct control_link *const link = &c->links[r];
         if (!control_is_same_exchange(c, &link->contribution))
-            control_end_by_disagreement(c, r);
+            control_end_mismatch(c, r);
         if (x->operation == CONTROL_ALL_GATHER && x->bytes > 0)
             memcpy((char *)c->result + (size_t)r * x->bytes, link->contribution_data, x->bytes);
         free(link->contribution_data);
@@ -219,7 +219,7 @@ static void control_receive(struct control *c, int r) {
         case CONTROL_WHOLE: control_handle(c, link); break;
         case CONTROL_CLOSED:
             if (!link->said_goodbye)
-                control_end_by_rank(c, r);
+                control_end_lost_rank(c, r);
             control_link_close(link);
             return;
         }

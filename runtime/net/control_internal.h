@@ -148,9 +148,9 @@ void control_report_own(struct control *c);
 // Ends the job where a rank is silent or late. To be called after what has arrived was read.
 void control_watch(struct control *c);
 // End the job: that rank's connection has closed; it contributed to another exchange than rank 0 is in; no memory.
-void control_end_by_rank(struct control *c, int lost) __attribute__((noreturn));
-void control_end_by_disagreement(struct control *c, int other_rank) __attribute__((noreturn));
-void control_end_by_memory(struct control *c, size_t bytes) __attribute__((noreturn));
+void control_end_lost_rank(struct control *c, int lost) __attribute__((noreturn));
+void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
+void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 
 // control.c: tells the other ranks to end at once, and gives that half a second to reach them.
 void control_abort_others(struct control *c);

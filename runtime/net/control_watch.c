@@ -162,7 +162,7 @@ static void message_add_where(const struct control *c, struct message *message, 
         message_add_operation(message, &operation);
 }
 
-void control_end_by_rank(struct control *c, int lost) {
+void control_end_lost_rank(struct control *c, int lost) {
     struct message message = {"", 0};
     const double gap_s = deadline_clock_s() - c->heartbeat_s,
                  stopped_s = gap_s > c->suspended_s ? gap_s : c->suspended_s;
@@ -261,7 +261,7 @@ static void message_add_exchange(struct message *message, uint32_t operation, co
                 (unsigned long long)bytes);
 }
 
-void control_end_by_disagreement(struct control *c, int other_rank) {
+void control_end_mismatch(struct control *c, int other_rank) {
     const struct control_frame *const other = &c->links[other_rank].contribution;
     struct message message = {"", 0};
     message_add(&message, "train_gpt: rank ");
@@ -273,7 +273,7 @@ void control_end_by_disagreement(struct control *c, int other_rank) {
     control_end(c, &message);
 }
 
-void control_end_by_memory(struct control *c, size_t bytes) {
+void control_end_out_of_memory(struct control *c, size_t bytes) {
     struct message message = {"", 0};
     message_add(&message, "train_gpt: rank %d: out of memory for an exchange of %zu bytes", c->rank, bytes);
     control_end(c, &message);
