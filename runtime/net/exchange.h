@@ -1,4 +1,4 @@
-// Moves bytes between ranks on the host: each rank sends a part to every other and receives one from each, by MPI or
+// Moves bytes between ranks on the host: each rank sends a block to every other and receives one from each, by MPI or
 // over TCP. All that data parallelism does on the host is built of it; who sends what to whom is agreed in advance.
 #pragma once
 #include <stddef.h>    // size_t
@@ -11,7 +11,7 @@ struct control;
 
 enum exchange_kind { EXCHANGE_MPI, EXCHANGE_SOCKETS };
 
-struct exchange_part {
+struct exchange_block {
     void *data;
     size_t bytes;
 };
@@ -19,8 +19,8 @@ struct exchange_part {
 struct exchange {
     enum exchange_kind kind;
     int rank, ranks;
-    uint64_t sent_bytes;                  // of parts; what carries them comes on top
-    struct exchange_part *send, *receive; // (ranks) each, for the callers of exchange_run to fill in
+    uint64_t sent_bytes;                  // of blocks; what carries them comes on top
+    struct exchange_block *send, *receive; // (ranks) each, for the callers of exchange_run to fill in
     struct exchange_mpi *mpi;             // one of these two is there
     struct exchange_sockets *sockets;
 };
@@ -30,8 +30,8 @@ __BEGIN_DECLS
 // or a text.
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error);
-// The parts to and from each rank, (ranks) each; the own rank's entries are ignored. Returns when all is sent and
+// The blocks to and from each rank, (ranks) each; the own rank's entries are ignored. Returns when all is sent and
 // received. A rank that is lost ends the process, with a message that names it. One caller at a time.
-void exchange_run(struct exchange *x, const struct exchange_part *send, const struct exchange_part *receive);
+void exchange_run(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive);
 void exchange_close(struct exchange *x);
 __END_DECLS

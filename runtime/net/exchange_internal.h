@@ -1,6 +1,6 @@
 // What the two ways of an exchange offer to exchange.c, and what they share. Both return NULL or a text.
 #pragma once
-#include "runtime/net/exchange.h" // struct exchange_part
+#include "runtime/net/exchange.h" // struct exchange_block
 
 // A step, 1 to ranks - 1, sends to one rank and receives from another, so that not all ranks send to rank 0 first.
 static inline int exchange_to(int rank, int ranks, int step) { return (rank + step) % ranks; }
@@ -13,12 +13,12 @@ __BEGIN_DECLS
 void exchange_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_part *send, const struct exchange_part *receive);
+void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive);
 void exchange_mpi_close(struct exchange_mpi *m);
 
 const char *exchange_sockets_open(struct exchange_sockets **s, int rank, int ranks, struct control *control,
                                   struct error_text *error);
-void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_part *send,
-                          const struct exchange_part *receive);
+void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
+                          const struct exchange_block *receive);
 void exchange_sockets_close(struct exchange_sockets *s);
 __END_DECLS
