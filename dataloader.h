@@ -78,7 +78,7 @@ struct sample_reader {
     unsigned char *raw; // (T+1) tokens as stored in the file
 };
 
-// From this epoch on, the data is the first `files` of the shards.
+// From first_epoch on, the data is the first `files` shards.
 struct data_change {
     uint64_t first_epoch;
     int files;
