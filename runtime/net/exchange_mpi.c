@@ -1,6 +1,6 @@
 // The exchange by MPI. Without HAVE_MPI, opening says that the build has none.
 //
-// A thread that waits sleeps between two tests: MPI's own waits spin, and take a core from the threads that compute.
+// A waiting thread tests and sleeps in turn: MPI's own waits spin, and take a core from the threads that compute.
 #include "runtime/net/exchange_internal.h"
 #include "runtime/net/mpi.h" // mpi_error
 
@@ -14,13 +14,13 @@
 
 enum {
     MOST_MESSAGE_BYTES = 1 << 30, // MPI's counts are int
-    TESTS_BEFORE_SLEEP = 100,     // of a wait, with a yield after each: some 50 us
+    TESTS_BEFORE_SLEEP = 100,     // tests, with a yield after each, before a wait sleeps: some 50 us
     SLEEP_NS = 20000
 };
 
 struct exchange_mpi {
     int rank, ranks;
-    size_t message_bytes; // a block is sent in messages of at most so many
+    size_t message_bytes; // the most bytes of a message; a block is sent in several
     MPI_Comm communicator;
     MPI_Request *requests; // (2, ranks - 1): the receives by step, then the sends
     MPI_Status *statuses;
@@ -96,7 +96,7 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
     }
 }
 
-// Ends the process where a message was shorter than expected. MPI itself finds a longer one.
+// Ends the process where a message was shorter than expected. MPI itself reports a longer one.
 static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_block *receive, size_t n) {
     for (int step = 1; step < m->ranks; step++) {
         const int peer = exchange_from(m->rank, m->ranks, step),

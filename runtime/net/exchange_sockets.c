@@ -1,9 +1,9 @@
 // The exchange over TCP: a connection between every two ranks, made once. An exchange is one loop over all of them that
 // sends and receives what each can take, so no order of the ranks and no size can block it.
 //
-// Each block goes with the exchange's number and its length, so that ranks that are out of step are found out instead of
-// taking each other's bytes for their own. The sizes of the kernel's buffers are left alone: a size that is set ends
-// their adaption to the network, and is limited to less than what the kernel would choose.
+// Each block is sent with the exchange's number and its length, so that ranks that are out of step are detected. The sizes
+// of the kernel's buffers are left alone: setting one ends its adaptation to the network, with a limit below what the
+// kernel would choose.
 #include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
 #include <poll.h>       // poll
@@ -20,11 +20,11 @@
 #include "runtime/net/control.h"      // control_all_gather
 #include "runtime/net/sockets.h"      // socket_connect, socket_accept
 
-// Sent before each block.
+// The header that is sent before each block.
 struct exchange_header {
     uint64_t exchange, bytes;
 };
-// How far one connection is in one exchange: bytes of a header and its block together.
+// The progress of one connection in one exchange: bytes of a header and its block together.
 struct exchange_flow {
     struct exchange_header send_header, receive_header;
     size_t sent, received;
@@ -32,29 +32,29 @@ struct exchange_flow {
 struct exchange_sockets {
     int rank, ranks;
     uint64_t exchanges;
-    int *sockets;                // (ranks); the own one is -1
+    int *sockets;                // (ranks) this rank's is -1
     struct exchange_flow *flows; // (ranks)
     struct pollfd *polls;        // (ranks), by step
 };
 
 enum {
-    CONNECT_S = 120, // until all have connected: every rank is there, and has every address
-    HELLO_S = 5      // for a connection that has arrived to say whose it is
+    CONNECT_S = 120, // timeout for all to connect: every rank runs, and has every address
+    HELLO_S = 5      // timeout for an accepted connection's hello
 };
 
-// Where a rank listens, which it tells all others.
+// The address at which a rank listens, which all others get.
 struct exchange_endpoint {
     struct socket_address address;
-    uint64_t token; // rank 0's is the job's
+    uint64_t token; // rank 0's is used by the whole job
 };
-// Sent by a rank that connects, and back by the one that it connects to: an address may mean another host here, and
-// anyone may connect.
+// The hello: sent by a rank that connects, and back by the rank that accepts, since an address may mean another host here,
+// and anyone may connect.
 struct exchange_hello {
     uint64_t token;
     int32_t from, to;
 };
 
-// What a rank that connects says and expects.
+// The greeting of a rank that connects: sends its hello and checks the answer.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_hello *const hello = (const struct exchange_hello *)context;
     struct exchange_hello answer;
@@ -69,7 +69,7 @@ static enum socket_answer exchange_greet(int socket, void *context, double until
     return SOCKET_STRANGER;
 }
 
-// Answers a connection that has arrived. Returns its rank; -1 where it is no rank's, and then closes it.
+// Answers an accepted connection. Returns the peer's rank; -1: it is no rank's, and is closed.
 static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
     const double until_s = deadline_clock_s() + HELLO_S;
     struct exchange_hello hello;
@@ -83,7 +83,7 @@ static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
     return -1;
 }
 
-// Waits until all higher ranks have connected, whoever else may.
+// Accepts connections until all higher ranks have connected.
 static const char *exchange_accept(struct exchange_sockets *s, int listener, uint64_t token, double until_s,
                                    struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
@@ -93,7 +93,7 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, uin
         const int accepted = socket_accept(listener);
         const int peer = accepted < 0 ? -1 : exchange_welcome(accepted, s->rank, s->ranks, token);
         if (peer >= 0 && s->sockets[peer] >= 0)
-            close(s->sockets[peer]); // the peer has given that connection up, or it would not have made another
+            close(s->sockets[peer]); // the peer has dropped this connection, since it has made another
         if (peer >= 0)
             s->sockets[peer] = accepted;
         while (missing < s->ranks && s->sockets[missing] >= 0)
@@ -171,7 +171,7 @@ __attribute__((noreturn, format(printf, 3, 4))) static void exchange_sockets_los
     exchange_lost(s->rank, peer, text);
 }
 
-// What is left of a header and its block after `moved` bytes of them. Returns the number of pieces.
+// pieces = what is left of a header and its block after `moved` bytes. Returns the number of pieces, at most 2.
 static int exchange_left(struct iovec pieces[2], struct exchange_header *header, const struct exchange_block *block,
                          size_t moved) {
     int count = 0;
@@ -205,7 +205,7 @@ static void exchange_receive_some(struct exchange_sockets *s, int peer, const st
     struct exchange_flow *const flow = &s->flows[peer];
     struct exchange_header *const header = &flow->receive_header;
     struct iovec pieces[2];
-    // First the header alone: a block of another length must not be taken for this one.
+    // The header is received first, alone, since a block of another length must not be received into this one.
     const bool has_header = flow->received >= sizeof *header;
     struct msghdr message;
     memset(&message, 0, sizeof message);
@@ -258,7 +258,7 @@ void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_bloc
         for (int step = 1; step < s->ranks; step++) {
             const int peer = exchange_to(s->rank, s->ranks, step);
             const struct pollfd *const polled = &s->polls[step - 1];
-            const short failed = POLLERR | POLLHUP | POLLNVAL; // of which the next call says more
+            const short failed = POLLERR | POLLHUP | POLLNVAL; // sending or receiving then returns the error
             if ((polled->events & POLLOUT) && (polled->revents & (POLLOUT | failed)))
                 exchange_send_some(s, peer, &send[peer]);
             if ((polled->events & POLLIN) && (polled->revents & (POLLIN | failed)))

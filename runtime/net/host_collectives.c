@@ -6,12 +6,12 @@
 
 enum { SUM_BLOCK = 1024 }; // elements whose sum stays in the L1 cache while contributions are added
 
-// Room for what is received from the other ranks; with bf16 half of that, and as much again for what is sent.
+// fp32: what is received from the other ranks. bf16: half as many bytes, and as many again for what is sent.
 size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16) {
     return (size_t)(ranks - 1) * (size_t)shard * (bf16 ? 2 * sizeof(uint16_t) : sizeof(float));
 }
 
-// The place of a rank's shard among the other ranks' shards, which lie in rank order without this rank's own.
+// The index of a rank's shard among the other ranks' shards, in rank order without the shard of rank `own`.
 static int64_t place_among_others(int rank, int own) { return rank < own ? rank : rank - 1; }
 
 static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
@@ -20,8 +20,8 @@ static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
         out[i] = float_to_bf16_bits(in[i]);
 }
 
-// out (n) = own + others, added in rank order, of a block of n elements: `others` (ranks - 1, shard) begins at that
-// block. `out` may be `own`.
+// out (n) = the sum of n elements over all ranks, in rank order: `own` (n) of this rank, and of each other rank the first n
+// of a row of `others` (ranks - 1, shard). `out` may be `own`.
 static void sum_fp32(float *out, const float *own, const float *others, int64_t shard, int64_t n, int rank, int ranks) {
     float sum[SUM_BLOCK];
     for (int r = 0; r < ranks; r++) {
@@ -36,7 +36,7 @@ static void sum_fp32(float *out, const float *own, const float *others, int64_t 
     memcpy(out, sum, (size_t)n * sizeof *sum);
 }
 
-// The same sum of contributions that are rounded to bf16, rounded to bf16.
+// sum_fp32 for contributions that were rounded to bf16; the sum is rounded to bf16.
 static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t shard, int64_t n, int rank,
                      int ranks) {
     float sum[SUM_BLOCK];
@@ -61,7 +61,7 @@ static void sum_bf16(float *out, const float *own, const uint16_t *others, int64
 
 void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf16, void *scratch, struct exchange *x) {
     const int64_t element_bytes = bf16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
-    uint16_t *const rounded = (uint16_t *)scratch + (x->ranks - 1) * shard; // behind what is received
+    uint16_t *const rounded = (uint16_t *)scratch + (x->ranks - 1) * shard; // after what is received
     for (int r = 0; r < x->ranks; r++) {
         if (r == x->rank)
             continue;

@@ -1,6 +1,6 @@
 // reduce_scatter and all_gather of host memory, each in one exchange.
 //
-// The rank that owns a shard sums it up in fp32, from rank 0's contribution to the last rank's. So a sum's bits depend
+// The rank that owns a shard adds up its contributions in fp32, in rank order. So a sum's bits depend
 // neither on the owner nor on how a buffer is cut into shards and buckets: every ZeRO stage computes the same. A ring
 // would send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from shard to
 // shard.
@@ -13,7 +13,7 @@
 struct exchange;
 
 __BEGIN_DECLS
-// What host_reduce_scatter needs for shards of `shard` elements.
+// Bytes of scratch memory that host_reduce_scatter needs for shards of `shard` elements.
 size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16);
 // out (shard) = sum over ranks r of rank r's buffer (ranks, shard) at this rank's shard; `out` may be that shard. bf16:
 // contributions, this rank's own too, are rounded to bf16 before they are sent, and so is the sum.
