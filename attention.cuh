@@ -1,9 +1,9 @@
 // Attention as the model sees it: the choice of a backend, and the calls to it.
 //
 // All backends compute causal attention with grouped queries (K and V are never expanded); flash for compute capability
-// 9.0 computes full attention too. Backends differ in what they keep for backward: flash one log-sum-exp per row, unfused
-// the T x T probabilities. On the cuda target there are two flash backends; the one for compute capability 9.0 is faster
-// and takes fewer shapes.
+// 9.0 computes full attention too. Backends differ in what they keep for backward: flash one log-sum-exp per row,
+// unfused the T x T probabilities. On the cuda target there are two flash backends; the one for compute capability 9.0
+// is faster and takes fewer shapes.
 #pragma once
 #include "kernels/attention_decode.cuh"  // kv_cache_append, attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
@@ -20,16 +20,16 @@ enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATT
 
 struct attention_choice {
     enum attention_backend backend; // never ATTENTION_AUTO
-    char reason[512]; // the backend and why it was chosen, for the start-up report
+    char reason[512];               // the backend and why it was chosen, for the start-up report
 };
 
-// Chooses the backend: flash wherever `wanted` allows it and it takes the shape. `dropout`: --attention-dropout. Where no
-// backend is left, ends the program with the reason of each.
+// Chooses the backend: flash wherever `wanted` allows it and it takes the shape. `dropout`: --attention-dropout. Where
+// no backend is left, ends the program with the reason of each.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 float dropout, struct device *dev);
 
-// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is what
-// forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash), or floatX (B, H, T, T) probabilities (unfused).
+// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is
+// what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash), or floatX (B, H, T, T) probabilities (unfused).
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
@@ -39,8 +39,8 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               void *workspace, struct device *dev);
 
-// Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is written.
-// `dropout` and `saved` are forward's.
+// Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
+// written. `dropout` and `saved` are forward's.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev);
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)

@@ -166,8 +166,8 @@ struct preset {
 #define PRESET_LLAMA3 PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=500000", "vocab-size=128256", "seq-length=4096"
 #define PRESET_QWEN2 PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=1000000", "add-qkv-bias=true", "seq-length=4096"
 
-// X(name, settings...): one row per preset. Shapes are from the config.json that each model is published with on Hugging
-// Face; demo is for make demo, with tokens for 256 bytes and the end of a text.
+// X(name, settings...): one row per preset. Shapes are from the config.json that each model is published with on
+// Hugging Face; demo is for make demo, with tokens for 256 bytes and the end of a text.
 #define PRESETS(X)                                                                                                     \
     X("gpt2-124m", PRESET_GPT2, "num-layers=12", "hidden-size=768", "num-attention-heads=12")                          \
     X("gpt2-350m", PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16")                         \

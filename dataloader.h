@@ -9,9 +9,9 @@
 // number of samples of that sequence, so that a run may resume with another batch size or number of processes. Shards
 // that are added at the end of the list while a run is stopped are used from the next epoch on (dataloader_resume).
 //
-// Files are read by pread in a thread, ahead of the step, into a ring buffer of samples, so that cold pages, network file
-// systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of each
-// sample is computed. Why pread and not a mapping: see read_exactly in runtime/files/file_read.c.
+// Files are read by pread in a thread, ahead of the step, into a ring buffer of samples, so that cold pages, network
+// file systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of
+// each sample is computed. Why pread and not a mapping: see read_exactly in runtime/files/file_read.c.
 #pragma once
 #include <glob.h>     // glob
 #include <inttypes.h> // PRIu64
@@ -39,15 +39,16 @@ static inline uint64_t order_mix(uint64_t x) {
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
-// The key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of one shard (stream: its index).
+// The key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of one shard (stream: its
+// index).
 static inline uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream) {
     return order_mix(order_mix(order_mix(seed) + epoch) + stream);
 }
 
-// The image of `index` under a keyed permutation of 0..n-1: the generalised Feistel network of Black and Rogaway (Ciphers
-// with arbitrary finite domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >= n; each
-// round adds a keyed function of one half to the other, modulo its range, which is invertible. A result of n or more is
-// permuted again, which is rare since a*b < n + a, and keeps the whole a permutation.
+// The image of `index` under a keyed permutation of 0..n-1: the generalised Feistel network of Black and Rogaway
+// (Ciphers with arbitrary finite domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >=
+// n; each round adds a keyed function of one half to the other, modulo its range, which is invertible. A result of n or
+// more is permuted again, which is rare since a*b < n + a, and keeps the whole a permutation.
 static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
     enum { ROUNDS = 4 }; // of both halves; the test sees every permutation of small n about equally often
     uint64_t a = (uint64_t)sqrt((double)n);
@@ -85,8 +86,8 @@ struct data_change {
     uint64_t first_sample, samples_per_epoch; // derived by dataloader_set_changes
 };
 
-// The thread that reads ahead, and its ring buffer. The thread follows a plan: samples of this rank from a global position
-// on, B at a time. Of these the ring holds samples used..made-1.
+// The thread that reads ahead, and its ring buffer. The thread follows a plan: samples of this rank from a global
+// position on, B at a time. Of these the ring holds samples used..made-1.
 struct read_ahead {
     int capacity;              // slots of the ring; 0: no thread
     int32_t *tokens;           // (capacity, T+1)
@@ -170,8 +171,8 @@ static void reader_locate(struct sample_reader *reader, const struct dataloader 
     *first_token = window * (uint64_t)loader->T;
 }
 
-// out (T+1) = a sample of the global sequence, each token checked against the vocabulary. Returns NULL, or what is wrong,
-// in `error`.
+// out (T+1) = a sample of the global sequence, each token checked against the vocabulary. Returns NULL, or what is
+// wrong, in `error`.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, struct error_text *error) {
     int file;
@@ -269,8 +270,8 @@ static void read_ahead_stop(struct read_ahead *ahead) {
     free(ahead->bad);
 }
 
-// Waits for the oldest sample in the ring and returns it, (T+1) tokens, which stay until read_ahead_release. *count: how
-// many samples from it on are ready and contiguous. A sample that could not be read ends the program.
+// Waits for the oldest sample in the ring and returns it, (T+1) tokens, which stay until read_ahead_release. *count:
+// how many samples from it on are ready and contiguous. A sample that could not be read ends the program.
 static const int32_t *read_ahead_take(struct dataloader *loader, int *count) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
@@ -335,8 +336,8 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// The paths of all matching files, each once, in byte order (glob's order depends on the locale); an .idx stands for its
-// .bin. The caller frees the *count paths and the list.
+// The paths of all matching files, each once, in byte order (glob's order depends on the locale); an .idx stands for
+// its .bin. The caller frees the *count paths and the list.
 static char **paths_find(const char *patterns, const char *option, int *count) {
     glob_t found;
     memset(&found, 0, sizeof found);
@@ -417,9 +418,10 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->file = reader->fd = -1;
 }
 
-// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: the samples that a rank is
-// expected to take at a time. batches_ahead: a thread reads so many times B samples ahead; 0: samples are read when asked
-// for. option: the option that gave the pattern, for messages. Nothing is allocated later, except by dataloader_resume.
+// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: the samples that a rank
+// is expected to take at a time. batches_ahead: a thread reads so many times B samples ahead; 0: samples are read when
+// asked for. option: the option that gave the pattern, for messages. Nothing is allocated later, except by
+// dataloader_resume.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -527,8 +529,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_plan(loader, loader->ahead.B);
 }
 
-// Moves to a sample of a run whose data had these changes (at least one; only first_epoch and files are read). Shards that
-// were added behind those of the last change are used from the first epoch that has not begun.
+// Moves to a sample of a run whose data had these changes (at least one; only first_epoch and files are read). Shards
+// that were added after those of the last change are used from the first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count,
                               uint64_t sample) {
     const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;

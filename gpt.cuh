@@ -1,8 +1,9 @@
 // The model: one block forward, one block backward, the embedding, the head, and the steps that are made of them: a
 // micro-step, the update, an evaluation, a generated token.
 //
-// Every function here runs in two modes (timeline.cuh): when planning, a phase only records the buffers that it touches;
-// when running, it finds them at their planned addresses. A phase first fetches all its buffers, then runs its ops by RUN.
+// Every function here runs in two modes (timeline.cuh): when planning, a phase only records the buffers that it
+// touches; when running, it finds them at their planned addresses. A phase first fetches all its buffers, then runs its
+// ops by RUN.
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
@@ -197,8 +198,8 @@ static struct attention_shape attention_shape_of(const struct gpt *m, struct ext
 }
 
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
-// The pass whose gathered parameters hold the head's weight. A tied weight is the embeddings': in training it is gathered
-// a second time for the head, as in PASS_RECOMPUTE, so that it does not stay in memory through all the layers.
+// The pass whose gathered parameters hold the head's weight. A tied weight is the embeddings': in training it is
+// gathered a second time for the head, as in PASS_RECOMPUTE, so that it does not stay in memory through all the layers.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
 }
@@ -281,11 +282,12 @@ static void mlp_activation_backward(floatX *dfc, const floatX *dact, const float
     }
 }
 
-// Runs the ops whose outputs are in the set `produce`: all in a first forward; in recomputation those that were dropped.
+// Runs the ops whose outputs are in the set `produce`: all in a first forward; in recomputation those that were
+// dropped.
 //
 // A residual addition is fused with the norm that reads it where both are in `produce`. In a first forward the fusion
-// crosses layers: a layer's last addition computes the next layer's NORM1 (after the last layer the final norm), and only
-// layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
+// crosses layers: a layer's last addition computes the next layer's NORM1 (after the last layer the final norm), and
+// only layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
 #define ACT(id) activation(m, pass, l, ACT_##id)
 #define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
@@ -413,8 +415,8 @@ static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dro
     return dproj;
 }
 
-// The layer whose parameters are needed next once the backward of layer l has run: the first that is recomputed for layer
-// l - 1, or l - 1 itself; -1: none.
+// The layer whose parameters are needed next once the backward of layer l has run: the first that is recomputed for
+// layer l - 1, or l - 1 itself; -1: none.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < 0 || !policy_is_group_last(&m->policy, below))
@@ -425,7 +427,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// Adds the gradients of layer l's parameters, and turns d_residual from the gradient of its output into that of its input.
+// Adds the gradients of layer l's parameters, and turns d_residual from the gradient of its output into that of its
+// input.
 static void block_backward(struct gpt *m, int l) {
 #define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
     const struct layer_shape *s = &m->shape.layer;
@@ -581,8 +584,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Writes the mean loss of all tokens into results->loss and, in training, the gradient of the residual stream. Logits are
-// materialised for one chunk of tokens at a time.
+// Writes the mean loss of all tokens into results->loss and, in training, the gradient of the residual stream. Logits
+// are materialised for one chunk of tokens at a time.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     zero_use(&m->zero, head_pass(m, pass), head_unit(m));
@@ -666,8 +669,8 @@ static bool communicates(const struct gpt *m, int index) {
     return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
 }
 
-// forward_backward as a graph: recorded once, then enqueued by one call. Not recorded are the first micro-step, since the
-// libraries' first calls can't be, and one that is watched phase by phase.
+// forward_backward as a graph: recorded once, then enqueued by one call. Not recorded are the first micro-step, since
+// the libraries' first calls can't be, and one that is watched phase by phase.
 static void forward_backward_recorded(struct gpt *m, int index, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
     if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !m->warm || watched || communicates(m, index)) {
@@ -685,8 +688,8 @@ static void forward_backward_recorded(struct gpt *m, int index, double scale) {
     graph_launch(&m->graph, m->dev);
 }
 
-// Enqueues forward and backward of micro-batch `index` of a step, (B, T) inputs and targets in host memory. Gradients of
-// `scale` times the mean loss are added to the gradient buffer.
+// Enqueues forward and backward of micro-batch `index` of a step, (B, T) inputs and targets in host memory. Gradients
+// of `scale` times the mean loss are added to the gradient buffer.
 static void gpt_micro_step(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
@@ -769,7 +772,8 @@ static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *
     return loss;
 }
 
-// Makes the KV cache live in the current phase: called in a token's first and last phases, so that it outlives the token.
+// Makes the KV cache live in the current phase: called in a token's first and last phases, so that it outlives the
+// token.
 static void kv_cache_touch(struct gpt *m) {
     for (int l = 0; l < m->shape.L; l++) {
         timeline_touch(kv_cache(m, l, SLOT_KEYS));
@@ -777,8 +781,8 @@ static void kv_cache_touch(struct gpt *m) {
     }
 }
 
-// Feeds one token of each sequence, at `position`, to the model. Returns the logits of the next ones, (sequences, Vp) in
-// device memory, valid until the next call.
+// Feeds one token of each sequence, at `position`, to the model. Returns the logits of the next ones, (sequences, Vp)
+// in device memory, valid until the next call.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int position) {
     const struct layer_shape *s = &m->shape.layer;
     const int B = m->sequences;

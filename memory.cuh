@@ -55,8 +55,8 @@ struct plan {
 
 // ---- recording ----
 
-// Makes an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64 bytes ends
-// the program.
+// Makes an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64 bytes
+// ends the program.
 static void plan_begin(struct plan *plan);
 static void plan_free(struct plan *plan);
 
@@ -101,12 +101,12 @@ struct arenas {
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
-// The address of a buffer in the device's memory; NULL for a negative id, and for a buffer that owns no bytes, whose use
-// then crashes instead of overwriting another.
+// The address of a buffer in the device's memory; NULL for a negative id, and for a buffer that owns no bytes, whose
+// use then crashes instead of overwriting another.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
-// Bytes of the device's memory that a plan may take now, and the peak that the run has held so far: on the cpu target the
-// peak resident set size.
+// Bytes of the device's memory that a plan may take now, and the peak that the run has held so far: on the cpu target
+// the peak resident set size.
 static size_t device_available_bytes(struct device *dev);
 static size_t device_peak_bytes(struct device *dev);
 
@@ -225,8 +225,8 @@ static const char *plan_arena_name(enum plan_arena arena) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Placing
 
-// A buffer as the packer sees it. Time is counted in slots, the phases in which some buffer's lifetime begins. Other phases
-// constrain nothing: whatever is live in one is live in the slot before it too.
+// A buffer as the packer sees it. Time is counted in slots, the phases in which some buffer's lifetime begins. Other
+// phases constrain nothing: whatever is live in one is live in the slot before it too.
 struct plan_item {
     int first, last; // slots
     int id;
@@ -239,8 +239,8 @@ struct plan_span {
     size_t begin, end;
 };
 
-// Work is the number of slots and neighbours that were visited, some 3 ns each. Work rather than time bounds the search,
-// so that the same schedule has the same plan everywhere.
+// Work is the number of slots and neighbours that were visited, some 3 ns each. Work rather than time bounds the
+// search, so that the same schedule has the same plan everywhere.
 enum {
     PLAN_FIT_NEIGHBOURS = 256,     // an item with more fitted neighbours is put on top of them
     PLAN_FIT_PAIRS = 1000000,      // most pairs of fitted items that are live together; beyond it more are stacked
@@ -321,8 +321,8 @@ static bool plan_is_flat(const struct plan_packing *packing, const struct plan_i
     return differ == 0;
 }
 
-// Stacks items by falling length: an item goes on top of those stacked in its slots if no gap remains below it, which is
-// dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time on
+// Stacks items by falling length: an item goes on top of those stacked in its slots if no gap remains below it, which
+// is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time on
 // average, never. Items that are not stacked are left in `fitted`.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->slots * sizeof *packing->skyline);
@@ -469,9 +469,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Squeaky-wheel optimisation (Joslin & Clements 1999): an item that ended above the bound is fitted earlier next time, by
-// a fifth of its rank. Larger steps are worse (measured: moving by half the rank leaves four times as many plans above
-// the bound, moving to the front ten times).
+// Squeaky-wheel optimisation (Joslin & Clements 1999): an item that ended above the bound is fitted earlier next time,
+// by a fifth of its rank. Larger steps are worse (measured: moving by half the rank leaves four times as many plans
+// above the bound, moving to the front ten times).
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -490,8 +490,8 @@ static bool plan_goes_on(const struct plan_packing *packing, int round) {
     return packing->work < (much || round == 0 ? PLAN_PACK_WORK_MOST : PLAN_PACK_WORK);
 }
 
-// Tries every kind of stack with every order, then with orders improved by promotion, until the bound is met or the limit
-// of work is reached.
+// Tries every kind of stack with every order, then with orders improved by promotion, until the bound is met or the
+// limit of work is reached.
 static void plan_pack(struct plan_packing *packing) {
     enum { ROUNDS = 50 };
     const size_t count = (size_t)packing->count;
@@ -527,8 +527,8 @@ static int plan_slots(const struct plan *plan, int *slot_of) {
     return slots;
 }
 
-// Fills in the items of all packed buffers and returns their number. Fails unless the sum of their bytes fits 64 bits, so
-// that no height can overflow.
+// Fills in the items of all packed buffers and returns their number. Fails unless the sum of their bytes fits 64 bits,
+// so that no height can overflow.
 static int plan_items(const struct plan *plan, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -650,7 +650,8 @@ static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, 
 }
 
 #ifdef TARGET_CUDA
-// Left free for what the driver allocates when kernels and graphs are loaded, after planning; an estimate, not measured.
+// Left free for what the driver allocates when kernels and graphs are loaded, after planning; an estimate, not
+// measured.
 enum { DRIVER_RESERVE_BYTES = 256 << 20 };
 static size_t device_available_bytes(struct device *dev) {
     const size_t free_bytes = device_free_bytes(dev);

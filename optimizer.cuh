@@ -1,5 +1,5 @@
-// The optimizer: its state, one row per kind; the update of this rank's shards; and the copy of the state, in the host's
-// memory, from which checkpoints are written while the training goes on.
+// The optimizer: its state, one row per kind; the update of this rank's shards; and the copy of the state, in the
+// host's memory, from which checkpoints are written while the training goes on.
 #pragma once
 #include "kernels/adamw.cuh"         // adamw_update, sum_of_squares
 #include "kernels/device_memory.cuh" // device_download, host_allocate
@@ -11,9 +11,9 @@ enum state_start {
     STATE_ZERO,
 };
 
-// One row per kind of state: a flat buffer with an element for each parameter, sharded from ZeRO stage 1 on. Columns: id;
-// name in reports and plans; prefix of its tensors' names in optimizer.safetensors; element type; whether it is present;
-// initial value. Without master weights the parameters are fp32 and stand in for them.
+// One row per kind of state: a flat buffer with an element for each parameter, sharded from ZeRO stage 1 on. Columns:
+// id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; element type; whether it is
+// present; initial value. Without master weights the parameters are fp32 and stand in for them.
 #define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
     ROW(MASTER, "master weights", "master", float, sizeof(floatX) < sizeof(float), STATE_FROM_PARAMETERS)              \
     ROW(MOMENT1, "first moments", "exp_avg", float, true, STATE_ZERO)                                                  \
@@ -120,8 +120,8 @@ static void optimizer_initialise(struct optimizer *o) {
                         o->zero->timeline->dev);
 }
 
-// Sets parameters [at, at + n) of the flat buffers: `exact` into the states that start from them, rounded to floatX into
-// the parameters. `rounded` has room for n. Both must stay until the device was waited for.
+// Sets parameters [at, at + n) of the flat buffers: `exact` into the states that start from them, rounded to floatX
+// into the parameters. `rounded` has room for n. Both must stay until the device was waited for.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     for (int64_t i = 0; i < n; i++)
         rounded[i] = to_floatX(exact[i]);
@@ -138,8 +138,8 @@ static void optimizer_set_parameters(struct optimizer *o, int64_t at, const floa
 
 // ---- the update ----
 
-// Enqueues AdamW on elements [begin, end) of the flat buffers, which are in this rank's shard of bucket b (NULL: this rank
-// holds all): tensor by tensor, since not all have weight decay.
+// Enqueues AdamW on elements [begin, end) of the flat buffers, which are in this rank's shard of bucket b (NULL: this
+// rank holds all): tensor by tensor, since not all have weight decay.
 static void optimizer_update_range(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                    int64_t begin, int64_t end, const struct bucket *b) {
     const struct zero *z = o->zero;
@@ -161,8 +161,9 @@ static void optimizer_update_range(struct optimizer *o, struct adamw adamw, cons
                      z->timeline->dev);
     }
 }
-// Enqueues the update of all that this rank owns. Where it is sharded the embeddings are first: what the next forward needs
-// first is gathered while the rest is updated. *check, in the device's memory, holds the clipping or forbids the update.
+// Enqueues the update of all that this rank owns. Where it is sharded the embeddings are first: what the next forward
+// needs first is gathered while the rest is updated. *check, in the device's memory, holds the clipping or forbids the
+// update.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -182,8 +183,9 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
     }
 }
 
-// *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every stage, so
-// that all stages have the norm in the same bits. Waits for reductions in flight. `ws`: sum_of_squares_workspace_bytes().
+// *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every
+// stage, so that all stages have the norm in the same bits. Waits for reductions in flight. `ws`:
+// sum_of_squares_workspace_bytes().
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -226,8 +228,8 @@ static void optimizer_gather_state(struct optimizer *o, enum optimizer_state id)
     }
 }
 
-// Copies an unsharded state into the copy. Only transfers to pinned memory reach the bus's full speed: while one chunk is
-// in flight, the one before is copied from pinned memory to its place.
+// Copies an unsharded state into the copy. Only transfers to pinned memory reach the bus's full speed: while one chunk
+// is in flight, the one before is copied from pinned memory to its place.
 static void optimizer_copy_whole(struct optimizer *o, enum optimizer_state id) {
     const int64_t CHUNK = DEVICE_MEMORY_IS_HOSTS ? 1 << 16 : 4 << 20, n = o->zero->shards.flat,
                   chunks = (n + CHUNK - 1) / CHUNK;
@@ -255,8 +257,8 @@ static void optimizer_copy_whole(struct optimizer *o, enum optimizer_state id) {
     host_free(pinned);
 }
 
-// Copies the state that a checkpoint holds into the copy of the rank that keeps one. Every rank calls it, after waiting for
-// updated parameters in flight.
+// Copies the state that a checkpoint holds into the copy of the rank that keeps one. Every rank calls it, after waiting
+// for updated parameters in flight.
 static void optimizer_copy_state(struct optimizer *o) {
     for (int id = 0; id < STATE_COUNT; id++) {
         if (!optimizer_has((enum optimizer_state)id))

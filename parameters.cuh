@@ -80,14 +80,15 @@ enum initialisation {
     INIT_ZERO,
 };
 
-// A unit is a set of tensors that ZeRO gathers and reduces together. Backward finishes the head's first, then each layer's
-// from the last layer on, then the embeddings'.
+// A unit is a set of tensors that ZeRO gathers and reduces together. Backward finishes the head's first, then each
+// layer's from the last layer on, then the embeddings'.
 enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 
 // One row per kind of tensor; those of a unit in the order in which its backward finishes them. Columns: id; name; unit
 // (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor); columns (1: a vector); rows
-// without padding; initialisation; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once; NO_STREAM
-// for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's training.
+// without padding; initialisation; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
+// NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
+// training.
 #define PARAMETER_ROWS(ROW)                                                                                            \
     ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                                \
     ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                          \
@@ -226,8 +227,8 @@ static void parameters_add_unit(struct parameters *p, const struct model_shape *
     p->unit_begin[++p->num_units] = p->flat;
 }
 
-// Makes the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards divide it.
-// Ends the program where the model is too large to be addressed. parameters_free frees it.
+// Makes the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards divide
+// it. Ends the program where the model is too large to be addressed. parameters_free frees it.
 static struct parameters parameters_create(const struct model_shape *s, int ranks) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;
@@ -263,7 +264,8 @@ static const struct tensor *parameters_find(const struct parameters *p, int laye
     return at < 0 ? NULL : &p->tensors[at];
 }
 
-// out (n) = the initial values of elements [first, first + n) of a tensor, which depend only on the seed and the tensor.
+// out (n) = the initial values of elements [first, first + n) of a tensor, which depend only on the seed and the
+// tensor.
 static void tensor_initialise(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
                               uint64_t seed) {
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;

@@ -1,8 +1,8 @@
 // Which activations a layer keeps for its backward, and which are recomputed: one table, and the policies over it.
 //
-// Recomputation calls block_forward again with the set of activations to produce (gpt.cuh), so that recomputed values have
-// the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the search
-// for a policy within a budget all read the same table. To add an activation is to add a row.
+// Recomputation calls block_forward again with the set of activations to produce (gpt.cuh), so that recomputed values
+// have the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the
+// search for a policy within a budget all read the same table. To add an activation is to add a row.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <math.h>                  // fabs
@@ -20,14 +20,14 @@ struct layer_shape {
     bool gated;             // the MLP's activation multiplies a second projection, up, by the activated one
     const char *activation; // the MLP activation's name
     int norm_statistics;    // floats per token that a norm's backward reads: 1 / deviation and, for LayerNorm, the mean
-    bool materialised;      // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
+    bool materialised;      // unfused attention: the T x T probabilities are kept, else one log-sum-exp per row
 };
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
 // Columns of the MLP's first matmul; with a gated activation, the gate's columns and then those that they multiply.
 static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 : 1) * s->F; }
 
-// The modules of --recompute-modules. Columns: id; name. A module drops the activations that name it in their rows below.
-// FIRST stands for ROW in the first row, for lists with separators.
+// The modules of --recompute-modules. Columns: id; name. A module drops the activations that name it in their rows
+// below. FIRST stands for ROW in the first row, for lists with separators.
 #define MODULE_ROWS(FIRST, ROW)                                                                                        \
     FIRST(CORE_ATTN, "core_attn")                                                                                      \
     ROW(NORM, "norm")                                                                                                  \
@@ -58,10 +58,11 @@ static const char *const module_names[NUM_MODULES] = {
 };
 
 // One row per activation. Columns: id; name; category in the reports; modules that drop it; bytes per token; matmul and
-// attention flops per token to recompute it; bytes of memory traffic per token to recompute it; the activations that it is
-// computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's input: the OUT of the layer before, not stored
-// twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full recomputation skips
-// it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its cost is in ATT's row.
+// attention flops per token to recompute it; bytes of memory traffic per token to recompute it; the activations that it
+// is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's input: the OUT of the layer before, not
+// stored twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full
+// recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
+// cost is in ATT's row.
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)                              \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, ACT_INPUT)                \
@@ -127,7 +128,8 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     return bytes;
 }
 
-// The set that must be produced to have `wanted`, given that `kept` is there: both its members and what they are made from.
+// The set that must be produced to have `wanted`, given that `kept` is there: both its members and what they are made
+// from.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
     do {
@@ -142,8 +144,8 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
 // ---------------------------------------------------------------------------------------------------------------------
 // Policies
 
-// Reads the next range of --recompute-layers, a list such as 0-3,8: *first <= *last are its ends, and *at, which begins at
-// `list`, moves past the range and its comma. Text that is no such list ends the program.
+// Reads the next range of --recompute-layers, a list such as 0-3,8: *first <= *last are its ends, and *at, which begins
+// at `list`, moves past the range and its comma. Text that is no such list ends the program.
 static inline void recompute_next_layers(const char *list, const char **at, int *first, int *last) {
     const char *end = *at;
     int read = 0;
@@ -220,9 +222,10 @@ static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
 // A set of modules as "norm,activation", in the `n` bytes of `out`.
 static const char *modules_text(char *out, size_t n, uint32_t modules);
 
-// kept = the sets of activations that a layer may keep in the search for a policy within a budget; returns their number.
-// The candidates drop each subset of the modules, or all but the output; those on the lower convex hull of bytes and cost,
-// which no mixture of two others beats in both, are returned by falling bytes and rising cost. The first keeps all.
+// kept = the sets of activations that a layer may keep in the search for a policy within a budget; returns their
+// number. The candidates drop each subset of the modules, or all but the output; those on the lower convex hull of
+// bytes and cost, which no mixture of two others beats in both, are returned by falling bytes and rising cost. The
+// first keeps all.
 enum { FRONTIER_MOST = (1 << NUM_MODULES) + 1 };
 static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_shape *s, double flops_per_byte);
 

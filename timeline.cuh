@@ -1,8 +1,8 @@
 // The timeline of a training step: its phases, in the order in which they run, and the buffers that each of them uses.
 //
-// The code of the model runs in two modes. When planning, each phase records which buffers it touches and executes nothing:
-// the memory plan is made from these records. When running, the same code finds the buffers at their planned addresses.
-// A phase:
+// The code of the model runs in two modes. When planning, each phase records which buffers it touches and executes
+// nothing: the memory plan is made from these records. When running, the same code finds the buffers at their planned
+// addresses. A phase:
 //
 //     timeline_phase(t, "forward", layer, "norm 1");      // the next phase of the timeline begins
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
@@ -42,8 +42,8 @@ struct timeline {
     int workspaces_capacity;
 };
 
-// Hooks, which tests and benchmarks define before they include this file: TIMELINE_ON_PHASE is called as each phase begins;
-// TIMELINE_IS_WATCHED forbids recorded graphs, so that every phase runs; TIMELINE_EXECUTE runs an op.
+// Hooks, which tests and benchmarks define before they include this file: TIMELINE_ON_PHASE is called as each phase
+// begins; TIMELINE_IS_WATCHED forbids recorded graphs, so that every phase runs; TIMELINE_EXECUTE runs an op.
 #ifndef TIMELINE_ON_PHASE
 #define TIMELINE_ON_PHASE(t) ((void)(t))
 #define TIMELINE_IS_WATCHED false
@@ -112,8 +112,8 @@ static void timeline_phase(struct timeline *t, const char *group, int layer, con
     plan_phase(&t->plan, name);
 }
 
-// The address of a buffer, which must be live in this phase: otherwise another buffer may have its bytes now. Aborts where
-// it is not.
+// The address of a buffer, which must be live in this phase: otherwise another buffer may have its bytes now. Aborts
+// where it is not.
 static void *timeline_pointer(const struct timeline *t, int id) {
     const struct plan_buffer *b = id < 0 ? NULL : &t->plan.buffers[id];
     if (!b || t->phase < b->first_phase || t->phase > b->last_phase) {
@@ -124,8 +124,9 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// The address of a buffer of the activations arena, or NULL when planning, which makes it live in this phase. *id is the
-// buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1: none).
+// The address of a buffer of the activations arena, or NULL when planning, which makes it live in this phase. *id is
+// the buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1:
+// none).
 static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                              int layer) {
     if (!t->planning)
@@ -136,7 +137,8 @@ static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const ch
     return NULL;
 }
 
-// Wraps the fetch of a buffer that no op of this phase uses, but that must be live in it, between phases that do use it.
+// Wraps the fetch of a buffer that no op of this phase uses, but that must be live in it, between phases that do use
+// it.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
 // Scratch memory that lives in this phase alone. NULL for 0 bytes, and when planning.

@@ -1,19 +1,19 @@
-// Which rank owns which ranges of the flat buffers, and the gathering and reducing of units (ZeRO: Rajbhandari et al. 2020,
-// arXiv 1910.02054).
+// Which rank owns which ranges of the flat buffers, and the gathering and reducing of units (ZeRO: Rajbhandari et al.
+// 2020, arXiv 1910.02054).
 //
-// A unit is a set of tensors that are gathered and reduced together: the head's, a layer's, or the embeddings'. Units are
-// ranges of the flat buffers (parameters.cuh), in the order in which backward finishes their gradients. A unit is cut into
-// buckets of at most --bucket-mib of fp32 gradients; a bucket is reduced as soon as its unit's gradients are complete.
-// Each rank owns an equal shard of each bucket, so that every reduction and every all-gather is balanced. The shards are
-// the same in every stage:
+// A unit is a set of tensors that are gathered and reduced together: the head's, a layer's, or the embeddings'. Units
+// are ranges of the flat buffers (parameters.cuh), in the order in which backward finishes their gradients. A unit is
+// cut into buckets of at most --bucket-mib of fp32 gradients; a bucket is reduced as soon as its unit's gradients are
+// complete. Each rank owns an equal shard of each bucket, so that every reduction and every all-gather is balanced. The
+// shards are the same in every stage:
 //
 //   stage 0   each rank holds and updates everything; gradients are all-reduced
-//   stage 1   a rank holds the optimizer state of its shards; gradients are reduce-scattered, updated parameters gathered
+//   stage 1   a rank holds the optimizer state of its shards; gradients are reduced to shards, new parameters gathered
 //   stage 2   gradients too: a unit's are reduce-scattered after its backward, in each micro-step
 //   stage 3   parameters too: a unit's are gathered before it is used, in forward and again in backward
 //
-// Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand in a
-// sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
+// Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
+// in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
 #pragma once
 #include "kernels/adamw.cuh"       // add_floats
 #include "kernels/collectives.cuh" // collective_reduce_scatter, collective_all_gather
@@ -95,14 +95,14 @@ static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) 
     return b->begin + s->rank * b->shard;
 }
 
-// The index, in this rank's buffer (sharded or whole), of element `at` of the flat buffers, which is in this rank's shard
-// of the bucket.
+// The index, in this rank's buffer (sharded or whole), of element `at` of the flat buffers, which is in this rank's
+// shard of the bucket.
 static int64_t shards_place(const struct shards *s, const struct bucket *b, int64_t at, bool sharded) {
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// The next range of [*at, end) that this rank's buffer holds: [*at, *at + n) of the flat buffer, at index *place of this
-// rank's buffer. Returns n; 0: nothing is left.
+// The next range of [*at, end) that this rank's buffer holds: [*at, *at + n) of the flat buffer, at index *place of
+// this rank's buffer. Returns n; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;
@@ -127,7 +127,8 @@ static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, in
 // The all-gather of a unit's parameters in one pass.
 enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
 
-// The parameters and gradients of this rank: whole or sharded, by the stage; sharded ones also whole, for the units in use.
+// The parameters and gradients of this rank: whole or sharded, by the stage; sharded ones also whole, for the units in
+// use.
 struct zero {
     struct shards shards;
     const struct parameters *table;  // not owned
@@ -207,8 +208,8 @@ static float *unit_gradients(struct zero *z, int unit) {
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
 
-// The address of a parameter, and of its gradient; NULL where the model has none, and when planning. layer -1: of the whole
-// model.
+// The address of a parameter, and of its gradient; NULL where the model has none, and when planning. layer -1: of the
+// whole model.
 static floatX *zero_parameter(struct zero *z, enum pass pass, int layer, enum parameter id) {
     const struct tensor *t = parameters_find(z->table, layer, id);
     if (!t)
@@ -232,8 +233,8 @@ static float *zero_gradient(struct zero *z, int layer, enum parameter id) {
     return z->grads ? z->grads + t->offset : NULL;
 }
 
-// Makes later work of the device wait for a unit's collectives in flight, and clears their tickets: later micro-steps then
-// wait for no collective and can be recorded as a graph.
+// Makes later work of the device wait for a unit's collectives in flight, and clears their tickets: later micro-steps
+// then wait for no collective and can be recorded as a graph.
 static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
     for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
         collective_wait(z->collectives, tickets[i], z->timeline->dev);
@@ -263,8 +264,8 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     }
     *state = UNIT_IN_FLIGHT;
 }
-// To be called before a unit's parameters are used: waits for the all-gather that zero_prefetch or the last update began.
-// Where parameters are sharded this is a phase of its own.
+// To be called before a unit's parameters are used: waits for the all-gather that zero_prefetch or the last update
+// began. Where parameters are sharded this is a phase of its own.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     struct timeline *t = z->timeline;
     if (z->shards.ranks == 1)
@@ -283,8 +284,8 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     *state = UNIT_READY;
 }
 
-// To be called before a unit's backward adds to its gradients. Sharded gradients were reduced in the micro-step before, so
-// that the unit's buffer starts from zero; whole ones go on adding up.
+// To be called before a unit's backward adds to its gradients. Sharded gradients were reduced in the micro-step before,
+// so that the unit's buffer starts from zero; whole ones go on adding up.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!shards_gradients(&z->shards))
@@ -293,7 +294,8 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     float *whole = unit_gradients(z, unit);
     TIMELINE_RUN(t, device_zero(whole, (size_t)unit_elements(z, unit) * sizeof *whole, t->dev));
 }
-// Begins the reduction of a unit's gradients, which are complete: sharded ones in each micro-step, whole ones in the last.
+// Begins the reduction of a unit's gradients, which are complete: sharded ones in each micro-step, whole ones in the
+// last.
 static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -337,8 +339,8 @@ static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Uploads elements [at, at + n) of a flat buffer, those that this rank holds. `values`, in host memory, must stay until the
-// device was waited for.
+// Uploads elements [at, at + n) of a flat buffer, those that this rank holds. `values`, in host memory, must stay until
+// the device was waited for.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {
     int64_t first = at, place, count;

@@ -8,8 +8,8 @@ struct bpe_merge {
     uint32_t rank;
     int32_t id; // of the merged symbol; -1: the slot is free
 };
-// A symbol of a piece of text; symbols are doubly linked by index (-1: none). The heap holds rank << 32 | index of the left
-// symbol, for each pair that may merge, the least first.
+// A symbol of a piece of text; symbols are doubly linked by index (-1: none). The heap holds rank << 32 | index of the
+// left symbol, for each pair that may merge, the least first.
 struct bpe_symbol {
     int32_t id; // -1: merged into its left neighbour
     int32_t previous, next;

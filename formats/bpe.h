@@ -1,5 +1,5 @@
-// Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) of a piece of text (what a split pattern matches, a word):
-// pairs of neighbouring symbols are merged in the order in which training found them.
+// Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) of a piece of text (what a split pattern matches, a
+// word): pairs of neighbouring symbols are merged in the order in which training found them.
 //
 // Each step merges the leftmost pair of the lowest rank, until no neighbours have a merge. A piece of n bytes takes
 // O(n log n): a megabyte without a space takes a second.
@@ -23,7 +23,8 @@ struct bpe_work {
 };
 
 __BEGIN_DECLS
-// Allocates room for ranks 0 to merges - 1, at most 2^27; false when out of memory. bpe_free is to be called either way.
+// Allocates room for ranks 0 to merges - 1, at most 2^27; false when out of memory. bpe_free is to be called either
+// way.
 bool bpe_create(struct bpe *bpe, size_t merges);
 void bpe_free(struct bpe *bpe);
 // Adds a merge: the pair left, right becomes id. A pair that is added twice has the later rank, as in the `tokenizers`

@@ -156,8 +156,8 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
     checkpoint_say(listener, text.text);
 }
 
-// Checks the checkpoint in `folder`, and that its manifest has the step of its name: otherwise a run would resume at the
-// wrong step.
+// Checks the checkpoint in `folder`, and that its manifest has the step of its name: otherwise a run would resume at
+// the wrong step.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const char *const problem = checkpoint_check(manifest, folder, hash, error);

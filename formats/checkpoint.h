@@ -17,22 +17,22 @@ struct checkpoint_listener {
 };
 
 __BEGIN_DECLS
-// Checks that the folder is a complete checkpoint: each file that its manifest lists exists, with the length and the hash
-// listed. Other files may be in the folder.
+// Checks that the folder is a complete checkpoint: each file that its manifest lists exists, with the length and the
+// hash listed. Other files may be in the folder.
 const char *checkpoint_verify(struct manifest *manifest, const char *folder, struct error_text *error);
 
-// Finds the newest checkpoint in a root that verifies: its folder and its manifest. NULL with an empty path: the root holds
-// nothing that looks like a checkpoint. If it does but none verifies, that is an error: whether to begin anew beside them
-// is for the user to decide. `listener` may be NULL.
+// Finds the newest checkpoint in a root that verifies: its folder and its manifest. NULL with an empty path: the root
+// holds nothing that looks like a checkpoint. If it does but none verifies, that is an error: whether to begin anew
+// beside them is for the user to decide. `listener` may be NULL.
 const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, const char *root,
                               const struct checkpoint_listener *listener, struct error_text *error);
-// Finds the checkpoint that a user gives: a checkpoint's folder, which must verify; or a root or a run's --out folder, of
-// which the newest is taken. Having none is an error.
+// Finds the checkpoint that a user gives: a checkpoint's folder, which must verify; or a root or a run's --out folder,
+// of which the newest is taken. Having none is an error.
 const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, const char *given,
                                const struct checkpoint_listener *listener, struct error_text *error);
 
 // Removes leftovers, and the oldest checkpoints beyond the `keep` newest (0: removes none). `newest`: the step that was
-// just saved, and so is known to be complete; -1: the newest that verifies, which is read for that. That checkpoint always
-// stays, and newer ones are not touched: after a run went back to an earlier step they may still be wanted.
+// just saved, and so is known to be complete; -1: the newest that verifies, which is read for that. That checkpoint
+// always stays, and newer ones are not touched: after a run went back to an earlier step they may still be wanted.
 const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct error_text *error);
 __END_DECLS

@@ -118,8 +118,8 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
 
 // ---- removing ----
 
-// checkpoint_remove_tree at `depth` folders below its start. The descent is relative to open folders and follows no links,
-// so that it can't leave the root whatever is renamed meanwhile.
+// checkpoint_remove_tree at `depth` folders below its start. The descent is relative to open folders and follows no
+// links, so that it can't leave the root whatever is renamed meanwhile.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
     if (unlinkat(parent_fd, name, 0) == 0)

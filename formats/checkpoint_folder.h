@@ -34,18 +34,18 @@ __BEGIN_DECLS
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
 // Parses a name; false where it is not exactly one that checkpoint_entry_of makes. Others are neither read nor removed.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
-// Whether the process that made a temporary folder may still be writing it. A folder with this process's own number is left
-// by a process before it (in a container all have the same number) or by a failed save.
+// Whether the process that made a temporary folder may still be writing it. A folder with this process's own number is
+// left by a process before it (in a container all have the same number) or by a failed save.
 bool checkpoint_entry_is_in_use(const struct checkpoint_entry *entry);
-// Lists the entries of the root that is open as `root_fd`; other names are skipped. The caller frees entries->all, after an
-// error too.
+// Lists the entries of the root that is open as `root_fd`; other names are skipped. The caller frees entries->all,
+// after an error too.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not what it points to), or a folder and all in it.
 int checkpoint_remove_tree(int parent_fd, const char *name);
 // Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
-// Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name back
-// where its replacement was never published.
+// Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name
+// back where its replacement was never published.
 void checkpoint_remove_leftovers(int root_fd);
 __END_DECLS

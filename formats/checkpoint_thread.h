@@ -23,9 +23,9 @@ struct checkpoint_thread { // for checkpoint_thread.c alone
 
 __BEGIN_DECLS
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job; `argument` must stay until the job's result is taken. Returns false, and starts nothing, where the result
-// of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that delays the
-// training is better than none.
+// Starts a job; `argument` must stay until the job's result is taken. Returns false, and starts nothing, where the
+// result of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that
+// delays the training is better than none.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job is running.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);

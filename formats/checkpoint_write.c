@@ -58,7 +58,8 @@ static int checkpoint_fsync_folder(int fd) {
     return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
-// Opens the root; where it is missing, makes it and fsyncs the folder above it, the run's --out. -1 with errno on failure.
+// Opens the root; where it is missing, makes it and fsyncs the folder above it, the run's --out. -1 with errno on
+// failure.
 static int checkpoint_open_root(const char *root) {
     const int refused = mkdir(root, 0777) == 0 ? 0 : errno;
     if (!refused) {
@@ -123,9 +124,9 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
 }
 
 // After each window of the file, starts writing it to the disk and waits until the window before is written: a save of
-// many gigabytes then neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all
-// the work to the fsync at its end. Written pages are dropped from the page cache, in favour of the training data. 0 or an
-// errno.
+// many gigabytes then neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves
+// all the work to the fsync at its end. Written pages are dropped from the page cache, in favour of the training data.
+// 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;

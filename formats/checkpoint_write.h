@@ -2,12 +2,12 @@
 //
 // A save writes and fsyncs every file in the partial folder (checkpoint_folder.h), the manifest last, then fsyncs the
 // folder, renames it, and fsyncs the root. Before the rename nothing looks like a checkpoint; after it everything is on
-// the disk. A step that is saved again is exchanged with its older checkpoint in one call or, on file systems that can't,
-// by two renames, between which the .replaced folder is the checkpoint.
+// the disk. A step that is saved again is exchanged with its older checkpoint in one call or, on file systems that
+// can't, by two renames, between which the .replaced folder is the checkpoint.
 //
 // No function here ends the process: each returns NULL, or a text, in the writer, that says what failed, why, and what
-// state the checkpoints are in, so that the training goes on after a failed save. After a failure the writer holds nothing,
-// the partial folder is removed as far as possible, and every later call returns the same text.
+// state the checkpoints are in, so that the training goes on after a failed save. After a failure the writer holds
+// nothing, the partial folder is removed as far as possible, and every later call returns the same text.
 #pragma once
 #include "formats/checkpoint_folder.h"  // struct checkpoint_entry
 #include "formats/manifest.h"           // struct manifest

@@ -301,8 +301,8 @@ static const char *huggingface_check_layer_types(const json_t *root, const char 
     return NULL;
 }
 
-// Reads Llama's config or, with `qwen2`, Qwen2's, which always has biases of q, k and v and no others; Llama has biases in
-// every linear layer or in none.
+// Reads Llama's config or, with `qwen2`, Qwen2's, which always has biases of q, k and v and no others; Llama has biases
+// in every linear layer or in none.
 static const char *huggingface_read_llama(struct huggingface_config *h, const json_t *root, bool qwen2,
                                           const char *name, struct error_text *error) {
     int64_t heads, hidden, groups, head_dim;

@@ -1,10 +1,10 @@
 // config.json of a Hugging Face folder: which architecture a model is, and its options written and read.
 // run/tensor_names.cuh does the same for the tensors.
 //
-// A model that no architecture of Hugging Face can express (LayerNorm with rotary positions, say) is ARCHITECTURE_OURS and
-// written under our own names, which only this program reads. Where an architecture can't express an option but has an
-// exact equivalent, that is written: GPT-2 has as many KV heads as heads, so fewer are repeated; it has biases everywhere,
-// so absent ones are zeros. huggingface_note says so.
+// A model that no architecture of Hugging Face can express (LayerNorm with rotary positions, say) is ARCHITECTURE_OURS
+// and written under our own names, which only this program reads. Where an architecture can't express an option but has
+// an exact equivalent, that is written: GPT-2 has as many KV heads as heads, so fewer are repeated; it has biases
+// everywhere, so absent ones are zeros. huggingface_note says so.
 //
 // Names: transformers' models/{gpt2,llama,qwen2}/configuration_*.py. Functions that return a text return NULL when all
 // is well, else what is wrong, in `error` (runtime/machine/error_text.h).
@@ -38,8 +38,9 @@ struct huggingface_config {
 enum { HUGGINGFACE_LARGEST = 1 << 26 }; // the limit of every size in a file; no option takes more
 
 __BEGIN_DECLS
-// The architecture that a model of these options is saved as: ARCHITECTURE_OURS where no other can express it. Where this
-// gives another for a model with a parameter that it has no tensor for, run/tensor_names.cuh ends the run at its start.
+// The architecture that a model of these options is saved as: ARCHITECTURE_OURS where no other can express it. Where
+// this gives another for a model with a parameter that it has no tensor for, run/tensor_names.cuh ends the run at its
+// start.
 enum architecture architecture_of(const struct config *c);
 const char *architecture_class(enum architecture a);
 // A note for the start-up report about the form of the checkpoints; "": none.
@@ -57,7 +58,7 @@ void huggingface_set(struct huggingface_config *h, const char *format, ...) __at
 // Checks that each setting is a value that its option takes; huggingface_parse_config does so itself.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 
-// rows = the options that are members of config.json where the model is ARCHITECTURE_OURS, in the order of the file. `rows`
-// has room for CONFIG_ROWS. Returns their number.
+// rows = the options that are members of config.json where the model is ARCHITECTURE_OURS, in the order of the file.
+// `rows` has room for CONFIG_ROWS. Returns their number.
 int huggingface_own_options(const struct option_row **rows);
 __END_DECLS

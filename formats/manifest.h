@@ -30,8 +30,8 @@ struct manifest {
 };
 
 __BEGIN_DECLS
-// Parses a manifest's text, of which nothing is trusted. Unknown members are refused: an engine that adds one also raises
-// the version. Returns NULL, or what is wrong, in `error`, beginning with `name`; the manifest is then empty.
+// Parses a manifest's text, of which nothing is trusted. Unknown members are refused: an engine that adds one also
+// raises the version. Returns NULL, or what is wrong, in `error`, beginning with `name`; the manifest is then empty.
 const char *manifest_parse(struct manifest *manifest, const char *text, size_t bytes, const char *name,
                            struct error_text *error);
 // The manifest as JSON text of *bytes, which the caller frees; NULL: out of memory.

@@ -10,8 +10,8 @@
 
 enum { SAFETENSORS_MOST_HEADER_BYTES = 100000000 };
 
-// The types in the reference implementation's order. A file holds its tensors by type from the last row to the first, so
-// that each is aligned.
+// The types in the reference implementation's order. A file holds its tensors by type from the last row to the first,
+// so that each is aligned.
 static const struct safetensors_dtype_row {
     enum safetensors_dtype dtype;
     const char *name;
@@ -222,7 +222,8 @@ static const char *safetensors_parse_header(struct safetensors *file, const char
     return problem;
 }
 
-// *length = the length of the JSON, from the first 8 bytes (or fewer, where the file is shorter) of a file of `file_bytes`.
+// *length = the length of the JSON, from the first 8 bytes (or fewer, where the file is shorter) of a file of
+// `file_bytes`.
 static const char *safetensors_header_length(uint64_t *length, const unsigned char *first, uint64_t file_bytes,
                                              const char *name, struct error_text *error) {
     if (file_bytes < 8)

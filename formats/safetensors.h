@@ -3,10 +3,10 @@
 //     u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
 //     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
 //
-// Files are read by the reference implementation's rules. Refused besides what it refuses are: duplicate names and a header
-// that begins with a space (which it accepts against its own description), names with a NUL byte, a __metadata__ that is
-// null, types of less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte for byte as
-// it writes them.
+// Files are read by the reference implementation's rules. Refused besides what it refuses are: duplicate names and a
+// header that begins with a space (which it accepts against its own description), names with a NUL byte, a __metadata__
+// that is null, types of less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte
+// for byte as it writes them.
 //
 // Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name.
 #pragma once
@@ -63,11 +63,12 @@ const char *safetensors_dtype_name(enum safetensors_dtype dtype);
 uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // bytes of an element
 
 // ---- reading ----
-// Opens a file and parses its header. On success the caller closes it; on failure nothing is held, and closing is harmless.
+// Opens a file and parses its header. On success the caller closes it; on failure nothing is held, and closing is
+// harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// safetensors_open for untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`, with
-// the whole header where the file has it, and is not needed afterwards.
+// safetensors_open for untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`,
+// with the whole header where the file has it, and is not needed afterwards.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // The tensor of that name; NULL: none.
@@ -93,8 +94,9 @@ struct safetensors_layout {
     char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// Lays out a file of these tensors, whose name, dtype, dims and shape are set: sorts them and sets their begin and bytes.
-// `metadata` is written in the order given; Hugging Face's readers expect "format": "pt". `name`: the file, for messages.
+// Lays out a file of these tensors, whose name, dtype, dims and shape are set: sorts them and sets their begin and
+// bytes. `metadata` is written in the order given; Hugging Face's readers expect "format": "pt". `name`: the file, for
+// messages.
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);

@@ -69,7 +69,8 @@ static void split_put_space(struct split_rewrite *r, bool negated) {
     split_put_class(r, negated && r->in_class ? other : space, negated);
 }
 
-// Writes a general category. Where PCRE2 has an older Unicode than the `tokenizers` package, newer characters are listed.
+// Writes a general category. Where PCRE2 has an older Unicode than the `tokenizers` package, newer characters are
+// listed.
 static void split_put_category(struct split_rewrite *r, const char *category, size_t letters, bool negated) {
     char text[64];
     bool is_newer = false;

@@ -1,8 +1,8 @@
 // The regular expression by which a tokenizer splits text, run by PCRE2.
 //
-// tokenizer.json's patterns are written for Oniguruma. Syntax that both engines read the same way is accepted. What differs
-// is rewritten (white space; characters newer than the linked PCRE2) or refused by name: anchors, \w, \b, \h, nested
-// classes, options other than (?i:...), {n}+ and so on. The meaning of a pattern never changes silently.
+// tokenizer.json's patterns are written for Oniguruma. Syntax that both engines read the same way is accepted. What
+// differs is rewritten (white space; characters newer than the linked PCRE2) or refused by name: anchors, \w, \b, \h,
+// nested classes, options other than (?i:...), {n}+ and so on. The meaning of a pattern never changes silently.
 //
 // Texts must be well-formed UTF-8. Errors are texts in `error` (runtime/machine/error_text.h).
 #pragma once
@@ -25,8 +25,8 @@ void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 // Makes the memory for searching texts of at most `longest` bytes; NULL when out of memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
-// Finds the first match from byte `from` on: returns 1 and its bytes [*begin, *end); 0: none; below 0: the search exceeded
-// its limit of steps.
+// Finds the first match from byte `from` on: returns 1 and its bytes [*begin, *end); 0: none; below 0: the search
+// exceeded its limit of steps.
 int split_pattern_find(const struct split_pattern *pattern, const struct split_search *search,
                        const unsigned char *text, size_t bytes, size_t from, size_t *begin, size_t *end);
 __END_DECLS

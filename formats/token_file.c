@@ -107,8 +107,8 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Checks that every sequence begins where the one before ends, so that the .bin is one run of tokens, documents in order.
-// Megatron's writers produce nothing else.
+// Checks that every sequence begins where the one before ends, so that the .bin is one run of tokens, documents in
+// order. Megatron's writers produce nothing else.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {

@@ -1,7 +1,7 @@
 // Files of tokens, llm.c's shards and Megatron-LM's datasets: their layout, and reading a range of tokens.
 //
-// Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name. Offsets are
-// 64 bits everywhere, since shards may exceed 2 GiB.
+// Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name. Offsets
+// are 64 bits everywhere, since shards may exceed 2 GiB.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdint.h>                     // uint64_t, int32_t

@@ -11,9 +11,9 @@
 
 enum { TOKENIZER_LONGEST_TEXT = 1 << 30 }; // bytes, since indices in a piece are 32 bits
 
-// The state of an encoding. Each stage passes what it does not encode itself to the next: encode_text, encode_added (raw
-// text), encode_any, encode_well_formed, encode_normal, encode_added (normalised text), encode_plain, encode_split,
-// encode_piece. The functions are defined in the opposite order.
+// The state of an encoding. Each stage passes what it does not encode itself to the next: encode_text, encode_added
+// (raw text), encode_any, encode_well_formed, encode_normal, encode_added (normalised text), encode_plain,
+// encode_split, encode_piece. The functions are defined in the opposite order.
 struct tokenizer_work {
     const struct tokenizer_tables *tables;
     struct error_text *error;
@@ -190,7 +190,8 @@ static const char *encode_well_formed(struct tokenizer_work *work, const unsigne
     return problem;
 }
 
-// Encodes any bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between them.
+// Encodes any bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between
+// them.
 static const char *encode_any(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const char *problem = NULL;
     size_t begin = 0;

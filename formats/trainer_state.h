@@ -33,12 +33,13 @@ struct trainer_state {
     int num_files;
     struct trainer_data_change *changes;
     int num_changes;
-    json_t *root; // of a state that was read: holds names and options; then root, files and changes are owned; else NULL
+    json_t
+        *root; // of a state that was read: holds names and options; then root, files and changes are owned; else NULL
 };
 
 __BEGIN_DECLS
-// Writes the state and the options, as a user would write them: those of `asked` that were `given`, and all of `resolved`.
-// Errors stay in `out`.
+// Writes the state and the options, as a user would write them: those of `asked` that were `given`, and all of
+// `resolved`. Errors stay in `out`.
 void trainer_state_write(FILE *out, const struct trainer_state *state, const struct options *options, const void *asked,
                          const bool *given, const void *resolved);
 // Parses a state from the file's text, which is not needed afterwards. Returns NULL, and the caller frees the state; or
@@ -48,7 +49,7 @@ const char *trainer_state_parse(struct trainer_state *state, const unsigned char
 // Reads the state of a verified checkpoint; one that can't be read ends the program. trainer_state_free frees it.
 struct trainer_state trainer_state_open(const char *folder);
 void trainer_state_free(struct trainer_state *state);
-// The text of an option (name with underscores) in the state: which = "given" (by the user) or "resolved" (all options);
-// NULL: none.
+// The text of an option (name with underscores) in the state: which = "given" (by the user) or "resolved" (all
+// options); NULL: none.
 const char *trainer_state_option(const struct trainer_state *state, const char *which, const char *option);
 __END_DECLS

@@ -164,7 +164,7 @@ static void terminal_escape(struct terminal_text *text) {
 }
 
 // Prints a character that is complete; as escapes if it is malformed (overlong, surrogate, beyond Unicode), a C1
-// control or a mark that changes the direction of the text behind it.
+// control or a mark that changes the direction of the text after it.
 static void terminal_character(struct terminal_text *text) {
     static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
     uint32_t code = text->bytes[0] & (0xffu >> (text->want + 1));

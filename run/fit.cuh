@@ -1,5 +1,5 @@
-// A recomputation policy whose plan fits: the policy of --recompute-*, the cheapest one within --memory-budget, and what
-// to change when a plan exceeds the machine. Models are planned here, never allocated.
+// A recomputation policy whose plan fits: the policy of --recompute-*, the cheapest one within --memory-budget, and
+// what to change when a plan exceeds the machine. Models are planned here, never allocated.
 #pragma once
 #include "config.h"                // struct config
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
@@ -48,9 +48,9 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) {
     return peak;
 }
 
-// The matmul flops that take as long as one byte of memory traffic: what the cost of ops without matmuls is weighted by.
-// On the cpu target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX: 1800
-// to 30); on the cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
+// The matmul flops that take as long as one byte of memory traffic: what the cost of ops without matmuls is weighted
+// by. On the cpu target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX:
+// 1800 to 30); on the cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
 #ifdef TARGET_CUDA
 static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 184 : 16;
 #else
@@ -104,8 +104,8 @@ static void fit_describe(struct recompute_policy *policy, const struct layer_sha
                  dropped[1], bytes, 100 * overhead);
 }
 
-// The cheapest policy whose plan fits the budget, in bytes. Where none does, ends the program and says what the smallest
-// plan takes.
+// The cheapest policy whose plan fits the budget, in bytes. Where none does, ends the program and says what the
+// smallest plan takes.
 static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     uint32_t frontier[FRONTIER_MOST];
     const int L = f->config->num_layers, kinds = recompute_frontier(frontier, &f->shape, FLOPS_PER_BYTE);

@@ -24,7 +24,8 @@ static void print_samples(struct run *r, int step) {
     for (int i = 0; i < c->sample_count; i++)
         r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
     // Several ranks generate the same text, and gather sharded parameters for it together: none may stop alone.
-    if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, (uint64_t)step, r->parallel ? NULL : stop_asked))
+    if (!gpt_generate(r->model, &r->sampler, r->samples, r->prompt_tokens, n, (uint64_t)step,
+                      r->parallel ? NULL : stop_asked))
         return;
     for (int i = 0; i < c->sample_count; i++) {
         log_event(&r->log, "--- sample %d after step %d ---", i + 1, step);
@@ -76,8 +77,8 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     return (int)count;
 }
 
-// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more. Sets
-// the sizes in *c on which the plan depends to those of the longest prompt and its continuation.
+// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.
+// Sets the sizes in *c on which the plan depends to those of the longest prompt and its continuation.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->generate), sequences = prompts * c->sample_count;

@@ -1,5 +1,5 @@
-// The libraries of a target, for --version: the version that the target was compiled for and, where the library tells it,
-// the version that is loaded. The host's libraries are listed with the cpu target.
+// The libraries of a target, for --version: the version that the target was compiled for and, where the library tells
+// it, the version that is loaded. The host's libraries are listed with the cpu target.
 #pragma once
 #include "runtime/text/log.h" // log_row
 #include <stdio.h>            // snprintf

@@ -1,8 +1,8 @@
-// Loads parameters and optimizer state into the model: from a Hugging Face folder, a checkpoint of our own (which is also
-// such a folder), or an llm.c .bin.
+// Loads parameters and optimizer state into the model: from a Hugging Face folder, a checkpoint of our own (which is
+// also such a folder), or an llm.c .bin.
 //
-// All values pass through the host in fp32, a chunk at a time. bf16 and fp16 are exact in fp32, so that the model gets the
-// bits that were saved.
+// All values pass through the host in fp32, a chunk at a time. bf16 and fp16 are exact in fp32, so that the model gets
+// the bits that were saved.
 #pragma once
 #include "run/model.cuh"             // struct gpt
 #include "formats/huggingface.h"     // architecture_of

@@ -169,8 +169,8 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// Opens the model's collectives. They allocate device memory that is not in the plan, and so are opened before the check
-// whether the plan fits, and before gpt_allocate.
+// Opens the model's collectives. They allocate device memory that is not in the plan, and so are opened before the
+// check whether the plan fits, and before gpt_allocate.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const size_t shard_bytes = (size_t)m->zero.shards.largest_shard * sizeof(float);
@@ -184,7 +184,8 @@ static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     collectives_set_scratch(collectives, gpt_pointer(m, m->scratch_id));
 }
 
-// Copies the state that a checkpoint holds into the copy, in host memory, of the rank that keeps one. Every rank calls it.
+// Copies the state that a checkpoint holds into the copy, in host memory, of the rank that keeps one. Every rank calls
+// it.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     optimizer_copy_state(&m->optimizer);

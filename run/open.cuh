@@ -79,7 +79,8 @@ static void write_config(const struct config *c) {
     config_write_json(c, path);
 }
 
-// Sets the peak flop/s for utilisation: the data sheet's where the GPU is a known one, else what a large matmul reaches.
+// Sets the peak flop/s for utilisation: the data sheet's where the GPU is a known one, else what a large matmul
+// reaches.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);
     r->peak_is_measured = r->peak_flops <= 0;

@@ -14,12 +14,13 @@
 #include <sys/stat.h>              // lstat
 #include <unistd.h>                // getpid, unlink
 
-// Prints one row per category: its live bytes in the peak phase, and the most in any phase. The rows sum up to the peak.
+// Prints one row per category: its live bytes in the peak phase, and the most in any phase. The rows sum up to the
+// peak.
 static void plan_print(const struct plan *plan, FILE *file);
 
 // Writes the sizes of the plan, its phases, and every buffer that owns bytes: name, category, layer, offset, lifetime.
-// Offsets count from the start of the first arena, as if the arenas were adjacent, so that any two buffers may be compared
-// and all end within peak_bytes. Ends the program where the file cannot be written.
+// Offsets count from the start of the first arena, as if the arenas were adjacent, so that any two buffers may be
+// compared and all end within peak_bytes. Ends the program where the file cannot be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
 // Draws the activations arena, addresses upwards and phases to the right, and above it a bar of all the arenas. Ends
@@ -38,8 +39,8 @@ static int plan_last_phase(const struct plan *plan, const struct plan_buffer *bu
 
 enum { EVERY_CATEGORY = -1 };
 
-// live[p] = the sum of the live buffers in phase p, not rounded up, of one category or of EVERY_CATEGORY. A plan without
-// phases has one element. The caller frees the array.
+// live[p] = the sum of the live buffers in phase p, not rounded up, of one category or of EVERY_CATEGORY. A plan
+// without phases has one element. The caller frees the array.
 static size_t *plan_live_bytes(const struct plan *plan, int category, bool activations_only) {
     const int phases = plan->phase_count > 0 ? plan->phase_count : 1;
     size_t *live = (size_t *)plan_allocate((size_t)phases + 1, sizeof *live); // differences (modulo 2^64), then sums

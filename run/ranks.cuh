@@ -52,8 +52,8 @@ static void connect_ranks(struct run *r) {
     }
     gpt_open_collectives(r->model, &r->collectives, r->parallel, kind);
 }
-// Connects the ranks, then allocates the model's memory. Where the plan exceeds what the collectives have left free, ends
-// the program and says what would help.
+// Connects the ranks, then allocates the model's memory. Where the plan exceeds what the collectives have left free,
+// ends the program and says what would help.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
     fit_check(&r->fit, r->model->timeline.plan.peak_bytes, available_bytes(r));
@@ -187,8 +187,8 @@ static void grant_request(struct run *r, int request, int rank) {
     log_event(&r->log, "%s%s: the run is saved and ends", signal ? strsignal(signal) : "--exit-after", whom);
     r->stopped = true;
 }
-// Looks for requests, once a step. A single rank follows its own at once; several ranks send theirs in their reports of the
-// next step that is enqueued, so that all follow after the same step.
+// Looks for requests, once a step. A single rank follows its own at once; several ranks send theirs in their reports of
+// the next step that is enqueued, so that all follow after the same step.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->request |= take_request(r);
@@ -211,7 +211,8 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
     r->comm_sent_bytes = r->comm_sent_by_step[slot];
 }
 
-// losses (ranks) = the loss of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none was.
+// losses (ranks) = the loss of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none
+// was.
 static int share_losses(struct run *r, double *losses, double loss) {
     struct {
         double loss;

@@ -1,4 +1,5 @@
-// Loading and saving a run's state: the model or checkpoint that the run starts from, and the checkpoints that it writes.
+// Loading and saving a run's state: the model or checkpoint that the run starts from, and the checkpoints that it
+// writes.
 #pragma once
 #include "run/load.cuh"            // parameters from a model's folder or a checkpoint
 #include "run/save.cuh"            // a checkpoint's folder

@@ -25,7 +25,7 @@ struct run {
     struct schedule schedule;
     struct log log;
     int32_t *inputs, *targets; // (micro batch, T), the current micro-batch
-    int32_t *samples;          // (sequences, n): each prompt with room for its continuation behind it
+    int32_t *samples;          // (sequences, n): each prompt, with room for its continuation
     int *prompt_tokens;        // (sequences) tokens of each prompt
     struct sampler sampler;    // host memory for sampling
     double peak_flops;         // peak of one rank, flop/s, for utilisation; 0: not known

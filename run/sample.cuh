@@ -52,9 +52,9 @@ static float smallest_of_share(const float *weights, int V, double share, float 
     return 0;
 }
 
-// Draws a token from softmax(logits / temperature) over the top_k largest logits (0: all) and, of these, over the likeliest
-// tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the largest logit.
-// `u` is uniform in [0, 1); `scratch` has room for 2 V floats.
+// Draws a token from softmax(logits / temperature) over the top_k largest logits (0: all) and, of these, over the
+// likeliest tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the
+// largest logit. `u` is uniform in [0, 1); `scratch` has room for 2 V floats.
 static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
                         float *scratch) {
     int largest = 0;
@@ -113,8 +113,8 @@ static void sampler_close(struct sampler *sampler) {
 }
 
 // Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens; n - 1 is at most
-// decode_tokens. The same seed and stream give the same text. `stop` (NULL: never) is called before each token; where it
-// returns true, generation ends and returns false.
+// decode_tokens. The same seed and stream give the same text. `stop` (NULL: never) is called before each token; where
+// it returns true, generation ends and returns false.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const struct config *c = &m->config;
@@ -132,8 +132,8 @@ static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens
             for (int i = 0; i < Vp; i++)
                 sampler->logits[i] = to_float(sampler->row[i]);
             const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)B + (uint64_t)b);
-            tokens[(int64_t)b * n + t + 1] = sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k,
-                                                          c->top_p, u, sampler->logits + Vp);
+            tokens[(int64_t)b * n + t + 1] =
+                sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
         }
     }
     return true;

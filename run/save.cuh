@@ -1,8 +1,8 @@
 // Saves the model into a checkpoint's folder: model.safetensors (several files where it is large) and config.json as
 // Hugging Face has them, optimizer.safetensors, trainer_state.json, and the tokenizer's files.
 //
-// Files are written from fp32 values: the master weights, which bf16 parameters are rounded from, or fp32 parameters. They
-// are read from a copy in the host's memory, while the training goes on, or straight from the model.
+// Files are written from fp32 values: the master weights, which bf16 parameters are rounded from, or fp32 parameters.
+// They are read from a copy in the host's memory, while the training goes on, or straight from the model.
 #pragma once
 #include "run/model.cuh"                   // struct gpt
 #include "formats/huggingface.h"           // architecture_of, huggingface_write_config
@@ -98,8 +98,8 @@ static const char *save_shard(struct save_job *job, const char *name, const stru
 static uint64_t save_bytes(const struct save_job *job, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_count(t) * (job->bf16 ? 2 : 4);
 }
-// Divides the tensors, in order, into shards up to the limit of bytes: first[s] = the first tensor of shard s. Returns the
-// number of shards; first[shards] is the number of tensors.
+// Divides the tensors, in order, into shards up to the limit of bytes: first[s] = the first tensor of shard s. Returns
+// the number of shards; first[shards] is the number of tensors.
 static int save_divide(const struct save_job *job, const struct huggingface_tensors *tensors, int *first) {
     int shards = 0;
     uint64_t bytes = 0;
@@ -364,8 +364,8 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
     return fclose(out) == 0 ? text : NULL;
 }
 
-// Begins the save of a step; no other may be in progress. state_json: the text of trainer_state.json, which is freed after
-// the save.
+// Begins the save of a step; no other may be in progress. state_json: the text of trainer_state.json, which is freed
+// after the save.
 static void saver_save(struct saver *saver, int64_t step, char *state_json, size_t state_bytes) {
     struct save_job *job = &saver->job;
     free(job->config_json);

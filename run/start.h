@@ -168,8 +168,8 @@ static void start_check_new(const struct config *config) {
 
 // ---- from a model ----
 
-// *model = the options of the model at `path`: from a folder's config.json, or the header of an llm.c file. Returns NULL,
-// or what is wrong, in `error`.
+// *model = the options of the model at `path`: from a folder's config.json, or the header of an llm.c file. Returns
+// NULL, or what is wrong, in `error`.
 static const char *start_read_model(struct huggingface_config *model, const char *path, struct error_text *error) {
     struct stat status;
     char config_path[PATH_MAX];

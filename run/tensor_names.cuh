@@ -45,8 +45,8 @@ struct huggingface_builder {
     const struct model_shape *shape;
 };
 
-// Adds the tensor PREFIX[LAYER.]NAME, of rows [first_row, first_row + rows) of a parameter, or zeros where the model does
-// not have it. The result points into the list and is valid until the next call.
+// Adds the tensor PREFIX[LAYER.]NAME, of rows [first_row, first_row + rows) of a parameter, or zeros where the model
+// does not have it. The result points into the list and is valid until the next call.
 static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
                                                   int first_row, int rows, const char *prefix, const char *name) {
     struct huggingface_tensors *tensors = b->tensors;
@@ -70,7 +70,8 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// Repeats each KV head for every query head that uses it, where the model has fewer KV heads: GPT-2 has as many as heads.
+// Repeats each KV head for every query head that uses it, where the model has fewer KV heads: GPT-2 has as many as
+// heads.
 static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
@@ -225,8 +226,8 @@ static void huggingface_gather(float *out, const struct huggingface_tensor *t, c
                 row[c] = ours[huggingface_row(t, c) * width + r];
     }
 }
-// The inverse of huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor, `in`,
-// hold of it. Repeated heads are taken to be equal, as huggingface_gather makes them.
+// The inverse of huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor,
+// `in`, hold of it. Repeated heads are taken to be equal, as huggingface_gather makes them.
 static void huggingface_scatter(float *ours, const struct huggingface_tensor *t, const float *in, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     const int64_t width = t->ours->cols;

@@ -1,5 +1,5 @@
-// The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints and
-// checks the replicas where due.
+// The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
+// and checks the replicas where due.
 #pragma once
 #include "run/generate.cuh"    // print_samples
 #include "run/ranks.cuh"       // look_for_requests, measure_collectives, check_replicas
@@ -37,8 +37,8 @@ static int steps_in_flight(const struct run *r) { return r->enqueued - r->finish
 
 // ---- the results of a step ----
 
-// Reports a step that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf, `value`, in the `samples`
-// samples from first_sample on. Ends the run, unless --skip-nonfinite allows one more such step.
+// Reports a step that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf, `value`, in the
+// `samples` samples from first_sample on. Ends the run, unless --skip-nonfinite allows one more such step.
 static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
                              int samples) {
     const int allowed = r->config->skip_nonfinite;
@@ -54,8 +54,8 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, r->skipped, allowed);
 }
 
-// Peak bytes of the device's memory. A GPU's driver takes longer to answer than the host to enqueue many kernels, so it is
-// asked in the first steps, which load kernels and record graphs, and then seldom.
+// Peak bytes of the device's memory. A GPU's driver takes longer to answer than the host to enqueue many kernels, so it
+// is asked in the first steps, which load kernels and record graphs, and then seldom.
 static int64_t peak_bytes(struct run *r, int step) {
     enum { FIRST_STEPS = 4, STEPS = 32 };
     const bool ask = step - r->first_step < FIRST_STEPS || step % STEPS == 0 || step + 1 == r->config->train_steps;
@@ -72,9 +72,9 @@ static void measure_utilisation(struct run *r, struct log_step *entry, double to
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// *mean = the mean loss of a step, from all ranks' `reports`: summed over the micro-batches in the data's order, so that
-// its bits don't depend on the number of ranks. Returns the first micro-batch whose loss is a NaN or Inf, *nonfinite; -1:
-// none.
+// *mean = the mean loss of a step, from all ranks' `reports`: summed over the micro-batches in the data's order, so
+// that its bits don't depend on the number of ranks. Returns the first micro-batch whose loss is a NaN or Inf,
+// *nonfinite; -1: none.
 static int mean_loss(const struct run *r, const double *reports, double *mean, double *nonfinite) {
     const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
     int first = -1;
@@ -89,8 +89,8 @@ static int mean_loss(const struct run *r, const double *reports, double *mean, d
     return first;
 }
 
-// Waits for the oldest step in flight and fills in its log entry. Returns false where the step met a NaN or Inf and updated
-// nothing.
+// Waits for the oldest step in flight and fills in its log entry. Returns false where the step met a NaN or Inf and
+// updated nothing.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
     const int step = r->finished++, slot = step % 2, width = report_width(r->model);
@@ -129,8 +129,8 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 // Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total`.
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Logs a finished step, and validates and samples where due. For these no later update may be in flight, since they need
-// the step's own parameters. `updated`: false for a step that met a NaN or Inf.
+// Logs a finished step, and validates and samples where due. For these no later update may be in flight, since they
+// need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
@@ -168,7 +168,7 @@ static bool must_finish_now(const struct run *r) {
 // Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
-// results of the step before it, so that it never idles. The update is enqueued behind them.
+// results of the step before it, so that it never idles. The update is enqueued after them.
 static void train(struct run *r) {
     const struct config *c = r->config;
     r->last_finish = seconds_now();

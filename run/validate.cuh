@@ -3,8 +3,9 @@
 #include "run/ranks.cuh" // share_losses, grant_request
 #include "run/run.cuh"   // struct run
 
-// The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in an order that
-// does not depend on the number of ranks. *batches: how many there were. NAN where a signal stopped the validation.
+// The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in an order
+// that does not depend on the number of ranks. *batches: how many there were. NAN where a signal stopped the
+// validation.
 static double validate(struct run *r, int *batches) {
     const struct config *c = r->config;
     const uint64_t available = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;

@@ -23,8 +23,8 @@ static inline uint64_t load_u64(const unsigned char *p) {
 }
 
 __BEGIN_DECLS
-// Opens a regular file for reading: the caller closes *fd, which is -1 after an error; *bytes is the length. `expected`:
-// what the file should have been, for messages.
+// Opens a regular file for reading: the caller closes *fd, which is -1 after an error; *bytes is the length.
+// `expected`: what the file should have been, for messages.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
 // Reads exactly `bytes` at `offset`. Several threads may call it at once.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,

@@ -8,7 +8,8 @@ enum { HASH128_DIGITS = 32 };
 struct hash128; // a running XXH3 of 128 bits
 
 __BEGIN_DECLS
-// XXH3 of 64 bits. A long text may be hashed in chunks: the seed of each is the hash of those before it, of the first 0.
+// XXH3 of 64 bits. A long text may be hashed in chunks: the seed of each is the hash of those before it, of the first
+// 0.
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed);
 
 struct hash128 *hash128_new(void); // NULL: out of memory

@@ -1,8 +1,8 @@
-// The instruction sets that the program was compiled for. Where this CPU lacks one, cpu_features.c ends the program before
-// anything else runs, by a message that names a build for this CPU, instead of an illegal instruction somewhere.
+// The instruction sets that the program was compiled for. Where this CPU lacks one, cpu_features.c ends the program
+// before anything else runs, by a message that names a build for this CPU, instead of an illegal instruction somewhere.
 //
-// The preprocessor makes the table in cpu_features_needed.c, which is compiled with the engines' flags. The table has only
-// what compilers use unasked: the engines check for AMX themselves.
+// The preprocessor makes the table in cpu_features_needed.c, which is compiled with the engines' flags. The table has
+// only what compilers use unasked: the engines check for AMX themselves.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t

@@ -104,8 +104,8 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// On rank 0: completes the exchange once all have contributed. They have then received the last exchange's result, whose
-// buffer can be freed.
+// On rank 0: completes the exchange once all have contributed. They have then received the last exchange's result,
+// whose buffer can be freed.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -300,8 +300,8 @@ const char *control_listen(struct control_address *address, int *listener, struc
     return NULL;
 }
 
-// Listens on rank 0 at the launch's port: at its address if that is numeric and this host's, otherwise at all addresses,
-// since a name may mean another address here than on other hosts.
+// Listens on rank 0 at the launch's port: at its address if that is numeric and this host's, otherwise at all
+// addresses, since a name may mean another address here than on other hosts.
 static const char *control_listen_at(struct control *c, const struct launch *launch, struct error_text *error) {
     c->listener = socket_listen(launch->host, launch->port);
     if (c->listener < 0 && errno == EADDRNOTAVAIL)

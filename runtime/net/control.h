@@ -1,14 +1,14 @@
 // The control connections: every rank to rank 0, for small exchanges between all ranks, and for watching over the job.
 //
-// A thread in each rank owns its connections. Each rank reports to rank 0 by heartbeats, several times a second, and rank 0
-// ends the job where
+// A thread in each rank owns its connections. Each rank reports to rank 0 by heartbeats, several times a second, and
+// rank 0 ends the job where
 //   - a connection closes without a goodbye: that rank died, was killed, or ended itself
 //   - a collective, or an exchange that is not patient, is unfinished for longer than the timeout
 //   - a rank's heartbeats are missing for longer than the timeout: it is stopped, or its host is gone
 // Rank 0 prints one line, with the rank and the operation that the rank was in, and tells the others; all end by _exit,
-// since that operation may never return. When rank 0 itself ends or falls silent, the others notice and rank 1 prints the
-// line. A stopped process (SIGSTOP) ends when it is continued, or is killed by the launcher, which kills the rest of a job
-// when one of its processes has failed.
+// since that operation may never return. When rank 0 itself ends or falls silent, the others notice and rank 1 prints
+// the line. A stopped process (SIGSTOP) ends when it is continued, or is killed by the launcher, which kills the rest
+// of a job when one of its processes has failed.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -29,8 +29,8 @@ struct control_address {
 };
 
 __BEGIN_DECLS
-// Opens a listening socket, on rank 0 under MPI: *address is for the other ranks, *listener for control_open. Returns NULL,
-// or what is wrong, in `error`.
+// Opens a listening socket, on rank 0 under MPI: *address is for the other ranks, *listener for control_open. Returns
+// NULL, or what is wrong, in `error`.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
 // Connects this rank with rank 0 and starts the thread. address, listener: from control_listen, under MPI; NULL and -1
 // where `launch` has rank 0's address. timeout_s: how long a rank may keep the others waiting, at the start too; 0: for
@@ -41,8 +41,8 @@ const char *control_open(struct control **control, const struct launch *launch, 
 // Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c.
 void control_close(struct control *c);
 
-// Exchanges pass through rank 0, so that none is done before every rank has begun it. A rank calls one at a time; all ranks
-// call the same ones. `what` names the exchange in messages. patient: the timeout does not apply.
+// Exchanges pass through rank 0, so that none is done before every rank has begun it. A rank calls one at a time; all
+// ranks call the same ones. `what` names the exchange in messages. patient: the timeout does not apply.
 //
 // all (ranks, bytes) = every rank's `mine` (bytes), which may be its place in `all`.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);

@@ -1,4 +1,5 @@
-// Declarations shared by the files of the control connections: control_link.c, control_start.c, control_watch.c, control.c.
+// Declarations shared by the files of the control connections: control_link.c, control_start.c, control_watch.c,
+// control.c.
 #pragma once
 #include <poll.h>      // struct pollfd
 #include <pthread.h>   // pthread_t
@@ -148,8 +149,8 @@ const char *control_join_rank_0(struct control *c, double start_s, bool *aborted
 void control_report_own(struct control *c);
 // Ends the job where a rank is silent or overdue. To be called after reading all that has arrived.
 void control_watch(struct control *c);
-// End the job, since the connection of rank `lost` has closed; since other_rank contributed to another exchange than rank
-// 0 is in; since there is no memory for an exchange of `bytes`.
+// End the job, since the connection of rank `lost` has closed; since other_rank contributed to another exchange than
+// rank 0 is in; since there is no memory for an exchange of `bytes`.
 void control_end_lost_rank(struct control *c, int lost) __attribute__((noreturn));
 void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
 void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));

@@ -1,7 +1,7 @@
 // How the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered.
 //
-// A connection with another hello, or without one for a while, is dropped. A rank that ends before all have connected may
-// connect again. Two connections of the same rank, or ranks that differ on how many there are, make the start fail.
+// A connection with another hello, or without one for a while, is dropped. A rank that ends before all have connected
+// may connect again. Two connections of the same rank, or ranks that differ on how many there are, make the start fail.
 #include <errno.h>      // errno
 #include <poll.h>       // poll
 #include <stdio.h>      // snprintf

@@ -67,8 +67,8 @@ static void message_print(struct message *message) {
         return; // nobody is left to tell
 }
 
-// Ends the job: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints the line and
-// the others give it time: the launcher may end all processes when the first one ends.
+// Ends the job: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints the line
+// and the others give it time: the launcher may end all processes when the first one ends.
 __attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
     message_add(message, "; the job ends");
     if (c->rank <= 1)
@@ -148,8 +148,8 @@ static struct operation last_begun(const struct control *c) {
     return collective.number ? collective : exchange;
 }
 
-// Adds where a rank was lost: in the operation that the others are in, else in the one of its last report, else after the
-// last operation that any rank has begun.
+// Adds where a rank was lost: in the operation that the others are in, else in the one of its last report, else after
+// the last operation that any rank has begun.
 static void message_add_where(const struct control *c, struct message *message, int lost) {
     struct operation operation = first_unfinished(c, lost, false);
     if (!operation.number)

@@ -1,5 +1,5 @@
-// Moves bytes between ranks on the host: each rank sends a block to every other and receives one from each, by MPI or over
-// TCP. The host's collectives are built of exchanges. Sender and receiver must agree on the sizes of blocks.
+// Moves bytes between ranks on the host: each rank sends a block to every other and receives one from each, by MPI or
+// over TCP. The host's collectives are built of exchanges. Sender and receiver must agree on the sizes of blocks.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // uint64_t
@@ -19,15 +19,15 @@ struct exchange_block {
 struct exchange {
     enum exchange_kind kind;
     int rank, ranks;
-    uint64_t sent_bytes;                  // bytes of blocks sent, without headers
+    uint64_t sent_bytes;                   // bytes of blocks sent, without headers
     struct exchange_block *send, *receive; // (ranks) each, for the callers of exchange_run to fill in
-    struct exchange_mpi *mpi;             // by `kind` one of the two is not NULL
+    struct exchange_mpi *mpi;              // by `kind` one of the two is not NULL
     struct exchange_sockets *sockets;
 };
 
 __BEGIN_DECLS
-// Opens the connections; every rank calls it. TCP's addresses are exchanged over `control`; MPI must be open (mpi_open).
-// Returns NULL, or what is wrong, in `error`.
+// Opens the connections; every rank calls it. TCP's addresses are exchanged over `control`; MPI must be open
+// (mpi_open). Returns NULL, or what is wrong, in `error`.
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error);
 // Sends and receives a block to and from each rank: send and receive are (ranks), and this rank's entries are ignored.

@@ -1,4 +1,5 @@
-// The two implementations of an exchange, and what they share. exchange_*_open return NULL, or what is wrong, in `error`.
+// The two implementations of an exchange, and what they share. exchange_*_open return NULL, or what is wrong, in
+// `error`.
 #pragma once
 #include "runtime/net/exchange.h" // struct exchange_block
 
@@ -7,9 +8,9 @@ static inline int exchange_to(int rank, int ranks, int step) { return (rank + st
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 
 __BEGIN_DECLS
-// Ends the process after the loss of a peer. First waits a second, in which the control thread, which mostly knows more of
-// the reason, may end the process with a better message. Uses _exit: exit() would wait for threads and stdio locks that
-// may never be free.
+// Ends the process after the loss of a peer. First waits a second, in which the control thread, which mostly knows more
+// of the reason, may end the process with a better message. Uses _exit: exit() would wait for threads and stdio locks
+// that may never be free.
 void exchange_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);

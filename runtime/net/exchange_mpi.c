@@ -152,7 +152,8 @@ void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send,
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error) {
     return error_format(error, "this build has no MPI; --collectives mpi needs one");
 }
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {}
+void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {
+}
 void exchange_mpi_close(struct exchange_mpi *m) {}
 
 #endif

@@ -1,9 +1,9 @@
 // The exchange over TCP: a connection between every two ranks, made once. An exchange is one loop over all of them that
 // sends and receives what each can take, so no order of the ranks and no size can block it.
 //
-// Each block is sent with the exchange's number and its length, so that ranks that are out of step are detected. The sizes
-// of the kernel's buffers are left alone: setting one ends its adaptation to the network, with a limit below what the
-// kernel would choose.
+// Each block is sent with the exchange's number and its length, so that ranks that are out of step are detected. The
+// sizes of the kernel's buffers are left alone: setting one ends its adaptation to the network, with a limit below what
+// the kernel would choose.
 #include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
 #include <poll.h>       // poll
@@ -47,8 +47,8 @@ struct exchange_endpoint {
     struct socket_address address;
     uint64_t token; // rank 0's is used by the whole job
 };
-// The hello: sent by a rank that connects, and back by the rank that accepts, since an address may mean another host here,
-// and anyone may connect.
+// The hello: sent by a rank that connects, and back by the rank that accepts, since an address may mean another host
+// here, and anyone may connect.
 struct exchange_hello {
     uint64_t token;
     int32_t from, to;

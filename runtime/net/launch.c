@@ -23,7 +23,8 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// Reads a number from an environment variable. otherwise: the number where it is not set; negative: not set is an error.
+// Reads a number from an environment variable. otherwise: the number where it is not set; negative: not set is an
+// error.
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -190,8 +191,8 @@ static const char *launch_by_slurm(struct launch *launch, struct error_text *err
 
 // ---- which launcher ----
 
-// Whether MPICH's mpirun started this process. srun --mpi=pmi2 sets PMI_RANK too, for the tasks of the step; MPICH's mpirun
-// in a Slurm job starts its own helpers by srun, one per node, and sets MPI_LOCALRANKID.
+// Whether MPICH's mpirun started this process. srun --mpi=pmi2 sets PMI_RANK too, for the tasks of the step; MPICH's
+// mpirun in a Slurm job starts its own helpers by srun, one per node, and sets MPI_LOCALRANKID.
 static bool launch_is_mpich(void) {
     return getenv("PMI_SIZE") && (getenv("MPI_LOCALRANKID") || !getenv("SLURM_STEP_NUM_TASKS"));
 }
@@ -254,8 +255,8 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
     return problem ? problem : launch_address(launch, rendezvous, error);
 }
 
-// Refuses a single process whose WORLD_SIZE says otherwise: where the user forgot --rendezvous, each rank would run a job
-// of its own.
+// Refuses a single process whose WORLD_SIZE says otherwise: where the user forgot --rendezvous, each rank would run a
+// job of its own.
 static const char *launch_check_alone(struct error_text *error) {
     int ranks = 1;
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, error);

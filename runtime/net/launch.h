@@ -6,8 +6,8 @@
 //   srun                    SLURM_* of a job step; rank 0 listens on its first host, at a port made of the job's number
 //   else                    alone
 //
-// A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS. A job of one
-// rank is LAUNCH_ALONE, however it was launched.
+// A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS. A job of
+// one rank is LAUNCH_ALONE, however it was launched.
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -25,10 +25,10 @@ struct launch {
 };
 
 __BEGIN_DECLS
-// Fills in *launch. rendezvous: the value of --rendezvous, "": not given. Returns NULL or, where variables contradict each
-// other, a text in `error`.
+// Fills in *launch. rendezvous: the value of --rendezvous, "": not given. Returns NULL or, where variables contradict
+// each other, a text in `error`.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
-// Whether mpirun started this process, alone or with others. mpirun then passes on what the process prints: Open MPI gives
-// each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
+// Whether mpirun started this process, alone or with others. mpirun then passes on what the process prints: Open MPI
+// gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
 bool launch_is_by_mpirun(void);
 __END_DECLS

@@ -1,7 +1,8 @@
 // The ranks of a job, one process per GPU or socket: their connections, and agreement between them.
 //
-// There are two kinds of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks that
-// are lost or late. Data (exchange.h): the collectives on the host, opened only where the device's library has none.
+// There are two kinds of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks
+// that are lost or late. Data (exchange.h): the collectives on the host, opened only where the device's library has
+// none.
 #pragma once
 #include "runtime/net/control.h"     // control_all_gather, control_broadcast
 #include "runtime/net/exchange.h"    // struct exchange

@@ -135,8 +135,8 @@ void socket_address_own(struct socket_address *address, int listener) {
 
 // ---- connecting ----
 
-// Whether a socket is connected to itself: where nobody listens at a port of this host, the kernel may choose that port for
-// the connecting end.
+// Whether a socket is connected to itself: where nobody listens at a port of this host, the kernel may choose that port
+// for the connecting end.
 static bool socket_is_its_own_peer(int socket) {
     struct sockaddr_storage own, peer;
     socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;

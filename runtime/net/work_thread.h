@@ -1,5 +1,5 @@
-// A thread that runs jobs one after another, in the order in which they were added: the cpu target's stream for collectives,
-// which run while the other threads compute.
+// A thread that runs jobs one after another, in the order in which they were added: the cpu target's stream for
+// collectives, which run while the other threads compute.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // uint64_t
@@ -13,10 +13,11 @@ typedef void work_job(void *arguments); // a copy of what work_thread_add was gi
 
 __BEGIN_DECLS
 // Starts a thread; ends the process where there is no memory or no thread. `control` (NULL: none) is told when each job
-// begins and is done, as a collective. All signals are blocked in the thread, so that the one that trains receives them.
+// begins and is done, as a collective. All signals are blocked in the thread, so that the one that trains receives
+// them.
 struct work_thread *work_thread_start(struct control *control);
-// Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait, more than a step
-// has collectives.
+// Adds a job, with a copy of its arguments, and returns its ticket: 1, 2, ... Blocks while 1024 jobs wait, more than a
+// step has collectives.
 uint64_t work_thread_add(struct work_thread *w, work_job *job, const void *arguments, size_t bytes, const char *name);
 // Waits until that job and all before it are done; ticket 0: returns at once.
 void work_thread_wait(struct work_thread *w, uint64_t ticket);

@@ -1,5 +1,6 @@
 // Reads untrusted JSON by jansson: parsing with limits, then members by name, whose type and bounds are checked. Each
-// function returns NULL, or what is wrong, in `error` (runtime/machine/error_text.h), with the file and the place in it.
+// function returns NULL, or what is wrong, in `error` (runtime/machine/error_text.h), with the file and the place in
+// it.
 //
 //     json_t *root;
 //     const char *problem = json_parse_object(&root, data, bytes, "config.json", &error);
@@ -26,9 +27,9 @@ __BEGIN_DECLS
 struct json_shown json_show(const char *text);
 struct json_shown json_show_bytes(const char *text, size_t length);
 
-// Parses any value. The caller owns *root, which is NULL after an error. Refused are duplicate keys, bytes after the value,
-// malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. A string may hold a \u0000, which
-// json_check_string refuses.
+// Parses any value. The caller owns *root, which is NULL after an error. Refused are duplicate keys, bytes after the
+// value, malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. A string may hold a \u0000,
+// which json_check_string refuses.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
 // json_parse of a value that must be an object.
@@ -38,9 +39,9 @@ const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t
 // The type in words, with its article: "a string"; "absent" for NULL.
 const char *json_type_name(const json_t *value);
 
-// Check a value's type and bounds; for an element of an array the caller makes up a key ("shape[1]"). An integer must be at
-// least `least` and less than `below`; a number, integer or real, from `least` to `most`. Strings live as long as the
-// value.
+// Check a value's type and bounds; for an element of an array the caller makes up a key ("shape[1]"). An integer must
+// be at least `least` and less than `below`; a number, integer or real, from `least` to `most`. Strings live as long as
+// the value.
 const char *json_check_int(const json_t *value, const char *key, int64_t least, int64_t below, int64_t *result,
                            const char *name, struct error_text *error);
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
@@ -60,8 +61,8 @@ const char *json_get_object(const json_t *object, const char *key, json_t **resu
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 
-// Get members that may be absent; *result is then `fallback`, or NULL for objects and arrays. null counts as absent, since
-// Hugging Face's files have it for what is not set.
+// Get members that may be absent; *result is then `fallback`, or NULL for objects and arrays. null counts as absent,
+// since Hugging Face's files have it for what is not set.
 bool json_has(const json_t *object, const char *key);
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error);

@@ -65,8 +65,8 @@ static void log_make_directories(const char *path) {
     }
 }
 
-// The offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the later ones
-// again.
+// The offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the later
+// ones again.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -110,8 +110,8 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
     log->terminal = !plain && isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
 }
 
-// Reports a failure once, and cuts an incomplete line off, so that the file parses. Later lines are still tried: the disk
-// may have room by then.
+// Reports a failure once, and cuts an incomplete line off, so that the file parses. Later lines are still tried: the
+// disk may have room by then.
 static void log_write_failed(struct log *log, int error) {
     if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
@@ -187,8 +187,8 @@ static double log_clock_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Seconds left, from the mean wall time of a step so far, validation and samples included. The first step, which has the
-// page faults and cold caches, starts the clock and is not counted. NAN: not known yet.
+// Seconds left, from the mean wall time of a step so far, validation and samples included. The first step, which has
+// the page faults and cold caches, starts the clock and is not counted. NAN: not known yet.
 static double log_eta_s(struct log *log, int64_t step, double now_s) {
     if (log->timed_from < 0) {
         log->timed_from = step;

@@ -54,8 +54,8 @@ const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
 // Opens FOLDER/log.jsonl, making the folder. Entries of steps after `first_step` are removed from an existing file; 0
-// begins the file anew. Of several ranks only the first has_file. every: steps between progress lines where these are not
-// drawn in place; plain: they never are. A folder or file that can't be made ends the program.
+// begins the file anew. Of several ranks only the first has_file. every: steps between progress lines where these are
+// not drawn in place; plain: they never are. A folder or file that can't be made ends the program.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
 // Logs a finished step: its object in log.jsonl, its progress line.

@@ -37,7 +37,8 @@ static int option_edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// The distance of a word from a name: their edit distance, but 1 for a substring of the name (--layers for --num-layers).
+// The distance of a word from a name: their edit distance, but 1 for a substring of the name (--layers for
+// --num-layers).
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }

@@ -57,9 +57,9 @@ enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' };
 __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 void options_set_defaults(const struct options *options, void *values);
-// Reads the command line into `values`; fields of options that are not on it keep their values. given[row] becomes true for
-// each option on it; of an option given twice, the last wins. Strings point into argv. --help and --version print and end
-// the program.
+// Reads the command line into `values`; fields of options that are not on it keep their values. given[row] becomes true
+// for each option on it; of an option given twice, the last wins. Strings point into argv. --help and --version print
+// and end the program.
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
 // Sets options from "name=value" texts (a preset), except those that the user gave. The array ends with NULL; the texts
 // must outlive the values.
@@ -74,8 +74,8 @@ int option_find(const struct options *options, const char *word, bool flags);
 // The name as users write it.
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
-// Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"). A string is not copied;
-// a list is extended, in memory that is never freed.
+// Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"). A string is not
+// copied; a list is extended, in memory that is never freed.
 const char *option_read(const struct option_row *row, void *field, const char *text);
 // Sets the option from a text, or ends the program with what is expected.
 void option_set(const struct option_row *row, void *values, const char *text);
