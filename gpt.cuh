@@ -1,9 +1,8 @@
 // The model: one block forward, one block backward, the embedding, the head, and the steps that are made of them: a
 // micro-step, the update, an evaluation, a generated token.
 //
-// Every function here runs in two modes (timeline.cuh): when planning, a phase only records the buffers that it
-// touches; when running, it finds them at their planned addresses. A phase first fetches all its buffers, then runs its
-// ops by RUN.
+// Functions run in two modes (timeline.cuh): when planning, a phase only records the buffers that it touches; when
+// running, it finds them at their planned addresses. A phase fetches all its buffers first, then runs its ops by RUN.
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
@@ -198,8 +197,8 @@ static struct attention_shape attention_shape_of(const struct gpt *m, struct ext
 }
 
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
-// The pass whose gathered parameters hold the head's weight. A tied weight is the embeddings': in training it is
-// gathered a second time for the head, as in PASS_RECOMPUTE, so that it does not stay in memory through all the layers.
+// The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered again
+// for the head, as in PASS_RECOMPUTE, rather than kept in memory through all layers.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
 }
@@ -282,12 +281,11 @@ static void mlp_activation_backward(floatX *dfc, const floatX *dact, const float
     }
 }
 
-// Runs the ops whose outputs are in the set `produce`: all in a first forward; in recomputation those that were
-// dropped.
+// Runs the ops whose outputs are in the set `produce`: all in a first forward, the dropped ones in recomputation.
 //
 // A residual addition is fused with the norm that reads it where both are in `produce`. In a first forward the fusion
-// crosses layers: a layer's last addition computes the next layer's NORM1 (after the last layer the final norm), and
-// only layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
+// crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
+// layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
 #define ACT(id) activation(m, pass, l, ACT_##id)
 #define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
@@ -415,8 +413,8 @@ static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dro
     return dproj;
 }
 
-// The layer whose parameters are needed next once the backward of layer l has run: the first that is recomputed for
-// layer l - 1, or l - 1 itself; -1: none.
+// The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer l - 1,
+// or l - 1 itself; -1: none.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < 0 || !policy_is_group_last(&m->policy, below))
@@ -427,8 +425,7 @@ static int next_backward_layer(const struct gpt *m, int l) {
     return below;
 }
 
-// Adds the gradients of layer l's parameters, and turns d_residual from the gradient of its output into that of its
-// input.
+// Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
 static void block_backward(struct gpt *m, int l) {
 #define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
     const struct layer_shape *s = &m->shape.layer;
@@ -639,8 +636,7 @@ static void embedding_gradients(struct gpt *m) {
     zero_reduce(&m->zero, unit, m->last_micro_step);
 }
 
-// The part of a micro-step that is the same work each time, and so can be recorded: forward and backward. `scale`
-// multiplies the loss.
+// The work of a micro-step that never changes, and so can be recorded: forward and backward of scale times the loss.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -772,8 +768,7 @@ static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *
     return loss;
 }
 
-// Makes the KV cache live in the current phase: called in a token's first and last phases, so that it outlives the
-// token.
+// Makes the KV cache live in this phase: called in a token's first and last phases, so that it outlives the token.
 static void kv_cache_touch(struct gpt *m) {
     for (int l = 0; l < m->shape.L; l++) {
         timeline_touch(kv_cache(m, l, SLOT_KEYS));
