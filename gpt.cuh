@@ -197,8 +197,8 @@ static struct attention_shape attention_shape_of(const struct gpt *m, struct ext
 }
 
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
-// The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered again
-// for the head, as in PASS_RECOMPUTE, rather than kept in memory through all layers.
+// The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
+// again for the head, as in PASS_RECOMPUTE, rather than kept in memory through all layers.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
 }
@@ -413,8 +413,8 @@ static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dro
     return dproj;
 }
 
-// The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer l - 1,
-// or l - 1 itself; -1: none.
+// The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer
+// l - 1, or l - 1 itself; -1: none.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < 0 || !policy_is_group_last(&m->policy, below))

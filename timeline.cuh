@@ -137,8 +137,7 @@ static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const ch
     return NULL;
 }
 
-// Wraps the fetch of a buffer that no op of this phase uses, but that must be live in it, between phases that do use
-// it.
+// Wraps the fetch of a buffer that no op of this phase uses but that must be live in it, between phases that use it.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
 // Scratch memory that lives in this phase alone. NULL for 0 bytes, and when planning.

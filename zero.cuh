@@ -127,8 +127,7 @@ static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, in
 // The all-gather of a unit's parameters in one pass.
 enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
 
-// The parameters and gradients of this rank: whole or sharded, by the stage; sharded ones also whole, for the units in
-// use.
+// The parameters and gradients of this rank: whole or sharded, by the stage; units in use are whole in any case.
 struct zero {
     struct shards shards;
     const struct parameters *table;  // not owned
@@ -294,8 +293,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     float *whole = unit_gradients(z, unit);
     TIMELINE_RUN(t, device_zero(whole, (size_t)unit_elements(z, unit) * sizeof *whole, t->dev));
 }
-// Begins the reduction of a unit's gradients, which are complete: sharded ones in each micro-step, whole ones in the
-// last.
+// Begins the reduction of a unit's complete gradients: sharded ones in each micro-step, whole ones in the last one.
 static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
