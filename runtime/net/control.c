@@ -376,7 +376,7 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Where rank 0 ends by fail (runtime/machine/error.h), aborts the others without a further message.
+// Where rank 0 exits with an error, as by fail, aborts the others: rank 0 has printed its own message.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;
