@@ -1,9 +1,9 @@
-// Attention as the model sees it: which backend, and the calls that go to it.
+// Attention as the model sees it: the choice of a backend, and the calls to it.
 //
-// All backends compute causal attention, one of them full attention too, with grouped queries (K and V are never
-// expanded). They differ in what they keep for backward: flash one log-sum-exp a row, unfused the T x T probabilities.
-// On the cuda target there are two flash backends, of which the one for compute capability 9.0 is faster and takes
-// fewer shapes.
+// All backends compute causal attention with grouped queries (K and V are never expanded); flash for compute capability
+// 9.0 computes full attention too. Backends differ in what they keep for backward: flash one log-sum-exp per row,
+// unfused the T x T probabilities. On the cuda target there are two flash backends; the one for compute capability 9.0
+// is faster and takes fewer shapes.
 #pragma once
 #include "kernels/attention_decode.cuh"  // attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
@@ -15,21 +15,21 @@
 #include <stdlib.h>                      // getenv
 
 enum { ATTENTION_MAX_HEAD_DIM = 256 };
-// ATTENTION_FLASH_SM90 is attention_choose's alone: a user who asks for flash allows both flash backends.
+// Only attention_choose gives ATTENTION_FLASH_SM90: a user who asks for flash allows both flash backends.
 enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90 };
 
 struct attention_choice {
     enum attention_backend backend; // never ATTENTION_AUTO
-    char reason[512];
+    char reason[512];               // the backend and why it was chosen, for the start-up report
 };
 
-// Chooses the backend: flash wherever `wanted` allows it and the shape suits it. dropout: that of training,
-// --attention-dropout. Fails with every backend's reason where none is left.
+// Chooses the backend: flash wherever `wanted` allows it and it takes the shape. `dropout`: --attention-dropout. Where
+// no backend is left, ends the program with the reason of each.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
                                                 float dropout, struct device *dev);
 
-// out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is what forward
-// keeps for backward: fp32 (B, H, T) log-sum-exps, or floatX (B, H, T, T) probabilities.
+// Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is
+// what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash), or floatX (B, H, T, T) probabilities (unfused).
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
@@ -39,8 +39,8 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
                               void *workspace, struct device *dev);
 
-// The gradient of attention_forward, and through RoPE where options.rotary is given; dqkv is written in full. The
-// dropout and `saved` are forward's.
+// Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
+// written. `dropout` and `saved` are forward's.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                  struct device *dev);
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
@@ -64,7 +64,7 @@ static const char *unfused_describe(void) { return blocks_describe(); }
 #include "kernels/attention_sm90_backward.cuh" // sm90_backward
 #include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
 #else
-// attention_choose never chooses this backend here: its reason says why.
+// In this build attention_choose never chooses flash for compute capability 9.0: its reason says why.
 static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
@@ -80,8 +80,7 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
 }
 #endif
 
-// Whether the environment forbids a backend by NeMo's and TransformerEngine's switches: 0 forbids it, 1 or nothing
-// allows it.
+// Whether an environment variable of NeMo and TransformerEngine forbids a backend: 0 forbids it, 1 or unset allows it.
 static bool attention_switched_off(const char *variable) {
     const char *value = getenv(variable);
     if (!value || !*value || strcmp(value, "1") == 0)

@@ -57,7 +57,7 @@ enum config_precision { PRECISIONS(CHOICE_ENUMERATOR) };
 enum config_checkpoint_dtype { CHECKPOINT_DTYPES(CHOICE_ENUMERATOR) };
 enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
 
-// What the rows of ACTIVATIONS say of an activation: whether the MLP has a gate beside its up projection, and the name.
+// Columns of the rows of ACTIVATIONS: whether the MLP has a gate beside its up projection, and the option's name.
 static inline bool activation_is_gated(enum activation activation) {
     switch (activation) {
 #define ACTIVATION_CASE(enumerator, name, gated)                                                                       \
@@ -80,7 +80,7 @@ static inline const char *activation_name(enum activation activation) {
 enum { CONFIG_ROWS_MAX = 96 };
 
 struct config {
-    // model; a 0 that stands for "choose" is replaced by config_resolve
+    // model; config_resolve replaces a 0 that stands for "choose"
     int preset; // 0: none, else presets[preset - 1]
     int num_layers, hidden_size, num_attention_heads, num_query_groups, kv_channels, ffn_hidden_size;
     int seq_length, max_position_embeddings, vocab_size;
@@ -100,7 +100,7 @@ struct config {
     enum recompute_method recompute_method;
     int recompute_num_layers;
     const char *recompute_layers, *recompute_modules;
-    int64_t memory_budget; // bytes, 0 = none given
+    int64_t memory_budget; // bytes; 0: none given
     bool plan;
     const char *plan_json, *plan_picture;
     int loss_chunk_tokens;
@@ -141,12 +141,12 @@ struct config {
     const char *rendezvous;
     float collective_timeout; // seconds
     int check_replicas;
-    int world_size; // --plan's; 0: as launched
+    int world_size; // ranks that --plan plans for; 0: as launched
 
     bool given[CONFIG_ROWS_MAX]; // by row of the table: whether the user set the option
-    const struct config *asked;  // the options before config_resolve, which a checkpoint remembers; NULL: not kept
+    const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
-    int rank, ranks;             // this process among the job's; ranks is 0 before start_ranks
+    int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
 };
 
@@ -166,8 +166,8 @@ struct preset {
 #define PRESET_LLAMA3 PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=500000", "vocab-size=128256", "seq-length=4096"
 #define PRESET_QWEN2 PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=1000000", "add-qkv-bias=true", "seq-length=4096"
 
-// X(name, settings...): a preset is one row. Shapes are those of the config.json that each model is published with on
-// Hugging Face; demo is for make demo: 256 bytes and the end of a text.
+// X(name, settings...): one row per preset. Shapes are from the config.json that each model is published with on
+// Hugging Face; demo is for make demo, with tokens for 256 bytes and the end of a text.
 #define PRESETS(X)                                                                                                     \
     X("gpt2-124m", PRESET_GPT2, "num-layers=12", "hidden-size=768", "num-attention-heads=12")                          \
     X("gpt2-350m", PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16")                         \
@@ -194,17 +194,17 @@ static const struct preset presets[] = {PRESETS(PRESET_ROW)};
 
 // ---- the table ----
 
-// What a row says of its option besides the value: what a resumed run, several ranks and config.json do with it.
+// Flags of a row: how a resumed run, several ranks and config.json treat the option.
 enum config_flag {
-    CONFIG_FIXED = 1,     // a resumed run can't change it: it would go on with other data or other random numbers
-    CONFIG_BLOCKS = 2,    // the model's blocks: fixed, and written by its own name where Hugging Face has no such model
-    CONFIG_EMBEDDING = 4, // the model's embedding and head: the same, behind the options of the blocks
-    CONFIG_THIS_START = 8, // of one start alone: a checkpoint doesn't bring it along
+    CONFIG_FIXED = 1,      // a resumed run can't change it: its data or random numbers would be others
+    CONFIG_BLOCKS = 2,     // shape of the blocks: fixed, and in config.json by this name for ARCHITECTURE_OURS
+    CONFIG_EMBEDDING = 4,  // shape of embedding and head: as CONFIG_BLOCKS, written after these
+    CONFIG_THIS_START = 8, // of one start alone: a resumed run does not take it from the checkpoint
     CONFIG_PER_RANK = 16,  // may differ between the ranks
 };
 enum { CONFIG_FIXED_ON_RESUME = CONFIG_FIXED | CONFIG_BLOCKS | CONFIG_EMBEDDING };
 
-// The limits keep every product of sizes within 63 bits; they are far above what any machine holds.
+// The limits keep every product of sizes within 63 bits and are far above what any machine can hold.
 #define ROW(kind, field, ...) OPTION_ROW(config, OPTION_##kind, field, __VA_ARGS__)
 #define GROUP(name)                                                                                                    \
     { name, OPTION_GROUP, 0, 0, NULL, NULL, 0, 0, NULL, 0 }
@@ -357,7 +357,7 @@ static const struct options config_options = {
     NULL,
 };
 
-// The row of the option with this field.
+// The index of the row of the option with this field.
 #define CONFIG_ROW(field) config_row_at(offsetof(struct config, field))
 static inline int config_row_at(size_t offset) {
     for (int row = 0; row < CONFIG_ROWS; row++)
@@ -404,7 +404,7 @@ static inline void config_resolve_model(struct config *c) {
     if (c->ffn_hidden_size == 0)
         c->ffn_hidden_size =
             activation_is_gated(c->activation) ? (c->hidden_size * 8 / 3 + 127) / 128 * 128 : 4 * c->hidden_size;
-    // A preset's positions grow with a longer sequence; the user's own number is taken at its word.
+    // A preset's positions grow with a longer sequence; a number that the user gave does not.
     if (c->max_position_embeddings < c->seq_length) {
         if (c->position_embedding_type == POSITION_LEARNED && c->max_position_embeddings > 0 &&
             config_given(c, max_position_embeddings))
@@ -425,8 +425,7 @@ static inline void config_resolve_ranks(struct config *c) {
         c->rank = 0;
     }
     c->ranks = c->ranks > 1 ? c->ranks : 1;
-    // The latency of a ring's hops grows with the ranks; buckets grow too, so that it stays small beside their
-    // transfer.
+    // The latency of a ring grows with the ranks; larger buckets keep it small beside the time of the transfer.
     if (c->bucket_mib == 0)
         c->bucket_mib = c->ranks > 32 ? (float)c->ranks : 32;
     if (c->bucket_mib < 0.001f)
@@ -509,7 +508,7 @@ static inline void config_check_recompute(const struct config *c) {
 
 // ---- sizes ----
 
-// Fails where a product of sizes could overflow: other files multiply them in 64 bits, rows of a projection in 32.
+// Fails where a product of sizes could overflow: other files compute them in 64 bits, rows of a projection in 32.
 static inline void config_check_sizes(const struct config *c) {
     const double tokens = (double)c->micro_batch_size * c->seq_length;
     const double qkv = ((double)c->num_attention_heads + 2.0 * c->num_query_groups) * c->kv_channels;
@@ -532,8 +531,8 @@ static inline void config_check_sizes(const struct config *c) {
 
 // ---- the entry points ----
 
-// The options of the command line over the defaults, not yet resolved. describe_build prints what --version adds; NULL:
-// nothing.
+// Reads the command line over the defaults; config_resolve is still to be called. describe_build prints what --version
+// adds; NULL: nothing.
 static inline struct config config_read(int argc, char **argv, options_build *describe_build) {
     struct options options = config_options;
     struct config config;
@@ -544,8 +543,8 @@ static inline struct config config_read(int argc, char **argv, options_build *de
     config.checkpoint = "";
     return config;
 }
-// Sets what the user left open: from the preset, then by what the other options lead to. Fails where options contradict
-// each other.
+// Sets the options that the user left open: from the preset, then derived from the other options. Fails where options
+// contradict each other.
 static inline void config_resolve(struct config *config) {
     if (config->preset > 0)
         options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
@@ -557,14 +556,14 @@ static inline void config_resolve(struct config *config) {
     config_check_recompute(config);
     config_check_sizes(config);
 }
-// The resolved options of a command line.
+// config_read and config_resolve.
 static inline struct config config_parse(int argc, char **argv) {
     struct config config = config_read(argc, argv, NULL);
     config_resolve(&config);
     return config;
 }
 
-// Writes every option, by its name, as a JSON object.
+// Writes every option, by its name, as a JSON object into the file at `path`; fails where that cannot be written.
 static inline void config_write_json(const struct config *config, const char *path) {
     FILE *const file = fopen(path, "w");
     if (!file)

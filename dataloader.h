@@ -1,4 +1,4 @@
-// Token shards to batches.
+// The data loader: batches of samples from token shards.
 //
 // A sample is a window of T+1 tokens: inputs are its first T, targets its last T. Windows start at multiples of T
 // within a shard, so that every target is seen once an epoch; a shard's last, incomplete window is left out.
@@ -7,11 +7,11 @@
 // each the shards in a shuffled order and within each shard its windows in a shuffled order (without shuffling: file
 // order). The permutations are computed, not stored, so that a shard of any size costs no memory. The position is a
 // number of samples of that sequence, so that a run may resume with another batch size or number of processes. Shards
-// that are added at the end of the list while a run is stopped join in at the next epoch (dataloader_resume).
+// that are added at the end of the list while a run is stopped are used from the next epoch on (dataloader_resume).
 //
-// Files are read by pread in a thread, ahead of the step, into a ring of samples. Cold pages, network file systems and
-// the checks of tokens thus cost the step nothing; the result can't depend on timing, because which sample goes where
-// is arithmetic. pread and not a mapping: see read_exactly in runtime/files/file_read.c.
+// Files are read by pread in a thread, ahead of the step, into a ring buffer of samples, so that cold pages, network
+// file systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of
+// each sample is computed. Why pread and not a mapping: see read_exactly in runtime/files/file_read.c.
 #pragma once
 #include <glob.h>     // glob
 #include <inttypes.h> // PRIu64
@@ -39,14 +39,16 @@ static inline uint64_t order_mix(uint64_t x) {
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
+// The key of an epoch's permutation of the shards (stream UINT64_MAX), or of the windows of one shard (stream: its
+// index).
 static inline uint64_t order_key(uint64_t seed, uint64_t epoch, uint64_t stream) {
     return order_mix(order_mix(order_mix(seed) + epoch) + stream);
 }
 
-// A keyed permutation of 0..n-1: the generalised Feistel network of Black and Rogaway (Ciphers with arbitrary finite
-// domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >= n; each round adds a keyed
-// function of one half to the other, modulo its range, which can be undone. A result beyond n is permuted again: since
-// a*b < n + a, that is rare, and what comes out is still a permutation.
+// The image of `index` under a keyed permutation of 0..n-1: the generalised Feistel network of Black and Rogaway
+// (Ciphers with arbitrary finite domains, CT-RSA 2002). An index is a pair in a x b, a and b about sqrt(n), with a*b >=
+// n; each round adds a keyed function of one half to the other, modulo its range, which is invertible. A result of n or
+// more is permuted again, which is rare since a*b < n + a, and keeps the whole a permutation.
 static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
     enum { ROUNDS = 4 }; // of both halves; the test sees every permutation of small n about equally often
     uint64_t a = (uint64_t)sqrt((double)n);
@@ -67,52 +69,53 @@ static uint64_t order_permute(uint64_t index, uint64_t n, uint64_t key) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The loader
 
-// Reads any sample. Keeps the file of the last one open, and the order of the shards in the last one's epoch.
+// A reader of any sample. It keeps the last sample's file open, and the order of the shards in the last sample's epoch.
 struct sample_reader {
     uint64_t epoch;     // of `order`; UINT64_MAX before the first sample
     int files;          // of this epoch
     int *order;         // (files) the shards in this epoch's order
-    uint64_t *first;    // (files + 1) sample of the epoch at which the shard order[i] begins
-    int file, fd;       // the open file, -1 when none is
-    unsigned char *raw; // T+1 tokens as they are in the file
+    uint64_t *first;    // (files + 1) sample of the epoch at which shard order[i] begins
+    int file, fd;       // the open file, -1: none
+    unsigned char *raw; // (T+1) tokens as stored in the file
 };
 
-// From this epoch on, the data is the first `files` of the shards.
+// From first_epoch on, the data is the first `files` shards.
 struct data_change {
     uint64_t first_epoch;
     int files;
-    uint64_t first_sample, samples_per_epoch; // follow from the changes before and the shards
+    uint64_t first_sample, samples_per_epoch; // derived by dataloader_set_changes
 };
 
-// The thread's ring. It holds samples first..first+made-1 of this rank's sequence; `used` of them have been taken.
+// The thread that reads ahead, and its ring buffer. The thread follows a plan: samples of this rank from a global
+// position on, B at a time. Of these the ring holds samples used..made-1.
 struct read_ahead {
-    int capacity;              // slots; 0 without a thread
+    int capacity;              // slots of the ring; 0: no thread
     int32_t *tokens;           // (capacity, T+1)
-    struct error_text *errors; // (capacity), what was wrong with a sample
-    bool *bad;                 // (capacity)
+    struct error_text *errors; // (capacity) why a sample could not be read
+    bool *bad;                 // (capacity) the sample could not be read
     pthread_t thread;
-    pthread_mutex_t mutex; // guards the rest; a slot belongs to the thread until it is made, then to the reader
+    pthread_mutex_t mutex; // guards what follows; a slot belongs to the thread until it is filled, then to the consumer
     pthread_cond_t changed;
-    uint64_t start, made, used; // global position of the plan; samples of this rank since
-    uint64_t plan;              // counts the plans: what the thread made for an older one is dropped
-    int B;                      // samples a rank takes at a time under this plan
+    uint64_t start, made, used; // global position at which the plan begins; samples read and samples released since
+    uint64_t plan;              // number of the current plan; a sample that was read for an older one is dropped
+    int B;                      // samples that a rank takes at a time under this plan
     bool stop;
 };
 
 struct dataloader {
     const char *option; // that named the files, for messages
     struct token_file *files;
-    uint64_t *windows; // (num_files)
+    uint64_t *windows; // (num_files) samples of each shard
     int num_files;
     int T, vocab_size, rank, ranks;
     uint64_t seed;
     bool shuffle;
     uint64_t samples_per_epoch, total_tokens; // of all shards
-    struct data_change *changes;              // (num_changes) the first at epoch 0
+    struct data_change *changes;              // (num_changes) by epoch; the first one is at epoch 0
     int num_changes;
     uint64_t position;           // the next sample of the global sequence, over all ranks
     int32_t *sample;             // (T+1) where a sample is read to when there is no thread
-    struct sample_reader reader; // the thread's, if there is one
+    struct sample_reader reader; // used by the thread alone, if there is one
     struct read_ahead ahead;
 };
 
@@ -136,7 +139,7 @@ static void reader_begin_epoch(struct sample_reader *reader, const struct datalo
     reader->files = files;
 }
 
-// The change that a sample of the global sequence comes under.
+// The change that is in force at a sample of the global sequence.
 static const struct data_change *dataloader_change_at(const struct dataloader *loader, uint64_t sample) {
     int i = loader->num_changes - 1;
     while (i > 0 && loader->changes[i].first_sample > sample)
@@ -144,7 +147,7 @@ static const struct data_change *dataloader_change_at(const struct dataloader *l
     return &loader->changes[i];
 }
 
-// Where a sample of the global sequence lies: file and first token.
+// Finds the file of a sample of the global sequence, and its first token in that file.
 static void reader_locate(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample, int *file,
                           uint64_t *first_token) {
     const struct data_change *change = dataloader_change_at(loader, sample);
@@ -168,7 +171,8 @@ static void reader_locate(struct sample_reader *reader, const struct dataloader 
     *first_token = window * (uint64_t)loader->T;
 }
 
-// out (T+1) = a sample of the global sequence, each token checked. Returns what is wrong, or NULL.
+// out (T+1) = a sample of the global sequence, each token checked against the vocabulary. Returns NULL, or what is
+// wrong, in `error`.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, struct error_text *error) {
     int file;
@@ -208,7 +212,7 @@ static void *read_ahead_main(void *argument) {
         int32_t *tokens = ahead->tokens + (size_t)slot * (size_t)(loader->T + 1);
         ahead->bad[slot] = reader_read(&loader->reader, loader, sample, tokens, &ahead->errors[slot]) != NULL;
         pthread_mutex_lock(&ahead->mutex);
-        if (ahead->plan == plan) { // otherwise the reader has moved on, and the slot is free again
+        if (ahead->plan == plan) { // otherwise a new plan was made meanwhile, and the slot is free again
             ahead->made++;
             pthread_cond_broadcast(&ahead->changed);
         }
@@ -242,7 +246,7 @@ static void read_ahead_start(struct dataloader *loader, int B, int batches) {
     pthread_cond_init(&ahead->changed, NULL);
     read_ahead_plan(loader, B);
 
-    sigset_t all, before; // signals are for the thread that trains
+    sigset_t all, before; // signals are blocked in the thread, so that the one that trains receives them
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     const int status = pthread_create(&ahead->thread, NULL, read_ahead_main, loader);
@@ -266,8 +270,8 @@ static void read_ahead_stop(struct read_ahead *ahead) {
     free(ahead->bad);
 }
 
-// The oldest sample in the ring, which stays there until it is released. *count is how many follow one another from
-// there on, ready to be taken; waits until there is one.
+// Waits for the oldest sample in the ring and returns it, (T+1) tokens, which stay until read_ahead_release. *count:
+// how many samples from it on are ready and contiguous. A sample that could not be read ends the program.
 static const int32_t *read_ahead_take(struct dataloader *loader, int *count) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
@@ -291,7 +295,7 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening
 
-// Adds what matches one pattern. A file that isn't matched because it doesn't exist is the user's mistake.
+// Adds the files that match one pattern; none ends the program.
 static void glob_add(glob_t *found, const char *pattern, const char *option) {
     const int flags = GLOB_NOSORT | GLOB_BRACE | GLOB_TILDE | (found->gl_pathc > 0 ? GLOB_APPEND : 0);
     const int status = glob(pattern, flags, NULL, found);
@@ -303,7 +307,7 @@ static void glob_add(glob_t *found, const char *pattern, const char *option) {
              status == GLOB_NOSPACE ? "out of memory" : "read error");
 }
 
-// Splits at the commas that stand outside {a,b}.
+// Adds the files of all patterns, which are separated by the commas outside {a,b}.
 static void glob_add_all(glob_t *found, const char *patterns, const char *option) {
     char *copy = strdup(patterns);
     if (!copy)
@@ -332,7 +336,8 @@ static int compare_paths(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// All matching files, in byte order (glob's own depends on the locale), each once; an .idx stands for its .bin.
+// The paths of all matching files, each once, in byte order (glob's order depends on the locale); an .idx stands for
+// its .bin. The caller frees the *count paths and the list.
 static char **paths_find(const char *patterns, const char *option, int *count) {
     glob_t found;
     memset(&found, 0, sizeof found);
@@ -382,7 +387,7 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
     }
 }
 
-// Takes over first_epoch and files of the changes, none for "always all", and derives the rest.
+// Copies first_epoch and files of `count` changes (0: all shards from the start) and derives the other fields.
 static void dataloader_set_changes(struct dataloader *loader, const struct data_change *changes, int count) {
     free(loader->changes);
     loader->changes =
@@ -413,9 +418,10 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->file = reader->fd = -1;
 }
 
-// pattern: globs separated by commas. B: the samples that a rank is expected to take at a time. batches_ahead: how many
-// times B samples are read ahead by a thread; with 0 they are read when asked for. option: names the files in messages.
-// The loader is at sample 0; everything it ever allocates is allocated here.
+// Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: the samples that a rank
+// is expected to take at a time. batches_ahead: a thread reads so many times B samples ahead; 0: samples are read when
+// asked for. option: the option that gave the pattern, for messages. Nothing is allocated later, except by
+// dataloader_resume.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -502,7 +508,7 @@ static void dataloader_read_from_ring(struct dataloader *loader, int32_t *inputs
     }
 }
 
-// Takes this rank's B of the next B*ranks samples, rank r's being the rth B of them, and moves on by B*ranks.
+// Reads B samples into inputs and targets and moves on by B*ranks: of the next B*ranks samples, rank r takes the rth B.
 static void dataloader_read(struct dataloader *loader, int32_t *inputs /*(B,T)*/, int32_t *targets /*(B,T)*/, int B) {
     if (loader->ahead.capacity > 0)
         dataloader_read_from_ring(loader, inputs, targets, B);
@@ -511,10 +517,10 @@ static void dataloader_read(struct dataloader *loader, int32_t *inputs /*(B,T)*/
     loader->position += (uint64_t)B * (uint64_t)loader->ranks;
 }
 
-// The next sample to be taken, over all ranks: what a checkpoint stores.
+// The next sample of the global sequence to be taken, which a checkpoint stores.
 static inline uint64_t dataloader_position(const struct dataloader *loader) { return loader->position; }
 
-// Goes to a sample of the global sequence.
+// Moves to a sample of the global sequence.
 static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
     if (loader->position == sample)
         return;
@@ -523,8 +529,8 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
         read_ahead_plan(loader, loader->ahead.B);
 }
 
-// Goes on at a sample of a run whose data had these changes, of which first_epoch and files count. There may be more
-// shards now, behind those of then; they are part of every epoch that has not begun.
+// Moves to a sample of a run whose data had these changes (at least one; only first_epoch and files are read). Shards
+// that were added after those of the last change are used from the first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count,
                               uint64_t sample) {
     const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;
@@ -562,7 +568,7 @@ static inline int dataloader_num_files(const struct dataloader *loader) { return
 static inline const char *dataloader_path(const struct dataloader *loader, int file) {
     return loader->files[file].path;
 }
-// The same without its folder, which may be another elsewhere.
+// dataloader_path without the folder, which may differ between hosts and starts.
 static inline const char *dataloader_name(const struct dataloader *loader, int file) {
     const char *path = dataloader_path(loader, file), *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;

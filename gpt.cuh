@@ -1,8 +1,8 @@
 // The model: one block forward, one block backward, the embedding, the head, and the steps that are made of them: a
 // micro-step, the update, an evaluation, a generated token.
 //
-// Everything here runs in two modes: planned, where each phase only records the buffers that it touches, and run, where it
-// finds them at their planned places (timeline.cuh). A phase fetches its buffers, each of them, then runs its ops by RUN.
+// Functions run in two modes (timeline.cuh): when planning, a phase only records the buffers that it touches; when
+// running, it finds them at their planned addresses. A phase fetches all its buffers first, then runs its ops by RUN.
 //
 // Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
 #pragma once
@@ -24,7 +24,7 @@
 #include "zero.cuh"                  // parameters and gradients, whole or sharded
 #include <math.h>                    // sqrt, isfinite
 
-// Events of the device (device_event_record), two of each.
+// The first of two device events (device_event_record): EVENT + slot, slot 0 or 1.
 enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
 
 // Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.
@@ -57,11 +57,11 @@ enum slot {
     SLOT_COUNT
 };
 
-// What a step leaves in the device's memory until the host asks for it, which can be a step later.
+// The results of a step, in the device's memory until the host fetches them, up to a step later.
 struct step_results {
     struct gradient_check check;
-    double loss;         // mean of the last batch
-    uint64_t micro_step; // of the run: the step of dropout masks
+    double loss;         // mean over the last micro-batch
+    uint64_t micro_step; // counted over the run: the counter of the dropout masks
 };
 
 struct gpt {
@@ -78,50 +78,50 @@ struct gpt {
     int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
     int params_id, grads_id, rope_id, results_id, reports_id, scratch_id;
     const float *rope;            // (T, D) cosines and sines
-    struct step_results *results; // in the device's memory, as are
-    double *reports;              // (ranks, report_width) what each rank reports of a step
-    double *losses;               // (micro-steps) those of this rank's report
+    struct step_results *results; // device memory
+    double *reports;              // (ranks, report_width) device memory: each rank's report of a step
+    double *losses;               // (micro_steps) device memory: the losses within this rank's report
 
-    bool trains;             // has gradients and an optimizer; else it validates and generates
-    int sequences;           // generation: that many at a time,
-    int decode_tokens;       // each of at most so many tokens
+    bool trains;             // has gradients and an optimizer; false: validates and generates only
+    int sequences;           // generation: sequences at a time
+    int decode_tokens;       // generation: capacity of the KV cache, tokens of a sequence
     int64_t chunk;           // tokens of a logits chunk
     int micro_steps;         // of a step, on each rank
-    uint64_t micro_step;     // counts micro-batches of the whole run, on all ranks
-    bool last_micro_step;    // of its step: gradients are reduced
+    uint64_t micro_step;     // micro-batches so far in the run, over all ranks
+    bool last_micro_step;    // the current micro-step is its step's last: gradients are reduced
     bool dropout;            // on in training, off in evaluation and generation
-    int position;            // generation: place of the current token
-    struct work_graph graph; // the work of a micro-step, recorded
-    double graph_scale;      // the scale that it was recorded with
-    bool warm;               // a micro-step has run: nothing is left that can't be recorded
+    int position;            // generation: position of the current token
+    struct work_graph graph; // the recorded work of a micro-step
+    double graph_scale;      // the loss scale that the graph was recorded with
+    bool warm;               // a micro-step has run, and with it the libraries' first calls, which can't be recorded
 
-    // Pinned host memory: two batches under way to the device, the results of two steps on their way back.
+    // Pinned host memory, double-buffered: batches in flight to the device, results in flight to the host.
     int32_t *host_batches; // (2, 2, host_batch_tokens): batch; inputs, targets
     int64_t host_batch_tokens;
-    unsigned batches;                  // sent so far
+    unsigned batches;                  // uploaded so far
     unsigned updates;                  // enqueued so far
     struct step_results *host_results; // (2)
     double *host_reports;              // (2, ranks, report_width)
-    int request;           // what this rank asks of all ranks in the next update: a code of the caller's, 0: nothing
-    double *host_requests; // (2) those under way
+    int request;           // what this rank asks of all ranks with the next update, in the caller's code; 0: nothing
+    double *host_requests; // (2) requests in flight
 };
 
-// The report of one rank, in doubles: the sum of its gradients' squares (REPORT_SQUARES), the loss of each micro-batch
-// (from REPORT_LOSSES on), and last what the rank asks of all.
+// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the loss of each
+// micro-batch (from REPORT_LOSSES on), and its request (at report_request).
 static int report_width(const struct gpt *m) { return REPORT_LOSSES + m->micro_steps + 1; }
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + m->micro_steps; }
 
 // ---- Phases and buffers ----
 
 #define RUN(m, op) TIMELINE_RUN(&(m)->timeline, op)
-#define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // for a matmul, which a benchmark tells from other ops
-#define phase(m, part, layer, op) timeline_phase(&(m)->timeline, part, layer, op)
+#define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // RUN of a matmul, which benchmarks time apart
+#define phase(m, group, layer, op) timeline_phase(&(m)->timeline, group, layer, op)
 
 static void region(struct gpt *m, enum region r) {
     timeline_region(&m->timeline, r);
     zero_begin_region(&m->zero);
 }
-// layer: -1: of the whole model. slot: enum slot or enum activation_id.
+// A buffer of a layer (-1: of the whole model) in a pass; NULL when planning. slot: enum slot or enum activation_id.
 static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
                     const char *name) {
     int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
@@ -129,7 +129,7 @@ static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t b
 }
 static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(&m->timeline, bytes); }
 
-// The tokens that a pass works on: B sequences of T, the first at position `start`.
+// The tokens of a pass: B sequences of T tokens, from position `start` on.
 struct extent {
     int B, T, start;
     int64_t N; // B * T
@@ -141,8 +141,8 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
     return e;
 }
 
-// An activation of layer l. What the policy keeps is one buffer for forward and backward; what it drops is one buffer
-// in the forward and, made again, another in the backward.
+// An activation of layer l. One that the policy keeps has one buffer for forward and backward; one that it drops has a
+// buffer in the forward and another in the backward, for the recomputed values.
 static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const uint32_t kept = l < 0 ? BIT(OUT) : m->policy.kept[l];
     if (pass == PASS_RECOMPUTE && kept & (1u << id))
@@ -158,7 +158,7 @@ static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id
         snprintf(category, sizeof category, "%s", pass == PASS_RECOMPUTE ? "recomputed activations" : pass_name(pass));
     return buffer(m, pass, l, id, bytes, category, row.name);
 }
-// A gradient of an activation, (N, width).
+// The buffer of the gradient of an activation, (N, width).
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     static const char *const names[] = {
 #define NAME_ROW(id, name) name,
@@ -196,8 +196,8 @@ static struct attention_shape attention_shape_of(const struct layer_shape *s, in
 }
 
 static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
-// Under which pass the head finds its weight where parameters are gathered. A tied one is the embeddings': in training it
-// comes again, rather than to stay from the embedding through all layers to here.
+// The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
+// again for the head, as in PASS_RECOMPUTE, rather than kept in memory through all layers.
 static enum pass head_pass(const struct gpt *m, enum pass pass) {
     return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
 }
@@ -215,7 +215,7 @@ static float *final_norm_stats(struct gpt *m, enum pass pass) {
 
 // ---- One block ----
 
-// The ops below fetch their buffers and run in the phase that their caller began.
+// These ops fetch their parameters and workspace and run in the phase that their caller began.
 static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x,
                  enum parameter weight, enum parameter bias) {
     const int64_t N = extent_of(m, pass).N;
@@ -245,14 +245,14 @@ static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *s
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, ws, m->dev));
 }
-// Keys or values of every position so far, (B, capacity, G*D). They live from one token to the next.
+// The keys or values of every position so far, (B, capacity, G * D), which live from one token to the next.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->sequences * (size_t)m->decode_tokens;
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Generation: the new token's k and v go into the cache, then its q attends to all that is there.
+// Generation: appends the new token's k and v to the cache, then its q attends to the whole cache.
 static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX *qkv) {
     const int capacity = m->decode_tokens;
     floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
@@ -262,7 +262,7 @@ static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX
     RUN(m, attention_decode(att, qkv, keys, values, m->position, capacity, shape, ws, m->dev));
 }
 
-// act (N, F) = the MLP's activation of fc (N, fc_width), and its gradient with respect to fc.
+// act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact.
 static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
     switch (s->activation) {
@@ -280,18 +280,18 @@ static void mlp_activation_backward(floatX *dfc, const floatX *dact, const float
     }
 }
 
-// Runs the ops whose outputs are in `produce`: all of them in a first forward, those that were not kept before backward.
-// A residual addition and the norm that reads it are one op where both are wanted. Across layers that is so in a first
-// forward: a layer then makes the norm that comes next, the next layer's first or the final one, and only layer 0 makes
-// its own. A norm made alone has the same bits.
+// Runs the ops whose outputs are in the set `produce`: all in a first forward, the dropped ones in recomputation.
+//
+// A residual addition is fused with the norm that reads it where both are in `produce`. In a first forward the fusion
+// crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
+// layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
 #define ACT(id) activation(m, pass, l, ACT_##id)
 #define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
     const struct layer_shape *s = &m->shape.layer;
     const struct extent e = extent_of(m, pass);
     const int64_t N = e.N;
-    const char *part = pass_name(pass);
-    // What follows: a layer, or the head.
+    const char *group = pass_name(pass);
     const int unit = unit_of_layer(&m->table, l),
               next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
 
@@ -305,21 +305,21 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
     if (pass != PASS_RECOMPUTE && l > 0)
         produce &= ~(BIT(NORM1) | BIT(NORM1_STATS));
     if (produce & (BIT(NORM1) | BIT(NORM1_STATS))) {
-        phase(m, part, l, "norm 1");
+        phase(m, group, l, "norm 1");
         floatX *out = (floatX *)WANTED(NORM1);
         float *stats = (float *)WANTED(NORM1_STATS);
         const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
         norm(m, pass, l, out, stats, x, PARAM_LN1_W, PARAM_LN1_B);
     }
     if (produce & BIT(QKV)) {
-        phase(m, part, l, "qkv");
+        phase(m, group, l, "qkv");
         floatX *qkv = (floatX *)ACT(QKV);
         linear(m, pass, l, qkv, (const floatX *)ACT(NORM1), PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
         if (uses_rope(&m->shape))
             RUN(m, rope_forward(qkv, m->rope, e.B, e.T, e.start, s->H, s->G, s->D, m->dev));
     }
     if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
-        phase(m, part, l, "attention");
+        phase(m, group, l, "attention");
         floatX *att = (floatX *)ACT(ATT);
         const floatX *qkv = (const floatX *)ACT(QKV);
         if (pass == PASS_GENERATE)
@@ -328,7 +328,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
             attention(m, pass, l, att, ACT(SOFTMAX), qkv);
     }
     if (produce & BIT(MID)) {
-        phase(m, part, l, "attention projection");
+        phase(m, group, l, "attention projection");
         floatX *mid = (floatX *)ACT(MID);
         linear(m, pass, l, mid, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D);
         const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
@@ -339,26 +339,26 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         else
             RUN(m, residual_forward(mid, x, mid, N, s->C, dropout, m->dev));
     } else if (produce & (BIT(NORM2) | BIT(NORM2_STATS))) {
-        phase(m, part, l, "norm 2");
+        phase(m, group, l, "norm 2");
         floatX *out = (floatX *)WANTED(NORM2);
         float *stats = (float *)WANTED(NORM2_STATS);
         norm(m, pass, l, out, stats, (const floatX *)ACT(MID), PARAM_LN2_W, PARAM_LN2_B);
     }
     if (produce & BIT(FC)) {
-        phase(m, part, l, "fc");
+        phase(m, group, l, "fc");
         floatX *fc = (floatX *)ACT(FC);
         linear(m, pass, l, fc, (const floatX *)ACT(NORM2), PARAM_FC_W, PARAM_FC_B, fc_width(s), s->C);
     }
     if (produce & BIT(ACT)) {
-        phase(m, part, l, "activation");
+        phase(m, group, l, "activation");
         floatX *act = (floatX *)ACT(ACT);
         const floatX *fc = (const floatX *)ACT(FC);
         RUN(m, mlp_activation_forward(act, fc, N, &m->shape, m->dev));
     }
     if (produce & BIT(OUT)) {
-        if (pass != PASS_RECOMPUTE) // for the norm that the addition is fused with
+        if (pass != PASS_RECOMPUTE) // the fused norm's weights are the next unit's
             zero_use(&m->zero, pass, next);
-        phase(m, part, l, "mlp projection");
+        phase(m, group, l, "mlp projection");
         floatX *out = (floatX *)ACT(OUT);
         linear(m, pass, l, out, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
         const floatX *mid = (const floatX *)ACT(MID);
@@ -376,7 +376,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 #undef ACT
 }
 
-// Gradients of a linear layer: din (N, k), and dweight (n, k) and dbias (n), which add up over micro-batches.
+// Gradients of a linear layer: din (N, k) is written; dweight (n, k) and dbias (n) are added to the unit's gradients.
 static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dout, const floatX *in,
                             enum parameter weight, enum parameter bias, int n, int k) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
@@ -386,7 +386,7 @@ static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dou
     MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
     MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, ws, m->dev));
 }
-// dx += the norm's gradient.
+// dx += the gradient of a norm's input; those of its weight and bias are added to the unit's gradients.
 static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, const float *stats,
                           enum parameter weight, enum parameter bias) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
@@ -400,8 +400,8 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, 
 
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// The gradient of what a projection added to the residual stream: behind the dropout, where there is one, else the
-// residual's own, which is then not stored twice.
+// The gradient of a projection's output, before dropout. Without dropout that is the gradient of the residual stream
+// itself, which is then not stored twice.
 static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dropout_use use) {
     const floatX *dres = d_residual(m);
     const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);
@@ -412,9 +412,9 @@ static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dro
     return dproj;
 }
 
-// The layer whose parameters the backward needs first after that of layer l: the first that is recomputed, or the one
-// below. -1: none.
-static int layer_after(const struct gpt *m, int l) {
+// The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer
+// l - 1, or l - 1 itself; -1: none.
+static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
     if (below < 0 || !policy_is_group_last(&m->policy, below))
         return below;
@@ -424,7 +424,7 @@ static int layer_after(const struct gpt *m, int l) {
     return below;
 }
 
-// Gradients of layer l's parameters, and of its input, which takes the place of that of its output.
+// Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
 static void block_backward(struct gpt *m, int l) {
 #define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
     const struct layer_shape *s = &m->shape.layer;
@@ -433,8 +433,8 @@ static void block_backward(struct gpt *m, int l) {
 
     zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
     zero_use(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
-    if (layer_after(m, l) >= 0)
-        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, layer_after(m, l)));
+    if (next_backward_layer(m, l) >= 0)
+        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
     phase(m, "backward", l, "mlp projection");
     const floatX *dproj = d_projection(m, l, SLOT_D_MLP_PROJ, DROPOUT_MLP_PROJECTION);
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
@@ -443,7 +443,7 @@ static void block_backward(struct gpt *m, int l) {
     phase(m, "backward", l, "activation");
     dact = d_buffer(m, l, SLOT_D_ACT, s->F);
     const floatX *fc = (const floatX *)ACT(FC);
-    // The gradient replaces the one it is made from, unless a gate makes it twice as wide.
+    // dfc overwrites dact, unless a gated activation makes it twice as wide.
     const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
     floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
     RUN(m, mlp_activation_backward(dfc, dact, fc, e.N, &m->shape, m->dev));
@@ -495,12 +495,13 @@ static int32_t *token_buffer(struct gpt *m, enum pass pass, enum slot slot) {
     return (int32_t *)buffer(m, pass, -1, slot, bytes, "tokens", slot == SLOT_TOKENS ? "inputs" : "targets");
 }
 
-// A batch goes to the device by way of pinned memory, so that the caller's arrays are free at once. Two can be in flight.
+// Uploads n tokens by way of pinned memory, so that the caller may reuse `from` at once.
 static void upload_tokens(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
     if (from) // planning passes none, which gcc would warn of
         memcpy(pinned, from, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
+// Uploads a batch, (B, T) inputs and targets. Two can be in flight; a third waits for the first.
 static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *targets) {
     const int64_t N = extent_of(m, pass).N;
     const int slot = (int)(m->batches % 2);
@@ -541,7 +542,7 @@ static float *losses_buffer(struct gpt *m, enum pass pass) {
                            "losses");
 }
 
-// All chunks have m->chunk rows but the last, which may be short.
+// The workspace of the head's matmuls, for the largest chunk and for a shorter last one.
 static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
     const int C = m->shape.layer.C, Vp = m->shape.Vp;
     const int64_t rest = extent_of(m, pass).N % m->chunk;
@@ -580,8 +581,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// The mean loss of all tokens, into the step's results, and in training the gradient of the residual stream. The logits
-// exist for one chunk at a time.
+// Writes the mean loss of all tokens into results->loss and, in training, the gradient of the residual stream. Logits
+// are materialised for one chunk of tokens at a time.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
     zero_use(&m->zero, head_pass(m, pass), head_unit(m));
@@ -590,8 +591,8 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         if (m->shape.tied)
             zero_begin_gradients(&m->zero, unit_of_embeddings(&m->table));
     }
-    // One chunk is planned; each runs in the same two phases. What one chunk leaves for a later one or for what follows
-    // must live through both: the phase before touches what the chunks write, the phase after what they read.
+    // One chunk is planned, and every chunk runs in its two phases. Buffers that outlive a chunk must be live in both
+    // phases: the phase before touches those that chunks write, the phase after those that they read.
     phase(m, "head", -1, "begin");
     timeline_touch(final_norm_buffer(m, pass));
     timeline_touch(losses_buffer(m, pass));
@@ -613,7 +614,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         RUN(m, device_zero(dres, (size_t)N * m->shape.layer.C * sizeof *dres, m->dev));
         const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
         norm_gradient(m, -1, dres, dlnf, x, final_norm_stats(m, pass), PARAM_LNF_W, PARAM_LNF_B);
-        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, layer_after(m, m->shape.L)));
+        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
         zero_reduce(&m->zero, unit_of_head(), m->last_micro_step);
     }
 }
@@ -635,7 +636,7 @@ static void embedding_gradients(struct gpt *m) {
     zero_reduce(&m->zero, unit, m->last_micro_step);
 }
 
-// Everything of a micro-step that is the same work each time.
+// The work of a micro-step that never changes, and so can be recorded: forward and backward of scale times the loss.
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
@@ -643,7 +644,7 @@ static void forward_backward(struct gpt *m, double scale) {
     for (int l = 0; l < L; l++)
         block_forward(m, l, ACT_ALL, PASS_TRAIN);
     head(m, PASS_TRAIN, (float)(scale / (double)extent_of(m, PASS_TRAIN).N));
-    int reduced = unit_of_head(); // while the next unit's gradients are made
+    int reduced = unit_of_head(); // unit whose reduction is in flight while the next unit's gradients are computed
     for (int l = L - 1; l >= 0; l--) {
         if (policy_is_group_last(&m->policy, l))
             for (int k = m->policy.group_first[l]; k <= l; k++)
@@ -658,14 +659,14 @@ static void forward_backward(struct gpt *m, double scale) {
     zero_add_reduced(&m->zero, unit_of_embeddings(&m->table));
 }
 
-// Whether a micro-step begins or waits for collectives, which can't be part of a graph.
+// Whether micro-step `index` of a step starts or waits for collectives, which can't be part of a graph.
 static bool communicates(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
     return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
 }
 
-// The same by way of a graph: recorded once, then enqueued by one call. The first micro-step runs as it is, since what
-// the libraries do at their first call can't be recorded; so does one that is watched phase by phase.
+// forward_backward as a graph: recorded once, then enqueued by one call. Not recorded are the first micro-step, since
+// the libraries' first calls can't be, and one that is watched phase by phase.
 static void forward_backward_recorded(struct gpt *m, int index, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
     if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !m->warm || watched || communicates(m, index)) {
@@ -683,14 +684,14 @@ static void forward_backward_recorded(struct gpt *m, int index, double scale) {
     graph_launch(&m->graph, m->dev);
 }
 
-// Enqueues forward and backward of micro-batch `index` of a step, (B, T) inputs and targets in host memory. Gradients of
-// `scale` times the mean loss are added to the gradient buffer.
+// Enqueues forward and backward of micro-batch `index` of a step, (B, T) inputs and targets in host memory. Gradients
+// of `scale` times the mean loss are added to the gradient buffer.
 static void gpt_micro_step(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
     m->last_micro_step = index == m->micro_steps - 1;
     upload_batch(m, PASS_TRAIN, inputs, targets);
-    // Of all ranks' micro-batches: a sample's dropout does not depend on the rank that it falls to.
+    // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     forward_backward_recorded(m, index, scale);
     RUN(m, device_copy(&m->losses[index], &m->results->loss, sizeof *m->losses, m->dev));
@@ -703,7 +704,7 @@ static void gpt_zero_gradients(struct gpt *m) {
     device_zero(m->zero.grads, (size_t)n * sizeof *m->zero.grads, m->dev);
 }
 
-// Fills in this rank's report and, with several ranks, gathers all of them.
+// Fills in this rank's report and, with several ranks, all-gathers the reports.
 static void gather_reports(struct gpt *m, void *ws) {
     double *row = m->reports + m->zero.shards.rank * report_width(m);
     optimizer_sum_squares(&m->optimizer, &row[REPORT_SQUARES], ws);
@@ -718,8 +719,8 @@ static void gather_reports(struct gpt *m, void *ws) {
                     m->dev);
 }
 
-// Enqueues step `step` (from 1) of AdamW with learning rate lr, the gradients clipped to --clip-grad. Nothing is updated
-// where a loss or the norm is NaN or infinite: gpt_results says so.
+// Enqueues update `step` (from 1) of AdamW with learning rate lr, the gradients clipped to --clip-grad. Where a loss or
+// the gradient norm is NaN or infinite nothing is updated, and gpt_results says so.
 static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const struct config *c = &m->config;
     struct adamw adamw;
@@ -740,21 +741,21 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check));
 }
 
-// Starts to fetch the results of the step that was enqueued last into slot 0 or 1.
+// Enqueues the download of the last enqueued step's results into slot 0 or 1.
 static void gpt_fetch_results(struct gpt *m, int slot) {
     const size_t doubles = (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     device_download_begin(&m->host_results[slot], m->results, sizeof *m->results, m->dev);
     device_download_begin(m->host_reports + (size_t)slot * doubles, m->reports, doubles * sizeof *m->reports, m->dev);
     device_event_record(m->dev, EVENT_RESULTS + slot);
 }
-// Waits for them. *reports is (ranks, report_width).
+// Waits for gpt_fetch_results of that slot. *reports (ranks, report_width) stays valid until the slot's next fetch.
 static struct step_results gpt_results(struct gpt *m, int slot, const double **reports) {
     device_event_wait(m->dev, EVENT_RESULTS + slot);
     *reports = m->host_reports + (size_t)slot * (size_t)m->zero.shards.ranks * (size_t)report_width(m);
     return m->host_results[slot];
 }
 
-// Mean loss of a (B, T) batch, no gradients, no dropout.
+// The mean loss of a (B, T) batch in host memory, without gradients and dropout. Waits for the device.
 static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *targets) {
     double loss = 0;
     region(m, REGION_EVALUATE);
@@ -767,7 +768,7 @@ static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *
     return loss;
 }
 
-// The cache is live in the first and in the last phase of a token, and so from one token to the next.
+// Makes the KV cache live in this phase: called in a token's first and last phases, so that it outlives the token.
 static void kv_cache_touch(struct gpt *m) {
     for (int l = 0; l < m->shape.L; l++) {
         timeline_touch(kv_cache(m, l, SLOT_KEYS));
@@ -775,8 +776,8 @@ static void kv_cache_touch(struct gpt *m) {
     }
 }
 
-// Feeds one token of each sequence, at `position`, to the model. Returns where the logits for the next ones are:
-// (sequences, Vp) on the device.
+// Feeds one token of each sequence, at `position`, to the model. Returns the logits of the next ones, (sequences, Vp)
+// in device memory, valid until the next call.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int position) {
     const struct layer_shape *s = &m->shape.layer;
     const int B = m->sequences;

@@ -19,8 +19,8 @@
 #include <stdlib.h>                        // calloc, realloc, free, qsort
 #include <string.h>                        // memcpy, memset, strncmp, strnlen
 
-// One allocation each. ACTIVATIONS holds every buffer whose lifetime lies within the step: activations, temporaries,
-// logits, workspace. Buffers of the other arenas live from start-up to the end.
+// An arena is one allocation. ACTIVATIONS holds every buffer whose lifetime is within a step: activations, their
+// gradients, logits, workspace. Buffers of the other arenas live from start-up to the end.
 enum plan_arena { ARENA_PARAMETERS, ARENA_GRADIENTS, ARENA_OPTIMIZER, ARENA_ACTIVATIONS, ARENA_COUNT };
 
 enum {
@@ -32,13 +32,13 @@ struct plan_buffer {
     char name[PLAN_NAME_CHARS];
     int category;                // index into plan.categories
     int layer;                   // -1: of no layer
-    size_t bytes;                // as asked for; placed as if rounded up to PLAN_ALIGNMENT
+    size_t bytes;                // as asked for; plan_place rounds them up to PLAN_ALIGNMENT
     size_t offset;               // from the start of its arena
     int first_phase, last_phase; // live in both and between; -1 while never touched
     enum plan_arena arena;
 };
 
-// Filled by plan_add, plan_phase and plan_touch, the last part by plan_place.
+// A memory plan: recorded by plan_add, plan_phase and plan_touch, placed by plan_place.
 struct plan {
     struct plan_buffer *buffers;
     int count, capacity;
@@ -49,47 +49,45 @@ struct plan {
     // Set by plan_place:
     size_t arena_bytes[ARENA_COUNT];
     size_t peak_bytes;        // of all arenas together: what is allocated
-    size_t lower_bound_bytes; // the largest sum of live buffers over the phases, and the other arenas: no plan is lower
-    int peak_phase;           // the first phase that has that sum; -1 if no buffer lives within the step
+    size_t lower_bound_bytes; // the largest sum of live buffers in any phase, plus the other arenas: no plan is lower
+    int peak_phase;           // the first phase with the largest sum; -1: no buffer of ARENA_ACTIVATIONS is live
 };
 
 // ---- recording ----
 
-// An empty plan; plan_free releases what is recorded into it. Neither out-of-memory nor a size beyond 2^64 bytes is
-// returned by anything below: they end the program.
+// Makes an empty plan, which plan_free frees. In all functions below, being out of memory or a size beyond 2^64 bytes
+// ends the program.
 static void plan_begin(struct plan *plan);
 static void plan_free(struct plan *plan);
 
-// The id of a new buffer of `bytes`. A buffer of ARENA_ACTIVATIONS has no lifetime, and takes no bytes, until it is
-// touched. Names longer than PLAN_NAME_CHARS - 1 lose their end. layer -1: of no layer.
+// Adds a buffer and returns its id. A buffer of ARENA_ACTIVATIONS has no lifetime, and takes no bytes, until it is
+// touched. Names are cut to PLAN_NAME_CHARS - 1 characters. layer -1: of no layer.
 static int plan_add(struct plan *plan, enum plan_arena arena, const char *category, const char *name, int layer,
                     size_t bytes);
 
-// The index of the phase that begins now. The part of a name before ": " groups phases in the picture.
+// Begins a phase and returns its index. Phases whose names agree up to ": " are one group in the picture.
 static int plan_phase(struct plan *plan, const char *name);
 
-// From now on the buffer is live in the current phase, and so in all since its first touch. A negative id stands for a
-// buffer that this configuration does not have.
+// Makes a buffer live in the current phase and in all since its first touch. A negative id, of a buffer that this
+// configuration does not have, is ignored.
 static void plan_touch(struct plan *plan, int id);
 
 // ---- placing ----
 
-// plan_place sets every offset, the size of every arena, the peak and its lower bound. Bounded work: milliseconds for a
-// model, 0.3 s for 20,000 buffers as unfavourable as the tests have them. The same schedule has the same plan
-// everywhere.
+// Sets every offset, the size of every arena, the peak and its lower bound. The search is bounded by work: milliseconds
+// for a model, 0.3 s for the tests' least favourable 20,000 buffers. The same schedule has the same plan everywhere.
 static void plan_place(struct plan *plan);
 
 // "activations"
 static const char *plan_arena_name(enum plan_arena arena);
 
-// False for a buffer of the activations arena that no phase touched.
+// Whether the buffer takes bytes of its arena: all do but those of ARENA_ACTIVATIONS that no phase touched.
 static bool plan_owns_bytes(const struct plan_buffer *buffer);
 
-// Whether the buffer has an address that depends on its lifetime: it is of the activations arena, touched, and not
-// empty.
+// Whether the buffer's offset depends on its lifetime: it is of ARENA_ACTIVATIONS, touched, and not empty.
 static bool plan_is_packed(const struct plan_buffer *buffer);
 
-// `count` zeroed elements of `size` bytes for free(). Where memory is out, the program ends.
+// Allocates `count` zeroed elements of `size` bytes, for free(); ends the program when out of memory.
 static void *plan_allocate(size_t count, size_t size);
 
 // ---- arenas ----
@@ -99,16 +97,16 @@ struct arenas {
     size_t bytes[ARENA_COUNT];
 };
 
-// The placed plan's arenas, one device allocation each; the program ends where one does not fit.
+// Allocates the arenas of a placed plan, one device allocation each; ends the program where one does not fit.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan);
 static void arenas_free(struct arenas *arenas);
 
-// The address of a buffer in the device's memory. NULL for a negative id and for a buffer that owns no bytes, so that
-// using it crashes rather than overwrites another.
+// The address of a buffer in the device's memory; NULL for a negative id, and for a buffer that owns no bytes, whose
+// use then crashes instead of overwriting another.
 static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, int id);
 
-// Bytes of the device's memory that a plan may take now, and the most that the run has held so far: on the cpu target
-// the peak of the resident set size.
+// Bytes of the device's memory that a plan may take now, and the peak that the run has held so far: on the cpu target
+// the peak resident set size.
 static size_t device_available_bytes(struct device *dev);
 static size_t device_peak_bytes(struct device *dev);
 
@@ -134,7 +132,7 @@ static void *plan_allocate(size_t count, size_t size) {
     return memory;
 }
 
-// The array with room for one more element; the capacity doubles.
+// Returns the array, reallocated to twice its capacity where `count` elements fill it.
 static void *plan_grow(void *array, int count, int *capacity, size_t size) {
     if (count < *capacity)
         return array;
@@ -163,7 +161,7 @@ static void plan_copy_name(char *out, const char *name) {
     out[n] = 0;
 }
 
-// The index of a category, which is added where it is new.
+// The index of a category; a new one is added.
 static int plan_category(struct plan *plan, const char *name) {
     for (int i = 0; i < plan->category_count; i++)
         if (strncmp(plan->categories[i], name, PLAN_NAME_CHARS - 1) == 0)
@@ -227,8 +225,8 @@ static const char *plan_arena_name(enum plan_arena arena) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Placing
 
-// A buffer as the packer sees it. Time runs in slots: the phases in which some buffer's lifetime begins. No other phase
-// can decide anything, since every buffer that is live in it is live in the slot before it too.
+// A buffer as the packer sees it. Time is counted in slots, the phases in which some buffer's lifetime begins. Other
+// phases constrain nothing: whatever is live in one is live in the slot before it too.
 struct plan_item {
     int first, last; // slots
     int id;
@@ -236,25 +234,25 @@ struct plan_item {
     size_t offset;
 };
 
-// The addresses that a placed item occupies.
+// The range of offsets that a placed item occupies.
 struct plan_span {
     size_t begin, end;
 };
 
-// Work is the number of slots and neighbours that were looked at, some 3 ns each. Work rather than time bounds the
+// Work is the number of slots and neighbours that were visited, some 3 ns each. Work rather than time bounds the
 // search, so that the same schedule has the same plan everywhere.
 enum {
-    PLAN_FIT_NEIGHBOURS = 256,     // an item with more in its lifetime goes on top of them
-    PLAN_FIT_PAIRS = 1000000,      // of fitted items that are live together; where more would be, more are stacked
+    PLAN_FIT_NEIGHBOURS = 256,     // an item with more fitted neighbours is put on top of them
+    PLAN_FIT_PAIRS = 1000000,      // most pairs of fitted items that are live together; beyond it more are stacked
     PLAN_CLASSES = 32,             // class k: items of more than 2^(k - 1) and up to 2^k slots
-    PLAN_PACK_WORK = 4000000,      // of all tries, once each kind of stack was tried,
-    PLAN_PACK_WORK_MOST = 50000000 // and while the best is more than a hundredth above the bound
+    PLAN_PACK_WORK = 4000000,      // limit of work, once each kind of stack was tried
+    PLAN_PACK_WORK_MOST = 50000000 // limit before that, and while the best is more than 1 % above the bound
 };
 
-// The shortest items, of which so many are live at a time on average, are never stacked but fitted. With 0 every item
-// that nests is stacked: few are left to fit, which is fast and meets the bound of most plans. The other values are for
-// lifetimes that nest by chance. Of the values tried (0 to 48, alone and together) these leave the fewest plans above
-// their bound.
+// The kinds of stacks. The shortest items are never stacked but fitted: as many as are, on average, this many live at a
+// time. With 0 every item that nests is stacked; few are left to fit, which is fast and meets the bound of most plans.
+// The other values are for lifetimes that nest by chance. Of the values tried (0 to 48, alone and together) these leave
+// the fewest plans above their bound.
 enum { PLAN_STACKS = 3 };
 static const int plan_fitted_live[PLAN_STACKS] = {0, 8, 24};
 
@@ -273,13 +271,13 @@ struct plan_packing {
     // A bucket is a list of the placed fitted items of one class that begin in the same 2^class slots, so that finding
     // an item's neighbours costs by their number, however long other items live.
     int *newest;                  // (bucket_count) the item of a bucket that was placed last, -1: none
-    int *next;                    // (count) the item of the same bucket that was placed before it, -1: none
-    int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: no fitted item is of it
+    int *next;                    // (count) the item of the same bucket that was placed before this one, -1: none
+    int buckets_of[PLAN_CLASSES]; // the first bucket of a class, -1: the class has no fitted item
     int bucket_count;
     int64_t work; // slots and neighbours looked at so far
 };
 
-// Orders are by falling key, then by item.
+// An item and its key; orders are by falling key, then by item.
 struct plan_key {
     double key;
     int item;
@@ -323,14 +321,14 @@ static bool plan_is_flat(const struct plan_packing *packing, const struct plan_i
     return differ == 0;
 }
 
-// Stacking goes by falling length: an item is put on top of all that is stacked in its slots, if no gap remains below
-// it, which is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a
-// time, never.
+// Stacks items by falling length: an item goes on top of those stacked in its slots if no gap remains below it, which
+// is dense where lifetimes nest. The first `forced` items are stacked in any case; the shortest, `live` at a time on
+// average, never. Items that are not stacked are left in `fitted`.
 static void plan_stack(struct plan_packing *packing, int live, int forced) {
     memset(packing->skyline, 0, (size_t)packing->slots * sizeof *packing->skyline);
     packing->fitted_count = 0;
     packing->stack_height = 0;
-    int last = packing->count; // none is stacked from here on
+    int last = packing->count; // the item from which on none is stacked
     for (int64_t area = 0; last > 0; last--) {
         area += plan_item_length(&packing->items[last - 1]);
         if (area > (int64_t)live * packing->slots)
@@ -338,7 +336,7 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     }
     for (int i = 0; i < packing->count; i++) {
         struct plan_item *item = &packing->items[i];
-        packing->work += plan_item_length(item) / 4; // these loops are vectors
+        packing->work += plan_item_length(item) / 4; // the loops over slots are vectorised
         if (i >= forced && (i >= last || !plan_is_flat(packing, item))) {
             packing->fitted[packing->fitted_count++] = i;
             continue;
@@ -351,9 +349,9 @@ static void plan_stack(struct plan_packing *packing, int live, int forced) {
     }
 }
 
-// The number of pairs of fitted items that are live together: what one try looks at, each pair once or twice.
+// The number of pairs of fitted items that are live together; one try visits each pair once or twice.
 static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
-    int *begun = (int *)plan_allocate((size_t)packing->slots + 1, sizeof *begun); // [s]: in the slots before s
+    int *begun = (int *)plan_allocate((size_t)packing->slots + 1, sizeof *begun); // [s]: items that began before slot s
     int64_t pairs = 0;
     for (int i = 0; i < packing->fitted_count; i++)
         begun[packing->items[packing->fitted[i]].first + 1]++;
@@ -367,7 +365,7 @@ static int64_t plan_fitted_pairs(const struct plan_packing *packing) {
     return pairs;
 }
 
-// Every item is stacked or left to be fitted; the fitted ones get their floors and buckets.
+// Decides which items are stacked and which are fitted, and gives the fitted ones their floors and buckets.
 static void plan_split(struct plan_packing *packing, int live) {
     plan_stack(packing, live, 0);
     for (int forced = packing->count / 16 + 1; plan_fitted_pairs(packing) > PLAN_FIT_PAIRS; forced *= 2)
@@ -387,7 +385,7 @@ static void plan_split(struct plan_packing *packing, int live) {
     }
 }
 
-// `spans` are sorted by begin and hold the first PLAN_FIT_NEIGHBOURS that were added; *count is the number of all.
+// Adds a span to `spans`, which are sorted by begin. Beyond PLAN_FIT_NEIGHBOURS spans are only counted, in *count.
 static void plan_add_span(struct plan_span *spans, int *count, struct plan_span span) {
     if (*count < PLAN_FIT_NEIGHBOURS) {
         int at = *count;
@@ -398,7 +396,7 @@ static void plan_add_span(struct plan_span *spans, int *count, struct plan_span 
     (*count)++;
 }
 
-// An item goes into the tightest gap between the fitted items that are live with it, above the stack; on top of them
+// Places an item above the stack, in the tightest gap between the fitted items that are live with it; on top of these
 // where no gap is wide enough, or where they are more than PLAN_FIT_NEIGHBOURS.
 static void plan_fit(struct plan_packing *packing, int index) {
     struct plan_item *item = &packing->items[index];
@@ -435,7 +433,7 @@ static void plan_fit(struct plan_packing *packing, int index) {
     *newest = index;
 }
 
-// One packing: the items that are not stacked are fitted in the order given. The lowest packing so far is kept.
+// Makes one packing, by fitting the items that are not stacked in this order, and keeps the lowest so far.
 static void plan_try(struct plan_packing *packing, const struct plan_key *order) {
     for (int bucket = 0; bucket < packing->bucket_count; bucket++)
         packing->newest[bucket] = -1;
@@ -452,7 +450,7 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
     }
 }
 
-// The orders that fitting begins with.
+// The initial orders of the fitted items.
 enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_BYTES, PLAN_BY_START, PLAN_ORDERS };
 
 static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
@@ -471,9 +469,9 @@ static void plan_sort(const struct plan_packing *packing, struct plan_key *keys,
     qsort(keys, (size_t)packing->fitted_count, sizeof *keys, plan_compare_keys);
 }
 
-// Squeaky wheel (Joslin & Clements 1999): an item that ended above the bound is fitted a little earlier next time, by a
-// fifth of its rank. Bigger steps undo what was right (measured: by a half they leave four times as many plans above
-// the bound, to the front ten times).
+// Squeaky-wheel optimisation (Joslin & Clements 1999): an item that ended above the bound is fitted earlier next time,
+// by a fifth of its rank. Larger steps are worse (measured: moving by half the rank leaves four times as many plans
+// above the bound, moving to the front ten times).
 static void plan_promote(const struct plan_packing *packing, struct plan_key *keys, int count) {
     for (int i = 0; i < count; i++) {
         const struct plan_item *item = &packing->items[keys[i].item];
@@ -482,7 +480,7 @@ static void plan_promote(const struct plan_packing *packing, struct plan_key *ke
     qsort(keys, (size_t)count, sizeof *keys, plan_compare_keys);
 }
 
-// Whether a lower packing may exist and work is left to look for it.
+// Whether the search goes on: a lower packing may exist and the limit of work is not reached.
 static bool plan_goes_on(const struct plan_packing *packing, int round) {
     if (packing->best_height == packing->bound)
         return false;
@@ -492,8 +490,8 @@ static bool plan_goes_on(const struct plan_packing *packing, int round) {
     return packing->work < (much || round == 0 ? PLAN_PACK_WORK_MOST : PLAN_PACK_WORK);
 }
 
-// Every kind of stack is tried with every order, then with orders improved by promotion, until the bound is met or the
-// work is spent.
+// Tries every kind of stack with every order, then with orders improved by promotion, until the bound is met or the
+// limit of work is reached.
 static void plan_pack(struct plan_packing *packing) {
     enum { ROUNDS = 50 };
     const size_t count = (size_t)packing->count;
@@ -506,7 +504,7 @@ static void plan_pack(struct plan_packing *packing) {
                 struct plan_key *order = orders + (size_t)(stack * PLAN_ORDERS + i) * count;
                 if (round == 0)
                     plan_sort(packing, order, (enum plan_order)i);
-                // One promotion is often enough.
+                // the second try, after one promotion, is often enough
                 for (int again = 0; again < 2 && plan_goes_on(packing, round); again++) {
                     plan_try(packing, order);
                     plan_promote(packing, order, packing->fitted_count);
@@ -516,7 +514,7 @@ static void plan_pack(struct plan_packing *packing) {
     free(orders);
 }
 
-// The number of slots. slot_of[p] becomes the last slot that began up to phase p.
+// slot_of[p] = the last slot that began up to phase p; zeroed before. Returns the number of slots.
 static int plan_slots(const struct plan *plan, int *slot_of) {
     for (int i = 0; i < plan->count; i++)
         if (plan_is_packed(&plan->buffers[i]))
@@ -529,7 +527,8 @@ static int plan_slots(const struct plan *plan, int *slot_of) {
     return slots;
 }
 
-// The number of items. Their bytes together fit 64 bits, so that no height can overflow.
+// Fills in the items of all packed buffers and returns their number. Fails unless the sum of their bytes fits 64 bits,
+// so that no height can overflow.
 static int plan_items(const struct plan *plan, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -547,7 +546,7 @@ static int plan_items(const struct plan *plan, const int *slot_of, struct plan_i
     return count;
 }
 
-// The largest sum of live items; `slot` is the first where it is reached.
+// The largest sum of live items, in bytes; *slot: the first slot that reaches it.
 static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     size_t *change = (size_t *)plan_allocate((size_t)packing->slots + 1, sizeof *change), sum = 0, most = 0;
     for (int i = 0; i < packing->count; i++) {
@@ -565,7 +564,7 @@ static size_t plan_bound(const struct plan_packing *packing, int *slot) {
     return most;
 }
 
-// The offsets of the activations arena, its size, the peak phase, and the arena's share of the lower bound.
+// Places the activations arena: sets its buffers' offsets, its size, the peak phase, and its share of the lower bound.
 static void plan_place_activations(struct plan *plan) {
     int *slot_of = (int *)plan_allocate((size_t)plan->phase_count, sizeof *slot_of);
     struct plan_packing packing;
@@ -651,13 +650,14 @@ static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, 
 }
 
 #ifdef TARGET_CUDA
-// The reserve is for what the driver takes as kernels and graphs load, after the plan: a supposition, not measured.
+// Left free for what the driver allocates when kernels and graphs are loaded, after planning; an estimate, not
+// measured.
 enum { DRIVER_RESERVE_BYTES = 256 << 20 };
 static size_t device_available_bytes(struct device *dev) {
     const size_t free_bytes = device_free_bytes(dev);
     return free_bytes > DRIVER_RESERVE_BYTES ? free_bytes - DRIVER_RESERVE_BYTES : 0;
 }
-static size_t device_peak_bytes(struct device *dev) { return device_used_bytes(dev); } // which never falls during a run
+static size_t device_peak_bytes(struct device *dev) { return device_used_bytes(dev); } // use never falls during a run
 #else
 static size_t device_available_bytes(struct device *dev) { return memory_available_bytes(); }
 static size_t device_peak_bytes(struct device *dev) { return memory_resident_peak_bytes(); }

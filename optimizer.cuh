@@ -1,19 +1,19 @@
-// The optimizer: its state, one row a kind; its update of this rank's shards; and the copy of that state, in the host's
-// memory, which checkpoints are written from while the training goes on.
+// The optimizer: its state, one row per kind; the update of this rank's shards; and the copy of the state, in the
+// host's memory, from which checkpoints are written while the training goes on.
 #pragma once
 #include "kernels/adamw.cuh"         // adamw_update, sum_of_squares
 #include "kernels/device_memory.cuh" // device_download, host_allocate
 #include "zero.cuh"                  // struct zero
 
-// What an element of the state is before the first step.
+// The value of an element of the state before the first step.
 enum state_start {
-    STATE_FROM_PARAMETERS, // the parameter, before it was rounded to floatX
+    STATE_FROM_PARAMETERS, // the parameter, not rounded to floatX
     STATE_ZERO,
 };
 
-// One row a kind of state: a flat buffer with an element for each parameter, sharded from ZeRO stage 1 on. Columns: name in
-// reports and plans; name of its tensors in optimizer.safetensors, before that of the parameter; element type; whether
-// there is one; start. The exact parameters, where no row holds them, are the parameters themselves (fp32).
+// One row per kind of state: a flat buffer with an element for each parameter, sharded from ZeRO stage 1 on. Columns:
+// id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; element type; whether it is
+// present; initial value. Without master weights the parameters are fp32 and stand in for them.
 #define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
     ROW(MASTER, "master weights", "master", float, sizeof(floatX) < sizeof(float), STATE_FROM_PARAMETERS)              \
     ROW(MOMENT1, "first moments", "exp_avg", float, true, STATE_ZERO)                                                  \
@@ -37,7 +37,7 @@ static const struct optimizer_state_row optimizer_state_rows[STATE_COUNT] = {
     OPTIMIZER_STATE_ROWS(STRUCT_ROW)
 #undef STRUCT_ROW
 };
-// What gathers, copies and files hold of the state is fp32.
+// Gathers, copies and files of the state are fp32.
 #define CHECK_ROW(id, name, file_name, type, present, start)                                                           \
     static_assert(sizeof(type) == sizeof(float), name ": another element type needs conversions in optimizer.cuh");
 OPTIMIZER_STATE_ROWS(CHECK_ROW)
@@ -46,30 +46,31 @@ OPTIMIZER_STATE_ROWS(CHECK_ROW)
 struct optimizer {
     struct zero *zero;         // parameters and gradients; not owned
     float *state[STATE_COUNT]; // device memory, whole or this rank's shards; NULL: not present, or only planned
-    float *copy[STATE_COUNT];  // host memory, whole, for checkpoints; NULL: none. Of MASTER: the exact parameters
-    int ids[STATE_COUNT], copy_ids[STATE_COUNT], gathered_id; // in the plan, -1: none
-    bool keeps_copy;
+    float *copy[STATE_COUNT];  // host memory, whole, for checkpoints; NULL: none. Of MASTER: the unrounded parameters
+    int ids[STATE_COUNT], copy_ids[STATE_COUNT], gathered_id; // buffers in the plan, -1: none
+    bool keeps_copy;                                          // checkpoints are written from `copy`, by this rank
 };
 
 static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
-// Where to find elements of a state: MASTER's, where it is not present, are the parameters.
+// Whether the parameters stand in for this state: for MASTER, where it is not present.
 static bool state_is_parameters(enum optimizer_state id) {
     return id == STATE_MASTER && !optimizer_state_rows[id].present;
 }
-// A state that checkpoints hold, in the device's memory: whole, or this rank's shards (optimizer_state_is_sharded).
+// A state as checkpoints hold it, in the device's memory: whole, or this rank's shards (optimizer_state_is_sharded).
 static const float *optimizer_state_of(const struct optimizer *o, enum optimizer_state id) {
     return state_is_parameters(id) ? (const float *)o->zero->params : o->state[id];
 }
 static bool optimizer_state_is_sharded(const struct optimizer *o, enum optimizer_state id) {
     return state_is_parameters(id) ? shards_parameters(&o->zero->shards) : optimizer_is_sharded(o);
 }
+// Whether checkpoints hold this state.
 static bool optimizer_has(enum optimizer_state id) {
     return optimizer_state_rows[id].present || state_is_parameters(id);
 }
 
 // ---- memory ----
 
-// keeps_copy: checkpoints are written from a copy. `trains` false: no state at all.
+// Adds the state to the plan, and the copy where the device's memory is the host's. `trains` false: neither.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, bool trains, bool keeps_copy) {
     const size_t whole = (size_t)zero->shards.flat;
     struct plan *plan = &zero->timeline->plan;
@@ -91,7 +92,7 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, bool trains, 
                               : -1;
 }
 
-// Finds the state's memory in the arenas, and allocates the copy where that is not the device's memory.
+// Sets the state's addresses in the arenas, and allocates the copy where the plan does not hold it.
 static void optimizer_allocate(struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int id = 0; id < STATE_COUNT; id++) {
@@ -110,7 +111,7 @@ static void optimizer_free(struct optimizer *o) {
         free(o->copy[id]);
 }
 
-// The state before the first step: zeroes, also where what starts from parameters has gaps between tensors.
+// Zeroes the state, and with it the gaps between tensors; optimizer_set_parameters then sets STATE_FROM_PARAMETERS.
 static void optimizer_initialise(struct optimizer *o) {
     const int64_t elements = shards_elements(&o->zero->shards, optimizer_is_sharded(o));
     for (int id = 0; id < STATE_COUNT; id++)
@@ -119,8 +120,8 @@ static void optimizer_initialise(struct optimizer *o) {
                         o->zero->timeline->dev);
 }
 
-// Values of the parameters [at, at + n) of the flat buffers: exact for the state that starts from them, and rounded, for
-// which `rounded` has room. Both must stay until the device was waited for.
+// Sets parameters [at, at + n) of the flat buffers: `exact` into the states that start from them, rounded to floatX
+// into the parameters. `rounded` has room for n. Both must stay until the device was waited for.
 static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
     for (int64_t i = 0; i < n; i++)
         rounded[i] = to_floatX(exact[i]);
@@ -137,8 +138,8 @@ static void optimizer_set_parameters(struct optimizer *o, int64_t at, const floa
 
 // ---- the update ----
 
-// AdamW on elements [begin, end) of the flat buffers, which belong to a bucket's own shard (NULL: this rank holds all):
-// tensor by tensor, since some decay and some do not.
+// Enqueues AdamW on elements [begin, end) of the flat buffers, which are in this rank's shard of bucket b (NULL: this
+// rank holds all): tensor by tensor, since not all have weight decay.
 static void optimizer_update_range(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
                                    int64_t begin, int64_t end, const struct bucket *b) {
     const struct zero *z = o->zero;
@@ -160,8 +161,9 @@ static void optimizer_update_range(struct optimizer *o, struct adamw adamw, cons
                      z->timeline->dev);
     }
 }
-// The update of all that this rank owns. Sharded, the embeddings come first: what the next forward needs first is gathered
-// first, while the rest is updated. *check, in the device's memory, holds the clipping, or forbids the update.
+// Enqueues the update of all that this rank owns. Where it is sharded the embeddings are first: what the next forward
+// needs first is gathered while the rest is updated. *check, in the device's memory, holds the clipping or forbids the
+// update.
 static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -181,8 +183,9 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
     }
 }
 
-// *squares = the sum of the squares of the own shards' gradients, whatever the stage, so that the norm has the same bits in
-// all of them. Waits for reductions in flight. `ws`: sum_of_squares_workspace_bytes().
+// *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every
+// stage, so that all stages have the norm in the same bits. Waits for reductions in flight. `ws`:
+// sum_of_squares_workspace_bytes().
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
@@ -197,7 +200,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
 
 // ---- the copy for checkpoints ----
 
-// A bucket of one state, gathered. Live in region REGION_SAVE.
+// The buffer for a gathered bucket of one state, live in REGION_SAVE; NULL when planning.
 static float *optimizer_gathered_buffer(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
     struct timeline *t = o->zero->timeline;
@@ -207,7 +210,7 @@ static float *optimizer_gathered_buffer(struct optimizer *o) {
                                     "checkpoint", "a piece of sharded state", -1);
 }
 
-// Gathers one state from all ranks into the copy of the rank that keeps one. Every rank calls it.
+// Gathers a sharded state from all ranks into the copy of the rank that keeps one. Every rank calls it.
 static void optimizer_gather_state(struct optimizer *o, enum optimizer_state id) {
     const struct shards *s = &o->zero->shards;
     struct device *dev = o->zero->timeline->dev;
@@ -225,8 +228,8 @@ static void optimizer_gather_state(struct optimizer *o, enum optimizer_state id)
     }
 }
 
-// Copies one whole state into the host's memory. Pinned memory is copied to at the bus' full speed: while one chunk comes,
-// the one before goes to its place.
+// Copies an unsharded state into the copy. Only transfers to pinned memory reach the bus's full speed: while one chunk
+// is in flight, the one before is copied from pinned memory to its place.
 static void optimizer_copy_whole(struct optimizer *o, enum optimizer_state id) {
     const int64_t CHUNK = DEVICE_MEMORY_IS_HOSTS ? 1 << 16 : 4 << 20, n = o->zero->shards.flat,
                   chunks = (n + CHUNK - 1) / CHUNK;
@@ -254,8 +257,8 @@ static void optimizer_copy_whole(struct optimizer *o, enum optimizer_state id) {
     host_free(pinned);
 }
 
-// Copies what a checkpoint holds into the host's memory of the rank that keeps a copy, in the time of the copy and no more.
-// Every rank calls it; updated parameters in flight were waited for.
+// Copies the state that a checkpoint holds into the copy of the rank that keeps one. Every rank calls it, after waiting
+// for updated parameters in flight.
 static void optimizer_copy_state(struct optimizer *o) {
     for (int id = 0; id < STATE_COUNT; id++) {
         if (!optimizer_has((enum optimizer_state)id))
@@ -265,5 +268,5 @@ static void optimizer_copy_state(struct optimizer *o) {
         else if (o->keeps_copy)
             optimizer_copy_whole(o, (enum optimizer_state)id);
     }
-    device_synchronize(o->zero->timeline->dev); // the gathering is over on every rank that goes on
+    device_synchronize(o->zero->timeline->dev); // no gather is in flight when the next step starts
 }

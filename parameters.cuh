@@ -11,7 +11,7 @@
 #include <stdint.h>           // int64_t
 #include <stdio.h>            // snprintf
 
-// The shape of a whole model: what the config says, resolved.
+// The shape of a whole model, from the resolved config.
 struct model_shape {
     struct layer_shape layer;
     int L, V, Vp, P; // layers, vocabulary, vocabulary padded for the matmuls, learned positions (0: none)
@@ -27,7 +27,7 @@ static bool uses_rope(const struct model_shape *s) {
     }
     return false;
 }
-// Elements of a norm's bias.
+// Elements of a norm's bias; 0: the norm has none.
 static int norm_bias_rows(const struct model_shape *s) {
     switch (s->normalization) {
     case NORMALIZATION_LAYERNORM: return s->layer.C;
@@ -36,7 +36,7 @@ static int norm_bias_rows(const struct model_shape *s) {
     return 0;
 }
 
-// Floats a token that the backward of a norm needs: the reciprocal standard deviation and, for LayerNorm, the mean.
+// Floats per token that the backward of a norm reads: the reciprocal standard deviation and, for LayerNorm, the mean.
 static int norm_statistics(enum normalization kind) {
     switch (kind) {
     case NORMALIZATION_LAYERNORM: return 2;
@@ -80,15 +80,15 @@ enum initialisation {
     INIT_ZERO,
 };
 
-// A unit is what is computed with at a time, and what ZeRO gathers and reduces at a time. Backward finishes the head's
-// tensors first, then each layer's from the last layer on, then the embeddings'.
+// A unit is a set of tensors that ZeRO gathers and reduces together. Backward finishes the head's first, then each
+// layer's from the last layer on, then the embeddings'.
 enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 
-// One row a kind of tensor; those of a unit in the order in which its backward finishes them. Columns: name; the unit, of
-// which UNIT_LAYER's rows stand for a tensor in every layer; rows (0: the model has none); columns (1: a vector); rows that
-// are visible outside; initialisation; which of a layer's random streams the initial values come from (0 to
-// RANDOM_STREAMS - 1, each once; NO_STREAM for constants). Matrices and embeddings decay, vectors do not, which is the rule
-// of GPT-2's and Llama's trainers.
+// One row per kind of tensor; those of a unit in the order in which its backward finishes them. Columns: id; name; unit
+// (a row of UNIT_LAYER is a tensor in every layer); rows (0: the model has no such tensor); columns (1: a vector); rows
+// without padding; initialisation; the random stream of the initial values (0 to RANDOM_STREAMS - 1, each once;
+// NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
+// training.
 #define PARAMETER_ROWS(ROW)                                                                                            \
     ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                                \
     ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                          \
@@ -110,7 +110,7 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
     ROW(WPE, "wpe", UNIT_EMBEDDINGS, s->P, s->layer.C, s->P, INIT_NORMAL, 15)                                          \
     ROW(WTE, "wte", UNIT_EMBEDDINGS, s->Vp, s->layer.C, s->V, INIT_NORMAL, 16)
 
-// Of a layer, and of the rest of the model. Fixed: another number would change every model's initial values.
+// Random streams of each layer, and of the rest of the model. Fixed: another number would change the initial values.
 enum { RANDOM_STREAMS = 17, NO_STREAM = -1 };
 
 enum parameter {
@@ -128,7 +128,7 @@ struct tensor {
     int rows, cols;   // cols = 1: a vector
     int visible_rows; // the rest is padding
     enum initialisation init;
-    int stream;            // of the random numbers of its initial values, NO_STREAM: constants
+    int stream;            // random stream of the initial values, NO_STREAM: constants
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
 };
 
@@ -140,15 +140,16 @@ struct parameters {
     int *index; // (L + 1, PARAM_COUNT) into tensors, -1 where absent; the last row is the whole model's
     int L;
     int64_t flat;    // elements of a flat buffer, alignment gaps included
-    int64_t visible; // parameters as the world counts them
-    // Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is [unit_begin[u], unit_begin[u + 1]).
+    int64_t visible; // parameters without padding, as published counts have them
+    // Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is elements [unit_begin[u],
+    // unit_begin[u + 1]) of a flat buffer.
     int num_units;
     int64_t *unit_begin; // (num_units + 1)
 };
 
 enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
 
-// A row of the table for this shape, as a tensor of no layer and without a place.
+// A row of the table for this shape, as a tensor of no layer, whose offset and count are not set.
 static struct tensor tensor_row(enum parameter id, const struct model_shape *s) {
     struct tensor t;
     memset(&t, 0, sizeof t);
@@ -172,7 +173,7 @@ static struct tensor tensor_row(enum parameter id, const struct model_shape *s) 
     return t;
 }
 
-// The number of parameters of a shape, without padding. A double, since sizes that no 64 bits count can be asked for.
+// The number of parameters of a shape, without padding. A double, since options may ask for more than 64 bits count.
 static double parameters_number(const struct model_shape *s) {
     double number = 0;
     for (int id = 0; id < PARAM_COUNT; id++) {
@@ -183,7 +184,7 @@ static double parameters_number(const struct model_shape *s) {
     return number;
 }
 
-// Numbers of units, in flat order.
+// The indices of the units, in flat order.
 static int unit_of_head(void) { return 0; }
 static int unit_of_layer(const struct parameters *p, int l) { return p->L - l; }
 static int unit_of_embeddings(const struct parameters *p) { return p->L + 1; }
@@ -214,7 +215,7 @@ static void parameters_add(struct parameters *p, struct tensor t, int layer) {
     p->tensors[p->num_tensors++] = t;
 }
 
-// Adds the rows of a unit, of that layer or -1. The next unit begins at a multiple of `multiple` elements.
+// Adds the tensors of a unit. layer -1: of the whole model. The unit is padded to a multiple of `multiple` elements.
 static void parameters_add_unit(struct parameters *p, const struct model_shape *s, enum unit_kind unit, int layer,
                                 int64_t multiple) {
     for (int id = 0; id < PARAM_COUNT; id++) {
@@ -226,8 +227,8 @@ static void parameters_add_unit(struct parameters *p, const struct model_shape *
     p->unit_begin[++p->num_units] = p->flat;
 }
 
-// The table of a model's tensors, for `ranks` processes: each unit is a multiple of as many aligned shards. Ends the program
-// where the model is too large to be addressed. Freed by parameters_free.
+// Makes the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards divide
+// it. Ends the program where the model is too large to be addressed. parameters_free frees it.
 static struct parameters parameters_create(const struct model_shape *s, int ranks) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;
@@ -257,13 +258,14 @@ static void parameters_free(struct parameters *p) {
     memset(p, 0, sizeof *p);
 }
 
-// The tensor, or NULL where this model has none. layer -1: of the whole model.
+// The tensor of a layer (-1: of the whole model), or NULL where this model has none.
 static const struct tensor *parameters_find(const struct parameters *p, int layer, enum parameter id) {
     const int at = p->index[(layer < 0 ? p->L : layer) * PARAM_COUNT + id];
     return at < 0 ? NULL : &p->tensors[at];
 }
 
-// Initial values of elements [first, first + n) of one tensor, fp32. They depend on the seed and the tensor's place alone.
+// out (n) = the initial values of elements [first, first + n) of a tensor, which depend only on the seed and the
+// tensor.
 static void tensor_initialise(float *out, int64_t first, int64_t n, const struct tensor *t, double std, int L,
                               uint64_t seed) {
     int64_t visible = (int64_t)t->visible_rows * t->cols - first;

@@ -1,8 +1,8 @@
-// Which activations a layer keeps for its backward, and which are made again: one table, and the policies over it.
+// Which activations a layer keeps for its backward, and which are recomputed: one table, and the policies over it.
 //
-// Recomputation is block_forward called again with a mask of what to produce (gpt.cuh), so that recomputed values are the
-// same bits by construction. Everything here is arithmetic on those masks; the memory plan, the reports and the search
-// for a policy that fits a budget all read the same table. To add an activation is to add a row.
+// Recomputation calls block_forward again with the set of activations to produce (gpt.cuh), so that recomputed values
+// have the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the
+// search for a policy within a budget all read the same table. To add an activation is to add a row.
 #pragma once
 #include "runtime/machine/error.h" // fail
 #include <math.h>                  // fabs
@@ -12,22 +12,22 @@
 #include <stdlib.h>                // calloc, free, strtol, qsort
 #include <string.h>                // strcmp, strlen
 
-// What the sizes in the table depend on.
+// The shape of a layer, on which the sizes in the table depend.
 struct layer_shape {
     int C, H, G, D, F;      // hidden size, query heads, key/value heads (query groups), head dim, FFN width
     int T;                  // sequence length
     int x;                  // bytes of floatX
     bool gated;             // the MLP's activation multiplies a second projection, up, by the activated one
-    const char *activation; // its name
-    int norm_statistics;    // floats a token that a norm's backward needs: 1 / deviation and, for LayerNorm, the mean
-    bool materialised;      // unfused attention: the T x T probabilities are kept, else one log-sum-exp a row
+    const char *activation; // the MLP activation's name
+    int norm_statistics;    // floats per token that a norm's backward reads: 1 / deviation and, for LayerNorm, the mean
+    bool materialised;      // unfused attention: the T x T probabilities are kept, else one log-sum-exp per row
 };
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
-// Of the MLP's first product: a gated activation has the gate's columns before those that it multiplies.
+// Columns of the MLP's first matmul; with a gated activation, the gate's columns and then those that they multiply.
 static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 : 1) * s->F; }
 
-// The modules of --recompute-modules. Columns: id; name. The activations that a module drops name it in their rows, below.
-// FIRST is ROW, but for lists with a separator.
+// The modules of --recompute-modules. Columns: id; name. A module drops the activations that name it in their rows
+// below. FIRST stands for ROW in the first row, for lists with separators.
 #define MODULE_ROWS(FIRST, ROW)                                                                                        \
     FIRST(CORE_ATTN, "core_attn")                                                                                      \
     ROW(NORM, "norm")                                                                                                  \
@@ -42,7 +42,7 @@ enum module_index {
 #undef INDEX_ROW
         NUM_MODULES
 };
-// A set of modules is a sum of these.
+// The bits of a set of modules.
 enum module {
 #define BIT_ROW(id, name) MODULE_##id = 1 << MODULE_INDEX_##id,
     MODULE_ROWS(BIT_ROW, BIT_ROW)
@@ -57,11 +57,12 @@ static const char *const module_names[NUM_MODULES] = {
 #undef NAME_ROW
 };
 
-// One row an activation. Columns: name; category in the reports; modules that drop it; bytes a token;
-// matmul and attention flops a token to make it again; bytes of memory traffic a token to make it again; made from.
-// `s` is the struct layer_shape. INPUT is the layer's input, which is the OUT of the layer before and not stored twice.
-// The last matmul of the MLP belongs to OUT: no backward reads OUT of its own layer, so full recomputation skips it.
-// SOFTMAX and ATT come from one op, which makes both whenever either is asked for; its cost stands in ATT's row.
+// One row per activation. Columns: id; name; category in the reports; modules that drop it; bytes per token; matmul and
+// attention flops per token to recompute it; bytes of memory traffic per token to recompute it; the activations that it
+// is computed from. `s` is the struct layer_shape. ACT_INPUT is the layer's input: the OUT of the layer before, not
+// stored twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full
+// recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
+// cost is in ATT's row.
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)                              \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, ACT_INPUT)                \
@@ -89,7 +90,7 @@ enum activation_id {
 #undef ENUM_ROW
         ACT_COUNT
 };
-enum { ACT_INPUT = 1 << ACT_COUNT }; // always there: needs no producing
+enum { ACT_INPUT = 1 << ACT_COUNT }; // always present, never produced
 
 struct activation_row {
     const char *name, *category;
@@ -115,10 +116,10 @@ static struct activation_row activation_row(enum activation_id id, const struct 
 }
 
 static const uint32_t ACT_ALL = (1u << ACT_COUNT) - 1;
-// What the backward of a layer reads, its input apart.
+// The activations that the backward of a layer reads, besides the layer's input.
 static const uint32_t ACT_BACKWARD = ((1u << ACT_COUNT) - 1) & ~BIT(OUT);
 
-// Bytes a token that a set of one layer's activations takes.
+// Bytes per token of a set of one layer's activations.
 static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     int64_t bytes = 0;
     for (int id = 0; id < ACT_COUNT; id++)
@@ -127,7 +128,8 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     return bytes;
 }
 
-// `wanted` and all that must be produced on the way to it, given what is kept.
+// The set that must be produced to have `wanted`, given that `kept` is there: both its members and what they are made
+// from.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
     do {
@@ -142,9 +144,8 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
 // ---------------------------------------------------------------------------------------------------------------------
 // Policies
 
-// What each layer keeps from forward to backward. gpt_create takes a policy over; policy_free releases another.
-// The next range of --recompute-layers, a list such as 0-3,8: *first <= *last are its ends, and *at, which begins at
-// `list`, moves behind it and its comma. A list that is none ends the program.
+// Reads the next range of --recompute-layers, a list such as 0-3,8: *first <= *last are its ends, and *at, which begins
+// at `list`, moves past the range and its comma. Text that is no such list ends the program.
 static inline void recompute_next_layers(const char *list, const char **at, int *first, int *last) {
     const char *end = *at;
     int read = 0;
@@ -163,7 +164,7 @@ static inline void recompute_next_layers(const char *list, const char **at, int 
     *at = end + more;
 }
 
-// The set of modules that --recompute-modules lists; of an empty list, the default's. An unknown name ends the program.
+// The set of modules that --recompute-modules lists; an empty list means the default. An unknown name ends the program.
 static inline uint32_t recompute_modules_of(const char *list) {
     uint32_t modules = 0;
     for (const char *word = *list ? list : RECOMPUTE_MODULES_DEFAULT; *word;) {
@@ -182,10 +183,11 @@ static inline uint32_t recompute_modules_of(const char *list) {
     return modules;
 }
 
+// What each layer keeps from forward to backward. The policy's owner frees it by policy_free; gpt_create takes it over.
 struct recompute_policy {
     int num_layers;
     uint32_t *kept;   // (num_layers) activations that stay from forward to backward
-    int *group_first; // (num_layers) the first layer of the group that is recomputed together; l itself where alone
+    int *group_first; // (num_layers) the first layer of the group that layer l is recomputed with; l: alone
     char description[256];
 };
 
@@ -195,8 +197,8 @@ static struct recompute_policy policy_none(int num_layers);
 static struct recompute_policy policy_uniform(int num_layers, int group);
 // Full, block: the first n layers keep their input alone.
 static struct recompute_policy policy_block(int num_layers, int n);
-// Full: the layers of a list such as 0-3,8 keep their input alone. A list that is none, or names layers that the model
-// has not, ends the program.
+// Full: the layers of a list such as 0-3,8 keep their input alone. A malformed list, or one with layers that the model
+// does not have, ends the program.
 static struct recompute_policy policy_of_layers(int num_layers, const char *list);
 // Selective: all layers drop the activations of a set of modules.
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
@@ -208,21 +210,22 @@ static void policy_free(struct recompute_policy *policy);
 static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 // The activations of layer l that its backward must recompute before it runs.
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
-// Bytes a token that all layers keep from forward to backward.
+// Bytes per token that all layers keep from forward to backward.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// Time of a step's recomputation, or of making one layer's set of activations, as flops a token: a byte of memory
-// traffic counts `flops_per_byte`, the machine's balance.
+// The cost of a step's recomputation, and of computing a set of one layer's activations, as flops per token: a byte of
+// memory traffic counts as `flops_per_byte` flops, the machine's balance.
 static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte);
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
-// The activations that a set of modules drops. The statistics of a norm stay: 4 or 8 bytes a token.
+// The activations that a set of modules drops. The statistics of a norm are always kept: 4 or 8 bytes per token.
 static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
 // A set of modules as "norm,activation", in the `n` bytes of `out`.
 static const char *modules_text(char *out, size_t n, uint32_t modules);
 
-// The sets of activations that a layer may keep in the search for a budget, and their number. Candidates are all but
-// each subset of the modules, and the output alone; `kept` gets those that no mixture of two others beats in both bytes
-// and cost (the lower convex hull), by falling bytes and rising cost. The first keeps all.
+// kept = the sets of activations that a layer may keep in the search for a policy within a budget; returns their
+// number. The candidates drop each subset of the modules, or all but the output; those on the lower convex hull of
+// bytes and cost, which no mixture of two others beats in both, are returned by falling bytes and rising cost. The
+// first keeps all.
 enum { FRONTIER_MOST = (1 << NUM_MODULES) + 1 };
 static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_shape *s, double flops_per_byte);
 
@@ -257,7 +260,7 @@ static uint32_t policy_missing(const struct recompute_policy *policy, int l, con
     return activation_closure(wanted, policy->kept[l], s);
 }
 
-// Layer l keeps nothing but its output, which is the next layer's input.
+// Makes layer l keep nothing but its output, which is the next layer's input.
 static void policy_drop_layer(struct recompute_policy *policy, int l) { policy->kept[l] = BIT(OUT); }
 
 static struct recompute_policy policy_uniform(int num_layers, int group) {
@@ -369,7 +372,7 @@ static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_s
         all[n].bytes = (double)activation_bytes(set, s);
         all[n++].cost = activation_cost(activation_closure(ACT_BACKWARD, set, s), s, flops_per_byte);
     }
-    // From the candidate that keeps all to the one that saves a byte at the lowest price, until none saves more.
+    // Starts with the candidate that keeps all, and goes on to the one with the lowest cost per byte saved.
     int count = 0, at = 0;
     kept[count++] = all[at].kept;
     for (;;) {

@@ -1,7 +1,8 @@
 // The timeline of a training step: its phases, in the order in which they run, and the buffers that each of them uses.
 //
-// The code of the model runs in two modes. Planned, each phase records which buffers it touches and executes nothing: that
-// is where the memory plan comes from. Run, the same code finds those buffers at their planned places. A phase:
+// The code of the model runs in two modes. When planning, each phase records which buffers it touches and executes
+// nothing: the memory plan is made from these records. When running, the same code finds the buffers at their planned
+// addresses. A phase:
 //
 //     timeline_phase(t, "forward", layer, "norm 1");      // the next phase of the timeline begins
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
@@ -12,8 +13,9 @@
 #include <stdio.h>                 // snprintf
 #include <time.h>                  // clock_gettime
 
-// What runs the model's layers, which decides where activations live: a training step's first forward; the forward of some
-// activations again before a layer's backward; validation; one token a sequence against the KV cache.
+// A pass over the model's layers; each has activation buffers of its own. PASS_TRAIN: the forward of a training step;
+// PASS_RECOMPUTE: the recomputation of dropped activations before a layer's backward; PASS_EVALUATE: validation;
+// PASS_GENERATE: one token a sequence, against the KV cache.
 enum pass { PASS_TRAIN, PASS_RECOMPUTE, PASS_EVALUATE, PASS_GENERATE, PASS_COUNT };
 static const char *pass_name(enum pass pass) {
     switch (pass) {
@@ -40,8 +42,8 @@ struct timeline {
     int workspaces_capacity;
 };
 
-// Hooks of tests and benchmarks, which define them before they include this: a look at the timeline as each phase begins;
-// whether there is one now, which wants each phase executed and not a recorded graph; what executes an op.
+// Hooks, which tests and benchmarks define before they include this file: TIMELINE_ON_PHASE is called as each phase
+// begins; TIMELINE_IS_WATCHED forbids recorded graphs, so that every phase runs; TIMELINE_EXECUTE runs an op.
 #ifndef TIMELINE_ON_PHASE
 #define TIMELINE_ON_PHASE(t) ((void)(t))
 #define TIMELINE_IS_WATCHED false
@@ -73,7 +75,7 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Planning begins: an empty plan, no phase, no workspace. It ends by plan_place and planning = false.
+// Begins planning, with an empty plan. The caller ends it by plan_place and planning = false.
 static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     plan_begin(&t->plan);
     t->dev = dev;
@@ -88,14 +90,15 @@ static void timeline_free(struct timeline *t) {
     free(t->workspaces);
 }
 
+// Enters a region: the next phase is its first.
 static void timeline_region(struct timeline *t, enum region r) {
     if (t->planning)
         t->region_first[r] = t->phase + 1;
     t->phase = t->region_first[r] - 1;
 }
 
-// The next phase of the region begins, named "forward layer 3: norm 1", or without a layer where that is -1.
-static void timeline_phase(struct timeline *t, const char *part, int layer, const char *op) {
+// Begins the next phase of the region, named "GROUP layer 3: OP", or "GROUP: OP" for layer -1.
+static void timeline_phase(struct timeline *t, const char *group, int layer, const char *op) {
     char name[96];
     t->phase++;
     if (!t->planning) {
@@ -103,14 +106,14 @@ static void timeline_phase(struct timeline *t, const char *part, int layer, cons
         return;
     }
     if (layer >= 0)
-        snprintf(name, sizeof name, "%s layer %d: %s", part, layer, op);
+        snprintf(name, sizeof name, "%s layer %d: %s", group, layer, op);
     else
-        snprintf(name, sizeof name, "%s: %s", part, op);
+        snprintf(name, sizeof name, "%s: %s", group, op);
     plan_phase(&t->plan, name);
 }
 
-// Where a buffer lies. It is live in this phase, or that is a bug: what a phase did not touch when planning may lie under
-// another buffer.
+// The address of a buffer, which must be live in this phase: otherwise another buffer may have its bytes now. Aborts
+// where it is not.
 static void *timeline_pointer(const struct timeline *t, int id) {
     const struct plan_buffer *b = id < 0 ? NULL : &t->plan.buffers[id];
     if (!b || t->phase < b->first_phase || t->phase > b->last_phase) {
@@ -121,8 +124,9 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// A buffer of the activations' arena, which this phase uses. *id is its number in the plan, -1 before the first touch, which
-// adds it: `bytes`, category, name and layer (-1: none) count then only. NULL when planning.
+// The address of a buffer of the activations arena, or NULL when planning, which makes it live in this phase. *id is
+// the buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1:
+// none).
 static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
                              int layer) {
     if (!t->planning)
@@ -133,10 +137,10 @@ static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const ch
     return NULL;
 }
 
-// A buffer is live in this phase: what an op of another phase leaves there is still, or already, wanted.
+// Wraps the fetch of a buffer that no op of this phase uses but that must be live in it, between phases that use it.
 static void timeline_touch(const void *buffer) { (void)buffer; }
 
-// Scratch memory of this phase alone: the largest that its ops ask for. NULL for no bytes, and when planning.
+// Scratch memory that lives in this phase alone: the most that its ops ask for. NULL for 0 bytes, and when planning.
 static void *timeline_workspace(struct timeline *t, size_t bytes) {
     if (bytes == 0)
         return NULL;

@@ -1,8 +1,8 @@
-// train_gpt: trains, evaluates or samples a GPT on the target and in the precision that are asked for.
+// train_gpt: trains, evaluates or samples a GPT on a target (cpu, cuda) and in a precision.
 //
 // This file is compiled several times. Without ENGINE it is main, which reads the options and calls one copy of the
-// engine; with ENGINE defined (train_cpu_fp32, ...) it is such a copy, whose floatX is that precision and whose one
-// entry point has that name.
+// engine. With ENGINE defined (train_cpu_fp32, ...) it is that copy: floatX has the copy's precision, and the one entry
+// point is named ENGINE.
 #include "config.h"     // struct config: every option
 #include "run/engine.h" // the copies of the engine
 
@@ -14,8 +14,8 @@
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // printf
 
-// Fails where a plan, a loss or a sample, the result of such a run, was printed into a full disk. A reader that has
-// left (EPIPE), as head does, wanted no more of it.
+// Fails where stdout is the result of the run (a plan, a loss, samples) and could not be written, as on a full disk. A
+// reader that has closed its pipe (EPIPE), as head does, is no error.
 static void check_printed(const struct config *config) {
     const bool prints_result = config->plan || !config_trains(config);
     errno = 0;
@@ -57,7 +57,7 @@ int main(int argc, char **argv) {
 #include "run/train.cuh"       // the training loop
 #include "run/validate.cuh"    // validation
 
-// Trains, from the data to the last checkpoint. Returns the exit status, as run_evaluation and run_generation do.
+// A run that trains, from opening the data to the last checkpoint. Returns the exit status, as all run_* do.
 static int run_training(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
@@ -82,7 +82,7 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : r->finished < c->train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 
-// --eval-only
+// A run of --eval-only: prints the validation loss.
 static int run_evaluation(struct run *r) {
     open_data(r);
     allocate_model(r);
@@ -91,14 +91,14 @@ static int run_evaluation(struct run *r) {
     return evaluate_only(r);
 }
 
-// --generate; each prompt is followed by new_tokens tokens at most.
+// A run of --generate: continues each prompt by at most new_tokens tokens.
 static int run_generation(struct run *r, int new_tokens) {
     allocate_model(r);
     load_model(r);
     return generate_only(r, new_tokens);
 }
 
-// --plan: nothing is allocated.
+// A run of --plan: prints the memory plan and allocates nothing.
 static int run_plan(const struct run *r) {
     report(r);
     plan_print(&r->model->timeline.plan, stdout);

@@ -1,18 +1,19 @@
-// Which rank owns which ranges of the flat buffers, and the gathering and reducing of units (ZeRO: Rajbhandari et al. 2020,
-// arXiv 1910.02054).
+// Which rank owns which ranges of the flat buffers, and the gathering and reducing of units (ZeRO: Rajbhandari et al.
+// 2020, arXiv 1910.02054).
 //
-// A unit is what is computed with at a time: the head's tensors, a layer's, the embeddings'. Units are ranges of the flat
-// buffers (parameters.cuh), in the order in which backward finishes their gradients. A unit is cut into buckets of at most
-// --bucket-mib of fp32 gradients; a bucket is reduced as soon as its unit's gradients are complete. Each rank owns an equal
-// shard of each bucket, so that every reduction and every all-gather is balanced, and the shards do not depend on the stage:
+// A unit is a set of tensors that are gathered and reduced together: the head's, a layer's, or the embeddings'. Units
+// are ranges of the flat buffers (parameters.cuh), in the order in which backward finishes their gradients. A unit is
+// cut into buckets of at most --bucket-mib of fp32 gradients; a bucket is reduced as soon as its unit's gradients are
+// complete. Each rank owns an equal shard of each bucket, so that every reduction and every all-gather is balanced. The
+// shards are the same in every stage:
 //
 //   stage 0   each rank holds and updates everything; gradients are all-reduced
-//   stage 1   the optimizer's state is held for the own shards only; gradients are reduced, updated parameters gathered
-//   stage 2   gradients too: a unit's are reduced to the own shards after its backward, in each micro-step
+//   stage 1   a rank holds the optimizer state of its shards; gradients are reduced to shards, new parameters gathered
+//   stage 2   gradients too: a unit's are reduce-scattered after its backward, in each micro-step
 //   stage 3   parameters too: a unit's are gathered before it is used, in forward and again in backward
 //
-// Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket; what a rank holds of a
-// sharded buffer stands in the same order, without gaps: the shard of bucket b lies at b.begin / ranks.
+// Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
+// in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
 #pragma once
 #include "kernels/adamw.cuh"       // add_floats
 #include "kernels/collectives.cuh" // collective_reduce_scatter, collective_all_gather
@@ -20,8 +21,8 @@
 #include "timeline.cuh"            // struct timeline, enum pass
 
 struct bucket {
-    int64_t begin; // in the flat buffers
-    int64_t shard; // elements of each rank: the bucket is [begin, begin + ranks * shard)
+    int64_t begin; // element of the flat buffers
+    int64_t shard; // elements of each rank's shard: the bucket is [begin, begin + ranks * shard)
     int unit;
 };
 
@@ -35,7 +36,7 @@ struct shards {
     int64_t largest_shard;
 };
 
-// What a stage shards. With one rank nothing is.
+// What a stage shards; with one rank, nothing.
 static bool shards_optimizer(const struct shards *s) { return s->ranks > 1 && s->stage >= 1; }
 static bool shards_gradients(const struct shards *s) { return s->ranks > 1 && s->stage >= 2; }
 static bool shards_parameters(const struct shards *s) { return s->ranks > 1 && s->stage >= 3; }
@@ -86,21 +87,22 @@ static void shards_free(struct shards *s) {
     memset(s, 0, sizeof *s);
 }
 
-// Elements of a buffer, sharded or whole.
+// Elements of a flat buffer on this rank, sharded or whole.
 static int64_t shards_elements(const struct shards *s, bool sharded) { return sharded ? s->flat / s->ranks : s->flat; }
 
-// The first element of a bucket that is this rank's, in the whole flat buffer.
+// The element of the whole flat buffer at which this rank's shard of a bucket begins.
 static int64_t shards_own_begin(const struct shards *s, const struct bucket *b) {
     return b->begin + s->rank * b->shard;
 }
 
-// Where an element of the own shard of a bucket lies in a buffer that is sharded or whole.
+// The index, in this rank's buffer (sharded or whole), of element `at` of the flat buffers, which is in this rank's
+// shard of the bucket.
 static int64_t shards_place(const struct shards *s, const struct bucket *b, int64_t at, bool sharded) {
     return sharded ? b->begin / s->ranks + at - shards_own_begin(s, b) : at;
 }
 
-// The next range of [*at, end) that a buffer holds here: [*at, *at + n) of the flat buffer, which lies at *place of it.
-// Returns n, 0 where nothing is left.
+// The next range of [*at, end) that this rank's buffer holds: [*at, *at + n) of the flat buffer, at index *place of
+// this rank's buffer. Returns n; 0: nothing is left.
 static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, int64_t end, int64_t *place) {
     if (!sharded) {
         *place = *at;
@@ -122,26 +124,25 @@ static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Units
 
-// A unit's gathered parameters, in one pass.
+// The all-gather of a unit's parameters in one pass.
 enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
 
-// The parameters and gradients of this rank: whole, or its shards by the stage, and then each unit's whole ones while they
-// are used.
+// The parameters and gradients of this rank: whole or sharded, by the stage; units in use are whole in any case.
 struct zero {
     struct shards shards;
     const struct parameters *table;  // not owned
     struct timeline *timeline;       // not owned
-    struct collectives *collectives; // not owned; NULL with one rank, or where it is only planned
+    struct collectives *collectives; // not owned; NULL with one rank, and while planning
     floatX *params;                  // NULL while planning
     float *grads;                    // NULL while planning, and where the model does not train
-    uint64_t *params_tickets;        // (buckets) collectives in flight, 0: none: the all-gather of updated parameters,
-    uint64_t *grads_tickets;         // the reduction of gradients
+    uint64_t *params_tickets;        // (buckets) all-gathers of parameters in flight, 0: none
+    uint64_t *grads_tickets;         // (buckets) reductions of gradients in flight, 0: none
     enum unit_state *units;          // (PASS_COUNT, units) where parameters are sharded
     int *params_ids;                 // (PASS_COUNT, units) buffer of a unit's gathered parameters, -1: none
-    int *grads_ids;                  // (units) of its gradients before they are reduced, -1: none
+    int *grads_ids;                  // (units) buffer of a unit's gradients before they are reduced, -1: none
 };
 
-// For this rank of as many; the table and the timeline must outlive it. Freed by zero_free.
+// Sets up z for rank `rank` of `ranks`. The table and the timeline must outlive it; zero_free frees it.
 static void zero_create(struct zero *z, const struct parameters *table, struct timeline *timeline, int rank, int ranks,
                         int stage, int64_t bucket_bytes) {
     memset(z, 0, sizeof *z);
@@ -171,7 +172,7 @@ static void zero_free(struct zero *z) {
     memset(z, 0, sizeof *z);
 }
 
-// A region of the timeline begins: no unit is gathered.
+// To be called when a region of the timeline begins: no unit is gathered then.
 static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
 }
@@ -195,7 +196,7 @@ static const char *unit_name(const struct zero *z, int unit, char text[64], cons
     return text;
 }
 
-// Where a unit's parameters lie while they are gathered, and its gradients until they are reduced.
+// The buffers of a unit's gathered parameters, and of its gradients until they are reduced; NULL when planning.
 static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
     return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
@@ -206,7 +207,8 @@ static float *unit_gradients(struct zero *z, int unit) {
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
 
-// A parameter and its gradient; NULL where this model has none, and when planning. layer -1: of the whole model.
+// The address of a parameter, and of its gradient; NULL where the model has none, and when planning. layer -1: of the
+// whole model.
 static floatX *zero_parameter(struct zero *z, enum pass pass, int layer, enum parameter id) {
     const struct tensor *t = parameters_find(z->table, layer, id);
     if (!t)
@@ -230,21 +232,21 @@ static float *zero_gradient(struct zero *z, int layer, enum parameter id) {
     return z->grads ? z->grads + t->offset : NULL;
 }
 
-// Enqueues a wait for a unit's collectives in flight: later work stands behind it. A unit is waited for once, so that later
-// micro-steps wait for no collective and can be recorded as a graph.
+// Makes later work of the device wait for a unit's collectives in flight, and clears their tickets: later micro-steps
+// then wait for no collective and can be recorded as a graph.
 static void unit_wait(struct zero *z, uint64_t *tickets, int unit) {
     for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1]; i++) {
         collective_wait(z->collectives, tickets[i], z->timeline->dev);
         tickets[i] = 0;
     }
 }
-// Waits for all-gathers of updated parameters that are in flight.
+// Makes later work of the device wait for every all-gather of updated parameters in flight.
 static void zero_wait_for_updates(struct zero *z) {
     for (int unit = 0; unit < z->shards.units && z->shards.ranks > 1; unit++)
         unit_wait(z, z->params_tickets, unit);
 }
 
-// A unit's parameters are used soon: where they are sharded, their all-gather begins, in the current phase.
+// Begins the all-gather of a unit's parameters in the current phase, where they are sharded and not gathered yet.
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
@@ -261,7 +263,8 @@ static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     }
     *state = UNIT_IN_FLIGHT;
 }
-// A unit's parameters are used from here on: what zero_prefetch or the last update began to gather is waited for.
+// To be called before a unit's parameters are used: waits for the all-gather that zero_prefetch or the last update
+// began. Where parameters are sharded this is a phase of its own.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
     struct timeline *t = z->timeline;
     if (z->shards.ranks == 1)
@@ -280,7 +283,8 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
     *state = UNIT_READY;
 }
 
-// A unit's gradients begin to be added to: from zero where the stage shards them, since those before were reduced.
+// To be called before a unit's backward adds to its gradients. Sharded gradients were reduced in the micro-step before,
+// so that the unit's buffer starts from zero; whole ones go on adding up.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!shards_gradients(&z->shards))
@@ -289,7 +293,7 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     float *whole = unit_gradients(z, unit);
     TIMELINE_RUN(t, device_zero(whole, (size_t)unit_elements(z, unit) * sizeof *whole, t->dev));
 }
-// A unit's gradients are complete: their reduction begins; without sharded gradients in the last micro-step only.
+// Begins the reduction of a unit's complete gradients: sharded ones in each micro-step, whole ones in the last one.
 static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -312,7 +316,7 @@ static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
                                                         unit_name(z, unit, name, "gathering of gradients"), t->dev);
     }
 }
-// Adds the own shards of a unit's reduced gradients to those of the micro-steps before.
+// Waits for the reduction of a unit's sharded gradients and adds this rank's shards to those of the micro-steps before.
 static void zero_add_reduced(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
@@ -333,7 +337,7 @@ static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Elements [at, at + n) of a flat buffer from the host's memory, as far as this rank holds them. `values` must stay until
+// Uploads elements [at, at + n) of a flat buffer, those that this rank holds. `values`, in host memory, must stay until
 // the device was waited for.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {

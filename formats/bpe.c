@@ -8,8 +8,8 @@ struct bpe_merge {
     uint32_t rank;
     int32_t id; // of the merged symbol; -1: the slot is free
 };
-// The symbols of a piece, doubly linked by index (-1: none). The heap beside them holds rank << 32 | index of the left
-// symbol of each pair that may merge, the least first.
+// A symbol of a piece of text; symbols are doubly linked by index (-1: none). The heap holds rank << 32 | index of the
+// left symbol, for each pair that may merge, the least first.
 struct bpe_symbol {
     int32_t id; // -1: merged into its left neighbour
     int32_t previous, next;
@@ -23,7 +23,7 @@ uint64_t bpe_hash(uint64_t value) {
     return value ^ (value >> 31);
 }
 
-// The slot of a pair, or the free one where it would go.
+// The slot of a pair, or the free slot for it.
 static struct bpe_merge *bpe_slot(const struct bpe *bpe, uint64_t pair) {
     uint64_t slot = bpe_hash(pair) & bpe->mask;
     while (bpe->merges[slot].id >= 0 && bpe->merges[slot].pair != pair)
@@ -59,7 +59,7 @@ void bpe_work_free(struct bpe_work *work) {
     free(work->heap);
     memset(work, 0, sizeof *work);
 }
-// The heap has room for 3 entries a symbol: n - 1 pairs at the start, and two that each of n - 1 merges adds.
+// The heap has room for 3 entries per symbol: n - 1 pairs at the start, and two for each of n - 1 merges.
 bool bpe_work_reserve(struct bpe_work *work, size_t n) {
     if (n <= work->room)
         return true;
@@ -116,7 +116,7 @@ size_t bpe_encode(const struct bpe *bpe, struct bpe_work *work, size_t n, int32_
         const int32_t left = (int32_t)(top & UINT32_MAX), id = bpe->ids[top >> 32], right = symbols[left].next;
         if (symbols[left].id < 0 || right < 0)
             continue;
-        // An entry is stale when one of its two symbols has merged since: then the pair has another merge or none.
+        // An entry is stale when one of its two symbols has merged since: the pair then has another merge or none.
         if (bpe_slot(bpe, bpe_pair(symbols[left].id, symbols[right].id))->id != id)
             continue;
         symbols[left].id = id;

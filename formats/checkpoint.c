@@ -13,7 +13,7 @@ enum { CHECKPOINT_READ = 1 << 20 }; // bytes read and hashed at a time
 
 // ---- verifying ----
 
-// Opens a regular file without waiting for the other end of a pipe. 0 or an errno.
+// Opens a file and gets its length; anything but a regular file is refused, a pipe without blocking. 0 or an errno.
 static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, const char *name) {
     struct stat status;
     *bytes = 0;
@@ -30,7 +30,7 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     return error;
 }
 
-// Reads up to `count` bytes; fewer only at the end of the file. -1 and errno where it can't be read.
+// Reads `count` bytes, fewer only at the end of the file, and returns how many; -1 and errno where it can't be read.
 static ssize_t checkpoint_read(int fd, unsigned char *bytes, size_t count) {
     size_t done = 0;
     while (done < count) {
@@ -55,7 +55,7 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     const int problem = checkpoint_open_regular(&fd, &bytes, folder_fd, MANIFEST_NAME);
     if (problem)
         return error_format(error, "%.500s: %s; it is no complete checkpoint", name, strerror(problem));
-    // Where the file is too long, a byte more than the limit is read, for the parser to refuse.
+    // Of a file that is too long, one byte more than the limit is read, so that the parser refuses it.
     const size_t room = bytes <= MANIFEST_BYTES ? (size_t)bytes : MANIFEST_BYTES + 1;
     char *const text = (char *)malloc(room + 1);
     const ssize_t got = text ? checkpoint_read(fd, (unsigned char *)text, room) : -1;
@@ -104,7 +104,7 @@ static const char *checkpoint_check_file(const struct manifest_file *file, int f
         return error_format(error, "%.400s/%s: %s; its manifest lists it", folder, file->name, strerror(problem));
     const bool sized = bytes == file->bytes;
     if (sized && hash)
-        problem = checkpoint_hash_file(found, &bytes, fd); // it may have changed since
+        problem = checkpoint_hash_file(found, &bytes, fd); // the length may have changed since
     close(fd);
     if (problem)
         return error_format(error, "%.400s/%s: cannot be read at byte %" PRIu64 ": %s", folder, file->name, bytes,
@@ -156,8 +156,8 @@ static void checkpoint_say_leftover(const struct checkpoint_listener *listener, 
     checkpoint_say(listener, text.text);
 }
 
-// Checks the checkpoint in `folder`, and that its manifest's step is its name's, or a run would go on at the wrong
-// place.
+// Checks the checkpoint in `folder`, and that its manifest has the step of its name: otherwise a run would resume at
+// the wrong step.
 static const char *checkpoint_check_entry(struct manifest *manifest, const char *folder,
                                           const struct checkpoint_entry *entry, bool hash, struct error_text *error) {
     const char *const problem = checkpoint_check(manifest, folder, hash, error);
@@ -248,7 +248,7 @@ const char *checkpoint_resolve(char path[PATH_MAX], struct manifest *manifest, c
 
 // ---- keeping few ----
 
-// The newest step whose checkpoint verifies; -1: none.
+// The newest step whose checkpoint verifies, hashes included; -1: none.
 static int64_t checkpoint_newest_step(const char *root, const struct checkpoint_entries *entries) {
     struct error_text unused;
     struct manifest manifest;
@@ -276,7 +276,7 @@ static const char *checkpoint_prune_entries(const char *root, int root_fd, const
         if (entry->kind != CHECKPOINT_STEP || entry->step > newest)
             continue;
         if (kept < keep) {
-            // A checkpoint that lacks a file doesn't count: it would push out one that could be resumed from.
+            // An incomplete checkpoint doesn't count: it would displace one that can be resumed from.
             const bool whole =
                 entry->step == newest || (!checkpoint_path(path, root, entry->name, &unused) &&
                                           !checkpoint_check_entry(&manifest, path, entry, false, &unused));

@@ -74,7 +74,7 @@ static int checkpoint_compare_entries(const void *a, const void *b) {
                                 : strcmp(x->name, y->name);
 }
 
-// A stream over a folder that is open already; `folder_fd` stays the caller's.
+// A directory stream over an open folder; `folder_fd` stays the caller's.
 static DIR *checkpoint_open_stream(int folder_fd) {
     const int fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *const stream = fd < 0 ? NULL : fdopendir(fd);
@@ -118,7 +118,7 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd) {
 
 // ---- removing ----
 
-// checkpoint_remove_tree, `depth` folders below where it began. The descent is relative to open folders and follows no
+// checkpoint_remove_tree at `depth` folders below its start. The descent is relative to open folders and follows no
 // links, so that it can't leave the root whatever is renamed meanwhile.
 static int checkpoint_remove_below(int parent_fd, const char *name, int depth) {
     enum { DEPTH = 32, PASSES = 16 };
@@ -154,7 +154,7 @@ int checkpoint_remove_tree(int parent_fd, const char *name) { return checkpoint_
 
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry) {
     const struct checkpoint_entry removing = checkpoint_entry_of(CHECKPOINT_REMOVING, entry->step, getpid());
-    checkpoint_remove_tree(root_fd, removing.name); // left by a process of the same number
+    checkpoint_remove_tree(root_fd, removing.name); // a leftover of a process with the same number
     if (renameat(root_fd, entry->name, root_fd, removing.name) != 0)
         return errno;
     return checkpoint_remove_tree(root_fd, removing.name);

@@ -1,7 +1,7 @@
-// The folder that a run's checkpoints lie in, the root: what its names mean, and removing.
+// The folder of a run's checkpoints, the root: what its names mean, and removing.
 //
 //   OUT/checkpoints/step_00001000/               complete: its manifest names each file with its length and its hash
-//   OUT/checkpoints/.step_00001000.PID.partial   being written, or left by process PID, which ended before it was done
+//   OUT/checkpoints/.step_00001000.PID.partial   being written, or left unfinished by process PID
 //   OUT/checkpoints/.step_00001000.PID.replaced  complete, set aside for a moment while the same step is saved again
 //   OUT/checkpoints/.step_00001000.PID.removing  being removed
 //
@@ -32,19 +32,20 @@ static const int64_t CHECKPOINT_LAST_STEP = 999999999999999999; // 18 digits: wh
 
 __BEGIN_DECLS
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
-// Whether a name is exactly one that checkpoint_entry_of makes: nothing else is read as a checkpoint or removed.
+// Parses a name; false where it is not exactly one that checkpoint_entry_of makes. Others are neither read nor removed.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
-// Whether the process that made a temporary folder may still be at work on it. A folder with this process's own number
-// is from one before it (in a container all have the same) or from a save that failed.
+// Whether the process that made a temporary folder may still be writing it. A folder with this process's own number is
+// left by a process before it (in a container all have the same number) or by a failed save.
 bool checkpoint_entry_is_in_use(const struct checkpoint_entry *entry);
-// The entries of the root that is open as `root_fd`; other names are not looked at. They are to be freed in any case.
+// Lists the entries of the root that is open as `root_fd`; other names are skipped. The caller frees entries->all,
+// after an error too.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not what it points to), or a folder and all in it.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a whole checkpoint: under a name that nobody takes for one before its first file goes.
+// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name
-// back if its replacement never took its place.
+// back where its replacement was never published.
 void checkpoint_remove_leftovers(int root_fd);
 __END_DECLS

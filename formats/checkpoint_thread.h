@@ -1,13 +1,13 @@
-// A thread that writes while the training goes on: one job at a time, handed over with all that it needs.
+// A thread that writes checkpoints while the training goes on, one job at a time.
 //
-// All signals are blocked in it, so that they arrive in the thread that trains, whose system calls they may interrupt.
+// All signals are blocked in the thread, so that the thread that trains receives them.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <pthread.h>                    // pthread_t
 #include <stdbool.h>                    // bool
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
-// Returns NULL, or what went wrong, in `error`.
+// A job returns NULL, or what went wrong, in `error`.
 typedef const char *checkpoint_job(void *argument, struct error_text *error);
 
 struct checkpoint_thread { // for checkpoint_thread.c alone
@@ -23,9 +23,9 @@ struct checkpoint_thread { // for checkpoint_thread.c alone
 
 __BEGIN_DECLS
 void checkpoint_thread_init(struct checkpoint_thread *worker);
-// Starts a job; `argument` is the job's until its result is taken. False, and nothing is started, while there is one
-// whose result was not. Where no thread can be made, the job runs here and now: a save that takes the training's time
-// is better than none.
+// Starts a job; `argument` must stay until the job's result is taken. Returns false, and starts nothing, where the
+// result of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that
+// delays the training is better than none.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job is running.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);

@@ -13,7 +13,7 @@ enum {
     CHECKPOINT_WINDOW = 32 << 20, // dirty bytes that are sent to the disk at a time
 };
 
-// Ends the writer: closes and frees all that it holds. The partial folder stays as it is.
+// Ends the writer: closes and frees all that it holds. The partial folder is left as it is.
 static void checkpoint_release(struct checkpoint_writer *writer) {
     int *const fds[] = {&writer->file_fd, &writer->folder_fd, &writer->root_fd};
     for (int i = 0; i < 3; i++) {
@@ -34,7 +34,7 @@ void checkpoint_abandon(struct checkpoint_writer *writer) {
     checkpoint_release(writer);
 }
 
-// Gives up the save with a text. An empty `file` means the folder itself.
+// Abandons the save and returns the text of the error. An empty `file` means the folder itself.
 static const char *checkpoint_fail(struct checkpoint_writer *writer, const char *file, const char *what, int error) {
     const char *const hint =
         error == ENOSPC || error == EDQUOT ? "; free space, or keep fewer by --keep-checkpoints" : "";
@@ -52,13 +52,14 @@ static int checkpoint_fsync(int fd) {
             return errno;
     return 0;
 }
-// fsync of a folder, for which some file systems have nothing to do, and say so by an error.
+// fsync of a folder. The error of file systems that don't need it is ignored.
 static int checkpoint_fsync_folder(int fd) {
     const int error = checkpoint_fsync(fd);
     return error == EINVAL || error == ENOTSUP ? 0 : error;
 }
 
-// Opens the root; where it is missing, makes it and fsyncs the folder above it, the run's --out. -1 and errno: failed.
+// Opens the root; where it is missing, makes it and fsyncs the folder above it, the run's --out. -1 with errno on
+// failure.
 static int checkpoint_open_root(const char *root) {
     const int refused = mkdir(root, 0777) == 0 ? 0 : errno;
     if (!refused) {
@@ -72,7 +73,7 @@ static int checkpoint_open_root(const char *root) {
     }
     const int fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT && refused)
-        errno = refused; // says why the root is missing
+        errno = refused; // the error that says why the root is missing
     return fd;
 }
 
@@ -122,9 +123,10 @@ const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *
     return checkpoint_open_file(writer, name);
 }
 
-// After each window of the file, starts its writing to the disk and waits for that of the window before: a save of
-// many gigabytes neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves all
-// the work to the fsync at its end. What is on the disk leaves the page cache to the training data. 0 or an errno.
+// After each window of the file, starts writing it to the disk and waits until the window before is written: a save of
+// many gigabytes then neither fills the memory with dirty pages, which stalls every writer of the machine, nor leaves
+// all the work to the fsync at its end. Written pages are dropped from the page cache, in favour of the training data.
+// 0 or an errno.
 static int checkpoint_write_back(struct checkpoint_writer *writer) {
     if (writer->file_bytes % CHECKPOINT_WINDOW != 0)
         return 0;
@@ -141,7 +143,7 @@ static int checkpoint_write_back(struct checkpoint_writer *writer) {
     return failed && (errno == EIO || errno == ENOSPC || errno == EDQUOT) ? errno : 0;
 }
 
-// Hashes and writes `count` bytes, CHECKPOINT_CHUNK at most.
+// Hashes and writes `count` bytes, at most CHECKPOINT_CHUNK.
 static const char *checkpoint_write_chunk(struct checkpoint_writer *writer, const unsigned char *bytes, size_t count) {
     hash128_update(writer->hash, bytes, count);
     int error = 0;
@@ -240,8 +242,8 @@ static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     return problem ? problem : checkpoint_close_file(writer);
 }
 
-// Gives the partial folder its step's name. 0 or an errno; `displaced` is the name that an earlier checkpoint of that
-// step has now, empty if there was none.
+// Renames the partial folder to its step's name. *displaced: the name that an earlier checkpoint of that step has now,
+// empty if there was none. 0 or an errno.
 static int checkpoint_publish(const struct checkpoint_writer *writer, struct checkpoint_entry *displaced) {
     const int root = writer->root_fd;
     const char *const name = writer->step.name, *const partial = writer->partial.name;
@@ -255,7 +257,7 @@ static int checkpoint_publish(const struct checkpoint_writer *writer, struct che
         *displaced = writer->partial;
         return 0;
     }
-    // Not every file system can exchange. Between the next two calls, the old one counts under its .replaced name.
+    // Not every file system can exchange names. Between the next two calls the .replaced folder is the checkpoint.
     const struct checkpoint_entry replaced = checkpoint_entry_of(CHECKPOINT_REPLACED, writer->step.step, getpid());
     if (renameat(root, name, root, replaced.name) != 0)
         return errno;

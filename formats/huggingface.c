@@ -29,7 +29,7 @@ static const char *architecture_model_type(enum architecture a) {
     }
     __builtin_unreachable();
 }
-// *a = the architecture of a model_type; false where it is none.
+// *a = the architecture of a model_type; false: unknown.
 static bool architecture_find(enum architecture *a, const char *type) {
 #define FIND_ROW(id, model_type, class_name)                                                                           \
     if (strcmp(type, model_type) == 0) {                                                                               \
@@ -148,7 +148,7 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
         break;
     }
     json_decimal(&json, "initializer_range", c->init_method_std);
-    // Where these are absent, readers take GPT-2's or Llama's own tokens.
+    // Without these members readers would take GPT-2's or Llama's own tokens.
     static const char *const ends[] = {"bos_token_id", "eos_token_id"};
     for (int i = 0; i < 2; i++)
         if (end_of_text >= 0 && end_of_text < c->vocab_size)
@@ -177,7 +177,7 @@ void huggingface_set_gpt2(struct huggingface_config *h) {
     huggingface_set(h, "add-bias-linear=true");
 }
 
-// Refuses a member that is there and neither of the two words.
+// Refuses a member that is present and neither of the two words.
 static const char *huggingface_word(const json_t *root, const char *key, const char *wanted, const char *also,
                                     const char *name, struct error_text *error) {
     const char *value = wanted;
@@ -187,7 +187,7 @@ static const char *huggingface_word(const json_t *root, const char *key, const c
                                json_show(value).text, wanted);
     return problem;
 }
-// Refuses a flag that is there and not as wanted.
+// Refuses a flag that is present and not as wanted.
 static const char *huggingface_flag(const json_t *root, const char *key, bool wanted, const char *name,
                                     struct error_text *error) {
     bool value;
@@ -196,12 +196,12 @@ static const char *huggingface_flag(const json_t *root, const char *key, bool wa
         problem = error_format(error, "%s: %s is %s, which is not supported", name, key, value ? "true" : "false");
     return problem;
 }
-// Refuses a member that is there and not null.
+// Refuses a member that is present and not null.
 static const char *huggingface_absent(const json_t *root, const char *key, const char *name, struct error_text *error) {
     return json_has(root, key) ? error_format(error, "%s: %s is set, which is not supported", name, key) : NULL;
 }
 
-// A member that is a size becomes the value of an option.
+// Sets an option from a member that must be a size.
 static const char *huggingface_size(struct huggingface_config *h, const json_t *root, const char *key,
                                     const char *option, const char *name, struct error_text *error) {
     int64_t value;
@@ -209,7 +209,7 @@ static const char *huggingface_size(struct huggingface_config *h, const json_t *
     huggingface_set(h, "%s=%lld", option, (long long)value);
     return NULL;
 }
-// A member that is a number, or absent, becomes the value of an option.
+// Sets an option from a member that is a number, or absent.
 static const char *huggingface_number(struct huggingface_config *h, const json_t *root, const char *key, double least,
                                       double most, double fallback, const char *option, const char *name,
                                       struct error_text *error) {
@@ -219,7 +219,7 @@ static const char *huggingface_number(struct huggingface_config *h, const json_t
     return NULL;
 }
 
-// Head sizes that no kernel takes are refused here, where the message can name the file.
+// Sets the options of the heads. Head sizes that no kernel takes are refused here, where the message can name the file.
 static const char *huggingface_set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim,
                                          const char *name, struct error_text *error) {
     if (head_dim % 8 != 0)
@@ -262,7 +262,7 @@ static const char *huggingface_check_partial_rotary(const json_t *object, const 
                         : error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1",
                                        name, partial);
 }
-// rope_theta stands at the top (transformers 4) or in rope_parameters (5). Scaled frequencies are refused.
+// Reads rope_theta, which is at the top (transformers 4) or in rope_parameters (5). Scaled frequencies are refused.
 static const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     json_t *rope, *value;
@@ -297,7 +297,8 @@ static const char *huggingface_check_layer_types(const json_t *root, const char 
     return NULL;
 }
 
-// qwen2: biases of q, k and v alone, always; otherwise of every linear layer or of none.
+// Reads Llama's config or, with `qwen2`, Qwen2's, which always has biases of q, k and v and no others; Llama has biases
+// in every linear layer or in none.
 static const char *huggingface_read_llama(struct huggingface_config *h, const json_t *root, bool qwen2,
                                           const char *name, struct error_text *error) {
     int64_t heads, hidden, groups, head_dim;
@@ -335,7 +336,7 @@ static const char *huggingface_read_llama(struct huggingface_config *h, const js
 }
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
-    bool tied; // an option says it, too; the member for Hugging Face's readers is checked alone
+    bool tied; // the member is only checked: the model's value is in an option
     RETURN_PROBLEM(json_opt_bool(root, "tie_word_embeddings", false, &tied, name, error));
     const struct option_row *rows[CONFIG_ROWS];
     const int count = huggingface_own_options(rows);
@@ -367,7 +368,7 @@ const char *huggingface_check_settings(const struct huggingface_config *h, const
     return NULL;
 }
 
-// usual: what the architecture means where tie_word_embeddings is absent.
+// Sets whether the head is tied. usual: the architecture's value where tie_word_embeddings is absent.
 static const char *huggingface_set_tied(struct huggingface_config *h, const json_t *root, bool usual, const char *name,
                                         struct error_text *error) {
     bool tied;

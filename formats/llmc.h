@@ -11,12 +11,12 @@ enum { LLMC_MODEL_HEADER = 1024 }; // bytes
 
 struct llmc_header {
     int positions, vocab_size, layers, heads, channels, padded_vocab_size;
-    bool bf16; // the type of the tensors, else fp32
+    bool bf16; // the tensors are bf16, else fp32
 };
 
 __BEGIN_DECLS
-// Parses the first `available` bytes of a file that is file_bytes long. `name`: the file, for messages. Returns NULL or
-// what is wrong, in `error`.
+// Parses the header from `data`, the first `available` bytes of a file of file_bytes. `name`: the file, for messages.
+// Returns NULL, or what is wrong, in `error`.
 const char *llmc_parse(struct llmc_header *h, const unsigned char *data, uint64_t available, uint64_t file_bytes,
                        const char *name, struct error_text *error);
 // *h = the options of the model in the file.

@@ -69,8 +69,8 @@ char *manifest_text(const struct manifest *manifest, size_t *bytes) {
 
 // ---- the parser ----
 
-// Checks that the members of an object are `keys` and no others (jansson has refused duplicates). `what` names the
-// object in messages.
+// Refuses an object with other members than `keys` (duplicates are refused by jansson). `what` names the object in
+// messages.
 static const char *manifest_members(const json_t *object, const char *const keys[3], const char *what,
                                     struct error_text *error) {
     if (!json_is_object(object))

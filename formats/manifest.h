@@ -15,7 +15,7 @@
 enum {
     MANIFEST_FILE_NAME = 128,     // bytes with the terminating 0
     MANIFEST_FILES = 4096,        // most: shards of a model and of an optimizer over a thousand ranks are fewer
-    MANIFEST_BYTES = 4096 * 1024, // what so many files can't exceed, unless by white space
+    MANIFEST_BYTES = 4096 * 1024, // limit of the text: MANIFEST_FILES files stay below it, without added white space
 };
 
 struct manifest_file {
@@ -30,20 +30,19 @@ struct manifest {
 };
 
 __BEGIN_DECLS
-// Reads a manifest's text and trusts none of it; what it doesn't know it refuses: a newer engine that adds a member
-// also raises the version. Returns NULL, or what is wrong, in `error`, beginning with `name`; the manifest is then
-// empty.
+// Parses a manifest's text, of which nothing is trusted. Unknown members are refused: an engine that adds one also
+// raises the version. Returns NULL, or what is wrong, in `error`, beginning with `name`; the manifest is then empty.
 const char *manifest_parse(struct manifest *manifest, const char *text, size_t bytes, const char *name,
                            struct error_text *error);
-// The manifest as JSON, which the caller frees; NULL: out of memory.
+// The manifest as JSON text of *bytes, which the caller frees; NULL: out of memory.
 char *manifest_text(const struct manifest *manifest, size_t *bytes);
 void manifest_free(struct manifest *manifest);
 
 // Whether a file of a checkpoint may have the name: letters, digits, '_', '-' and '.', no '.' in front, and not the
-// manifest's own. No such name leads out of the folder or hides in it, and each is the same on every file system.
+// manifest's own. Such a name can't lead out of the folder or be hidden, and is portable between file systems.
 bool manifest_name_is_allowed(const char *name);
-// The entry of that name; NULL if there is none.
+// The entry of that name; NULL: none.
 const struct manifest_file *manifest_find(const struct manifest *manifest, const char *name);
-// A new entry of that name, all else zero; NULL: out of memory.
+// Adds an entry of that name, its other fields zero, and returns it; NULL: out of memory.
 struct manifest_file *manifest_add(struct manifest *manifest, const char *name);
 __END_DECLS

@@ -82,7 +82,7 @@ static uint32_t nfc_compose(uint32_t first, uint32_t second) {
     return 0;
 }
 
-// Sorts the marks of one run, none of class 0, by class; stable. A counting sort: text may be a million marks long.
+// Sorts the marks of one run, none of class 0, stably by class. A counting sort, since a run may have a million marks.
 static void nfc_sort_marks(uint32_t *codes, size_t count, uint32_t *scratch) {
     size_t places[257] = {0};
     bool sorted = true;
@@ -135,7 +135,7 @@ static size_t nfc_compose_all(uint32_t *codes, size_t count) {
 
 bool nfc_may_change(const unsigned char *text, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
-        if (text[i] >= 0xcc) // the lead byte of U+0300 and above; below, no character changes or combines
+        if (text[i] >= 0xcc) // the lead byte of U+0300 and above; no character below changes or combines
             return true;
     return false;
 }

@@ -10,8 +10,8 @@
 
 enum { SAFETENSORS_MOST_HEADER_BYTES = 100000000 };
 
-// In the reference implementation's order. A file holds its tensors from the last row's type to the first's, so that
-// each is aligned.
+// The types in the reference implementation's order. A file holds its tensors by type from the last row to the first,
+// so that each is aligned.
 static const struct safetensors_dtype_row {
     enum safetensors_dtype dtype;
     const char *name;
@@ -48,7 +48,7 @@ static const struct safetensors_dtype_row *safetensors_dtype_row(enum safetensor
 const char *safetensors_dtype_name(enum safetensors_dtype dtype) { return safetensors_dtype_row(dtype)->name; }
 uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype) { return (uint64_t)safetensors_dtype_row(dtype)->bytes; }
 
-// The bytes of a tensor of its type and shape; false when they are 2^64 or more.
+// *bytes = the bytes of a tensor by its type and shape; false when they are 2^64 or more.
 static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uint64_t *bytes) {
     uint64_t elements = 1; // multiplied in order, so that [2^63, 4, 0] is too large, as it is to the reference
     for (int i = 0; i < tensor->dims; i++)
@@ -57,7 +57,7 @@ static bool safetensors_count_bytes(const struct safetensors_tensor *tensor, uin
     return !__builtin_mul_overflow(elements, safetensors_dtype_bytes(tensor->dtype), bytes);
 }
 
-// A shape as it stands in messages: (2, 3).
+// A shape as messages show it: (2, 3).
 struct safetensors_shape_text {
     char text[SAFETENSORS_MOST_DIMS * 22 + 3];
 };
@@ -222,7 +222,8 @@ static const char *safetensors_parse_header(struct safetensors *file, const char
     return problem;
 }
 
-// The length of the JSON, from the first 8 bytes (or as many as there are) of a file of `file_bytes`.
+// *length = the length of the JSON, from the first 8 bytes (or fewer, where the file is shorter) of a file of
+// `file_bytes`.
 static const char *safetensors_header_length(uint64_t *length, const unsigned char *first, uint64_t file_bytes,
                                              const char *name, struct error_text *error) {
     if (file_bytes < 8)
@@ -406,7 +407,7 @@ static int safetensors_by_place(const void *a, const void *b) {
     return x_row != y_row ? (x_row > y_row ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-// Sorts the tensors as the file will hold them (by type, the widest first, then by name) and places them.
+// Sorts the tensors into the file's order (by type, the widest first, then by name) and sets their offsets.
 static const char *safetensors_place(struct safetensors_tensor *tensors, int count, uint64_t *data_bytes,
                                      const char *name, struct error_text *error) {
     qsort(tensors, (size_t)count, sizeof *tensors, safetensors_by_name);
@@ -489,7 +490,7 @@ static int safetensors_by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// Whether the name is of a file beside the index, and nowhere else.
+// Whether the name can only be of a file beside the index.
 static bool safetensors_is_file_name(const char *name) { return *name && !strpbrk(name, "/\\") && !strstr(name, ".."); }
 
 void safetensors_index_close(struct safetensors_index *index) {
@@ -536,7 +537,7 @@ static const char *safetensors_index_parse_map(struct safetensors_index *index, 
 const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
                                     const char *name, struct error_text *error) {
     json_t *metadata = NULL, *map = NULL;
-    double total_size = 0; // a number, since it is one with a fraction in some files
+    double total_size = 0; // a double, since some files write it with a fraction
     memset(index, 0, sizeof *index);
     const char *problem = json_parse_object(&index->root, data, bytes, name, error);
     if (!problem)

@@ -3,13 +3,12 @@
 //     u64 N; N bytes of JSON: {"__metadata__": {"format": "pt"}, "NAME": {"dtype": "F32", "shape": [2, 3],
 //     "data_offsets": [begin, end]}, ...}; then the data, in which the offsets count.
 //
-// Read by the reference implementation's rules and no others: what it opens opens here and what it refuses is
-// refused, but for these, which are refused too: duplicate names and a header that begins with a space (it lets both
-// pass against its own description), names with a NUL byte, a __metadata__ that is null, types of less than a byte,
-// more than 8 dimensions, and what json_parse.h limits. Written as it writes, byte for byte.
+// Files are read by the reference implementation's rules. Refused besides what it refuses are: duplicate names and a
+// header that begins with a space (which it accepts against its own description), names with a NUL byte, a __metadata__
+// that is null, types of less than a byte, more than 8 dimensions, and what json_parse.h limits. Files are written byte
+// for byte as it writes them.
 //
-// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the
-// file's name.
+// Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <jansson.h>                    // json_t
@@ -46,56 +45,58 @@ struct safetensors_tensor {
     enum safetensors_dtype dtype;
     int dims;
     uint64_t shape[SAFETENSORS_MOST_DIMS]; // [dims]
-    uint64_t begin, bytes;                 // in the data
-    int id;                                // the caller's own, to know a tensor again that safetensors_lay_out moved
+    uint64_t begin, bytes;                 // offset in the data, and length
+    int id;                                // for the caller, to identify a tensor after safetensors_lay_out sorted them
 };
 
 struct safetensors {
     struct safetensors_tensor *tensors; // [count], sorted by name; owned
     int count;
-    uint64_t data_begin, data_bytes; // in the file
+    uint64_t data_begin, data_bytes; // offset of the data in the file, and its length
     json_t *header;                  // holds the names and the metadata; owned
-    char *path;                      // these two by safetensors_open, otherwise NULL and -1; owned
+    char *path;                      // path and fd are set by safetensors_open, otherwise NULL and -1; owned
     int fd;
 };
 
 __BEGIN_DECLS
 const char *safetensors_dtype_name(enum safetensors_dtype dtype);
-uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // of an element
+uint64_t safetensors_dtype_bytes(enum safetensors_dtype dtype); // bytes of an element
 
 // ---- reading ----
-// The caller closes the file on success; on failure nothing is held, and closing it does no harm.
+// Opens a file and parses its header. On success the caller closes it; on failure nothing is held, and closing is
+// harmless.
 const char *safetensors_open(struct safetensors *file, const char *path, struct error_text *error);
 void safetensors_close(struct safetensors *file);
-// safetensors_open of bytes in memory, none of them trusted: `data` holds the first `available` bytes of a file of
-// `file_bytes`, its whole header where the file has it, and is not needed afterwards.
+// safetensors_open for untrusted bytes in memory: `data` holds the first `available` bytes of a file of `file_bytes`,
+// with the whole header where the file has it, and is not needed afterwards.
 const char *safetensors_parse(struct safetensors *file, const unsigned char *data, uint64_t available,
                               uint64_t file_bytes, const char *name, struct error_text *error);
 // The tensor of that name; NULL: none.
 const struct safetensors_tensor *safetensors_find(const struct safetensors *file, const char *name);
-// The tensor of that name and exactly that shape; `name` is the file's, for the message.
+// *result = the tensor of that name, which must have exactly that shape. `name`: the file, for messages.
 const char *safetensors_get(const struct safetensors_tensor **result, const struct safetensors *file,
                             const char *tensor, const uint64_t *shape, int dims, const char *name,
                             struct error_text *error);
 // The value of a key of __metadata__; NULL: none.
 const char *safetensors_metadata(const struct safetensors *file, const char *key);
-// out (bytes) = bytes of a tensor of an open file, from `offset` in it on. Several threads may call it at once.
+// out (bytes) = bytes of a tensor of an open file, from `offset` in the tensor on. Several threads may call it at once.
 const char *safetensors_read(const struct safetensors *file, const struct safetensors_tensor *tensor, uint64_t offset,
                              uint64_t bytes, void *out, struct error_text *error);
-// out (n) = n elements of `raw`, which need not be aligned: exact, but for F64, which is rounded to nearest. False for
-// a type that is not a floating-point one of two bytes or more.
+// out (n) = the n elements in `raw`, which need not be aligned: exactly, except F64, which is rounded to nearest. False
+// for types that are not floating-point types of two bytes or more.
 bool safetensors_to_floats(float *out, const unsigned char *raw, enum safetensors_dtype dtype, uint64_t n);
 
-// ---- writing: the header from all that will be in the file, whose data follows in the order of the sorted list ----
+// ---- writing: the header is laid out first; the data then follows in the order of the sorted tensors ----
 struct safetensors_pair {
     const char *key, *value;
 };
 struct safetensors_layout {
-    char *header; // its length and padding included; the caller frees it
+    char *header; // with its length in front and its padding; the caller frees it
     uint64_t header_bytes, data_bytes;
 };
-// `tensors` have name, dtype, dims and shape; they are sorted, and their begin and bytes filled in. `metadata` is
-// written in its own order; Hugging Face's readers want "format": "pt" in it. `name` is the file's, for messages.
+// Lays out a file of these tensors, whose name, dtype, dims and shape are set: sorts them and sets their begin and
+// bytes. `metadata` is written in the order given; Hugging Face's readers expect "format": "pt". `name`: the file, for
+// messages.
 const char *safetensors_lay_out(struct safetensors_layout *layout, struct safetensors_tensor *tensors, int count,
                                 const struct safetensors_pair *metadata, int pairs, const char *name,
                                 struct error_text *error);
@@ -112,7 +113,7 @@ struct safetensors_index {
     uint64_t total_bytes; // of all tensors; 0 where the index does not say
     json_t *root;         // holds the names; owned
 };
-// The caller closes the index on success; on failure nothing is held, and closing it does no harm.
+// Opens an index. On success the caller closes it; on failure nothing is held, and closing is harmless.
 const char *safetensors_index_open(struct safetensors_index *index, const char *path, struct error_text *error);
 const char *safetensors_index_parse(struct safetensors_index *index, const unsigned char *data, uint64_t bytes,
                                     const char *name, struct error_text *error);

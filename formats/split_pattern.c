@@ -15,7 +15,7 @@ enum {
     SPLIT_PATTERN_LONGEST = 4096,           // bytes; the longest in use has 300
     SPLIT_PATTERN_REWRITTEN_LONGEST = 65536 // bytes; \p{L} grows to 800
 };
-// Steps that one search may take, 0.1 s. A pattern such as (a|aa)*b takes 2^n.
+// The limit of steps of one search, some 0.1 s: a pattern such as (a|aa)*b takes 2^n.
 static const uint32_t SPLIT_PATTERN_STEPS = 10000000;
 
 struct split_pattern {
@@ -35,11 +35,11 @@ struct split_rewrite {
     char *out; // SPLIT_PATTERN_REWRITTEN_LONGEST bytes
     size_t length;
     bool in_class;
-    bool spell_out;  // characters that are newer than PCRE2's Unicode
-    bool full;       // more was written than there is room for
-    char group[256]; // the open groups: 'i' where case is ignored, else ' '
+    bool spell_out;  // characters newer than PCRE2's Unicode are listed
+    bool full;       // the pattern did not fit `out`
+    char group[256]; // for each open group: 'i' where case is ignored, else ' '
     int depth;
-    const char *problem; // NULL, or the words for what is refused
+    const char *problem; // what is refused, for the message; NULL: nothing
 };
 
 static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
@@ -52,14 +52,14 @@ static void split_put(struct split_rewrite *r, const char *text, size_t bytes) {
 }
 static void split_puts(struct split_rewrite *r, const char *text) { split_put(r, text, strlen(text)); }
 
-// Writes ranges of characters: as they are within a class, else as a class of their own, which may be negated.
+// Writes ranges of characters: unchanged within a class, else as a class of their own, which may be negated.
 static void split_put_class(struct split_rewrite *r, const char *ranges, bool negated) {
     split_puts(r, r->in_class ? "" : negated ? "[^" : "[");
     split_puts(r, ranges);
     split_puts(r, r->in_class ? "" : "]");
 }
 
-// PCRE2's \s has U+180E, which stopped being white space in Unicode 6.3.
+// Writes white space: PCRE2's \s without U+180E, which is no white space since Unicode 6.3.
 static void split_put_space(struct split_rewrite *r, bool negated) {
     static const char space[] = "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}"
                                 "\\x{202f}\\x{205f}\\x{3000}";
@@ -69,8 +69,8 @@ static void split_put_space(struct split_rewrite *r, bool negated) {
     split_put_class(r, negated && r->in_class ? other : space, negated);
 }
 
-// Writes a general category. Where PCRE2 has an older Unicode than the `tokenizers` package, the newer characters are
-// spelled out.
+// Writes a general category. Where PCRE2 has an older Unicode than the `tokenizers` package, newer characters are
+// listed.
 static void split_put_category(struct split_rewrite *r, const char *category, size_t letters, bool negated) {
     char text[64];
     bool is_newer = false;
@@ -99,7 +99,7 @@ static void split_put_category(struct split_rewrite *r, const char *category, si
     split_puts(r, r->in_class ? "" : "]");
 }
 
-// How many of the next bytes are among those of `of`.
+// How many of the next bytes of the pattern are in `of`.
 static size_t split_span(const struct split_rewrite *r, const char *of) {
     const char *c = r->in;
     while (c < r->end && strchr(of, *c))
@@ -107,7 +107,7 @@ static size_t split_span(const struct split_rewrite *r, const char *of) {
     return (size_t)(c - r->in);
 }
 
-// Reads a category from behind its p: {L} of \p{L}, {Lu} of \P{Lu}.
+// Reads a category after its p: {L} of \p{L}, {Lu} of \P{Lu}.
 static void split_category(struct split_rewrite *r, bool negated) {
     static const char *const known[] = {"L",  "Lu", "Ll", "Lt", "Lm", "Lo", "M",  "Mn", "Mc", "Me", "N",
                                         "Nd", "Nl", "No", "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
@@ -124,7 +124,7 @@ static void split_category(struct split_rewrite *r, bool negated) {
     r->problem = "a property that is not a general category (\\p{L}, \\p{Nd})";
 }
 
-// Reads a code point from behind its letter: {41} of \x{41}, 0041 of \u0041.
+// Reads a code point after its letter: {41} of \x{41}, 0041 of \u0041.
 static void split_code_point(struct split_rewrite *r, bool braces) {
     static const char digits[] = "0123456789abcdefABCDEF";
     r->in += braces && r->in < r->end && *r->in == '{';
@@ -141,7 +141,7 @@ static void split_code_point(struct split_rewrite *r, bool braces) {
     split_puts(r, "}");
 }
 
-// Whether the escape from `escape` to r->in, within a class, has a hyphen beside it that makes it the end of a range.
+// Whether the escape from `escape` to r->in, within a class, is an end of a range: has a hyphen beside it.
 static bool split_is_range_end(const struct split_rewrite *r, const char *escape) {
     const bool before = escape[-1] == '-' && escape[-2] != '[' && escape[-2] != '^' && escape[-2] != '\\';
     return before || (r->end - r->in > 1 && r->in[0] == '-' && r->in[1] != ']');
@@ -188,7 +188,7 @@ static void split_group(struct split_rewrite *r) {
     r->in += length;
 }
 
-// Reads {3}, {1,} or {1,3}. Oniguruma takes a + behind the braces for another repetition, and {,3} for {0,3}.
+// Reads {3}, {1,} or {1,3}. Oniguruma reads a + after the braces as another repetition, and {,3} as {0,3}.
 static void split_repetition(struct split_rewrite *r) {
     static const char digits[] = "0123456789";
     const char *begin = r->in++;
@@ -248,7 +248,7 @@ static void split_outside_class(struct split_rewrite *r) {
     }
 }
 
-// Whether the linked PCRE2 has an older Unicode than 16.
+// Whether the linked PCRE2 has a Unicode older than 16.
 static bool split_pcre2_is_old(void) {
     char version[64] = "";
     return pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) > (int)sizeof version ||
@@ -272,7 +272,7 @@ static const char *split_compile(struct split_pattern *pattern, const char *rege
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (!context)
         return error_format(error, "%s: out of memory for its split pattern", name);
-    pcre2_set_newline(context, PCRE2_NEWLINE_LF); // what . leaves out, whatever the library was built with
+    pcre2_set_newline(context, PCRE2_NEWLINE_LF); // what . does not match, whatever the library's default
     pattern->code = pcre2_compile((PCRE2_SPTR)regex, bytes, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &problem,
                                   &place, context);
     pcre2_compile_context_free(context);
@@ -281,7 +281,7 @@ static const char *split_compile(struct split_pattern *pattern, const char *rege
         pcre2_get_error_message(problem, (PCRE2_UCHAR *)text, sizeof text);
         return error_format(error, "%s: its split pattern is not one that can be used: %s", name, text);
     }
-    pcre2_jit_compile(pattern->code, PCRE2_JIT_COMPLETE); // where it can't, the interpreter runs
+    pcre2_jit_compile(pattern->code, PCRE2_JIT_COMPLETE); // where this fails, the interpreter runs
     return NULL;
 }
 
@@ -352,7 +352,7 @@ struct split_search *split_search_create(size_t longest) {
         split_search_free(search);
         return NULL;
     }
-    // Backtracking over a long run of spaces takes a few steps a byte and is no runaway search.
+    // Backtracking over a long run of spaces takes a few steps per byte, which is allowed.
     const uint32_t more = longest > UINT32_MAX / 8 ? UINT32_MAX / 2 : (uint32_t)longest * 4;
     pcre2_set_match_limit(search->context, SPLIT_PATTERN_STEPS + more);
     pcre2_set_heap_limit(search->context, HEAP_KIB);

@@ -1,10 +1,10 @@
 // The regular expression by which a tokenizer splits text, run by PCRE2.
 //
-// tokenizer.json's patterns are written for Oniguruma. Accepted is what both engines read the same way. What differs is
-// rewritten (white space; characters newer than the linked PCRE2) or refused by name: anchors, \w, \b, \h, nested
-// classes, options other than (?i:...), {n}+ and so on. No pattern is silently another one.
+// tokenizer.json's patterns are written for Oniguruma. Syntax that both engines read the same way is accepted. What
+// differs is rewritten (white space; characters newer than the linked PCRE2) or refused by name: anchors, \w, \b, \h,
+// nested classes, options other than (?i:...), {n}+ and so on. The meaning of a pattern never changes silently.
 //
-// Texts are well-formed UTF-8. Errors are texts in `error` (runtime/machine/error_text.h).
+// Texts must be well-formed UTF-8. Errors are texts in `error` (runtime/machine/error_text.h).
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -22,11 +22,11 @@ const char *split_pattern_compile(struct split_pattern **pattern, const char *re
                                   struct error_text *error);
 void split_pattern_free(struct split_pattern *pattern); // NULL is fine
 
-// For texts of at most `longest` bytes. NULL when out of memory.
+// Makes the memory for searching texts of at most `longest` bytes; NULL when out of memory.
 struct split_search *split_search_create(size_t longest);
 void split_search_free(struct split_search *search); // NULL is fine
-// The first match from byte `from` on: 1 and its bytes [*begin, *end), 0 where there is none, below 0 where the search
-// took more steps than it may.
+// Finds the first match from byte `from` on: returns 1 and its bytes [*begin, *end); 0: none; below 0: the search
+// exceeded its limit of steps.
 int split_pattern_find(const struct split_pattern *pattern, const struct split_search *search,
                        const unsigned char *text, size_t bytes, size_t from, size_t *begin, size_t *end);
 __END_DECLS

@@ -40,7 +40,7 @@ uint64_t token_type_bytes(enum token_type type) {
     return 0;
 }
 
-// A shard of llm.c: 256 int32, of which [0] is the magic, [1] the version, [2] the number of tokens; then the tokens.
+// The header of a shard of llm.c: 256 int32, of which [0] is the magic, [1] the version, [2] the number of tokens.
 enum {
     LLMC_MAGIC_U16 = 20240520,
     LLMC_VERSION_U16 = 1,
@@ -92,7 +92,7 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
     return NULL;
 }
 
-// The type of a dtype code of Megatron's; the floating-point ones (6, 7) hold no tokens.
+// *type = the type of a dtype code of Megatron's; the floating-point ones (6, 7) are refused.
 static const char *megatron_type_parse(enum token_type *type, unsigned code, const char *name,
                                        struct error_text *error) {
     switch (code) {
@@ -107,8 +107,8 @@ static const char *megatron_type_parse(enum token_type *type, unsigned code, con
     }
 }
 
-// Checks that every sequence follows the one before it: then the .bin is one run of tokens, documents in order.
-// Megatron's writers produce nothing else.
+// Checks that every sequence begins where the one before ends, so that the .bin is one run of tokens, documents in
+// order. Megatron's writers produce nothing else.
 static const char *megatron_sequences_check(const unsigned char *lengths, const unsigned char *pointers,
                                             uint64_t sequences, uint64_t width, uint64_t bin_bytes, const char *name,
                                             struct error_text *error) {
@@ -179,7 +179,7 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
     const bool plausible = sequences <= rest / 12 && documents <= rest / 8; // so that the next line can't overflow
     const uint64_t expected = plausible ? 12 * sequences + 8 * documents : 0;
     if (!plausible ||
-        (rest != expected && rest != expected + sequences)) // a byte more for each sequence: multimodal modes
+        (rest != expected && rest != expected + sequences)) // with a byte more per sequence: multimodal modes
         return error_format(error,
                             "%s: is %" PRIu64 " bytes long, which doesn't fit the %" PRIu64 " sequences and %" PRIu64
                             " document entries that its header promises; it was cut off or is still being written",
@@ -217,7 +217,8 @@ static const char *llmc_shard_open(struct token_file *file, const char *path, st
     return problem;
 }
 
-// Maps the index while it checks it: 12 bytes a sequence may be gigabytes, and none of them is needed later.
+// Opens a dataset of Megatron's. The index is mapped only while it is checked: at 12 bytes per sequence it may have
+// gigabytes, and is not needed later.
 static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
                                  struct error_text *error) {
     int fd;
@@ -263,7 +264,7 @@ const char *token_file_open(struct token_file *file, const char *path, struct er
     return file->path ? NULL : error_format(error, "%s: out of memory", path);
 }
 
-// The loop of tokens_widen over tokens of a type.
+// The loop of tokens_widen for one type of tokens.
 #define TOKENS_WIDEN(TYPE)                                                                                             \
     for (int i = 0; i < n; i++) {                                                                                      \
         TYPE value;                                                                                                    \

@@ -1,7 +1,7 @@
-// Files of tokens: llm.c's shards and Megatron-LM's datasets. What lies where in them, and reading a range of tokens.
+// Files of tokens, llm.c's shards and Megatron-LM's datasets: their layout, and reading a range of tokens.
 //
-// Functions that return const char * return NULL, or what is wrong, in words that lie in `error` and begin with the
-// file's name. Offsets are 64 bits everywhere: shards above 2 GiB are normal.
+// Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name. Offsets
+// are 64 bits everywhere, since shards may exceed 2 GiB.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdint.h>                     // uint64_t, int32_t
@@ -26,24 +26,24 @@ const char *token_format_name(enum token_format format);
 const char *token_type_name(enum token_type type);
 uint64_t token_type_bytes(enum token_type type);
 
-// Reads what the file at `path` is: Megatron's .bin where its .idx lies beside it, otherwise a shard. Nothing stays
-// open; the caller frees file->path.
+// Finds the format and layout of the file at `path`: Megatron's .bin where its .idx is beside it, otherwise a shard of
+// llm.c. Nothing stays open; the caller frees file->path.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
 // room for n tokens of the file's type.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
                             unsigned char *raw, struct error_text *error);
-// `path` with its ending replaced, in memory that the caller frees; NULL: it has another ending, or out of memory.
+// `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
 // ---- the parsers: bytes in memory, none of them trusted. They fill all of `file` but its path ----
-// `data` holds the first `data_bytes` of a shard: its header at least, where it has that many.
+// `data` holds the first `data_bytes` of a shard, at least its header where the file is that long.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
-// `index` is a whole .idx file, `bin_bytes` the length of the .bin beside it.
+// `index` is a whole .idx file, `bin_bytes` the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
-// out (n) = the n tokens in `raw`, which need not be aligned, as int32. Returns n, or the place of the first one
-// outside the vocabulary, whose value is then in *outside.
+// out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
+// vocabulary, whose value is then in *outside.
 int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);
 __END_DECLS

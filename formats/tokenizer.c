@@ -49,7 +49,7 @@ void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text
         tables->longest = bytes;
 }
 
-// FNV-1a, with a finish that reaches the low bits.
+// FNV-1a, finalised so that the low bits depend on all others.
 static uint64_t tokenizer_hash(const unsigned char *text, size_t bytes) {
     uint64_t hash = bytes;
     for (size_t i = 0; i < bytes; i++)
@@ -88,7 +88,7 @@ const struct added_token *tokenizer_match_added(const struct added_token *list, 
             longest = &list[low++]; // a token that ends here is the first of those that match so far
         if (place == bytes)
             break;
-        size_t left = low, right = high; // the first whose byte is not below text's
+        size_t left = low, right = high; // binary search for the first token whose byte is not below the text's
         while (left < right) {
             const size_t middle = (left + right) / 2;
             if (list[middle].text[place] < text[place])
@@ -98,7 +98,7 @@ const struct added_token *tokenizer_match_added(const struct added_token *list, 
         }
         low = left;
         right = high;
-        while (left < right) { // the first whose byte is above it
+        while (left < right) { // the same for the first token whose byte is above the text's
             const size_t middle = (left + right) / 2;
             if (list[middle].text[place] <= text[place])
                 left = middle + 1;
@@ -110,7 +110,7 @@ const struct added_token *tokenizer_match_added(const struct added_token *list, 
     return longest;
 }
 
-// The same text as vocabulary_of_bytes has.
+// The tokens have the same text as in vocabulary_of_bytes.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     memset(tokenizer, 0, sizeof *tokenizer);
@@ -141,7 +141,7 @@ const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, stru
 // ---------------------------------------------------------------------------------------------------------------------
 // Files.
 
-// The whole file, which the caller frees; NULL with a text in `error`.
+// The bytes of a whole file, which the caller frees; NULL with a text in `error`.
 static unsigned char *tokenizer_read_file(const char *path, size_t *bytes, struct error_text *error) {
     FILE *file = fopen(path, "rb");
     long length = -1;

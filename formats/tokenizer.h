@@ -1,10 +1,10 @@
-// Text to token ids and back, by a tokenizer.json of Hugging Face: byte-level BPE, as of GPT-2, Llama 3 and Qwen2.
+// Text to token ids and back, by a tokenizer.json of Hugging Face: byte-level BPE, as in GPT-2, Llama 3 and Qwen2.
 //
 // Ids are those of the `tokenizers` package. Supported are BPE with ignore_merges; added tokens with lstrip and rstrip;
 // normalizer NFC or none; split patterns that PCRE2 reads as Oniguruma does (formats/split_pattern.h), or GPT-2's;
 // ByteLevel; a template that puts tokens before and after the text. Anything else is refused by name and never ignored:
-// another model, dropout, byte_fallback, an unknown member. Two members are left aside on purpose, as prepare_data.py
-// does: `truncation` and `padding` are about batches, and no text is truncated here.
+// another model, dropout, byte_fallback, an unknown member. Only `truncation` and `padding` are ignored, as in
+// prepare_data.py: they are about batches, and no text is truncated here.
 //
 // An added token has the id that the file gives it. Where ids below it are unused, the package renumbers it;
 // prepare_data.py refuses such a file.
@@ -31,13 +31,16 @@ struct tokenizer {
 };
 
 __BEGIN_DECLS
-// Each of these fills *tokenizer, which tokenizer_free frees; where it returns an error there is nothing to free.
-// From `path`, a tokenizer.json; eos_token from the tokenizer_config.json beside it, else the special_tokens_map.json.
+// tokenizer_read, tokenizer_parse and tokenizer_of_bytes fill *tokenizer, which tokenizer_free frees; after an error
+// there is nothing to free.
+// Reads the tokenizer.json at `path`; eos_token from the tokenizer_config.json beside it, else the
+// special_tokens_map.json.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
-// From the bytes of a tokenizer.json. `name`: the file, for messages.
+// Parses the bytes of a tokenizer.json. `name`: the file, for messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
-// A token is a byte; of vocab_size 257 the last one is <|endoftext|>. Other sizes than 256 and 257 are an error.
+// Makes a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is <|endoftext|>. Other sizes
+// than 256 and 257 are an error.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error);
 
 // end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one.
@@ -54,14 +57,14 @@ bool tokenizer_find(const char *shard_path, char *path, size_t path_bytes);
 bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t out_bytes);
 
 // *ids = the *count ids of a text of at most 2^30 bytes, which the caller frees; NULL and 0 where an error is returned.
-// Added tokens are found in the text, special ones too, as the package does; with add_special_tokens those of the
-// template (Llama 3's beginning of text) stand around it.
+// Added tokens are found in the text, special ones too, as in the package; with add_special_tokens the template's
+// tokens (Llama 3's beginning of text) are put around it.
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, bool add_special_tokens,
                              int32_t **ids, int64_t *count, struct error_text *error);
-// The *length bytes of a token, which lie in the tokenizer without a zero behind them; NULL where no token has the id.
-// A character may be spread over several tokens.
+// The *length bytes of a token, owned by the tokenizer and not ended by a zero; NULL where no token has the id. A
+// character may be spread over several tokens.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);
-// *vocabulary = the same tokens, for vocabulary_print; vocabulary_close frees it.
+// *vocabulary = the tokenizer's tokens, for vocabulary_print; vocabulary_close frees it.
 const char *tokenizer_vocabulary(const struct tokenizer *tokenizer, struct vocabulary *vocabulary,
                                  struct error_text *error);
 __END_DECLS

@@ -9,11 +9,11 @@
 #include "formats/tokenizer_tables.h" // struct tokenizer_tables
 #include "runtime/text/utf8.h"        // utf8_decode
 
-enum { TOKENIZER_LONGEST_TEXT = 1 << 30 }; // bytes: places in a piece are 32 bits
+enum { TOKENIZER_LONGEST_TEXT = 1 << 30 }; // bytes, since indices in a piece are 32 bits
 
-// The text on its way to ids. Each stage passes what it does not encode itself to the next: encode_text, encode_added
+// The state of an encoding. Each stage passes what it does not encode itself to the next: encode_text, encode_added
 // (raw text), encode_any, encode_well_formed, encode_normal, encode_added (normalised text), encode_plain,
-// encode_split, encode_piece. They stand in the opposite order.
+// encode_split, encode_piece. The functions are defined in the opposite order.
 struct tokenizer_work {
     const struct tokenizer_tables *tables;
     struct error_text *error;
@@ -27,7 +27,7 @@ static const char *work_out_of_memory(struct tokenizer_work *work, size_t bytes)
     return error_format(work->error, "out of memory for the tokens of %zu bytes of text", bytes);
 }
 
-// Room for `more` ids.
+// Makes room for `more` ids.
 static const char *work_reserve(struct tokenizer_work *work, size_t more) {
     if (more <= work->room - work->count)
         return NULL;
@@ -48,7 +48,7 @@ static const char *work_put(struct tokenizer_work *work, const int32_t *ids, siz
     return problem;
 }
 
-// Any bytes as their byte tokens.
+// Encodes any bytes as their byte tokens.
 static const char *encode_bytes(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const char *problem = work_reserve(work, bytes);
     if (problem)
@@ -63,7 +63,7 @@ static const char *encode_bytes(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// A piece that no pattern splits further: its bytes as tokens, merged.
+// Encodes a piece that no pattern splits further: its bytes as tokens, merged.
 static const char *encode_piece(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     const int32_t whole = t->ignore_merges ? tokenizer_id_of_bytes(t, text, bytes) : -1;
@@ -80,7 +80,7 @@ static const char *encode_piece(struct tokenizer_work *work, const unsigned char
     return NULL;
 }
 
-// Splits text into the matches of a pattern and what lies between them; each piece goes to the next pattern.
+// Splits text into the matches of a pattern and the text between them; each piece goes to the next pattern.
 static const char *encode_split(struct tokenizer_work *work, const unsigned char *text, size_t bytes, int pattern) {
     if (bytes == 0)
         return NULL;
@@ -107,7 +107,7 @@ static const char *encode_split(struct tokenizer_work *work, const unsigned char
     return encode_split(work, text + done, bytes - done, pattern + 1);
 }
 
-// Well-formed, normalised text without added tokens.
+// Encodes well-formed, normalised text without added tokens.
 static const char *encode_plain(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     if (!work->tables->add_prefix_space || bytes == 0 || text[0] == ' ')
         return encode_split(work, text, bytes, 0);
@@ -121,7 +121,7 @@ static const char *encode_plain(struct tokenizer_work *work, const unsigned char
     return problem;
 }
 
-// Where the white space that ends at `end` begins, at `least` or later.
+// The byte at which the white space that ends at `end` begins, at `least` or later.
 static size_t spaces_before(const unsigned char *text, size_t least, size_t end) {
     while (end > least) {
         size_t begin = end - 1;
@@ -134,7 +134,7 @@ static size_t spaces_before(const unsigned char *text, size_t least, size_t end)
     }
     return end;
 }
-// Where the white space that begins at `begin` ends.
+// The byte at which the white space that begins at `begin` ends.
 static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes) {
     uint32_t code;
     for (int length; begin < bytes; begin += (size_t)length) {
@@ -147,7 +147,7 @@ static size_t spaces_after(const unsigned char *text, size_t begin, size_t bytes
 
 typedef const char *encode_function(struct tokenizer_work *work, const unsigned char *text, size_t bytes);
 
-// Finds the added tokens of one list; what lies between them goes to `rest`.
+// Encodes the added tokens of one list; the text between them goes to `rest`.
 static const char *encode_added(struct tokenizer_work *work, const struct added_token *list, size_t count,
                                 const unsigned char *text, size_t bytes, encode_function *rest) {
     size_t done = 0;
@@ -173,13 +173,13 @@ static const char *encode_added(struct tokenizer_work *work, const struct added_
     return problem || done == bytes ? problem : rest(work, text + done, bytes - done);
 }
 
-// Well-formed, normalised text.
+// Encodes well-formed, normalised text.
 static const char *encode_normal(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const struct tokenizer_tables *t = work->tables;
     return encode_added(work, t->added + t->added_raw, t->added_count - t->added_raw, text, bytes, encode_plain);
 }
 
-// Well-formed text without the added tokens that match raw text.
+// Encodes well-formed text without the added tokens that match raw text.
 static const char *encode_well_formed(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     if (!work->tables->nfc || !nfc_may_change(text, bytes))
         return encode_normal(work, text, bytes);
@@ -190,7 +190,8 @@ static const char *encode_well_formed(struct tokenizer_work *work, const unsigne
     return problem;
 }
 
-// Any bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between them.
+// Encodes any bytes without the added tokens that match raw text: well-formed stretches, and malformed bytes between
+// them.
 static const char *encode_any(struct tokenizer_work *work, const unsigned char *text, size_t bytes) {
     const char *problem = NULL;
     size_t begin = 0;
@@ -208,7 +209,7 @@ static const char *encode_any(struct tokenizer_work *work, const unsigned char *
     return problem || begin == bytes ? problem : encode_well_formed(work, text + begin, bytes - begin);
 }
 
-// The whole text, with the template's tokens around it.
+// Encodes the whole text, with the template's tokens around it.
 static const char *encode_text(struct tokenizer_work *work, const unsigned char *text, size_t bytes,
                                bool add_special_tokens) {
     const struct tokenizer_tables *t = work->tables;

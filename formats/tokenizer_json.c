@@ -13,7 +13,7 @@
 
 enum {
     TOKENIZER_MOST_IDS = 1 << 26,
-    TOKENIZER_MOST_HOLES = 1 << 20, // unused ids below the highest: a table has a line for each
+    TOKENIZER_MOST_HOLES = 1 << 20, // unused ids below the highest: the tables have an entry for each
     TOKENIZER_LONGEST_ADDED = 1024  // bytes of an added token; a text is searched for all of them at every byte
 };
 
@@ -45,16 +45,16 @@ static int64_t bytes_of_entry(const char *text, size_t bytes, unsigned char *out
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Members: each is read by name and type, and an unknown one is refused.
+// Members. Each is read by name and type; unknown ones are refused.
 
 struct tokenizer_reader {
     struct tokenizer *tokenizer;
-    struct tokenizer_tables *tables; // the tokenizer's
-    const char *name;                // of the file, for messages
+    struct tokenizer_tables *tables; // of the tokenizer
+    const char *name;                // the file, for messages
     struct error_text *error;
 };
 
-// Refuses an object with other members than `allowed`: names with a space on both sides of each.
+// Refuses an object with other members than `allowed`, a list of names with a space on both sides of each.
 static const char *only_members(struct tokenizer_reader *r, const json_t *object, const char *where,
                                 const char *allowed) {
     if (!json_is_object(object))
@@ -70,7 +70,7 @@ static const char *only_members(struct tokenizer_reader *r, const json_t *object
     return NULL;
 }
 
-// *value = a flag of the object; absent or null leaves it as it is.
+// *value = a flag of the object; unchanged where it is absent or null.
 static const char *read_flag(struct tokenizer_reader *r, const json_t *object, const char *where, const char *key,
                              bool *value) {
     const json_t *member = json_object_get(object, key);
@@ -165,7 +165,7 @@ static const char *allocate_tokens(struct tokenizer_reader *r, json_t *vocab, co
     return NULL;
 }
 
-// One entry of model.vocab becomes token `id`.
+// Adds one entry of model.vocab as token `id`.
 static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char *entry, int32_t id) {
     struct tokenizer_tables *t = r->tables;
     const size_t bytes = strlen(entry);
@@ -186,7 +186,7 @@ static const char *read_vocabulary_entry(struct tokenizer_reader *r, const char 
     return NULL;
 }
 
-// The id of one half of a merge, -1: none. Appends its bytes to the *scratch_bytes of `scratch`.
+// The id of one half of a merge, -1: none. Appends the half's bytes to the *scratch_bytes of `scratch`.
 static int32_t read_merge_half(const struct tokenizer_tables *t, const char *half, size_t bytes, unsigned char *scratch,
                                size_t *scratch_bytes) {
     if (bytes < 1 || bytes > 2 * t->longest) // a character of the alphabet has at most two bytes
@@ -197,7 +197,7 @@ static int32_t read_merge_half(const struct tokenizer_tables *t, const char *hal
     return id;
 }
 
-// One of model.merges, "a b" or ["a", "b"].
+// Adds one of model.merges, "a b" or ["a", "b"].
 static const char *read_merge(struct tokenizer_reader *r, const json_t *merge, size_t rank, unsigned char *scratch) {
     const struct tokenizer_tables *t = r->tables;
     const char *left = json_string_value(merge), *right = NULL;
@@ -247,8 +247,8 @@ static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *mode
     return error_format(r->error, "%s: model.dropout is set, which is not supported", r->name);
 }
 
-// unk_token is allowed and unused: a byte-level vocabulary has every byte, and encoding refuses a byte that has no
-// token.
+// Reads the member "model". unk_token is allowed and unused: a byte-level vocabulary has every byte, and encoding
+// refuses a byte that has no token.
 static const char *read_model(struct tokenizer_reader *r, const json_t *model, const json_t *added) {
     json_t *vocab = json_object_get(model, "vocab");
     const json_t *merges = json_object_get(model, "merges");
@@ -323,7 +323,7 @@ static bool same_text(const struct added_token *a, const struct added_token *b) 
     return a->bytes == b->bytes && memcmp(a->text, b->text, a->bytes) == 0;
 }
 
-// Raw before normalised, then by text.
+// Orders added tokens: those that match raw text first, then by text.
 static int compare_added(const void *a, const void *b) {
     const struct added_token *left = (const struct added_token *)a, *right = (const struct added_token *)b;
     if (left->normalized != right->normalized)
@@ -459,7 +459,7 @@ static const char *read_template_token(struct tokenizer_reader *r, const json_t 
     return NULL;
 }
 
-// The member "single": tokens, the text "A", tokens. "pair" is for two texts, which are never encoded here.
+// Reads the member "single": tokens, the text "A", tokens. "pair" is for two texts, which are never encoded here.
 static const char *read_template(struct tokenizer_reader *r, const json_t *processor) {
     struct tokenizer_tables *t = r->tables;
     const json_t *single = json_object_get(processor, "single"),
@@ -486,7 +486,7 @@ static const char *read_template(struct tokenizer_reader *r, const json_t *proce
 }
 
 static const char *read_processor(struct tokenizer_reader *r, const json_t *processor) {
-    if (strcmp(type_of(processor), "ByteLevel") == 0) // it changes offsets alone
+    if (strcmp(type_of(processor), "ByteLevel") == 0) // changes offsets alone
         return only_members(r, processor, "post_processor", " type add_prefix_space trim_offsets use_regex ");
     if (strcmp(type_of(processor), "TemplateProcessing") == 0)
         return read_template(r, processor);
@@ -513,7 +513,7 @@ static const char *read_decoder(struct tokenizer_reader *r, const json_t *decode
 
 // ---- the file ----
 
-// The whole file.
+// Reads the whole file.
 static const char *read_tokenizer(struct tokenizer_reader *r, const json_t *root) {
     const json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
     const char *problem = only_members(r, root, "the file",

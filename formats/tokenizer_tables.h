@@ -18,11 +18,11 @@ enum {
 enum token_kind {
     TOKEN_NONE,
     TOKEN_BPE,
-    TOKEN_OTHER, // in the vocabulary, but not written in the alphabet of bytes
+    TOKEN_OTHER, // in the vocabulary, with characters outside the alphabet of bytes
     TOKEN_ADDED
 };
 struct tokenizer_token {
-    uint32_t offset, bytes; // in the tables' text
+    uint32_t offset, bytes; // range of the tables' text
     enum token_kind kind;
 };
 struct added_token {
@@ -35,12 +35,12 @@ struct added_token {
 struct tokenizer_tables {
     struct tokenizer_token *tokens; // by id; owned
     unsigned char *text;            // of all tokens; owned
-    size_t text_bytes, longest;     // of all tokens, of one
+    size_t text_bytes, longest;     // bytes of all tokens, of the longest one
     int32_t byte_token[256];        // -1: the byte has no token
     uint32_t *ids_by_text;          // hash table of ids + 1 of TOKEN_BPE, 0: free slot; NULL: tokens are bytes; owned
     uint64_t ids_mask;              // slots - 1
     struct bpe bpe;
-    struct added_token *added; // by text, those that match raw text before those that match normalised text; owned
+    struct added_token *added; // those that match raw text, then those that match normalised text, each by text; owned
     size_t added_raw, added_count;
     bool nfc, add_prefix_space, ignore_merges;
     struct split_pattern *patterns[TOKENIZER_MOST_PATTERNS]; // owned
@@ -52,10 +52,10 @@ struct tokenizer_tables {
 __BEGIN_DECLS
 // An empty tokenizer with empty tables; false when out of memory.
 bool tokenizer_begin(struct tokenizer *tokenizer);
-// Appends the text of token `id`, which may lie where it goes, and sets its kind. tables->text has room for it.
+// Appends the text of token `id`, for which tables->text has room, and sets its kind. `text` may be its place already.
 void tokenizer_put(struct tokenizer_tables *tables, int32_t id, const void *text, size_t bytes, enum token_kind kind);
 
-// The slot of ids_by_text that holds the token of these bytes, or the free one where it would go.
+// The slot of ids_by_text that holds the token of these bytes, or the free slot for it.
 uint32_t *tokenizer_slot(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);
 // The TOKEN_BPE of these bytes, -1: none.
 int32_t tokenizer_id_of_bytes(const struct tokenizer_tables *tables, const unsigned char *text, size_t bytes);

@@ -69,7 +69,7 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
 // ---------------------------------------------------------------------------------------------------------------------
 // Reading
 
-// The most of any count in a state: far above what a run reaches, and far below what 63 bits hold.
+// The limit of counts in a state: far above what a run reaches, and far below what 63 bits hold.
 static const int64_t TRAINER_MOST = (int64_t)1 << 60;
 
 static const char *trainer_state_count(const json_t *object, const char *key, uint64_t *value, const char *name,
@@ -97,7 +97,8 @@ static const char *trainer_state_read_files(struct trainer_state *state, const c
     return NULL;
 }
 
-// The first change begins at epoch 0, each has more files than the one before, and the last has all.
+// Reads the data changes: the first must begin at epoch 0, each have more files than the one before, and the last have
+// all.
 static const char *trainer_state_read_changes(struct trainer_state *state, const char *name, struct error_text *error) {
     json_t *changes;
     RETURN_PROBLEM(json_get_array(state->root, "data_changes", &changes, name, error));

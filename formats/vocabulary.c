@@ -48,7 +48,7 @@ const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char 
     return NULL;
 }
 
-// Bytes as tokens, laid out as a file: 256 single bytes and, for 257, the end of text.
+// Makes the vocabulary of bytes, laid out as a file: 256 single bytes and, for 257, the end of text.
 static const char *vocabulary_of_bytes(struct vocabulary *vocabulary, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     const uint32_t tokens = (uint32_t)vocab_size, text_bytes = 256 + (tokens > 256 ? (uint32_t)sizeof mark - 1 : 0);
@@ -111,7 +111,7 @@ void vocabulary_close(struct vocabulary *vocabulary) {
     memset(vocabulary, 0, sizeof *vocabulary);
 }
 
-// Cuts the path behind the folder and behind each _ of the name, the longest first.
+// Tries the ending after each _ of the name, the last first, and after the folder.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes) {
     const size_t length = strlen(shard_path), ending_bytes = strlen(ending) + 1;
     const char *slash = strrchr(shard_path, '/');
@@ -149,11 +149,11 @@ const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int3
 // ---------------------------------------------------------------------------------------------------------------------
 // Printing.
 
-// Text on its way to the terminal. The bytes of a character may be spread over several tokens.
+// The state of printing text. The bytes of a character may be spread over several tokens.
 struct terminal_text {
     FILE *out;
     unsigned char bytes[4];
-    int have, want; // bytes of an unfinished character, and bytes that it will have; want 0: none is unfinished
+    int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
 };
 
 // Prints the unfinished character as escapes.
@@ -164,7 +164,7 @@ static void terminal_escape(struct terminal_text *text) {
 }
 
 // Prints a character that is complete; as escapes if it is malformed (overlong, surrogate, beyond Unicode), a C1
-// control or a mark that changes the direction of the text behind it.
+// control or a mark that changes the direction of the text after it.
 static void terminal_character(struct terminal_text *text) {
     static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
     uint32_t code = text->bytes[0] & (0xffu >> (text->want + 1));

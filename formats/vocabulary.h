@@ -20,13 +20,13 @@ struct vocabulary {
 };
 
 __BEGIN_DECLS
-// The vocabulary in a file, or without one (path NULL) that of bytes for a vocab_size of 256 or 257 (256 = end of
-// text), for any other one without text, which prints ids. Ends the process where the file is none; vocabulary_close
-// frees it.
+// Opens the vocabulary in a file. path NULL: for a vocab_size of 256 or 257 the vocabulary of bytes (256 = end of
+// text), for any other one without text, which prints ids. Ends the process where the file is no vocabulary.
+// vocabulary_close frees it.
 struct vocabulary vocabulary_open(const char *path, int vocab_size);
 void vocabulary_close(struct vocabulary *vocabulary);
-// Fills in what points into `data`, any bytes, which stay the caller's; `data` itself is not set. `name`: the file, for
-// messages. Returns NULL or what is wrong.
+// Parses `data`, any bytes, which stay the caller's; vocabulary->data is not set. `name`: the file, for messages.
+// Returns NULL, or what is wrong.
 const char *vocabulary_parse(struct vocabulary *vocabulary, const unsigned char *data, uint64_t data_bytes,
                              const char *name, struct error_text *error);
 
@@ -37,10 +37,9 @@ bool vocabulary_find(const char *shard_path, char *path, size_t path_bytes);
 // too short.
 bool file_beside_shard(const char *shard_path, const char *ending, char *path, size_t path_bytes);
 
-// The *length bytes of a token, which lie in the vocabulary without a zero behind them; NULL where it has no such
-// token.
+// The *length bytes of a token, owned by the vocabulary and not ended by a zero; NULL where it has no such token.
 const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int32_t token, int *length);
-// Prints tokens as text, one that has none as its id in brackets. Whatever a model samples, no escape sequence reaches
-// the terminal: malformed bytes and control characters are printed as \xNN.
+// Prints tokens as text; a token without text as its id in brackets. Malformed bytes and control characters are printed
+// as \xNN, so that no escape sequence that a model samples reaches the terminal.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
 __END_DECLS

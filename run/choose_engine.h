@@ -1,4 +1,4 @@
-// Which copy of the engine a run takes: by --device, --precision and what this build and this machine have.
+// The choice of the engine's copy: by --device, --precision, and what this build and this machine have.
 #pragma once
 #include "config.h"                // struct config
 #include "kernels/amx.cuh"         // amx_available
@@ -7,7 +7,7 @@
 #include "runtime/text/log.h"      // log_row
 #include <stdio.h>                 // printf
 
-// The engines for CUDA, where the build has them; why they are unavailable, "": they are not; their part of --version.
+// The engines for CUDA, where the build has them; why they can't be used ("": they can); their rows of --version.
 #ifdef HAVE_CUDA
 enum { CUDA_IS_BUILT = 1 };
 static engine_entry *cuda_engine(enum config_precision precision) {
@@ -38,21 +38,21 @@ static engine_entry *cpu_engine(enum config_precision precision) {
     __builtin_unreachable();
 }
 
-// The device of --device auto: a GPU where one can be used. Prints why none is, where a build for GPUs finds none.
+// The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why.
 static enum config_device choose_device(void) {
     const char *reason = cuda_unavailable_reason();
     if (CUDA_IS_BUILT && *reason)
         printf("no GPU is used: %s\n", reason);
     return *reason ? DEVICE_CPU : DEVICE_CUDA;
 }
-// Fails where --device cuda can't be used: for a plan the build is enough, no GPU is needed.
+// Ends the program where --device cuda can't be used. A plan needs a build for CUDA, but no GPU.
 static void check_cuda(bool plans) {
     const char *reason = cuda_unavailable_reason();
     if (*reason && !(CUDA_IS_BUILT && plans))
         fail("--device cuda: %s; --device cpu trains on the CPU", reason);
 }
 
-// The engine for the target and precision that are asked for, or that suit this machine. Sets config->device.
+// The engine for the options' target and precision; auto is decided by this machine. Sets config->device.
 static engine_entry *choose_engine(struct config *config) {
     switch (config->device) {
     case DEVICE_AUTO: config->device = choose_device(); break;

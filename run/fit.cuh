@@ -1,5 +1,5 @@
-// From what the user asked for to a policy and a plan that fit: --recompute-* into a policy, the cheapest policy within
-// --memory-budget, and what to change when a plan exceeds the machine. Models are planned here, never allocated.
+// A recomputation policy whose plan fits: the policy of --recompute-*, the cheapest one within --memory-budget, and
+// what to change when a plan exceeds the machine. Models are planned here, never allocated.
 #pragma once
 #include "config.h"                // struct config
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
@@ -7,7 +7,7 @@
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/log.h"      // log_bytes
 
-// What the search and the advice plan with.
+// The inputs of the search and the advice.
 struct fit {
     const struct config *config;
     enum attention_backend backend;
@@ -20,10 +20,10 @@ static struct fit fit_of(const struct config *config, enum attention_backend bac
 // meets, end the program.
 static struct recompute_policy fit_policy(const struct fit *f);
 
-// Peak bytes of the whole plan under a policy, which is taken over.
+// Peak bytes of the whole plan under a policy, which is freed.
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy);
 
-// A note on `out` where the policy that was asked for does less than it seems to.
+// Prints a note on `out` where the policy that was asked for does less than it seems to.
 static void fit_advise(const struct fit *f, FILE *out);
 
 // Ends the program, before the model's memory is allocated, where a plan of `peak` bytes exceeds `limit`; the message
@@ -48,16 +48,16 @@ static size_t fit_peak(const struct fit *f, struct recompute_policy policy) {
     return peak;
 }
 
-// Matmul flops that take as long as one byte of memory traffic: the weight of cheap ops against each other. On the cpu
-// target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s by 30 GB/s; bf16 with AMX: 1800 by 30),
-// on the cuda target that of an H200 (bf16: 790 TFLOP/s by 4.3 TB/s; fp32: 67 by the data sheet).
+// The matmul flops that take as long as one byte of memory traffic: what the cost of ops without matmuls is weighted
+// by. On the cpu target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX:
+// 1800 to 30); on the cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
 #ifdef TARGET_CUDA
 static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 184 : 16;
 #else
 static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 60 : 11;
 #endif
 
-// Time of the policy's recomputation, as a share of a step without any, which is three forwards: backward counts two.
+// Time of the policy's recomputation over that of a step without any, which counts as three forwards: backward as two.
 static double fit_overhead(const struct fit *f, const struct recompute_policy *policy) {
     const struct config *c = f->config;
     const double layers = c->num_layers * activation_cost(ACT_ALL, &f->shape, FLOPS_PER_BYTE);
@@ -65,14 +65,14 @@ static double fit_overhead(const struct fit *f, const struct recompute_policy *p
     return policy_cost(policy, &f->shape, FLOPS_PER_BYTE) / (3 * (layers + head));
 }
 
-// Candidate i of the budget search: between neighbours k and k + 1 of the frontier, the first n layers are at k + 1.
-// Memory falls and cost rises with i.
+// Candidate i = k L + n of the budget search: the first n layers keep frontier[k + 1], the others frontier[k]. Memory
+// falls and cost rises with i.
 static struct recompute_policy fit_candidate(const struct fit *f, const uint32_t *frontier, int i) {
     const int L = f->config->num_layers, k = i / L, n = i % L;
     return n == 0 ? policy_mixed(L, frontier[k], frontier[k], L) : policy_mixed(L, frontier[k + 1], frontier[k], n);
 }
 
-// The description of a policy of at most two kinds of layers, the first ones and the others.
+// Writes the description of a policy of at most two kinds of layers, the first ones and the others.
 static void fit_describe(struct recompute_policy *policy, const struct layer_shape *s, size_t peak, double overhead) {
     char dropped[2][sizeof(MODULE_LIST)], bytes[LOG_NUMBER];
     int first = 0;
@@ -104,7 +104,8 @@ static void fit_describe(struct recompute_policy *policy, const struct layer_sha
                  dropped[1], bytes, 100 * overhead);
 }
 
-// The cheapest policy whose plan fits the budget. Where none does, the message says what the leanest takes.
+// The cheapest policy whose plan fits the budget, in bytes. Where none does, ends the program and says what the
+// smallest plan takes.
 static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     uint32_t frontier[FRONTIER_MOST];
     const int L = f->config->num_layers, kinds = recompute_frontier(frontier, &f->shape, FLOPS_PER_BYTE);
@@ -129,7 +130,7 @@ static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     return policy;
 }
 
-// Options of one granularity that are given under another are mistakes, not to be ignored.
+// Ends the program where an option of one granularity is given under another, instead of ignoring it.
 static void fit_check_options(const struct config *c) {
     const enum recompute_granularity granularity = c->recompute_granularity;
     if (granularity != RECOMPUTE_FULL &&
@@ -200,7 +201,7 @@ static void fit_advise(const struct fit *f, FILE *out) {
     }
 }
 
-// A line of `out` for an option that makes the plan smaller: the peak without and with it.
+// Adds a line to `out`, of n bytes, for an option that makes the plan smaller: the peak without and with it.
 static void fit_suggest(char *out, size_t n, const char *option, size_t now, size_t then, size_t limit) {
     char saves[LOG_NUMBER], peak[LOG_NUMBER];
     const size_t used = strlen(out);

@@ -1,10 +1,10 @@
-// Prompts and what the model makes of them, printed: samples during training, and --generate as a run of its own.
+// Text from the model: samples during training, and --generate as a run of its own.
 #pragma once
 #include "run/run.cuh"        // struct run
 #include "run/sample.cuh"     // gpt_generate
 #include "run/text_files.cuh" // find_text_file
 
-// Makes room for the samples of a training run, whose prompt is one token.
+// Allocates the samples of a training run, whose prompt is one token.
 static void open_samples(struct run *r) {
     const struct config *c = r->config;
     r->samples = (int32_t *)calloc((size_t)c->sample_count * ((size_t)c->sample_tokens + 1), sizeof *r->samples);
@@ -20,7 +20,7 @@ static void open_samples(struct run *r) {
 static void print_samples(struct run *r, int step) {
     const struct config *c = r->config;
     const int n = c->sample_tokens + 1, end = r->vocabulary.end_of_text;
-    // A document begins behind the end of the one before; where the vocabulary has no such token, behind token 0.
+    // The prompt is the end of the document before; where the vocabulary has no such token, token 0.
     for (int i = 0; i < c->sample_count; i++)
         r->samples[(size_t)i * (size_t)n] = end >= 0 && end < c->vocab_size ? end : 0;
     // Several ranks generate the same text, and gather sharded parameters for it together: none may stop alone.
@@ -63,7 +63,7 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
         fail("--generate: %s", problem);
     if (count > INT_MAX / 2)
         fail("--generate: a prompt of %lld tokens is too long", (long long)count);
-    if (count == 0) { // a document begins behind the end of the one before
+    if (count == 0) { // an empty prompt is the end of the document before
         free(*ids);
         *ids = (int32_t *)calloc(1, sizeof **ids);
         if (!*ids)
@@ -77,8 +77,8 @@ static int encode_prompt(const struct run *r, const char *text, size_t bytes, in
     return (int)count;
 }
 
-// Reads the prompts of --generate as tokens into r->samples, each --sample-count times, with room behind each for
-// --sample-tokens more. Sets the sizes in *c that the plan depends on to those of the longest prompt and its continuation.
+// Encodes the prompts of --generate into r->samples, each --sample-count times and with room for --sample-tokens more.
+// Sets the sizes in *c on which the plan depends to those of the longest prompt and its continuation.
 static void read_prompts(struct run *r, struct config *c) {
     static const char list_end[] = {OPTION_LIST_END, 0};
     const int prompts = option_list_count(c->generate), sequences = prompts * c->sample_count;
@@ -110,11 +110,11 @@ static void read_prompts(struct run *r, struct config *c) {
     for (int p = 0; p < prompts; p++)
         free(ids[p]);
     free(ids);
-    c->sample_tokens = c->seq_length = (int)n; // of the KV cache, and of the rotary table
+    c->sample_tokens = c->seq_length = (int)n; // tokens of the KV cache, and of the rotary table
     c->micro_batch_size = 1;
 }
 
-// Prints each prompt with at most new_tokens tokens behind it, up to the end of the text. Returns the exit status.
+// Prints each prompt followed by at most new_tokens tokens, up to the end of the text. Returns the exit status.
 static int generate_only(struct run *r, int new_tokens) {
     const struct config *c = r->config;
     const int n = c->sample_tokens, end = r->vocabulary.end_of_text;

@@ -1,5 +1,5 @@
-// The libraries of a target, for --version: the version that it was compiled for and, where the library tells it, the
-// one that it runs with. The host's libraries are listed with the cpu target.
+// The libraries of a target, for --version: the version that the target was compiled for and, where the library tells
+// it, the version that is loaded. The host's libraries are listed with the cpu target.
 #pragma once
 #include "runtime/text/log.h" // log_row
 #include <stdio.h>            // snprintf
@@ -7,7 +7,7 @@
 
 enum { LIBRARY_VERSION = 64 };
 
-// Prints a library's row. running: NULL where the library does not tell its version.
+// Prints a library's row. running: the version that is loaded; NULL: the library does not tell it.
 static void library_row(const char *name, const char *compiled, const char *running) {
     if (!running || strcmp(compiled, running) == 0)
         log_row(name, "%s", compiled);
@@ -22,12 +22,12 @@ static void library_row(const char *name, const char *compiled, const char *runn
 #include <nccl.h> // ncclGetVersion
 #endif
 
-// CUDA's number of a version as a text: 13000 is 13.0.
+// A version number of CUDA's as a text: 13000 is 13.0.
 static const char *cuda_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d", version / 1000, version % 1000 / 10);
     return text;
 }
-// The number of a version of cuBLAS or NCCL as a text: 130100 is 13.1.0.
+// A version number of cuBLAS or NCCL as a text: 130100 is 13.1.0.
 static const char *library_version_text(char text[LIBRARY_VERSION], int version) {
     snprintf(text, LIBRARY_VERSION, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     return text;
@@ -107,7 +107,7 @@ static void libraries_print(void) {
     library_row("jansson", JANSSON_VERSION, jansson);
     log_row("xxHash", "%s", hash_library_version());
     pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
-    if ((end = strchr(pcre2, ' '))) // a date follows
+    if ((end = strchr(pcre2, ' '))) // before the date
         *end = 0;
     library_row("PCRE2", LIBRARY_VALUE(PCRE2_MAJOR.PCRE2_MINOR), pcre2);
 #ifdef __GLIBC__

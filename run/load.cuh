@@ -1,8 +1,8 @@
-// Parameters and optimizer state from files into the model: a Hugging Face folder, a checkpoint of our own (which is
-// one), or an llm.c .bin.
+// Loads parameters and optimizer state into the model: from a Hugging Face folder, a checkpoint of our own (which is
+// also such a folder), or an llm.c .bin.
 //
-// Everything passes through the host in fp32, a piece at a time. bf16 and fp16 are exact in fp32, so that what was
-// written comes back as the same bits.
+// All values pass through the host in fp32, a chunk at a time. bf16 and fp16 are exact in fp32, so that the model gets
+// the bits that were saved.
 #pragma once
 #include "run/model.cuh"             // struct gpt
 #include "formats/huggingface.h"     // architecture_of
@@ -14,9 +14,9 @@
 #include <sys/stat.h>                // stat
 #include <limits.h>                  // PATH_MAX
 
-static const int64_t LOAD_PIECE = 1 << 20; // elements
+static const int64_t LOAD_CHUNK = 1 << 20; // elements
 
-// The files that the tensors of a folder lie in.
+// The open safetensors files of a model's folder.
 struct model_folder {
     const char *path;
     struct safetensors *files;
@@ -49,7 +49,7 @@ static const char *model_folder_make_room(struct model_folder *folder, int files
     return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
 }
 
-// model.safetensors or, without it, the files of its index: from_pretrained looks in this order too.
+// Opens model.safetensors or, without it, the files of its index, in the same order as from_pretrained.
 static const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
     char index_path[PATH_MAX], single_path[PATH_MAX];
     struct safetensors_index index;
@@ -71,7 +71,7 @@ static const char *model_folder_open(struct model_folder *folder, const char *pa
     return problem;
 }
 
-// The tensor of that name. GPT-2's older files leave the prefix out.
+// The tensor of that name; NULL: none. GPT-2's older files leave the prefix out.
 static const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
                                                           int *file) {
     static const char prefix[] = "transformer.";
@@ -85,7 +85,7 @@ static const struct safetensors_tensor *model_folder_find(const struct model_fol
     return NULL;
 }
 
-// What readers of these architectures ignore too: GPT-2's masks, Llama's frequencies, a tied head that was written.
+// Whether a file's tensor is to be ignored, as other readers do: GPT-2's masks, Llama's frequencies, a tied head.
 static bool model_tensor_is_no_parameter(const char *name, bool tied) {
     static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
     for (int i = 0; i < 3; i++)
@@ -93,7 +93,7 @@ static bool model_tensor_is_no_parameter(const char *name, bool tied) {
             return true;
     return tied && strcmp(name, "lm_head.weight") == 0;
 }
-// A tensor that has no place in the model means that the model is another one.
+// Refuses a folder with tensors that the model does not have: it holds another model.
 static const char *model_folder_check_names(const struct model_folder *folder,
                                             const struct huggingface_tensors *tensors, bool tied,
                                             struct error_text *error) {
@@ -121,24 +121,24 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 // ---------------------------------------------------------------------------------------------------------------------
 // Into the model
 
-// Elements [first, first + n) of one of the model's tensors: exactly into the master weights, rounded into the
-// parameters, as far as this rank holds them. `rounded` has room for LOAD_PIECE.
+// Stores elements [first, first + n) of one of the model's tensors, those that this rank holds: exactly into the master
+// weights, rounded into the parameters. `rounded` has room for LOAD_CHUNK.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
-    for (int64_t done = 0; done < n; done += LOAD_PIECE) {
-        const int64_t count = n - done < LOAD_PIECE ? n - done : LOAD_PIECE;
+    for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
+        const int64_t count = n - done < LOAD_CHUNK ? n - done : LOAD_CHUNK;
         optimizer_set_parameters(&m->optimizer, t->offset + first + done, values + done, count, rounded);
         device_synchronize(m->dev);
     }
 }
 
-// What a load works with: `raw` and `values` hold the rows of one piece.
+// The memory of a load: `raw` and `values` hold the rows of one chunk.
 struct model_loader {
     struct gpt *m;
     unsigned char *raw;
     float *values;
     floatX *rounded;
-    int64_t room; // elements of raw and values
+    int64_t room; // capacity of raw and values, in elements
 };
 
 static const char *model_loader_reserve(struct model_loader *loader, int64_t elements, struct error_text *error) {
@@ -154,8 +154,8 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
-    loader->rounded = (floatX *)host_allocate(LOAD_PIECE * sizeof *loader->rounded, m->dev);
-    return model_loader_reserve(loader, LOAD_PIECE, error);
+    loader->rounded = (floatX *)host_allocate(LOAD_CHUNK * sizeof *loader->rounded, m->dev);
+    return model_loader_reserve(loader, LOAD_CHUNK, error);
 }
 static void model_loader_free(struct model_loader *loader) {
     free(loader->raw);
@@ -163,7 +163,7 @@ static void model_loader_free(struct model_loader *loader) {
     host_free(loader->rounded);
 }
 
-// values = n elements of a file's tensor from `first` on.
+// loader->values = n elements of a file's tensor, from `first` on.
 static const char *model_read(struct model_loader *loader, const struct safetensors *file, const char *file_name,
                               const struct safetensors_tensor *tensor, int64_t first, int64_t n,
                               struct error_text *error) {
@@ -176,17 +176,18 @@ static const char *model_read(struct model_loader *loader, const struct safetens
     return NULL;
 }
 
-// A tensor whose elements lie in ours elsewhere: transposed, or with repeated heads. Goes through a whole one of ours.
+// Loads a tensor whose elements have other places in our parameter: transposed, or with repeated heads. The whole
+// parameter is assembled in host memory.
 static const char *model_load_moved(struct model_loader *loader, const struct huggingface_tensor *t,
                                     const struct safetensors *file, const char *file_name,
                                     const struct safetensors_tensor *tensor, struct error_text *error) {
     float *ours = (float *)calloc((size_t)t->ours->count, sizeof *ours);
     if (!ours)
         return error_format(error, "out of memory for %s", t->ours->name);
-    const int cols = t->cols ? t->cols : 1, piece = (int)(LOAD_PIECE / cols > 0 ? LOAD_PIECE / cols : 1);
+    const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(LOAD_CHUNK / cols > 0 ? LOAD_CHUNK / cols : 1);
     const char *problem = NULL;
-    for (int row = 0; row < t->rows && !problem; row += piece) {
-        const int rows = t->rows - row < piece ? t->rows - row : piece;
+    for (int row = 0; row < t->rows && !problem; row += chunk_rows) {
+        const int rows = t->rows - row < chunk_rows ? t->rows - row : chunk_rows;
         problem = model_read(loader, file, file_name, tensor, (int64_t)row * cols, (int64_t)rows * cols, error);
         if (!problem)
             huggingface_scatter(ours, t, loader->values, row, rows);
@@ -209,15 +210,15 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     if (t->transposed || t->repeat > 1)
         return model_load_moved(loader, t, &folder->files[f], folder->names[f], tensor, error);
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
-    for (int64_t first = 0; first < count; first += LOAD_PIECE) {
-        const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
+    for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
+        const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
         RETURN_PROBLEM(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
         model_store(loader->m, t->ours, t->first_row * width + first, loader->values, n, loader->rounded);
     }
     return NULL;
 }
 
-// Fills the parameters from a folder of that architecture. *exact: all of them were fp32 there.
+// Loads the parameters from a folder of that architecture. *exact: all of them are fp32 in the file.
 static const char *model_load_folder(struct gpt *m, const char *path, enum architecture a, bool *exact,
                                      struct error_text *error) {
     struct model_folder folder;
@@ -245,8 +246,8 @@ static const char *model_load_folder(struct gpt *m, const char *path, enum archi
 // ---------------------------------------------------------------------------------------------------------------------
 // The optimizer of a checkpoint
 
-// optimizer.safetensors holds each state that is not in model.safetensors, by our own tensors' names: master weights only
-// where that is not fp32.
+// optimizer.safetensors holds each state that is not in model.safetensors, under our own tensors' names: master weights
+// only where model.safetensors is not fp32.
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
 static bool state_is_in_file(enum optimizer_state id, bool model_is_exact) {
@@ -270,8 +271,8 @@ static const char *model_load_state(struct model_loader *loader, const struct sa
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
                             safetensors_dtype_name(tensor->dtype));
-    for (int64_t first = 0; first < count; first += LOAD_PIECE) {
-        const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
+    for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
+        const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
         if (!zero_holds(&m->zero, parameters ? shards_parameters(&m->zero.shards) : optimizer_is_sharded(&m->optimizer),
                         t->offset + first, n))
             continue;
@@ -303,7 +304,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     return problem;
 }
 
-// Everything that a checkpoint holds of the model.
+// Loads the parameters and the optimizer state of a checkpoint.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
     RETURN_PROBLEM(model_load_folder(m, folder, architecture_of(&m->config), &exact, error));
@@ -313,7 +314,7 @@ static const char *model_load_checkpoint(struct gpt *m, const char *folder, stru
 // ---------------------------------------------------------------------------------------------------------------------
 // llm.c
 
-// The tensors of an llm.c checkpoint in their order there, each over all layers.
+// The tensors of an llm.c checkpoint in the order of the file; each is stored for all layers before the next.
 static const enum parameter llmc_order[] = {PARAM_WTE,      PARAM_WPE,      PARAM_LN1_W,     PARAM_LN1_B,
                                             PARAM_QKV_W,    PARAM_QKV_B,    PARAM_ATTPROJ_W, PARAM_ATTPROJ_B,
                                             PARAM_LN2_W,    PARAM_LN2_B,    PARAM_FC_W,      PARAM_FC_B,
@@ -324,8 +325,8 @@ static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, c
                                           struct error_text *error) {
     const uint64_t width = bf16 ? 2 : 4;
     const int64_t count = (int64_t)t->visible_rows * t->cols;
-    for (int64_t first = 0; first < count; first += LOAD_PIECE) {
-        const int64_t n = count - first < LOAD_PIECE ? count - first : LOAD_PIECE;
+    for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
+        const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
         RETURN_PROBLEM(read_exactly(fd, loader->raw, (uint64_t)n * width, *at + (uint64_t)first * width, path, error));
         safetensors_to_floats(loader->values, loader->raw, bf16 ? SAFETENSORS_BF16 : SAFETENSORS_F32, (uint64_t)n);
         model_store(loader->m, t, first, loader->values, n, loader->rounded);
@@ -334,7 +335,7 @@ static const char *model_load_llmc_tensor(struct model_loader *loader, int fd, c
     return NULL;
 }
 
-// The parameters of a file whose header llmc_parse has accepted. Its vocabulary is padded; ours is padded otherwise.
+// Loads the parameters of an llm.c checkpoint. The file's vocabulary is padded to another multiple than ours.
 static const char *model_load_llmc(struct gpt *m, const char *path, struct error_text *error) {
     struct llmc_header header;
     unsigned char bytes[LLMC_MODEL_HEADER];

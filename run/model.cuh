@@ -11,7 +11,7 @@ static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
 
-// What collectives go by.
+// The library that does the collectives.
 static enum collectives_kind collectives_kind_of(const struct config *c) {
 #ifdef TARGET_CUDA
     switch (c->collectives) {
@@ -24,7 +24,7 @@ static enum collectives_kind collectives_kind_of(const struct config *c) {
     return COLLECTIVES_HOST;
 }
 
-// Runs the timeline in planning mode and places all that it touched. Allocates nothing of the model's.
+// Makes the memory plan: runs the timeline in planning mode and places the buffers. Allocates no memory of the model.
 static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
     struct plan *plan = &m->timeline.plan;
@@ -62,9 +62,9 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     plan_place(plan);
 }
 
-// Chunks of about this many bytes of logits: large enough for the matmuls to run at full speed, small beside the rest.
+// Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest.
 #ifdef TARGET_CUDA
-enum { LOGITS_CHUNK_BYTES = 512 << 20 }; // each chunk adds to the fp32 gradient of the whole head: few chunks
+enum { LOGITS_CHUNK_BYTES = 512 << 20 }; // larger, since each chunk adds to the fp32 gradient of the whole head
 #else
 enum { LOGITS_CHUNK_BYTES = 128 << 20 };
 #endif
@@ -78,7 +78,7 @@ static int64_t loss_chunk(const struct config *c, int Vp) {
     return chunk < N ? chunk : N;
 }
 
-// A planned model; nothing of its memory is allocated yet. Takes over the policy.
+// Makes a model with its memory plan; gpt_allocate allocates its memory, gpt_destroy frees it. Takes over the policy.
 static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
@@ -104,14 +104,14 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
     if (!m->slots)
         fail("out of memory");
-    // Sharded state is gathered into the copy of rank 0, which writes.
+    // Sharded state is gathered into the copy of rank 0, which writes the checkpoints.
     const bool async = config->checkpoint_async && config->checkpoint_every < config->train_steps;
     gpt_make_plan(m, m->trains && config->checkpoint_every > 0 && config->rank == 0 &&
                          (shards_optimizer(&m->zero.shards) || async));
     return m;
 }
 
-// Initial parameters and state: GPT-2's scheme, made by the host a chunk at a time.
+// Sets the initial parameters and state, by GPT-2's scheme, computed by the host a chunk at a time.
 static void gpt_initialise(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     const bool sharded = shards_parameters(&m->zero.shards);
@@ -136,7 +136,7 @@ static void gpt_initialise(struct gpt *m) {
     host_free(exact);
     host_free(rounded);
 }
-// The rotary table, made by the host too.
+// Sets the rotary table, computed by the host.
 static void gpt_initialise_rope(struct gpt *m) {
     const size_t bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, m->rope_id);
@@ -169,8 +169,8 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
-// Opens the model's collectives. What they hold of the device's memory besides the plan's is taken by this: before the check
-// whether the plan fits, and before gpt_allocate.
+// Opens the model's collectives. They allocate device memory that is not in the plan, and so are opened before the
+// check whether the plan fits, and before gpt_allocate.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
     const size_t shard_bytes = (size_t)m->zero.shards.largest_shard * sizeof(float);
@@ -178,13 +178,14 @@ static void gpt_open_collectives(const struct gpt *m, struct collectives *collec
     collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, m->zero.shards.largest_shard,
                      shard_bytes > report_bytes ? shard_bytes : report_bytes, m->dev);
 }
-// From here on the ranks work together. The collectives must outlive the model.
+// Connects the model with those of the other ranks. The collectives must outlive the model.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     m->zero.collectives = collectives;
     collectives_set_scratch(collectives, gpt_pointer(m, m->scratch_id));
 }
 
-// Copies what a checkpoint holds into the host's memory of the rank that keeps a copy. Every rank calls it.
+// Copies the state that a checkpoint holds into the copy, in host memory, of the rank that keeps one. Every rank calls
+// it.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     optimizer_copy_state(&m->optimizer);

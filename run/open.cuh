@@ -1,4 +1,4 @@
-// Opening and closing what a run works with: the device, the plan of the model's memory, the data.
+// Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
 #include "run/ranks.cuh"       // threads_of_rank, check_same_data
 #include "run/utilisation.cuh" // gpt_measure_peak
@@ -32,7 +32,7 @@ static struct attention_choice choose_attention(struct run *r) {
     return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
 }
 
-// Plans the model's memory, without allocating any, and writes the plan where --plan-json and --plan-picture say.
+// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture.
 static void plan_model(struct run *r) {
     const struct config *c = r->config;
     r->attention = choose_attention(r);
@@ -44,7 +44,7 @@ static void plan_model(struct run *r) {
         plan_write_svg(&r->model->timeline.plan, c->plan_picture);
 }
 
-// Opens the shards and makes room for a micro-batch. Ends the job where the ranks don't read the same shards.
+// Opens the token shards and allocates a micro-batch. Ends the job where the ranks don't read the same shards.
 static void open_data(struct run *r) {
     const struct config *c = r->config;
     const size_t batch = (size_t)c->micro_batch_size * (size_t)c->seq_length;
@@ -72,8 +72,8 @@ static void write_config(const struct config *c) {
     config_write_json(c, path);
 }
 
-// Finds the peak flop/s that utilisation is held against: the data sheet's where the GPU is a known one, else what a
-// large matmul reaches.
+// Sets the peak flop/s for utilisation: the data sheet's where the GPU is a known one, else what a large matmul
+// reaches.
 static void find_peak(struct run *r) {
     r->peak_flops = device_data_sheet_flops(&r->dev);
     r->peak_is_measured = r->peak_flops <= 0;

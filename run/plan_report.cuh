@@ -1,5 +1,5 @@
-// What a user sees of a memory plan: a table on the terminal (--plan), every buffer as JSON (--plan-json), and a
-// picture as SVG (--plan-picture). The plan must have been placed (plan_place).
+// Reports of a memory plan: a table on the terminal (--plan), every buffer as JSON (--plan-json), and a picture as SVG
+// (--plan-picture). The plan must have been placed (plan_place).
 #pragma once
 #include "memory.cuh"              // struct plan
 #include "runtime/machine/error.h" // fail
@@ -14,12 +14,13 @@
 #include <sys/stat.h>              // lstat
 #include <unistd.h>                // getpid, unlink
 
-// Prints one row a category: its live bytes in the peak phase, and the most in any phase. The rows sum up to the peak.
+// Prints one row per category: its live bytes in the peak phase, and the most in any phase. The rows sum up to the
+// peak.
 static void plan_print(const struct plan *plan, FILE *file);
 
-// Writes the sizes of the plan, its phases, and every buffer that owns bytes: name, category, layer, place, lifetime.
-// Offsets count from the start of the first arena, as if the arenas lay one behind the other, so that any two buffers
-// may be compared and all lie below peak_bytes. Ends the program where the file cannot be written.
+// Writes the sizes of the plan, its phases, and every buffer that owns bytes: name, category, layer, offset, lifetime.
+// Offsets count from the start of the first arena, as if the arenas were adjacent, so that any two buffers may be
+// compared and all end within peak_bytes. Ends the program where the file cannot be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
 // Draws the activations arena, addresses upwards and phases to the right, and above it a bar of all the arenas. Ends
@@ -28,7 +29,7 @@ static void plan_write_svg(const struct plan *plan, const char *path);
 
 // ---- the table ----
 
-// A buffer of another arena than the activations' lives in every phase.
+// First and last phase of a buffer; one of another arena than the activations' is live in every phase.
 static int plan_first_phase(const struct plan_buffer *buffer) {
     return buffer->arena == ARENA_ACTIVATIONS ? buffer->first_phase : 0;
 }
@@ -38,8 +39,8 @@ static int plan_last_phase(const struct plan *plan, const struct plan_buffer *bu
 
 enum { EVERY_CATEGORY = -1 };
 
-// live[p]: the sum of the live buffers in phase p, each as large as asked for, of one category or of EVERY_CATEGORY. A
-// plan without phases has one number. The caller frees it.
+// live[p] = the sum of the live buffers in phase p, not rounded up, of one category or of EVERY_CATEGORY. A plan
+// without phases has one element. The caller frees the array.
 static size_t *plan_live_bytes(const struct plan *plan, int category, bool activations_only) {
     const int phases = plan->phase_count > 0 ? plan->phase_count : 1;
     size_t *live = (size_t *)plan_allocate((size_t)phases + 1, sizeof *live); // differences (modulo 2^64), then sums
@@ -56,7 +57,7 @@ static size_t *plan_live_bytes(const struct plan *plan, int category, bool activ
     return live;
 }
 
-// `share_of`: what 100 % are. `most`: the largest in any phase, SIZE_MAX for none.
+// Prints a row. share_of: the bytes that are 100 %. most: the most bytes in any phase; SIZE_MAX: not printed.
 static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t share_of, size_t most) {
     char size[LOG_NUMBER], exact[LOG_NUMBER], largest[LOG_NUMBER];
     fprintf(file, "  %-36s %11s %23s %5.1f %%", name, log_bytes(size, (int64_t)bytes), log_count(exact, (int64_t)bytes),
@@ -98,8 +99,8 @@ static void plan_print(const struct plan *plan, FILE *file) {
 
 // ---- files ----
 
-// A report's file. It is written beside its path and renamed when it is complete, so that a full disk leaves the old
-// file. Where the path is no regular file (a pipe, a terminal, a link), it is written directly.
+// A report's file. It is written under a temporary name and renamed when it is complete, so that a full disk leaves the
+// old file. Where the path is no regular file (a pipe, a terminal, a link), it is written directly.
 struct plan_file {
     FILE *file;
     const char *option, *path;
@@ -147,7 +148,7 @@ static void plan_json_names(struct json *json, const char *key, char (*names)[PL
     json_array_end(json);
 }
 
-// An object of an array, on a line of its own.
+// Begins an object of an array, on a line of its own.
 static void plan_json_line_begin(struct json *json) {
     json_object_begin(json, NULL);
     json->pretty = false;
@@ -201,11 +202,11 @@ static void plan_write_json(const struct plan *plan, const char *path) {
 
 // ---- the picture ----
 
-// The page of the SVG and where the plot lies on it, in pixels.
+// The page of the SVG and the plot's place on it, in pixels.
 struct plan_picture {
     FILE *file;
     const struct plan *plan;
-    int *colours; // per category, its number from 1 among those of the activations arena; 0 for the others
+    int *colours; // by category: its number, from 1, among those of the activations arena; 0: of another arena
     double width, height, left, right, top, bottom; // of the page, and the margins around the plot
 };
 
@@ -263,8 +264,8 @@ static int plan_group_chars(const char *phase) {
     return colon ? (int)(colon - phase) : (int)strlen(phase);
 }
 
-// Names below the plot: one a group of phases, as many as have room; shading tells neighbours apart.
-static void plan_svg_phases(const struct plan_picture *picture) {
+// Draws the horizontal axis: groups of phases, alternately shaded, and as many of their names as have room.
+static void plan_svg_phase_axis(const struct plan_picture *picture) {
     const struct plan *plan = picture->plan;
     const double bottom = picture->height - picture->bottom;
     double last_label = -1e9;
@@ -292,7 +293,8 @@ static void plan_svg_phases(const struct plan_picture *picture) {
     }
 }
 
-static void plan_svg_addresses(const struct plan_picture *picture) {
+// Draws the vertical axis: lines and addresses at equal distances, a power of two.
+static void plan_svg_address_axis(const struct plan_picture *picture) {
     const size_t most = picture->plan->arena_bytes[ARENA_ACTIVATIONS];
     size_t step = 1;
     while (step < most / 8)
@@ -310,7 +312,7 @@ static void plan_svg_addresses(const struct plan_picture *picture) {
     }
 }
 
-// The sum of the live buffers in each phase: what a perfect placement would reach there.
+// Draws the sum of the live buffers in each phase: the height of a placement without gaps.
 static void plan_svg_live(const struct plan_picture *picture) {
     size_t *live = plan_live_bytes(picture->plan, EVERY_CATEGORY, true);
     fputs("<path fill=\"none\" stroke=\"#000\" stroke-width=\"0.8\" d=\"", picture->file);
@@ -334,7 +336,7 @@ static void plan_svg_legend_row(const struct plan_picture *picture, double y, co
             log_bytes(size, (int64_t)bytes));
 }
 
-// All arenas to scale, one behind the other, and their rows of the legend.
+// Draws the bar of all arenas, to scale, and their rows of the legend.
 static void plan_svg_arenas(const struct plan_picture *picture) {
     static const char *const greys[ARENA_COUNT] = {"#6e6e6e", "#969696", "#bababa", "#dedede"};
     const double span = picture->width - picture->left - picture->right;
@@ -398,8 +400,8 @@ static void plan_write_svg(const struct plan *plan, const char *path) {
     }
     fputs("</text>\n", out.file);
     plan_svg_arenas(&picture);
-    plan_svg_phases(&picture);
-    plan_svg_addresses(&picture);
+    plan_svg_phase_axis(&picture);
+    plan_svg_address_axis(&picture);
     fputs("<g stroke=\"#fff\" stroke-width=\"0.25\">\n", out.file);
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *buffer = &plan->buffers[i];

@@ -1,5 +1,5 @@
-// What a run does because it may have several ranks: shares of threads and memory, connections, checks that all ranks
-// hold the same data and parameters, and requests to save or stop, which reach one rank and all must follow.
+// What a run of several ranks adds: shares of threads and memory, connections, checks that all ranks hold the same data
+// and parameters, and requests to save or stop, which reach one rank and are followed by all.
 #pragma once
 #include "kernels/collectives.cuh"   // enum collectives_kind
 #include "run/run.cuh"               // struct run
@@ -12,24 +12,24 @@
 
 // ---- start-up ----
 
-// Threads for this rank: one for each core that it is bound to, or its share of the machine's where it is not bound.
+// The threads of this rank: one per core that it is bound to; unbound, its share of the machine's cores.
 static int threads_of_rank(const struct run *r) {
     const int mine = omp_get_num_procs(), all = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const int share = r->parallel && mine == all ? mine / r->parallel->launch.local_ranks : mine;
     return share > 0 ? share : 1;
 }
-// Bytes of device memory that this rank may take; the host's memory is shared with the other ranks of the machine.
+// Bytes of device memory that this rank may take; on the cpu target, its share of the host's memory.
 static size_t available_bytes(struct run *r) {
     const size_t bytes = device_available_bytes(&r->dev);
     return r->parallel && DEVICE_MEMORY_IS_HOSTS ? bytes / (size_t)r->parallel->launch.local_ranks : bytes;
 }
 
-// How ranks exchange data where the host does it.
+// The exchange that host collectives, and the hosts of GPUs, use.
 static enum exchange_kind exchange_of(enum config_collectives collectives, const struct launch *launch) {
     switch (collectives) {
     case BY_MPI: return EXCHANGE_MPI;
     case BY_SOCKETS: return EXCHANGE_SOCKETS;
-    case BY_NCCL: // of the GPUs, whose hosts exchange as by default
+    case BY_NCCL: // between GPUs; their hosts use the default
     case BY_AUTO: return launch->kind == LAUNCH_MPI ? EXCHANGE_MPI : EXCHANGE_SOCKETS;
     }
     __builtin_unreachable();
@@ -52,8 +52,8 @@ static void connect_ranks(struct run *r) {
     }
     gpt_open_collectives(r->model, &r->collectives, r->parallel, kind);
 }
-// Connects the ranks, then allocates the model's memory. Fails, saying what would help, where the plan exceeds what the
-// collectives have left free.
+// Connects the ranks, then allocates the model's memory. Where the plan exceeds what the collectives have left free,
+// ends the program and says what would help.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
     fit_check(&r->fit, r->model->timeline.plan.peak_bytes, available_bytes(r));
@@ -120,8 +120,8 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
-// The first rank whose row of hashes is not the most frequent one, which rank *right has; -1: all rows are the same. Of
-// two rows that are equally frequent, that of the lower rank counts as right.
+// The first rank whose row of hashes is not the most frequent row, which rank *right has; -1: all rows are the same. Of
+// two equally frequent rows, the lower rank's counts as right.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     int most = 0;
     for (int r = 0; r < ranks; r++) {
@@ -168,13 +168,13 @@ static void check_replicas(struct run *r) {
 // A request to save or stop, as one number: the sum of REQUEST_SAVE, REQUEST_TIME_IS_UP and REQUEST_SIGNAL times the
 // number of the signal that asks this process to stop.
 enum { REQUEST_SAVE = 1, REQUEST_TIME_IS_UP = 2, REQUEST_SIGNAL = 4 };
-// The requests that have reached this process; 0: none. A request to save is returned once.
+// The requests that have reached this process, as such a number; 0: none. A request to save is returned once.
 static int take_request(struct run *r) {
     return (signals_take_save_request() ? REQUEST_SAVE : 0) |
            (deadline_allows(r->deadline, 2 * r->slowest_step) ? 0 : REQUEST_TIME_IS_UP) |
            signals_stop_requested() * REQUEST_SIGNAL;
 }
-// Follows the request that reached a rank.
+// Does what the request that reached rank `rank` asks.
 static void grant_request(struct run *r, int request, int rank) {
     const int signal = request / REQUEST_SIGNAL;
     char whom[32] = "";
@@ -187,8 +187,8 @@ static void grant_request(struct run *r, int request, int rank) {
     log_event(&r->log, "%s%s: the run is saved and ends", signal ? strsignal(signal) : "--exit-after", whom);
     r->stopped = true;
 }
-// Looks for requests, once a step. One rank follows its own at once; several send them in their reports of the next
-// step that is enqueued, and so all follow them after the same step.
+// Looks for requests, once a step. A single rank follows its own at once; several ranks send theirs in their reports of
+// the next step that is enqueued, so that all follow after the same step.
 static void look_for_requests(struct run *r) {
     if (r->parallel)
         r->model->request |= take_request(r);
@@ -196,7 +196,7 @@ static void look_for_requests(struct run *r) {
         grant_request(r, take_request(r), 0);
 }
 
-// Fills the log entry's bytes and times of the collectives since the last finished step.
+// Fills in the log entry's bytes and times of the collectives since the last finished step.
 static void measure_collectives(struct run *r, struct log_step *entry, int slot) {
     double busy_s, waited_s;
     if (!r->parallel)
@@ -211,7 +211,8 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
     r->comm_sent_bytes = r->comm_sent_by_step[slot];
 }
 
-// Gathers the loss of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none was.
+// losses (ranks) = the loss of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none
+// was.
 static int share_losses(struct run *r, double *losses, double loss) {
     struct {
         double loss;

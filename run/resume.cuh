@@ -1,4 +1,4 @@
-// The state of a run to and from files: the model or checkpoint that it starts from, and the checkpoints that it
+// Loading and saving a run's state: the model or checkpoint that the run starts from, and the checkpoints that it
 // writes.
 #pragma once
 #include "run/load.cuh"            // parameters from a model's folder or a checkpoint
@@ -37,8 +37,8 @@ static void resume_data(struct run *r, const struct trainer_state *state) {
     free(changes);
 }
 
-// Loads what the run starts from: of a checkpoint all state, of a model its parameters. Without either the model
-// keeps its random initial parameters.
+// Loads all state from a checkpoint, or the parameters from a model; without either the model keeps its random initial
+// parameters.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
@@ -70,7 +70,7 @@ static void load_model(struct run *r) {
 
 // ---- checkpoints ----
 
-// The text of trainer_state.json, from malloc. No step is in flight.
+// The text of trainer_state.json, which the caller frees. No step may be in flight.
 static char *state_json(const struct run *r, size_t *bytes) {
     const struct config *c = r->config;
     struct trainer_state state;
@@ -107,8 +107,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     return text;
 }
 
-// Waits for the save that is under way, if any, and prints how it ended. A failed save leaves the run and the
-// checkpoints before it as they are.
+// Waits for the save in progress, if any, and prints how it ended. A failed save does not end the run.
 static void report_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
@@ -136,7 +135,7 @@ static void open_saver(struct run *r) {
             saver_add_file(&r->saver, path, names[i]);
 }
 
-// Begins a checkpoint of the last finished step, after the one before has ended. Every rank calls this.
+// Begins a checkpoint of the last finished step, after the save before has ended. Every rank calls this.
 static void save(struct run *r) {
     report_save(r);
     parallel_barrier(r->parallel, "the checkpoint before");

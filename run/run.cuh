@@ -25,24 +25,23 @@ struct run {
     struct schedule schedule;
     struct log log;
     int32_t *inputs, *targets; // (micro batch, T), the current micro-batch
-    int32_t *samples;          // (sequences, n): each prompt with room for its continuation behind it
+    int32_t *samples;          // (sequences, n): each prompt, with room for its continuation
     int *prompt_tokens;        // (sequences) tokens of each prompt
-    struct sampler sampler;    // memory for making them
-    double peak_flops;         // flop/s of one rank that utilisation is held against; 0: not known
+    struct sampler sampler;    // host memory for sampling
+    double peak_flops;         // peak of one rank, flop/s, for utilisation; 0: not known
     bool peak_is_measured;     // peak_flops was measured on this machine, not taken from a data sheet
-    // Steps. At most one is in flight: enqueued, its results not known yet. What belongs to a step is kept by the
-    // parity of its number.
+    // Steps. At most one is in flight: enqueued, its results not known yet. Arrays of 2 are indexed by step number % 2.
     int enqueued, finished;   // numbers of steps
     int skipped;              // steps that updated nothing because of a NaN or Inf
     uint64_t first_sample[2]; // position of a step's first sample in the data's order
     double lr[2];
-    double last_finish;  // seconds_now() when the last results came
+    double last_finish;  // seconds_now() when the last results had arrived
     double slowest_step; // seconds
     int64_t peak_bytes;  // peak of the device's memory, as last asked
     // Checkpoints
     struct saver saver;
     int first_step;          // the first step of this start
-    uint64_t samples_before; // samples that the steps before it took
+    uint64_t samples_before; // samples that earlier steps took
     double best_val_loss;    // NAN: none yet
     int best_val_step;
     bool validation_due; // a signal broke off the validation of the last finished step
@@ -55,13 +54,13 @@ struct run {
     struct parallel *parallel; // NULL: one rank
     struct collectives collectives;
     double comm_busy_s, comm_waited_s; // seconds of the collectives up to the last finished step
-    uint64_t comm_sent_bytes;          // bytes that they sent up to it
-    uint64_t comm_sent_by_step[2];     // bytes that they sent up to the end of a step
+    uint64_t comm_sent_bytes;          // bytes that collectives sent up to the last finished step
+    uint64_t comm_sent_by_step[2];     // bytes that collectives sent up to the end of a step
 };
 
 enum { EXIT_STOPPED = 3 }; // exit status of a run that was asked to stop before its last step
 
-// True if a signal asked this process to stop.
+// Whether a signal asked this process to stop.
 static bool stop_asked(void) { return signals_stop_requested() != 0; }
 // The signal that asked this rank to stop, and the rank, as one number; 0: none.
 enum { STOP_SIGNALS = 128 };
@@ -69,7 +68,7 @@ static int stop_asked_here(const struct run *r) {
     const int signal = signals_stop_requested();
     return signal ? signal + STOP_SIGNALS * r->config->rank : 0;
 }
-// The largest stop_asked_here over all ranks, which call this together; 0: none was asked to stop.
+// The largest stop_asked_here of any rank; 0: none was asked to stop. Every rank calls this.
 static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }

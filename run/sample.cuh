@@ -1,4 +1,4 @@
-// Sampling: the next token of each sequence drawn from the logits, one token at a time through the KV cache.
+// Sampling: draws the next token of each sequence from the logits, one token at a time through the KV cache.
 #pragma once
 #include "run/model.cuh"      // gpt_decode
 #include "kernels/random.cuh" // random_uniform
@@ -52,9 +52,9 @@ static float smallest_of_share(const float *weights, int V, double share, float 
     return 0;
 }
 
-// Draws a token from softmax(logits / temperature) over the top_k largest (0: all) and, of these, over the likeliest
-// that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the largest. `u` is
-// uniform in [0, 1); `scratch` holds 2 V floats.
+// Draws a token from softmax(logits / temperature) over the top_k largest logits (0: all) and, of these, over the
+// likeliest tokens that together have the probability top_p (1: all; Holtzman et al. 2020). Temperature 0 takes the
+// largest logit. `u` is uniform in [0, 1); `scratch` has room for 2 V floats.
 static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
                         float *scratch) {
     int largest = 0;
@@ -93,10 +93,10 @@ static int sample_token(const float *logits, int V, double temperature, int top_
     return last;
 }
 
-// Host memory for sampling, by sampler_open: nothing is allocated between training steps.
+// Host memory for sampling, allocated by sampler_open, so that nothing is allocated between training steps.
 struct sampler {
-    int32_t *current; // (sequences) a token of each
-    floatX *row;      // (Vp) logits as the device has them
+    int32_t *current; // (sequences) the current tokens
+    floatX *row;      // (Vp) logits in the device's type
     float *logits;    // (3, Vp) of one sequence, then sample_token's scratch
 };
 static void sampler_open(struct sampler *sampler, const struct gpt *m) {
@@ -112,9 +112,9 @@ static void sampler_close(struct sampler *sampler) {
     free(sampler->logits);
 }
 
-// Continues tokens (sequences, n), whose rows begin with lengths[b] tokens of their own, 1 at least; n - 1 is at most
-// decode_tokens. The same seed and stream give the same text. `stop`, where given, is asked between tokens; false where
-// it ended the text.
+// Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens; n - 1 is at most
+// decode_tokens. The same seed and stream give the same text. `stop` (NULL: never) is called before each token; where
+// it returns true, generation ends and returns false.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
     const struct config *c = &m->config;
@@ -132,8 +132,8 @@ static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens
             for (int i = 0; i < Vp; i++)
                 sampler->logits[i] = to_float(sampler->row[i]);
             const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)B + (uint64_t)b);
-            tokens[(int64_t)b * n + t + 1] = sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k,
-                                                          c->top_p, u, sampler->logits + Vp);
+            tokens[(int64_t)b * n + t + 1] =
+                sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
         }
     }
     return true;

@@ -1,8 +1,8 @@
-// The model into a checkpoint's folder: model.safetensors (in parts where it is large) and config.json as Hugging Face
-// has them, optimizer.safetensors, trainer_state.json, and the tokenizer's files.
+// Saves the model into a checkpoint's folder: model.safetensors (several files where it is large) and config.json as
+// Hugging Face has them, optimizer.safetensors, trainer_state.json, and the tokenizer's files.
 //
-// Written from fp32 values: the master weights, or in fp32 the parameters themselves, of which bf16 parameters are the
-// rounded form. They come from a copy in the host's memory, while the training goes on, or straight from the model.
+// Files are written from fp32 values: the master weights, which bf16 parameters are rounded from, or fp32 parameters.
+// They are read from a copy in the host's memory, while the training goes on, or straight from the model.
 #pragma once
 #include "run/model.cuh"                   // struct gpt
 #include "formats/huggingface.h"           // architecture_of, huggingface_write_config
@@ -15,13 +15,13 @@
 #include "run/tensor_names.cuh"            // which tensor holds which parameters
 
 enum { SAVE_TOKENIZER_FILES = 8 };
-static const int64_t SAVE_PIECE = 1 << 18; // elements
+static const int64_t SAVE_CHUNK = 1 << 18; // elements
 
-// All that a save needs: nothing in it changes while the model trains on, if `state` is a copy.
+// The inputs of a save. None changes while the training goes on, if `state` is a copy.
 struct save_job {
     const struct parameters *table;
     struct huggingface_tensors tensors; // of model.safetensors
-    bool bf16;                          // model.safetensors; then the master weights are the optimizer's
+    bool bf16;                          // model.safetensors is bf16, and optimizer.safetensors has the master weights
     uint64_t most_shard_bytes;
     const float *state[STATE_COUNT]; // host memory; NULL: fetched from `m`, a tensor at a time
     struct gpt *m;
@@ -31,15 +31,15 @@ struct save_job {
     int keep; // checkpoints; 0: all
     char *config_json, *state_json;
     size_t config_bytes, state_bytes;
-    char tokenizer_files[SAVE_TOKENIZER_FILES][PATH_MAX]; // copied in under their own names, "" ends them
+    char tokenizer_files[SAVE_TOKENIZER_FILES][PATH_MAX]; // paths of files to copy under tokenizer_names; "" ends them
     char tokenizer_names[SAVE_TOKENIZER_FILES][64];
-    // while it runs
+    // while the save runs
     struct checkpoint_writer writer;
-    float *values; // a piece
+    float *values; // the rows of one chunk
     uint16_t *bf16_values;
 };
 
-// A tensor's values in the host's memory, until the next call.
+// A tensor's values in host memory, valid until the next call.
 static const float *save_tensor(struct save_job *job, enum optimizer_state id, const struct tensor *t) {
     if (job->state[id])
         return job->state[id] + t->offset;
@@ -50,13 +50,13 @@ static const float *save_tensor(struct save_job *job, enum optimizer_state id, c
 
 // ---- model.safetensors ----
 
-// `n` values in the file's type.
+// Writes n values in the file's type.
 static const char *save_values(struct save_job *job, const float *values, int64_t n, bool bf16) {
     if (!bf16)
         return checkpoint_file_write(&job->writer, values, (uint64_t)n * sizeof *values);
     const char *problem = NULL;
-    for (int64_t first = 0; first < n && !problem; first += SAVE_PIECE) {
-        const int64_t count = n - first < SAVE_PIECE ? n - first : SAVE_PIECE;
+    for (int64_t first = 0; first < n && !problem; first += SAVE_CHUNK) {
+        const int64_t count = n - first < SAVE_CHUNK ? n - first : SAVE_CHUNK;
         for (int64_t i = 0; i < count; i++)
             job->bf16_values[i] = float_to_bf16_bits(values[first + i]);
         problem = checkpoint_file_write(&job->writer, job->bf16_values, (uint64_t)count * sizeof *job->bf16_values);
@@ -68,17 +68,17 @@ static const char *save_huggingface_tensor(struct save_job *job, const struct hu
     const float *ours = t->ours ? save_tensor(job, STATE_MASTER, t->ours) : NULL;
     if (ours && !t->transposed && t->repeat == 1)
         return save_values(job, ours + (int64_t)t->first_row * t->ours->cols, huggingface_count(t), job->bf16);
-    const int cols = t->cols ? t->cols : 1, piece = (int)(SAVE_PIECE / cols > 0 ? SAVE_PIECE / cols : 1);
+    const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
     const char *problem = NULL;
-    for (int row = 0; row < t->rows && !problem; row += piece) {
-        const int rows = t->rows - row < piece ? t->rows - row : piece;
+    for (int row = 0; row < t->rows && !problem; row += chunk_rows) {
+        const int rows = t->rows - row < chunk_rows ? t->rows - row : chunk_rows;
         huggingface_gather(job->values, t, ours, row, rows);
         problem = save_values(job, job->values, (int64_t)rows * cols, job->bf16);
     }
     return problem;
 }
 
-// Begins a file of tensors `entries`, which it sorts as the file has them, and writes the file's header.
+// Begins a file of the tensors `entries`, which are sorted into the file's order, and writes the file's header.
 static const char *save_header(struct save_job *job, const char *name, const struct safetensors_pair *metadata,
                                int pairs, struct safetensors_tensor *entries, int count) {
     struct safetensors_layout layout;
@@ -104,7 +104,8 @@ static const char *save_shard(struct save_job *job, const char *name, const stru
 static uint64_t save_bytes(const struct save_job *job, const struct huggingface_tensor *t) {
     return (uint64_t)huggingface_count(t) * (job->bf16 ? 2 : 4);
 }
-// first[s] is the first tensor of shard s, first[shards] their number: filled in order, each up to the limit.
+// Divides the tensors, in order, into shards up to the limit of bytes: first[s] = the first tensor of shard s. Returns
+// the number of shards; first[shards] is the number of tensors.
 static int save_divide(const struct save_job *job, const struct huggingface_tensors *tensors, int *first) {
     int shards = 0;
     uint64_t bytes = 0;
@@ -249,7 +250,7 @@ static const char *save_files(struct save_job *job) {
     return problem ? problem : save_optimizer(job);
 }
 
-// A checkpoint_job: writes the checkpoint, then removes those that are too many. Returns what went wrong, or NULL.
+// A checkpoint_job: writes the checkpoint, then removes the oldest beyond `keep`. Returns what went wrong, or NULL.
 static const char *save_run(void *argument, struct error_text *error) {
     struct save_job *job = (struct save_job *)argument;
     const char *problem = checkpoint_begin(&job->writer, job->root, job->step);
@@ -264,9 +265,9 @@ static const char *save_run(void *argument, struct error_text *error) {
     return job->keep > 0 ? checkpoint_prune(job->root, job->keep, job->step, error) : NULL;
 }
 
-// The largest row of pieces, and of a tensor, that a save needs room for.
+// Allocates the buffers of a save: for a chunk, at least a row, and with `fetches` for the largest tensor.
 static const char *save_job_reserve(struct save_job *job, bool fetches, struct error_text *error) {
-    int64_t widest = SAVE_PIECE, largest = 1;
+    int64_t widest = SAVE_CHUNK, largest = 1;
     for (int i = 0; i < job->table->num_tensors; i++) {
         const struct tensor *t = &job->table->tensors[i];
         const int64_t row = t->rows > t->cols ? t->rows : t->cols; // transposed, its columns are rows
@@ -274,7 +275,7 @@ static const char *save_job_reserve(struct save_job *job, bool fetches, struct e
         largest = t->count > largest ? t->count : largest;
     }
     job->values = (float *)malloc((size_t)widest * sizeof *job->values);
-    job->bf16_values = (uint16_t *)malloc((size_t)SAVE_PIECE * sizeof *job->bf16_values);
+    job->bf16_values = (uint16_t *)malloc((size_t)SAVE_CHUNK * sizeof *job->bf16_values);
     job->fetched = fetches ? (float *)malloc((size_t)largest * sizeof *job->fetched) : NULL;
     if (job->values && job->bf16_values && (job->fetched || !fetches))
         return NULL;
@@ -294,18 +295,18 @@ static void save_job_release(struct save_job *job) {
 
 // ---- saving during a run ----
 
-// Writes checkpoints, one at a time: in a thread from a copy where the model has one, else at once.
+// The writer of checkpoints, one at a time: in a thread from the copy where the model keeps one, else in the caller.
 struct saver {
     struct gpt *m;
     struct save_job job;
     struct checkpoint_thread thread;
     int end_of_text;   // token, -1: none
     int64_t last_step; // whose save was begun last, -1: none
-    bool running;      // its result was not taken yet
+    bool running;      // the last save's result was not taken yet
     double begun_s;    // when, by seconds_now()
 };
 
-// Adds a file that goes along with every checkpoint, if it is there and no other of that name came before.
+// Adds a file to copy into every checkpoint, if it exists and no file of that name was added before.
 static void saver_add_file(struct saver *saver, const char *path, const char *name) {
     struct save_job *job = &saver->job;
     int i = 0;
@@ -346,7 +347,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
         fail("%s", problem);
 }
 
-// Waits for a save that is under way. Returns what went wrong with it, or NULL.
+// Waits for the save in progress, if any. Returns what went wrong with it, or NULL.
 static const char *saver_wait(struct saver *saver) {
     saver->running = false;
     return checkpoint_thread_wait(&saver->thread);
@@ -361,7 +362,8 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
     return fclose(out) == 0 ? text : NULL;
 }
 
-// Begins the save of a step, whose trainer_state.json is `state_json` (taken over, from malloc). No other is running.
+// Begins the save of a step; no other may be in progress. state_json: the text of trainer_state.json, which is freed
+// after the save.
 static void saver_save(struct saver *saver, int64_t step, char *state_json, size_t state_bytes) {
     struct save_job *job = &saver->job;
     free(job->config_json);
@@ -377,7 +379,7 @@ static void saver_save(struct saver *saver, int64_t step, char *state_json, size
     saver->running = true;
     gpt_copy_state(saver->m);
     checkpoint_thread_start(&saver->thread, save_run, job);
-    if (!saver->m->optimizer.keeps_copy) { // the thread reads the model itself: it must not go on
+    if (!saver->m->optimizer.keeps_copy) { // the thread reads the model itself, which must not train meanwhile
         while (checkpoint_thread_busy(&saver->thread))
             usleep(1000);
     }

@@ -20,8 +20,8 @@ enum { START_MOST_JSON = 64 << 20 }; // bytes of a config.json
 
 // ---- the ranks ----
 
-// Finds this process's rank and opens the connections to the others, except for a plan. Only rank 0 keeps its standard
-// output; every rank reports its own errors.
+// Finds this process's rank and, except for a plan, opens the connections to the others. Only rank 0 keeps its stdout;
+// every rank reports its own errors.
 static void start_ranks(struct config *config, struct parallel *parallel) {
     struct error_text error;
     const char *problem = config->plan
@@ -36,7 +36,7 @@ static void start_ranks(struct config *config, struct parallel *parallel) {
         fail("/dev/null: %s", strerror(errno));
 }
 
-// Ends the job where the ranks' resolved options differ, but for those that may.
+// Ends the job where the ranks' resolved options differ, except those of CONFIG_PER_RANK.
 static void start_check_ranks(const struct config *config) {
     char *text = NULL, value[OPTION_TEXT];
     size_t bytes = 0;
@@ -52,7 +52,7 @@ static void start_check_ranks(const struct config *config) {
     free(text);
 }
 
-// Sets an option as if the user had given it. The field of a text points to a copy that is never freed.
+// Sets an option as if the user had given it. The text of a string is copied and never freed.
 static void start_set(struct config *config, int row, const char *text) {
     const bool keeps = config_rows[row].kind == OPTION_STRING || config_rows[row].kind == OPTION_LIST;
     char *const copy = keeps ? strdup(text) : NULL;
@@ -88,7 +88,7 @@ static void start_take_options(struct config *config, const struct trainer_state
     }
     if (!config_given(config, precision))
         start_set(config, CONFIG_ROW(precision), state->precision);
-    // A global batch size that was chosen by the number of ranks stays, though there may be another number now.
+    // A global batch size that was derived from the number of ranks is kept, though that number may have changed.
     const int batch = CONFIG_ROW(global_batch_size);
     const char *batch_then = trainer_state_option(state, "resolved", config_rows[batch].name);
     if (!config->given[batch] && batch_then)
@@ -120,7 +120,7 @@ static void start_check(const struct config *config) {
 
 static void start_print_passed_over(void *context, const char *text) { printf("passed over: %s\n", text); }
 
-// Finds and verifies the checkpoint of --resume and takes its options over. Rank 0 alone verifies: it reads every byte.
+// Finds the checkpoint of --resume and takes over its options. Rank 0 alone verifies it, which reads every byte.
 static void start_resume(struct config *config) {
     char root[PATH_MAX], path[PATH_MAX];
     struct manifest manifest;
@@ -147,7 +147,7 @@ static void start_resume(struct config *config) {
     trainer_state_free(&state);
 }
 
-// Ends a new run whose checkpoints would be written among those of an older one.
+// Ends the program where a new run's checkpoints would be written among those of an older run.
 static void start_check_new(const struct config *config) {
     char root[PATH_MAX];
     struct checkpoint_entries entries;
@@ -168,7 +168,8 @@ static void start_check_new(const struct config *config) {
 
 // ---- from a model ----
 
-// The options of the model at `path`: of a folder's config.json, or of the header of an llm.c file.
+// *model = the options of the model at `path`: from a folder's config.json, or the header of an llm.c file. Returns
+// NULL, or what is wrong, in `error`.
 static const char *start_read_model(struct huggingface_config *model, const char *path, struct error_text *error) {
     struct stat status;
     char config_path[PATH_MAX];
@@ -200,7 +201,7 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets the options of a model. One that the user gave too must have the same value.
+// Sets the options of a model. An option that the user gave too must have the same value, or the program ends.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given[OPTION_TEXT], found[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
@@ -217,7 +218,7 @@ static void start_take_model(struct config *config, const struct huggingface_con
     }
 }
 
-// Takes over the options of the model of --init-from; its sequence length, unless given, is that of the presets.
+// Takes over the options of the model of --init-from. The sequence length, unless given, is that of the presets.
 static void start_from_model(struct config *config) {
     struct huggingface_config model;
     struct error_text error;
@@ -236,7 +237,7 @@ static void start_from_model(struct config *config) {
     }
 }
 
-// Finds the checkpoint or the model that the run starts from, if any, and sets the options that come with it.
+// Finds the checkpoint or the model that the run starts from, if any, and sets its options.
 static void start_find(struct config *config) {
     const bool resumes = strcmp(config->resume, "none") != 0;
     if (resumes && !config_trains(config))

@@ -2,9 +2,9 @@
 //
 // huggingface_tensors_of has a list for each architecture of Hugging Face, in the order of the file; a model of
 // ARCHITECTURE_OURS has the tensors of the parameters' table under their own names, without a list. A parameter that a
-// list forgets would be missing from every checkpoint, so that each list is compared with the table when it is made, as
-// a run starts: then either the list gets a tensor for it, or architecture_of (formats/huggingface.c) has to say
-// ARCHITECTURE_OURS for models that have the parameter.
+// list lacks would be missing from every checkpoint, so that each list is checked against the table when a run starts.
+// Where the check fails, either add a tensor to the list, or let architecture_of (formats/huggingface.c) return
+// ARCHITECTURE_OURS for models with that parameter.
 //
 // Names and layouts: transformers' models/{gpt2,llama,qwen2}/modeling_*.py.
 #pragma once
@@ -19,10 +19,10 @@
 struct huggingface_tensor {
     char name[96];
     const struct tensor *ours;             // the parameter whose values it holds; NULL: zeros
-    int rows, cols;                        // its shape; cols 0: a vector of `rows`
-    int first_row;                         // the row of the parameter that is its first
+    int rows, cols;                        // shape of the tensor; cols 0: a vector of `rows`
+    int first_row;                         // the row of the parameter that is the tensor's first
     bool transposed;                       // GPT-2's Conv1D: (in, out), while the parameter is (out, in)
-    int repeat, q_rows, kv_rows, head_dim; // repeat > 1: its outputs are q, k, v with each KV head that many times
+    int repeat, q_rows, kv_rows, head_dim; // repeat > 1: the outputs are q, k, v, each KV head repeated so many times
 };
 
 struct huggingface_tensors {
@@ -45,8 +45,8 @@ struct huggingface_builder {
     const struct model_shape *shape;
 };
 
-// Adds rows [first_row, first_row + rows) of a parameter, or zeros where the model has none, as PREFIX[LAYER.]NAME. The
-// result points into the list, until the next call.
+// Adds the tensor PREFIX[LAYER.]NAME, of rows [first_row, first_row + rows) of a parameter, or zeros where the model
+// does not have it. The result points into the list and is valid until the next call.
 static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b, int layer, enum parameter id,
                                                   int first_row, int rows, const char *prefix, const char *name) {
     struct huggingface_tensors *tensors = b->tensors;
@@ -70,7 +70,8 @@ static struct huggingface_tensor *huggingface_add(struct huggingface_builder *b,
     t->repeat = 1;
     return t;
 }
-// GPT-2 has as many KV heads as heads: where the model has fewer, each is repeated for every query head that uses it.
+// Repeats each KV head for every query head that uses it, where the model has fewer KV heads: GPT-2 has as many as
+// heads.
 static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct layer_shape *s) {
     if (s->G == s->H)
         return;
@@ -79,7 +80,7 @@ static void huggingface_repeat_heads(struct huggingface_tensor *t, const struct 
     t->kv_rows = s->G * s->D;
     t->head_dim = s->D;
 }
-// GPT-2's weight (in, out) and bias (out).
+// Adds GPT-2's weight (in, out) and bias (out).
 static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
                                    int out, int in, const char *name) {
     char text[64];
@@ -94,7 +95,7 @@ static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enu
     if (bias == PARAM_QKV_B)
         huggingface_repeat_heads(t, &b->shape->layer);
 }
-// The output layer's weight, where it is not the embedding's.
+// Adds the output layer's weight, where it is not tied to the embedding's.
 static void huggingface_add_head(struct huggingface_builder *b) {
     if (!b->shape->tied)
         huggingface_add(b, -1, PARAM_LM_HEAD, 0, b->shape->V, "", "lm_head.weight");
@@ -118,7 +119,7 @@ static void huggingface_list_gpt2(struct huggingface_builder *b) {
     huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "transformer.ln_f.bias");
     huggingface_add_head(b);
 }
-// A linear layer's weight (out, in) and, where the model has one, its bias (out): rows [first, first + out) of ours.
+// Adds a linear layer's weight (out, in) and, where the model has one, bias (out): rows [first, first + out) of ours.
 static void huggingface_add_linear(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
                                    int first, int out, const char *name) {
     char text[64];
@@ -146,7 +147,7 @@ static void huggingface_list_llama(struct huggingface_builder *b) {
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "model.norm.weight");
     huggingface_add_head(b);
 }
-// Our own tensors under their own names, without padding.
+// Adds our own tensors under their own names, without padding.
 static void huggingface_list_ours(struct huggingface_builder *b) {
     for (int i = 0; i < b->table->num_tensors; i++) {
         const struct tensor *ours = &b->table->tensors[i];
@@ -156,13 +157,13 @@ static void huggingface_list_ours(struct huggingface_builder *b) {
     }
 }
 
-// How many rows of the parameter the tensor holds.
+// The number of the parameter's rows that the tensor holds.
 static int huggingface_rows_held(const struct huggingface_tensor *t) {
     if (t->repeat > 1)
         return t->q_rows + 2 * t->kv_rows;
     return t->transposed ? t->cols : t->rows;
 }
-// Ends the process unless the list holds every row of every parameter once.
+// Ends the process unless the list holds every row of every parameter exactly once.
 static void huggingface_tensors_check(const struct huggingface_tensors *tensors, const struct parameters *table,
                                       enum architecture a) {
     int64_t *held = (int64_t *)calloc((size_t)table->num_tensors, sizeof *held);
@@ -202,12 +203,12 @@ static void huggingface_tensors_free(struct huggingface_tensors *tensors) {
     memset(tensors, 0, sizeof *tensors);
 }
 
-// Elements of the tensor.
+// The number of elements of the tensor.
 static int64_t huggingface_count(const struct huggingface_tensor *t) {
     return (int64_t)t->rows * (t->cols ? t->cols : 1);
 }
 
-// out = rows [first, first + n) of the tensor, from the values of ours, all of its rows.
+// out = rows [first, first + n) of the tensor; `ours` holds the values of the whole parameter.
 static void huggingface_gather(float *out, const struct huggingface_tensor *t, const float *ours, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     if (!t->ours) {
@@ -225,8 +226,8 @@ static void huggingface_gather(float *out, const struct huggingface_tensor *t, c
                 row[c] = ours[huggingface_row(t, c) * width + r];
     }
 }
-// ours = the rows that rows [first, first + n) of the tensor, `in`, hold of it. Of repeated heads the last one counts;
-// all are equal in what huggingface_gather made.
+// The inverse of huggingface_gather: sets in `ours`, the whole parameter, what rows [first, first + n) of the tensor,
+// `in`, hold of it. Repeated heads are taken to be equal, as huggingface_gather makes them.
 static void huggingface_scatter(float *ours, const struct huggingface_tensor *t, const float *in, int first, int n) {
     const int cols = t->cols ? t->cols : 1;
     const int64_t width = t->ours->cols;

@@ -1,9 +1,9 @@
-// The files that turn tokens into text and back: tokenizer.json with its siblings, or vocabulary.bin.
+// The files for tokens to text and back: tokenizer.json with the files beside it, or vocabulary.bin.
 #pragma once
 #include "run/run.cuh" // struct run
 
 // Finds such a file: beside the training shards, under their prefix, or else in the folder of the checkpoint or model
-// that the run starts from, under `name`. False where there is none.
+// that the run starts from, under `name`. Returns false where there is none.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->init_from};
@@ -26,8 +26,8 @@ static bool find_text_file(const struct run *r, const char *name, char *path, si
     return false;
 }
 
-// Opens the table that tokens are printed by: from vocabulary.bin, else from tokenizer.json, else the bytes themselves
-// where the model's vocabulary is of bytes.
+// Opens the vocabulary that tokens are printed with: from vocabulary.bin, else from tokenizer.json, else of single
+// bytes where the model's vocabulary has that size.
 static void open_vocabulary(struct run *r) {
     char path[PATH_MAX];
     struct error_text error;

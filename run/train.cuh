@@ -1,5 +1,5 @@
-// The training loop: enqueues steps, waits for their results, and does what is due between steps: validation, samples,
-// checkpoints, checks of the replicas.
+// The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
+// and checks the replicas where due.
 #pragma once
 #include "run/generate.cuh"    // print_samples
 #include "run/ranks.cuh"       // look_for_requests, measure_collectives, check_replicas
@@ -22,7 +22,8 @@ static void enqueue_gradients(struct run *r) {
         gpt_micro_step(r->model, i, r->inputs, r->targets, 1.0 / (r->model->micro_steps * c->ranks));
     }
 }
-// Enqueues the update. AdamW counts only the steps that updated, so the results of all steps before must be known.
+// Enqueues the update, and the fetch of the step's results. AdamW's step number counts only steps that updated, so the
+// results of all steps before must be known.
 static void enqueue_update(struct run *r) {
     gpt_update(r->model, r->enqueued + 1 - r->skipped, r->lr[r->enqueued % 2]);
     r->model->request = 0;
@@ -31,13 +32,13 @@ static void enqueue_update(struct run *r) {
     r->enqueued++;
 }
 
-// Steps that are enqueued and whose results are not known yet.
+// The number of steps that are enqueued and whose results are not known yet.
 static int steps_in_flight(const struct run *r) { return r->enqueued - r->finished; }
 
 // ---- the results of a step ----
 
-// Reports a step that met a NaN or Inf and updated nothing: `value` is its loss or gradient norm, met in `samples`
-// samples from first_sample on. Ends the run, unless --skip-nonfinite allows one more such step.
+// Reports a step that updated nothing, since `what` (its loss or gradient norm) is a NaN or Inf, `value`, in the
+// `samples` samples from first_sample on. Ends the run, unless --skip-nonfinite allows one more such step.
 static void report_nonfinite(struct run *r, int step, const char *what, double value, uint64_t first_sample,
                              int samples) {
     const int allowed = r->config->skip_nonfinite;
@@ -53,26 +54,27 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, r->skipped, allowed);
 }
 
-// Peak bytes of the device's memory, asked only now and then: a GPU's driver takes longer to answer than the host to
-// enqueue many kernels. The peak grows in the first steps, which load kernels and record graphs, and seldom later.
+// Peak bytes of the device's memory. A GPU's driver takes longer to answer than the host to enqueue many kernels, so it
+// is asked in the first steps, which load kernels and record graphs, and then seldom.
 static int64_t peak_bytes(struct run *r, int step) {
     enum { FIRST_STEPS = 4, STEPS = 32 };
     const bool ask = step - r->first_step < FIRST_STEPS || step % STEPS == 0 || step + 1 == r->config->train_steps;
     return ask ? (int64_t)device_peak_bytes(&r->dev) : r->peak_bytes;
 }
 
-// Model flops utilisation of one rank, at its tokens a second.
+// Fills in the log entry's model flops utilisation of one rank, at its tokens per second.
 static void measure_utilisation(struct run *r, struct log_step *entry, double tokens_per_second) {
     const struct flops_per_token flops = gpt_flops_per_token(r->model);
-    // A measured peak is that of a matmul, no more than a lower bound: a step that is faster raises it.
+    // A measured peak, that of a matmul, is a lower bound: a faster step raises it.
     if (r->peak_is_measured && r->peak_flops > 0 && r->peak_flops < flops.done * tokens_per_second)
         r->peak_flops = flops.done * tokens_per_second;
     entry->mfu = r->peak_flops > 0 ? flops.done * tokens_per_second / r->peak_flops : NAN;
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// The mean loss of a step, over the micro-batches in the data's order whatever the number of ranks. `reports` are those
-// of all ranks. *nonfinite: the first loss that is NaN or Inf. Returns its micro-batch, or -1.
+// *mean = the mean loss of a step, from all ranks' `reports`: summed over the micro-batches in the data's order, so
+// that its bits don't depend on the number of ranks. Returns the first micro-batch whose loss is a NaN or Inf,
+// *nonfinite; -1: none.
 static int mean_loss(const struct run *r, const double *reports, double *mean, double *nonfinite) {
     const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
     int first = -1;
@@ -87,7 +89,7 @@ static int mean_loss(const struct run *r, const double *reports, double *mean, d
     return first;
 }
 
-// Waits for the oldest step in flight and fills its log entry. Returns false where the step met a NaN or Inf and
+// Waits for the oldest step in flight and fills in its log entry. Returns false where the step met a NaN or Inf and
 // updated nothing.
 static bool finish_step(struct run *r, struct log_step *entry) {
     const struct config *c = r->config;
@@ -124,11 +126,11 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 
 // ---- between steps ----
 
-// True every `every` steps and after the last of `total`; never where `every` is 0.
+// Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total`.
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Logs a finished step, and validates and samples where due. These need the parameters of that very step: no later
-// update may be in flight then. `updated`: false for a step that met a NaN or Inf.
+// Logs a finished step, and validates and samples where due. For these no later update may be in flight, since they
+// need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;
@@ -155,7 +157,7 @@ static bool save_due(const struct run *r) {
 static bool replicas_check_due(const struct run *r) {
     return r->parallel && due(r->config->check_replicas, r->enqueued, 0);
 }
-// Whether the next step must wait for the one that was enqueued last, since its parameters are needed between the two.
+// Whether the step in flight must finish before the next one is enqueued, since its parameters are needed in between.
 static bool must_finish_now(const struct run *r) {
     const struct config *c = r->config;
     const int step = r->enqueued;
@@ -166,7 +168,7 @@ static bool must_finish_now(const struct run *r) {
 // Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint.
 //
 // A device that runs ahead of the host is given the next step's forward and backward before the host waits for the
-// results of the step before it, so that it never idles. The update is enqueued behind them.
+// results of the step before it, so that it never idles. The update is enqueued after them.
 static void train(struct run *r) {
     const struct config *c = r->config;
     r->last_finish = seconds_now();

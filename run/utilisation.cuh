@@ -1,10 +1,10 @@
-// How well a run uses the machine: the model's flops and the peak that they are held against.
+// Model flops utilisation (MFU): the model's flops per token, and the machine's peak.
 #pragma once
 #include "gpt.cuh" // struct gpt
 
-// Floating-point operations of one token in forward and backward, a multiply-add counted as two, backward as twice the
-// forward, and nothing for what is computed again. Matmuls: 6 W, W the weights that they read, with the vocabulary's own
-// rows of the head. Attention's two products, of L layers with H heads of D at sequence length T:
+// Floating-point operations per token in forward and backward: a multiply-add counts as two, backward as twice the
+// forward, recomputation as nothing. Matmuls: 6 W, where W are the weights that they read, without the padding of the
+// head. Attention's two products, of L layers with H heads of size D at sequence length T:
 //   done  6 L H D (T + 1): a token attends to (T + 1) / 2 on average, itself included
 //   palm  12 L H D T: each token with all T, as PaLM counts (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and
 //         nanoGPT does too; it exceeds what a causal kernel computes, up to twice where T is long
@@ -24,11 +24,11 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     return flops;
 }
 
-// The largest rate that a square matmul reaches here, flop/s: what MFU is held against where the hardware's own peak is
-// not known, as on every CPU. It is a lower bound of the peak: other work may have slowed the matmul, a small arena allows
-// a small one only, and attention's own kernels may be faster where bf16 matmuls convert their operands. Works in the
-// activations' arena, so it runs before anything else does or between steps; the operands are noise, since zeros
-// multiply faster. 0 where the arena is too small to tell.
+// Measures the rate of the largest square matmul that fits the activations arena, flop/s: the peak for MFU where the
+// hardware's own is not known, as on every CPU. The result is a lower bound of the peak: other work may have slowed the
+// matmul, a small arena allows only a small one, and attention's kernels may be faster where bf16 matmuls convert their
+// operands. The arena is overwritten, so this runs before the first step or between steps. The operands are noise,
+// since zeros multiply faster. Returns 0 where the arena is too small to tell.
 static double gpt_measure_peak(struct gpt *m) {
     const size_t bytes = m->timeline.arenas.bytes[ARENA_ACTIVATIONS];
     int n = DEVICE_PEAK_MATMUL;

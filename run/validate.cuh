@@ -3,8 +3,9 @@
 #include "run/ranks.cuh" // share_losses, grant_request
 #include "run/run.cuh"   // struct run
 
-// The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in the same
-// order whatever the number of ranks. *batches: how many there were. NAN where a signal stopped it before the end.
+// The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in an order
+// that does not depend on the number of ranks. *batches: how many there were. NAN where a signal stopped the
+// validation.
 static double validate(struct run *r, int *batches) {
     const struct config *c = r->config;
     const uint64_t available = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
@@ -21,7 +22,7 @@ static double validate(struct run *r, int *batches) {
         stop = share_losses(r, losses, mine);
         for (int k = i; k < i + c->ranks && k < steps; k++)
             loss += losses[k - i] / steps;
-        stop = i + c->ranks < steps ? stop : 0; // behind the last batch the loss is complete
+        stop = i + c->ranks < steps ? stop : 0; // after the last batch the loss is complete
     }
     free(losses);
     if (stop)
@@ -29,7 +30,7 @@ static double validate(struct run *r, int *batches) {
     return stop ? NAN : loss;
 }
 
-// Validates after step `done`. Returns false where a signal came before the end: a resumed run repeats the validation.
+// Validates after step `done`. Returns false where a signal stopped the validation: a resumed run then repeats it.
 static bool validate_step(struct run *r, int done, double *loss) {
     int batches;
     *loss = validate(r, &batches);

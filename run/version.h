@@ -1,5 +1,4 @@
-// What --version prints, for a report of an error: the commit, the compiler, what it compiled for, and the host's
-// libraries.
+// What --version prints, for bug reports: the commit, the compiler, its target, and the host's libraries.
 #pragma once
 #include "run/libraries.cuh"              // libraries_print
 #include "runtime/machine/cpu_features.h" // cpu_features_needed
@@ -7,7 +6,7 @@
 
 extern const char build_commit[]; // git describe, or "unknown"
 
-// The names of the optional instruction sets that the engines are compiled for, each behind a blank.
+// text = the names of the optional instruction sets that the engines are compiled for, each after a space.
 static void version_instructions(char *text, size_t bytes) {
     size_t used = 0;
     text[0] = 0;
@@ -16,7 +15,7 @@ static void version_instructions(char *text, size_t bytes) {
             used += (size_t)snprintf(text + used, bytes - used, " %s", f->name);
 }
 
-// Prints all of it but the cuda target's libraries.
+// Prints all rows but those of the cuda target's libraries.
 static void version_print(void) {
     char instructions[512];
     version_instructions(instructions, sizeof instructions);

@@ -31,7 +31,7 @@ struct schedule {
 };
 
 __BEGIN_DECLS
-// The rate of a step; the first step is 0. Megatron-LM warms up by step/warmup_steps, so that its first step is spent
+// The learning rate of a step, counted from 0. Megatron-LM warms up by step/warmup_steps, which wastes the first step
 // on a rate of 0; here it is (step + 1)/warmup_steps. The decay's first step, step == warmup_steps, has lr in both.
 double schedule_lr(const struct schedule *s, int64_t step);
 __END_DECLS

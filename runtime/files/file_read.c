@@ -10,8 +10,8 @@
 
 static_assert(sizeof(off_t) == 8, "files above 2 GiB are normal");
 
-// By pread, not from a mapping: a file that shrinks during the run is then an error with a message instead of a SIGBUS,
-// and none of its pages counts as this process's resident memory.
+// pread rather than a mapping: a file that shrinks during the run is then an error with a message instead of a SIGBUS,
+// and its pages don't count as this process's resident memory.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error) {
     for (uint64_t done = 0; done < bytes;) {
@@ -30,7 +30,7 @@ const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t of
     return NULL;
 }
 
-// stat comes first, since to open a pipe can block.
+// Calls stat first, since opening a pipe can block.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error) {
     struct stat status;
     *fd = -1;

@@ -1,5 +1,5 @@
-// Reading files that may be anything. Each function returns NULL, or what is wrong, in words that lie in `error`
-// (runtime/machine/error_text.h) and begin with the file's name.
+// Reads files, of which nothing is trusted. Each function returns NULL, or what is wrong, in `error`
+// (runtime/machine/error_text.h), beginning with the file's name.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdint.h>                     // uint64_t
@@ -23,13 +23,13 @@ static inline uint64_t load_u64(const unsigned char *p) {
 }
 
 __BEGIN_DECLS
-// Opens a regular file for reading: the caller closes *fd, which is -1 where there is a problem; *bytes is the length.
-// `expected` ends messages: what the file should have been.
+// Opens a regular file for reading: the caller closes *fd, which is -1 after an error; *bytes is the length.
+// `expected`: what the file should have been, for messages.
 const char *open_regular(int *fd, uint64_t *bytes, const char *path, const char *expected, struct error_text *error);
-// Reads exactly `bytes` at `offset`, by several threads at once where they like.
+// Reads exactly `bytes` at `offset`. Several threads may call it at once.
 const char *read_exactly(int fd, unsigned char *out, uint64_t bytes, uint64_t offset, const char *name,
                          struct error_text *error);
-// The whole of a file of at most `most_bytes`, in memory that the caller frees; NULL where there is a problem.
+// Reads a whole file of at most `most_bytes` into *data, which the caller frees; NULL after an error.
 const char *read_whole(unsigned char **data, uint64_t *bytes, uint64_t most_bytes, const char *path,
                        const char *expected, struct error_text *error);
 __END_DECLS

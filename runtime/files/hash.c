@@ -1,14 +1,14 @@
 #include "runtime/files/hash.h"
 #include <stdio.h> // snprintf
 
-#define XXH_INLINE_ALL // compiled in here, with the vectors of the machine that the program is for: no library to link
+#define XXH_INLINE_ALL // compiled in, for the instruction set of this file's flags: no library to link
 #include <xxhash.h>
 
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed) {
     return XXH3_64bits_withSeed(bytes, (size_t)count, seed);
 }
 
-// xxHash allocates its state itself, since that must lie on 64 bytes.
+// xxHash allocates its state itself, since that must be aligned to 64 bytes.
 struct hash128 *hash128_new(void) {
     XXH3_state_t *const state = XXH3_createState();
     if (state)

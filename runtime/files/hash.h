@@ -1,4 +1,4 @@
-// Hashes of bytes by xxHash: fast, and made to find damage, not to withstand anybody who forges.
+// Hashes of bytes by xxHash: fast, against damage, not against forgery.
 #pragma once
 #include <stdint.h>    // uint64_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -8,15 +8,16 @@ enum { HASH128_DIGITS = 32 };
 struct hash128; // a running XXH3 of 128 bits
 
 __BEGIN_DECLS
-// XXH3 of 64 bits. To hash a long text in parts, each part's seed is the hash of those before it; the first's is 0.
+// XXH3 of 64 bits. A long text may be hashed in chunks: the seed of each is the hash of those before it, of the first
+// 0.
 uint64_t hash64(const void *bytes, uint64_t count, uint64_t seed);
 
 struct hash128 *hash128_new(void); // NULL: out of memory
 void hash128_free(struct hash128 *hash);
-void hash128_reset(struct hash128 *hash); // to the hash of no bytes, which a new one is too
+void hash128_reset(struct hash128 *hash); // to the hash of no bytes, as a new one
 void hash128_update(struct hash128 *hash, const void *bytes, uint64_t count);
 // The hash of all bytes so far: lower-case hexadecimal digits in the canonical order, as `xxhsum -H128` prints them.
 void hash128_text(char text[HASH128_DIGITS + 1], const struct hash128 *hash);
 
-const char *hash_library_version(void); // of xxHash, as 0.8.1; static
+const char *hash_library_version(void); // of xxHash: "0.8.1"; static memory
 __END_DECLS

@@ -1,5 +1,5 @@
-// Compiled for any CPU of the architecture, as is error.c: nothing here may come from a file that is compiled
-// otherwise.
+// This file, and error.c, are compiled for any CPU of the architecture: they may call nothing from a file that is
+// compiled for fewer CPUs.
 #include "runtime/machine/cpu_features.h"
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
@@ -38,7 +38,7 @@ static struct cpu cpu_read(void) {
 static bool cpu_has(const struct cpu *cpu, const struct cpu_feature *f) {
     return (cpu->words[f->word] >> f->bit & 1) && (cpu->words[CPU_XCR0] & f->state) == f->state;
 }
-// The argument of make ARCH=: the highest level of x86-64 whose features this CPU all has.
+// arch = the argument of make ARCH= for this CPU: the highest level of x86-64 of which it has all features.
 static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const struct cpu_feature *features) {
     int level = 4;
     for (const struct cpu_feature *f = features; f->name; f++)
@@ -63,7 +63,7 @@ static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const stru
 
 bool cpu_feature_is_compiled(const struct cpu_feature *f) { return f->compiled[0] >= '0' && f->compiled[0] <= '9'; }
 
-// Returns NULL where this CPU has every feature that is compiled, else `text`, which names those that it lacks.
+// Returns NULL where this CPU has every feature that was compiled for, else `text`, which names those that it lacks.
 static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, const struct cpu_feature *needed) {
     enum { NAMED = 6 };
     char names[128] = "", arch[16];
@@ -85,7 +85,7 @@ static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, 
     return text;
 }
 
-// Runs before the constructors of the engines, which may use those instructions.
+// Runs before the engines' constructors, which may use such instructions.
 __attribute__((constructor(101))) static void cpu_check(void) {
     char text[512];
     const struct cpu cpu = cpu_read();

@@ -1,8 +1,8 @@
-// The table of cpu_features.h. Compiled with the flags of the engines, unlike what reads it.
+// The table of cpu_features.h. This file is compiled with the engines' flags, unlike cpu_features.c, which reads it.
 #include "runtime/machine/cpu_features.h"
 #include <stddef.h> // NULL
 
-// A predefined macro is a number where the compiler may use the feature, else stays its own name.
+// A predefined macro expands to a number where the compiler may use the feature, else to its own name.
 #define MACRO_TEXT(value) #value
 #define FEATURE(name, macro, level, word, bit, state)                                                                  \
     { name, MACRO_TEXT(macro), level, word, bit, state }

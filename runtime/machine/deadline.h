@@ -1,19 +1,19 @@
-// A time by which something must be done: of a wait, or of a run (--exit-after MINUTES) that must end before its job's
-// limit ends it. All times are of one monotonic clock, in seconds.
+// Deadlines: of a wait, or of a run (--exit-after MINUTES) that must end before its job's limit. All times are of one
+// monotonic clock, in seconds.
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 struct deadline {
-    double at_s; // of deadline_clock_s; infinite: none
+    double at_s; // time of deadline_clock_s; infinite: no deadline
 };
 
 __BEGIN_DECLS
 double deadline_clock_s(void);
-// `minutes` after `start_s` of deadline_clock_s; 0 or less: no deadline.
+// The deadline `minutes` after start_s (deadline_clock_s); 0 or less: no deadline.
 struct deadline deadline_after_minutes(double start_s, double minutes);
-// Seconds that are left, negative once the deadline has passed.
+// Seconds left; negative once the deadline has passed.
 double deadline_left_s(struct deadline deadline);
-// Whether what takes so many seconds, begun now, would end before the deadline.
+// Whether work of so many seconds, begun now, would end before the deadline.
 bool deadline_allows(struct deadline deadline, double seconds);
 __END_DECLS

@@ -24,7 +24,7 @@ void fail(const char *format, ...) {
     const int rank = rank_in_environment();
     va_list arguments;
     va_start(arguments, format);
-    fflush(stdout); // so that the message comes after what was printed before it, in a pipe too
+    fflush(stdout); // so that the message follows what was printed before it, in a pipe too
     if (rank > 0)
         usleep(500000); // most mistakes are every rank's: rank 0 prints the message, and its end ends the others
     fputs("train_gpt: ", stderr);

@@ -1,4 +1,4 @@
-// The one way in which a user's mistake ends the program: one message on stderr, exit status 2.
+// How a user's mistake ends the program: one message on stderr, exit status 2.
 #pragma once
 #include <sys/cdefs.h> // __BEGIN_DECLS
 

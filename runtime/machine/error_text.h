@@ -1,6 +1,6 @@
-// What a parser, or a call that can fail, says about its failure. Such a function returns NULL when all is well, and
-// otherwise a text, which lies in the caller's struct error_text. The caller decides whether the process ends: a test
-// or a fuzzer, or a thread that must not end it, goes on.
+// The text of an error, from a parser or another call that can fail. Such a function returns NULL on success, otherwise
+// a text in the caller's struct error_text. The caller decides whether the process ends; a test, a fuzzer, or a thread
+// that must not end it goes on.
 #pragma once
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
@@ -9,7 +9,7 @@ struct error_text {
 };
 
 __BEGIN_DECLS
-// Returns error->text, cut to its size.
+// Formats the text, cut to its size, and returns error->text.
 const char *error_format(struct error_text *error, const char *format, ...)
     __attribute__((format(printf, 2, 3), returns_nonnull));
 __END_DECLS

@@ -1,5 +1,5 @@
-// The formats of floating point that files hold, and that gradients are sent in, to and from float: as bits, on the
-// host. Inline, since loops over buffers of a model's size are vectorized through them.
+// Conversions between float and the bits of the formats in files and in gradients that are sent, on the host. Inline,
+// so that loops over a model's buffers are vectorised.
 #pragma once
 #include <stdint.h> // uint16_t, uint32_t
 #include <string.h> // memcpy

@@ -1,4 +1,4 @@
-// What /proc and /sys say of memory. A missing file limits nothing: older kernels and containers lack some.
+// The limits of memory in /proc and /sys. A missing file means no limit: older kernels and containers lack some.
 #include "runtime/machine/memory_limits.h"
 #include <stdbool.h>      // bool
 #include <stdint.h>       // SIZE_MAX
@@ -8,7 +8,7 @@
 #include <sys/resource.h> // getrlimit
 #include <unistd.h>       // sysconf
 
-// Reads the beginning of the file root/path, one of the kernel's, into the n bytes of `text`; false where it has none.
+// Reads the beginning of a kernel file, root/path, into the n bytes of `text`; false where that fails.
 static bool read_kernel_file(const char *root, const char *path, char *text, size_t n) {
     char full[4096];
     if ((size_t)snprintf(full, sizeof full, "%s%s", root, path) >= sizeof full)
@@ -22,7 +22,7 @@ static bool read_kernel_file(const char *root, const char *path, char *text, siz
     return count > 0;
 }
 
-// The number in the line of `text` that begins with `key`; SIZE_MAX where no line does, or it has no number ("max").
+// The number in the line of `text` that begins with `key`; SIZE_MAX where there is no such line or number ("max").
 static size_t number_of_line(const char *text, const char *key) {
     const size_t n = strlen(key);
     for (const char *line = text; line; line = strchr(line, '\n') ? strchr(line, '\n') + 1 : NULL)
@@ -33,7 +33,7 @@ static size_t number_of_line(const char *text, const char *key) {
     return SIZE_MAX;
 }
 
-// Such a number in KiB, as bytes.
+// number_of_line of a number in KiB, in bytes.
 static size_t kilobytes_of_line(const char *text, const char *key) {
     const size_t value = number_of_line(text, key);
     return value > SIZE_MAX / 1024 ? SIZE_MAX : value * 1024;
@@ -42,8 +42,8 @@ static size_t kilobytes_of_line(const char *text, const char *key) {
 static size_t rest_of(size_t limit, size_t used) { return limit > used ? limit - used : 0; }
 static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Bytes that one cgroup leaves: its limit less its usage, of which file cache does not count, since the kernel drops it
-// on demand. SIZE_MAX where it has no limit.
+// Bytes that one cgroup leaves: its limit less its usage without file cache, which the kernel drops on demand.
+// SIZE_MAX: it has no limit.
 static size_t cgroup_left(const char *root, const char *folder, const char *limit_file, const char *usage_file,
                           const char *cache_field) {
     char path[4096], text[16384];
@@ -51,7 +51,7 @@ static size_t cgroup_left(const char *root, const char *folder, const char *limi
     if (!read_kernel_file(root, path, text, sizeof text))
         return SIZE_MAX;
     const size_t limit = number_of_line(text, "");
-    if (limit >= SIZE_MAX / 2 - 65536) // v1's word for no limit: the largest multiple of a page
+    if (limit >= SIZE_MAX / 2 - 65536) // no limit in v1: the largest multiple of a page
         return SIZE_MAX;
     snprintf(path, sizeof path, "%s/%s", folder, usage_file);
     size_t used = read_kernel_file(root, path, text, sizeof text) ? number_of_line(text, "") : 0;
@@ -98,7 +98,7 @@ static size_t cgroups_left(const char *root) {
     return left;
 }
 
-// memory_available_bytes, with /proc and /sys in the folder `root`: "", but in tests.
+// memory_available_bytes, with /proc and /sys in the folder `root` ("" except in tests).
 static size_t available_under(const char *root) {
     char text[16384];
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);

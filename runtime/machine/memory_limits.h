@@ -1,14 +1,14 @@
-// Memory of the host: how much of it this process may still use, and how much it uses.
+// The host's memory: how much this process may still allocate, and how much it uses.
 #pragma once
 #include <stddef.h>    // size_t
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
 // Bytes that this process may still allocate: the least of what the machine has available, what its cgroups (v1 and v2)
-// leave, and what its own limits (RLIMIT_AS, RLIMIT_DATA) leave. SIZE_MAX where nothing is known to limit it.
+// leave, and what its own limits (RLIMIT_AS, RLIMIT_DATA) leave. SIZE_MAX: no limit is known.
 size_t memory_available_bytes(void);
 
-// The resident set size of this process in bytes, and its peak. 0 where the kernel does not say.
+// The resident set size of this process in bytes, and its peak; 0: unknown.
 size_t memory_resident_bytes(void);
 size_t memory_resident_peak_bytes(void);
 __END_DECLS

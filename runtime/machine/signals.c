@@ -4,18 +4,18 @@
 #include <sys/mman.h> // mmap
 #include <time.h>     // clock_gettime
 
-// One press of a key, one kill, one job limit often arrives twice: timeout(1) and mpirun signal the process and then
-// its group. A signal within this time of the first one is the same request.
+// One press of a key, one kill or one job limit often arrives as two signals: timeout(1) and mpirun signal the process
+// and then its group. A signal within this time of the first is the same request.
 enum { SAME_REQUEST_CENTISECONDS = 50 };
 
 enum { HANDLER_STACK_BYTES = 64 << 10 }; // a frame with AMX's tiles takes 11 KiB
 
-// The one mutable global of the project: a handler is given nothing but the signal's number, so what it notes can only
-// lie where it finds it by name.
+// The one mutable global of the project: a handler gets nothing but the signal's number, so that it can record a
+// request only in a global.
 static struct {
-    volatile sig_atomic_t save;                        // asked for, and not yet taken
-    volatile sig_atomic_t stop_signal;                 // that asked to stop, 0 before
-    volatile sig_atomic_t stop_requested_centiseconds; // of the clock below
+    volatile sig_atomic_t save;                        // a save was asked for and not taken yet
+    volatile sig_atomic_t stop_signal;                 // the signal that asked to stop, 0: none
+    volatile sig_atomic_t stop_requested_centiseconds; // when, by clock_centiseconds
 } received;
 
 // The monotonic clock in centiseconds. It wraps after 248 days, so only differences count.
@@ -36,12 +36,11 @@ static void on_stop_signal(int number) {
     if (clock_centiseconds() - (unsigned)received.stop_requested_centiseconds < SAME_REQUEST_CENTISECONDS)
         return;
     signal(number, SIG_DFL);
-    raise(number); // blocked until this handler returns, and then ends the process with the status that says why
+    raise(number); // blocked until this handler returns, then ends the process with the signal's exit status
 }
 
-// An alternate stack for this thread's handlers. oneDNN's gemm computes with the stack pointer in a buffer of the heap
-// (seen in 2.6.3): a handler's frame, some KiB of registers that the kernel pushes there, would overwrite other memory
-// of the heap.
+// Gives this thread's handlers an alternate stack. oneDNN's gemm computes with the stack pointer in a heap buffer (seen
+// in 2.6.3): a handler's frame, some KiB of registers that the kernel pushes, would overwrite other heap memory.
 static void use_alternate_stack(void) {
     stack_t stack;
     memset(&stack, 0, sizeof stack);

@@ -1,4 +1,4 @@
-// Signals as requests, which the training takes where it can act on them: between two steps or two batches.
+// Signals as requests, which a run takes where it can act on them: between two steps or two batches.
 //
 //   SIGUSR1          save a checkpoint, and go on
 //   SIGTERM, SIGINT  save a checkpoint, and stop; a second one while stopping ends the process at once
@@ -8,12 +8,12 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Installs the handlers. SIGINT stays ignored where it was: a shell starts a background job so, which the interrupt key
-// is not meant for. To be called by the process's first thread, which the kernel delivers a process's signals to.
+// Installs the handlers. An ignored SIGINT stays ignored: a shell starts background jobs so, which the interrupt key is
+// not meant for. To be called by the process's first thread, to which the kernel delivers a process's signals.
 void signals_install(void);
-// Whether a save was asked for since the last call, which takes the request: a SIGUSR1 that arrives during the save
-// asks for another one, of a later step.
+// Whether a save was asked for since the last call; takes the request. A SIGUSR1 that arrives during the save asks for
+// another one, of a later step.
 bool signals_take_save_request(void);
-// The number of the signal that asked to stop, 0 where none did. The request stays.
+// The number of the signal that asked to stop; 0: none. The request is not taken.
 int signals_stop_requested(void);
 __END_DECLS

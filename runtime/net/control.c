@@ -1,4 +1,4 @@
-// The thread that owns a rank's control connections, the exchanges that it carries out, and what callers ask of it.
+// The thread that owns a rank's control connections, the exchanges that it performs, and the calls of other threads.
 #include <errno.h>       // errno
 #include <poll.h>        // poll
 #include <pthread.h>     // pthread_create
@@ -17,11 +17,11 @@
 #include "runtime/net/sockets.h"          // socket_listen
 
 enum {
-    START_S = 300, // for all ranks to connect, where there is no timeout: hosts and containers take their time
-    CLOSE_S = 2,   // at most, for all to close after the last goodbye
+    START_S = 300, // timeout for all ranks to connect where the user gave none: hosts and containers start slowly
+    CLOSE_S = 2,   // timeout for all to close after the last goodbye
 };
-static const double HEARTBEAT_S = 0.25; // between two, or an eighth of the timeout where that is less
-static const double ABORT_S = 0.5;      // at most, for an abort to reach the others: one of them may be stopped
+static const double HEARTBEAT_S = 0.25; // between heartbeats, or an eighth of the timeout where that is less
+static const double ABORT_S = 0.5;      // timeout for an abort to reach the others, of which one may be stopped
 
 static void copy_name(char name[CONTROL_NAME], const char *text) { snprintf(name, CONTROL_NAME, "%s", text); }
 
@@ -33,8 +33,8 @@ static void control_wake(struct control *c) {
 
 // ---- sending to all ----
 
-// Waits, at most so long, until all that waits has been sent and the others have closed: the end of a process with
-// unread bytes could take back what it sent.
+// Waits, up to `seconds`, until all queued frames have been sent and the others have closed: a process that ends with
+// unread bytes resets the connection, and its peer may lose what was sent.
 static void control_drain(struct control *c, double seconds) {
     const double until_s = deadline_clock_s() + seconds;
     char dropped[4096];
@@ -62,6 +62,7 @@ static void control_drain(struct control *c, double seconds) {
     }
 }
 
+// Queues a frame for each other rank.
 static void control_send_to_all(struct control *c, enum control_type type, const void *payload, size_t payload_bytes) {
     struct control_frame frame;
     memset(&frame, 0, sizeof frame);
@@ -83,7 +84,7 @@ void control_abort_others(struct control *c) {
 static void *control_allocate(struct control *c, size_t bytes) {
     void *const memory = malloc(bytes + 1);
     if (!memory)
-        control_end_by_memory(c, bytes);
+        control_end_out_of_memory(c, bytes);
     return memory;
 }
 
@@ -91,7 +92,7 @@ static size_t control_result_bytes(const struct control *c) {
     return c->exchange.operation == CONTROL_ALL_GATHER ? (size_t)c->ranks * c->exchange.bytes : c->exchange.bytes;
 }
 
-// All ranks must be in the same exchange: else they run different programs, or were given different options.
+// Whether a contribution is to this rank's exchange. If not, ranks run different programs or have different options.
 static bool control_is_same_exchange(const struct control *c, const struct control_frame *other) {
     return other->number == c->exchanges && other->bytes == c->exchange.bytes &&
            other->operation == c->exchange.operation &&
@@ -103,8 +104,8 @@ static void control_exchange_done(struct control *c) {
     pthread_cond_broadcast(&c->exchange_done);
 }
 
-// On rank 0: carries the exchange out, if all have contributed. The last exchange's result has then reached them, or
-// they would not be in this one.
+// On rank 0: completes the exchange once all have contributed. They have then received the last exchange's result,
+// whose buffer can be freed.
 static void control_complete(struct control *c) {
     const struct control_exchange *const x = &c->exchange;
     const size_t bytes = control_result_bytes(c);
@@ -118,7 +119,7 @@ static void control_complete(struct control *c) {
     for (int r = 1; r < c->ranks; r++) {
         struct control_link *const link = &c->links[r];
         if (!control_is_same_exchange(c, &link->contribution))
-            control_end_by_disagreement(c, r);
+            control_end_mismatch(c, r);
         if (x->operation == CONTROL_ALL_GATHER && x->bytes > 0)
             memcpy((char *)c->result + (size_t)r * x->bytes, link->contribution_data, x->bytes);
         free(link->contribution_data);
@@ -151,7 +152,7 @@ static void control_contribute(struct control *c) {
     x->sent = true;
 }
 
-// Does what the callers have asked for, as far as it can be done now. False where the thread's work is over.
+// Does what callers asked for, as far as possible now. Returns false when the thread is to end.
 static bool control_serve(struct control *c) {
     bool all_said_goodbye = true;
     pthread_mutex_lock(&c->mutex);
@@ -176,13 +177,13 @@ static bool control_serve(struct control *c) {
 
 // ---- receiving ----
 
-// Gives a frame's payload its place: a contribution's, or a result's.
+// Sets where a frame's payload is received: a contribution's, or a result's.
 static void control_place_payload(struct control *c, struct control_link *link) {
     if (c->rank == 0) {
         link->in_payload = link->contribution_data = control_allocate(c, link->in.payload_bytes);
         return;
     }
-    pthread_mutex_lock(&c->mutex); // the caller waits in the exchange, so its memory stays
+    pthread_mutex_lock(&c->mutex); // the caller waits in the exchange, so its memory stays valid
     link->in_payload = c->exchange.all;
     pthread_mutex_unlock(&c->mutex);
 }
@@ -190,7 +191,7 @@ static void control_place_payload(struct control *c, struct control_link *link) 
 static void control_handle(struct control *c, struct control_link *link) {
     link->report = link->in.report;
     switch ((enum control_type)link->in.type) {
-    case CONTROL_HEARTBEAT: // its report was all
+    case CONTROL_HEARTBEAT: // carries the report alone
     case CONTROL_WELCOME: break;
     case CONTROL_CONTRIBUTION:
         link->contribution = link->in;
@@ -209,7 +210,7 @@ static void control_handle(struct control *c, struct control_link *link) {
     }
 }
 
-// Receives what there is of a rank's frames, and handles them.
+// Receives a rank's frames, as far as they have arrived, and handles them.
 static void control_receive(struct control *c, int r) {
     struct control_link *const link = &c->links[r];
     while (!c->all_closed) {
@@ -219,7 +220,7 @@ static void control_receive(struct control *c, int r) {
         case CONTROL_WHOLE: control_handle(c, link); break;
         case CONTROL_CLOSED:
             if (!link->said_goodbye)
-                control_end_by_rank(c, r);
+                control_end_lost_rank(c, r);
             control_link_close(link);
             return;
         }
@@ -241,8 +242,8 @@ static void control_beat(struct control *c) {
     control_watch(c);
 }
 
-// Waits until something arrives, something that waits can be sent, a caller asks for something, or the next heartbeat
-// is due, and receives what has arrived.
+// Waits until something arrives, a queued frame can be sent, a caller asks for something, or the next heartbeat is due;
+// then receives what has arrived.
 static void control_wait(struct control *c) {
     uint64_t count;
     c->polls[0].fd = c->wake;
@@ -274,7 +275,7 @@ static void *control_run(void *argument) {
     return NULL;
 }
 
-// All signals are blocked in the thread, so that they arrive in the one that trains.
+// Starts the thread. All signals are blocked in it, so that the thread that trains receives them.
 static const char *control_start_thread(struct control *c, struct error_text *error) {
     sigset_t all, before;
     sigfillset(&all);
@@ -299,8 +300,8 @@ const char *control_listen(struct control_address *address, int *listener, struc
     return NULL;
 }
 
-// Rank 0 where the launch says where. An address in digits is listened at alone, where it is this host's; a name may
-// mean another address here than elsewhere.
+// Listens on rank 0 at the launch's port: at its address if that is numeric and this host's, otherwise at all
+// addresses, since a name may mean another address here than on other hosts.
 static const char *control_listen_at(struct control *c, const struct launch *launch, struct error_text *error) {
     c->listener = socket_listen(launch->host, launch->port);
     if (c->listener < 0 && errno == EADDRNOTAVAIL)
@@ -329,7 +330,7 @@ static void control_free(struct control *c) {
     free(c);
 }
 
-// Sets up all but the connections.
+// Sets up everything except the connections.
 static const char *control_prepare(struct control *c, const struct launch *launch,
                                    const struct control_address *address, int listener, double timeout_s,
                                    struct error_text *error) {
@@ -359,13 +360,13 @@ static const char *control_prepare(struct control *c, const struct launch *launc
     return NULL;
 }
 
-// Connects the ranks, and returns when this one knows that all have.
+// Connects the ranks; returns when all have connected.
 static const char *control_connect(struct control *c, double start_s, struct error_text *error) {
     bool aborted = false;
     const char *const problem =
         c->rank == 0 ? control_gather_ranks(c, start_s, error) : control_join_rank_0(c, start_s, &aborted, error);
     if (aborted)
-        _exit(EXIT_FAILURE); // rank 0 has said why
+        _exit(EXIT_FAILURE); // rank 0 has printed why
     if (c->rank == 0) {
         control_send_to_all(c, problem ? CONTROL_ABORT : CONTROL_WELCOME, problem ? NULL : c->peers,
                             problem ? 0 : (size_t)c->ranks * sizeof *c->peers);
@@ -375,7 +376,7 @@ static const char *control_connect(struct control *c, double start_s, struct err
     return problem;
 }
 
-// Where rank 0 ends by a message of its own (runtime/machine/error.h), the others end too: that message is enough.
+// Where rank 0 exits with an error, as by fail, aborts the others: rank 0 has printed its own message.
 static void control_on_exit(int status, void *argument) {
     struct control *const c = *(struct control **)argument;
     struct timespec until;
@@ -504,7 +505,7 @@ void control_collective_done(struct control *c) {
         return;
     pthread_mutex_lock(&c->mutex);
     c->collectives_done++;
-    c->collective_since_s = deadline_clock_s(); // of the next, if it has begun
+    c->collective_since_s = deadline_clock_s(); // start of the next one's time, if it has begun
     pthread_mutex_unlock(&c->mutex);
 }
 

@@ -1,14 +1,14 @@
-// The control connections: every rank to rank 0, for small exchanges between all ranks, and for the watch over the job.
+// The control connections: every rank to rank 0, for small exchanges between all ranks, and for watching over the job.
 //
-// A thread in each rank owns its connections. What the others do reaches rank 0 as a heartbeat, several times a second,
-// and rank 0 ends the job where
+// A thread in each rank owns its connections. Each rank reports to rank 0 by heartbeats, several times a second, and
+// rank 0 ends the job where
 //   - a connection closes without a goodbye: that rank died, was killed, or ended itself
 //   - a collective, or an exchange that is not patient, is unfinished for longer than the timeout
 //   - a rank's heartbeats are missing for longer than the timeout: it is stopped, or its host is gone
-// It prints one line that names the rank and what that was in, tells the others, and all end by _exit, since whatever
-// they were in may never return. When rank 0 itself ends or falls silent the others notice, and rank 1 prints the line.
-// A process that is stopped (SIGSTOP) can't end itself: it does when it goes on, or by the launcher, which kills what
-// remains of a job when one of its processes has failed.
+// Rank 0 prints one line, with the rank and the operation that the rank was in, and tells the others; all end by _exit,
+// since that operation may never return. When rank 0 itself ends or falls silent, the others notice and rank 1 prints
+// the line. A stopped process (SIGSTOP) ends when it is continued, or is killed by the launcher, which kills the rest
+// of a job when one of its processes has failed.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -19,44 +19,42 @@
 #include "runtime/net/launch.h"         // struct launch
 #include "runtime/net/sockets.h"        // struct socket_address
 
-// A rank's connections. NULL stands for those of a job of one rank: every function takes it and does what one rank
-// needs.
+// A rank's connections. NULL is valid in every function and means a job of one rank.
 struct control;
 
-// What rank 0 tells the others by MPI. The token is the job's own: a process that answers without it is of another job.
+// Rank 0's address, which the others get by MPI. The token identifies the job: a process without it is of another job.
 struct control_address {
     struct socket_address at;
     uint64_t token;
 };
 
 __BEGIN_DECLS
-// Rank 0 under MPI, first of all. Gives the address that the other ranks need, and a listening socket for control_open.
-// Returns NULL or a text.
+// Opens a listening socket, on rank 0 under MPI: *address is for the other ranks, *listener for control_open. Returns
+// NULL, or what is wrong, in `error`.
 const char *control_listen(struct control_address *address, int *listener, struct error_text *error);
-// Connects this rank with rank 0 and starts the thread. address, listener: of control_listen, under MPI; NULL and -1
-// where the launch says where rank 0 listens. timeout_s: how long a rank may keep the others waiting, at the start too;
-// 0: for ever, and five minutes at the start. Where rank 0 gives up the start it says why, and the others end. Returns
-// NULL or a text.
+// Connects this rank with rank 0 and starts the thread. address, listener: from control_listen, under MPI; NULL and -1
+// where `launch` has rank 0's address. timeout_s: how long a rank may keep the others waiting, at the start too; 0: for
+// ever, and five minutes at the start. Where the start fails on rank 0, rank 0 says why and the other processes end.
+// Returns NULL, or what is wrong, in `error`. control_close frees *control.
 const char *control_open(struct control **control, const struct launch *launch, const struct control_address *address,
                          int listener, double timeout_s, struct error_text *error);
-// Says goodbye, and returns when all ranks have, so that the end of one is no death to another. Frees c.
+// Says goodbye, waits until all ranks have, so that none takes another's end for a failure, and frees c.
 void control_close(struct control *c);
 
-// An exchange goes to rank 0 and comes back from there, so none is done before every rank has begun it. One at a time;
-// all ranks call the same ones. `what` names it where the job ends in it. A patient one may wait for as long as the
-// others live.
+// Exchanges pass through rank 0, so that none is done before every rank has begun it. A rank calls one at a time; all
+// ranks call the same ones. `what` names the exchange in messages. patient: the timeout does not apply.
 //
-// all (ranks, bytes): every rank's `mine`, which may be its place in `all`.
+// all (ranks, bytes) = every rank's `mine` (bytes), which may be its place in `all`.
 void control_all_gather(struct control *c, void *all, const void *mine, size_t bytes, const char *what, bool patient);
-// Rank 0's data to all.
+// data (bytes) = rank 0's data.
 void control_broadcast(struct control *c, void *data, size_t bytes, const char *what, bool patient);
 void control_barrier(struct control *c, const char *what, bool patient);
 
-// What the watch is told of the data path's collectives: one more begins, one more is done, in order. All ranks begin
-// the same ones in the same order. From any thread.
+// Tell the watch that one more collective of the data path begins, or that the oldest is done. All ranks begin the same
+// ones in the same order. May be called from any thread.
 void control_collective_begun(struct control *c, const char *name);
 void control_collective_done(struct control *c);
-// `poll` is called by the thread before each heartbeat, to look for collectives that are done; NULL: nothing is. When
-// this returns the poll before no longer runs, and its context may go.
+// Sets what the thread calls before each heartbeat, to look for collectives that are done; NULL: nothing. On return the
+// previous poll no longer runs, and its context may be freed.
 void control_set_poll(struct control *c, void (*poll)(void *context), void *context);
 __END_DECLS

@@ -1,4 +1,5 @@
-// What the parts of the control connections share: control_link.c, control_start.c, control_watch.c and control.c.
+// Declarations shared by the files of the control connections: control_link.c, control_start.c, control_watch.c,
+// control.c.
 #pragma once
 #include <poll.h>      // struct pollfd
 #include <pthread.h>   // pthread_t
@@ -9,34 +10,34 @@
 enum {
     CONTROL_HOST = 68,        // bytes of a host's name, which Linux limits to 64
     CONTROL_NAME = 64,        // bytes of the name of a collective or an exchange; longer ones are cut
-    CONTROL_QUEUE = 8,        // frames that wait: at most a welcome, a result, a goodbye, an abort, and two heartbeats
-    CONTROL_IN_FLIGHT = 1024, // collectives begun and not done whose names are kept
-    CONTROL_UNKNOWN = 64,     // connections to rank 0, at the start, that have not said whose they are
+    CONTROL_QUEUE = 8,        // queued frames: at most a welcome, a result, a goodbye, an abort, and two heartbeats
+    CONTROL_IN_FLIGHT = 1024, // collectives in flight whose names are kept
+    CONTROL_UNKNOWN = 64,     // connections to rank 0, at the start, whose hello has not arrived
 };
 
 // ---- frames over one connection: control_link.c ----
 
-// What a rank is doing. All zero: nothing so far.
+// What a rank is doing. Zeroed: nothing so far.
 struct control_report {
     uint64_t begun, done;            // collectives of the data path
-    uint64_t exchanges;              // begun, on the control connections
+    uint64_t exchanges;              // exchanges begun, on the control connections
     double collective_s, exchange_s; // time so far in the oldest unfinished collective, in the exchange
     uint32_t in_exchange, patient;
-    char collective[CONTROL_NAME]; // the oldest unfinished, else the last
-    char exchange[CONTROL_NAME];   // this one, or the last
+    char collective[CONTROL_NAME]; // name of the oldest unfinished collective, else of the last
+    char exchange[CONTROL_NAME];   // name of the current exchange, else of the last
 };
 
 enum control_type {
     CONTROL_HEARTBEAT = 1,
-    CONTROL_WELCOME,      // all ranks are there; payload: their struct control_peer
+    CONTROL_WELCOME,      // all ranks have connected; payload: their struct control_peer
     CONTROL_CONTRIBUTION, // to an exchange, sent to rank 0
     CONTROL_RESULT,       // of an exchange, sent by rank 0
-    CONTROL_GOODBYE,      // this rank is done; from rank 0: all ranks are
+    CONTROL_GOODBYE,      // this rank is done; from rank 0: all ranks are done
     CONTROL_ABORT,        // end at once; the reason has been printed
 };
 
-// Sent as it is, before its payload: all ranks are of one build on one kind of machine. Every frame has its sender's
-// report, so that whichever rank must print why the job ended knows it of all.
+// The head of a frame, sent as these bytes before the payload: all ranks are of one build on one kind of machine. Every
+// frame has its sender's report, so that whichever rank must print why the job ended has all ranks' reports.
 struct control_frame {
     uint32_t type, operation; // operation: of an exchange
     uint64_t number, bytes;   // of the exchange, as its callers gave them
@@ -46,22 +47,22 @@ struct control_frame {
 
 struct control_outgoing {
     struct control_frame frame;
-    const void *payload; // stays where it is until it is sent
+    const void *payload; // not owned; must stay until it is sent
 };
 
 struct control_link {
-    int socket;                   // -1: no connection, or none any more
-    bool said_goodbye;            // the peer; of a rank's link to itself: this rank
-    bool broken;                  // cannot be written to; what the peer sent before may still be read
+    int socket;                   // -1: not connected, or closed
+    bool said_goodbye;            // the peer said goodbye; of a rank's link to itself: this rank did
+    bool broken;                  // writing failed; what the peer sent before may still be read
     bool shut;                    // nothing more is to be written
     double heard_s;               // when the peer's last bytes arrived
-    struct control_report report; // the peer's last
+    struct control_report report; // the peer's last report
     struct control_frame in;      // the frame that is arriving, or has arrived
-    size_t in_bytes;              // arrived, of it and its payload
-    void *in_payload;             // where its payload goes
+    size_t in_bytes;              // bytes of `in` and its payload that have arrived
+    void *in_payload;             // where the payload is received
     struct control_outgoing queue[CONTROL_QUEUE];
-    int first, waiting; // frames of the queue, a ring: where it begins, how many wait
-    size_t sent_bytes;  // of the first
+    int first, waiting; // of the queue, a ring: index of the first frame, number of frames
+    size_t sent_bytes;  // of the first frame
     // on rank 0: the peer's contribution to the next exchange
     bool contributed;
     struct control_frame contribution;
@@ -69,9 +70,9 @@ struct control_link {
 };
 
 enum control_event {
-    CONTROL_NOTHING, // no more for now
-    CONTROL_HEAD,    // a frame without its payload, which needs a place: set in_payload
-    CONTROL_WHOLE,   // a frame, in `in` and at in_payload
+    CONTROL_NOTHING, // nothing more has arrived
+    CONTROL_HEAD,    // a frame's head, in `in`: the caller sets in_payload
+    CONTROL_WHOLE,   // a whole frame, in `in` and at in_payload
     CONTROL_CLOSED,
 };
 
@@ -99,59 +100,61 @@ struct control {
     int rank, ranks;
     double timeout_s, heartbeat_interval_s;
     struct control_address address;
-    int listener;               // of rank 0, until all have connected
+    int listener;               // on rank 0, until all have connected
     struct control_peer *peers; // (ranks)
-    struct control_link *links; // (ranks); rank 0's to each other one, the others' [0]; [rank]'s report is its own
+    struct control_link *links; // (ranks) on rank 0 to each other rank, elsewhere only [0]; [rank] has the own report
     struct pollfd *polls;       // (1 + CONTROL_UNKNOWN + ranks)
     pthread_t thread;
-    int wake; // an eventfd: there is something new under the mutex
-    // the thread's own
-    double heartbeat_s; // the last
-    double suspended_s; // how long this process did not run before that, where that is long
-    void *result;       // of the last exchange, which may still be on its way to some ranks
+    int wake; // an eventfd that wakes the thread: something under the mutex has changed
+    // used by the thread alone
+    double heartbeat_s; // time of the last heartbeat
+    double suspended_s; // how long this process did not run before the last heartbeat, where that was long
+    void *result;       // of the last exchange; may still be in flight to some ranks
     bool all_closed;    // all have said goodbye
     // shared
-    pthread_mutex_t mutex; // over what follows
+    pthread_mutex_t mutex; // guards what follows
     pthread_cond_t exchange_done;
     struct control_exchange exchange;
     uint64_t exchanges;
     uint64_t collectives_begun, collectives_done;
     char names[CONTROL_IN_FLIGHT][CONTROL_NAME];
-    double collective_since_s; // when the oldest unfinished one became that
+    double collective_since_s; // when the oldest unfinished collective became the oldest
     bool closing, exiting;
-    pthread_mutex_t poll_mutex; // over these two, and held while the poll runs
+    pthread_mutex_t poll_mutex; // guards the next two, and is held while the poll runs
     void (*poll)(void *context);
     void *poll_context;
     // at exit
-    struct control **at_exit; // what it points at is NULL once this is closed
-    pid_t pid;                // so that a child's exit leaves the connections alone
+    struct control **at_exit; // the exit function's pointer to this struct, set to NULL by control_close
+    pid_t pid;                // of this process: the exit function does nothing in a child
 };
 
 __BEGIN_DECLS
-// control_link.c. Adds a frame to the queue; a heartbeat where others wait is dropped.
+// control_link.c: frames over one connection.
+// Adds a frame to the queue; a heartbeat is dropped where others are queued.
 void control_link_add(struct control_link *link, const struct control_frame *frame, const void *payload);
-// Sends as much of the queue as the socket takes. An error is left to be found by reading: what came before it counts.
+// Sends as much of the queue as the socket takes. Errors are left for reading to find, after what arrived before them.
 void control_link_send(struct control_link *link);
-// Receives until a frame, or its head, is complete, or nothing more is there.
+// Receives until a frame, or its head, is complete, or nothing more has arrived.
 enum control_event control_link_receive(struct control_link *link);
 void control_link_close(struct control_link *link);
 
-// control_start.c: how the ranks of a job find each other. Both return NULL or a text.
-// Rank 0: returns when all others have connected. Closes the listener in any case.
+// control_start.c: how the ranks of a job find each other. Both return NULL, or what is wrong, in `error`.
+// On rank 0: returns when all others have connected. Closes the listener in any case.
 const char *control_gather_ranks(struct control *c, double start_s, struct error_text *error);
-// The others: connects, and waits until rank 0 says that all have. *aborted: rank 0 has said that the job ends.
+// On the others: connects, and waits until rank 0 says that all have. *aborted: rank 0 has said that the job ends.
 const char *control_join_rank_0(struct control *c, double start_s, bool *aborted, struct error_text *error);
 
 // control_watch.c: what the ranks are doing, and the line that is printed where the job must end.
-// Brings this rank's own report up to date.
+// Updates this rank's own report.
 void control_report_own(struct control *c);
-// Ends the job where a rank is silent or late. To be called after what has arrived was read.
+// Ends the job where a rank is silent or overdue. To be called after reading all that has arrived.
 void control_watch(struct control *c);
-// End the job: that rank's connection has closed; it contributed to another exchange than rank 0 is in; no memory.
-void control_end_by_rank(struct control *c, int lost) __attribute__((noreturn));
-void control_end_by_disagreement(struct control *c, int other_rank) __attribute__((noreturn));
-void control_end_by_memory(struct control *c, size_t bytes) __attribute__((noreturn));
+// End the job, since the connection of rank `lost` has closed; since other_rank contributed to another exchange than
+// rank 0 is in; since there is no memory for an exchange of `bytes`.
+void control_end_lost_rank(struct control *c, int lost) __attribute__((noreturn));
+void control_end_mismatch(struct control *c, int other_rank) __attribute__((noreturn));
+void control_end_out_of_memory(struct control *c, size_t bytes) __attribute__((noreturn));
 
-// control.c: tells the other ranks to end at once, and gives that half a second to reach them.
+// control.c: tells the other ranks to end at once, and waits up to half a second until that has reached them.
 void control_abort_others(struct control *c);
 __END_DECLS

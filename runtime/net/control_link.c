@@ -1,4 +1,4 @@
-// Frames over one control connection: queued and sent as the socket takes them, and received piece by piece.
+// Frames over one control connection: queued and sent as the socket takes them, and received as they arrive.
 #include <errno.h>      // errno, EAGAIN
 #include <string.h>     // memset
 #include <sys/socket.h> // sendmsg
@@ -14,7 +14,7 @@ void control_link_add(struct control_link *link, const struct control_frame *fra
     if (link->socket < 0 || link->broken || link->waiting == CONTROL_QUEUE)
         return;
     if (frame->type == CONTROL_HEARTBEAT && link->waiting >= MOST_WAITING_HEARTBEATS)
-        return; // those that wait say the same when they arrive
+        return; // the queued frames show just as well that this rank lives
     struct control_outgoing *const last = &link->queue[(link->first + link->waiting++) % CONTROL_QUEUE];
     last->frame = *frame;
     last->payload = payload;

@@ -1,8 +1,7 @@
 // How the ranks of a job find each other: every other rank connects to rank 0, says hello, and is answered.
 //
-// A connection that says something else is dropped, as is one that says nothing for a while. A rank that ends before
-// all have connected may connect again. Two that say they are the same rank, or that differ on how many there are, end
-// the start.
+// A connection with another hello, or without one for a while, is dropped. A rank that ends before all have connected
+// may connect again. Two connections of the same rank, or ranks that differ on how many there are, make the start fail.
 #include <errno.h>      // errno
 #include <poll.h>       // poll
 #include <stdio.h>      // snprintf
@@ -16,12 +15,12 @@
 #include "runtime/net/sockets.h"          // socket_connect
 
 enum {
-    CONTROL_VERSION = 1, // of hello and of the frames
-    HELLO_S = 5,         // for a connection to say hello
-    ANSWER_S = 10,       // rank 0 answers at once; what takes longer is another process
+    CONTROL_VERSION = 1, // of the hello and the frames
+    HELLO_S = 5,         // timeout for a connection's hello
+    ANSWER_S = 10,       // timeout for rank 0's answer, which is immediate; whatever takes longer is another process
 };
 
-// Sent by a rank when it has connected, and by rank 0 in answer.
+// The hello: sent by a rank when it has connected, and by rank 0 in answer.
 struct control_hello {
     char magic[8];
     uint32_t version;
@@ -31,11 +30,11 @@ struct control_hello {
 };
 static const char CONTROL_MAGIC[8] = {'t', 'r', 'a', 'i', 'n', 'g', 'p', 't'};
 
-// A connection to rank 0 that has not said, or not all of, its hello.
+// A connection to rank 0 whose hello has not arrived in full.
 struct control_unknown {
-    int socket; // -1: a free place
+    int socket; // -1: a free slot
     double since_s;
-    size_t bytes; // of hello
+    size_t bytes; // of hello, arrived
     struct control_hello hello;
 };
 
@@ -67,7 +66,7 @@ static struct control_start *control_start_create(struct control *c) {
 
 // ---- rank 0 ----
 
-// The answer is smaller than any socket's buffer, so there is no wait.
+// Answers a hello with `rank`, without waiting: the answer is smaller than any socket's buffer.
 static void control_answer(const struct control_start *s, int socket, int rank) {
     struct control_hello answer = s->own;
     answer.rank = rank;
@@ -94,7 +93,7 @@ static const char *control_contradiction(const struct control *c, const struct c
     return NULL;
 }
 
-// A connection that has said hello becomes a rank's, or is dropped, or ends the start.
+// Makes a connection with a complete hello a rank's, or drops it; returns an error where the start must fail.
 static const char *control_admit(struct control_start *s, struct control_unknown *unknown, struct error_text *error) {
     struct control *const c = s->c;
     const struct control_hello *const hello = &unknown->hello;
@@ -114,7 +113,7 @@ static const char *control_admit(struct control_start *s, struct control_unknown
     return NULL;
 }
 
-// Receives what there is of a hello.
+// Receives what has arrived of a hello.
 static const char *control_receive_hello(struct control_start *s, struct control_unknown *unknown,
                                          struct error_text *error) {
     struct control_hello *const hello = &unknown->hello;
@@ -135,7 +134,7 @@ static const char *control_receive_hello(struct control_start *s, struct control
     return NULL;
 }
 
-// Where all places are taken, further connections wait in the kernel.
+// Accepts connections while there are free slots; further ones wait in the kernel.
 static void control_accept(struct control_start *s) {
     for (int i = 0; i < CONTROL_UNKNOWN; i++) {
         if (s->unknown[i].socket >= 0)
@@ -148,7 +147,7 @@ static void control_accept(struct control_start *s) {
     }
 }
 
-// No rank sends anything before all have connected, so a connection that can be read has ended.
+// Drops ranks whose connections have ended: no rank sends before all have connected, so one that can be read has ended.
 static void control_drop_ended(struct control *c, const struct pollfd *polls) {
     for (int r = 1; r < c->ranks; r++)
         if (c->links[r].socket >= 0 && polls[r].revents) {
@@ -171,10 +170,10 @@ static void control_start_wait(struct control_start *s, double until_s) {
         c->polls[n].events = POLLIN;
     }
     if (poll(c->polls, (nfds_t)n, socket_poll_ms(until_s < silent_s ? until_s : silent_s)) < 0)
-        memset(c->polls, 0, (size_t)n * sizeof *c->polls); // interrupted: they hold the results of the poll before
+        memset(c->polls, 0, (size_t)n * sizeof *c->polls); // interrupted: clears the results of the previous poll
 }
 
-// How many ranks have not connected.
+// The number of ranks that have not connected.
 static int control_missing(const struct control *c) {
     int missing = 0;
     for (int r = 1; r < c->ranks; r++)

@@ -10,7 +10,7 @@
 #include "runtime/net/control_internal.h" // struct control
 #include "runtime/net/sockets.h"          // socket_sleep_s
 
-enum { MOST_NAMED = 4 }; // ranks that the line describes; it counts the others
+enum { MOST_NAMED = 4 }; // ranks that the line names; the others are counted
 
 // ---- the line that says why the job ends ----
 
@@ -38,7 +38,7 @@ static void message_add_rank(struct control *c, struct message *message, int r) 
     message_add(message, ")");
 }
 
-// Some of the ranks: the first few, and how many.
+// A set of ranks: the first MOST_NAMED of them, and their number.
 struct rank_list {
     int first[MOST_NAMED];
     int n;
@@ -58,7 +58,7 @@ static void message_add_ranks(struct control *c, struct message *message, const 
         message_add(message, " and %d more", ranks->n - MOST_NAMED);
 }
 
-// Not by stdio, whose locks another thread may hold, and without waiting for a reader that is gone.
+// Prints by write, since another thread may hold stdio's locks, and without waiting for a reader that does not read.
 static void message_print(struct message *message) {
     struct pollfd out = {STDERR_FILENO, POLLOUT, 0};
     message->length = message->length < sizeof message->text - 1 ? message->length : sizeof message->text - 2;
@@ -67,8 +67,8 @@ static void message_print(struct message *message) {
         return; // nobody is left to tell
 }
 
-// Rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints it and the others give it
-// time to: the launcher may end all processes with the first one that ends.
+// Ends the job: rank 0 prints the line, tells the others and ends last. Where rank 0 is gone, rank 1 prints the line
+// and the others give it time: the launcher may end all processes when the first one ends.
 __attribute__((noreturn)) static void control_end(struct control *c, struct message *message) {
     message_add(message, "; the job ends");
     if (c->rank <= 1)
@@ -87,7 +87,7 @@ void control_report_own(struct control *c) {
     pthread_mutex_lock(&c->mutex);
     const double now_s = deadline_clock_s();
     const uint64_t begun = c->collectives_begun, done = c->collectives_done;
-    const uint64_t shown = begun > done ? done : begun > 0 ? begun - 1 : 0; // the oldest unfinished, else the last
+    const uint64_t shown = begun > done ? done : begun > 0 ? begun - 1 : 0; // index of the oldest unfinished, else last
     own->begun = begun;
     own->done = done;
     own->exchanges = c->exchanges;
@@ -100,19 +100,19 @@ void control_report_own(struct control *c) {
     pthread_mutex_unlock(&c->mutex);
 }
 
-// The nth of the collectives, or of the exchanges.
+// A collective or an exchange, by its number in the order of all collectives or of all exchanges.
 struct operation {
     uint64_t number; // 0: none
     const char *name;
     bool exchange;
-    double waited_s; // of an overdue one
+    double waited_s; // how long ranks have waited in an overdue operation
 };
 static void message_add_operation(struct message *message, const struct operation *operation) {
     message_add(message, "'%s' (%s %llu)", operation->name, operation->exchange ? "exchange" : "collective",
                 (unsigned long long)operation->number);
 }
 
-// The first one that a rank is in: any but rank `but`, or that rank alone.
+// The first unfinished operation of all ranks but `but` or, with it_alone, of rank `but`.
 static struct operation first_unfinished(const struct control *c, int but, bool it_alone) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -131,7 +131,7 @@ static struct operation first_unfinished(const struct control *c, int but, bool 
     return collective.number ? collective : exchange;
 }
 
-// The last one that any rank has begun.
+// The last operation that any rank has begun.
 static struct operation last_begun(const struct control *c) {
     struct operation collective = {0, NULL, false, 0}, exchange = {0, NULL, true, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -148,8 +148,8 @@ static struct operation last_begun(const struct control *c) {
     return collective.number ? collective : exchange;
 }
 
-// Where a rank was lost: during what the others are in, else what it was itself in when last heard, else after the last
-// operation of all.
+// Adds where a rank was lost: in the operation that the others are in, else in the one of its last report, else after
+// the last operation that any rank has begun.
 static void message_add_where(const struct control *c, struct message *message, int lost) {
     struct operation operation = first_unfinished(c, lost, false);
     if (!operation.number)
@@ -162,7 +162,7 @@ static void message_add_where(const struct control *c, struct message *message, 
         message_add_operation(message, &operation);
 }
 
-void control_end_by_rank(struct control *c, int lost) {
+void control_end_lost_rank(struct control *c, int lost) {
     struct message message = {"", 0};
     const double gap_s = deadline_clock_s() - c->heartbeat_s,
                  stopped_s = gap_s > c->suspended_s ? gap_s : c->suspended_s;
@@ -180,7 +180,7 @@ void control_end_by_rank(struct control *c, int lost) {
 
 // ---- the watch ----
 
-// Ends the job where heartbeats of a rank are missing for longer than the timeout.
+// Ends the job where a rank's heartbeats have been missing for longer than the timeout.
 static void control_check_silence(struct control *c) {
     struct rank_list silent = {{0}, 0};
     const double before_s = deadline_clock_s() - c->timeout_s;
@@ -197,7 +197,7 @@ static void control_check_silence(struct control *c) {
     control_end(c, &message);
 }
 
-// The first operation that a rank has been in for longer than the timeout.
+// The first exchange (`exchange`) or collective that a rank has been in for longer than the timeout; number 0: none.
 static struct operation first_overdue(const struct control *c, bool exchange) {
     struct operation overdue = {0, NULL, exchange, 0};
     for (int r = 0; r < c->ranks; r++) {
@@ -214,7 +214,7 @@ static struct operation first_overdue(const struct control *c, bool exchange) {
     return overdue;
 }
 
-// On rank 0. Ends the job where a collective, or an exchange that is not patient, is overdue.
+// On rank 0: ends the job where an exchange (`exchange`) or collective is overdue. Patient exchanges never are.
 static void control_check_overdue(struct control *c, bool exchange) {
     const struct operation operation = first_overdue(c, exchange);
     struct rank_list missing = {{0}, 0}, in = {{0}, 0};
@@ -244,7 +244,7 @@ static void control_check_overdue(struct control *c, bool exchange) {
 }
 
 void control_watch(struct control *c) {
-    // While this process itself was suspended it read nothing, and all look late.
+    // A process that was suspended has read nothing meanwhile, and all others look late to it.
     if (c->timeout_s <= 0 || c->suspended_s > 0)
         return;
     control_check_silence(c);
@@ -261,7 +261,7 @@ static void message_add_exchange(struct message *message, uint32_t operation, co
                 (unsigned long long)bytes);
 }
 
-void control_end_by_disagreement(struct control *c, int other_rank) {
+void control_end_mismatch(struct control *c, int other_rank) {
     const struct control_frame *const other = &c->links[other_rank].contribution;
     struct message message = {"", 0};
     message_add(&message, "train_gpt: rank ");
@@ -273,7 +273,7 @@ void control_end_by_disagreement(struct control *c, int other_rank) {
     control_end(c, &message);
 }
 
-void control_end_by_memory(struct control *c, size_t bytes) {
+void control_end_out_of_memory(struct control *c, size_t bytes) {
     struct message message = {"", 0};
     message_add(&message, "train_gpt: rank %d: out of memory for an exchange of %zu bytes", c->rank, bytes);
     control_end(c, &message);

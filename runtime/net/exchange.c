@@ -13,8 +13,8 @@ const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank,
     x->kind = kind;
     x->rank = rank;
     x->ranks = ranks;
-    x->send = (struct exchange_part *)calloc((size_t)ranks, sizeof *x->send);
-    x->receive = (struct exchange_part *)calloc((size_t)ranks, sizeof *x->receive);
+    x->send = (struct exchange_block *)calloc((size_t)ranks, sizeof *x->send);
+    x->receive = (struct exchange_block *)calloc((size_t)ranks, sizeof *x->receive);
     if (!x->send || !x->receive)
         return error_format(error, "no memory for an exchange between %d ranks", ranks);
     switch (kind) {
@@ -24,7 +24,7 @@ const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank,
     __builtin_unreachable();
 }
 
-void exchange_run(struct exchange *x, const struct exchange_part *send, const struct exchange_part *receive) {
+void exchange_run(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive) {
     for (int r = 0; r < x->ranks; r++)
         x->sent_bytes += r == x->rank ? 0 : send[r].bytes;
     switch (x->kind) {

@@ -1,5 +1,5 @@
-// Moves bytes between ranks on the host: each rank sends a part to every other and receives one from each, by MPI or
-// over TCP. All that data parallelism does on the host is built of it; who sends what to whom is agreed in advance.
+// Moves bytes between ranks on the host: each rank sends a block to every other and receives one from each, by MPI or
+// over TCP. The host's collectives are built of exchanges. Sender and receiver must agree on the sizes of blocks.
 #pragma once
 #include <stddef.h>    // size_t
 #include <stdint.h>    // uint64_t
@@ -11,7 +11,7 @@ struct control;
 
 enum exchange_kind { EXCHANGE_MPI, EXCHANGE_SOCKETS };
 
-struct exchange_part {
+struct exchange_block {
     void *data;
     size_t bytes;
 };
@@ -19,19 +19,19 @@ struct exchange_part {
 struct exchange {
     enum exchange_kind kind;
     int rank, ranks;
-    uint64_t sent_bytes;                  // of parts; what carries them comes on top
-    struct exchange_part *send, *receive; // (ranks) each, for the callers of exchange_run to fill in
-    struct exchange_mpi *mpi;             // one of these two is there
+    uint64_t sent_bytes;                   // bytes of blocks sent, without headers
+    struct exchange_block *send, *receive; // (ranks) each, for the callers of exchange_run to fill in
+    struct exchange_mpi *mpi;              // by `kind` one of the two is not NULL
     struct exchange_sockets *sockets;
 };
 
 __BEGIN_DECLS
-// All ranks at once. TCP's addresses are exchanged over `control`; MPI is open (mpi_open) and needs none. Returns NULL
-// or a text.
+// Opens the connections; every rank calls it. TCP's addresses are exchanged over `control`; MPI must be open
+// (mpi_open). Returns NULL, or what is wrong, in `error`.
 const char *exchange_open(struct exchange *x, enum exchange_kind kind, int rank, int ranks, struct control *control,
                           struct error_text *error);
-// The parts to and from each rank, (ranks) each; the own rank's entries are ignored. Returns when all is sent and
-// received. A rank that is lost ends the process, with a message that names it. One caller at a time.
-void exchange_run(struct exchange *x, const struct exchange_part *send, const struct exchange_part *receive);
+// Sends and receives a block to and from each rank: send and receive are (ranks), and this rank's entries are ignored.
+// Returns when all is done. A lost rank ends the process, with a message that names it. One caller at a time.
+void exchange_run(struct exchange *x, const struct exchange_block *send, const struct exchange_block *receive);
 void exchange_close(struct exchange *x);
 __END_DECLS

@@ -1,24 +1,25 @@
-// What the two ways of an exchange offer to exchange.c, and what they share. Both return NULL or a text.
+// The two implementations of an exchange, and what they share. exchange_*_open return NULL, or what is wrong, in
+// `error`.
 #pragma once
-#include "runtime/net/exchange.h" // struct exchange_part
+#include "runtime/net/exchange.h" // struct exchange_block
 
-// A step, 1 to ranks - 1, sends to one rank and receives from another, so that not all ranks send to rank 0 first.
+// The ranks that step 1 to ranks - 1 of an exchange sends to and receives from, so that not all send to rank 0 first.
 static inline int exchange_to(int rank, int ranks, int step) { return (rank + step) % ranks; }
 static inline int exchange_from(int rank, int ranks, int step) { return (rank + ranks - step) % ranks; }
 
 __BEGIN_DECLS
-// Ends the process, which can do nothing without that peer, after a second: the control thread mostly knows more of why
-// the peer is gone, and ends this process with that. By _exit: exit() would wait for threads and stdio locks that may
-// never be free.
+// Ends the process after the loss of a peer. First waits a second, in which the control thread, which mostly knows more
+// of the reason, may end the process with a better message. Uses _exit: exit() would wait for threads and stdio locks
+// that may never be free.
 void exchange_lost(int rank, int peer, const char *what) __attribute__((noreturn));
 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error);
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_part *send, const struct exchange_part *receive);
+void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive);
 void exchange_mpi_close(struct exchange_mpi *m);
 
 const char *exchange_sockets_open(struct exchange_sockets **s, int rank, int ranks, struct control *control,
                                   struct error_text *error);
-void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_part *send,
-                          const struct exchange_part *receive);
+void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
+                          const struct exchange_block *receive);
 void exchange_sockets_close(struct exchange_sockets *s);
 __END_DECLS

@@ -1,6 +1,6 @@
 // The exchange by MPI. Without HAVE_MPI, opening says that the build has none.
 //
-// A thread that waits sleeps between two tests: MPI's own waits spin, and take a core from the threads that compute.
+// A waiting thread tests and sleeps in turn: MPI's own waits spin, and take a core from the threads that compute.
 #include "runtime/net/exchange_internal.h"
 #include "runtime/net/mpi.h" // mpi_error
 
@@ -14,13 +14,13 @@
 
 enum {
     MOST_MESSAGE_BYTES = 1 << 30, // MPI's counts are int
-    TESTS_BEFORE_SLEEP = 100,     // of a wait, with a yield after each: some 50 us
+    TESTS_BEFORE_SLEEP = 100,     // tests, with a yield after each, before a wait sleeps: some 50 us
     SLEEP_NS = 20000
 };
 
 struct exchange_mpi {
     int rank, ranks;
-    size_t message_bytes; // a part is sent in messages of at most so many
+    size_t message_bytes; // the most bytes of a message; a block is sent in several
     MPI_Comm communicator;
     MPI_Request *requests; // (2, ranks - 1): the receives by step, then the sends
     MPI_Status *statuses;
@@ -60,7 +60,7 @@ void exchange_mpi_close(struct exchange_mpi *m) {
     free(m);
 }
 
-// The bytes of a part's nth message; 0 past its end.
+// The bytes of a block's nth message; 0 past its end.
 static int mpi_message_bytes(const struct exchange_mpi *m, size_t bytes, size_t n) {
     const size_t before = n * m->message_bytes;
     return bytes <= before ? 0 : (int)(bytes - before < m->message_bytes ? bytes - before : m->message_bytes);
@@ -96,8 +96,8 @@ static void exchange_mpi_wait(struct exchange_mpi *m) {
     }
 }
 
-// Ends the process where a message was shorter than expected. MPI itself finds a longer one.
-static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_part *receive, size_t n) {
+// Ends the process where a message was shorter than expected. MPI itself reports a longer one.
+static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exchange_block *receive, size_t n) {
     for (int step = 1; step < m->ranks; step++) {
         const int peer = exchange_from(m->rank, m->ranks, step),
                   expected = mpi_message_bytes(m, receive[peer].bytes, n);
@@ -111,10 +111,10 @@ static void exchange_mpi_check_lengths(struct exchange_mpi *m, const struct exch
     }
 }
 
-// Moves the nth message of each part. The first is sent for an empty part too, so that a rank which expects more
+// Moves the nth message of each block. The first is sent for an empty block too, so that a rank which expects more
 // notices.
-static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_part *send,
-                                  const struct exchange_part *receive, size_t n) {
+static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_block *send,
+                                  const struct exchange_block *receive, size_t n) {
     const int steps = m->ranks - 1;
     for (int step = 1; step < m->ranks; step++) {
         const int from = exchange_from(m->rank, m->ranks, step), to = exchange_to(m->rank, m->ranks, step);
@@ -137,7 +137,7 @@ static void exchange_mpi_messages(struct exchange_mpi *m, const struct exchange_
     exchange_mpi_check_lengths(m, receive, n);
 }
 
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_part *send, const struct exchange_part *receive) {
+void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {
     size_t most = 0;
     for (int r = 0; r < m->ranks; r++) {
         most = r != m->rank && send[r].bytes > most ? send[r].bytes : most;
@@ -152,7 +152,8 @@ void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_part *send, 
 const char *exchange_mpi_open(struct exchange_mpi **m, int rank, int ranks, struct error_text *error) {
     return error_format(error, "this build has no MPI; --collectives mpi needs one");
 }
-void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_part *send, const struct exchange_part *receive) {}
+void exchange_mpi_run(struct exchange_mpi *m, const struct exchange_block *send, const struct exchange_block *receive) {
+}
 void exchange_mpi_close(struct exchange_mpi *m) {}
 
 #endif

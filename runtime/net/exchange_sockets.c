@@ -1,9 +1,9 @@
 // The exchange over TCP: a connection between every two ranks, made once. An exchange is one loop over all of them that
 // sends and receives what each can take, so no order of the ranks and no size can block it.
 //
-// Each part goes with the exchange's number and its length, so that ranks that are out of step are found out instead of
-// taking each other's bytes for their own. The sizes of the kernel's buffers are left alone: a size that is set ends
-// their adaption to the network, and is limited to less than what the kernel would choose.
+// Each block is sent with the exchange's number and its length, so that ranks that are out of step are detected. The
+// sizes of the kernel's buffers are left alone: setting one ends its adaptation to the network, with a limit below what
+// the kernel would choose.
 #include "runtime/net/exchange_internal.h"
 #include <errno.h>      // errno
 #include <poll.h>       // poll
@@ -20,11 +20,11 @@
 #include "runtime/net/control.h"      // control_all_gather
 #include "runtime/net/sockets.h"      // socket_connect, socket_accept
 
-// Sent before each part.
+// The header that is sent before each block.
 struct exchange_header {
     uint64_t exchange, bytes;
 };
-// How far one connection is in one exchange: bytes of a header and its part together.
+// The progress of one connection in one exchange: bytes of a header and its block together.
 struct exchange_flow {
     struct exchange_header send_header, receive_header;
     size_t sent, received;
@@ -32,29 +32,29 @@ struct exchange_flow {
 struct exchange_sockets {
     int rank, ranks;
     uint64_t exchanges;
-    int *sockets;                // (ranks); the own one is -1
+    int *sockets;                // (ranks) this rank's is -1
     struct exchange_flow *flows; // (ranks)
     struct pollfd *polls;        // (ranks), by step
 };
 
 enum {
-    CONNECT_S = 120, // until all have connected: every rank is there, and has every address
-    HELLO_S = 5      // for a connection that has arrived to say whose it is
+    CONNECT_S = 120, // timeout for all to connect: every rank runs, and has every address
+    HELLO_S = 5      // timeout for an accepted connection's hello
 };
 
-// Where a rank listens, which it tells all others.
+// The address at which a rank listens, which all others get.
 struct exchange_endpoint {
     struct socket_address address;
-    uint64_t token; // rank 0's is the job's
+    uint64_t token; // rank 0's is used by the whole job
 };
-// Sent by a rank that connects, and back by the one that it connects to: an address may mean another host here, and
-// anyone may connect.
+// The hello: sent by a rank that connects, and back by the rank that accepts, since an address may mean another host
+// here, and anyone may connect.
 struct exchange_hello {
     uint64_t token;
     int32_t from, to;
 };
 
-// What a rank that connects says and expects.
+// The greeting of a rank that connects: sends its hello and checks the answer.
 static enum socket_answer exchange_greet(int socket, void *context, double until_s, struct error_text *error) {
     const struct exchange_hello *const hello = (const struct exchange_hello *)context;
     struct exchange_hello answer;
@@ -69,7 +69,7 @@ static enum socket_answer exchange_greet(int socket, void *context, double until
     return SOCKET_STRANGER;
 }
 
-// Answers a connection that has arrived. Returns its rank; -1 where it is no rank's, and then closes it.
+// Answers an accepted connection. Returns the peer's rank; -1: it is no rank's, and is closed.
 static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
     const double until_s = deadline_clock_s() + HELLO_S;
     struct exchange_hello hello;
@@ -83,7 +83,7 @@ static int exchange_welcome(int socket, int rank, int ranks, uint64_t token) {
     return -1;
 }
 
-// Waits until all higher ranks have connected, whoever else may.
+// Accepts connections until all higher ranks have connected.
 static const char *exchange_accept(struct exchange_sockets *s, int listener, uint64_t token, double until_s,
                                    struct error_text *error) {
     for (int missing = s->rank + 1; missing < s->ranks;) {
@@ -93,7 +93,7 @@ static const char *exchange_accept(struct exchange_sockets *s, int listener, uin
         const int accepted = socket_accept(listener);
         const int peer = accepted < 0 ? -1 : exchange_welcome(accepted, s->rank, s->ranks, token);
         if (peer >= 0 && s->sockets[peer] >= 0)
-            close(s->sockets[peer]); // the peer has given that connection up, or it would not have made another
+            close(s->sockets[peer]); // the peer has dropped this connection, since it has made another
         if (peer >= 0)
             s->sockets[peer] = accepted;
         while (missing < s->ranks && s->sockets[missing] >= 0)
@@ -171,46 +171,46 @@ __attribute__((noreturn, format(printf, 3, 4))) static void exchange_sockets_los
     exchange_lost(s->rank, peer, text);
 }
 
-// What is left of a header and its part after `moved` bytes of them. Returns the number of pieces.
-static int exchange_left(struct iovec pieces[2], struct exchange_header *header, const struct exchange_part *part,
+// pieces = what is left of a header and its block after `moved` bytes. Returns the number of pieces, at most 2.
+static int exchange_left(struct iovec pieces[2], struct exchange_header *header, const struct exchange_block *block,
                          size_t moved) {
     int count = 0;
     if (moved < sizeof *header) {
         pieces[count].iov_base = (char *)header + moved;
         pieces[count++].iov_len = sizeof *header - moved;
     }
-    const size_t moved_part = moved < sizeof *header ? 0 : moved - sizeof *header;
-    if (moved_part < part->bytes) {
-        pieces[count].iov_base = (char *)part->data + moved_part;
-        pieces[count++].iov_len = part->bytes - moved_part;
+    const size_t moved_block = moved < sizeof *header ? 0 : moved - sizeof *header;
+    if (moved_block < block->bytes) {
+        pieces[count].iov_base = (char *)block->data + moved_block;
+        pieces[count++].iov_len = block->bytes - moved_block;
     }
     return count;
 }
 
 // Sends what the connection takes now.
-static void exchange_send_some(struct exchange_sockets *s, int peer, const struct exchange_part *part) {
+static void exchange_send_some(struct exchange_sockets *s, int peer, const struct exchange_block *block) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct iovec pieces[2];
     struct msghdr message;
     memset(&message, 0, sizeof message);
     message.msg_iov = pieces;
-    message.msg_iovlen = (size_t)exchange_left(pieces, &flow->send_header, part, flow->sent);
+    message.msg_iovlen = (size_t)exchange_left(pieces, &flow->send_header, block, flow->sent);
     const ssize_t moved = sendmsg(s->sockets[peer], &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (moved < 0 && errno != EAGAIN && errno != EINTR)
         exchange_sockets_lost(s, peer, "sending: %s", strerror(errno));
     flow->sent += moved > 0 ? (size_t)moved : 0;
 }
 // Receives what the connection has now.
-static void exchange_receive_some(struct exchange_sockets *s, int peer, const struct exchange_part *part) {
+static void exchange_receive_some(struct exchange_sockets *s, int peer, const struct exchange_block *block) {
     struct exchange_flow *const flow = &s->flows[peer];
     struct exchange_header *const header = &flow->receive_header;
     struct iovec pieces[2];
-    // First the header alone: a part of another length must not be taken for this one.
+    // The header is received first, alone, since a block of another length must not be received into this one.
     const bool has_header = flow->received >= sizeof *header;
     struct msghdr message;
     memset(&message, 0, sizeof message);
     message.msg_iov = pieces;
-    message.msg_iovlen = (size_t)exchange_left(pieces, header, part, flow->received);
+    message.msg_iovlen = (size_t)exchange_left(pieces, header, block, flow->received);
     if (!has_header)
         message.msg_iovlen = 1;
     const ssize_t moved = recvmsg(s->sockets[peer], &message, MSG_DONTWAIT);
@@ -220,15 +220,15 @@ static void exchange_receive_some(struct exchange_sockets *s, int peer, const st
         exchange_sockets_lost(s, peer, "receiving: %s", strerror(errno));
     flow->received += moved > 0 ? (size_t)moved : 0;
     if (!has_header && flow->received == sizeof *header &&
-        (header->exchange != s->exchanges || header->bytes != part->bytes))
+        (header->exchange != s->exchanges || header->bytes != block->bytes))
         exchange_sockets_lost(s, peer, "it sent %llu bytes of exchange %llu where %llu of exchange %llu were expected",
                               (unsigned long long)header->bytes, (unsigned long long)header->exchange,
-                              (unsigned long long)part->bytes, (unsigned long long)s->exchanges);
+                              (unsigned long long)block->bytes, (unsigned long long)s->exchanges);
 }
 
 // Prepares the poll for what each connection still has to do. False when all is done.
-static bool exchange_sockets_pending(struct exchange_sockets *s, const struct exchange_part *send,
-                                     const struct exchange_part *receive) {
+static bool exchange_sockets_pending(struct exchange_sockets *s, const struct exchange_block *send,
+                                     const struct exchange_block *receive) {
     bool pending = false;
     for (int step = 1; step < s->ranks; step++) {
         const int peer = exchange_to(s->rank, s->ranks, step);
@@ -244,8 +244,8 @@ static bool exchange_sockets_pending(struct exchange_sockets *s, const struct ex
     return pending;
 }
 
-void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_part *send,
-                          const struct exchange_part *receive) {
+void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_block *send,
+                          const struct exchange_block *receive) {
     s->exchanges++;
     for (int r = 0; r < s->ranks; r++) {
         memset(&s->flows[r], 0, sizeof s->flows[r]);
@@ -258,7 +258,7 @@ void exchange_sockets_run(struct exchange_sockets *s, const struct exchange_part
         for (int step = 1; step < s->ranks; step++) {
             const int peer = exchange_to(s->rank, s->ranks, step);
             const struct pollfd *const polled = &s->polls[step - 1];
-            const short failed = POLLERR | POLLHUP | POLLNVAL; // of which the next call says more
+            const short failed = POLLERR | POLLHUP | POLLNVAL; // sending or receiving then returns the error
             if ((polled->events & POLLOUT) && (polled->revents & (POLLOUT | failed)))
                 exchange_send_some(s, peer, &send[peer]);
             if ((polled->events & POLLIN) && (polled->revents & (POLLIN | failed)))

@@ -6,12 +6,12 @@
 
 enum { SUM_BLOCK = 1024 }; // elements whose sum stays in the L1 cache while contributions are added
 
-// Room for what is received from the other ranks; with bf16 half of that, and as much again for what is sent.
-size_t host_reduce_scatter_scratch_bytes(int64_t part, int ranks, bool bf16) {
-    return (size_t)(ranks - 1) * (size_t)part * (bf16 ? 2 * sizeof(uint16_t) : sizeof(float));
+// fp32: what is received from the other ranks. bf16: half as many bytes, and as many again for what is sent.
+size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16) {
+    return (size_t)(ranks - 1) * (size_t)shard * (bf16 ? 2 * sizeof(uint16_t) : sizeof(float));
 }
 
-// The place of a rank's part among the other ranks' parts, which lie in rank order without this rank's own.
+// The index of a rank's shard among the other ranks' shards, in rank order without the shard of rank `own`.
 static int64_t place_among_others(int rank, int own) { return rank < own ? rank : rank - 1; }
 
 static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
@@ -20,12 +20,12 @@ static void round_to_bf16(uint16_t *out, const float *in, int64_t n) {
         out[i] = float_to_bf16_bits(in[i]);
 }
 
-// out (n) = own + others, added in rank order, of a block of n elements: `others` (ranks - 1, part) begins at that
-// block. `out` may be `own`.
-static void sum_fp32(float *out, const float *own, const float *others, int64_t part, int64_t n, int rank, int ranks) {
+// out (n) = the sum of n elements over all ranks, in rank order: `own` (n) of this rank, and of each other rank the
+// first n of a row of `others` (ranks - 1, shard). `out` may be `own`.
+static void sum_fp32(float *out, const float *own, const float *others, int64_t shard, int64_t n, int rank, int ranks) {
     float sum[SUM_BLOCK];
     for (int r = 0; r < ranks; r++) {
-        const float *const in = r == rank ? own : others + place_among_others(r, rank) * part;
+        const float *const in = r == rank ? own : others + place_among_others(r, rank) * shard;
         if (r == 0)
             memcpy(sum, in, (size_t)n * sizeof *sum);
         else
@@ -36,14 +36,14 @@ static void sum_fp32(float *out, const float *own, const float *others, int64_t 
     memcpy(out, sum, (size_t)n * sizeof *sum);
 }
 
-// The same sum of contributions that are rounded to bf16, rounded to bf16.
-static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t part, int64_t n, int rank,
+// sum_fp32 for contributions that were rounded to bf16; the sum is rounded to bf16.
+static void sum_bf16(float *out, const float *own, const uint16_t *others, int64_t shard, int64_t n, int rank,
                      int ranks) {
     float sum[SUM_BLOCK];
     uint16_t rounded_own[SUM_BLOCK];
     round_to_bf16(rounded_own, own, n);
     for (int r = 0; r < ranks; r++) {
-        const uint16_t *const in = r == rank ? rounded_own : others + place_among_others(r, rank) * part;
+        const uint16_t *const in = r == rank ? rounded_own : others + place_among_others(r, rank) * shard;
         if (r == 0) {
 #pragma omp simd
             for (int64_t i = 0; i < n; i++)
@@ -59,27 +59,27 @@ static void sum_bf16(float *out, const float *own, const uint16_t *others, int64
         out[i] = float_from_bf16_bits(float_to_bf16_bits(sum[i]));
 }
 
-void host_reduce_scatter(float *out, const float *buffer, int64_t part, bool bf16, void *scratch, struct exchange *x) {
+void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf16, void *scratch, struct exchange *x) {
     const int64_t element_bytes = bf16 ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
-    uint16_t *const rounded = (uint16_t *)scratch + (x->ranks - 1) * part; // behind what is received
+    uint16_t *const rounded = (uint16_t *)scratch + (x->ranks - 1) * shard; // after what is received
     for (int r = 0; r < x->ranks; r++) {
         if (r == x->rank)
             continue;
         const int64_t other = place_among_others(r, x->rank);
-        x->send[r].bytes = x->receive[r].bytes = (size_t)(part * element_bytes);
-        x->receive[r].data = (char *)scratch + other * part * element_bytes;
-        x->send[r].data = bf16 ? (void *)(rounded + other * part) : (void *)(buffer + r * part);
+        x->send[r].bytes = x->receive[r].bytes = (size_t)(shard * element_bytes);
+        x->receive[r].data = (char *)scratch + other * shard * element_bytes;
+        x->send[r].data = bf16 ? (void *)(rounded + other * shard) : (void *)(buffer + r * shard);
         if (bf16)
-            round_to_bf16(rounded + other * part, buffer + r * part, part);
+            round_to_bf16(rounded + other * shard, buffer + r * shard, shard);
     }
     exchange_run(x, x->send, x->receive);
-    for (int64_t i = 0; i < part; i += SUM_BLOCK) {
-        const int64_t left = part - i, n = left < SUM_BLOCK ? left : (int64_t)SUM_BLOCK;
-        const float *const own = buffer + x->rank * part + i;
+    for (int64_t i = 0; i < shard; i += SUM_BLOCK) {
+        const int64_t left = shard - i, n = left < SUM_BLOCK ? left : (int64_t)SUM_BLOCK;
+        const float *const own = buffer + x->rank * shard + i;
         if (bf16)
-            sum_bf16(out + i, own, (const uint16_t *)scratch + i, part, n, x->rank, x->ranks);
+            sum_bf16(out + i, own, (const uint16_t *)scratch + i, shard, n, x->rank, x->ranks);
         else
-            sum_fp32(out + i, own, (const float *)scratch + i, part, n, x->rank, x->ranks);
+            sum_fp32(out + i, own, (const float *)scratch + i, shard, n, x->rank, x->ranks);
     }
 }
 

@@ -1,9 +1,9 @@
 // reduce_scatter and all_gather of host memory, each in one exchange.
 //
-// The rank that owns a part sums it up in fp32, from rank 0's contribution to the last rank's. So a sum's bits depend
-// neither on the owner nor on how a buffer is cut into parts and buckets: every ZeRO stage computes the same. A ring
-// would send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from part to
-// part.
+// The rank that owns a shard adds up its contributions in fp32, in rank order. So a sum's bits depend
+// neither on the owner nor on how a buffer is cut into shards and buckets: every ZeRO stage computes the same. A ring
+// would send no less, (ranks - 1) / ranks of the buffer from each rank, but add in an order that differs from shard to
+// shard.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -13,11 +13,11 @@
 struct exchange;
 
 __BEGIN_DECLS
-// What host_reduce_scatter needs for parts of `part` elements.
-size_t host_reduce_scatter_scratch_bytes(int64_t part, int ranks, bool bf16);
-// out (part) = sum over ranks r of rank r's buffer (ranks, part) at this rank's part; `out` may be that part. bf16:
+// Bytes of scratch memory that host_reduce_scatter needs for shards of `shard` elements.
+size_t host_reduce_scatter_scratch_bytes(int64_t shard, int ranks, bool bf16);
+// out (shard) = sum over ranks r of rank r's buffer (ranks, shard) at this rank's shard; `out` may be that shard. bf16:
 // contributions, this rank's own too, are rounded to bf16 before they are sent, and so is the sum.
-void host_reduce_scatter(float *out, const float *buffer, int64_t part, bool bf16, void *scratch, struct exchange *x);
+void host_reduce_scatter(float *out, const float *buffer, int64_t shard, bool bf16, void *scratch, struct exchange *x);
 // buffer (ranks, bytes) = every rank's `own` (bytes), which may be its place in `buffer`.
 void host_all_gather(void *buffer, const void *own, size_t bytes, struct exchange *x);
 __END_DECLS

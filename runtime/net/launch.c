@@ -23,7 +23,8 @@ static bool launch_parse_number(uint64_t *number, const char *text, uint64_t mos
     return errno == 0 && *end == '\0' && value <= most;
 }
 
-// Reads a number from an environment variable. `otherwise`: its value where it is not set; negative: that is an error.
+// Reads a number from an environment variable. otherwise: the number where it is not set; negative: not set is an
+// error.
 static const char *launch_number(int *number, const char *name, int64_t otherwise, struct error_text *error) {
     const char *const text = getenv(name);
     uint64_t value = 0;
@@ -38,7 +39,7 @@ static const char *launch_number(int *number, const char *name, int64_t otherwis
 
 // ---- which rank of how many ----
 
-// Where a launcher writes it. The two local ones may be missing.
+// The environment variables of a launcher. The two local ones may be unset.
 struct launch_variables {
     const char *rank, *ranks, *local_rank, *local_ranks;
 };
@@ -56,7 +57,7 @@ static const char *launch_ranks(struct launch *launch, const struct launch_varia
     return launch_number(&launch->local_rank, names->local_rank, 0, error);
 }
 
-// Whether the local rank, the local ranks and all ranks fit each other.
+// Checks that the local rank, the local ranks and all ranks are consistent.
 static const char *launch_check_local(const struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     if (launch->local_rank >= launch->local_ranks)
@@ -80,7 +81,7 @@ static const char *launch_by_variables(struct launch *launch, const struct launc
 
 // ---- Slurm ----
 
-// How many tasks a node of a step has: "4(x2),3" means 4, 4 and 3. 0 where the text is not of that form or too short.
+// The number of tasks of a step's node: "4(x2),3" means 4, 4 and 3. 0: the text is malformed or has too few nodes.
 static int launch_tasks_of_node(const char *text, int node) {
     while (*text) {
         unsigned tasks = 0, times = 1;
@@ -128,7 +129,7 @@ static bool launch_first_host(char *host, size_t host_bytes, const char *list) {
     return length > 0;
 }
 
-// How many of the step's tasks this node has.
+// Sets how many of the step's tasks this node has.
 static const char *launch_slurm_local(struct launch *launch, const struct launch_variables *names,
                                       struct error_text *error) {
     struct launch_variables local = *names;
@@ -150,7 +151,7 @@ static const char *launch_slurm_local(struct launch *launch, const struct launch
     return launch_check_local(launch, &local, error);
 }
 
-// A number of Slurm's; `text`: the value of the variable `name`, NULL where there is none.
+// *id = a number of Slurm's; text: the value of the variable `name`; NULL: not set.
 static const char *launch_slurm_id(uint64_t *id, const char *name, const char *text, struct error_text *error) {
     if (!text)
         return error_format(error, "the environment variable %s is not set", name);
@@ -159,7 +160,7 @@ static const char *launch_slurm_id(uint64_t *id, const char *name, const char *t
                : error_format(error, "%s=%s in the environment is not a number", name, text);
 }
 
-// Where rank 0 listens: made of three variables that are the same on every rank.
+// Sets rank 0's address, from three variables that are the same on every rank.
 static const char *launch_slurm_address(struct launch *launch, struct error_text *error) {
     const char *const nodes = getenv("SLURM_STEP_NODELIST");
     const char *const step_text = getenv("SLURM_STEP_ID");
@@ -190,8 +191,8 @@ static const char *launch_by_slurm(struct launch *launch, struct error_text *err
 
 // ---- which launcher ----
 
-// srun --mpi=pmi2 sets PMI_RANK as well, for tasks that are those of the step. MPICH's mpirun starts its own helpers,
-// one a node, by srun, and then sets MPI_LOCALRANKID.
+// Whether MPICH's mpirun started this process. srun --mpi=pmi2 sets PMI_RANK too, for the tasks of the step; MPICH's
+// mpirun in a Slurm job starts its own helpers by srun, one per node, and sets MPI_LOCALRANKID.
 static bool launch_is_mpich(void) {
     return getenv("PMI_SIZE") && (getenv("MPI_LOCALRANKID") || !getenv("SLURM_STEP_NUM_TASKS"));
 }
@@ -254,8 +255,8 @@ static const char *launch_by_rendezvous(struct launch *launch, const char *rende
     return problem ? problem : launch_address(launch, rendezvous, error);
 }
 
-// A process alone whose WORLD_SIZE says otherwise: without the --rendezvous that its user forgot, each rank would be a
-// job.
+// Refuses a single process whose WORLD_SIZE says otherwise: where the user forgot --rendezvous, each rank would run a
+// job of its own.
 static const char *launch_check_alone(struct error_text *error) {
     int ranks = 1;
     const char *const problem = launch_number(&ranks, launch_torchrun.ranks, 1, error);

@@ -1,4 +1,4 @@
-// Who this process is among those of its job, from what its launcher left in the environment.
+// This process's rank in its job, from the launcher's environment variables.
 //
 //   --rendezvous HOST:PORT  RANK and WORLD_SIZE (LOCAL_RANK, LOCAL_WORLD_SIZE), which torchrun sets too, or, without
 //                           RANK, those of mpirun or srun below; rank 0 listens at HOST:PORT
@@ -6,8 +6,8 @@
 //   srun                    SLURM_* of a job step; rank 0 listens on its first host, at a port made of the job's number
 //   else                    alone
 //
-// A batch script has SLURM_PROCID and SLURM_NTASKS too and is none of its ranks: only a step has SLURM_STEP_NUM_TASKS.
-// One rank, however it was launched, is alone: it needs nobody.
+// A batch script has SLURM_PROCID and SLURM_NTASKS too but is no rank: only a step has SLURM_STEP_NUM_TASKS. A job of
+// one rank is LAUNCH_ALONE, however it was launched.
 #pragma once
 #include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -25,11 +25,10 @@ struct launch {
 };
 
 __BEGIN_DECLS
-// `rendezvous`: the value of --rendezvous, "" where it is not given. Returns NULL, or a text where variables contradict
-// each other.
+// Fills in *launch. rendezvous: the value of --rendezvous, "": not given. Returns NULL or, where variables contradict
+// each other, a text in `error`.
 const char *launch_find(struct launch *launch, const char *rendezvous, struct error_text *error);
-// Whether mpirun started this process, alone or with others. What the process prints then goes by mpirun to mpirun's
-// own output: Open MPI gives each rank a pseudo-terminal for that, which does not mean that there is a screen at its
-// end.
+// Whether mpirun started this process, alone or with others. mpirun then passes on what the process prints: Open MPI
+// gives each rank a pseudo-terminal for that, so that a terminal does not mean that there is a screen.
 bool launch_is_by_mpirun(void);
 __END_DECLS

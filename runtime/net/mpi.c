@@ -34,7 +34,8 @@ const char *mpi_broadcast(void *data, size_t bytes, struct error_text *error) {
 
 void mpi_close(void) { MPI_Finalize(); }
 
-// MPICH's library has many lines, Open MPI's one line of several parts.
+// The library's name and version are the text up to the first comma or newline: MPICH's text has many lines, Open MPI's
+// one line with commas.
 void mpi_describe(char *text, size_t bytes) {
     char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;

@@ -1,7 +1,8 @@
-// The ranks of a job: one process a GPU or a socket, which find, agree with and watch each other here.
+// The ranks of a job, one process per GPU or socket: their connections, and agreement between them.
 //
-// There are two kinds of connections. Control (control.h): small things that all must know, and who is gone or late.
-// Data (exchange.h): what is reduced and gathered on the host, opened only where the device's library does not do it.
+// There are two kinds of connections. Control (control.h): small exchanges between all ranks, and the watch for ranks
+// that are lost or late. Data (exchange.h): the collectives on the host, opened only where the device's library has
+// none.
 #pragma once
 #include "runtime/net/control.h"     // struct control
 #include "runtime/net/exchange.h"    // struct exchange
@@ -12,22 +13,23 @@ struct parallel {
     struct launch launch;
     struct control *control;  // NULL where there is one rank
     struct exchange exchange; // after parallel_open_exchange
-    struct work_thread *work; // runs what is begun on the host; NULL before parallel_open_exchange
+    struct work_thread *work; // runs the host's collectives; NULL before parallel_open_exchange
 };
 
 __BEGIN_DECLS
-// Who this is, and the control connections to the others. `timeout_s`: as of control_open. Returns NULL or a text.
+// Finds this process's rank and opens the control connections. timeout_s: as in control_open. Returns NULL, or what is
+// wrong, in `error`.
 const char *parallel_open(struct parallel *p, const char *rendezvous, double timeout_s, struct error_text *error);
-// The data connections, for a target that needs them. Returns NULL or a text.
+// Opens the data connections, for a target that needs them. Returns NULL, or what is wrong, in `error`.
 const char *parallel_open_exchange(struct parallel *p, enum exchange_kind kind, struct error_text *error);
-// Returns when all ranks have called it.
+// Closes all connections; returns when all ranks have called it.
 void parallel_close(struct parallel *p);
 
-// Agreement. p: NULL where there is one rank. `what` names it in messages.
-// The largest value that a rank has.
+// Agreement; every rank calls these. p: NULL where there is one rank. `what` names the agreement in messages.
+// The largest value of any rank.
 int parallel_largest(struct parallel *p, int value, const char *what);
-// Waits until all ranks are here, however long one of them writes or reads a file.
+// Waits until all ranks have called it, without a timeout: one of them may read or write a large file.
 void parallel_barrier(struct parallel *p, const char *what);
-// Ends the job where a line of this rank's text is another than rank 0's, by a message with both.
+// Ends the job where a line of this rank's text differs from rank 0's, with a message that has both lines.
 void parallel_check_same(struct parallel *p, const char *text, const char *what);
 __END_DECLS

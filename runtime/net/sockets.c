@@ -15,7 +15,7 @@
 
 #include "runtime/machine/deadline.h" // deadline_clock_s
 
-enum { ATTEMPT_S = 3 }; // for one address to answer, so that one that never does leaves time for the next
+enum { ATTEMPT_S = 3 }; // timeout for one address to answer, so that time is left for the next
 
 void socket_host_name(char host[SOCKET_HOST]) {
     if (gethostname(host, SOCKET_HOST) != 0)
@@ -69,7 +69,7 @@ static int socket_listen_family(int family, const char *numeric, int port) {
     int listener = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (listener >= 0) {
         setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes,
-                   sizeof yes); // else an earlier job's port is taken for long
+                   sizeof yes); // otherwise the port of an ended job can't be used for a while
         if (found->ai_family == AF_INET6)
             setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
         if (bind(listener, found->ai_addr, found->ai_addrlen) != 0 || listen(listener, SOMAXCONN) != 0) {
@@ -135,8 +135,8 @@ void socket_address_own(struct socket_address *address, int listener) {
 
 // ---- connecting ----
 
-// The kernel may give a connection to a port of this host, where nobody listens, that very port as its own, and so
-// connect it to itself.
+// Whether a socket is connected to itself: where nobody listens at a port of this host, the kernel may choose that port
+// for the connecting end.
 static bool socket_is_its_own_peer(int socket) {
     struct sockaddr_storage own, peer;
     socklen_t own_bytes = sizeof own, peer_bytes = sizeof peer;
@@ -200,8 +200,8 @@ static int socket_connect_once(const char *host, int port, double until_s, struc
     return connected;
 }
 
-// The ith name to reach an address by; NULL after the last. On the address's own host the loopback comes first, which
-// works there whatever the name means.
+// The ith name or numeric address to try for an address; NULL after the last. On the address's own host the loopback is
+// first, which works whatever the name means.
 static const char *socket_candidate(const struct socket_address *address, int i) {
     char own[SOCKET_HOST];
     socket_host_name(own);

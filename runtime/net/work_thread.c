@@ -11,7 +11,7 @@
 #include "runtime/net/control.h"      // control_collective_begun
 
 enum {
-    WORK_JOBS = 1024, // that may wait, the running one among them
+    WORK_JOBS = 1024, // most jobs that wait or run
     WORK_NAME_BYTES = 64
 };
 
@@ -26,10 +26,10 @@ struct work_entry {
 };
 
 struct work_thread {
-    struct control *control;    // NULL: nobody is told
-    struct work_entry *entries; // (WORK_JOBS): ticket t is in place (t - 1) % WORK_JOBS until it is done
+    struct control *control;    // told of jobs as collectives; NULL: none
+    struct work_entry *entries; // (WORK_JOBS) ring: ticket t is at (t - 1) % WORK_JOBS until it is done
     pthread_t thread;
-    pthread_mutex_t mutex; // over what follows
+    pthread_mutex_t mutex; // guards what follows
     pthread_cond_t has_job, job_done;
     uint64_t added, done; // jobs so far
     bool stop;

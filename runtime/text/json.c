@@ -12,7 +12,7 @@ struct json json_writer(FILE *out, bool pretty) {
     return json;
 }
 
-// File names and text that a model sampled may hold any bytes.
+// The value may hold any bytes: a file name, or text that a model sampled.
 void json_quote(FILE *out, const char *value) {
     fputc('"', out);
     for (const unsigned char *c = (const unsigned char *)value; *c;) {
@@ -42,7 +42,7 @@ static void json_newline(struct json *json) {
     for (int i = 0; i < json->depth; i++)
         fputs("  ", json->out);
 }
-// Writes what stands before a value: the comma after the previous one, and the key.
+// Writes what precedes a value: the comma after the previous value, and the key.
 static void json_begin_value(struct json *json, const char *key) {
     if (json->depth > 0) {
         if (json->has_members[json->depth - 1])

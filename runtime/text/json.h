@@ -1,20 +1,20 @@
 // Writes JSON (RFC 8259) to a stream: whatever the values are, the text parses.
 //
 // A call writes a member; the writer adds commas, indentation and escapes. In an object `key` names the member; in an
-// array, and for the outermost value, it is NULL. Errors of writing stay in the stream, for ferror or fclose to tell.
+// array, and for the outermost value, it is NULL. Write errors stay in the stream, for ferror or fclose to report.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // int64_t
 #include <stdio.h>     // FILE
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
-enum { JSON_DEPTH = 16 }; // most objects and arrays within each other; deeper ones abort
+enum { JSON_DEPTH = 16 }; // the deepest nesting of objects and arrays; a deeper one aborts
 
 struct json {
     FILE *out;
     bool pretty; // a line for each member, indented; otherwise all in one line
     int depth;
-    bool has_members[JSON_DEPTH]; // of each open object or array
+    bool has_members[JSON_DEPTH]; // for each open object or array: a comma is due
 };
 
 __BEGIN_DECLS
@@ -30,12 +30,12 @@ void json_int(struct json *json, const char *key, int64_t value);
 void json_uint(struct json *json, const char *key, uint64_t value);
 void json_bool(struct json *json, const char *key, bool value);
 void json_none(struct json *json, const char *key); // null (json_null is jansson's)
-// The shortest decimal that reads back as the same double, or float: 0.1f is 0.1. NaN and infinities are null.
+// Write the shortest decimal that reads back as the same double or float: 0.1f is 0.1. NaN and infinities become null.
 void json_double(struct json *json, const char *key, double value);
 void json_float(struct json *json, const char *key, float value);
-// json_float with a point even where the number is whole (1.0), for readers that tell reals from integers by it.
+// json_float with a decimal point in whole numbers too (1.0), for readers that distinguish reals from integers.
 void json_decimal(struct json *json, const char *key, float value);
 
-// A quoted string alone, as json_str writes it, for a caller that lays the text out itself.
+// Writes a quoted string alone, as json_str does, for a caller that lays the text out itself.
 void json_quote(FILE *out, const char *value);
 __END_DECLS

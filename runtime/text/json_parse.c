@@ -29,7 +29,7 @@ struct json_shown json_show(const char *text) {
     return json_show_bytes(text, strlen(text));
 }
 
-// Checks the two limits before jansson allocates anything. Where the text is not JSON the counts are wrong, but there
+// Checks the two limits before jansson allocates anything. The counts are right up to the first error of syntax, where
 // jansson stops.
 static const char *json_limits_check(const unsigned char *data, uint64_t bytes, const char *name,
                                      struct error_text *error) {
@@ -71,7 +71,7 @@ const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes,
                        &json_error);
     if (!*root)
         return error_format(error, "%s: line %d, column %d: is not valid JSON: %s", name, json_error.line,
-                            json_error.column, json_show(json_error.text).text); // it quotes the file
+                            json_error.column, json_show(json_error.text).text); // jansson's text quotes the file
     return NULL;
 }
 
@@ -103,7 +103,7 @@ const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// One value, wherever it stands: a member's (`key` names it) or an array's (the caller makes up a key, as "shape[1]").
+// One value: of a member, which `key` names, or of an array, for which the caller makes up a key ("shape[1]").
 
 static const char *json_wrong_type(const json_t *value, const char *key, const char *expected, const char *name,
                                    struct error_text *error) {
@@ -121,7 +121,7 @@ const char *json_check_int(const json_t *value, const char *key, int64_t least, 
     *result = number;
     return NULL;
 }
-// An integer or a real, both bounds included. jansson lets no NaN and no infinity through.
+// Checks an integer or a real; both bounds are included. jansson accepts neither NaN nor infinities.
 static const char *json_check_number(const json_t *value, const char *key, double least, double most, double *result,
                                      const char *name, struct error_text *error) {
     if (!json_is_number(value))

@@ -1,6 +1,6 @@
-// Reads JSON that anyone may have written, over jansson: parsing with limits, then members by name with their type and
-// bounds checked. Each function returns NULL, or what is wrong, in words that name the file and the place in it and lie
-// in `error` (runtime/machine/error_text.h).
+// Reads untrusted JSON by jansson: parsing with limits, then members by name, whose type and bounds are checked. Each
+// function returns NULL, or what is wrong, in `error` (runtime/machine/error_text.h), with the file and the place in
+// it.
 //
 //     json_t *root;
 //     const char *problem = json_parse_object(&root, data, bytes, "config.json", &error);
@@ -9,7 +9,7 @@
 //     ...
 //     json_decref(root); // NULL is fine
 //
-// `name` begins each message: the file, or the file and the object's place in it. Keys may come out of the file.
+// `name` begins each message: the file, or the file and the object's place in it. Keys may be from the file.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <jansson.h>                    // json_t
@@ -18,7 +18,7 @@
 #include <stdint.h>                     // int64_t
 #include <sys/cdefs.h>                  // __BEGIN_DECLS
 
-// A string out of a file as it may be shown on a terminal: what is not printable ASCII as \xNN, cut where it is long.
+// A string of a file in a form that is safe on a terminal: other bytes than printable ASCII as \xNN, long strings cut.
 struct json_shown {
     char text[128];
 };
@@ -27,9 +27,9 @@ __BEGIN_DECLS
 struct json_shown json_show(const char *text);
 struct json_shown json_show_bytes(const char *text, size_t length);
 
-// Parses any value. The caller owns *root, which is NULL where there is a problem. Refused: duplicate keys, bytes
-// after the value, what is not UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. A string may hold
-// a \u0000, which json_check_string refuses.
+// Parses any value. The caller owns *root, which is NULL after an error. Refused are duplicate keys, bytes after the
+// value, malformed UTF-8, integers beyond 64 bits, more than 64 levels or 2^22 values. A string may hold a \u0000,
+// which json_check_string refuses.
 const char *json_parse(json_t **root, const unsigned char *data, uint64_t bytes, const char *name,
                        struct error_text *error);
 // json_parse of a value that must be an object.
@@ -39,15 +39,15 @@ const char *json_parse_object(json_t **root, const unsigned char *data, uint64_t
 // The type in words, with its article: "a string"; "absent" for NULL.
 const char *json_type_name(const json_t *value);
 
-// A value wherever it stands; for an element of an array the caller makes a key up ("shape[1]"). Integers are from
-// `least` up to, not including, `below`; numbers, integers or reals, from `least` to `most`. Strings live as long as
+// Check a value's type and bounds; for an element of an array the caller makes up a key ("shape[1]"). An integer must
+// be at least `least` and less than `below`; a number, integer or real, from `least` to `most`. Strings live as long as
 // the value.
 const char *json_check_int(const json_t *value, const char *key, int64_t least, int64_t below, int64_t *result,
                            const char *name, struct error_text *error);
 const char *json_check_string(const json_t *value, const char *key, const char **result, const char *name,
                               struct error_text *error);
 
-// Members that must be there. Objects, arrays and strings stay the outer object's.
+// Get members that must be present. Objects, arrays and strings are owned by the outer object.
 const char *json_get_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t *result,
                          const char *name, struct error_text *error);
 const char *json_get_number(const json_t *object, const char *key, double least, double most, double *result,
@@ -61,8 +61,8 @@ const char *json_get_object(const json_t *object, const char *key, json_t **resu
 const char *json_get_array(const json_t *object, const char *key, json_t **result, const char *name,
                            struct error_text *error);
 
-// Members that may be absent; null counts as absent, since Hugging Face's files write it for what is not set. *result
-// is then `fallback`, or NULL for objects and arrays.
+// Get members that may be absent; *result is then `fallback`, or NULL for objects and arrays. null counts as absent,
+// since Hugging Face's files have it for what is not set.
 bool json_has(const json_t *object, const char *key);
 const char *json_opt_int(const json_t *object, const char *key, int64_t least, int64_t below, int64_t fallback,
                          int64_t *result, const char *name, struct error_text *error);

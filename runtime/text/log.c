@@ -65,8 +65,8 @@ static void log_make_directories(const char *path) {
     }
 }
 
-// The byte of an earlier log.jsonl at which the objects of steps up to `last` end: a run that goes on from there writes
-// the later ones again.
+// The offset in an earlier log.jsonl at which the objects of steps up to `last` end: a resumed run writes the later
+// ones again.
 static int64_t log_end_of_step(const char *path, int64_t last) {
     FILE *const file = fopen(path, "r");
     char *line = NULL;
@@ -110,8 +110,8 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
     log->terminal = !plain && isatty(STDOUT_FILENO) && kind && strcmp(kind, "dumb") != 0;
 }
 
-// Reports a failure once, and cuts half a line off, so that what is in the file parses. Later lines are tried again:
-// the disk may have room by then.
+// Reports a failure once, and cuts an incomplete line off, so that the file parses. Later lines are still tried: the
+// disk may have room by then.
 static void log_write_failed(struct log *log, int error) {
     if (ftruncate(log->file, (off_t)log->good_bytes) != 0)
         errno = 0; // not a regular file: nothing in it can be removed
@@ -187,8 +187,8 @@ static double log_clock_s(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Seconds left, from the mean wall time of a step so far, validation and samples included. The first step, which pays
-// for page faults and cold caches, starts the clock and is not counted. NAN where nothing is known yet.
+// Seconds left, from the mean wall time of a step so far, validation and samples included. The first step, which has
+// the page faults and cold caches, starts the clock and is not counted. NAN: not known yet.
 static double log_eta_s(struct log *log, int64_t step, double now_s) {
     if (log->timed_from < 0) {
         log->timed_from = step;
@@ -210,7 +210,7 @@ const char *log_duration(char text[LOG_NUMBER], double seconds) {
 }
 
 enum { LOG_LINE = 256 };
-// Appends to the line, as far as it fits.
+// Appends to the line, cut where it is full.
 static void log_add(char text[LOG_LINE], const char *format, ...) __attribute__((format(printf, 2, 3)));
 static void log_add(char text[LOG_LINE], const char *format, ...) {
     const size_t used = strlen(text);
@@ -219,7 +219,7 @@ static void log_add(char text[LOG_LINE], const char *format, ...) {
     vsnprintf(text + used, LOG_LINE - used, format, arguments);
     va_end(arguments);
 }
-// The progress line, what is wanted most at the front: a narrow terminal cuts the end off.
+// text = the progress line, the most important numbers first: a narrow terminal cuts the end off.
 static void log_progress_text(char text[LOG_LINE], const struct log_step *s, int64_t total_steps, double eta_s) {
     char number[LOG_NUMBER];
     const int digits = snprintf(number, sizeof number, "%lld", (long long)total_steps); // so that columns stay in line
@@ -279,7 +279,7 @@ void log_close(struct log *log) {
     log_end_line(log);
     if (!log->line)
         return;
-    if (close(log->file) != 0) // where some file systems report a failed write
+    if (close(log->file) != 0) // some file systems report a failed write here
         log_write_failed(log, errno);
     fclose(log->line);
     free(log->line_text);

@@ -1,4 +1,4 @@
-// What a run says: rows of the start-up report, the progress line, and log.jsonl with an object for each step.
+// A run's output: rows of the start-up report, the progress line, and log.jsonl with an object for each step.
 //
 // In a terminal the progress line is drawn again in place, cut to the width; in a pipe or file, and under mpirun, whose
 // ranks have no terminal, it is a plain line every so many steps. log.jsonl has every step in both cases. A disk that
@@ -11,61 +11,60 @@
 #include <stdio.h>     // FILE
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
-// The numbers of a step. A rate that is not known is NAN: null in log.jsonl, left out of the progress line.
+// The numbers of a step. An unknown rate is NAN, which is null in log.jsonl and left out of the progress line.
 struct log_step {
     int64_t step;   // finished steps: 1 for the first
-    int64_t tokens; // trained on since the run's start, those of this step included
+    int64_t tokens; // tokens trained on since the run's start, including this step
     double loss, lr, grad_norm;
     double step_ms, tokens_per_second;
     double mfu;      // model FLOPs over the device's peak, 0 to 1: attention below the diagonal only, no recomputation
     double mfu_palm; // mfu by PaLM's convention, attention at full length: may exceed 1
     int64_t peak_bytes;
-    bool has_val_loss; // a validation followed this step:
+    bool has_val_loss; // a validation followed this step, and val_loss is set
     double val_loss;
-    bool has_comm;          // there are several ranks:
-    int64_t comm_bytes;     // sent by this rank
-    double comm_ms;         // in which collectives ran, waiting for other ranks included
-    double comm_exposed_ms; // of which the training waited
+    bool has_comm;          // there are several ranks; the next fields are set:
+    int64_t comm_bytes;     // bytes that this rank sent
+    double comm_ms;         // time in which collectives ran, including waits for other ranks
+    double comm_exposed_ms; // time of comm_ms in which the training waited
 };
 
 struct log { // for log.c alone
     char path[PATH_MAX];
     int file;           // log.jsonl, -1: none
-    int64_t good_bytes; // up to the end of its last complete line
+    int64_t good_bytes; // length of the file up to the end of its last complete line
     bool failed;        // a failure to write was reported
-    FILE *line;         // builds a line in memory
+    FILE *line;         // memory stream, in which a line is built
     char *line_text;
     size_t line_bytes;
     bool terminal; // the progress line is drawn in place
     bool drawn;    // a progress line without its newline is on the screen
     int every;
     int64_t total_steps;
-    int64_t timed_from;  // the step after which the clock of the ETA was started, -1 before
-    double timed_from_s; // that clock's time
+    int64_t timed_from;  // the step after which the clock of the ETA started; -1: not yet
+    double timed_from_s; // time at which the clock of the ETA started
 };
 
 enum { LOG_NUMBER = 32 }; // bytes of a number in words
 
 __BEGIN_DECLS
-// A row of the start-up report, on stdout.
+// Prints a row of the start-up report on stdout.
 void log_row(const char *key, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *log_bytes(char text[LOG_NUMBER], int64_t bytes);     // 3.25 GiB
 const char *log_count(char text[LOG_NUMBER], int64_t n);         // 124,439,808
 const char *log_duration(char text[LOG_NUMBER], double seconds); // 01:02:03; 100 hours are 100:00:00
 
-// Opens FOLDER/log.jsonl, making the folder: behind the entries of step `first_step` and those before it, whose later
-// ones are removed; 0 begins the file anew. Of several ranks only the first `has_file`; the others' log_step writes
-// progress lines alone. `every`: steps from a progress line to the next where they are not drawn in place, which
-// `plain` forbids. A folder or file that can't be made ends the program.
+// Opens FOLDER/log.jsonl, making the folder. Entries of steps after `first_step` are removed from an existing file; 0
+// begins the file anew. Of several ranks only the first has_file. every: steps between progress lines where these are
+// not drawn in place; plain: they never are. A folder or file that can't be made ends the program.
 void log_open(struct log *log, const char *folder, int64_t total_steps, int every, int64_t first_step, bool has_file,
               bool plain);
-// A finished step: its object in log.jsonl, its progress line.
+// Logs a finished step: its object in log.jsonl, its progress line.
 void log_step(struct log *log, const struct log_step *s);
-// A validation after the step's object was written: an object with the step and the loss.
+// Logs a validation after the step's object was written, as an object with the step and the loss.
 void log_val_loss(struct log *log, int64_t step, double loss);
-// A line that stays on the screen, below the progress line of its step: a validation, a sample.
+// Prints a line that stays on the screen, below the progress line of its step: a validation, a sample.
 void log_event(struct log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Ends the progress line, before something else is printed.
+// Ends the progress line; to be called before something else is printed.
 void log_end_line(struct log *log);
 void log_close(struct log *log);
 __END_DECLS

@@ -20,7 +20,7 @@ const char *option_display(char display[OPTION_NAME], const char *name) {
 
 static int option_minimum(int a, int b) { return a < b ? a : b; }
 
-// Damerau-Levenshtein distance of two words: characters inserted, deleted, changed, or two neighbours swapped.
+// The Damerau-Levenshtein distance of two words: characters inserted, deleted, changed, or two neighbours swapped.
 static int option_edit_distance(const char *a, const char *b) {
     const int m = option_minimum((int)strlen(a), OPTION_NAME - 1), n = option_minimum((int)strlen(b), OPTION_NAME - 1);
     int d[OPTION_NAME][OPTION_NAME];
@@ -37,7 +37,8 @@ static int option_edit_distance(const char *a, const char *b) {
     return d[m][n];
 }
 
-// How far a word is from a name: their edit distance, but 1 for a part of the name (--layers for --num-layers).
+// The distance of a word from a name: their edit distance, but 1 for a substring of the name (--layers for
+// --num-layers).
 static int option_name_distance(const char *word, const char *name) {
     return strlen(word) > 2 && strstr(name, word) ? 1 : option_edit_distance(word, name);
 }
@@ -105,7 +106,7 @@ const char *option_choice_name(const char *list, int position, char name[OPTION_
     snprintf(name, OPTION_NAME, "%.*s", (int)strcspn(list, "|"), list);
     return name;
 }
-// A list first|second|third as a sentence: "first, second or third".
+// text = a list first|second|third in words: "first, second or third".
 static void option_choices_text(char *text, size_t size, const char *list) {
     size_t used = 0;
     text[0] = 0;
@@ -132,7 +133,7 @@ static const char *option_kind_text(enum option_kind kind) {
     case OPTION_STRING:
     case OPTION_LIST: return "text";
     case OPTION_GROUP:
-    case OPTION_ENUM: break; // a heading has no value, an enum's are its row's
+    case OPTION_ENUM: break; // a heading has no value, an enum's values are in its row
     }
     return "";
 }
@@ -272,7 +273,7 @@ static const char *option_read_number(const struct option_row *row, void *field,
     case OPTION_FLOAT:
         is_number = option_parse_number(text, &number, &overflow);
         overflow = overflow || isinf((float)number);
-        number = (float)number; // the limits hold for what will be used: 0.999999999 is 1 as a float
+        number = (float)number; // the limits are for the value that is used: 0.999999999 is 1 as a float
         break;
     case OPTION_DOUBLE: is_number = option_parse_number(text, &number, &overflow); break;
     case OPTION_GROUP:
@@ -315,7 +316,7 @@ const char *option_read(const struct option_row *row, void *field, const char *t
     case OPTION_DOUBLE:
     case OPTION_BYTES: return option_read_number(row, field, text);
     }
-    return "not understood"; // a kind that is none
+    return "not understood"; // not reached: no such kind
 }
 
 void *option_field(const struct option_row *row, void *values) { return (char *)values + row->offset; }
@@ -331,8 +332,7 @@ void option_set(const struct option_row *row, void *values, const char *text) {
 
 // ---- the command line ----
 
-// Prints a text in lines of at most 110 columns: the first begins at `column`, where the cursor is, and the others are
-// indented to it.
+// Prints a text in lines of at most 110 columns. The cursor is at `column`; lines after the first are indented to it.
 static void option_print_wrapped(FILE *out, const char *text, int column) {
     enum { RIGHT_MARGIN = 110 };
     int at = column;

@@ -2,8 +2,8 @@
 //
 //     --name VALUE   --name=VALUE   --flag   --flag=false   --no-flag   --unambiguous-abbreviation
 //
-// As GNU programs understand them, but without getopt or argp below: those can't name the nearest option, sort the help
-// by the alphabet and break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
+// The syntax is that of GNU programs, without getopt or argp: these can't suggest the nearest option, sort the help
+// alphabetically and break its lines wrongly. A user's mistake ends the program by fail(), with what was expected.
 #pragma once
 #include "runtime/text/json.h" // struct json
 #include <stdbool.h>           // bool
@@ -22,7 +22,7 @@ enum option_kind {
     OPTION_BOOL,   // bool
     OPTION_ENUM,   // int or enum: the position in `argument`, which lists the names as first|second|third
     OPTION_STRING, // const char *, never NULL
-    OPTION_LIST,   // const char *, never NULL: each element that was given, each ended by OPTION_LIST_END
+    OPTION_LIST,   // const char *, never NULL: all elements that were given, each ended by OPTION_LIST_END
 };
 
 struct option_row {
@@ -30,10 +30,10 @@ struct option_row {
     enum option_kind kind;
     size_t offset, size;      // of the field
     const char *default_text; // as a user would write it
-    const char *argument;     // what the help calls the value: N, FILE
+    const char *argument;     // the value's name in the help: N, FILE
     double least, below;      // least <= number < below; both 0: no limits but the type's
     const char *help;
-    unsigned flags; // of the table's owner, which knows what they mean
+    unsigned flags; // for the table's owner; not used here
 };
 // A row of a table for `struct type`: the field's name is the option's.
 #define OPTION_ROW(type, kind, field, ...)                                                                             \
@@ -51,39 +51,41 @@ struct options {
     options_build *describe_build; // what --version adds; NULL: nothing
 };
 
-// Bytes of a value in words, and of a name; the end of a list's element is ASCII's record separator.
+// Bytes of a value's text, and of a name; the character that ends a list's element (ASCII's record separator).
 enum { OPTION_TEXT = 512, OPTION_NAME = 64, OPTION_LIST_END = '\x1e' };
 
 __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 void options_set_defaults(const struct options *options, void *values);
-// Reads the command line into `values` over what they hold. given[row] becomes true for each option on it; the last of
-// two wins. Strings stay in argv. --help and --version print and end the program.
+// Reads the command line into `values`; fields of options that are not on it keep their values. given[row] becomes true
+// for each option on it; of an option given twice, the last wins. Strings point into argv. --help and --version print
+// and end the program.
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
-// Sets options from "name=value" texts (a preset), which outlive the values and end with NULL, where the user did not.
+// Sets options from "name=value" texts (a preset), except those that the user gave. The array ends with NULL; the texts
+// must outlive the values.
 void options_fill(const struct options *options, void *values, const bool *given, const char *const *texts);
 void options_help(const struct options *options, FILE *out);
-// Every option as a member of the object that is open.
+// Writes every option as a member of the open object.
 void options_write_json(const struct options *options, const void *values, struct json *json);
 
 // ---- one option ----
-// The row that `word` names, in full or by the beginning of one name only; -1 if there is none. `flags`: only bools.
+// The index of the row that `word` names, in full or by an unambiguous beginning; -1: none. `flags`: only bools.
 int option_find(const struct options *options, const char *word, bool flags);
 // The name as users write it.
 const char *option_display(char display[OPTION_NAME], const char *name);
 void *option_field(const struct option_row *row, void *values);
-// Reads a text into the row's field, or returns what is wrong with it ("out of range"); NULL if nothing is. A string is
-// not copied; a list grows, in memory that lives as long as the program.
+// Reads a text into the row's field. Returns NULL, or what is wrong with the text ("out of range"). A string is not
+// copied; a list is extended, in memory that is never freed.
 const char *option_read(const struct option_row *row, void *field, const char *text);
-// Sets the option, or ends the program with what is expected of it.
+// Sets the option from a text, or ends the program with what is expected.
 void option_set(const struct option_row *row, void *values, const char *text);
-// What the user should have written: "an integer of at least 1".
+// text = what the user should have written: "an integer of at least 1".
 void option_expected(const struct option_row *row, char text[OPTION_TEXT]);
 // The value as a user would write it, so that it reads back as the same one: in `text`, or the string itself.
 const char *option_text(char text[OPTION_TEXT], const struct option_row *row, const void *values);
 
 // ---- one value ----
-// Position of a text among the names of a list first|second|third, whatever its case; -1 if it is none of them.
+// The position of a text among the names of a list first|second|third, ignoring case; -1: none of them.
 int option_choice(const char *list, const char *text);
 const char *option_choice_name(const char *list, int position, char name[OPTION_NAME]);
 int option_list_count(const char *list); // elements of an OPTION_LIST

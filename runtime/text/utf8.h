@@ -1,4 +1,4 @@
-// UTF-8 (RFC 3629) in buffers that no zero ends.
+// UTF-8 (RFC 3629) in buffers that are not ended by a zero.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stddef.h>    // size_t
@@ -6,9 +6,8 @@
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 __BEGIN_DECLS
-// Decodes the character at `text`, of which `left` bytes can be read: returns its length in bytes, *code its code
-// point. 0 where the bytes are not well-formed: cut short, overlong, a surrogate, beyond U+10FFFF. A zero byte ends
-// the read.
+// Decodes the character at `text`, where `left` bytes may be read: *code = its code point; returns its length in bytes.
+// 0: the bytes are malformed: cut short, overlong, a surrogate, beyond U+10FFFF. A zero byte ends the read.
 int utf8_decode(const unsigned char *text, size_t left, uint32_t *code);
 // Encodes a code point as at most 4 bytes; returns how many.
 int utf8_encode(uint32_t code, unsigned char *out);
