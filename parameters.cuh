@@ -57,7 +57,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.T = c->seq_length;
     shape.layer.x = element_bytes;
     shape.layer.gated = activation_is_gated(c->activation);
-    shape.layer.activation = activation_name(c->activation);
+    shape.layer.activation_name = activation_name(c->activation);
     shape.layer.norm_statistics = norm_statistics(c->normalization);
     shape.layer.materialised = materialised;
     shape.normalization = c->normalization;

@@ -14,13 +14,13 @@
 
 // The shape of a layer, on which the sizes in the table depend.
 struct layer_shape {
-    int C, H, G, D, F;      // hidden size, query heads, key/value heads (query groups), head dim, FFN width
-    int T;                  // sequence length
-    int x;                  // bytes of floatX
-    bool gated;             // the MLP's activation multiplies a second projection, up, by the activated one
-    const char *activation; // the MLP activation's name
-    int norm_statistics;    // floats per token that a norm's backward reads: 1 / deviation and, for LayerNorm, the mean
-    bool materialised;      // unfused attention: the T x T probabilities are kept, else one log-sum-exp per row
+    int C, H, G, D, F;           // hidden size, query heads, key/value heads (query groups), head dim, FFN width
+    int T;                       // sequence length
+    int x;                       // bytes of floatX
+    bool gated;                  // the MLP's activation multiplies a second projection, up, by the activated one
+    const char *activation_name; // the MLP activation's name
+    int norm_statistics; // floats per token that a norm's backward reads: 1 / deviation and, for LayerNorm, the mean
+    bool materialised;   // unfused attention: the T x T probabilities are kept, else one log-sum-exp per row
 };
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
 // Columns of the MLP's first matmul; with a gated activation, the gate's columns and then those that they multiply.
@@ -63,6 +63,9 @@ static const char *const module_names[NUM_MODULES] = {
 // stored twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full
 // recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
 // cost is in ATT's row.
+// QKV's q and k are rotated: RoPE works in place, in the phase that makes them. An activation that a shape does not have is a
+// row of 0 bytes. A row alone makes nothing: gpt.cuh's block_forward makes it, and where one op makes two, activation_cost
+// says so.
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)                              \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, ACT_INPUT)                \
@@ -79,7 +82,7 @@ static const char *const module_names[NUM_MODULES] = {
     ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, BIT(MID))                 \
     ROW(FC, s->gated ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)fc_width(s) * s->x, 2.0 * s->C * fc_width(s), \
         fc_width(s) * s->x, BIT(NORM2))                                                                                \
-    ROW(ACT, s->activation, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0,                 \
+    ROW(ACT, s->activation_name, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0,            \
         (fc_width(s) + s->F) * s->x, BIT(FC))                                                                          \
     ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
 
