@@ -372,7 +372,7 @@ class Build(unittest.TestCase):
             commands = subprocess.run(["make", "-n", "-B", "-f", "scripts/gpu_check.mk", "CUDA=yes", "NVCC=/bin/true", f"CUBLASLT_DIR={cuda}",
                                        "MPI=", "B=build/none", "gpu-attention-table", "gpu-ops", "gpu-train-table"],
                                       capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
-        compiled = {name: line for line, name in re.findall(r"^(.*-c \S+ -o build/none/(\S+\.o).*)$", commands, re.MULTILINE)}
+        compiled = {name: line for line, name in re.findall(r"^(.*-c \S+ +-o build/none/(\S+\.o).*)$", commands, re.MULTILINE)}
         self.assertIn("cuda/attention_bench.o", compiled)
         self.assertIn("engine_cuda_bf16.o", compiled)
         self.assertIn("cuda/op_norm_bf16.o", compiled)
