@@ -386,19 +386,30 @@ static void test_decode_gpt2(void **state) { decoding_equals_forward(GPT2); }
 static void test_decode_llama(void **state) { decoding_equals_forward(LLAMA); }
 
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
-// From the second step on nothing is allocated: the heap holds what it held.
+// From the second step on nothing is allocated: the heap holds what it held. LLVM's OpenMP runtime allocates 512 bytes as a
+// thread enters a loop, which another thread than the measuring one may still hold: there one of several rounds has to
+// find the heap as it was, which none does where a step keeps memory.
 static void test_steps_allocate_nothing(void **state) {
+#ifdef __clang__
+    enum { ROUNDS = 10 };
+#else
+    enum { ROUNDS = 1 };
+#endif
     struct setup s = setup_of(LLAMA, "--recompute-granularity selective");
     struct outcome o = two_steps(&s);
     outcome_free(&o);
-    const struct mallinfo2 before = mallinfo2();
-    for (int step = 0; step < 3; step++) {
-        gpt_zero_gradients(s.model);
-        gpt_micro_step(s.model, 0, s.inputs, s.targets, 1);
-        gpt_update(s.model, step + 3, 1e-3);
-        gpt_evaluate(s.model, s.inputs, s.targets);
-    }
-    const struct mallinfo2 after = mallinfo2();
+    struct mallinfo2 before, after;
+    int round = 0;
+    do {
+        before = mallinfo2();
+        for (int step = 0; step < 3; step++) {
+            gpt_zero_gradients(s.model);
+            gpt_micro_step(s.model, 0, s.inputs, s.targets, 1);
+            gpt_update(s.model, step + 3, 1e-3);
+            gpt_evaluate(s.model, s.inputs, s.targets);
+        }
+        after = mallinfo2();
+    } while (++round < ROUNDS && (after.uordblks != before.uordblks || after.hblkhd != before.hblkhd));
     assert_int_equal(after.uordblks, before.uordblks);
     assert_int_equal(after.hblkhd, before.hblkhd);
     setup_free(&s);
