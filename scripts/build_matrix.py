@@ -26,8 +26,12 @@ FOLDER = "build/matrix"
 PAGE = "docs/machines.md"
 ARM64 = FOLDER + "/arm64" # Debian's libraries for aarch64, by scripts/setup.sh
 QEMU_AARCH64 = "qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu "
-# Debian 12 has one OpenMP runtime of LLVM, version 14's, whose interface newer compilers still speak.
+# One OpenMP runtime of LLVM can be installed at a time. Version 14's serves clang 16 too; clang 19 calls what it does not have, so
+# that its own is unpacked into a folder.
 LIBOMP = {"C_INCLUDE_PATH": FOLDER + "/libomp", "LIBRARY_PATH": "/usr/lib/llvm-14/lib"}
+LIBOMP_19 = FOLDER + "/libomp-19"
+LLVM_19 = ROOT + "/" + LIBOMP_19 + "/usr/lib/llvm-19/lib"
+OWN_LIBOMP = {"C_INCLUDE_PATH": LLVM_19 + "/clang/19/include", "LIBRARY_PATH": LLVM_19, "LD_LIBRARY_PATH": LLVM_19}
 
 # A model with all that differs from GPT-2, and few enough steps for an emulated CPU.
 TRAINING = ("--device cpu --threads 2 --num-layers 3 --hidden-size 128 --num-attention-heads 4 --num-query-groups 2 --kv-channels 32 "
@@ -65,7 +69,7 @@ def all_rows():
             Row("gcc-without-any", {**gcc, "ONEDNN": "", "OPENBLAS": "", "MPI": ""}),
             *rows_of_compiler("clang-14", "clang-14"),
             Row("clang-16", {"CC": "clang-16", "ARCH": "native"}, environment=LIBOMP),
-            Row("clang-19", {"CC": "clang-19", "ARCH": "native"}, environment=LIBOMP),
+            Row("clang-19", {"CC": "clang-19", "ARCH": "native"}, environment=OWN_LIBOMP),
             Row("aarch64", aarch64, QEMU_AARCH64 + "neoverse-n1"),
             Row("aarch64-sve2", {**aarch64, "ARCH": "armv9-a"}, QEMU_AARCH64 + "max", tested="ops"),
             Row("aarch64-without-any", {**aarch64, "ONEDNN": "", "OPENBLAS": ""}, QEMU_AARCH64 + "neoverse-n1", tested="ops")]
@@ -82,7 +86,7 @@ def why_not(row):
     for command in [row.make["CC"], *row.emulator.split()[:1]]:
         if not shutil.which(command):
             return command + " is not installed"
-    if row.environment and not os.path.exists(output("clang-14", "-print-resource-dir") + "/include/omp.h"):
+    if row.environment is LIBOMP and not os.path.exists(output("clang-14", "-print-resource-dir") + "/include/omp.h"):
         return "libomp-14-dev, whose OpenMP it takes, is not installed"
     with open("/proc/cpuinfo") as file:
         here = set(file.read().split())
@@ -101,7 +105,11 @@ def write_data():
 def prepare(row):
     os.makedirs(ROOT + "/" + FOLDER, exist_ok=True)
     write_data()
-    if row.environment: # the header alone: the folder that it lies in has all of clang 14's
+    if row.environment is OWN_LIBOMP and not os.path.exists(LLVM_19):
+        os.makedirs(ROOT + "/" + LIBOMP_19, exist_ok=True)
+        subprocess.run("apt-get download libomp-19-dev libomp5-19 && for deb in *.deb; do dpkg -x $deb .; done", shell=True,
+                       cwd=ROOT + "/" + LIBOMP_19, check=True)
+    if row.environment is LIBOMP: # the header alone: the folder that it lies in has all of clang 14's
         os.makedirs("%s/%s/libomp" % (ROOT, FOLDER), exist_ok=True)
         shutil.copy(output("clang-14", "-print-resource-dir") + "/include/omp.h", "%s/%s/libomp" % (ROOT, FOLDER))
     if ARM64 in row.make.get("DEPS", "") and not os.path.exists(ROOT + "/" + ARM64 + "/usr"):
@@ -124,7 +132,8 @@ def losses(row, folder, precision, log):
     shutil.rmtree(ROOT + "/" + out, ignore_errors=True)
     command = [*row.emulator.split(), folder + "/train_gpt", *TRAINING, "--precision", precision, "--out", out,
                "--train-data", FOLDER + "/text_train_*.bin", "--val-data", FOLDER + "/text_val_*.bin"]
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **row.environment}, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
     log.write(done.stdout)
     if done.returncode != 0:
         return []
