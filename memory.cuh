@@ -527,8 +527,8 @@ static int plan_slots(const struct plan *plan, int *slot_of) {
     return slots;
 }
 
-// Fills in the items of all packed buffers and returns their number. Fails unless the sum of their bytes fits 64 bits,
-// so that no height can overflow.
+// Fills in bytes and lifetime of an item for each packed buffer, and returns their number; slot_of[phase] is the slot
+// that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
 static int plan_items(const struct plan *plan, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;

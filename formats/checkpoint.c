@@ -175,6 +175,8 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
     return error_format(error, "%.500s...: the name is too long", folder);
 }
 
+// checkpoint_newest, from the names that checkpoint_list gave, the newest first. Without candidates `path` stays as the
+// caller set it and NULL is returned; where all candidates are damaged, an error is.
 static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {

@@ -60,7 +60,7 @@ void huggingface_set_gpt2(struct huggingface_config *h);
 // Checks that each setting is a value that its option takes; huggingface_parse_config does so itself.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);
 
-// rows = the options that are members of config.json where the model is ARCHITECTURE_OURS, in the order of the file.
+// rows = the options that the config.json of an ARCHITECTURE_OURS holds, in the order of the file.
 // `rows` has room for CONFIG_ROWS. Returns their number.
 int huggingface_own_options(const struct option_row **rows);
 __END_DECLS

@@ -247,8 +247,8 @@ static const char *refuse_dropout(struct tokenizer_reader *r, const json_t *mode
     return error_format(r->error, "%s: model.dropout is set, which is not supported", r->name);
 }
 
-// Reads the member "model". unk_token is allowed and unused: a byte-level vocabulary has every byte, and encoding
-// refuses a byte that has no token.
+// Reads the member "model" and the added tokens; returns what is wrong, or NULL. unk_token is allowed and unused: text
+// is split into bytes, and encoding refuses a byte that has no token rather than replace it.
 static const char *read_model(struct tokenizer_reader *r, const json_t *model, const json_t *added) {
     json_t *vocab = json_object_get(model, "vocab");
     const json_t *merges = json_object_get(model, "merges");

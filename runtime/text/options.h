@@ -58,8 +58,8 @@ __BEGIN_DECLS
 // ---- all options; `values` is the struct that their fields are of ----
 void options_set_defaults(const struct options *options, void *values);
 // Reads the command line into `values`; fields of options that are not on it keep their values. given[row] becomes true
-// for each option on it; of an option given twice, the last wins. Strings point into argv. --help and --version print
-// and end the program.
+// for each option on it, and is false before by the caller; of an option given twice, the last wins. Strings point into
+// argv. --help and --version print and end the program, as a wrong option does (exit status 2).
 void options_parse(const struct options *options, void *values, bool *given, int argc, char **argv);
 // Sets options from "name=value" texts (a preset), except those that the user gave. The array ends with NULL; the texts
 // must outlive the values.
