@@ -1,0 +1,179 @@
+// SIMD vectors of the CPU target in GNU C: as wide as the instruction set that this file is compiled for, with the few
+// operations that the compiler does not find by itself. What works on rows of fp32 or of bf16 pairs builds on these:
+// attention, matrix products.
+#pragma once
+#include "kernels/device.cuh" // bf16
+#if defined(__SSE2__)
+#include <immintrin.h> // _mm512_max_ps and its narrower forms, _mm512_dpbf16_ps, bf16 conversions
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h> // vbfdotq_f32
+#endif
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float vec __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint32_t vec_words __attribute__((vector_size(4 * LANES), may_alias));
+typedef uint32_t word __attribute__((may_alias)); // a float's bits or two neighbouring bf16
+
+static inline vec vec_load(const float *p) { return *(const vec *)p; }
+static inline void vec_store(float *p, vec x) { *(vec *)p = x; }
+static inline vec vec_set(float x) {
+    const vec zero = {0};
+    return x - zero;
+}
+
+// The maximum. A NaN in b comes through, one in a does not.
+static inline vec vec_max(vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vec)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    for (int i = 0; i < LANES; i++)
+        b[i] = a[i] > b[i] ? a[i] : b[i];
+    return b;
+#endif
+}
+
+// Lanes of a (0 to LANES - 1) and of b (from LANES on) in the order of the constants that follow.
+#if defined(__clang__) || __GNUC__ >= 12
+#define VEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define VEC_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vec_words){__VA_ARGS__})
+#endif
+
+// x[i] = 2^x[i], to 2e-7 relative; 0 from 2^-127 down; NaN stays. x = n + f with |f| <= 1/2; 2^f by a polynomial of
+// degree 5 with p(0) = 1 (minimax in the relative error, 9.2e-8, found by Lawson's iteration); n reaches the exponent
+// field by adding 1.5 * 2^23, in whose last bits it then stands, and the exponent's bias 127 with it: n = -127 makes
+// the factor 0. Four vectors at a time, step by step: one is a chain of 12 dependent operations, and a core's scheduler
+// is too small to look through whole chains for work.
+enum { EXP2_VECS = 4 };
+static inline void vec_exp2(vec x[EXP2_VECS]) {
+    static const float coefficients[5] = {9.671512649e-03f, 5.550733744e-02f, 2.402224209e-01f, 6.931469776e-01f, 1.0f};
+    const float magic = 0x1.8p23f + 127;
+    const vec least = vec_set(-127.0f);
+    vec t[EXP2_VECS], p[EXP2_VECS];
+#define EACH _Pragma("GCC unroll 4") for (int i = 0; i < EXP2_VECS; i++)
+    EACH x[i] = vec_max(least, x[i]);
+    EACH t[i] = x[i] + magic;
+    EACH p[i] = t[i] - magic;
+    EACH x[i] = x[i] - p[i];
+    EACH p[i] = x[i] * 1.326472707e-03f + coefficients[0];
+#pragma GCC unroll 4
+    for (int k = 1; k < 5; k++)
+        EACH p[i] = p[i] * x[i] + coefficients[k];
+    EACH x[i] = p[i] * (vec)((vec_words)t[i] << 23);
+#undef EACH
+}
+
+// Two rows of sums as bf16: `pairs` gets one row of VNNI pairs, `row0` and `row1` plain rows; NULL where not wanted.
+#if defined(__AVX512BF16__)
+static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
+    if (pairs) {
+        const __m512i halves = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
+                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        _mm512_store_si512(pairs, _mm512_permutexvar_epi16(halves, both));
+    }
+    if (row0) {
+        _mm256_store_si256((__m256i *)row0, _mm512_castsi512_si256(both));
+        _mm256_store_si256((__m256i *)row1, _mm512_extracti64x4_epi64(both, 1));
+    }
+}
+#else
+// Rounds to bf16 in the upper half of each word. Unlike bf16_from_float it does not care for NaNs whose payload is all
+// ones at the top: arithmetic makes none.
+static inline vec_words vec_round_bf16(vec x) {
+    const vec_words bits = (vec_words)x;
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
+    const vec_words r0 = vec_round_bf16(x0) >> 16, r1 = vec_round_bf16(x1);
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES), may_alias));
+    if (pairs)
+        *(vec_words *)pairs = r0 | (r1 & 0xffff0000u);
+    if (row0) {
+        *(halves *)row0 = __builtin_convertvector(r0, halves);
+        *(halves *)row1 = __builtin_convertvector(r1 >> 16, halves);
+    }
+}
+#endif
+
+// out[j][i] = in[i][j] for 16 x 16 words; strides in words.
+static inline void transpose_16x16(word *out, int out_stride, const word *in, int in_stride) {
+#if LANES == 16
+    vec_words r[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        r[i] = *(const vec_words *)(in + i * in_stride);
+// Swaps the off-diagonal quarters of every 2H x 2H square: H = 1, 2, 4, 8 together transpose. Lane l of the upper row
+// of two comes from lane LOW of both, one after the other; that of the lower row from lane HIGH.
+#define LOW(H, l) ((l) & (H) ? 16 + (l) - (H) : (l))
+#define HIGH(H, l) ((l) & (H) ? 16 + (l) : (l) + (H))
+#define LANES_OF(from, H)                                                                                              \
+    from(H, 0), from(H, 1), from(H, 2), from(H, 3), from(H, 4), from(H, 5), from(H, 6), from(H, 7), from(H, 8),        \
+        from(H, 9), from(H, 10), from(H, 11), from(H, 12), from(H, 13), from(H, 14), from(H, 15)
+#define EXCHANGE(H)                                                                                                    \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) {                                                            \
+        if (i & (H))                                                                                                   \
+            continue;                                                                                                  \
+        const vec_words a = r[i], b = r[i + (H)];                                                                      \
+        r[i] = VEC_SHUFFLE(a, b, LANES_OF(LOW, H));                                                                    \
+        r[i + (H)] = VEC_SHUFFLE(a, b, LANES_OF(HIGH, H));                                                             \
+    }
+    EXCHANGE(1)
+    EXCHANGE(2)
+    EXCHANGE(4)
+    EXCHANGE(8)
+#undef EXCHANGE
+#undef LANES_OF
+#undef HIGH
+#undef LOW
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++)
+        *(vec_words *)(out + i * out_stride) = r[i];
+#else
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++)
+            out[j * out_stride + i] = in[i * in_stride + j];
+#endif
+}
+
+// ---- Dot products of bf16 pairs ----
+
+// BF16_DOT: vec_dot is an instruction. BF16_DOT_EMULATE computes it in fp32 instead, so that kernels that are written
+// on it are tested on any machine.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(BF16_DOT_EMULATE)
+#define BF16_DOT 1
+#else
+#define BF16_DOT 0
+#endif
+
+// sum[i] + a[i].x b[i].x + a[i].y b[i].y, where word i of a and of b is a pair (x, y) of bf16, x in the low half. The
+// product of the high halves is added first (Intel SDM, VDPBF16PS), each sum rounded to nearest; the instructions count
+// denormals as zero. Arm's BFDOT adds the two products first, rounds to odd, then adds their sum.
+static inline vec vec_dot(vec sum, vec_words a, vec_words b) {
+#if defined(__AVX512BF16__) && !defined(BF16_DOT_EMULATE)
+    return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
+    return (vec)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#else
+    sum += (vec)(a & 0xffff0000u) * (vec)(b & 0xffff0000u);
+    return sum + (vec)(a << 16) * (vec)(b << 16);
+#endif
+}
+static inline vec_words vec_words_load(const word *p) { return *(const vec_words *)p; }
+// Every lane is the word x.
+static inline vec_words vec_words_set(word x) {
+    const vec_words zero = {0};
+    return x - zero;
+}
