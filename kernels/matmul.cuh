@@ -28,11 +28,11 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 #ifdef TARGET_CUDA
 #include "kernels/matmul_cublaslt.cuh" // gemm_run, by cuBLASLt
 #else
-#include "kernels/matmul_amx.cuh"  // gemm_amx
-#include "kernels/matmul_fp32.cuh" // gemm_fp32, enum matmul_backend
-#include "runtime/machine/error.h" // fail
-#include <stdio.h>                 // snprintf
-#include <stdlib.h>                // malloc, free
+#include "kernels/matmul_fp32.cuh"  // gemm_fp32, enum matmul_backend
+#include "kernels/matmul_tiles.cuh" // gemm_tiles
+#include "runtime/machine/error.h"  // fail
+#include <stdio.h>                  // snprintf
+#include <stdlib.h>                 // malloc, free
 
 struct matmul_library {
     enum matmul_backend backend;
@@ -42,6 +42,7 @@ struct matmul_library {
 static bool matmul_available(enum matmul_backend backend) {
     switch (backend) {
     case MATMUL_AMX: return sizeof(floatX) == sizeof(bf16) && amx_available();
+    case MATMUL_DOT: return sizeof(floatX) == sizeof(bf16) && BF16_DOT;
     case MATMUL_ONEDNN:
 #ifdef HAVE_ONEDNN
         return true;
@@ -65,6 +66,7 @@ static void matmul_set_description(struct matmul_library *library) {
     const size_t bytes = sizeof library->description;
     switch (library->backend) {
     case MATMUL_AMX: snprintf(text, bytes, "own AMX bf16"); break;
+    case MATMUL_DOT: snprintf(text, bytes, "own bf16 dot"); break;
     case MATMUL_ONEDNN:
 #ifdef HAVE_ONEDNN
         snprintf(text, bytes, "oneDNN %d.%d.%d fp32", dnnl_version()->major, dnnl_version()->minor,
@@ -79,7 +81,8 @@ static void matmul_set_description(struct matmul_library *library) {
 
 // As matmul_create, with a backend of choice; NULL where this machine or build does not have it.
 static struct matmul_library *matmul_create_backend(struct device *dev, enum matmul_backend backend) {
-    static const enum matmul_backend fastest_first[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
+    static const enum matmul_backend fastest_first[] = {MATMUL_AMX, MATMUL_DOT, MATMUL_ONEDNN, MATMUL_OPENBLAS,
+                                                        MATMUL_PLAIN};
     for (int i = 0; backend == MATMUL_AUTO; i++) // ends at the latest with plain C, which is always available
         if (matmul_available(fastest_first[i]))
             backend = fastest_first[i];
@@ -130,16 +133,16 @@ static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *
 
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
 #ifdef PRECISION_BF16
-    if (dev->matmul->backend == MATMUL_AMX)
-        return amx_workspace_bytes(gemm, dev);
+    if (dev->matmul->backend == MATMUL_AMX || dev->matmul->backend == MATMUL_DOT)
+        return tiles_workspace_bytes(gemm, dev);
 #endif
     return gemm_fp32_workspace_bytes(dev);
 }
 
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
 #ifdef PRECISION_BF16
-    if (dev->matmul->backend == MATMUL_AMX) {
-        gemm_amx(gemm, dbias, workspace, dev);
+    if (dev->matmul->backend == MATMUL_AMX || dev->matmul->backend == MATMUL_DOT) {
+        gemm_tiles(gemm, dbias, dev->matmul->backend == MATMUL_AMX ? TILES_BY_AMX : TILES_BY_DOT, workspace, dev);
         return;
     }
 #endif

@@ -12,7 +12,7 @@
 #include <cblas.h> // cblas_sgemm
 #endif
 
-enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN };
+enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_DOT, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN };
 
 // C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`, by the backend. A transposed operand is stored
 // the other way round: A (depth, rows), B (cols, depth).
@@ -54,6 +54,7 @@ static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transpo
 #endif
         break;
     case MATMUL_AMX: // whose products in fp32 are these too
+    case MATMUL_DOT:
     case MATMUL_PLAIN:
     case MATMUL_AUTO:
         sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);

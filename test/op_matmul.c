@@ -23,7 +23,7 @@ static struct matmul_library *matmul_create_backend(struct device *dev, enum mat
 }
 static void wait_for(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
 #else
-static const enum matmul_backend backends[] = {MATMUL_AMX, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
+static const enum matmul_backend backends[] = {MATMUL_AMX, MATMUL_DOT, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
 static void wait_for(struct device *dev) {}
 #endif
 enum { BACKENDS = sizeof backends / sizeof backends[0] };
@@ -34,7 +34,7 @@ static bool same_bits_for_any_threads(enum matmul_backend backend) {
 #ifdef TARGET_CUDA
     return true;
 #else
-    return backend == MATMUL_AMX || backend == MATMUL_PLAIN;
+    return backend == MATMUL_AMX || backend == MATMUL_DOT || backend == MATMUL_PLAIN;
 #endif
 }
 
