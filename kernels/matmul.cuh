@@ -145,7 +145,7 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
 #endif
     gemm_fp32(gemm, dev->matmul->backend, workspace, dev);
     if (dbias)
-        dbias_add(dbias, gemm->a, gemm->depth, (int)gemm->rows, workspace, dev);
+        dbias_add(dbias, gemm->a.data, gemm->depth, (int)gemm->rows, workspace, dev);
 }
 
 #endif

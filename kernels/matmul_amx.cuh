@@ -490,21 +490,21 @@ static void amx_run(const struct amx_product *x, int threads) {
 
 // Whether dweight^T is computed instead of dweight: where dout is the wider operand, as the narrower one is to be A,
 // which is packed as a whole.
-static inline bool amx_transposes(const struct gemm *g) { return g->a_transposed && g->rows > g->cols; }
+static inline bool amx_transposes(const struct gemm *g) { return g->a.transposed && g->rows > g->cols; }
 
 static size_t amx_workspace_bytes(const struct gemm *g, const struct device *dev) {
     const bool transpose = amx_transposes(g);
     const struct amx_plan p =
         amx_plan_make(transpose ? g->cols : g->rows, transpose ? g->rows : g->cols, g->depth, dev->threads);
-    const size_t packed_a = g->a_transposed ? (size_t)p.rows * (size_t)p.depth * AMX_PAIR_BYTES : 0;
+    const size_t packed_a = g->a.transposed ? (size_t)p.rows * (size_t)p.depth * AMX_PAIR_BYTES : 0;
     const size_t sums = (size_t)(p.rows > p.cols ? p.rows : p.cols) * AMX_BLOCK * sizeof(float);
     return packed_a + sums + (size_t)p.row_parts * (size_t)p.col_parts * amx_thread_bytes(&p);
 }
 
 // gemm_run (kernels/matmul_gemm.cuh) on AMX tiles.
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
-    const struct amx_operand a = {g->a, g->lda, g->rows, g->depth, g->a_transposed};
-    const struct amx_operand b = {g->b, g->ldb, g->cols, g->depth, !g->b_transposed};
+    const struct amx_operand a = {g->a.data, g->a.ld, g->rows, g->depth, g->a.transposed};
+    const struct amx_operand b = {g->b.data, g->b.ld, g->cols, g->depth, !g->b.transposed};
     const bool transpose = amx_transposes(g);
     struct amx_product x;
     memset(&x, 0, sizeof x);

@@ -105,17 +105,17 @@ static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *w
             const int64_t rows = gemm_min(FP32_BLOCK, g->rows - i), cols = gemm_min(FP32_BLOCK, g->cols - j);
             for (int64_t k = 0; k < g->depth; k += FP32_BLOCK) {
                 const int64_t depth = gemm_min(FP32_BLOCK, g->depth - k);
-                if (g->a_transposed)
-                    floats_from_block(a, g->a + k * g->lda + i, g->lda, depth, rows, dev);
+                if (g->a.transposed)
+                    floats_from_block(a, g->a.data + k * g->a.ld + i, g->a.ld, depth, rows, dev);
                 else
-                    floats_from_block(a, g->a + i * g->lda + k, g->lda, rows, depth, dev);
-                if (g->b_transposed)
-                    floats_from_block(b, g->b + j * g->ldb + k, g->ldb, cols, depth, dev);
+                    floats_from_block(a, g->a.data + i * g->a.ld + k, g->a.ld, rows, depth, dev);
+                if (g->b.transposed)
+                    floats_from_block(b, g->b.data + j * g->b.ld + k, g->b.ld, cols, depth, dev);
                 else
-                    floats_from_block(b, g->b + k * g->ldb + j, g->ldb, depth, cols, dev);
+                    floats_from_block(b, g->b.data + k * g->b.ld + j, g->b.ld, depth, cols, dev);
                 float *target = g->sum ? g->sum + i * g->cols + j : c;
-                sgemm(backend, g->a_transposed, g->b_transposed, rows, cols, depth, a, g->a_transposed ? rows : depth,
-                      b, g->b_transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
+                sgemm(backend, g->a.transposed, g->b.transposed, rows, cols, depth, a, g->a.transposed ? rows : depth,
+                      b, g->b.transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
             }
             if (g->out)
                 block_from_floats(g->out + i * g->cols + j, c, g->bias ? g->bias + j : NULL, g->cols, rows, cols, dev);
@@ -132,7 +132,7 @@ static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *w
         for (int64_t i = 0; i < g->rows; i++)
             memcpy(g->out + i * g->cols, g->bias, (size_t)g->cols * sizeof *g->bias);
     }
-    sgemm(backend, g->a_transposed, g->b_transposed, g->rows, g->cols, g->depth, g->a, g->lda, g->b, g->ldb,
+    sgemm(backend, g->a.transposed, g->b.transposed, g->rows, g->cols, g->depth, g->a.data, g->a.ld, g->b.data, g->b.ld,
           g->sum || g->bias, g->sum ? g->sum : g->out, g->cols, workspace, dev);
 }
 

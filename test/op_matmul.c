@@ -564,11 +564,11 @@ static void misuse(void *argument) {
     struct gemm gemm = m->gemm;
     const struct gemm *g = &gemm;
     if (m->which == IN_PLACE)
-        gemm.a = gemm.out;
+        gemm.a.data = gemm.out;
     struct matmul_plan *plan = matmul_plan_for(g, m->library);
     size_t workspace_bytes = MATMUL_LIBRARY_BYTES;
     char *const workspace = m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0);
-    const void *a = g->a;
+    const void *a = g->a.data;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
@@ -577,7 +577,7 @@ static void misuse(void *argument) {
     switch (m->which) {
     case OTHER_DEPTH: plan->a.rows--; break;
     case SHORT_ROWS: cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, 10, 10, 9); break;
-    case LESS_ALIGNED: a = g->a + 1; break;
+    case LESS_ALIGNED: a = g->a.data + 1; break;
     case SMALL_WORKSPACE: workspace_bytes--; break;
     case OTHER_EPILOGUE: matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue); break;
     case ROUNDED_PARTS:
@@ -585,8 +585,8 @@ static void misuse(void *argument) {
         cublasLtMatmulAlgoGetHeuristic(m->library->handle, &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c,
                                        &preference, 1, &result, &found);
     }
-    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b, &plan->b, a, &plan->a, &zero, g->out, &plan->c,
-                   g->out, &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
+    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b.data, &plan->b, a, &plan->a, &zero, g->out,
+                   &plan->c, g->out, &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
 }
 static void test_stand_in(void **state) {
     const struct shape s = {32, 32, 32};
