@@ -28,137 +28,84 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 #ifdef TARGET_CUDA
 #include "kernels/matmul_cublaslt.cuh" // gemm_run, by cuBLASLt
 #else
-#include "kernels/matmul_fp32.cuh"  // gemm_fp32, enum matmul_backend
-#include "kernels/matmul_tiles.cuh" // gemm_tiles
-#include "runtime/machine/error.h"  // fail
-#include <stdio.h>                  // snprintf
-#include <stdlib.h>                 // malloc, free
-
-struct matmul_library {
-    enum matmul_backend backend;
-    char description[64];
-};
-
-static bool matmul_available(enum matmul_backend backend) {
-    switch (backend) {
-    case MATMUL_AMX: return sizeof(floatX) == sizeof(bf16) && amx_available();
-    case MATMUL_DOT: return sizeof(floatX) == sizeof(bf16) && BF16_DOT;
-    case MATMUL_ONEDNN:
-#ifdef HAVE_ONEDNN
-        return true;
-#else
-        return false;
+#include "kernels/matmul_backend.cuh" // struct matmul_backend, struct matmul_library
+#include "kernels/matmul_fp32.cuh"    // gemm_fp32
+#include "kernels/matmul_tiles.cuh"   // gemm_amx, gemm_dot
+#include "runtime/machine/error.h"    // fail
+#include <omp.h>                      // omp_set_num_threads
+#include <stdlib.h>                   // calloc, free
+#if defined HAVE_ONEDNN && defined PRECISION_BF16
+#include "kernels/matmul_onednn.cuh" // gemm_onednn
 #endif
-    case MATMUL_OPENBLAS:
+
+// Those that this build has, the fastest first; the last is on every machine.
+static const struct matmul_backend matmul_backends[] = {
+#ifdef PRECISION_BF16
+    {"amx", true, amx_open, NULL, tiles_workspace_bytes, gemm_amx, NULL},
+    {"dot", true, dot_open, NULL, tiles_workspace_bytes, gemm_dot, NULL},
+#ifdef HAVE_ONEDNN
+    {"onednn-bf16", false, onednn_open, onednn_close, onednn_workspace_bytes, gemm_onednn, sgemm_onednn},
+#endif
+#endif
+#ifdef HAVE_ONEDNN
+    {"onednn-fp32", false, onednn_fp32_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_onednn},
+#endif
 #ifdef HAVE_OPENBLAS
-        return true;
-#else
-        return false;
+    {"openblas", false, openblas_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_openblas},
 #endif
-    case MATMUL_PLAIN: return true;
-    case MATMUL_AUTO: break;
-    }
-    return false;
-}
+    {"plain", true, plain_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_plain},
+};
+enum { MATMUL_BACKENDS = sizeof matmul_backends / sizeof *matmul_backends };
 
-static void matmul_set_description(struct matmul_library *library) {
-    char *const text = library->description;
-    const size_t bytes = sizeof library->description;
-    switch (library->backend) {
-    case MATMUL_AMX: snprintf(text, bytes, "own AMX bf16"); break;
-    case MATMUL_DOT: snprintf(text, bytes, "own bf16 dot"); break;
-    case MATMUL_ONEDNN:
-#ifdef HAVE_ONEDNN
-        snprintf(text, bytes, "oneDNN %d.%d.%d fp32", dnnl_version()->major, dnnl_version()->minor,
-                 dnnl_version()->patch);
-#endif
-        break;
-    case MATMUL_OPENBLAS: snprintf(text, bytes, "OpenBLAS fp32"); break;
-    case MATMUL_PLAIN:
-    case MATMUL_AUTO: snprintf(text, bytes, "plain C fp32"); break;
-    }
-}
-
-// As matmul_create, with a backend of choice; NULL where this machine or build does not have it.
-static struct matmul_library *matmul_create_backend(struct device *dev, enum matmul_backend backend) {
-    static const enum matmul_backend fastest_first[] = {MATMUL_AMX, MATMUL_DOT, MATMUL_ONEDNN, MATMUL_OPENBLAS,
-                                                        MATMUL_PLAIN};
-    for (int i = 0; backend == MATMUL_AUTO; i++) // ends at the latest with plain C, which is always available
-        if (matmul_available(fastest_first[i]))
-            backend = fastest_first[i];
-    if (!matmul_available(backend))
-        return NULL;
+// As matmul_create, by one backend; NULL where this machine does not have it.
+static struct matmul_library *matmul_create_backend(struct device *dev, const struct matmul_backend *backend) {
     struct matmul_library *library = (struct matmul_library *)calloc(1, sizeof *library);
     if (library == NULL)
         fail("no memory for the matmul library's handle");
     library->backend = backend;
-#ifdef HAVE_OPENBLAS
-    openblas_set_num_threads(dev->threads);
-#endif
-    matmul_set_description(library);
+    if (backend->open(library, dev))
+        return library;
+    free(library);
+    return NULL;
+}
+static struct matmul_library *matmul_create(struct device *dev) {
+    struct matmul_library *library = NULL;
+    for (int i = 0; i < MATMUL_BACKENDS && library == NULL; i++)
+        library = matmul_create_backend(dev, &matmul_backends[i]);
     return library;
 }
-static struct matmul_library *matmul_create(struct device *dev) { return matmul_create_backend(dev, MATMUL_AUTO); }
-static void matmul_destroy(struct matmul_library *library) { free(library); }
+static void matmul_destroy(struct matmul_library *library) {
+    if (library && library->backend->close)
+        library->backend->close(library);
+    free(library);
+}
 static const char *matmul_describe(const struct matmul_library *library) { return library->description; }
 
-// Rows of dout that one partial sum of dbias covers. The number is fixed, so that the sums do not depend on that of
-// threads.
-enum { DBIAS_ROWS = 256 };
-
-static size_t dbias_workspace_bytes(int64_t M, int N) {
-    return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
-}
-
-// dbias += column sums of dout (M, N)
-static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *workspace, struct device *dev) {
-    float *partial = (float *)workspace; // (chunks, N)
-    const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
-#pragma omp parallel for schedule(static) num_threads(dev->threads)
-    for (int64_t chunk = 0; chunk < chunks; chunk++) {
-        float *sum = partial + chunk * N;
-        memset(sum, 0, (size_t)N * sizeof *sum);
-        for (int64_t i = chunk * DBIAS_ROWS; i < gemm_min(M, (chunk + 1) * DBIAS_ROWS); i++) {
-#pragma omp simd
-            for (int j = 0; j < N; j++)
-                sum[j] += to_float(dout[i * N + j]);
-        }
-    }
-    for (int64_t chunk = 0; chunk < chunks; chunk++) {
-#pragma omp simd
-        for (int j = 0; j < N; j++)
-            dbias[j] += partial[chunk * N + j];
-    }
-}
-
+// The libraries take their number of threads from OpenMP's, which is restored after each call.
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
-#ifdef PRECISION_BF16
-    if (dev->matmul->backend == MATMUL_AMX || dev->matmul->backend == MATMUL_DOT)
-        return tiles_workspace_bytes(gemm, dev);
-#endif
-    return gemm_fp32_workspace_bytes(dev);
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(dev->threads);
+    const size_t bytes = dev->matmul->backend->workspace_bytes(gemm, dev);
+    omp_set_num_threads(threads);
+    return bytes;
 }
-
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
-#ifdef PRECISION_BF16
-    if (dev->matmul->backend == MATMUL_AMX || dev->matmul->backend == MATMUL_DOT) {
-        gemm_tiles(gemm, dbias, dev->matmul->backend == MATMUL_AMX ? TILES_BY_AMX : TILES_BY_DOT, workspace, dev);
-        return;
-    }
-#endif
-    gemm_fp32(gemm, dev->matmul->backend, workspace, dev);
-    if (dbias)
-        dbias_add(dbias, gemm->a, gemm->depth, (int)gemm->rows, workspace, dev);
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(dev->threads);
+    dev->matmul->backend->run(gemm, dbias, workspace, dev);
+    omp_set_num_threads(threads);
 }
 
 #endif
 
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
-    const struct gemm gemms[] = {gemm_forward(NULL, NULL, NULL, NULL, M, N, K),
-                                 gemm_backward_input(NULL, NULL, NULL, M, N, K),
-                                 gemm_backward_weight(NULL, NULL, NULL, M, N, K)};
+    floatX out, bias; // stand for buffers that are not there yet
+    float sum;
+    const struct gemm gemms[] = {
+        gemm_forward(&out, NULL, NULL, &bias, M, N, K), gemm_forward(&out, NULL, NULL, NULL, M, N, K),
+        gemm_backward_input(&out, NULL, NULL, M, N, K), gemm_backward_weight(&sum, NULL, NULL, M, N, K)};
     int64_t most = (int64_t)dbias_workspace_bytes(M, N);
-    for (int i = 0; i < 3; i++)
+    for (size_t i = 0; i < sizeof gemms / sizeof *gemms; i++)
         most = gemm_max(most, (int64_t)gemm_workspace_bytes(&gemms[i], dev));
     return (size_t)most;
 }

@@ -91,12 +91,12 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm) {
     const struct matmul_key key = {gemm->rows,
                                    gemm->cols,
                                    gemm->depth,
-                                   gemm->a_transposed,
-                                   gemm->b_transposed,
+                                   gemm->a.transposed,
+                                   gemm->b.transposed,
                                    gemm->sum != NULL,
                                    gemm->bias != NULL,
-                                   pointer_alignment(gemm->a),
-                                   pointer_alignment(gemm->b),
+                                   pointer_alignment(gemm->a.data),
+                                   pointer_alignment(gemm->b.data),
                                    pointer_alignment(c),
                                    pointer_alignment(gemm->bias)};
     return key;
@@ -118,18 +118,18 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
     const cublasLtEpilogue_t epilogue = gemm->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     cublas_check(cublasLtMatmulDescInit(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, gemm->b_transposed ? &transposed : &as_stored, sizeof transposed);
-    matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, gemm->a_transposed ? &transposed : &as_stored, sizeof transposed);
+    matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, gemm->b.transposed ? &transposed : &as_stored, sizeof transposed);
+    matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, gemm->a.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     if (gemm->bias)
         matmul_set_bias(plan, gemm->bias);
     // (lda, ...) by columns is what is stored (..., lda) by rows
-    const int64_t a_lines = gemm->a_transposed ? gemm->depth : gemm->rows;
-    const int64_t b_lines = gemm->b_transposed ? gemm->cols : gemm->depth;
-    const int64_t a_width = gemm->a_transposed ? gemm->rows : gemm->depth;
-    const int64_t b_width = gemm->b_transposed ? gemm->depth : gemm->cols;
-    cublas_check(cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, (uint64_t)a_width, (uint64_t)a_lines, gemm->lda));
-    cublas_check(cublasLtMatrixLayoutInit(&plan->b, MATMUL_TYPE, (uint64_t)b_width, (uint64_t)b_lines, gemm->ldb));
+    const int64_t a_lines = gemm->a.transposed ? gemm->depth : gemm->rows;
+    const int64_t b_lines = gemm->b.transposed ? gemm->cols : gemm->depth;
+    const int64_t a_width = gemm->a.transposed ? gemm->rows : gemm->depth;
+    const int64_t b_width = gemm->b.transposed ? gemm->depth : gemm->cols;
+    cublas_check(cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, (uint64_t)a_width, (uint64_t)a_lines, gemm->a.ld));
+    cublas_check(cublasLtMatrixLayoutInit(&plan->b, MATMUL_TYPE, (uint64_t)b_width, (uint64_t)b_lines, gemm->b.ld));
     cublas_check(cublasLtMatrixLayoutInit(&plan->c, gemm->sum ? CUDA_R_32F : MATMUL_TYPE, (uint64_t)gemm->cols,
                                           (uint64_t)gemm->rows, gemm->cols));
 }
@@ -187,8 +187,8 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
     const bool widths_fit = gemm->cols % 8 == 0 && (gemm->sum ? gemm->rows : gemm->depth) % 8 == 0;
     snprintf(text, n, "%s has no algorithm for a product of (%lld x %lld)%s by (%lld x %lld)%s%s: %s; use %s",
              library->description, (long long)gemm->rows, (long long)gemm->depth,
-             gemm->a_transposed ? " transposed" : "", (long long)gemm->depth, (long long)gemm->cols,
-             gemm->b_transposed ? " transposed" : "", gemm->bias ? " with a bias" : "", cublasLtGetStatusName(status),
+             gemm->a.transposed ? " transposed" : "", (long long)gemm->depth, (long long)gemm->cols,
+             gemm->b.transposed ? " transposed" : "", gemm->bias ? " with a bias" : "", cublasLtGetStatusName(status),
              widths_fit
                  ? "another --micro-batch-size, --seq-length or --sample-count: their product is the number of tokens"
                  : "multiples of 8 for --hidden-size, --ffn-hidden-size and --kv-channels");
@@ -225,9 +225,9 @@ static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct devic
     struct matmul_plan *plan = matmul_plan_for(gemm, dev->matmul);
     if (gemm->bias)
         matmul_set_bias(plan, gemm->bias);
-    cublas_check(cublasLtMatmul(dev->matmul->handle, &plan->operation, &one, gemm->b, &plan->b, gemm->a, &plan->a,
-                                &beta, c, &plan->c, c, &plan->c, &plan->algorithm, workspace, MATMUL_LIBRARY_BYTES,
-                                dev->stream));
+    cublas_check(cublasLtMatmul(dev->matmul->handle, &plan->operation, &one, gemm->b.data, &plan->b, gemm->a.data,
+                                &plan->a, &beta, c, &plan->c, c, &plan->c, &plan->algorithm, workspace,
+                                MATMUL_LIBRARY_BYTES, dev->stream));
 }
 
 // ---- dbias += column sums of dout ----
@@ -320,5 +320,5 @@ static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device 
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
     gemm_cublaslt(gemm, workspace, dev);
     if (dbias)
-        dbias_add(dbias, gemm->a, gemm->depth, (int)gemm->rows, workspace, dev);
+        dbias_add(dbias, gemm->a.data, gemm->depth, (int)gemm->rows, workspace, dev);
 }

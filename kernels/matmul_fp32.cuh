@@ -1,10 +1,10 @@
 // Matrix products at fp32 rates: by oneDNN, OpenBLAS or plain C. bf16 operands are converted block by block.
 #pragma once
-#include "kernels/device.cuh"       // struct device, floatX
-#include "kernels/matmul_gemm.cuh"  // struct gemm
-#include "kernels/matmul_plain.cuh" // sgemm_plain
-#include "runtime/machine/error.h"  // fail
-#include <omp.h>                    // omp_set_num_threads
+#include "kernels/device.cuh"         // struct device, floatX
+#include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_add
+#include "kernels/matmul_plain.cuh"   // sgemm_plain
+#include "runtime/machine/error.h"    // fail
+#include <stdio.h>                    // snprintf
 #ifdef HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h> // dnnl_sgemm
 #endif
@@ -12,11 +12,7 @@
 #include <cblas.h> // cblas_sgemm
 #endif
 
-enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_DOT, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN };
-
-// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`, by the backend. A transposed operand is stored
-// the other way round: A (depth, rows), B (cols, depth).
-//
+#ifdef HAVE_ONEDNN
 // oneDNN is called by its BLAS function: one call for all three products and for accumulation, the same in oneDNN 2 and
 // 3, and nothing to plan or keep. None of its primitives is faster by more than a few percent, and its matmul with
 // plain tags is far slower in places. GFLOP/s of one AVX-512 core whose FMA rate is 152, 512 tokens, all in turn, best
@@ -32,47 +28,52 @@ enum matmul_backend { MATMUL_AUTO, MATMUL_AMX, MATMUL_DOT, MATMUL_ONEDNN, MATMUL
 //    768x50304     122    117    106      118      110     47    101      112      125    114    120   129      122
 //
 // The plain loops reach 70 to 85 there.
-static void sgemm(enum matmul_backend backend, bool a_transposed, bool b_transposed, int64_t rows, int64_t cols,
-                  int64_t depth, const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c,
-                  int64_t ldc, void *workspace, const struct device *dev) {
-    const int threads = omp_get_max_threads(); // restored at the end: the libraries take their number from OpenMP's
-    omp_set_num_threads(dev->threads);
-    switch (backend) {
-    case MATMUL_ONEDNN:
-#ifdef HAVE_ONEDNN
-        if (dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f, a, lda, b, ldb,
-                       add ? 1.0f : 0.0f, c, ldc) != dnnl_success)
-            fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols,
-                 (long long)depth);
+static void sgemm_onednn(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth,
+                         const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
+                         void *workspace, const struct device *dev) {
+    if (dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', rows, cols, depth, 1.0f, a, lda, b, ldb,
+                   add ? 1.0f : 0.0f, c, ldc) != dnnl_success)
+        fail("oneDNN refused a matrix product of %lld x %lld x %lld", (long long)rows, (long long)cols,
+             (long long)depth);
+}
+static bool onednn_fp32_open(struct matmul_library *library, const struct device *dev) {
+    const dnnl_version_t *const version = dnnl_version();
+    snprintf(library->description, sizeof library->description, "oneDNN %d.%d.%d fp32", version->major, version->minor,
+             version->patch);
+    return true;
+}
 #endif
-        break;
-    case MATMUL_OPENBLAS:
+
 #ifdef HAVE_OPENBLAS
-        cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
-                    (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)lda, b, (blasint)ldb,
-                    add ? 1.0f : 0.0f, c, (blasint)ldc);
+static void sgemm_openblas(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth,
+                           const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
+                           void *workspace, const struct device *dev) {
+    cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
+                (blasint)rows, (blasint)cols, (blasint)depth, 1.0f, a, (blasint)lda, b, (blasint)ldb, add ? 1.0f : 0.0f,
+                c, (blasint)ldc);
+}
+static bool openblas_open(struct matmul_library *library, const struct device *dev) {
+    openblas_set_num_threads(dev->threads);
+    snprintf(library->description, sizeof library->description, "OpenBLAS fp32");
+    return true;
+}
 #endif
-        break;
-    case MATMUL_AMX: // whose products in fp32 are these too
-    case MATMUL_DOT:
-    case MATMUL_PLAIN:
-    case MATMUL_AUTO:
-        sgemm_plain(a_transposed, b_transposed, rows, cols, depth, a, lda, b, ldb, add, c, ldc, workspace, dev);
-        break;
-    }
-    omp_set_num_threads(threads);
+
+static bool plain_open(struct matmul_library *library, const struct device *dev) {
+    snprintf(library->description, sizeof library->description, "plain C fp32");
+    return true;
 }
 
 #ifdef PRECISION_BF16
 
-// oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no bf16 instructions (24 against
-// 96 GFLOP/s by the way below, on the core of the table above), so there is no second way.
+// oneDNN's own bf16 products run at a quarter of the fp32 rate where the CPU has no bf16 instructions: 24 against
+// 96 GFLOP/s by the way below, on the core of the table above.
 //
 // bf16 operands become fp32 in blocks of at most this many rows and columns: three blocks of 4 MB, whatever the shape.
 // Each element is converted once for every 1024 x 2 operations on it.
 enum { FP32_BLOCK = 1024 };
 
-static size_t gemm_fp32_workspace_bytes(const struct device *dev) {
+static size_t gemm_fp32_workspace_bytes(const struct gemm *g, const struct device *dev) {
     return sizeof(float) * 3 * FP32_BLOCK * FP32_BLOCK + sgemm_plain_workspace_bytes(dev);
 }
 
@@ -98,7 +99,8 @@ static void block_from_floats(floatX *out, const float *in, const floatX *bias, 
     }
 }
 
-static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *workspace, const struct device *dev) {
+static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
+    sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     float *a = (float *)workspace, *b = a + FP32_BLOCK * FP32_BLOCK, *c = b + FP32_BLOCK * FP32_BLOCK;
     void *rest = c + FP32_BLOCK * FP32_BLOCK;
     for (int64_t i = 0; i < g->rows; i += FP32_BLOCK)
@@ -106,35 +108,42 @@ static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *w
             const int64_t rows = gemm_min(FP32_BLOCK, g->rows - i), cols = gemm_min(FP32_BLOCK, g->cols - j);
             for (int64_t k = 0; k < g->depth; k += FP32_BLOCK) {
                 const int64_t depth = gemm_min(FP32_BLOCK, g->depth - k);
-                if (g->a_transposed)
-                    floats_from_block(a, g->a + k * g->lda + i, g->lda, depth, rows, dev);
+                if (g->a.transposed)
+                    floats_from_block(a, g->a.data + k * g->a.ld + i, g->a.ld, depth, rows, dev);
                 else
-                    floats_from_block(a, g->a + i * g->lda + k, g->lda, rows, depth, dev);
-                if (g->b_transposed)
-                    floats_from_block(b, g->b + j * g->ldb + k, g->ldb, cols, depth, dev);
+                    floats_from_block(a, g->a.data + i * g->a.ld + k, g->a.ld, rows, depth, dev);
+                if (g->b.transposed)
+                    floats_from_block(b, g->b.data + j * g->b.ld + k, g->b.ld, cols, depth, dev);
                 else
-                    floats_from_block(b, g->b + k * g->ldb + j, g->ldb, depth, cols, dev);
+                    floats_from_block(b, g->b.data + k * g->b.ld + j, g->b.ld, depth, cols, dev);
                 float *target = g->sum ? g->sum + i * g->cols + j : c;
-                sgemm(backend, g->a_transposed, g->b_transposed, rows, cols, depth, a, g->a_transposed ? rows : depth,
-                      b, g->b_transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
+                sgemm(g->a.transposed, g->b.transposed, rows, cols, depth, a, g->a.transposed ? rows : depth, b,
+                      g->b.transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
             }
             if (g->out)
                 block_from_floats(g->out + i * g->cols + j, c, g->bias ? g->bias + j : NULL, g->cols, rows, cols, dev);
         }
+    if (dbias)
+        dbias_add(dbias, g->a.data, g->depth, (int)g->rows, workspace, dev);
 }
 
 #else
 
-static size_t gemm_fp32_workspace_bytes(const struct device *dev) { return sgemm_plain_workspace_bytes(dev); }
+static size_t gemm_fp32_workspace_bytes(const struct gemm *g, const struct device *dev) {
+    return sgemm_plain_workspace_bytes(dev);
+}
 
-static void gemm_fp32(const struct gemm *g, enum matmul_backend backend, void *workspace, const struct device *dev) {
+static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
+    sgemm_function *const sgemm = dev->matmul->backend->sgemm;
     if (g->bias) { // the product is then added onto the bias: cheaper than a pass over the result
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
         for (int64_t i = 0; i < g->rows; i++)
             memcpy(g->out + i * g->cols, g->bias, (size_t)g->cols * sizeof *g->bias);
     }
-    sgemm(backend, g->a_transposed, g->b_transposed, g->rows, g->cols, g->depth, g->a, g->lda, g->b, g->ldb,
+    sgemm(g->a.transposed, g->b.transposed, g->rows, g->cols, g->depth, g->a.data, g->a.ld, g->b.data, g->b.ld,
           g->sum || g->bias, g->sum ? g->sum : g->out, g->cols, workspace, dev);
+    if (dbias)
+        dbias_add(dbias, g->a.data, g->depth, (int)g->rows, workspace, dev);
 }
 
 #endif

@@ -3,17 +3,19 @@
 #pragma once
 #include "kernels/device.cuh" // floatX
 
+// A matrix as it is stored. Only the products look inside: another type, a scale or a packed form would be a member.
+struct gemm_operand {
+    const floatX *data;
+    int64_t ld; // elements from one stored row to the next
+    bool transposed;
+};
 struct gemm {
     int64_t rows, cols, depth;
-    const floatX *a; // (rows, depth), or (depth, rows) when a_transposed; stored rows are lda elements apart
-    int64_t lda;
-    bool a_transposed;
-    const floatX *b; // (depth, cols), or (cols, depth) when b_transposed
-    int64_t ldb;
-    bool b_transposed;
-    floatX *out;        // (rows, cols) = A B + bias, or NULL:
-    const floatX *bias; // (cols) or NULL
-    float *sum;         // (rows, cols) += A B
+    struct gemm_operand a; // (rows, depth), or (depth, rows) when transposed
+    struct gemm_operand b; // (depth, cols), or (cols, depth) when transposed
+    floatX *out;           // (rows, cols) = A B + bias, or NULL:
+    const floatX *bias;    // (cols) or NULL
+    float *sum;            // (rows, cols) += A B
 };
 
 // Makes the library's handles; the caller destroys them.
@@ -32,19 +34,19 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
 // out = in weight^T + bias
 static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                        int64_t M, int N, int K) {
-    const struct gemm gemm = {M, N, K, in, K, false, weight, K, true, out, bias, NULL};
+    const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, bias, NULL};
     return gemm;
 }
 // din = dout weight
 static inline struct gemm gemm_backward_input(floatX *din, const floatX *dout, const floatX *weight, int64_t M, int N,
                                               int K) {
-    const struct gemm gemm = {M, K, N, dout, N, false, weight, K, false, din, NULL, NULL};
+    const struct gemm gemm = {M, K, N, {dout, N, false}, {weight, K, false}, din, NULL, NULL};
     return gemm;
 }
 // dweight += dout^T in
 static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, const floatX *in, int64_t M, int N,
                                                int K) {
-    const struct gemm gemm = {N, K, M, dout, N, true, in, K, false, NULL, NULL, dweight};
+    const struct gemm gemm = {N, K, M, {dout, N, true}, {in, K, false}, NULL, NULL, dweight};
     return gemm;
 }
 

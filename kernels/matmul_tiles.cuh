@@ -15,11 +15,13 @@
 //
 // Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
 #pragma once
-#include "kernels/amx.cuh"         // tiles
-#include "kernels/device.cuh"      // struct device, bf16
-#include "kernels/matmul_gemm.cuh" // struct gemm
-#include "kernels/vectors.cuh"     // vec_dot
-#include <omp.h>                   // omp_get_thread_num
+#include "kernels/amx.cuh"            // amx_load, amx_dot
+#include "kernels/device.cuh"         // struct device, bf16
+#include "kernels/matmul_backend.cuh" // struct matmul_library
+#include "kernels/matmul_gemm.cuh"    // struct gemm
+#include "kernels/vectors.cuh"        // vec_dot
+#include <omp.h>                      // omp_get_thread_num
+#include <stdio.h>                    // snprintf
 #ifdef __AVX512F__
 #include <immintrin.h> // _mm512_*
 #endif
@@ -544,22 +546,22 @@ static void tiles_run(const struct tiles_product *x, int threads) {
 
 // Whether dweight^T is computed instead of dweight: where dout is the wider operand, as the narrower one is to be A,
 // which is packed as a whole.
-static inline bool tiles_transposes(const struct gemm *g) { return g->a_transposed && g->rows > g->cols; }
+static inline bool tiles_transposes(const struct gemm *g) { return g->a.transposed && g->rows > g->cols; }
 
 static size_t tiles_workspace_bytes(const struct gemm *g, const struct device *dev) {
     const bool transpose = tiles_transposes(g);
     const struct tiles_plan p =
         tiles_plan_make(transpose ? g->cols : g->rows, transpose ? g->rows : g->cols, g->depth, dev->threads);
-    const size_t packed_a = g->a_transposed ? (size_t)p.rows * (size_t)p.depth * TILES_PAIR_BYTES : 0;
+    const size_t packed_a = g->a.transposed ? (size_t)p.rows * (size_t)p.depth * TILES_PAIR_BYTES : 0;
     const size_t sums = (size_t)(p.rows > p.cols ? p.rows : p.cols) * TILES_BLOCK * sizeof(float);
     return packed_a + sums + (size_t)p.row_parts * (size_t)p.col_parts * tiles_thread_bytes(&p);
 }
 
-// gemm_run (kernels/matmul_gemm.cuh) on tiles.
+// gemm_run (kernels/matmul_gemm.cuh) by one unit.
 static void gemm_tiles(const struct gemm *g, float *dbias, enum tiles_unit unit, void *workspace,
                        const struct device *dev) {
-    const struct tiles_operand a = {g->a, g->lda, g->rows, g->depth, g->a_transposed};
-    const struct tiles_operand b = {g->b, g->ldb, g->cols, g->depth, !g->b_transposed};
+    const struct tiles_operand a = {g->a.data, g->a.ld, g->rows, g->depth, g->a.transposed};
+    const struct tiles_operand b = {g->b.data, g->b.ld, g->cols, g->depth, !g->b.transposed};
     const bool transpose = tiles_transposes(g);
     struct tiles_product x;
     memset(&x, 0, sizeof x);
@@ -585,6 +587,23 @@ static void gemm_tiles(const struct gemm *g, float *dbias, enum tiles_unit unit,
         for (int64_t i = 0; i < g->rows; i++)
             dbias[i] += sums[i];
     }
+}
+
+// ---- the two backends ----
+
+static bool amx_open(struct matmul_library *library, const struct device *dev) {
+    snprintf(library->description, sizeof library->description, "own AMX bf16");
+    return amx_available();
+}
+static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
+    gemm_tiles(g, dbias, TILES_BY_AMX, workspace, dev);
+}
+static bool dot_open(struct matmul_library *library, const struct device *dev) {
+    snprintf(library->description, sizeof library->description, "own bf16, %s", vec_dot_name());
+    return BF16_DOT;
+}
+static void gemm_dot(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
+    gemm_tiles(g, dbias, TILES_BY_DOT, workspace, dev);
 }
 
 #endif

@@ -1,5 +1,6 @@
-// Speed of the matmuls at the five shapes of GPT-2 124M: bench_matmul_bf16 [TOKENS [amx|onednn|openblas|plain]].
-// Medians; random data, since zeros run faster on real hardware; the last line is what one training step spends.
+// Speed of the matmuls at the five shapes of GPT-2 124M: bench_matmul_bf16 [TOKENS [BACKEND]], where BACKEND is a name in
+// the table of kernels/matmul.cuh. Medians; random data, since zeros run faster on real hardware; the last line is what
+// one training step spends.
 #include "kernels/matmul.cuh" // under test
 #include "kernels/random.cuh" // random_normal
 #include <omp.h>              // omp_get_wtime, omp_get_max_threads
@@ -97,12 +98,22 @@ static double seconds(enum call call, struct buffers *b, struct shape s, int64_t
     return times[runs / 2];
 }
 
-static enum matmul_backend backend_named(const char *name) {
-    const char *names[] = {"auto", "amx", "onednn", "openblas", "plain"}; // in the order of enum matmul_backend
-    for (int i = 0; i < 5; i++)
-        if (strcmp(name, names[i]) == 0)
-            return (enum matmul_backend)i;
-    fail("bench_matmul: no backend '%s'; there are auto, amx, onednn, openblas and plain", name);
+// NULL where this machine or build has no backend of that name.
+static struct matmul_library *library_named(const char *name, struct device *dev) {
+    for (int i = 0; i < MATMUL_BACKENDS; i++)
+        if (strcmp(name, matmul_backends[i].name) == 0)
+            return matmul_create_backend(dev, &matmul_backends[i]);
+    return NULL;
+}
+static void fail_for_backend(const char *name, struct device *dev) {
+    char names[256] = "";
+    for (int i = 0; i < MATMUL_BACKENDS; i++) {
+        struct matmul_library *library = matmul_create_backend(dev, &matmul_backends[i]);
+        if (library)
+            snprintf(names + strlen(names), sizeof names - strlen(names), " %s", matmul_backends[i].name);
+        matmul_destroy(library);
+    }
+    fail("bench_matmul: this machine or build has no backend '%s'; there are:%s", name, names);
 }
 
 int main(int count, char **arguments) {
@@ -110,9 +121,9 @@ int main(int count, char **arguments) {
     if (M < 1)
         fail("bench_matmul: '%s' is no number of tokens", arguments[1]);
     struct device dev = {omp_get_max_threads(), NULL};
-    dev.matmul = matmul_create_backend(&dev, count > 2 ? backend_named(arguments[2]) : MATMUL_AUTO);
+    dev.matmul = count > 2 ? library_named(arguments[2], &dev) : matmul_create(&dev);
     if (dev.matmul == NULL)
-        fail("bench_matmul: this machine or build has no backend '%s'", arguments[2]);
+        fail_for_backend(arguments[2], &dev);
     printf("%s, %s operands, %d threads, %lld tokens; GFLOP/s, medians\n", matmul_describe(dev.matmul), FLOATX_NAME,
            dev.threads, (long long)M);
     printf("%13s %10s %10s %10s %14s\n", "K x N", "forward", "dX", "dW + dbias", "workspace MB");

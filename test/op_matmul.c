@@ -16,27 +16,19 @@ static const struct shape shapes[] = {{1, 1, 1},     {1, 5, 3},      {33, 17, 65
                                       {96, 64, 64},  {2, 32, 32},    {2600, 3, 5},  {4000, 64, 33}, {9000, 40, 3}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 #ifdef TARGET_CUDA
-enum matmul_backend { MATMUL_CUBLASLT };
-static const enum matmul_backend backends[] = {MATMUL_CUBLASLT};
-static struct matmul_library *matmul_create_backend(struct device *dev, enum matmul_backend backend) {
+struct matmul_backend {
+    bool same_bits_for_any_threads;
+};
+static const struct matmul_backend matmul_backends[] = {{true}};
+enum { MATMUL_BACKENDS = 1 };
+static struct matmul_library *matmul_create_backend(struct device *dev, const struct matmul_backend *backend) {
     return matmul_create(dev);
 }
 static void wait_for(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
 #else
-static const enum matmul_backend backends[] = {MATMUL_AMX, MATMUL_DOT, MATMUL_ONEDNN, MATMUL_OPENBLAS, MATMUL_PLAIN};
 static void wait_for(struct device *dev) {}
 #endif
-enum { BACKENDS = sizeof backends / sizeof backends[0] };
 static char backend_under_test[96] = "naive";
-
-// Those that sum in an order of their own making, whatever the threads; the libraries choose it by the thread count.
-static bool same_bits_for_any_threads(enum matmul_backend backend) {
-#ifdef TARGET_CUDA
-    return true;
-#else
-    return backend == MATMUL_AMX || backend == MATMUL_DOT || backend == MATMUL_PLAIN;
-#endif
-}
 
 // A sum of K products of random signs has a standard deviation of s sqrt(K); its K roundings, each at most 2^-24 of a
 // partial sum of s sqrt(k), add up to at most s K 2^-24 / sqrt(2): relative to the result, sqrt(K) 2^-24. Two more are
@@ -192,24 +184,30 @@ static void spoil(void *workspace, size_t bytes, struct device *dev) {
     memset(workspace, NAN_BYTE, bytes);
 }
 
-static struct result run(const struct problem *p, int backward_weight_calls, struct device *dev) {
+static void run_into(struct result *r, const struct problem *p, int backward_weight_calls, void *workspace,
+                     struct device *dev) {
     const struct shape s = p->shape;
-    struct result r = result_make(s);
     const size_t bytes = matmul_workspace_bytes(s.M, s.N, s.K, dev);
-    void *workspace = guarded(bytes, NAN_BYTE);
-    matmul_forward(r.out, p->in, p->weight, p->bias, s.M, s.N, s.K, workspace, dev);
     spoil(workspace, bytes, dev);
-    matmul_forward(r.out_without_bias, p->in, p->weight, NULL, s.M, s.N, s.K, workspace, dev);
+    matmul_forward(r->out, p->in, p->weight, p->bias, s.M, s.N, s.K, workspace, dev);
     spoil(workspace, bytes, dev);
-    matmul_backward_input(r.din, p->dout, p->weight, s.M, s.N, s.K, workspace, dev);
+    matmul_forward(r->out_without_bias, p->in, p->weight, NULL, s.M, s.N, s.K, workspace, dev);
+    spoil(workspace, bytes, dev);
+    matmul_backward_input(r->din, p->dout, p->weight, s.M, s.N, s.K, workspace, dev);
     for (int i = 0; i < backward_weight_calls; i++) {
         spoil(workspace, bytes, dev);
-        matmul_backward_weight(r.dweight, i % 2 ? NULL : r.dbias, p->dout, p->in, s.M, s.N, s.K, workspace, dev);
+        matmul_backward_weight(r->dweight, i % 2 ? NULL : r->dbias, p->dout, p->in, s.M, s.N, s.K, workspace, dev);
     }
     wait_for(dev);
     assert_guards(workspace, bytes, NAN_BYTE);
+    result_check_guards(r);
+}
+static struct result run(const struct problem *p, int backward_weight_calls, struct device *dev) {
+    const struct shape s = p->shape;
+    struct result r = result_make(s);
+    void *workspace = guarded(matmul_workspace_bytes(s.M, s.N, s.K, dev), NAN_BYTE);
+    run_into(&r, p, backward_weight_calls, workspace, dev);
     guarded_free(workspace);
-    result_check_guards(&r);
     return r;
 }
 
@@ -256,16 +254,16 @@ static void assert_same_as_naive(const struct result *r, const struct problem *p
 }
 
 // Calls `check` with a device for each backend that is there; says which are.
-static void for_each_backend(int threads, void (*check)(struct device *, enum matmul_backend)) {
+static void for_each_backend(int threads, void (*check)(struct device *, const struct matmul_backend *)) {
     int found = 0;
-    for (int b = 0; b < BACKENDS; b++) {
+    for (int b = 0; b < MATMUL_BACKENDS; b++) {
         struct device dev = {threads, NULL};
-        dev.matmul = matmul_create_backend(&dev, backends[b]);
+        dev.matmul = matmul_create_backend(&dev, &matmul_backends[b]);
         if (dev.matmul == NULL)
             continue;
         snprintf(backend_under_test, sizeof backend_under_test, "%s, %d threads", matmul_describe(dev.matmul), threads);
         print_message("           %s\n", backend_under_test);
-        check(&dev, backends[b]);
+        check(&dev, &matmul_backends[b]);
         matmul_destroy(dev.matmul);
         found++;
     }
@@ -275,7 +273,7 @@ static void for_each_backend(int threads, void (*check)(struct device *, enum ma
 // Slow where tiles are emulated: once is enough.
 static bool is_large(struct shape s) { return s.M * s.N * s.K > 10000000; }
 
-static void check_values(struct device *dev, enum matmul_backend backend) {
+static void check_values(struct device *dev, const struct matmul_backend *backend) {
     for (int i = 0; i < SHAPES; i++) {
         if (is_large(shapes[i]) && dev->threads == 1)
             continue;
@@ -294,12 +292,12 @@ static void test_values(void **state) {
 }
 
 #ifndef TARGET_CUDA
-// AUTO is the first backend in the order of the enum that is there, and says what it is.
+// The first backend of the table that is there is taken, and says what it is.
 static void test_auto(void **state) {
     struct device dev = {1, NULL};
     struct matmul_library *chosen = matmul_create(&dev), *first = NULL;
-    for (int b = 0; b < BACKENDS && first == NULL; b++)
-        first = matmul_create_backend(&dev, backends[b]);
+    for (int b = 0; b < MATMUL_BACKENDS && first == NULL; b++)
+        first = matmul_create_backend(&dev, &matmul_backends[b]);
     assert_non_null(chosen);
     assert_string_equal(matmul_describe(chosen), matmul_describe(first));
     matmul_destroy(chosen);
@@ -327,15 +325,15 @@ static void check_accumulates_at(struct shape s, struct device *dev) {
     result_free(&r);
     problem_free(&p);
 }
-static void check_accumulates(struct device *dev, enum matmul_backend backend) {
+static void check_accumulates(struct device *dev, const struct matmul_backend *backend) {
     static const struct shape awkward = {100, 50, 70}, usual = {96, 48, 64};
     check_accumulates_at(awkward, dev);
     check_accumulates_at(usual, dev);
 }
 static void test_accumulates(void **state) { for_each_backend(2, check_accumulates); }
 
-static void check_threads(struct device *dev, enum matmul_backend backend) {
-    if (!same_bits_for_any_threads(backend))
+static void check_threads(struct device *dev, const struct matmul_backend *backend) {
+    if (!backend->same_bits_for_any_threads)
         return;
     for (int i = 0; i < SHAPES; i++) {
         if (is_large(shapes[i]))
@@ -387,7 +385,7 @@ static void check_nonfinite_at(struct shape s, struct device *dev) {
     result_free(&r);
     problem_free(&p);
 }
-static void check_nonfinite(struct device *dev, enum matmul_backend backend) {
+static void check_nonfinite(struct device *dev, const struct matmul_backend *backend) {
     static const struct shape awkward = {40, 37, 50}, usual = {40, 32, 48};
     check_nonfinite_at(awkward, dev);
     check_nonfinite_at(usual, dev);
@@ -564,11 +562,11 @@ static void misuse(void *argument) {
     struct gemm gemm = m->gemm;
     const struct gemm *g = &gemm;
     if (m->which == IN_PLACE)
-        gemm.a = gemm.out;
+        gemm.a.data = gemm.out;
     struct matmul_plan *plan = matmul_plan_for(g, m->library);
     size_t workspace_bytes = MATMUL_LIBRARY_BYTES;
     char *const workspace = m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0);
-    const void *a = g->a;
+    const void *a = g->a.data;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
@@ -577,7 +575,7 @@ static void misuse(void *argument) {
     switch (m->which) {
     case OTHER_DEPTH: plan->a.rows--; break;
     case SHORT_ROWS: cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, 10, 10, 9); break;
-    case LESS_ALIGNED: a = g->a + 1; break;
+    case LESS_ALIGNED: a = g->a.data + 1; break;
     case SMALL_WORKSPACE: workspace_bytes--; break;
     case OTHER_EPILOGUE: matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue); break;
     case ROUNDED_PARTS:
@@ -585,8 +583,8 @@ static void misuse(void *argument) {
         cublasLtMatmulAlgoGetHeuristic(m->library->handle, &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c,
                                        &preference, 1, &result, &found);
     }
-    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b, &plan->b, a, &plan->a, &zero, g->out, &plan->c,
-                   g->out, &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
+    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b.data, &plan->b, a, &plan->a, &zero, g->out,
+                   &plan->c, g->out, &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
 }
 static void test_stand_in(void **state) {
     const struct shape s = {32, 32, 32};

@@ -1,0 +1,59 @@
+// What computes products on the cpu target: the shape of a backend, of which kernels/matmul.cuh has the table, and what
+// backends share.
+#pragma once
+#include "kernels/device.cuh"      // struct device, floatX
+#include "kernels/matmul_gemm.cuh" // struct gemm
+
+// C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
+// round: A (depth, rows), B (cols, depth).
+typedef void sgemm_function(bool a_transposed, bool b_transposed, int64_t rows, int64_t cols, int64_t depth,
+                            const float *a, int64_t lda, const float *b, int64_t ldb, bool add, float *c, int64_t ldc,
+                            void *workspace, const struct device *dev);
+
+struct matmul_backend {
+    const char *name;               // for tests and benchmarks
+    bool same_bits_for_any_threads; // else the bits are the same for the same number of threads
+    // Whether this machine has it. Writes the library's description and makes its state; close frees that, NULL: there
+    // is none.
+    bool (*open)(struct matmul_library *library, const struct device *dev);
+    void (*close)(struct matmul_library *library);
+    // gemm_workspace_bytes and gemm_run (kernels/matmul_gemm.cuh). While they run OpenMP's number of threads is the
+    // device's.
+    size_t (*workspace_bytes)(const struct gemm *gemm, const struct device *dev);
+    void (*run)(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev);
+    sgemm_function *sgemm; // by which gemm_fp32 multiplies; NULL: the backend does not call that
+};
+struct matmul_library {
+    const struct matmul_backend *backend;
+    void *state; // of the backend
+    char description[64];
+};
+
+// Rows of dout that one partial sum of dbias covers. The number is fixed, so that the sums do not depend on that of
+// threads.
+enum { DBIAS_ROWS = 256 };
+
+static size_t dbias_workspace_bytes(int64_t M, int N) {
+    return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
+}
+
+// dbias += column sums of dout (M, N)
+static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *workspace, const struct device *dev) {
+    float *partial = (float *)workspace; // (chunks, N)
+    const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        float *sum = partial + chunk * N;
+        memset(sum, 0, (size_t)N * sizeof *sum);
+        for (int64_t i = chunk * DBIAS_ROWS; i < gemm_min(M, (chunk + 1) * DBIAS_ROWS); i++) {
+#pragma omp simd
+            for (int j = 0; j < N; j++)
+                sum[j] += to_float(dout[i * N + j]);
+        }
+    }
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+#pragma omp simd
+        for (int j = 0; j < N; j++)
+            dbias[j] += partial[chunk * N + j];
+    }
+}
