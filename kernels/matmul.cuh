@@ -47,7 +47,7 @@ static const struct matmul_backend matmul_backends[] = {
     {"onednn-bf16", false, onednn_open, onednn_close, onednn_workspace_bytes, gemm_onednn, sgemm_onednn},
 #endif
 #endif
-#ifdef HAVE_ONEDNN
+#if defined HAVE_ONEDNN && defined __x86_64__ // for others dnnl_sgemm is loops in C++ (oneDNN's cpu/gemm/gemm.cpp)
     {"onednn-fp32", false, onednn_fp32_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_onednn},
 #endif
 #ifdef HAVE_OPENBLAS
