@@ -28,6 +28,9 @@ static void report(const struct run *r) {
             c->vocab_size);
     log_row("parameters", "%s", log_count(text, m->table.visible));
     log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
+    if (c->instruction_set_reason)
+        log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
+    log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
     log_row("attention", "%s", r->attention.reason);
     log_row("recomputation", "%s", m->policy.description);
