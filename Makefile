@@ -3,6 +3,7 @@
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
 # make quick      the units and the cpu target's ops: under two minutes once they are built
+# make test-levels   a program for any CPU: each level of instruction sets in it that this one has
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
@@ -133,7 +134,7 @@ QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(
 TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(if $(SANITIZE),,$(EMU_TESTS))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 
-.PHONY: all cuda emu ptxas demo test test-programs test-environments quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+.PHONY: all cuda emu ptxas demo test test-programs test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
 test:
 	scripts/setup.sh test
@@ -147,6 +148,9 @@ quick-programs: $(QUICK_TESTS)
 # Those that a user's environment can disturb, in each environment of the script's.
 test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 	BUILD=$(B) test/environments.sh
+test-levels: $(B)/train_gpt
+	$(AGAIN) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
+	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions; each benchmark still compiles.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))

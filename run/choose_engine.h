@@ -80,7 +80,10 @@ static engine_entry *cpu_engine(struct config *config) {
     static char reason[64];
     const struct level *const level = choose_level(config);
     resolve_cpu_precision(config, level);
-    snprintf(reason, sizeof reason, "of %d that this program has", (int)NUM_LEVELS);
+    if (NUM_LEVELS > 1)
+        snprintf(reason, sizeof reason, "of %d that this program has", (int)NUM_LEVELS);
+    else
+        snprintf(reason, sizeof reason, "the one that this program has");
     config->instruction_set = level->name;
     config->instruction_set_reason = reason;
     return config->precision == WITH_FP32 ? level->fp32 : level->bf16;
