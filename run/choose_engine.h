@@ -42,7 +42,7 @@ static int level_asked(const char *name) {
             return i;
         is_built = true;
     }
-    levels_list(list, sizeof list, level_runs_here);
+    levels_list_here(list, sizeof list);
     fail("--instruction-set %s: %s; it may be auto, or of %s", name,
          is_built ? "this CPU lacks some of it" : "this train_gpt was not built for it", list);
 }

@@ -33,17 +33,16 @@ static const struct level levels[] = {LEVELS(LEVEL_ROW)};
 #undef LEVEL_ROW
 enum { NUM_LEVELS = sizeof levels / sizeof *levels };
 
-// text = the names of the levels for which `lists` is true, with a comma between two.
-static void levels_list(char *text, size_t bytes, bool (*lists)(const struct level *level)) {
+static bool level_runs_here(const struct level *level) { return cpu_has_features(level->features); }
+// text = the names of the levels that this CPU can run, with a comma between two.
+static void levels_list_here(char *text, size_t bytes) {
     text[0] = 0;
     for (int i = 0; i < NUM_LEVELS; i++) {
         const size_t used = strlen(text);
-        if (lists(&levels[i]))
+        if (level_runs_here(&levels[i]))
             snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "", levels[i].name);
     }
 }
-static bool level_is_built(const struct level *level) { return true; }
-static bool level_runs_here(const struct level *level) { return cpu_has_features(level->features); }
 
 // The level's products of bf16, as the compiler calls them; NULL: none.
 static const char *level_bf16_products(const struct level *level) {
