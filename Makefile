@@ -3,6 +3,7 @@
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
 # make quick      the units and the cpu target's ops: under two minutes once they are built
+# make test-levels   a program for any CPU: each level of instruction sets in it that this one has
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
@@ -22,9 +23,7 @@ include scripts/libraries.mk # the machine and what it has: ARCH, MACHINE, DEFIN
 CFLAGS ?= -O3 -g1
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS += -fopenmp -fno-math-errno -fno-trapping-math $(if $(SANITIZE),-O1 $(SANITIZERS) -fno-omit-frame-pointer)
-# clang knows native as a CPU alone where that is not x86; vectors of 512 bits, where the machine has them, are x86's.
-X86 := $(filter x86_64,$(MACHINE))
-ARCH_FLAGS := $(if $(filter native,$(ARCH)),$(if $(X86),-march=native,-mcpu=native),$(ARCH:%=-march=%)) $(if $(X86),-mprefer-vector-width=512)
+include scripts/levels.mk # ARCH_FLAGS, and the levels of instruction sets above ARCH: LEVELS, LEVEL_ROWS
 # What tests the runtime, the parsers and the emulated CUDA source needs no machine's own instructions, and is built for
 # those that each has, so that a test that passes on one machine is the same program on the next.
 BASELINE_x86_64 := -march=x86-64 -mcx16 -msahf -mpopcnt -msse4.2 # x86-64-v2, which gcc has by that name since 11
@@ -82,23 +81,32 @@ $(call rule,commit.o,$(B)/commit.c,$$(call COMPILE_FOR,) -c)
 $(call rule,cpu_features.o,runtime/machine/cpu_features.c,$$(call COMPILE_FOR,) -c)
 $(call rule,cpu_features_needed.o,runtime/machine/cpu_features_needed.c,$$(COMPILE) -c)
 
-# ---- The program: one copy of the engine per target and precision, and a main that picks one ----
+# ---- The program: one copy of the engine per target, level and precision, and a main that picks one ----
 $(call rule,engine_cpu_%.o,train_gpt.c,$$(COMPILE) -DENGINE=train_cpu_$$* $$(PRECISION_$$*) -c)
+# $(call level,LEVEL,SUFFIX): the engines for a level above ARCH, and the table of what they need.
+define level
+$(call rule,engine_cpu_%$(2).o,train_gpt.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) -DENGINE=train_cpu_$$*$(2) $$(PRECISION_$$*) -c)
+$(call rule,cpu_features_needed$(2).o,runtime/machine/cpu_features_needed.c,$$(call COMPILE_FOR,$$(call arch_flags,$(1))) -DCPU_FEATURES=cpu_features_needed$(2) -c)
+CPU_ENGINES += $(B)/engine_cpu_fp32$(2).o $(B)/engine_cpu_bf16$(2).o $(B)/cpu_features_needed$(2).o
+endef
+$(foreach l,$(LEVELS),$(eval $(call level,$l,$(call level_suffix,$l))))
 $(call rule,engine_cuda_%.o,train_gpt.c,$$(NVCC_COMPILE) $$(GENCODE) -MMD -MP -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -c)
 $(call rule,emu/engine_cuda_%.o,train_gpt.c,$$(EMULATE) -DENGINE=train_cuda_$$* $$(PRECISION_$$*) -x c++ -c)
-$(call rule,main.o,train_gpt.c,$$(COMPILE) -c)
-$(call rule,main_cuda.o,train_gpt.c,$$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$$(GPU_CODE)"' -c)
-$(call rule,emu/main.o,train_gpt.c,$$(COMPILE) -DHAVE_CUDA -DGPU_ARCHITECTURES='"the emulator"' -c)
+COMPILE_MAIN = $(COMPILE) '-DLEVELS(X)=$(LEVEL_ROWS)'
+$(call rule,main.o,train_gpt.c,$$(COMPILE_MAIN) -c)
+$(call rule,main_cuda.o,train_gpt.c,$$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTURES='"$$(GPU_CODE)"' -c)
+$(call rule,emu/main.o,train_gpt.c,$$(COMPILE_MAIN) -DHAVE_CUDA -DGPU_ARCHITECTURES='"the emulator"' -c)
 engines = $(B)/$(1)_fp32.o $(B)/$(1)_bf16.o
+CPU_ENGINES += $(call engines,engine_cpu)
 PROGRAM := $(patsubst runtime/machine/%.c,$(B)/%.o,$(wildcard runtime/machine/cpu_features*.c)) $(B)/commit.o $(LIBRARY)
 # What the program was linked for last: the objects of the other target are up to date then too.
 LINKED := $(if $(CUDA),cuda,cpu)
 $(if $(filter $(LINKED),$(file <$(B)/linked-for)),,$(eval .PHONY: $(B)/train_gpt))
 $(B)/main_cuda.o $(call engines,engine_cuda) $(PTXAS_LOGS): $(B)/build-with-cuda
-$(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(call engines,engine_cpu) $(if $(CUDA),$(call engines,engine_cuda)) $(PROGRAM)
+$(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(CPU_ENGINES) $(if $(CUDA),$(call engines,engine_cuda)) $(PROGRAM)
 	$(if $(CUDA),$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA),$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS)) -o $@
 	@echo $(LINKED) >$(B)/linked-for
-$(B)/emu/train_gpt: $(B)/emu/main.o $(call engines,engine_cpu) $(call engines,emu/engine_cuda) $(PROGRAM)
+$(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(call engines,emu/engine_cuda) $(PROGRAM)
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
@@ -126,7 +134,7 @@ QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(
 TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(if $(SANITIZE),,$(EMU_TESTS))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 
-.PHONY: all cuda emu ptxas demo test test-programs test-environments quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+.PHONY: all cuda emu ptxas demo test test-programs test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
 test:
 	scripts/setup.sh test
@@ -140,6 +148,9 @@ quick-programs: $(QUICK_TESTS)
 # Those that a user's environment can disturb, in each environment of the script's.
 test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 	BUILD=$(B) test/environments.sh
+test-levels: $(B)/train_gpt
+	$(AGAIN) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
+	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions; each benchmark still compiles.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))

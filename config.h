@@ -131,6 +131,7 @@ struct config {
     // device
     enum config_device device;
     enum config_precision precision;
+    const char *instruction_set;
     bool cuda_graphs;
     int threads;
     // several processes
@@ -148,6 +149,7 @@ struct config {
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
+    const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
 };
 
 // ---- presets ----
@@ -319,7 +321,10 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, device, "auto", CHOICES(DEVICES), 0, 0, "Where to compute; auto: a GPU where there is one",
         CONFIG_THIS_START),
     ROW(ENUM, precision, "auto", CHOICES(PRECISIONS), 0, 0,
-        "Of parameters and activations; auto: bf16 on GPUs and with AMX", CONFIG_THIS_START),
+        "Of parameters and activations; auto: bf16 where the device multiplies it faster than fp32", CONFIG_THIS_START),
+    ROW(STRING, instruction_set, "auto", "auto|NAME", 0, 0,
+        "Level of the CPU's instructions, of those that --version lists; auto: the highest that every rank's CPU has",
+        CONFIG_THIS_START | CONFIG_PER_RANK),
     ROW(BOOL, cuda_graphs, "true", "", 0, 0, "Record a micro-step's work on a GPU once, enqueue it by one call",
         CONFIG_THIS_START),
     ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",

@@ -1,22 +1,23 @@
-// The choice of the engine's copy: by --device, --precision, and what this build and this machine have.
+// The choice of the engine's copy: by --device, --precision, --instruction-set, and what this build and this machine
+// have.
 #pragma once
 #include "config.h"                // struct config
 #include "kernels/amx.cuh"         // amx_available
-#include "run/engine.h"            // the copies of the engine
+#include "run/levels.h"            // levels, the copies of the engine for the cpu
 #include "runtime/machine/error.h" // fail
+#include "runtime/net/parallel.h"  // parallel_largest
 #include "runtime/text/log.h"      // log_row
 #include <stdio.h>                 // printf
 
 // The engines for CUDA, where the build has them; why they can't be used ("": they can); their rows of --version.
 #ifdef HAVE_CUDA
 enum { CUDA_IS_BUILT = 1 };
-static engine_entry *cuda_engine(enum config_precision precision) {
-    switch (precision) {
-    case WITH_FP32: return train_cuda_fp32;
-    case WITH_BF16:
-    case WITH_AUTO: return train_cuda_bf16;
+static engine_entry *cuda_engine(struct config *config) {
+    if (config->precision == WITH_AUTO) {
+        config->precision = WITH_BF16;
+        config->precision_reason = "tensor cores multiply it faster than fp32; --precision fp32 is more exact";
     }
-    __builtin_unreachable();
+    return config->precision == WITH_FP32 ? train_cuda_fp32 : train_cuda_bf16;
 }
 static const char *cuda_unavailable_reason(void) { return train_cuda_bf16_unavailable_reason(); }
 static void cuda_describe(void) {
@@ -25,17 +26,67 @@ static void cuda_describe(void) {
 }
 #else
 enum { CUDA_IS_BUILT = 0 };
-static engine_entry *cuda_engine(enum config_precision precision) { return NULL; }
+static engine_entry *cuda_engine(struct config *config) { return NULL; }
 static const char *cuda_unavailable_reason(void) { return "this train_gpt was built without it (make cuda builds it)"; }
 static void cuda_describe(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
-static engine_entry *cpu_engine(enum config_precision precision) {
-    switch (precision) {
-    case WITH_FP32: return train_cpu_fp32;
-    case WITH_BF16: return train_cpu_bf16;
-    case WITH_AUTO: return amx_available() ? train_cpu_bf16 : train_cpu_fp32;
+
+// The level of --instruction-set. Ends the program where it is not one that this program has and this CPU can run.
+static int level_asked(const char *name) {
+    char list[256];
+    bool is_built = false;
+    for (int i = 0; i < NUM_LEVELS; i++) {
+        if (strcmp(levels[i].name, name) != 0)
+            continue;
+        if (level_runs_here(&levels[i]))
+            return i;
+        is_built = true;
     }
-    __builtin_unreachable();
+    levels_list_here(list, sizeof list);
+    fail("--instruction-set %s: %s; it may be auto, or of %s", name,
+         is_built ? "this CPU lacks some of it" : "this train_gpt was not built for it", list);
+}
+// The level that the cpu engines are taken from: the one asked for, or the highest that this CPU can run, but none above
+// another rank's. Replicas of the parameters are updated by each rank, and stay equal to the bit by the same instructions.
+static const struct level *choose_level(const struct config *config) {
+    int level = NUM_LEVELS - 1;
+    if (strcmp(config->instruction_set, "auto") != 0)
+        level = level_asked(config->instruction_set);
+    while (level > 0 && !level_runs_here(&levels[level]))
+        level--;
+    level = NUM_LEVELS - 1 - parallel_largest(config->parallel, NUM_LEVELS - 1 - level, "the instruction set");
+    return &levels[level > 0 ? level : 0]; // another rank may run another build, with more levels
+}
+
+// Replaces --precision auto by what is faster on every rank's CPU: bf16 where it has AMX, or where the level's
+// instructions multiply bf16. Sets the reason.
+static void resolve_cpu_precision(struct config *config, const struct level *level) {
+    static char reason[128];
+    const char *const products = amx_available() ? "AMX" : level_bf16_products(level);
+    const bool a_rank_has_none = parallel_largest(config->parallel, !products, "the precision") != 0;
+    if (config->precision != WITH_AUTO)
+        return;
+    config->precision = a_rank_has_none ? WITH_FP32 : WITH_BF16;
+    if (!products)
+        snprintf(reason, sizeof reason, "%s has no products of bf16", level->name);
+    else if (a_rank_has_none)
+        snprintf(reason, sizeof reason, "another rank's CPU has no products of bf16");
+    else
+        snprintf(reason, sizeof reason, "this CPU multiplies it (%s) faster than fp32; --precision fp32 is more exact",
+                 products);
+    config->precision_reason = reason;
+}
+static engine_entry *cpu_engine(struct config *config) {
+    static char reason[64];
+    const struct level *const level = choose_level(config);
+    resolve_cpu_precision(config, level);
+    if (NUM_LEVELS > 1)
+        snprintf(reason, sizeof reason, "of %d that this program has", (int)NUM_LEVELS);
+    else
+        snprintf(reason, sizeof reason, "the one that this program has");
+    config->instruction_set = level->name;
+    config->instruction_set_reason = reason;
+    return config->precision == WITH_FP32 ? level->fp32 : level->bf16;
 }
 
 // The device of --device auto: a GPU where one can be used. Where a build for GPUs finds none, prints why.
@@ -52,12 +103,14 @@ static void check_cuda(bool plans) {
         fail("--device cuda: %s; --device cpu trains on the CPU", reason);
 }
 
-// The engine for the options' target and precision; auto is decided by this machine. Sets config->device.
+// The engine for the options' target, precision and level; auto is decided by this machine and the other ranks'. Sets
+// the options to what was chosen, and the reasons.
 static engine_entry *choose_engine(struct config *config) {
     switch (config->device) {
     case DEVICE_AUTO: config->device = choose_device(); break;
     case DEVICE_CUDA: check_cuda(config->plan); break;
     case DEVICE_CPU: break;
     }
-    return config->device == DEVICE_CUDA ? cuda_engine(config->precision) : cpu_engine(config->precision);
+    config->precision_reason = *config->checkpoint ? "the checkpoint's" : "by --precision";
+    return config->device == DEVICE_CUDA ? cuda_engine(config) : cpu_engine(config);
 }

@@ -1,4 +1,5 @@
-// The copies of the engine in one train_gpt, a copy for each target and precision, as main sees them.
+// The copies of the engine in one train_gpt, a copy for each target and precision, and on the cpu target for each level
+// of instruction sets, as main sees them.
 #pragma once
 #include "config.h" // struct config
 
@@ -9,7 +10,8 @@ typedef int engine_entry(const struct config *config); // runs what the options 
 typedef const char *engine_unavailable_reason(void);   // why this machine can't use the target; "": it can
 typedef void engine_libraries(void);                   // prints the libraries of a target with their versions
 
-engine_entry train_cpu_fp32, train_cpu_bf16, train_cuda_fp32, train_cuda_bf16;
+// Those of the cpu are in run/levels.h.
+engine_entry train_cuda_fp32, train_cuda_bf16;
 engine_unavailable_reason train_cuda_fp32_unavailable_reason, train_cuda_bf16_unavailable_reason;
 engine_libraries train_cuda_fp32_libraries, train_cuda_bf16_libraries;
 #ifdef __cplusplus

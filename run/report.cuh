@@ -1,6 +1,7 @@
 // The report that a run prints when it starts: the model, how it is computed, its memory, its data.
 #pragma once
-#include "run/run.cuh" // struct run
+#include "run/run.cuh"            // struct run
+#include "runtime/machine/numa.h" // numa_nodes_used
 
 static void report_training(const struct run *r) {
     const struct config *c = r->config;
@@ -18,6 +19,16 @@ static void report_training(const struct run *r) {
             r->peak_is_measured ? "measured" : "by the data sheet");
 }
 
+// Where a process computes on several NUMA nodes, each thread reads most of the weights from another's memory.
+static void report_numa(const struct run *r) {
+    const int nodes = numa_nodes_used(NUMA_NODES);
+    if (r->config->device == DEVICE_CPU && r->dev.threads > 1 && nodes > 1)
+        log_row("NUMA",
+                "this process spans %d nodes; a rank a node keeps memory near: mpirun -np %d --map-by "
+                "ppr:1:numa --bind-to numa",
+                nodes, nodes);
+}
+
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
@@ -28,8 +39,12 @@ static void report(const struct run *r) {
             c->vocab_size);
     log_row("parameters", "%s", log_count(text, m->table.visible));
     log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
+    if (c->instruction_set_reason)
+        log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
+    log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
     log_row("attention", "%s", r->attention.reason);
+    report_numa(r);
     log_row("recomputation", "%s", m->policy.description);
     if (c->ranks > 1)
         log_row("ranks", "%d, ZeRO stage %d; gradients in %s, in %d pieces of %s at most; memory is a rank's", c->ranks,

@@ -1,12 +1,12 @@
 #!/bin/sh
 # The speed and memory table: scripts/bench.sh BUILD_FOLDER. Text on stdout and in out/bench/*.txt, JSON beside it.
-# bf16 runs where the CPU has AMX, or with BENCH_BF16=1; without AMX it is slower than fp32 and of no use.
+# bf16 runs where --precision auto takes it, or with BENCH_BF16=1; elsewhere it is slower than fp32 and of no use.
 set -eu
 build=${1:-build}
 out=out/bench
 mkdir -p "$out"
 precisions=fp32
-if grep -q amx_bf16 /proc/cpuinfo || [ "${BENCH_BF16:-0}" = 1 ]; then
+if "$build/train_gpt" --device cpu --preset demo --plan | grep -q '^precision  *bf16' || [ "${BENCH_BF16:-0}" = 1 ]; then
     precisions="bf16 fp32"
 fi
 {

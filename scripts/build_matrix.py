@@ -56,7 +56,8 @@ def rows_of_compiler(name, compiler):
     make = {"CC": compiler}
     return [Row(name, {**make, "ARCH": "native"}),
             *(Row(name + "-x86-64-" + v, {**make, "ARCH": "x86-64-" + v}, needs=flags, tested="ops")
-              for v, flags in (("v2", "sse4_2 popcnt"), ("v3", "avx2 fma bmi2"), ("v4", "avx512f avx512bw avx512vl avx512dq")))]
+              for v, flags in (("v2", "sse4_2 popcnt"), ("v3", "avx2 fma bmi2"), ("v4", "avx512f avx512bw avx512vl avx512dq"),
+                               ("v4+avx512bf16", "avx512_bf16")))]
 
 
 def all_rows():
@@ -131,6 +132,7 @@ def losses(row, folder, precision, log):
     out = "%s/out_%s" % (folder, precision)
     shutil.rmtree(ROOT + "/" + out, ignore_errors=True)
     command = [*row.emulator.split(), folder + "/train_gpt", *TRAINING, "--precision", precision, "--out", out,
+               *(["--instruction-set", row.make["ARCH"]] if "ARCH" in row.make else []), # not a higher level that the program has, too
                "--train-data", FOLDER + "/text_train_*.bin", "--val-data", FOLDER + "/text_val_*.bin"]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **row.environment}, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)

@@ -8,7 +8,7 @@ write_changed = $(if $(call is_same,$(strip $(2)),$(strip $(file <$(1)))),,$(if 
 is_same = $(and $(findstring $(1),$(2)),$(findstring $(2),$(1)))
 define BUILD_WITH
 $(shell $(CC) --version 2>&1 | head -n 1; $(CC) $(ARCH_FLAGS) -E -v -x c /dev/null 2>&1 >/dev/null | grep -e ' -march=' -e ' -target-cpu ')
-$(filter-out -Werror,$(COMPILE)) $(LDFLAGS) $(LDLIBS)
+$(filter-out -Werror,$(COMPILE)) $(LDFLAGS) $(LDLIBS) $(foreach l,$(LEVELS),$l $(call arch_flags,$l))
 $(shell $(CXX) --version 2>&1 | head -n 1)
 $(filter-out -Werror,$(EMULATE))
 endef

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """compile_commands.json, from which editors take a file's flags: make -nB GOAL ... | scripts/compile_commands.py [HEADER ...]
 
-One command a source: the cpu target's where it has one, and of those the longest: train_gpt.c as an engine. The headers named are read
+One command a source: the cpu target's where it has one, of those an engine's, of those the longest: train_gpt.c as the bf16 engine. The headers named are read
 as train_gpt.c is, the other .cuh files and the emulator's own as it is for the emulator; clangd by itself would take .cuh for CUDA.
 Where clang has no omp.h of its own it finds gcc's, after its other headers.
 """
@@ -28,13 +28,17 @@ def command_of(line):
     return sources[0], kept + (["-idirafter", gcc_headers] if os.path.isabs(gcc_headers) else [])
 
 
+def is_better(words):
+    return any(word.startswith("-DENGINE=") for word in words), len(words)
+
+
 def main():
     longest = {}  # by source, and whether for the emulator
     for line in sys.stdin:
         found = command_of(line) if " -std=" in line else None
         if found:
             key = found[0], EMULATED in found[1]
-            longest[key] = max(longest.get(key, []), found[1], key=len)
+            longest[key] = max(longest.get(key, []), found[1], key=is_better)
     files = {source: longest.get((source, False)) or words for (source, _), words in longest.items()}
     for header in sys.argv[1:]:
         files[header] = longest["train_gpt.c", False] + ["-x", "c"]

@@ -1,8 +1,10 @@
 # A part of the Makefile: this machine, or the one that CC compiles for, and the libraries that it has.
 # ARCH is this machine, unless the compiler is another's: then all of that kind, and without the MPI that is here.
+GENERIC_x86_64 := x86-64
+GENERIC_aarch64 := armv8-a
 MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
 NATIVE := $(filter $(shell uname -m),$(MACHINE))
-ARCH ?= $(if $(NATIVE),native)
+ARCH ?= $(if $(NATIVE),native,$(GENERIC_$(MACHINE)))
 MULTIARCH := $(or $(shell $(CC) -print-multiarch 2>/dev/null),$(MACHINE)-linux-gnu)
 # What scripts/setup.sh --into .deps unpacked comes before what the system has. Its libraries need each other, and an
 # RPATH, unlike a RUNPATH, counts for them too. The RPATH is relative to the program (one to four folders below this one),

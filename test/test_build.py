@@ -1,6 +1,7 @@
 """The Makefile: what a build was made with decides what is built anew, and what can't be used is named in one line."""
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -77,6 +78,39 @@ class Build(unittest.TestCase):
             commands = self.make("-n", "--always-make", f"ARCH={arch}").stdout
             self.assertIn("schedule.c", commands)
             self.assertEqual("-msse4.2" in commands, newer, commands)
+
+    def engines(self, arch):
+        """What the engines of a program for `arch` are compiled for, by their names; and the levels that main is told of."""
+        self.target = f"{self.folder}/build/train_gpt"
+        commands = self.make("-n", "--always-make", f"ARCH={arch}").stdout
+        engines = {re.search("-DENGINE=train_cpu_(\\S+)", line).group(1): " ".join(re.findall("-march=\\S+|-m\\w+bf16", line))
+                   for line in commands.splitlines() if "-DENGINE=" in line}
+        return engines, re.findall('"([^"]+)"', re.search(r"'-DLEVELS\(X\)=(.*?)'", commands).group(1))
+
+    def test_a_native_program_has_one_level(self):
+        engines, levels = self.engines("native")
+        self.assertEqual(sorted(engines), ["bf16", "fp32"])
+        self.assertEqual(levels, ["native"])
+
+    def test_a_program_for_an_old_cpu_has_all_levels_above(self):
+        if platform.machine() != "x86_64":
+            self.skipTest("x86-64's levels")
+        above = ["x86-64-v3", "x86-64-v4", "x86-64-v4+avx512bf16"]
+        for arch, wanted in (("x86-64", above), ("x86-64-v3", above[1:]), (above[2], [])):
+            with self.subTest(arch):
+                engines, levels = self.engines(arch)
+                self.assertEqual(levels, [arch, *wanted])
+                self.assertEqual(len(engines), 2 * len(levels))
+                for level, suffix in zip(levels, ["", *("_" + re.sub("[-+.]", "_", level) for level in wanted)]):
+                    for precision in ("fp32", "bf16"):
+                        self.assertEqual(engines[precision + suffix], "-march=" + level.replace("+", " -m"))
+
+    def test_a_level_that_the_compiler_does_not_know_is_left_out(self):
+        if platform.machine() != "x86_64":
+            self.skipTest("x86-64's levels")
+        older = self.script("older", 'for a; do [ "$a" = -mavx512bf16 ] && exit 1; done\nexec gcc "$@"\n')
+        commands = self.make("-n", "--always-make", "ARCH=x86-64-v4", f"CC={older}").stdout
+        self.assertNotIn("avx512bf16", commands)
 
     def test_a_fuzz_target_is_built_anew_where_a_parser_changes(self):
         touch = self.script("cc", 'for a; do [ "$last" = -o ] && : >"$a"; last=$a; done\necho gcc\n')

@@ -151,7 +151,7 @@ class Resume(Case):
         self.same_end("f", "f2", 4)
 
     def test_what_may_not_change(self):
-        self.run_it("g", "--train-steps", 2)
+        self.run_it("g", "--train-steps", 2, "--precision", "fp32")
         for options, words in ((("--num-layers", 3), ["--num-layers is 3", "is 2"]),
                                (("--seq-length", 8), ["--seq-length is 8"]),
                                (("--seed", 7), ["--seed is 7", "1234"]),

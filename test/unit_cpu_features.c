@@ -35,6 +35,23 @@ static void this_cpu_has_what_this_program_needs(void **state) {
     char text[512];
     const struct cpu cpu = cpu_read();
     assert_null(cpu_problem(text, sizeof text, &cpu, cpu_features_needed));
+    assert_true(cpu_has_features(cpu_features_needed));
+}
+
+static void a_level_is_had_where_its_features_are(void **state) {
+    const struct cpu cpu = cpu_read();
+    for (const struct cpu_feature *f = cpu_features_needed; f->name; f++) {
+        struct cpu_feature level[FEATURES];
+        build_for(level, 0, f->name);
+        assert_int_equal(cpu_has_features(level), cpu_has(&cpu, f));
+    }
+}
+
+static void one_feature_multiplies_bf16(void **state) {
+    int count = 0;
+    for (const struct cpu_feature *f = cpu_features_needed; f->name; f++)
+        count += f->multiplies_bf16;
+    assert_int_equal(count, 1);
 }
 
 static void each_missing_feature_is_named(void **state) {
@@ -87,6 +104,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_name_has_one_bit),
         cmocka_unit_test(this_cpu_has_what_this_program_needs),
+        cmocka_unit_test(a_level_is_had_where_its_features_are),
+        cmocka_unit_test(one_feature_multiplies_bf16),
         cmocka_unit_test(each_missing_feature_is_named),
 #if defined(__x86_64__)
         cmocka_unit_test(the_highest_level_that_fits_is_named),

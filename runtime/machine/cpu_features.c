@@ -63,20 +63,30 @@ static void cpu_arch(char *arch, size_t bytes, const struct cpu *cpu, const stru
 
 bool cpu_feature_is_compiled(const struct cpu_feature *f) { return f->compiled[0] >= '0' && f->compiled[0] <= '9'; }
 
+static int cpu_missing(const struct cpu *cpu, const struct cpu_feature *needed) {
+    int missing = 0;
+    for (const struct cpu_feature *f = needed; f->name; f++)
+        missing += cpu_feature_is_compiled(f) && !cpu_has(cpu, f);
+    return missing;
+}
+bool cpu_has_features(const struct cpu_feature *table) {
+    const struct cpu cpu = cpu_read();
+    return cpu_missing(&cpu, table) == 0;
+}
+
 // Returns NULL where this CPU has every feature that was compiled for, else `text`, which names those that it lacks.
 static const char *cpu_problem(char *text, size_t bytes, const struct cpu *cpu, const struct cpu_feature *needed) {
     enum { NAMED = 6 };
     char names[128] = "", arch[16];
-    int missing = 0;
-    for (const struct cpu_feature *f = needed; f->name; f++) {
-        if (!cpu_feature_is_compiled(f) || cpu_has(cpu, f))
-            continue;
-        const size_t used = strlen(names);
-        if (missing++ < NAMED)
-            snprintf(names + used, sizeof names - used, "%s%s", used > 0 ? ", " : "", f->name);
-    }
+    const int missing = cpu_missing(cpu, needed);
     if (missing == 0)
         return NULL;
+    int named = 0;
+    for (const struct cpu_feature *f = needed; f->name && named < NAMED; f++) {
+        const size_t used = strlen(names);
+        if (cpu_feature_is_compiled(f) && !cpu_has(cpu, f))
+            snprintf(names + used, sizeof names - used, "%s%s", named++ > 0 ? ", " : "", f->name);
+    }
     cpu_arch(arch, sizeof arch, cpu, needed);
     snprintf(text, bytes,
              "built for a CPU with %s%s, which this one lacks; build it here, by make ARCH=native, or anywhere "

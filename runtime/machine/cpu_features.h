@@ -1,5 +1,6 @@
 // The instruction sets that the program was compiled for. Where this CPU lacks one, cpu_features.c ends the program
 // before anything else runs, by a message that names a build for this CPU, instead of an illegal instruction somewhere.
+// Engines for higher levels (run/levels.h) have a table each, by which main chooses.
 //
 // The preprocessor makes the table in cpu_features_needed.c, which is compiled with the engines' flags. The table has
 // only what compilers use unasked: the engines check for AMX themselves.
@@ -32,12 +33,15 @@ struct cpu_feature {
     int level;            // level of x86-64 that the feature belongs to, 2 to 4; 0: none
     enum cpu_word word;
     int bit;
-    uint64_t state; // bits of CPU_XCR0 that the feature needs as well
+    uint64_t state;       // bits of CPU_XCR0 that the feature needs as well
+    bool multiplies_bf16; // the feature has products of bf16 that are faster than fp32's
 };
 
 __BEGIN_DECLS
-// The table, ended by a row whose name is NULL.
+// The table of what the whole program needs, ended by a row whose name is NULL.
 extern const struct cpu_feature cpu_features_needed[];
 // Whether the compiler was allowed to use the feature.
 bool cpu_feature_is_compiled(const struct cpu_feature *feature);
+// Whether this CPU has every feature that was compiled for. `table` is ended as cpu_features_needed is.
+bool cpu_has_features(const struct cpu_feature *table);
 __END_DECLS

@@ -1,13 +1,18 @@
-// The table of cpu_features.h. This file is compiled with the engines' flags, unlike cpu_features.c, which reads it.
+// The table of cpu_features.h. This file is compiled with the engines' flags, unlike cpu_features.c, which reads it, and
+// once more for each higher level of engines, whose table then has the name CPU_FEATURES.
 #include "runtime/machine/cpu_features.h"
 #include <stddef.h> // NULL
 
 // A predefined macro expands to a number where the compiler may use the feature, else to its own name.
 #define MACRO_TEXT(value) #value
-#define FEATURE(name, macro, level, word, bit, state)                                                                  \
-    { name, MACRO_TEXT(macro), level, word, bit, state }
+#define FEATURE(name, macro, level, word, bit, ...)                                                                    \
+    { name, MACRO_TEXT(macro), level, word, bit, __VA_ARGS__ }
 
-const struct cpu_feature cpu_features_needed[] = {
+#ifndef CPU_FEATURES
+#define CPU_FEATURES cpu_features_needed
+#endif
+extern const struct cpu_feature CPU_FEATURES[];
+const struct cpu_feature CPU_FEATURES[] = {
 #if defined(__x86_64__)
     // Bits: Intel SDM, volume 2, CPUID. Levels: the x86-64 psABI.
     FEATURE("sse3", __SSE3__, 2, CPU_1_ECX, 0, 0),
@@ -34,7 +39,7 @@ const struct cpu_feature cpu_features_needed[] = {
     FEATURE("avx512vnni", __AVX512VNNI__, 0, CPU_7_ECX, 11, CPU_ZMM),
     FEATURE("avx512bitalg", __AVX512BITALG__, 0, CPU_7_ECX, 12, CPU_ZMM),
     FEATURE("avx512vpopcntdq", __AVX512VPOPCNTDQ__, 0, CPU_7_ECX, 14, CPU_ZMM),
-    FEATURE("avx512bf16", __AVX512BF16__, 0, CPU_7_1_EAX, 5, CPU_ZMM),
+    FEATURE("avx512bf16", __AVX512BF16__, 0, CPU_7_1_EAX, 5, CPU_ZMM, true),
     FEATURE("avx512fp16", __AVX512FP16__, 0, CPU_7_EDX, 23, CPU_ZMM),
     FEATURE("avxvnni", __AVXVNNI__, 0, CPU_7_1_EAX, 4, CPU_YMM),
     FEATURE("avxifma", __AVXIFMA__, 0, CPU_7_1_EAX, 23, CPU_YMM),
@@ -56,7 +61,7 @@ const struct cpu_feature cpu_features_needed[] = {
     FEATURE("fp16fml", __ARM_FEATURE_FP16_FML, 0, CPU_HWCAP, 23, 0),
     FEATURE("sve2", __ARM_FEATURE_SVE2, 0, CPU_HWCAP2, 1, 0),
     FEATURE("i8mm", __ARM_FEATURE_MATMUL_INT8, 0, CPU_HWCAP2, 13, 0),
-    FEATURE("bf16", __ARM_FEATURE_BF16_VECTOR_ARITHMETIC, 0, CPU_HWCAP2, 14, 0),
+    FEATURE("bf16", __ARM_FEATURE_BF16_VECTOR_ARITHMETIC, 0, CPU_HWCAP2, 14, 0, true),
     {NULL, NULL, 0, CPU_HWCAP, 0, 0},
 #else
     {NULL, NULL, 0, CPU_HWCAP, 0, 0},

@@ -1,0 +1,53 @@
+// The levels of instruction sets that this program has cpu engines for, lowest first. scripts/levels.mk has their table.
+#pragma once
+#include "run/engine.h"                   // engine_entry
+#include "runtime/machine/cpu_features.h" // struct cpu_feature
+#include <stdio.h>                        // snprintf
+#include <string.h>                       // strcmp, strlen
+
+// Rows of the Makefile: X(what the level's symbols end in, its name). The first is what the whole program needs.
+#ifndef LEVELS
+#define LEVELS(X) X(, "native")
+#endif
+
+struct level {
+    const char *name;
+    const struct cpu_feature *features; // what the level's engines are compiled for
+    engine_entry *fp32, *bf16;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#define LEVEL_SYMBOLS(suffix, name)                                                                                    \
+    extern const struct cpu_feature cpu_features_needed##suffix[];                                                     \
+    engine_entry train_cpu_fp32##suffix, train_cpu_bf16##suffix;
+LEVELS(LEVEL_SYMBOLS)
+#undef LEVEL_SYMBOLS
+#ifdef __cplusplus
+}
+#endif
+
+#define LEVEL_ROW(suffix, name) {name, cpu_features_needed##suffix, train_cpu_fp32##suffix, train_cpu_bf16##suffix},
+static const struct level levels[] = {LEVELS(LEVEL_ROW)};
+#undef LEVEL_ROW
+enum { NUM_LEVELS = sizeof levels / sizeof *levels };
+
+static bool level_runs_here(const struct level *level) { return cpu_has_features(level->features); }
+// text = the names of the levels that this CPU can run, with a comma between two.
+static void levels_list_here(char *text, size_t bytes) {
+    text[0] = 0;
+    for (int i = 0; i < NUM_LEVELS; i++) {
+        const size_t used = strlen(text);
+        if (level_runs_here(&levels[i]))
+            snprintf(text + used, bytes - used, "%s%s", used > 0 ? ", " : "", levels[i].name);
+    }
+}
+
+// The level's products of bf16, as the compiler calls them; NULL: none.
+static const char *level_bf16_products(const struct level *level) {
+    for (const struct cpu_feature *f = level->features; f->name; f++)
+        if (f->multiplies_bf16 && cpu_feature_is_compiled(f))
+            return f->name;
+    return NULL;
+}

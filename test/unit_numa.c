@@ -1,0 +1,90 @@
+// The NUMA nodes that a process spans, counted in a folder laid out as Linux's.
+#include "runtime/machine/numa.c" // under test
+#include "test/testing.h"         // cmocka
+#include <stdlib.h>               // mkdtemp
+#include <sys/stat.h>             // mkdir
+#include <unistd.h>               // rmdir
+
+enum { NODES = 4 };
+
+static void remove_node(const char *folder, int node) {
+    char path[TEST_PATH + 32];
+    snprintf(path, sizeof path, "%s/node%d/cpulist", folder, node);
+    remove(path);
+    snprintf(path, sizeof path, "%s/node%d", folder, node);
+    rmdir(path);
+}
+// Counts the nodes of a machine whose nodes have these lists of CPUs, for a process that may run on CPUs first to last.
+static int count(int first, int last, const char *const lists[NODES]) {
+    char folder[TEST_PATH], path[TEST_PATH + 32];
+    struct cpus allowed;
+    memset(&allowed, 0, sizeof allowed);
+    for (int cpu = first; cpu <= last; cpu++)
+        CPU_SET_S((size_t)cpu, sizeof allowed, allowed.sets);
+    assert_non_null(mkdtemp(test_template(folder, "unit_numa")));
+    for (int node = 0; node < NODES && lists[node]; node++) {
+        snprintf(path, sizeof path, "%s/node%d", folder, node);
+        assert_int_equal(mkdir(path, 0755), 0);
+        snprintf(path, sizeof path, "%s/node%d/cpulist", folder, node);
+        FILE *const list = fopen(path, "w");
+        assert_non_null(list);
+        fputs(lists[node], list);
+        fclose(list);
+    }
+    snprintf(path, sizeof path, "%s/online", folder); // as Linux has beside them
+    FILE *const online = fopen(path, "w");
+    assert_non_null(online);
+    fclose(online);
+    const int nodes = numa_count(folder, &allowed);
+    remove(path);
+    for (int node = 0; node < NODES; node++)
+        remove_node(folder, node);
+    assert_int_equal(rmdir(folder), 0);
+    return nodes;
+}
+
+static void a_machine_of_one_node(void **state) {
+    assert_int_equal(count(0, 7, (const char *const[NODES]){"0-7\n"}), 1);
+    assert_int_equal(count(3, 3, (const char *const[NODES]){"0-7\n"}), 1);
+}
+
+static void nodes_with_an_allowed_cpu_are_counted(void **state) {
+    const char *const sockets[NODES] = {"0-3,8-11\n", "4-7,12-15\n"}; // two hardware threads a core
+    assert_int_equal(count(0, 15, sockets), 2);
+    assert_int_equal(count(8, 11, sockets), 1);
+    assert_int_equal(count(11, 12, sockets), 2);
+    assert_int_equal(count(15, 15, sockets), 1);
+    assert_int_equal(count(16, 16, sockets), 0);
+    assert_int_equal(count(1999, 2000, (const char *const[NODES]){"0-1023", "1024-1999", "2000", "2001-99999"}), 2);
+}
+
+static void a_node_of_memory_alone_is_none(void **state) {
+    assert_int_equal(count(0, 7, (const char *const[NODES]){"0-3\n", "4-7\n", "\n", ""}), 2);
+}
+
+static void what_is_malformed_counts_no_more(void **state) {
+    assert_int_equal(count(0, 7, (const char *const[NODES]){"none", "9-", "-3", "9,x"}), 0);
+}
+
+static void a_folder_that_is_not_there_tells_nothing(void **state) { assert_int_equal(numa_nodes_used("/nowhere"), 0); }
+
+// A process runs somewhere: where Linux describes nodes, at least one is counted.
+static void this_machine(void **state) {
+    DIR *const directory = opendir(NUMA_NODES "/node0");
+    if (!directory)
+        skip();
+    closedir(directory);
+    assert_true(numa_nodes_used(NUMA_NODES) >= 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_machine_of_one_node),
+        cmocka_unit_test(nodes_with_an_allowed_cpu_are_counted),
+        cmocka_unit_test(a_node_of_memory_alone_is_none),
+        cmocka_unit_test(what_is_malformed_counts_no_more),
+        cmocka_unit_test(a_folder_that_is_not_there_tells_nothing),
+        cmocka_unit_test(this_machine),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
