@@ -1,6 +1,6 @@
 // matmul_forward, matmul_backward_input and matmul_backward_weight of every backend that is compiled in, against naive
-// double loops: values, accumulation, writes out of bounds, reads of what was not given, and equal bits for any number
-// of threads where the backend promises them.
+// double loops: values, accumulation, writes out of bounds, reads of what was not given, equal bits for the same
+// operands, and for any number of threads where the backend promises them.
 #include "kernels/matmul.cuh" // under test
 #include "test/fails.h"       // run_in_child
 #include "test/testing.h"     // cmocka, random data, comparison
@@ -361,6 +361,161 @@ static void check_threads(struct device *dev, const struct matmul_backend *backe
 }
 static void test_threads(void **state) { for_each_backend(1, check_threads); }
 
+#ifndef TARGET_CUDA // cuBLASLt chooses its algorithm by the operands' alignment
+
+// A problem whose inputs, and a result and a workspace, begin `offset` elements later than malloc's memory.
+struct moved {
+    struct problem problem;
+    struct result result;
+    void *workspace;
+    int offset;
+};
+
+static void *moved_memory(size_t bytes, size_t offset_bytes) {
+    return (char *)guarded(bytes + offset_bytes, NAN_BYTE) + offset_bytes;
+}
+static void moved_free(void *memory, size_t offset_bytes) { guarded_free((char *)memory - offset_bytes); }
+static floatX *moved_input(const floatX *from, int64_t n, int offset) {
+    floatX *to = (floatX *)moved_memory((size_t)n * sizeof *to, (size_t)offset * sizeof *to);
+    memcpy(to, from, (size_t)n * sizeof *to);
+    return to;
+}
+static float *moved_sums(float *unmoved, size_t bytes, int offset) {
+    float *to = (float *)moved_memory(bytes, (size_t)offset * sizeof *to);
+    guarded_free(unmoved);
+    memset(to, 0, bytes);
+    return to;
+}
+static floatX *moved_output(floatX *unmoved, size_t bytes, int offset) {
+    guarded_free(unmoved);
+    return (floatX *)moved_memory(bytes, (size_t)offset * sizeof(floatX));
+}
+static size_t workspace_offset(int offset) { return (size_t)offset * 16; }
+
+static struct moved moved_make(const struct problem *p, int offset, struct device *dev) {
+    const struct shape s = p->shape;
+    struct moved m = {*p, result_make(s), NULL, offset};
+    m.problem.in = moved_input(p->in, s.M * s.K, offset);
+    m.problem.weight = moved_input(p->weight, (int64_t)s.N * s.K, offset);
+    m.problem.bias = moved_input(p->bias, s.N, offset);
+    m.problem.dout = moved_input(p->dout, s.M * s.N, offset);
+    m.result.out = moved_output(m.result.out, m.result.out_bytes, offset);
+    m.result.out_without_bias = moved_output(m.result.out_without_bias, m.result.out_bytes, offset);
+    m.result.din = moved_output(m.result.din, m.result.din_bytes, offset);
+    m.result.dweight = moved_sums(m.result.dweight, m.result.dweight_bytes, offset);
+    m.result.dbias = moved_sums(m.result.dbias, m.result.dbias_bytes, offset);
+    m.workspace = moved_memory(matmul_workspace_bytes(s.M, s.N, s.K, dev), workspace_offset(offset));
+    return m;
+}
+static void moved_destroy(struct moved *m) {
+    floatX *const elements[] = {m->problem.in, m->problem.weight, m->problem.bias,           m->problem.dout,
+                                m->result.out, m->result.din,     m->result.out_without_bias};
+    float *const sums[] = {m->result.dweight, m->result.dbias};
+    for (size_t i = 0; i < sizeof elements / sizeof *elements; i++)
+        moved_free(elements[i], (size_t)m->offset * sizeof(floatX));
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+        moved_free(sums[i], (size_t)m->offset * sizeof(float));
+    moved_free(m->workspace, workspace_offset(m->offset));
+}
+
+// The same operands give the same bits, called again and wherever they lie: a layer that is computed again in backward
+// has to give what forward gave.
+static void check_same_bits_of(const struct problem *p, struct device *dev) {
+    static const int offsets[] = {0, 1, 8};
+    struct result first = run(p, 2, dev);
+    for (size_t o = 0; o < sizeof offsets / sizeof *offsets; o++) {
+        struct moved m = moved_make(p, offsets[o], dev);
+        run_into(&m.result, &m.problem, 2, m.workspace, dev);
+        assert_memory_equal(m.result.out, first.out, first.out_bytes);
+        assert_memory_equal(m.result.out_without_bias, first.out_without_bias, first.out_bytes);
+        assert_memory_equal(m.result.din, first.din, first.din_bytes);
+        assert_memory_equal(m.result.dweight, first.dweight, first.dweight_bytes);
+        assert_memory_equal(m.result.dbias, first.dbias, first.dbias_bytes);
+        moved_destroy(&m);
+    }
+    result_free(&first);
+}
+static void check_same_bits(struct device *dev, const struct matmul_backend *backend) {
+    static const struct shape split = {4096, 64, 64}; // whose dweight oneDNN sums in parts, one a thread
+    for (int i = 0; i <= SHAPES; i++) {
+        if (i < SHAPES && is_large(shapes[i]))
+            continue;
+        struct problem p = problem_make(i < SHAPES ? shapes[i] : split, (uint64_t)i + 1);
+        for (int threads = 1; threads <= 3; threads += 2) {
+            struct device other = {threads, NULL};
+            other.matmul = matmul_create_backend(&other, backend);
+            check_same_bits_of(&p, &other);
+            matmul_destroy(other.matmul);
+        }
+        problem_free(&p);
+    }
+}
+static void test_same_bits(void **state) { for_each_backend(1, check_same_bits); }
+#endif
+#if defined PRECISION_BF16 && defined HAVE_ONEDNN && !defined TARGET_CUDA
+
+static bool open_onednn(struct device *dev) {
+    for (int i = 0; i < MATMUL_BACKENDS; i++)
+        if (strcmp(matmul_backends[i].name, "onednn-bf16") == 0)
+            dev->matmul = matmul_create_backend(dev, &matmul_backends[i]);
+    return dev->matmul != NULL;
+}
+
+// Planning makes the primitives, so that running makes none. Where there is none for a product it is computed in fp32.
+static void test_primitives(void **state) {
+    struct device dev = {2, NULL};
+    if (!open_onednn(&dev))
+        skip();
+    struct onednn *onednn = (struct onednn *)dev.matmul->state;
+    struct problem p = problem_make(shapes[4], 1);
+    matmul_workspace_bytes(p.shape.M, p.shape.N, p.shape.K, &dev);
+    const int64_t planned = onednn->made;
+    struct result by_primitives = run(&p, 1, &dev);
+    assert_int_equal(onednn->made, planned);
+    for (int64_t i = 0; i < planned; i++) {
+        assert_non_null(onednn->products[i].primitive);
+        onednn_product_free(&onednn->products[i]);
+        onednn->products[i].primitive = NULL;
+    }
+    struct result in_fp32 = run(&p, 1, &dev);
+    assert_int_equal(onednn->made, planned);
+    assert_same_as_naive(&in_fp32, &p);
+    assert_memory_not_equal(by_primitives.dweight, in_fp32.dweight, in_fp32.dweight_bytes);
+    result_free(&by_primitives);
+    result_free(&in_fp32);
+    problem_free(&p);
+    matmul_destroy(dev.matmul);
+}
+
+// More products than are kept: one that was dropped is made again, with the same bits.
+static void test_products_kept(void **state) {
+    enum { MOST = ONEDNN_PRODUCTS + 10, N = 8, K = 16 };
+    static const struct shape largest = {MOST, N, K};
+    struct device dev = {2, NULL};
+    if (!open_onednn(&dev))
+        skip();
+    struct onednn *onednn = (struct onednn *)dev.matmul->state;
+    struct problem p = problem_make(largest, 1);
+    struct result r[2] = {result_make(largest), result_make(largest)};
+    const size_t bytes = 1 << 20;
+    void *workspace = test_alloc(bytes);
+    for (int round = 0; round < 2; round++)
+        for (int M = 1; M <= MOST; M++)
+            for (int again = 0; again < 2; again++)
+                matmul_forward(r[round].out, p.in, p.weight, p.bias, M, N, K, workspace, &dev);
+    assert_int_equal(onednn->made, 2 * MOST);
+    for (int i = 0; i < ONEDNN_PRODUCTS; i++)
+        assert_true(onednn->products[i].scratch_bytes <= bytes);
+    assert_memory_equal(r[0].out, r[1].out, r[0].out_bytes);
+    for (int i = 0; i < 2; i++)
+        result_free(&r[i]);
+    free(workspace);
+    matmul_destroy(dev.matmul);
+    problem_free(&p);
+}
+
+#endif
+
 // A NaN or an infinity in one input element reaches exactly the outputs that depend on it.
 static void check_nonfinite_at(struct shape s, struct device *dev) {
     struct problem p = problem_make(s, 5);
@@ -626,7 +781,12 @@ int main(void) {
         cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_without_gpu),
 #else
+        cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_auto),
+#if defined PRECISION_BF16 && defined HAVE_ONEDNN
+        cmocka_unit_test(test_primitives),
+        cmocka_unit_test(test_products_kept),
+#endif
 #endif
 #ifdef CUDA_EMULATED
         cmocka_unit_test(test_refused),
