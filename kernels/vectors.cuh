@@ -157,6 +157,13 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 #else
 #define BF16_DOT 0
 #endif
+#if defined(BF16_DOT_EMULATE) || !BF16_DOT
+#define VEC_DOT_NAME "emulated bf16 dot"
+#elif defined(__AVX512BF16__)
+#define VEC_DOT_NAME "AVX-512 bf16 dot"
+#else
+#define VEC_DOT_NAME "NEON bf16 dot"
+#endif
 
 // sum[i] + a[i].x b[i].x + a[i].y b[i].y, where word i of a and of b is a pair (x, y) of bf16, x in the low half. The
 // product of the high halves is added first (Intel SDM, VDPBF16PS), each sum rounded to nearest; the instructions count
