@@ -70,6 +70,14 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
+// Brings `count` rows to the second-level cache while the core is busy with others: a head's rows lie too far apart for
+// the hardware to see the pattern.
+static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
+    for (int r = 0; r < count; r++)
+        for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
+            __builtin_prefetch(rows + r * stride + d, 0, 2);
+}
+
 // Masks a diagonal block of S^T: keys after the query lie below the diagonal.
 static inline void flash_mask(float *scores) {
     for (int key = 1; key < BLOCK; key++)
@@ -201,6 +209,8 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
     const int steps = f->steps;
     const float scale_log2 = f->shape.scale * LOG2E;
 
+    const int queries = f->shape.T - first * BLOCK < strips * BLOCK ? f->shape.T - first * BLOCK : strips * BLOCK;
+    flash_prefetch(flash_head(f, qkv, b, first * BLOCK, h), f->qkv_stride, queries, f->D);
     for (int s = 0; s < strips; s++) {
         pack_right(layout, NULL, block_at(layout, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h),
                    f->qkv_stride, flash_rows(f, first + s), f->D);
@@ -241,6 +251,9 @@ ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct
     const floatX *v = flash_head(f, qkv, b, panel * BLOCK, f->H + f->Hkv + head);
     void *packed_k = flash_panel(f, f->k, place, panel), *packed_v = flash_panel(f, f->v, place, panel);
     void *packed_kt = backward ? flash_panel(f, f->kt, place, panel) : NULL;
+    flash_prefetch(v, f->qkv_stride, rows, f->D);
+    if (panel + 1 < f->panels)
+        flash_prefetch(k + BLOCK * f->qkv_stride, f->qkv_stride, flash_rows(f, panel + 1), f->D);
     pack_left(layout, packed_k, packed_kt, k, f->qkv_stride, rows, f->D);
     pack_left(layout, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, rows, f->D);
 }
@@ -351,11 +364,22 @@ struct flash_gradients {
     float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
 } ALIGN_BLOCK;
 
+static void flash_prefetch_queries(const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
+                                   int b, int h, int tile) {
+    const int t = tile * f->strips * BLOCK, rest = f->shape.T - t;
+    const int count = rest < f->strips * BLOCK ? rest : f->strips * BLOCK;
+    const int64_t stride = (int64_t)f->H * f->D, row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;
+    flash_prefetch(flash_head(f, qkv, b, t, h), f->qkv_stride, count, f->D);
+    flash_prefetch(dout + row, stride, count, f->D);
+    flash_prefetch(out + row, stride, count, f->D);
+}
+
 // delta = D = rowsum(dout * out); padding rows get 0 everywhere, which makes their P 1 and their dS 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
                                       const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
                                       const float *lse, int b, int h, int first, int strips) {
     const int64_t stride = (int64_t)f->H * f->D;
+    flash_prefetch_queries(f, dout, qkv, out, b, h, first / f->strips);
     for (int s = 0; s < strips; s++) {
         const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
         const int64_t row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;

@@ -11,6 +11,7 @@
 #include "kernels/vectors.cuh" // vec, word, transpose_16x16
 
 enum { BLOCK = 32, BLOCK_ELEMENTS = BLOCK * BLOCK };
+enum { MAX_HEAD_DIM = 256, MAX_STEPS = MAX_HEAD_DIM / BLOCK };
 
 #define ALIGN_BLOCK __attribute__((aligned(64)))
 
@@ -43,14 +44,6 @@ static inline enum block_layout blocks_layout(enum block_unit unit) {
     if (sizeof(floatX) != sizeof(bf16))
         return LAYOUT_FP32;
     return BF16_DOT || unit == UNIT_AMX ? LAYOUT_BF16 : LAYOUT_FP32;
-}
-static inline const char *blocks_describe(void) {
-    switch (blocks_unit()) {
-    case UNIT_AMX: return "AMX bf16";
-    case UNIT_DOT: return VEC_DOT_NAME;
-    case UNIT_FP32: return LANES == 16 ? "AVX-512 fp32" : LANES == 8 ? "AVX fp32" : "4-lane fp32";
-    }
-    return "";
 }
 // Every thread calls these before its first product and after its last one.
 static inline void blocks_begin(enum block_unit unit) {
@@ -100,6 +93,74 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
                     vec_store(out + r * BLOCK + v * LANES, sum[r][v]);
         }
 }
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
+#define UNIT_DOT_NAME "NEON bf16 mmla"
+// BFMMLA adds the product of 2 x 4 and 4 x 2 bf16 to 2 x 2 sums: twice the work of BFDOT. Its operands have two rows of
+// A, or two columns of B, one after the other. A's are put in order once for all columns: left[step][k / 4][row / 2].
+static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
+                                                        int steps, bool accumulate) {
+    enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
+    uint64x2_t left[MAX_STEPS * FOURS * ROW_PAIRS];
+    for (int s = 0; s < steps; s++)
+        for (int r = 0; r < ROW_PAIRS; r++)
+            for (int k = 0; k < FOURS; k += 2) {
+                const uint32_t *row = (const uint32_t *)a + (int64_t)s * a_step * BLOCK_WORDS + r * BLOCK + k * 2;
+                const uint64x2_t even = vreinterpretq_u64_u32(vld1q_u32(row));
+                const uint64x2_t odd = vreinterpretq_u64_u32(vld1q_u32(row + ROW_WORDS));
+                left[(s * FOURS + k) * ROW_PAIRS + r] = vzip1q_u64(even, odd);
+                left[(s * FOURS + k + 1) * ROW_PAIRS + r] = vzip2q_u64(even, odd);
+            }
+    enum { ROWS = 8, COLUMNS = 8 };
+    for (int c0 = 0; c0 < BLOCK; c0 += COLUMNS)
+        for (int r0 = 0; r0 < BLOCK; r0 += ROWS) {
+            float32x4_t sum[ROWS / 2][COLUMNS / 2]; // two columns of a row, then of the next row
+            float *out = c + r0 * BLOCK + c0;
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS / 2; r++)
+#pragma GCC unroll 2
+                for (int v = 0; v < COLUMNS / 4; v++) {
+                    const float32x4_t zero = vdupq_n_f32(0), *at = (const float32x4_t *)(out + 2 * r * BLOCK + 4 * v);
+                    const float64x2_t x = vreinterpretq_f64_f32(accumulate ? at[0] : zero);
+                    const float64x2_t y = vreinterpretq_f64_f32(accumulate ? at[BLOCK / 4] : zero);
+                    sum[r][2 * v] = vreinterpretq_f32_f64(vzip1q_f64(x, y));
+                    sum[r][2 * v + 1] = vreinterpretq_f32_f64(vzip2q_f64(x, y));
+                }
+            for (int s = 0; s < steps; s++) {
+                const uint32_t *right =
+                    (const uint32_t *)b + (int64_t)s * b_step * BLOCK_WORDS + c0 / 16 * (BLOCK_WORDS / 2) + c0 % 16;
+                for (int k = 0; k < FOURS; k++) {
+                    bfloat16x8_t columns[COLUMNS / 2];
+#pragma GCC unroll 2
+                    for (int v = 0; v < COLUMNS / 4; v++) {
+                        const uint32x4_t x = vld1q_u32(right + 32 * k + 4 * v),
+                                         y = vld1q_u32(right + 32 * k + 16 + 4 * v);
+                        columns[2 * v] = vreinterpretq_bf16_u32(vzip1q_u32(x, y));
+                        columns[2 * v + 1] = vreinterpretq_bf16_u32(vzip2q_u32(x, y));
+                    }
+#pragma GCC unroll 4
+                    for (int r = 0; r < ROWS / 2; r++) {
+                        const bfloat16x8_t rows =
+                            vreinterpretq_bf16_u64(left[(s * FOURS + k) * ROW_PAIRS + r0 / 2 + r]);
+#pragma GCC unroll 4
+                        for (int v = 0; v < COLUMNS / 2; v++)
+                            sum[r][v] = vbfmmlaq_f32(sum[r][v], rows, columns[v]);
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS / 2; r++)
+#pragma GCC unroll 2
+                for (int v = 0; v < COLUMNS / 4; v++) {
+                    const float64x2_t x = vreinterpretq_f64_f32(sum[r][2 * v]);
+                    const float64x2_t y = vreinterpretq_f64_f32(sum[r][2 * v + 1]);
+                    float32x4_t *at = (float32x4_t *)(out + 2 * r * BLOCK + 4 * v);
+                    at[0] = vreinterpretq_f32_f64(vzip1q_f64(x, y));
+                    at[BLOCK / 4] = vreinterpretq_f32_f64(vzip2q_f64(x, y));
+                }
+        }
+}
+#else
+#define UNIT_DOT_NAME VEC_DOT_NAME
 // As block_product_fp32; k counts pairs.
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
@@ -139,6 +200,7 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
                     vec_store(out + r * BLOCK + v * LANES, sum[r][v]);
         }
 }
+#endif
 static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a, int a_step, const bf16 *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { ROW_BYTES = BLOCK * sizeof(float), HALF = BLOCK_ELEMENTS / 2 };
@@ -171,6 +233,14 @@ static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a,
     amx_store(2, c10, ROW_BYTES);
     amx_store(3, c11, ROW_BYTES);
 }
+static inline const char *blocks_describe(void) {
+    switch (blocks_unit()) {
+    case UNIT_AMX: return "AMX bf16";
+    case UNIT_DOT: return UNIT_DOT_NAME;
+    case UNIT_FP32: return LANES == 16 ? "AVX-512 fp32" : LANES == 8 ? "AVX fp32" : "4-lane fp32";
+    }
+    return "";
+}
 static inline void block_product(enum block_unit unit, float *c, const void *a, int a_step, const void *b, int b_step,
                                  int steps, bool accumulate) {
     switch (unit) {
@@ -182,8 +252,6 @@ static inline void block_product(enum block_unit unit, float *c, const void *a, 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Packing: rows of floatX to the blocks of an operand, with zeros beyond the last row and column
-
-enum { MAX_HEAD_DIM = 256, MAX_STEPS = MAX_HEAD_DIM / BLOCK };
 
 static inline bf16 floatX_to_bf16(floatX x) {
 #ifdef PRECISION_BF16
