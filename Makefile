@@ -46,6 +46,7 @@ EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
 PRECISION_bf16 := -DPRECISION_BF16
 PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE # AMX tiles emulated, so that kernels written on them run everywhere
+PRECISION_dot := -DPRECISION_BF16 -DBF16_DOT_EMULATE # dot products of bf16 pairs emulated, in place of AMX
 include scripts/cuda.mk # sets CUDA, and where that is not empty what nvcc compiles and links with
 
 # $(call rule,TARGET,SOURCE AND WHAT ELSE IT NEEDS,COMMAND,LIBRARIES): how TARGET is made in $(B).
@@ -110,7 +111,7 @@ $(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(call engines,emu/engine_cud
 	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
-$(foreach p,fp32 bf16 amx,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS) -lcmocka))
+$(foreach p,fp32 bf16 amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$$(RUNTIME_LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS)))
 $(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(RUNTIME_LDLIBS) -lcmocka))
@@ -123,6 +124,7 @@ BENCHES := $(patsubst test/%.c,%,$(wildcard test/bench_*.c))
 FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 # op_gpt's many steps on emulated tiles take too long under the sanitizers, which see the same code in op_golden.
 AMX_OPS := $(filter op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt),$(OPS))
+DOT_OPS := $(filter op_attention op_golden,$(OPS))
 # On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_zero
 # holds the schedule to the plan, by the cpu target's work thread; op_gpt's fp32 would run for long and show what
 # op_golden's shows; op_huggingface moves bytes, in either precision alike.
@@ -131,7 +133,7 @@ EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_
   $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Quick is without emulated tiles and the emulated GPU; the tests in Python run whole trainings.
 QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_bf16))
-TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(if $(SANITIZE),,$(EMU_TESTS))
+TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 
 .PHONY: all cuda emu ptxas demo test test-programs test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check

@@ -27,7 +27,7 @@ enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
 struct flash {
     struct attention_shape shape;
     struct dropout dropout;
-    bool amx;
+    enum block_unit unit;
     int H, Hkv, D, group; // group: query heads of a KV head
     int panels, steps;    // blocks along T and along D
     int strips;           // strips of a query tile
@@ -41,7 +41,7 @@ static inline struct flash flash_of(struct attention_shape shape, struct dropout
     memset(&f, 0, sizeof f);
     f.shape = shape;
     f.dropout = dropout;
-    f.amx = blocks_use_amx();
+    f.unit = blocks_unit();
     f.H = shape.num_heads;
     f.Hkv = shape.num_query_groups;
     f.D = shape.head_dim;
@@ -54,20 +54,28 @@ static inline struct flash flash_of(struct attention_shape shape, struct dropout
     return f;
 }
 static inline size_t flash_packed_bytes(const struct flash *f) {
-    return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(f->amx);
+    return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(blocks_layout(f->unit));
 }
 static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
 // The packed blocks of panel `panel` of the KV head that is packed at `place`: a place has the room of one KV head.
 static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
-    return block_at(f->amx, packed, (place * f->panels + panel) * f->steps);
+    return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
 }
 static inline const floatX *flash_head(const struct flash *f, const floatX *qkv, int b, int t, int head) {
     return qkv + ((int64_t)b * f->shape.T + t) * f->qkv_stride + (int64_t)head * f->D;
 }
 static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { // of lse, (B, H, T)
     return ((int64_t)b * f->H + h) * f->shape.T + t;
+}
+
+// Brings `count` rows to the second-level cache while the core is busy with others: a head's rows lie too far apart for
+// the hardware to see the pattern.
+static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
+    for (int r = 0; r < count; r++)
+        for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
+            __builtin_prefetch(rows + r * stride + d, 0, 2);
 }
 
 // Masks a diagonal block of S^T: keys after the query lie below the diagonal.
@@ -116,7 +124,7 @@ struct flash_strip {
 
 // P^T = 2^(scale S^T - m) with the new maximum; `rescale` gets 2^(old m - new m), by which the sums so far shrink.
 // In fp32 P^T takes the place of S^T (p == scores), with AMX it is written as right operands.
-ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct flash_strip *strip,
+ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
     for (int c = 0; c < BLOCK; c += LANES) {
@@ -149,11 +157,12 @@ ALWAYS_INLINE void flash_softmax(const bool amx, void *p, float *rescale, struct
                 sum[i] += x[i];
                 if (factors)
                     x[i] *= vec_load(factors + at + i * BLOCK);
-                if (!amx)
+                if (layout == LAYOUT_FP32)
                     vec_store((float *)p + at + i * BLOCK, x[i]);
             }
-            if (amx) {
-                word *pairs = (word *)block_at(true, p, key / BLOCK) + c / 16 * 256 + key % BLOCK / 2 * 16 + c % 16;
+            if (layout == LAYOUT_BF16) {
+                word *pairs =
+                    (word *)block_at(LAYOUT_BF16, p, key / BLOCK) + c / 16 * 256 + key % BLOCK / 2 * 16 + c % 16;
                 vec_store_bf16(pairs, NULL, NULL, x[0], x[1]);
                 vec_store_bf16(pairs + 16, NULL, NULL, x[2], x[3]);
             }
@@ -190,8 +199,8 @@ static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, i
 }
 
 // One tile of queries of one head against all panels that it may see.
-ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, const floatX *qkv, const struct flash *f,
-                                      int b, int h, int tile, int64_t place) {
+ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *out, float *lse, const floatX *qkv,
+                                      const struct flash *f, int b, int h, int tile, int64_t place) {
     ALIGN_BLOCK float qt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS], sums[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
     ALIGN_BLOCK float scores[FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_PANELS * BLOCK_ELEMENTS], rescale[BLOCK];
     ALIGN_BLOCK bf16 probabilities[FLASH_PANELS * BLOCK_ELEMENTS];
@@ -200,8 +209,10 @@ ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, c
     const int steps = f->steps;
     const float scale_log2 = f->shape.scale * LOG2E;
 
+    const int queries = f->shape.T - first * BLOCK < strips * BLOCK ? f->shape.T - first * BLOCK : strips * BLOCK;
+    flash_prefetch(flash_head(f, qkv, b, first * BLOCK, h), f->qkv_stride, queries, f->D);
     for (int s = 0; s < strips; s++) {
-        pack_right(amx, NULL, block_at(amx, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h),
+        pack_right(layout, NULL, block_at(layout, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h),
                    f->qkv_stride, flash_rows(f, first + s), f->D);
         for (int q = 0; q < BLOCK; q++) {
             state[s].max[q] = -INFINITY;
@@ -215,40 +226,43 @@ ALWAYS_INLINE void flash_forward_tile(const bool amx, floatX *out, float *lse, c
                 continue;
             float *sum = sums + s * steps * BLOCK_ELEMENTS;
             for (int p = 0; p < panels; p++)
-                block_product(amx, scores + p * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel + p), 1,
-                              block_at(amx, qt, s * steps), 1, steps, false);
+                block_product(f->unit, scores + p * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel + p), 1,
+                              block_at(layout, qt, s * steps), 1, steps, false);
             if (panel + panels - 1 == strip)
                 flash_mask(scores + (panels - 1) * BLOCK_ELEMENTS);
             if (f->dropout.p > 0)
                 flash_dropout(factors, f, b, h, strip, panel, panels);
-            void *p = amx ? (void *)probabilities : (void *)scores;
-            flash_softmax(amx, p, rescale, &state[s], scores, f->dropout.p > 0 ? factors : NULL, panels, scale_log2);
+            void *p = layout == LAYOUT_BF16 ? (void *)probabilities : (void *)scores;
+            flash_softmax(layout, p, rescale, &state[s], scores, f->dropout.p > 0 ? factors : NULL, panels, scale_log2);
             if (panel > 0)
                 flash_rescale(sum, rescale, steps);
             for (int d = 0; d < steps; d++)
-                block_product(amx, sum + d * BLOCK_ELEMENTS, block_at(amx, flash_panel(f, f->v, place, panel), d),
-                              steps, p, 1, panels, panel > 0);
+                block_product(f->unit, sum + d * BLOCK_ELEMENTS,
+                              block_at(layout, flash_panel(f, f->v, place, panel), d), steps, p, 1, panels, panel > 0);
         }
     for (int s = 0; s < strips; s++)
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
 }
 
-ALWAYS_INLINE void flash_pack_panel(const bool amx, const struct flash *f, const floatX *qkv, int64_t kv_head,
-                                    int panel, int64_t place, bool backward) {
+ALWAYS_INLINE void flash_pack_panel(const enum block_layout layout, const struct flash *f, const floatX *qkv,
+                                    int64_t kv_head, int panel, int64_t place, bool backward) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), rows = flash_rows(f, panel);
     const floatX *k = flash_head(f, qkv, b, panel * BLOCK, f->H + head);
     const floatX *v = flash_head(f, qkv, b, panel * BLOCK, f->H + f->Hkv + head);
     void *packed_k = flash_panel(f, f->k, place, panel), *packed_v = flash_panel(f, f->v, place, panel);
     void *packed_kt = backward ? flash_panel(f, f->kt, place, panel) : NULL;
-    pack_left(amx, packed_k, packed_kt, k, f->qkv_stride, rows, f->D);
-    pack_left(amx, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, rows, f->D);
+    flash_prefetch(v, f->qkv_stride, rows, f->D);
+    if (panel + 1 < f->panels)
+        flash_prefetch(k + BLOCK * f->qkv_stride, f->qkv_stride, flash_rows(f, panel + 1), f->D);
+    pack_left(layout, packed_k, packed_kt, k, f->qkv_stride, rows, f->D);
+    pack_left(layout, backward ? packed_v : NULL, backward ? NULL : packed_v, v, f->qkv_stride, rows, f->D);
 }
 static void flash_pack(const struct flash *f, const floatX *qkv, int64_t kv_head, int panel, int64_t place,
                        bool backward) {
-    if (f->amx)
-        flash_pack_panel(true, f, qkv, kv_head, panel, place, backward);
+    if (blocks_layout(f->unit) == LAYOUT_BF16)
+        flash_pack_panel(LAYOUT_BF16, f, qkv, kv_head, panel, place, backward);
     else
-        flash_pack_panel(false, f, qkv, kv_head, panel, place, backward);
+        flash_pack_panel(LAYOUT_FP32, f, qkv, kv_head, panel, place, backward);
 }
 // Packs every KV head at the place of its number. All threads of the team call.
 static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backward) {
@@ -264,10 +278,10 @@ static inline bool flash_whole_heads(const struct flash *f) {
 
 static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const struct flash *f, int64_t head, int tile,
                               int64_t place) {
-    if (f->amx)
-        flash_forward_tile(true, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
+    if (blocks_layout(f->unit) == LAYOUT_BF16)
+        flash_forward_tile(LAYOUT_BF16, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
     else
-        flash_forward_tile(false, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
+        flash_forward_tile(LAYOUT_FP32, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
 }
 
 // Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4.
@@ -284,8 +298,7 @@ static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct att
     f.v = f.k + flash_packed_bytes(&f);
 #pragma omp parallel
     {
-        if (f.amx)
-            amx_begin();
+        blocks_begin(f.unit);
         if (flash_whole_heads(&f)) {
 #pragma omp for schedule(dynamic, 1)
             for (int64_t kv_head = 0; kv_head < (int64_t)shape.B * f.Hkv; kv_head++) {
@@ -303,8 +316,7 @@ static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct att
                 flash_forward_job(out, lse, qkv, &f, i / f.tiles, f.tiles - 1 - (int)(i % f.tiles),
                                   i / f.tiles / f.group);
         }
-        if (f.amx)
-            amx_end();
+        blocks_end(f.unit);
     }
 }
 
@@ -352,18 +364,29 @@ struct flash_gradients {
     float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
 } ALIGN_BLOCK;
 
+static void flash_prefetch_queries(const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
+                                   int b, int h, int tile) {
+    const int t = tile * f->strips * BLOCK, rest = f->shape.T - t;
+    const int count = rest < f->strips * BLOCK ? rest : f->strips * BLOCK;
+    const int64_t stride = (int64_t)f->H * f->D, row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;
+    flash_prefetch(flash_head(f, qkv, b, t, h), f->qkv_stride, count, f->D);
+    flash_prefetch(dout + row, stride, count, f->D);
+    flash_prefetch(out + row, stride, count, f->D);
+}
+
 // delta = D = rowsum(dout * out); padding rows get 0 everywhere, which makes their P 1 and their dS 0.
-ALWAYS_INLINE void flash_load_queries(const bool amx, struct flash_queries *queries, const struct flash *f,
-                                      const floatX *dout, const floatX *qkv, const floatX *out, const float *lse, int b,
-                                      int h, int first, int strips) {
+ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
+                                      const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
+                                      const float *lse, int b, int h, int first, int strips) {
     const int64_t stride = (int64_t)f->H * f->D;
+    flash_prefetch_queries(f, dout, qkv, out, b, h, first / f->strips);
     for (int s = 0; s < strips; s++) {
         const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
         const int64_t row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;
-        pack_right(amx, block_at(amx, queries->q, at), block_at(amx, queries->qt, at), flash_head(f, qkv, b, t, h),
-                   f->qkv_stride, count, f->D);
-        pack_right(amx, block_at(amx, queries->dout, at), block_at(amx, queries->doutt, at), dout + row, stride, count,
-                   f->D);
+        pack_right(layout, block_at(layout, queries->q, at), block_at(layout, queries->qt, at),
+                   flash_head(f, qkv, b, t, h), f->qkv_stride, count, f->D);
+        pack_right(layout, block_at(layout, queries->dout, at), block_at(layout, queries->doutt, at), dout + row,
+                   stride, count, f->D);
         for (int q = 0; q < BLOCK; q++) {
             float delta = 0;
             if (q < count) {
@@ -380,9 +403,9 @@ ALWAYS_INLINE void flash_load_queries(const bool amx, struct flash_queries *quer
 
 // P^T = 2^(scale S^T - lse), dS^T = P^T * (dP^T - delta); P^T as a left operand, dS^T as both, which in fp32 are one.
 // The factor `scale` that belongs to dS waits until dQ and dK are written.
-ALWAYS_INLINE void flash_gradient(const bool amx, void *p, void *ds_left, void *ds_right, const float *scores,
-                                  const float *dp, const float *lse_log2, const float *delta, const float *factors,
-                                  float scale_log2) {
+ALWAYS_INLINE void flash_gradient(const enum block_layout layout, void *p, void *ds_left, void *ds_right,
+                                  const float *scores, const float *dp, const float *lse_log2, const float *delta,
+                                  const float *factors, float scale_log2) {
     for (int c = 0; c < BLOCK; c += LANES) {
         const vec lse = vec_load(lse_log2 + c), shift = vec_load(delta + c);
         for (int key = 0; key < BLOCK; key += EXP2_VECS) {
@@ -400,12 +423,12 @@ ALWAYS_INLINE void flash_gradient(const bool amx, void *p, void *ds_left, void *
                 ds[i] = x[i] * (ds[i] - shift);
                 if (factors)
                     x[i] *= vec_load(factors + at + i * BLOCK);
-                if (!amx) {
+                if (layout == LAYOUT_FP32) {
                     vec_store((float *)p + at + i * BLOCK, x[i]);
                     vec_store((float *)ds_right + at + i * BLOCK, ds[i]);
                 }
             }
-            for (int i = 0; amx && i < EXP2_VECS; i += 2) {
+            for (int i = 0; layout == LAYOUT_BF16 && i < EXP2_VECS; i += 2) {
                 bf16 *p_row = (bf16 *)p + at + i * BLOCK, *ds_row = (bf16 *)ds_left + at + i * BLOCK;
                 word *pairs = (word *)ds_right + c / 16 * 256 + (key + i) / 2 * 16 + c % 16;
                 vec_store_bf16(NULL, p_row, p_row + BLOCK, x[i], x[i + 1]);
@@ -417,33 +440,34 @@ ALWAYS_INLINE void flash_gradient(const bool amx, void *p, void *ds_left, void *
 
 // One panel against all strips of the tile that see it: P^T and dS^T, and from them this panel's dK and dV, (steps)
 // blocks each. fresh: dk and dv are overwritten; else added to.
-ALWAYS_INLINE void flash_backward_panel(const bool amx, float *dk, float *dv, struct flash_gradients *g,
+ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
                                         const struct flash_queries *queries, const struct flash *f, int64_t place,
                                         int panel, int slot, int first, int strips, bool fresh) {
     ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS];
     const int steps = f->steps, begin = panel > first ? panel - first : 0, depth = strips - begin;
     const void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
     for (int s = begin; s < strips; s++) {
-        block_product(amx, scores, k, 1, block_at(amx, queries->qt, s * steps), 1, steps, false);
-        block_product(amx, dp, v, 1, block_at(amx, queries->doutt, s * steps), 1, steps, false);
+        block_product(f->unit, scores, k, 1, block_at(layout, queries->qt, s * steps), 1, steps, false);
+        block_product(f->unit, dp, v, 1, block_at(layout, queries->doutt, s * steps), 1, steps, false);
         if (first + s == panel)
             flash_mask(scores);
         const int at = s * FLASH_PANELS + slot;
-        flash_gradient(amx, block_at(amx, g->p, s), block_at(amx, g->ds_left, s), block_at(amx, g->ds, at), scores, dp,
-                       queries->lse_log2 + s * BLOCK, queries->delta + s * BLOCK,
+        flash_gradient(layout, block_at(layout, g->p, s), block_at(layout, g->ds_left, s), block_at(layout, g->ds, at),
+                       scores, dp, queries->lse_log2 + s * BLOCK, queries->delta + s * BLOCK,
                        f->dropout.p > 0 ? g->factors + at * BLOCK_ELEMENTS : NULL, f->shape.scale * LOG2E);
     }
-    const void *ds = amx ? block_at(amx, g->ds_left, begin) : block_at(amx, g->ds, begin * FLASH_PANELS + slot);
+    const void *ds = layout == LAYOUT_BF16 ? block_at(layout, g->ds_left, begin)
+                                           : block_at(layout, g->ds, begin * FLASH_PANELS + slot);
     for (int d = 0; d < steps; d++) {
-        block_product(amx, dv + d * BLOCK_ELEMENTS, block_at(amx, g->p, begin), 1,
-                      block_at(amx, queries->dout, begin * steps + d), steps, depth, !fresh);
-        block_product(amx, dk + d * BLOCK_ELEMENTS, ds, amx ? 1 : FLASH_PANELS,
-                      block_at(amx, queries->q, begin * steps + d), steps, depth, !fresh);
+        block_product(f->unit, dv + d * BLOCK_ELEMENTS, block_at(layout, g->p, begin), 1,
+                      block_at(layout, queries->dout, begin * steps + d), steps, depth, !fresh);
+        block_product(f->unit, dk + d * BLOCK_ELEMENTS, ds, layout == LAYOUT_BF16 ? 1 : FLASH_PANELS,
+                      block_at(layout, queries->q, begin * steps + d), steps, depth, !fresh);
     }
 }
 
 // One tile of queries of one head. Of the sums (panels, steps) the first `written` panels hold something already.
-ALWAYS_INLINE void flash_backward_tile(const bool amx, floatX *dqkv, float *dk, float *dv, int written,
+ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *dqkv, float *dk, float *dv, int written,
                                        const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                                        const struct flash *f, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;
@@ -452,21 +476,21 @@ ALWAYS_INLINE void flash_backward_tile(const bool amx, floatX *dqkv, float *dk, 
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
     const int64_t panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
-    flash_load_queries(amx, &queries, f, dout, qkv, out, lse, b, h, first, strips);
+    flash_load_queries(layout, &queries, f, dout, qkv, out, lse, b, h, first, strips);
 
     for (int panel = 0; panel < first + strips; panel += FLASH_PANELS) {
         const int left = first + strips - panel, panels = left < FLASH_PANELS ? left : FLASH_PANELS;
         for (int s = 0; f->dropout.p > 0 && s < strips; s++)
             flash_dropout(gradients.factors + s * FLASH_PANELS * BLOCK_ELEMENTS, f, b, h, first + s, panel, panels);
         for (int p = 0; p < panels; p++)
-            flash_backward_panel(amx, dk + (panel + p) * panel_elements, dv + (panel + p) * panel_elements, &gradients,
-                                 &queries, f, place, panel + p, p, first, strips, panel + p >= written);
+            flash_backward_panel(layout, dk + (panel + p) * panel_elements, dv + (panel + p) * panel_elements,
+                                 &gradients, &queries, f, place, panel + p, p, first, strips, panel + p >= written);
         for (int s = 0; s < strips; s++) {
             const int seen = first + s + 1 - panel, depth = seen < panels ? seen : panels;
             for (int d = 0; d < steps && depth > 0; d++)
-                block_product(amx, dqt + (s * steps + d) * BLOCK_ELEMENTS,
-                              block_at(amx, flash_panel(f, f->kt, place, panel), d), steps,
-                              block_at(amx, gradients.ds, s * FLASH_PANELS), 1, depth, panel > 0);
+                block_product(f->unit, dqt + (s * steps + d) * BLOCK_ELEMENTS,
+                              block_at(layout, flash_panel(f, f->kt, place, panel), d), steps,
+                              block_at(layout, gradients.ds, s * FLASH_PANELS), 1, depth, panel > 0);
         }
     }
     float scale[BLOCK];
@@ -520,10 +544,10 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
     float *dk = sums, *dv = dk + (int64_t)f->panels * f->steps * BLOCK_ELEMENTS;
     for (int pair = begin, written = 0; pair < end; pair++, written = flash_reach(f, pair)) {
         const int tile = pair / f->group, h = first_head + pair % f->group;
-        if (f->amx)
-            flash_backward_tile(true, dqkv, dk, dv, written, dout, qkv, out, lse, f, b, h, tile, place);
+        if (blocks_layout(f->unit) == LAYOUT_BF16)
+            flash_backward_tile(LAYOUT_BF16, dqkv, dk, dv, written, dout, qkv, out, lse, f, b, h, tile, place);
         else
-            flash_backward_tile(false, dqkv, dk, dv, written, dout, qkv, out, lse, f, b, h, tile, place);
+            flash_backward_tile(LAYOUT_FP32, dqkv, dk, dv, written, dout, qkv, out, lse, f, b, h, tile, place);
     }
 }
 
@@ -550,8 +574,7 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
 #pragma omp parallel
     {
         const bool whole = segments == 1 && flash_whole_heads(&f);
-        if (f.amx)
-            amx_begin();
+        blocks_begin(f.unit);
         if (!whole)
             flash_pack_all(&f, qkv, true);
 #pragma omp for schedule(dynamic, 1)
@@ -565,8 +588,7 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
             for (int panel = 0; segments == 1 && panel < f.panels; panel++) // while the sums are still cached
                 flash_write_panel(dqkv, unit_sums, &f, kv_head, panel, 1);
         }
-        if (f.amx)
-            amx_end();
+        blocks_end(f.unit);
         if (segments > 1) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < heads * f.panels; i++)

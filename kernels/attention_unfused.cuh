@@ -307,7 +307,7 @@ enum { UNFUSED_SLOTS = 32 };
 struct unfused {
     struct attention_shape shape;
     struct dropout dropout;
-    bool amx;
+    enum block_unit unit;
     int H, Hkv, D, T, group;
     int panels, steps;              // blocks along T and along D
     int64_t qkv_stride, out_stride; // elements of a token's row
@@ -321,7 +321,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     memset(&u, 0, sizeof u);
     u.shape = shape;
     u.dropout = dropout;
-    u.amx = blocks_use_amx();
+    u.unit = blocks_unit();
     u.H = shape.num_heads;
     u.Hkv = shape.num_query_groups;
     u.D = shape.head_dim;
@@ -334,7 +334,7 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     return u;
 }
 static inline size_t unfused_packed_bytes(const struct unfused *u, int heads) {
-    return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(u->amx);
+    return (size_t)u->shape.B * heads * u->panels * u->steps * block_bytes(blocks_layout(u->unit));
 }
 static inline size_t unfused_rows_bytes(const struct unfused *u) {
     return (size_t)UNFUSED_SLOTS * u->panels * BLOCK_ELEMENTS * sizeof(float);
@@ -343,7 +343,7 @@ static inline int unfused_count(const struct unfused *u, int block) { // rows or
     return u->T - block * BLOCK < BLOCK ? u->T - block * BLOCK : BLOCK;
 }
 static inline void *unfused_panel(const struct unfused *u, const char *packed, int64_t head, int panel) {
-    return block_at(u->amx, packed, (head * u->panels + panel) * u->steps);
+    return block_at(blocks_layout(u->unit), packed, (head * u->panels + panel) * u->steps);
 }
 // Element (b, t, head) of qkv, head counted over the query, key and value heads of a token.
 static inline int64_t unfused_at(const struct unfused *u, int64_t b, int t, int head) {
@@ -375,16 +375,16 @@ static void unfused_write(floatX *rows, int64_t stride, const float *blocks, flo
             rows[r * stride + d] = to_floatX(scale * blocks[d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK]);
 }
 // sums (steps blocks) = or += the strip's stored block times panel `panel` of `right`: = for the first panel.
-ALWAYS_INLINE void unfused_multiply(const bool amx, float *sums, const floatX *matrix, const char *right,
-                                    int64_t right_head, const struct unfused *u, int64_t head, int strip, int panel,
-                                    bool dropped) {
+ALWAYS_INLINE void unfused_multiply(const enum block_layout layout, float *sums, const floatX *matrix,
+                                    const char *right, int64_t right_head, const struct unfused *u, int64_t head,
+                                    int strip, int panel, bool dropped) {
     ALIGN_BLOCK floatX block[BLOCK_ELEMENTS];
     ALIGN_BLOCK float left[BLOCK_ELEMENTS];
     unfused_block(block, matrix, u, head, strip, panel, dropped);
-    pack_left(amx, left, NULL, block, BLOCK, BLOCK, BLOCK);
+    pack_left(layout, left, NULL, block, BLOCK, BLOCK, BLOCK);
     for (int d = 0; d < u->steps; d++)
-        block_product(amx, sums + d * BLOCK_ELEMENTS, left, 1,
-                      block_at(amx, unfused_panel(u, right, right_head, panel), d), 1, 1, panel > 0);
+        block_product(u->unit, sums + d * BLOCK_ELEMENTS, left, 1,
+                      block_at(layout, unfused_panel(u, right, right_head, panel), d), 1, 1, panel > 0);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -432,15 +432,16 @@ static void unfused_store_row(floatX *out, const float *row, const struct unfuse
     memset(out + query + 1, 0, (size_t)(u->T - query - 1) * sizeof *out);
 }
 
-ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *probabilities, const floatX *qkv,
-                                         float *rows, const struct unfused *u, int64_t head, int strip) {
+ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX *out, floatX *probabilities,
+                                         const floatX *qkv, float *rows, const struct unfused *u, int64_t head,
+                                         int strip) {
     ALIGN_BLOCK float q[MAX_STEPS * BLOCK_ELEMENTS], sums[MAX_STEPS * BLOCK_ELEMENTS];
     const int64_t b = head / u->H;
     const int h = (int)(head % u->H), count = unfused_count(u, strip), first = strip * BLOCK;
     const int64_t kv_head = b * u->Hkv + h / u->group;
-    pack_left(amx, q, NULL, qkv + unfused_at(u, b, first, h), u->qkv_stride, count, u->D);
+    pack_left(layout, q, NULL, qkv + unfused_at(u, b, first, h), u->qkv_stride, count, u->D);
     for (int p = 0; p <= strip; p++)
-        block_product(amx, rows + p * BLOCK_ELEMENTS, q, 1, unfused_panel(u, u->k, kv_head, p), 1, u->steps, false);
+        block_product(u->unit, rows + p * BLOCK_ELEMENTS, q, 1, unfused_panel(u, u->k, kv_head, p), 1, u->steps, false);
     for (int r = 0; r < BLOCK; r++)
         for (int i = r + 1; i < BLOCK; i++)
             rows[strip * BLOCK_ELEMENTS + r * BLOCK + i] = -INFINITY;
@@ -450,7 +451,7 @@ ALWAYS_INLINE void unfused_forward_strip(const bool amx, floatX *out, floatX *pr
         unfused_store_row(probabilities + (head * u->T + first + r) * u->T, rows + r * BLOCK, u, first + r);
     }
     for (int p = 0; p <= strip; p++)
-        unfused_multiply(amx, sums, probabilities, u->v, kv_head, u, head, strip, p, true);
+        unfused_multiply(layout, sums, probabilities, u->v, kv_head, u, head, strip, p, true);
     unfused_write(out + unfused_out_at(u, b, first, h), u->out_stride, sums, 1.0f, count, u->D);
 }
 
@@ -471,10 +472,10 @@ static void unfused_pack(const struct unfused *u, char *x, char *transposed, con
         const floatX *from = rows + (head / heads * u->T + panel * BLOCK) * stride + head % heads * u->D;
         void *to = x ? unfused_panel(u, x, head, panel) : NULL;
         void *to_transposed = transposed ? unfused_panel(u, transposed, head, panel) : NULL;
-        if (u->amx)
-            pack_right(true, to, to_transposed, from, stride, count, u->D);
+        if (blocks_layout(u->unit) == LAYOUT_BF16)
+            pack_right(LAYOUT_BF16, to, to_transposed, from, stride, count, u->D);
         else
-            pack_right(false, to, to_transposed, from, stride, count, u->D);
+            pack_right(LAYOUT_FP32, to, to_transposed, from, stride, count, u->D);
     }
 }
 
@@ -489,19 +490,19 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
     const int64_t jobs = (int64_t)shape.B * u.H * u.panels;
 #pragma omp parallel
     {
-        if (u.amx)
-            amx_begin();
+        blocks_begin(u.unit);
 #pragma omp for schedule(dynamic, 1)
         for (int slot = 0; slot < UNFUSED_SLOTS; slot++)
             for (int64_t i = slot; i < jobs; i += UNFUSED_SLOTS) {
                 float *rows = u.rows + (int64_t)slot * u.panels * BLOCK_ELEMENTS;
-                if (u.amx)
-                    unfused_forward_strip(true, out, probabilities, qkv, rows, &u, i / u.panels, (int)(i % u.panels));
+                if (blocks_layout(u.unit) == LAYOUT_BF16)
+                    unfused_forward_strip(LAYOUT_BF16, out, probabilities, qkv, rows, &u, i / u.panels,
+                                          (int)(i % u.panels));
                 else
-                    unfused_forward_strip(false, out, probabilities, qkv, rows, &u, i / u.panels, (int)(i % u.panels));
+                    unfused_forward_strip(LAYOUT_FP32, out, probabilities, qkv, rows, &u, i / u.panels,
+                                          (int)(i % u.panels));
             }
-        if (u.amx)
-            amx_end();
+        blocks_end(u.unit);
     }
 }
 
@@ -509,7 +510,7 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
 // Backward
 
 // One strip: dP = dropout(dO V^T), dS = P * (dP - rowsum(P * dP)), which is stored, and dQ = scale dS K.
-ALWAYS_INLINE void unfused_backward_strip(const bool amx, floatX *dqkv, floatX *ds, const floatX *dout,
+ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX *dqkv, floatX *ds, const floatX *dout,
                                           const floatX *probabilities, float *rows, const struct unfused *u,
                                           int64_t head, int strip) {
     ALIGN_BLOCK float left[MAX_STEPS * BLOCK_ELEMENTS], sums[MAX_STEPS * BLOCK_ELEMENTS];
@@ -517,9 +518,10 @@ ALWAYS_INLINE void unfused_backward_strip(const bool amx, floatX *dqkv, floatX *
     const int h = (int)(head % u->H), count = unfused_count(u, strip), first = strip * BLOCK;
     const int64_t kv_head = b * u->Hkv + h / u->group;
     float factors[BLOCK];
-    pack_left(amx, left, NULL, dout + unfused_out_at(u, b, first, h), u->out_stride, count, u->D);
+    pack_left(layout, left, NULL, dout + unfused_out_at(u, b, first, h), u->out_stride, count, u->D);
     for (int p = 0; p <= strip; p++)
-        block_product(amx, rows + p * BLOCK_ELEMENTS, left, 1, unfused_panel(u, u->v, kv_head, p), 1, u->steps, false);
+        block_product(u->unit, rows + p * BLOCK_ELEMENTS, left, 1, unfused_panel(u, u->v, kv_head, p), 1, u->steps,
+                      false);
     for (int r = 0; r < count; r++) {
         const int query = first + r;
         const floatX *p_row = probabilities + (head * u->T + query) * u->T;
@@ -543,14 +545,15 @@ ALWAYS_INLINE void unfused_backward_strip(const bool amx, floatX *dqkv, floatX *
         unfused_store_row(ds + (head * u->T + query) * u->T, row, u, query);
     }
     for (int p = 0; p <= strip; p++)
-        unfused_multiply(amx, sums, ds, u->k, kv_head, u, head, strip, p, false);
+        unfused_multiply(layout, sums, ds, u->k, kv_head, u, head, strip, p, false);
     unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u->D);
 }
 
 // One panel: dV = dropout(P)^T dO and dK = scale dS^T Q, summed over all strips that see the panel, of all heads of the
 // group.
-ALWAYS_INLINE void unfused_backward_panel(const bool amx, floatX *dqkv, const floatX *ds, const floatX *probabilities,
-                                          const struct unfused *u, int64_t kv_head, int panel) {
+ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX *dqkv, const floatX *ds,
+                                          const floatX *probabilities, const struct unfused *u, int64_t kv_head,
+                                          int panel) {
     ALIGN_BLOCK float dk[MAX_STEPS * BLOCK_ELEMENTS], dv[MAX_STEPS * BLOCK_ELEMENTS], left[BLOCK_ELEMENTS];
     ALIGN_BLOCK floatX block[BLOCK_ELEMENTS];
     const int64_t b = kv_head / u->Hkv;
@@ -560,15 +563,15 @@ ALWAYS_INLINE void unfused_backward_panel(const bool amx, floatX *dqkv, const fl
         for (int strip = panel; strip < u->panels; strip++, add = true) {
             const int64_t head = b * u->H + h;
             unfused_block(block, probabilities, u, head, strip, panel, true);
-            pack_left(amx, NULL, left, block, BLOCK, BLOCK, BLOCK);
+            pack_left(layout, NULL, left, block, BLOCK, BLOCK, BLOCK);
             for (int d = 0; d < u->steps; d++)
-                block_product(amx, dv + d * BLOCK_ELEMENTS, left, 1,
-                              block_at(amx, unfused_panel(u, u->dout, head, strip), d), 1, 1, add);
+                block_product(u->unit, dv + d * BLOCK_ELEMENTS, left, 1,
+                              block_at(layout, unfused_panel(u, u->dout, head, strip), d), 1, 1, add);
             unfused_block(block, ds, u, head, strip, panel, false);
-            pack_left(amx, NULL, left, block, BLOCK, BLOCK, BLOCK);
+            pack_left(layout, NULL, left, block, BLOCK, BLOCK, BLOCK);
             for (int d = 0; d < u->steps; d++)
-                block_product(amx, dk + d * BLOCK_ELEMENTS, left, 1,
-                              block_at(amx, unfused_panel(u, u->q, head, strip), d), 1, 1, add);
+                block_product(u->unit, dk + d * BLOCK_ELEMENTS, left, 1,
+                              block_at(layout, unfused_panel(u, u->q, head, strip), d), 1, 1, add);
         }
     unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + kv), u->qkv_stride, dk, u->shape.scale, count, u->D);
     unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + u->Hkv + kv), u->qkv_stride, dv, 1.0f, count, u->D);
@@ -603,27 +606,25 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
     const int64_t jobs = (int64_t)shape.B * u.H * u.panels, panel_jobs = (int64_t)shape.B * u.Hkv * u.panels;
 #pragma omp parallel
     {
-        if (u.amx)
-            amx_begin();
+        blocks_begin(u.unit);
 #pragma omp for schedule(dynamic, 1)
         for (int slot = 0; slot < UNFUSED_SLOTS; slot++)
             for (int64_t i = slot; i < jobs; i += UNFUSED_SLOTS) {
                 float *rows = u.rows + (int64_t)slot * u.panels * BLOCK_ELEMENTS;
-                if (u.amx)
-                    unfused_backward_strip(true, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
+                if (blocks_layout(u.unit) == LAYOUT_BF16)
+                    unfused_backward_strip(LAYOUT_BF16, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
                                            (int)(i % u.panels));
                 else
-                    unfused_backward_strip(false, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
+                    unfused_backward_strip(LAYOUT_FP32, dqkv, ds, dout, probabilities, rows, &u, i / u.panels,
                                            (int)(i % u.panels));
             }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < panel_jobs; i++)
-            if (u.amx)
-                unfused_backward_panel(true, dqkv, ds, probabilities, &u, i / u.panels, (int)(i % u.panels));
+            if (blocks_layout(u.unit) == LAYOUT_BF16)
+                unfused_backward_panel(LAYOUT_BF16, dqkv, ds, probabilities, &u, i / u.panels, (int)(i % u.panels));
             else
-                unfused_backward_panel(false, dqkv, ds, probabilities, &u, i / u.panels, (int)(i % u.panels));
-        if (u.amx)
-            amx_end();
+                unfused_backward_panel(LAYOUT_FP32, dqkv, ds, probabilities, &u, i / u.panels, (int)(i % u.panels));
+        blocks_end(u.unit);
     }
 }
 

@@ -1,17 +1,17 @@
 // Attention on the CPU works on blocks of 32 x 32: packed operands, one product, and vectors for the softmax between
 // products.
 //
-// The blocks are multiplied by one of two units, with the same calls. `amx` says which, a constant at every call:
-// amx   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product; where the CPU has AMX and floatX is bf16
-//   else  fp32 operands on the vector unit, for fp32, and for bf16 on all other CPUs
-// An operand is a row of blocks. A left operand (A) is row-major for both units; a right one (B) is row-major in fp32
-// and two VNNI tiles, columns 0 to 15 and 16 to 31, with AMX. Sums (C) are row-major fp32. Blocks are 64-byte aligned.
+// An operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
+// row-major in both. A right one (B) is row-major in fp32, and in bf16 two VNNI tiles of words, columns 0 to 15 and 16
+// to 31: row r of a tile holds the pairs B[2r][n], B[2r + 1][n]. Sums (C) are row-major fp32. Blocks are 64-byte
+// aligned. The unit that multiplies them is chosen once a call of attention, by what the CPU has.
 #pragma once
 #include "kernels/amx.cuh"     // amx_available, amx_load, amx_dot
 #include "kernels/device.cuh"  // floatX, bf16
 #include "kernels/vectors.cuh" // vec, word, transpose_16x16
 
 enum { BLOCK = 32, BLOCK_ELEMENTS = BLOCK * BLOCK };
+enum { MAX_HEAD_DIM = 256, MAX_STEPS = MAX_HEAD_DIM / BLOCK };
 
 #define ALIGN_BLOCK __attribute__((aligned(64)))
 
@@ -25,21 +25,41 @@ static inline void block_transpose(float *out, const float *in, int in_stride) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Products
 
-static inline bool blocks_use_amx(void) {
-#ifdef PRECISION_BF16
-    return amx_available();
-#else
-    return false;
-#endif
+enum block_layout { LAYOUT_FP32, LAYOUT_BF16 };
+
+// UNIT_FP32  fp32 operands on the vector unit: for fp32, and for bf16 on CPUs without products of bf16
+// UNIT_DOT   bf16 operands by the vector unit's dot product of pairs (vec_dot)
+// UNIT_AMX   bf16 operands on AMX tiles (kernels/amx.cuh), 2 x 2 of them a product
+enum block_unit { UNIT_FP32, UNIT_DOT, UNIT_AMX };
+
+static inline enum block_unit blocks_unit(void) {
+    if (sizeof(floatX) != sizeof(bf16))
+        return UNIT_FP32;
+    if (amx_available())
+        return UNIT_AMX;
+    return BF16_DOT ? UNIT_DOT : UNIT_FP32;
 }
-static inline const char *blocks_describe(void) {
-    if (blocks_use_amx())
-        return "AMX bf16";
-    return LANES == 16 ? "AVX-512 fp32" : LANES == 8 ? "AVX fp32" : "4-lane fp32";
+// A constant, so that only one layout is compiled, unless it takes AMX to multiply bf16.
+static inline enum block_layout blocks_layout(enum block_unit unit) {
+    if (sizeof(floatX) != sizeof(bf16))
+        return LAYOUT_FP32;
+    return BF16_DOT || unit == UNIT_AMX ? LAYOUT_BF16 : LAYOUT_FP32;
 }
-static inline size_t block_bytes(bool amx) { return BLOCK_ELEMENTS * (amx ? sizeof(bf16) : sizeof(float)); }
-static inline void *block_at(bool amx, const void *blocks, int64_t i) {
-    return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(amx);
+// Every thread calls these before its first product and after its last one.
+static inline void blocks_begin(enum block_unit unit) {
+    if (unit == UNIT_AMX)
+        amx_begin();
+}
+static inline void blocks_end(enum block_unit unit) {
+    if (unit == UNIT_AMX)
+        amx_end();
+}
+
+static inline size_t block_bytes(enum block_layout layout) {
+    return BLOCK_ELEMENTS * (layout == LAYOUT_BF16 ? sizeof(bf16) : sizeof(float));
+}
+static inline void *block_at(enum block_layout layout, const void *blocks, int64_t i) {
+    return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
 
 // C (32 x 32) = or += sum over s < steps of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32); steps count blocks.
@@ -73,8 +93,116 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
                     vec_store(out + r * BLOCK + v * LANES, sum[r][v]);
         }
 }
-static inline void block_product_amx(float *c, const bf16 *a, int a_step, const bf16 *b, int b_step, int steps,
-                                     bool accumulate) {
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(BF16_DOT_EMULATE)
+#define UNIT_DOT_NAME "NEON bf16 mmla"
+// BFMMLA adds the product of 2 x 4 and 4 x 2 bf16 to 2 x 2 sums: twice the work of BFDOT. Its operands have two rows of
+// A, or two columns of B, one after the other. A's are put in order once for all columns: left[step][k / 4][row / 2].
+static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
+                                                        int steps, bool accumulate) {
+    enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
+    uint64x2_t left[MAX_STEPS * FOURS * ROW_PAIRS];
+    for (int s = 0; s < steps; s++)
+        for (int r = 0; r < ROW_PAIRS; r++)
+            for (int k = 0; k < FOURS; k += 2) {
+                const uint32_t *row = (const uint32_t *)a + (int64_t)s * a_step * BLOCK_WORDS + r * BLOCK + k * 2;
+                const uint64x2_t even = vreinterpretq_u64_u32(vld1q_u32(row));
+                const uint64x2_t odd = vreinterpretq_u64_u32(vld1q_u32(row + ROW_WORDS));
+                left[(s * FOURS + k) * ROW_PAIRS + r] = vzip1q_u64(even, odd);
+                left[(s * FOURS + k + 1) * ROW_PAIRS + r] = vzip2q_u64(even, odd);
+            }
+    enum { ROWS = 8, COLUMNS = 8 };
+    for (int c0 = 0; c0 < BLOCK; c0 += COLUMNS)
+        for (int r0 = 0; r0 < BLOCK; r0 += ROWS) {
+            float32x4_t sum[ROWS / 2][COLUMNS / 2]; // two columns of a row, then of the next row
+            float *out = c + r0 * BLOCK + c0;
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS / 2; r++)
+#pragma GCC unroll 2
+                for (int v = 0; v < COLUMNS / 4; v++) {
+                    const float32x4_t zero = vdupq_n_f32(0), *at = (const float32x4_t *)(out + 2 * r * BLOCK + 4 * v);
+                    const float64x2_t x = vreinterpretq_f64_f32(accumulate ? at[0] : zero);
+                    const float64x2_t y = vreinterpretq_f64_f32(accumulate ? at[BLOCK / 4] : zero);
+                    sum[r][2 * v] = vreinterpretq_f32_f64(vzip1q_f64(x, y));
+                    sum[r][2 * v + 1] = vreinterpretq_f32_f64(vzip2q_f64(x, y));
+                }
+            for (int s = 0; s < steps; s++) {
+                const uint32_t *right =
+                    (const uint32_t *)b + (int64_t)s * b_step * BLOCK_WORDS + c0 / 16 * (BLOCK_WORDS / 2) + c0 % 16;
+                for (int k = 0; k < FOURS; k++) {
+                    bfloat16x8_t columns[COLUMNS / 2];
+#pragma GCC unroll 2
+                    for (int v = 0; v < COLUMNS / 4; v++) {
+                        const uint32x4_t x = vld1q_u32(right + 32 * k + 4 * v),
+                                         y = vld1q_u32(right + 32 * k + 16 + 4 * v);
+                        columns[2 * v] = vreinterpretq_bf16_u32(vzip1q_u32(x, y));
+                        columns[2 * v + 1] = vreinterpretq_bf16_u32(vzip2q_u32(x, y));
+                    }
+#pragma GCC unroll 4
+                    for (int r = 0; r < ROWS / 2; r++) {
+                        const bfloat16x8_t rows =
+                            vreinterpretq_bf16_u64(left[(s * FOURS + k) * ROW_PAIRS + r0 / 2 + r]);
+#pragma GCC unroll 4
+                        for (int v = 0; v < COLUMNS / 2; v++)
+                            sum[r][v] = vbfmmlaq_f32(sum[r][v], rows, columns[v]);
+                    }
+                }
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < ROWS / 2; r++)
+#pragma GCC unroll 2
+                for (int v = 0; v < COLUMNS / 4; v++) {
+                    const float64x2_t x = vreinterpretq_f64_f32(sum[r][2 * v]);
+                    const float64x2_t y = vreinterpretq_f64_f32(sum[r][2 * v + 1]);
+                    float32x4_t *at = (float32x4_t *)(out + 2 * r * BLOCK + 4 * v);
+                    at[0] = vreinterpretq_f32_f64(vzip1q_f64(x, y));
+                    at[BLOCK / 4] = vreinterpretq_f32_f64(vzip2q_f64(x, y));
+                }
+        }
+}
+#else
+#define UNIT_DOT_NAME VEC_DOT_NAME
+// As block_product_fp32; k counts pairs.
+static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
+                                                        int steps, bool accumulate) {
+    enum {
+        ROWS = LANES == 8 ? 4 : 8,
+        VECS = 2,
+        COLUMNS = VECS * LANES,
+        PAIRS = BLOCK / 2,
+        BLOCK_WORDS = BLOCK * PAIRS
+    };
+    for (int r0 = 0; r0 < BLOCK; r0 += ROWS)
+        for (int c0 = 0; c0 < BLOCK; c0 += COLUMNS) {
+            vec sum[ROWS][VECS];
+            float *out = c + r0 * BLOCK + c0;
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+                for (int v = 0; v < VECS; v++)
+                    sum[r][v] = accumulate ? vec_load(out + r * BLOCK + v * LANES) : vec_set(0);
+            for (int s = 0; s < steps; s++) {
+                const word *left = a + (int64_t)s * a_step * BLOCK_WORDS + r0 * PAIRS;
+                const word *right = b + (int64_t)s * b_step * BLOCK_WORDS;
+                for (int k = 0; k < PAIRS; k++)
+#pragma GCC unroll 8
+                    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+                        for (int v = 0; v < VECS; v++) {
+                            const int column = c0 + v * LANES; // of 16 in each tile
+                            const word *pairs = right + column / 16 * (BLOCK_WORDS / 2) + k * 16 + column % 16;
+                            sum[r][v] = vec_dot(sum[r][v], vec_words_set(left[r * PAIRS + k]), vec_words_load(pairs));
+                        }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+                for (int v = 0; v < VECS; v++)
+                    vec_store(out + r * BLOCK + v * LANES, sum[r][v]);
+        }
+}
+#endif
+static __attribute__((noinline)) void block_product_amx(float *c, const bf16 *a, int a_step, const bf16 *b, int b_step,
+                                                        int steps, bool accumulate) {
     enum { ROW_BYTES = BLOCK * sizeof(float), HALF = BLOCK_ELEMENTS / 2 };
     float *c00 = c, *c01 = c + 16, *c10 = c + 16 * BLOCK, *c11 = c10 + 16;
     if (accumulate) {
@@ -105,18 +233,25 @@ static inline void block_product_amx(float *c, const bf16 *a, int a_step, const 
     amx_store(2, c10, ROW_BYTES);
     amx_store(3, c11, ROW_BYTES);
 }
-ALWAYS_INLINE void block_product(const bool amx, float *c, const void *a, int a_step, const void *b, int b_step,
+static inline const char *blocks_describe(void) {
+    switch (blocks_unit()) {
+    case UNIT_AMX: return "AMX bf16";
+    case UNIT_DOT: return UNIT_DOT_NAME;
+    case UNIT_FP32: return LANES == 16 ? "AVX-512 fp32" : LANES == 8 ? "AVX fp32" : "4-lane fp32";
+    }
+    return "";
+}
+static inline void block_product(enum block_unit unit, float *c, const void *a, int a_step, const void *b, int b_step,
                                  int steps, bool accumulate) {
-    if (amx)
-        block_product_amx(c, (const bf16 *)a, a_step, (const bf16 *)b, b_step, steps, accumulate);
-    else
-        block_product_fp32(c, (const float *)a, a_step, (const float *)b, b_step, steps, accumulate);
+    switch (unit) {
+    case UNIT_FP32: block_product_fp32(c, (const float *)a, a_step, (const float *)b, b_step, steps, accumulate); break;
+    case UNIT_DOT: block_product_dot(c, (const word *)a, a_step, (const word *)b, b_step, steps, accumulate); break;
+    case UNIT_AMX: block_product_amx(c, (const bf16 *)a, a_step, (const bf16 *)b, b_step, steps, accumulate); break;
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Packing: rows of floatX to the blocks of an operand, with zeros beyond the last row and column
-
-enum { MAX_HEAD_DIM = 256, MAX_STEPS = MAX_HEAD_DIM / BLOCK };
 
 static inline bf16 floatX_to_bf16(floatX x) {
 #ifdef PRECISION_BF16
@@ -128,11 +263,11 @@ static inline bf16 floatX_to_bf16(floatX x) {
 
 // Copies n of a row's elements to a block's row (row_load) and back, times factor (row_store). Full rows are the rule:
 // with a constant count the compiler makes straight lines of vectors.
-ALWAYS_INLINE void row_load_some(const bool amx, void *row, const floatX *in, int n) {
+ALWAYS_INLINE void row_load_some(const enum block_layout layout, void *row, const floatX *in, int n) {
     bf16 *row16 = (bf16 *)row;
     float *row32 = (float *)row;
     for (int i = 0; i < n; i++)
-        if (amx)
+        if (layout == LAYOUT_BF16)
             row16[i] = floatX_to_bf16(in[i]);
         else
             row32[i] = to_float(in[i]);
@@ -141,11 +276,11 @@ ALWAYS_INLINE void row_store_some(floatX *out, const float *row, float factor, i
     for (int i = 0; i < n; i++)
         out[i] = to_floatX(factor * row[i]);
 }
-ALWAYS_INLINE void row_load(const bool amx, void *row, const floatX *in, int n) {
+ALWAYS_INLINE void row_load(const enum block_layout layout, void *row, const floatX *in, int n) {
     if (n == BLOCK)
-        row_load_some(amx, row, in, BLOCK);
+        row_load_some(layout, row, in, BLOCK);
     else
-        row_load_some(amx, row, in, n);
+        row_load_some(layout, row, in, n);
 }
 ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n) {
     if (n == BLOCK)
@@ -155,15 +290,16 @@ ALWAYS_INLINE void row_store(floatX *out, const float *row, float factor, int n)
 }
 
 // Packs `count` rows of D elements, `stride` apart, to roundup(D, 32) / 32 row-major blocks of 32 rows.
-ALWAYS_INLINE void pack_rows(const bool amx, void *blocks, const floatX *rows, int64_t stride, int count, int D) {
-    const size_t row_bytes = block_bytes(amx) / BLOCK;
+ALWAYS_INLINE void pack_rows(const enum block_layout layout, void *blocks, const floatX *rows, int64_t stride,
+                             int count, int D) {
+    const size_t row_bytes = block_bytes(layout) / BLOCK;
     for (int s = 0; s * BLOCK < D; s++) {
         const int columns = D - s * BLOCK < BLOCK ? D - s * BLOCK : BLOCK;
-        char *block = (char *)block_at(amx, blocks, s);
+        char *block = (char *)block_at(layout, blocks, s);
         if (count < BLOCK || columns < BLOCK)
-            memset(block, 0, block_bytes(amx));
+            memset(block, 0, block_bytes(layout));
         for (int r = 0; r < count; r++)
-            row_load(amx, block + (size_t)r * row_bytes, rows + r * stride + s * BLOCK, columns);
+            row_load(layout, block + (size_t)r * row_bytes, rows + r * stride + s * BLOCK, columns);
     }
 }
 
@@ -178,37 +314,39 @@ static inline void block_pair_rows(word *out, const bf16 *in) {
 
 // Packs X (count rows padded to 32, D) as a left operand, and X^T as a left operand: (D / 32) blocks each; either may
 // be NULL. VNNI pairs of rows are the transpose, word by word, of X^T's rows.
-ALWAYS_INLINE void pack_left(const bool amx, void *x, void *transposed, const floatX *rows, int64_t stride, int count,
-                             int D) {
+ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
+                             int64_t stride, int count, int D) {
     ALIGN_BLOCK float scratch[MAX_STEPS * BLOCK_ELEMENTS];
     ALIGN_BLOCK word pairs[BLOCK_ELEMENTS / 2];
     void *natural = x ? x : scratch;
-    pack_rows(amx, natural, rows, stride, count, D);
+    pack_rows(layout, natural, rows, stride, count, D);
     for (int s = 0; transposed && s * BLOCK < D; s++) {
-        if (!amx) {
-            block_transpose((float *)block_at(amx, transposed, s), (const float *)block_at(amx, natural, s), BLOCK);
+        if (layout == LAYOUT_FP32) {
+            block_transpose((float *)block_at(layout, transposed, s), (const float *)block_at(layout, natural, s),
+                            BLOCK);
             continue;
         }
-        block_pair_rows(pairs, (const bf16 *)block_at(amx, natural, s));
+        block_pair_rows(pairs, (const bf16 *)block_at(layout, natural, s));
         for (int tile = 0; tile < 2; tile++)
-            transpose_16x16((word *)block_at(amx, transposed, s) + tile * 256, 16, pairs + tile * 256, 16);
+            transpose_16x16((word *)block_at(layout, transposed, s) + tile * 256, 16, pairs + tile * 256, 16);
     }
 }
 
 // As pack_left, to right operands.
-ALWAYS_INLINE void pack_right(const bool amx, void *x, void *transposed, const floatX *rows, int64_t stride, int count,
-                              int D) {
-    if (!amx) {
-        pack_left(amx, x, transposed, rows, stride, count, D);
+ALWAYS_INLINE void pack_right(const enum block_layout layout, void *x, void *transposed, const floatX *rows,
+                              int64_t stride, int count, int D) {
+    if (layout == LAYOUT_FP32) {
+        pack_left(layout, x, transposed, rows, stride, count, D);
         return;
     }
     ALIGN_BLOCK bf16 natural[MAX_STEPS * BLOCK_ELEMENTS];
-    pack_rows(amx, natural, rows, stride, count, D);
+    pack_rows(layout, natural, rows, stride, count, D);
     for (int s = 0; s * BLOCK < D; s++) {
         const bf16 *in = natural + s * BLOCK_ELEMENTS;
         if (x)
-            block_pair_rows((word *)block_at(amx, x, s), in);
+            block_pair_rows((word *)block_at(layout, x, s), in);
         for (int tile = 0; transposed && tile < 2; tile++)
-            transpose_16x16((word *)block_at(amx, transposed, s) + tile * 256, 16, (const word *)in + tile * 256, 16);
+            transpose_16x16((word *)block_at(layout, transposed, s) + tile * 256, 16, (const word *)in + tile * 256,
+                            16);
     }
 }

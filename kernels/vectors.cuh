@@ -157,6 +157,13 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 #else
 #define BF16_DOT 0
 #endif
+#if defined(BF16_DOT_EMULATE) || !BF16_DOT
+#define VEC_DOT_NAME "emulated bf16 dot"
+#elif defined(__AVX512BF16__)
+#define VEC_DOT_NAME "AVX-512 bf16 dot"
+#else
+#define VEC_DOT_NAME "NEON bf16 dot"
+#endif
 
 // What computes vec_dot, for reports.
 static inline const char *vec_dot_name(void) {

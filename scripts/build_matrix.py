@@ -72,6 +72,7 @@ def all_rows():
             Row("clang-16", {"CC": "clang-16", "ARCH": "native"}, environment=LIBOMP),
             Row("clang-19", {"CC": "clang-19", "ARCH": "native"}, environment=OWN_LIBOMP),
             Row("aarch64", aarch64, QEMU_AARCH64 + "neoverse-n1"),
+            Row("aarch64-bf16", {**aarch64, "ARCH": "armv8.6-a"}, QEMU_AARCH64 + "max", tested="ops"),
             Row("aarch64-sve2", {**aarch64, "ARCH": "armv9-a"}, QEMU_AARCH64 + "max", tested="ops"),
             Row("aarch64-without-any", {**aarch64, "ONEDNN": "", "OPENBLAS": ""}, QEMU_AARCH64 + "neoverse-n1", tested="ops")]
 

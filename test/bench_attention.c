@@ -1,7 +1,7 @@
 // Speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name contains it.
-// Medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension. The rate of fp32
-// multiply-adds, as the vector unit's ceiling, is measured in turn with each run, since other work on a machine and its
-// clock change both.
+// Medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension. The peak is
+// that of the unit that multiplies the blocks, in registers, measured in turn with each run, since other work on a machine
+// and its clock change both.
 #include "attention.cuh"      // under test
 #include "kernels/random.cuh" // random_normal
 #include <omp.h>              // omp_get_wtime, omp_get_max_threads
@@ -41,9 +41,9 @@ static floatX *random_floats(int64_t n, uint64_t stream) {
     return x;
 }
 
+enum { CHAINS = 16, CHAIN_STEPS = 200000 };
 // GFLOP/s of independent chains of multiply-adds on all threads.
 static double fma_rate(void) {
-    enum { CHAINS = 12, STEPS = 400000 };
     double sink = 0;
     const double start = omp_get_wtime();
 #pragma omp parallel reduction(+ : sink)
@@ -51,15 +51,68 @@ static double fma_rate(void) {
         vec sum[CHAINS], factor = vec_set(0.999f), term = vec_set(0.001f);
         for (int i = 0; i < CHAINS; i++)
             sum[i] = vec_set((float)(i + omp_get_thread_num()));
-        for (int step = 0; step < STEPS; step++)
-#pragma GCC unroll 12
+        for (int step = 0; step < CHAIN_STEPS; step++)
+#pragma GCC unroll 16
             for (int i = 0; i < CHAINS; i++)
                 sum[i] = sum[i] * factor + term;
         for (int i = 0; i < CHAINS; i++)
             sink += sum[i][0];
     }
-    const double rate = 2.0 * CHAINS * STEPS * LANES * omp_get_max_threads() / (omp_get_wtime() - start);
+    const double rate = 2.0 * CHAINS * CHAIN_STEPS * LANES * omp_get_max_threads() / (omp_get_wtime() - start);
     return sink == 12345 ? 0 : rate * 1e-9; // so that the chains are not optimised away
+}
+// As fma_rate, of dot products of bf16 pairs.
+static double dot_rate(void) {
+    double sink = 0;
+    const double start = omp_get_wtime();
+#pragma omp parallel reduction(+ : sink)
+    {
+        vec sum[CHAINS];
+        const vec_words factor = vec_words_set(0x3f353eb7u),
+                        term = vec_words_set(0x3e12bdcdu + (uint32_t)omp_get_thread_num());
+        for (int i = 0; i < CHAINS; i++)
+            sum[i] = vec_set((float)i);
+        for (int step = 0; step < CHAIN_STEPS; step++)
+#pragma GCC unroll 16
+            for (int i = 0; i < CHAINS; i++)
+                sum[i] = vec_dot(sum[i], factor, term);
+        for (int i = 0; i < CHAINS; i++)
+            sink += sum[i][0];
+    }
+    const double rate = 4.0 * CHAINS * CHAIN_STEPS * LANES * omp_get_max_threads() / (omp_get_wtime() - start);
+    return sink == 12345 ? 0 : rate * 1e-9;
+}
+// As fma_rate, of AMX tiles of random numbers: zeros run faster.
+static double amx_rate(void) {
+    enum { STEPS = 20000 };
+    static bf16 operands[4][512];
+    for (int i = 0; i < 4 * 512; i++)
+        operands[i / 512][i % 512] = bf16_from_float((float)random_uniform(1, 5, (uint64_t)i) - 0.5f);
+    const double start = omp_get_wtime();
+#pragma omp parallel
+    {
+        amx_begin();
+        amx_load(4, operands[0], 64);
+        amx_load(5, operands[1], 64);
+        amx_load(6, operands[2], 64);
+        amx_load(7, operands[3], 64);
+        for (int step = 0; step < STEPS; step++) {
+            amx_dot(0, 4, 6);
+            amx_dot(1, 4, 7);
+            amx_dot(2, 5, 6);
+            amx_dot(3, 5, 7);
+        }
+        amx_end();
+    }
+    return 4.0 * 2 * 16 * 16 * 32 * STEPS * omp_get_max_threads() / (omp_get_wtime() - start) * 1e-9;
+}
+static double unit_rate(void) {
+    switch (blocks_unit()) {
+    case UNIT_FP32: return fma_rate();
+    case UNIT_DOT: return dot_rate();
+    case UNIT_AMX: return amx_rate();
+    }
+    return 0;
 }
 
 static int ascending(const void *a, const void *b) {
@@ -88,7 +141,7 @@ static struct times measure(enum attention_backend backend, struct attention_sha
     double forward[RUNS_MOST], backward[RUNS_MOST], peak[RUNS_MOST], total = 0;
     int n = 0;
     for (int run = 0; n < RUNS_MOST && (n < RUNS_LEAST || total < SECONDS); run++) {
-        peak[n] = fma_rate();
+        peak[n] = unit_rate();
         const double start = omp_get_wtime();
         attention_forward(out, saved, qkv, backend, s, none, forward_workspace, dev);
         const double middle = omp_get_wtime();
@@ -109,7 +162,7 @@ int main(int count, char **arguments) {
     struct device dev = {omp_get_max_threads(), NULL};
     printf("%s, %s, %d threads; medians, GFLOP counted causal\n", blocks_describe(), FLOATX_NAME, dev.threads);
     printf("%-11s %-23s %-8s %9s %8s %9s %8s %9s %9s\n", "", "B T H/Hkv D", "backend", "fwd ms", "GFLOP/s", "bwd ms",
-           "GFLOP/s", "fp32 peak", "of it");
+           "GFLOP/s", "peak", "of it");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const struct attention_shape s = cases[i].shape;
         if (count > 1 && !strstr(cases[i].name, arguments[1]))
