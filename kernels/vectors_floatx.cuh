@@ -75,18 +75,35 @@ static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int c
     memcpy(group, p, (size_t)count * sizeof *p);
 }
 
+// ---- Rows, a vector at a time ----
+
+// Elements c, c + 1, ... of a row of C elements; 0 past its end.
+ALWAYS_INLINE vec row_vec_load(const floatX *row, int c, int C) {
+    return C - c >= LANES ? floatx_load(row + c) : floatx_load_some(row + c, C - c);
+}
+ALWAYS_INLINE void row_vec_store(floatX *row, vec x, int c, int C) {
+    if (C - c >= LANES)
+        floatx_store(row + c, x);
+    else
+        floatx_store_some(row + c, x, C - c);
+}
+// x, but 0 past the row's end.
+ALWAYS_INLINE vec row_vec_within(vec x, int c, int C) {
+    if (C - c < LANES)
+        for (int i = C - c; i < LANES; i++)
+            x[i] = 0;
+    return x;
+}
+
 // ---- Sums ----
 
-// The sum of the lanes: the upper half is added to the lower until one is left, as compilers reduce a loop's vector.
+// The sum of the lanes, one after the other.
 ALWAYS_INLINE float vec_sum(vec x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)x);
-#else
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; i++)
-            x[i] += x[i + width];
-    return x[0];
-#endif
+    float lanes[LANES], sum = 0;
+    float_store(lanes, x);
+    for (int i = 0; i < LANES; i++)
+        sum += lanes[i];
+    return sum;
 }
 
 // ---- Functions ----
