@@ -166,7 +166,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
                 name##_forward_group(out + at, in + at);                                                               \
             if (at < begin + ACTIVATION_BLOCK && at < n) {                                                             \
                 floatX x[FLOATX_GROUP];                                                                                \
-                floatx_pad(x, in + at, (int)(n - at));                                                                 \
+                floatx_pad(x, in + at, (int)(n - at), 0);                                                              \
                 name##_forward_group(x, x);                                                                            \
                 memcpy(out + at, x, (size_t)(n - at) * sizeof *x);                                                     \
             }                                                                                                          \
@@ -185,8 +185,8 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
                 name##_backward_group(din + at, dout + at, in + at);                                                   \
             if (at < begin + ACTIVATION_BLOCK && at < n) {                                                             \
                 floatX x[FLOATX_GROUP], d[FLOATX_GROUP];                                                               \
-                floatx_pad(x, in + at, (int)(n - at));                                                                 \
-                floatx_pad(d, dout + at, (int)(n - at));                                                               \
+                floatx_pad(x, in + at, (int)(n - at), 0);                                                              \
+                floatx_pad(d, dout + at, (int)(n - at), 0);                                                            \
                 name##_backward_group(d, d, x);                                                                        \
                 memcpy(din + at, d, (size_t)(n - at) * sizeof *d);                                                     \
             }                                                                                                          \
@@ -209,8 +209,8 @@ static void swiglu_forward(floatX *out, const floatX *gate_up, int64_t N, int F,
             swiglu_forward_group(out + n * F + f, gate + f, up + f);
         if (f < F) {
             floatX last_gate[FLOATX_GROUP], last_up[FLOATX_GROUP];
-            floatx_pad(last_gate, gate + f, F - f);
-            floatx_pad(last_up, up + f, F - f);
+            floatx_pad(last_gate, gate + f, F - f, 0);
+            floatx_pad(last_up, up + f, F - f, 0);
             swiglu_forward_group(last_gate, last_gate, last_up);
             memcpy(out + n * F + f, last_gate, (size_t)(F - f) * sizeof *out);
         }
@@ -240,9 +240,9 @@ static void swiglu_backward(floatX *dgate_up, const floatX *dout, const floatX *
             swiglu_backward_group(dgate + f, dup + f, dout_row + f, gate + f, up + f);
         if (f < F) {
             floatX last_gate[FLOATX_GROUP], last_up[FLOATX_GROUP], d[FLOATX_GROUP];
-            floatx_pad(last_gate, gate + f, F - f);
-            floatx_pad(last_up, up + f, F - f);
-            floatx_pad(d, dout_row + f, F - f);
+            floatx_pad(last_gate, gate + f, F - f, 0);
+            floatx_pad(last_up, up + f, F - f, 0);
+            floatx_pad(d, dout_row + f, F - f, 0);
             swiglu_backward_group(last_gate, last_up, d, last_gate, last_up);
             memcpy(dgate + f, last_gate, (size_t)(F - f) * sizeof *dgate);
             memcpy(dup + f, last_up, (size_t)(F - f) * sizeof *dup);

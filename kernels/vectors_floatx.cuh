@@ -69,9 +69,10 @@ static inline void float_store_some(float *p, vec x, int count) {
     memcpy(p, padded, (size_t)count * sizeof *p);
 }
 
-// The last `count` < FLOATX_GROUP elements of an array as a whole group, the others 0.
-static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int count) {
-    memset(group, 0, FLOATX_GROUP * sizeof *group);
+// The last `count` < FLOATX_GROUP elements of an array as a whole group, the others `rest`.
+static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int count, float rest) {
+    for (int i = count; i < FLOATX_GROUP; i++)
+        group[i] = to_floatX(rest);
     memcpy(group, p, (size_t)count * sizeof *p);
 }
 

@@ -279,12 +279,12 @@ static void a_row_alone_has_the_bits_that_it_has_among_others(void **state) {
         const enum norm_kind kind = k % 2 == 0 ? NORM_LAYERNORM : NORM_RMSNORM;
         struct problem p = problem_create(N, C, kind, 1);
         floatX *out = (floatX *)test_alloc((size_t)N * C * sizeof *out), *row = (floatX *)test_alloc(C * sizeof *row);
-        float *rstd = (float *)test_alloc((size_t)N * sizeof *rstd), row_rstd;
+        float *rstd = (float *)test_alloc((size_t)(N + 1) * sizeof *rstd), *row_rstd = rstd + N;
         norm_forward(out, NULL, rstd, p.x, p.weight, p.bias, N, C, (float)EPS, kind, &device);
         for (int n = 0; n < N; n++) {
-            norm_forward(row, NULL, &row_rstd, p.x + n * C, p.weight, p.bias, 1, C, (float)EPS, kind, &device);
+            norm_forward(row, NULL, row_rstd, p.x + n * C, p.weight, p.bias, 1, C, (float)EPS, kind, &device);
             assert_memory_equal(row, out + n * C, (size_t)C * sizeof *row);
-            assert_memory_equal(&row_rstd, &rstd[n], sizeof row_rstd);
+            assert_memory_equal(row_rstd, &rstd[n], sizeof *rstd);
         }
         problem_free(p);
         free(out);
