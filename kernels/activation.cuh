@@ -133,13 +133,13 @@ enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
 // the time in which 2 cores move 16 elements of GELU: each operation more is seen.
 ALWAYS_INLINE void vecs_gelu(vec x[FLOATX_VECS]) {
     vec e[FLOATX_VECS];
-    EACH_VEC e[i] = -1.5957691216f * EXP_UNIT * x[i] * (1.0f + 0.044715f * x[i] * x[i]);
+    EACH_VEC e[i] = -1.5957691216f * x[i] * (1.0f + 0.044715f * x[i] * x[i]);
     vecs_exp(e);
     EACH_VEC x[i] = vec_divide(x[i], 1.0f + e[i]);
 }
 ALWAYS_INLINE void vecs_gelu_derivative(vec x[FLOATX_VECS]) {
     vec s[FLOATX_VECS];
-    EACH_VEC s[i] = 1.5957691216f * EXP_UNIT * x[i] * (1.0f + 0.044715f * (x[i] * x[i]));
+    EACH_VEC s[i] = 1.5957691216f * x[i] * (1.0f + 0.044715f * (x[i] * x[i]));
     vecs_logistic(s);
     EACH_VEC x[i] = s[i] + x[i] * s[i] * (1.0f - s[i]) * 1.5957691216f * (1.0f + 0.134145f * (x[i] * x[i]));
 }
@@ -196,7 +196,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
 ALWAYS_INLINE void swiglu_forward_group(floatX *out, const floatX *gate, const floatX *up) {
     vec g[FLOATX_VECS], e[FLOATX_VECS];
     EACH_VEC g[i] = floatx_load(gate + i * LANES);
-    EACH_VEC e[i] = -EXP_UNIT * g[i];
+    EACH_VEC e[i] = -g[i];
     vecs_exp(e);
     EACH_VEC floatx_store(out + i * LANES, vec_divide(g[i], 1.0f + e[i]) * floatx_load(up + i * LANES));
 }
@@ -221,7 +221,7 @@ ALWAYS_INLINE void swiglu_backward_group(floatX *dgate, floatX *dup, const float
                                          const floatX *up) {
     vec g[FLOATX_VECS], s[FLOATX_VECS];
     EACH_VEC g[i] = floatx_load(gate + i * LANES);
-    EACH_VEC s[i] = EXP_UNIT * g[i];
+    EACH_VEC s[i] = g[i];
     vecs_logistic(s);
     EACH_VEC {
         const vec d = floatx_load(dout + i * LANES), u = floatx_load(up + i * LANES);

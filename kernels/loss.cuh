@@ -160,7 +160,7 @@ enum { LOSS_BLOCK = 1024 };
 
 // x[i] <- e^(row[i] - shift)
 ALWAYS_INLINE void loss_exponentials(vec x[FLOATX_VECS], const floatX *row, float shift) {
-    EACH_VEC x[i] = (floatx_load(row + i * LANES) - shift) * EXP_UNIT;
+    EACH_VEC x[i] = floatx_load(row + i * LANES) - shift;
     vecs_exp(x);
 }
 static inline float exponentials_sum(const floatX *x, int n, float shift) {

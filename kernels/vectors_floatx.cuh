@@ -22,8 +22,10 @@ typedef uint16_t half_words_anywhere __attribute__((vector_size(2 * LANES), alig
 #ifdef PRECISION_BF16
 ALWAYS_INLINE vec floatx_load(const floatX *p) {
     const half_words halves = *(const half_words_anywhere *)p;
-#if defined(__AVX512F__) // gcc 12 converts the halves of the result apart
-    return (vec)((vec_words)_mm512_cvtepu16_epi32((__m256i)halves) << 16);
+#if defined(__AVX512BW__) // one operation, where widening and shifting are two of those that additions compete with
+    const __m512i upper = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0,
+                                           3, 0, 2, 0, 1, 0, 0, 0);
+    return (vec)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, upper, _mm512_castsi256_si512((__m256i)halves));
 #else
     return (vec)(__builtin_convertvector(halves, vec_words) << 16);
 #endif
@@ -124,42 +126,31 @@ ALWAYS_INLINE vec vec_min(vec a, vec b) {
 #endif
 }
 
-// x[i] = e^(x[i] / EXP_UNIT), as vector_expf: infinity above the largest float, 0 below 2^-125.5, NaN stays. The limits
-// are enforced on x: at the lower one the exponent field is 0 and so the factor, at the upper one the product overflows
-// by itself. In bf16 the unit makes it a power of 2, so that the unit can go into a factor that x has anyway.
-#ifdef PRECISION_BF16
-#define EXP_UNIT 0x1.715476p0f // log2(e)
+// x[i] = e^x[i], as vector_expf: infinity above the largest float, 0 below 2^-125.5, NaN stays. The limits are enforced
+// on x: at the lower one the exponent field is 0 and so the factor, at the upper one the product overflows by itself.
 ALWAYS_INLINE void vecs_exp(vec x[FLOATX_VECS]) {
-    const float magic = 0x1.8p23f + 126;
-    vec t[FLOATX_VECS], p[FLOATX_VECS];
-    EACH_VEC x[i] = vec_min(vec_set(129.0f), vec_max(vec_set(-126.0f), x[i]));
-    EACH_VEC t[i] = x[i] + magic;
-    EACH_VEC p[i] = t[i] - magic;
-    EACH_VEC x[i] = x[i] - p[i];
-    // 2 * 2^x to 2.8e-6: minimax in the relative error, of degree 4
-    EACH_VEC p[i] = x[i] * 0x1.3a02ccp-6f + 0x1.c9fc46p-4f;
-    EACH_VEC p[i] = p[i] * x[i] + 0x1.ec0378p-2f;
-    EACH_VEC p[i] = p[i] * x[i] + 0x1.62e12cp+0f;
-    EACH_VEC p[i] = p[i] * x[i] + 2.0f;
-    EACH_VEC x[i] = p[i] * (vec)((vec_words)t[i] << 23);
-}
-#else
-#define EXP_UNIT 1.0f
-ALWAYS_INLINE void vecs_exp(vec x[FLOATX_VECS]) {
-    static const float coefficients[6] = {0x1.123a0ap-6f, 0x1.5558f2p-4f, 0x1.555492p-2f, 0x1.fffffcp-1f, 2.0f, 2.0f};
     const float magic = 0x1.8p23f + 126;
     vec t[FLOATX_VECS], p[FLOATX_VECS];
     EACH_VEC x[i] = vec_min(vec_set(89.0f), vec_max(vec_set(-87.3f), x[i]));
     EACH_VEC t[i] = x[i] * 0x1.715476p0f + magic;
     EACH_VEC p[i] = t[i] - magic;
+#ifdef PRECISION_BF16
+    // 2 * 2^f, f = x log2(e) - n, to 2.8e-6: minimax in the relative error, of degree 4
+    EACH_VEC x[i] = x[i] * 0x1.715476p0f - p[i];
+    EACH_VEC p[i] = x[i] * 0x1.3a02ccp-6f + 0x1.c9fc46p-4f;
+    EACH_VEC p[i] = p[i] * x[i] + 0x1.ec0378p-2f;
+    EACH_VEC p[i] = p[i] * x[i] + 0x1.62e12cp+0f;
+    EACH_VEC p[i] = p[i] * x[i] + 2.0f;
+#else
+    static const float coefficients[6] = {0x1.123a0ap-6f, 0x1.5558f2p-4f, 0x1.555492p-2f, 0x1.fffffcp-1f, 2.0f, 2.0f};
     EACH_VEC x[i] = (x[i] - p[i] * 0.693359375f) + p[i] * 2.12194440e-4f;
     EACH_VEC p[i] = x[i] * 0x1.6a23f0p-9f + coefficients[0];
 #pragma GCC unroll 6
     for (int k = 1; k < 6; k++)
         EACH_VEC p[i] = p[i] * x[i] + coefficients[k];
+#endif
     EACH_VEC x[i] = p[i] * (vec)((vec_words)t[i] << 23);
 }
-#endif
 
 // a / b
 ALWAYS_INLINE vec vec_divide(vec a, vec b) {
@@ -170,7 +161,7 @@ ALWAYS_INLINE vec vec_divide(vec a, vec b) {
 #endif
 }
 
-// x[i] = 1 / (1 + e^(-x[i] / EXP_UNIT))
+// x[i] = 1 / (1 + e^-x[i])
 ALWAYS_INLINE void vecs_logistic(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = -x[i];
     vecs_exp(x);
