@@ -1,9 +1,10 @@
 // Token and position embedding, with dropout on their sum.
 #pragma once
-#include "kernels/device.cuh"        // floatX
-#include "kernels/packed_floats.cuh" // packed_load_some, floats_load_some, dropout_scales_packed
-#include "kernels/ptx.cuh"           // store_shared_long
-#include "kernels/random.cuh"        // struct dropout, dropout_scales
+#include "kernels/device.cuh"         // floatX
+#include "kernels/packed_floats.cuh"  // packed_load_some, floats_load_some, dropout_scales_packed
+#include "kernels/ptx.cuh"            // store_shared_long
+#include "kernels/random.cuh"         // struct dropout, dropout_scales
+#include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
 
 // out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t])
 static void embedding_forward(floatX *out,           // (B * T, C)
@@ -262,42 +263,65 @@ static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, con
 
 #else
 
-// Columns that a thread takes at a time: four cache lines of fp32.
-enum { EMBEDDING_COLUMNS = 64 };
+// Columns whose dropout scales are made at a time.
+enum { EMBEDDING_COLUMNS = 256, EMBEDDING_LINE = 16 }; // LINE: a cache line of fp32
+// A token's row stands anywhere in memory: it is asked for this many rows before it is needed.
+enum { EMBEDDING_AHEAD = 4 };
 
+static inline void prefetch_bytes(const void *p, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64)
+        __builtin_prefetch((const char *)p + at);
+}
+static inline void prefetch_bytes_to_change(const void *p, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64)
+        __builtin_prefetch((const char *)p + at, 1);
+}
+
+// One row of embedding_forward, from element `first` of the mask on.
+static inline void embedding_forward_row(floatX *to, const floatX *token, const floatX *position, int C,
+                                         struct dropout dropout, int64_t first) {
+    if (dropout.p == 0 && position == NULL) {
+        memcpy(to, token, (size_t)C * sizeof *to);
+        return;
+    }
+    float scales[EMBEDDING_COLUMNS];
+    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMNS) {
+        const int end = C - begin < EMBEDDING_COLUMNS ? C : begin + EMBEDDING_COLUMNS;
+        if (dropout.p != 0)
+            dropout_scales(scales, dropout, (uint64_t)(first + begin), end - begin);
+        for (int c = begin; c < end; c += LANES) {
+            vec sum = row_vec_load(token, c, end);
+            if (position != NULL)
+                sum += row_vec_load(position, c, end);
+            if (dropout.p != 0)
+                sum *= float_load(scales + c - begin);
+            row_vec_store(to, sum, c, end);
+        }
+    }
+}
 static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B, int T,
                               int start, int C, struct dropout dropout, struct device *dev) {
+    const int64_t rows = (int64_t)B * T;
 #pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < (int64_t)B * T; row++) {
-        const floatX *__restrict__ token = wte + (int64_t)tokens[row] * C;
-        const floatX *__restrict__ position = wpe != NULL ? wpe + (start + row % T) * C : NULL;
-        floatX *__restrict__ to = out + row * C;
-        if (dropout.p == 0 && wpe == NULL) {
-            memcpy(to, token, (size_t)C * sizeof *to);
-            continue;
-        }
-        for (int begin = 0; begin < C; begin += EMBEDDING_COLUMNS) {
-            const int columns = C - begin < EMBEDDING_COLUMNS ? C - begin : (int)EMBEDDING_COLUMNS;
-            float sum[EMBEDDING_COLUMNS];
-#pragma omp simd
-            for (int c = 0; c < columns; c++)
-                sum[c] = to_float(token[begin + c]);
-            if (wpe != NULL) {
-#pragma omp simd
-                for (int c = 0; c < columns; c++)
-                    sum[c] += to_float(position[begin + c]);
-            }
-            if (dropout.p != 0) {
-                float scales[EMBEDDING_COLUMNS];
-                dropout_scales(scales, dropout, (uint64_t)(row * C + begin), columns);
-#pragma omp simd
-                for (int c = 0; c < columns; c++)
-                    sum[c] *= scales[c];
-            }
-#pragma omp simd
-            for (int c = 0; c < columns; c++)
-                to[begin + c] = to_floatX(sum[c]);
-        }
+    for (int64_t row = 0; row < rows; row++) {
+        if (row + EMBEDDING_AHEAD < rows)
+            prefetch_bytes(wte + (int64_t)tokens[row + EMBEDDING_AHEAD] * C, (size_t)C * sizeof *wte);
+        embedding_forward_row(out + row * C, wte + (int64_t)tokens[row] * C,
+                              wpe != NULL ? wpe + (start + row % T) * C : NULL, C, dropout, row * C);
+    }
+}
+
+// to[c] += scales[c - begin] * d[c], begin <= c < end; scales NULL: ones.
+static inline void embedding_add(float *to, const floatX *d, const float *scales, int begin, int end) {
+    for (int c = begin; c < end; c += LANES) {
+        const bool whole = end - c >= LANES;
+        const vec scale = scales != NULL ? float_load(scales + c - begin) : vec_set(1.0f);
+        const vec sum = whole ? float_load(to + c) : float_load_some(to + c, end - c);
+        const vec result = sum + scale * row_vec_load(d, c, end);
+        if (whole)
+            float_store(to + c, result);
+        else
+            float_store_some(to + c, result, end - c);
     }
 }
 
@@ -305,26 +329,26 @@ static size_t embedding_backward_workspace_bytes(int B, int T) { return 0; }
 static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, int B, int T, int C,
                                struct dropout dropout, void *workspace, struct device *dev) {
     // A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add
-    // to one place, and the order of the sum is the same for any number of threads.
+    // to one place, and the order of the sum is the same for any number of threads. As few ranges of columns as there
+    // are threads, each a number of cache lines: every row of every range is a place in memory of its own.
+    const int64_t rows = (int64_t)B * T;
+    const int shares = dev->threads > 0 ? dev->threads : 1;
+    const int columns = ((C + shares - 1) / shares + EMBEDDING_LINE - 1) / EMBEDDING_LINE * EMBEDDING_LINE;
 #pragma omp parallel for schedule(static)
-    for (int begin = 0; begin < C; begin += EMBEDDING_COLUMNS) {
-        const int columns = C - begin < EMBEDDING_COLUMNS ? C - begin : (int)EMBEDDING_COLUMNS;
+    for (int begin = 0; begin < C; begin += columns) {
+        const int end = C - begin < columns ? C : begin + columns;
         float scales[EMBEDDING_COLUMNS];
-        for (int c = 0; c < columns; c++)
-            scales[c] = 1;
-        for (int64_t row = 0; row < (int64_t)B * T; row++) {
-            const floatX *__restrict__ d = dout + row * C + begin;
-            float *__restrict__ token = dwte + (int64_t)tokens[row] * C + begin;
-            if (dropout.p != 0)
-                dropout_scales(scales, dropout, (uint64_t)(row * C + begin), columns);
-#pragma omp simd
-            for (int c = 0; c < columns; c++)
-                token[c] += scales[c] * to_float(d[c]);
-            if (dwpe != NULL) {
-                float *__restrict__ position = dwpe + row % T * C + begin;
-#pragma omp simd
-                for (int c = 0; c < columns; c++)
-                    position[c] += scales[c] * to_float(d[c]);
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t ahead = row + EMBEDDING_AHEAD < rows ? row + EMBEDDING_AHEAD : row;
+            prefetch_bytes_to_change(dwte + tokens[ahead] * (int64_t)C + begin, (size_t)(end - begin) * sizeof *dwte);
+            for (int from = begin; from < end; from += EMBEDDING_COLUMNS) {
+                const int to = end - from < EMBEDDING_COLUMNS ? end : from + EMBEDDING_COLUMNS;
+                if (dropout.p != 0)
+                    dropout_scales(scales, dropout, (uint64_t)(row * C + from), to - from);
+                const float *factors = dropout.p != 0 ? scales : NULL;
+                embedding_add(dwte + tokens[row] * (int64_t)C, dout + row * C, factors, from, to);
+                if (dwpe != NULL)
+                    embedding_add(dwpe + row % T * C, dout + row * C, factors, from, to);
             }
         }
     }

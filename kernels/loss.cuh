@@ -1,12 +1,13 @@
 // Cross entropy of softmax(logits) against one target per row, and its gradient in the logits' place.
 #pragma once
-#include "kernels/device.cuh"      // floatX
-#include "kernels/packed.cuh"      // packed_load, packed_store_some
-#include "kernels/ptx.cuh"         // exp2_approx, shared memory
-#include "kernels/reduce.cuh"      // lanes_sum, lanes_max, block_sum_double
-#include "kernels/vector_math.cuh" // LOG2E, vector_expf
-#include <float.h>                 // FLT_MAX
-#include <math.h>                  // logf
+#include "kernels/device.cuh"         // floatX
+#include "kernels/packed.cuh"         // packed_load, packed_store_some
+#include "kernels/ptx.cuh"            // exp2_approx, shared memory
+#include "kernels/reduce.cuh"         // lanes_sum, lanes_max, block_sum_double
+#include "kernels/vector_math.cuh"    // LOG2E, vector_expf
+#include "kernels/vectors_floatx.cuh" // vecs_exp, floatx_load
+#include <float.h>                    // FLT_MAX
+#include <math.h>                     // logf
 
 // losses = ln(sum_{j < V} e^logits[j]) - logits[target]; the padded columns V <= j < Vp are not read.
 // backward: logits <- dloss * (softmax(logits) - onehot(target)), padded columns <- 0.
@@ -157,17 +158,38 @@ static void losses_sum(double *total, const float *losses, int64_t N, double sca
 // Logits that are taken at a time, so that the second reading of them comes from the L1 cache.
 enum { LOSS_BLOCK = 1024 };
 
-static inline float exponentials_sum(const floatX *__restrict__ x, int n, float shift) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++)
-        sum += vector_expf(to_float(x[i]) - shift);
-    return sum;
+// x[i] <- e^(row[i] - shift)
+ALWAYS_INLINE void loss_exponentials(vec x[FLOATX_VECS], const floatX *row, float shift) {
+    EACH_VEC x[i] = floatx_load(row + i * LANES) - shift;
+    vecs_exp(x);
 }
-static inline float largest(const floatX *__restrict__ x, int n, float at_least) {
-#pragma omp simd reduction(max : at_least)
-    for (int i = 0; i < n; i++)
-        at_least = to_float(x[i]) > at_least ? to_float(x[i]) : at_least;
+static inline float exponentials_sum(const floatX *x, int n, float shift) {
+    vec sum = vec_set(0), e[FLOATX_VECS];
+    int at = 0;
+    for (; at + FLOATX_GROUP <= n; at += FLOATX_GROUP) {
+        loss_exponentials(e, x + at, shift);
+        EACH_VEC sum += e[i];
+    }
+    if (at < n) {
+        floatX rest[FLOATX_GROUP];
+        floatx_pad(rest, x + at, n - at, -INFINITY);
+        loss_exponentials(e, rest, shift);
+        EACH_VEC sum += e[i];
+    }
+    return vec_sum(sum);
+}
+// A NaN does not become the maximum.
+static inline float largest(const floatX *x, int n, float at_least) {
+    vec maxima = vec_set(at_least);
+    int at = 0;
+    for (; at + LANES <= n; at += LANES)
+        maxima = vec_max(floatx_load(x + at), maxima);
+    float lanes[LANES];
+    float_store(lanes, maxima);
+    for (int i = 0; i < LANES; i++)
+        at_least = lanes[i] > at_least ? lanes[i] : at_least;
+    for (; at < n; at++)
+        at_least = to_float(x[at]) > at_least ? to_float(x[at]) : at_least;
     return at_least;
 }
 
@@ -192,19 +214,20 @@ static inline struct softmax_row softmax_statistics(const floatX *__restrict__ x
     return row;
 }
 
-// row <- scale * e^(row - shift). Two loops, as one that also rounds to bf16 takes a tenth longer: its chain of
-// operations is longer than the core looks ahead.
-static inline void softmax_gradient(floatX *__restrict__ row, int V, float shift, float scale) {
-    for (int begin = 0; begin < V; begin += LOSS_BLOCK) {
-        const int n = V - begin < LOSS_BLOCK ? V - begin : (int)LOSS_BLOCK;
-        floatX *__restrict__ x = row + begin;
-        float exponentials[LOSS_BLOCK];
-#pragma omp simd
-        for (int i = 0; i < n; i++)
-            exponentials[i] = vector_expf(to_float(x[i]) - shift);
-#pragma omp simd
-        for (int i = 0; i < n; i++)
-            x[i] = to_floatX(scale * exponentials[i]);
+// row <- scale * e^(row - shift)
+static inline void softmax_gradient(floatX *row, int V, float shift, float scale) {
+    vec e[FLOATX_VECS];
+    int at = 0;
+    for (; at + FLOATX_GROUP <= V; at += FLOATX_GROUP) {
+        loss_exponentials(e, row + at, shift);
+        EACH_VEC floatx_store(row + at + i * LANES, scale * e[i]);
+    }
+    if (at < V) {
+        floatX rest[FLOATX_GROUP];
+        floatx_pad(rest, row + at, V - at, -INFINITY);
+        loss_exponentials(e, rest, shift);
+        EACH_VEC floatx_store(rest + i * LANES, scale * e[i]);
+        memcpy(row + at, rest, (size_t)(V - at) * sizeof *row);
     }
 }
 

@@ -1,9 +1,10 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
 // element i + D/2, and the pair is rotated by the angle position * theta^(-2i/D).
 #pragma once
-#include "kernels/device.cuh"        // floatX
-#include "kernels/packed_floats.cuh" // packed_load_some, floats_load_some
-#include <math.h>                    // pow, cos, sin
+#include "kernels/device.cuh"         // floatX
+#include "kernels/packed_floats.cuh"  // packed_load_some, floats_load_some
+#include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
+#include <math.h>                     // pow, cos, sin
 
 // table[p] = D/2 cosines, then D/2 sines, of the angles of position p. `table` is memory of the host. Computed in
 // double: at position 100,000 an angle in fp32 would already be off by 0.004.
@@ -110,14 +111,17 @@ static void rope_rotate_all(floatX *qkv, const float *table, int B, int T, int s
 
 // rope_rotate_all for one token, whose first `heads` heads are rotated.
 static inline void rope_rotate(floatX *token, const float *table_row, int heads, int D, float direction) {
-    const float *__restrict__ cosines = table_row, *__restrict__ sines = table_row + D / 2;
-    for (int h = 0; h < heads; h++) {
-        floatX *__restrict__ a = token + (int64_t)h * D, *__restrict__ b = a + D / 2;
-#pragma omp simd
-        for (int i = 0; i < D / 2; i++) {
-            const float x = to_float(a[i]), y = to_float(b[i]), s = direction * sines[i];
-            a[i] = to_floatX(x * cosines[i] - y * s);
-            b[i] = to_floatX(y * cosines[i] + x * s);
+    const int half = D / 2;
+    for (int i = 0; i < half; i += LANES) {
+        const bool whole = half - i >= LANES;
+        const vec cosine = whole ? float_load(table_row + i) : float_load_some(table_row + i, half - i);
+        const vec sine = whole ? float_load(table_row + half + i) : float_load_some(table_row + half + i, half - i);
+        const vec s = direction * sine;
+        for (int h = 0; h < heads; h++) {
+            floatX *a = token + (int64_t)h * D, *b = a + half;
+            const vec x = row_vec_load(a, i, half), y = row_vec_load(b, i, half);
+            row_vec_store(a, x * cosine - y * s, i, half);
+            row_vec_store(b, y * cosine + x * s, i, half);
         }
     }
 }

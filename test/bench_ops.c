@@ -1,8 +1,11 @@
 // Speed of the ops that are no matmul and no attention, at the sizes of GPT-2 124M, B4 T1024. Memory bandwidth is the
 // bound that they should come near, so the last column compares with a triad, run in turn with the op, as other work on
-// the machine changes both: above 100 % where a cache helps. An argument restricts the list to names that contain it.
+// the machine changes both. The triad's arrays, which no cache holds, are what the caches have when an op is timed; `warm`
+// is the time with what the op itself left there. Above 100 %: the triad reads the lines that it writes too, uncounted,
+// and what an op adds to is there. An argument restricts the list to names that contain it.
 #include "kernels/activation.cuh"
 #include "kernels/adamw.cuh"
+#include "kernels/device_memory.cuh"
 #include "kernels/embedding.cuh"
 #include "kernels/loss.cuh"
 #include "kernels/norm.cuh"
@@ -105,6 +108,14 @@ static void bench_norm_backward(struct buffers *b) {
     norm_backward(b->x, b->dweight, b->dbias, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, NORM_LAYERNORM,
                   b->workspace, &b->device);
 }
+static void bench_rmsnorm_backward(struct buffers *b) {
+    norm_backward(b->x, b->dweight, NULL, b->delta, b->out, b->weight, NULL, b->rstd, N, C, NORM_RMSNORM, b->workspace,
+                  &b->device);
+}
+static void bench_dropout_backward(struct buffers *b) {
+    const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION, NULL};
+    dropout_backward(b->out, b->delta, N * C, d, &b->device);
+}
 static void bench_gelu(struct buffers *b) { gelu_forward(b->hidden_out, b->hidden_in, N * F, &b->device); }
 static void bench_gelu_backward(struct buffers *b) {
     gelu_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, &b->device);
@@ -114,6 +125,9 @@ static void bench_swiglu_backward(struct buffers *b) {
     swiglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, &b->device);
 }
 static void bench_rope(struct buffers *b) { rope_forward(b->hidden_in, b->table, B, T, 0, 12, 12, 64, &b->device); }
+static void bench_rope_backward(struct buffers *b) {
+    rope_backward(b->hidden_in, b->table, B, T, 0, 12, 12, 64, &b->device);
+}
 static void bench_embedding(struct buffers *b) {
     embedding_forward(b->out, b->tokens, b->wte, b->wpe, B, T, 0, C, b->dropout, &b->device);
 }
@@ -124,11 +138,13 @@ static void bench_embedding_backward(struct buffers *b) {
 static void bench_cross_entropy(struct buffers *b) {
     cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, true, &b->device);
 }
-static void bench_adamw(struct buffers *b) {
+static void adamw(struct buffers *b, float *master) {
     const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f};
-    float *master = sizeof(floatX) == 2 ? b->master : NULL;
     adamw_update(b->params, master, b->grads, b->m, b->v, PARAMETERS, adamw, NULL, &b->device);
 }
+static void bench_adamw_with_master(struct buffers *b) { adamw(b, b->master); }
+static void bench_adamw_without_master(struct buffers *b) { adamw(b, NULL); }
+static void bench_zero(struct buffers *b) { device_zero(b->grads, PARAMETERS * sizeof *b->grads, &b->device); }
 static void bench_sum_of_squares(struct buffers *b) {
     double sums[1 << 10], total;
     sum_of_squares(&total, b->grads, PARAMETERS, false, sums, &b->device);
@@ -153,18 +169,20 @@ static double timed_ms(void (*op)(struct buffers *), struct buffers *b) {
     return 1e3 * (omp_get_wtime() - begin);
 }
 struct medians {
-    double ms, triad_rate;
+    double ms, warm_ms, triad_rate;
 };
+static double median(double *x) {
+    qsort(x, REPEATS, sizeof *x, ascending);
+    return x[REPEATS / 2];
+}
 static struct medians measure(void (*op)(struct buffers *), struct buffers *b) {
-    double op_ms[REPEATS], triad_ms[REPEATS];
+    double ms[REPEATS], warm_ms[REPEATS], triad_ms[REPEATS];
     for (int i = 0; i < REPEATS; i++) {
         triad_ms[i] = timed_ms(bench_triad, b);
-        op(b); // warms the caches with what the op would find there
-        op_ms[i] = timed_ms(op, b);
+        ms[i] = timed_ms(op, b);
+        warm_ms[i] = timed_ms(op, b);
     }
-    qsort(op_ms, REPEATS, sizeof *op_ms, ascending);
-    qsort(triad_ms, REPEATS, sizeof *triad_ms, ascending);
-    const struct medians result = {op_ms[REPEATS / 2], 12.0 * TRIAD_ELEMENTS / triad_ms[REPEATS / 2] * 1e-6};
+    const struct medians result = {median(ms), median(warm_ms), 12.0 * TRIAD_ELEMENTS / median(triad_ms) * 1e-6};
     return result;
 }
 
@@ -182,25 +200,31 @@ int main(int argc, char **argv) {
         {"RMSNorm", bench_rmsnorm, 2 * rows * X},
         {"residual + LayerNorm", bench_residual_layernorm, 5 * rows * X},
         {"LayerNorm backward", bench_norm_backward, 4 * rows * X},
+        {"RMSNorm backward", bench_rmsnorm_backward, 4 * rows * X},
+        {"dropout backward", bench_dropout_backward, 2 * rows * X},
         {"GELU", bench_gelu, 2 * hidden * X},
         {"GELU backward", bench_gelu_backward, 3 * hidden * X},
         {"SwiGLU", bench_swiglu, 3 * hidden * X},
         {"SwiGLU backward", bench_swiglu_backward, 5 * hidden * X},
         {"RoPE", bench_rope, 4 * rows * X},
+        {"RoPE backward", bench_rope_backward, 4 * rows * X},
         {"embedding", bench_embedding, 2 * rows * X},
         {"embedding backward", bench_embedding_backward, rows * (X + 8)},
         {"softmax to dlogits", bench_cross_entropy, 2.0 * (double)N * VP * X},
         {"sum of squares", bench_sum_of_squares, 4 * n},
-        {"AdamW", bench_adamw, X == 2 ? 30 * n : 28 * n},
+        {"AdamW with master", bench_adamw_with_master, (28 + X) * n},
+        {"AdamW without master", bench_adamw_without_master, (20 + 2 * X) * n},
+        {"zero the gradients", bench_zero, 4 * n},
     };
     printf("%s, %d threads\n", FLOATX_NAME, b.device.threads);
-    printf("%-24s %9s %8s %8s %9s\n", "", "ms", "GB/s", "triad", "of triad");
+    printf("%-22s %8s %8s %8s %7s %7s %9s\n", "", "MB", "ms", "warm ms", "GB/s", "triad", "of triad");
     for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         if (argc > 1 && strstr(ops[i].name, argv[1]) == NULL)
             continue;
         const struct medians m = measure(ops[i].op, &b);
         const double rate = ops[i].bytes / m.ms * 1e-6;
-        printf("%-24s %9.3f %8.1f %8.1f %8.0f%%\n", ops[i].name, m.ms, rate, m.triad_rate, 100 * rate / m.triad_rate);
+        printf("%-22s %8.1f %8.3f %8.3f %7.1f %7.1f %8.0f%%\n", ops[i].name, ops[i].bytes * 1e-6, m.ms, m.warm_ms, rate,
+               m.triad_rate, 100 * rate / m.triad_rate);
     }
     return b.sink < 0;
 }

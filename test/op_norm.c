@@ -271,6 +271,28 @@ static void same_bits_for_any_threads(void **state) {
 }
 
 // Arrays that begin anywhere: the same results, but for the order of sums.
+// Decoding and recomputation take a row alone, or among others than training's forward.
+static void a_row_alone_has_the_bits_that_it_has_among_others(void **state) {
+    const int shapes[][2] = {{7, 1}, {7, 45}, {8, 64}, {9, 768}};
+    for (int k = 0; k < 8; k++) {
+        const int N = shapes[k / 2][0], C = shapes[k / 2][1];
+        const enum norm_kind kind = k % 2 == 0 ? NORM_LAYERNORM : NORM_RMSNORM;
+        struct problem p = problem_create(N, C, kind, 1);
+        floatX *out = (floatX *)test_alloc((size_t)N * C * sizeof *out), *row = (floatX *)test_alloc(C * sizeof *row);
+        float *rstd = (float *)test_alloc((size_t)(N + 1) * sizeof *rstd), *row_rstd = rstd + N;
+        norm_forward(out, NULL, rstd, p.x, p.weight, p.bias, N, C, (float)EPS, kind, &device);
+        for (int n = 0; n < N; n++) {
+            norm_forward(row, NULL, row_rstd, p.x + n * C, p.weight, p.bias, 1, C, (float)EPS, kind, &device);
+            assert_memory_equal(row, out + n * C, (size_t)C * sizeof *row);
+            assert_memory_equal(row_rstd, &rstd[n], sizeof *rstd);
+        }
+        problem_free(p);
+        free(out);
+        free(row);
+        free(rstd);
+    }
+}
+
 static void misaligned(void **state) {
     enum { N = 5, C = 72 };
     struct problem p = problem_create(N, C, NORM_LAYERNORM, 0.1);
@@ -431,6 +453,7 @@ int main(void) {
         cmocka_unit_test(large_mean),
         cmocka_unit_test(reference_by_finite_differences),
         cmocka_unit_test(same_bits_for_any_threads),
+        cmocka_unit_test(a_row_alone_has_the_bits_that_it_has_among_others),
         cmocka_unit_test(misaligned),
         cmocka_unit_test(residual),
         cmocka_unit_test(residual_norm),

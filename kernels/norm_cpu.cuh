@@ -1,0 +1,257 @@
+// The cpu target's norms and residual additions, behind the prototypes of kernels/norm.cuh, which alone includes this.
+#pragma once
+#include "kernels/device.cuh"         // floatX
+#include "kernels/random.cuh"         // struct dropout, dropout_scales
+#include "kernels/vectors_floatx.cuh" // row_vec_load, vec_sum
+#include <math.h>                     // fmaf, sqrtf
+
+// Rows that are taken at a time. A row's sums are chains of dependent additions, which take four times as long as those of
+// one row among four.
+enum { NORM_ROWS = 4 };
+#define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
+
+struct norm_statistics {
+    float mean, mean_rest, rstd; // the mean is mean + mean_rest
+};
+
+ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const floatX *x, int C, float eps,
+                                      const int rows) {
+    vec squares[NORM_ROWS];
+    EACH_ROW squares[r] = vec_set(0);
+    for (int c = 0; c < C; c += LANES)
+        EACH_ROW {
+            const vec v = row_vec_load(x + (int64_t)r * C, c, C);
+            squares[r] += v * v;
+        }
+    EACH_ROW {
+        s[r].mean = s[r].mean_rest = 0;
+        s[r].rstd = 1.0f / sqrtf(vec_sum(squares[r]) / (float)C + eps);
+    }
+}
+
+// Two passes with the corrected sum of squares (Chan, Golub and LeVeque 1983, eq. 1.7).
+ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], const floatX *x, int C, float eps,
+                                        const int rows) {
+    vec sum[NORM_ROWS], rest[NORM_ROWS], squares[NORM_ROWS];
+    EACH_ROW sum[r] = rest[r] = squares[r] = vec_set(0);
+    for (int c = 0; c < C; c += LANES)
+        EACH_ROW sum[r] += row_vec_load(x + (int64_t)r * C, c, C);
+    EACH_ROW s[r].mean = vec_sum(sum[r]) / (float)C;
+    for (int c = 0; c < C; c += LANES)
+        EACH_ROW {
+            const vec difference = row_vec_within(row_vec_load(x + (int64_t)r * C, c, C) - s[r].mean, c, C);
+            rest[r] += difference;
+            squares[r] += difference * difference;
+        }
+    EACH_ROW {
+        s[r].mean_rest = vec_sum(rest[r]) / (float)C;
+        s[r].rstd = 1.0f / sqrtf(vec_sum(squares[r]) / (float)C - s[r].mean_rest * s[r].mean_rest + eps);
+    }
+}
+
+// norm_forward of `rows` <= NORM_ROWS rows.
+ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                                  const floatX *bias, int C, float eps, enum norm_kind kind, const int rows) {
+    struct norm_statistics s[NORM_ROWS];
+    if (kind == NORM_LAYERNORM)
+        layernorm_statistics(s, x, C, eps, rows);
+    else
+        rmsnorm_statistics(s, x, C, eps, rows);
+    EACH_ROW {
+        if (mean != NULL)
+            mean[r] = s[r].mean + s[r].mean_rest;
+        if (rstd != NULL)
+            rstd[r] = s[r].rstd;
+    }
+    if (out == NULL)
+        return;
+    for (int c = 0; c < C; c += LANES) {
+        const vec w = row_vec_load(weight, c, C);
+        vec y[NORM_ROWS];
+        EACH_ROW y[r] = (row_vec_load(x + (int64_t)r * C, c, C) - s[r].mean - s[r].mean_rest) * s[r].rstd;
+        if (bias != NULL) {
+            const vec b = row_vec_load(bias, c, C);
+            EACH_ROW y[r] = y[r] * w + b;
+        } else
+            EACH_ROW y[r] = y[r] * w;
+        EACH_ROW row_vec_store(out + (int64_t)r * C, y[r], c, C);
+    }
+}
+
+// norm_forward of the rows n <= r < end of N, `end` at most NORM_ROWS further. Not inlined: residual_norm_forward must give
+// the same bits, and so runs the same code.
+__attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float *rstd, const floatX *x,
+                                                const floatX *weight, const floatX *bias, int64_t n, int64_t end, int C,
+                                                float eps, enum norm_kind kind) {
+    if (end - n == NORM_ROWS)
+        norm_some_rows(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight,
+                       bias, C, eps, kind, NORM_ROWS);
+    else
+        for (; n < end; n++)
+            norm_some_rows(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight,
+                           bias, C, eps, kind, 1);
+}
+
+static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
+                         const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n += NORM_ROWS)
+        norm_rows(out, mean, rstd, x, weight, bias, n, N - n < NORM_ROWS ? N : n + NORM_ROWS, C, eps, kind);
+}
+
+// The rows are cut into at most NORM_BACKWARD_RUNS runs. Each run's sums for dweight and dbias lie in the workspace and
+// are added in the order of the runs, so that the result doesn't depend on the number of threads.
+enum { NORM_BACKWARD_RUNS = 128 };
+static inline int64_t norm_backward_runs(int64_t N) { return N < NORM_BACKWARD_RUNS ? N : (int64_t)NORM_BACKWARD_RUNS; }
+// A run's row of sums has room for whole vectors.
+enum { NORM_SUM_COLUMNS = 16 };
+static inline int64_t norm_sum_columns(int C) {
+    return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
+}
+static size_t norm_backward_workspace_bytes(int64_t N, int C) {
+    return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
+}
+
+// `rows` <= NORM_ROWS rows of norm_backward; dweight_sum += dout * y, dbias_sum += dout.
+ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *dout,
+                                      const floatX *x, const floatX *weight, const float *mean, const float *rstd,
+                                      int C, enum norm_kind kind, const int rows) {
+    vec g_sum[NORM_ROWS], gy_sum[NORM_ROWS], y_sum[NORM_ROWS];
+    float row_mean[NORM_ROWS], g_mean[NORM_ROWS], gy_mean[NORM_ROWS], y_mean[NORM_ROWS];
+    EACH_ROW {
+        row_mean[r] = kind == NORM_LAYERNORM ? mean[r] : 0;
+        g_sum[r] = gy_sum[r] = y_sum[r] = vec_set(0);
+    }
+    for (int c = 0; c < C; c += LANES) {
+        const vec w = row_vec_load(weight, c, C);
+        EACH_ROW {
+            const vec g = row_vec_load(dout + (int64_t)r * C, c, C) * w;
+            const vec y = row_vec_within((row_vec_load(x + (int64_t)r * C, c, C) - row_mean[r]) * rstd[r], c, C);
+            g_sum[r] += g;
+            gy_sum[r] += g * y;
+            y_sum[r] += y;
+        }
+    }
+    EACH_ROW {
+        g_mean[r] = kind == NORM_LAYERNORM ? vec_sum(g_sum[r]) / (float)C : 0;
+        y_mean[r] = kind == NORM_LAYERNORM ? vec_sum(y_sum[r]) / (float)C : 0;
+        // y_mean is 0 but for the rounding of `mean`
+        gy_mean[r] = fmaf(-g_mean[r], y_mean[r], vec_sum(gy_sum[r]) / (float)C);
+    }
+    for (int c = 0; c < C; c += LANES) {
+        const vec w = row_vec_load(weight, c, C);
+        vec dw = float_load(dweight_sum + c), db = float_load(dbias_sum + c);
+        EACH_ROW {
+            const vec d = row_vec_load(dout + (int64_t)r * C, c, C);
+            const vec y = (row_vec_load(x + (int64_t)r * C, c, C) - row_mean[r]) * rstd[r] - y_mean[r];
+            dw += d * y;
+            db += d;
+            row_vec_store(dx + (int64_t)r * C,
+                          row_vec_load(dx + (int64_t)r * C, c, C) + rstd[r] * (d * w - g_mean[r] - y * gy_mean[r]), c,
+                          C);
+        }
+        float_store(dweight_sum + c, dw);
+        float_store(dbias_sum + c, db);
+    }
+}
+
+static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
+                          const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
+                          enum norm_kind kind, void *workspace, struct device *dev) {
+    const int64_t runs = norm_backward_runs(N), columns = norm_sum_columns(C);
+    float *sums = (float *)workspace; // (runs, 2, columns)
+#pragma omp parallel for schedule(static)
+    for (int64_t run = 0; run < runs; run++) {
+        float *dweight_sum = sums + run * 2 * columns, *dbias_sum = dweight_sum + columns;
+        memset(dweight_sum, 0, 2 * (size_t)columns * sizeof(float));
+        int64_t n = run * N / runs;
+        const int64_t end = (run + 1) * N / runs;
+        for (; n + NORM_ROWS <= end; n += NORM_ROWS)
+            norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
+                               C, kind, NORM_ROWS);
+        for (; n < end; n++)
+            norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
+                               C, kind, 1);
+    }
+    // A cache line of the sums at a time.
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < C; begin += NORM_SUM_COLUMNS) {
+        const int count = C - begin < NORM_SUM_COLUMNS ? (int)(C - begin) : (int)NORM_SUM_COLUMNS;
+        float dweight_sum[NORM_SUM_COLUMNS] = {0}, dbias_sum[NORM_SUM_COLUMNS] = {0};
+        for (int64_t run = 0; run < runs; run++) {
+            const float *from = sums + run * 2 * columns + begin;
+#pragma omp simd
+            for (int c = 0; c < NORM_SUM_COLUMNS; c++) {
+                dweight_sum[c] += from[c];
+                dbias_sum[c] += from[columns + c];
+            }
+        }
+        for (int c = 0; c < count; c++) {
+            dweight[begin + c] += dweight_sum[c];
+            if (dbias != NULL)
+                dbias[begin + c] += dbias_sum[c];
+        }
+    }
+}
+
+// Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
+enum { ELEMENTS_AT_A_TIME = 1024 };
+
+// sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, as norm_row is not.
+__attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
+                                                        int64_t first, int64_t count, struct dropout dropout) {
+    if (dropout.p == 0) {
+#pragma omp simd
+        for (int64_t i = 0; i < count; i++)
+            sum[i] = to_floatX(to_float(x[i]) + to_float(delta[i]));
+        return;
+    }
+    for (int64_t begin = 0; begin < count; begin += ELEMENTS_AT_A_TIME) {
+        const int part = count - begin < ELEMENTS_AT_A_TIME ? (int)(count - begin) : (int)ELEMENTS_AT_A_TIME;
+        const floatX *a = x + begin, *b = delta + begin;
+        floatX *to = sum + begin;
+        float scales[ELEMENTS_AT_A_TIME];
+        dropout_scales(scales, dropout, (uint64_t)(first + begin), part);
+#pragma omp simd
+        for (int i = 0; i < part; i++)
+            to[i] = to_floatX(to_float(a[i]) + scales[i] * to_float(b[i]));
+    }
+}
+
+static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C,
+                             struct dropout dropout, struct device *dev) {
+    const int64_t n = N * C;
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME)
+        residual_elements(sum + begin, x + begin, delta + begin, begin,
+                          n - begin < ELEMENTS_AT_A_TIME ? n - begin : (int64_t)ELEMENTS_AT_A_TIME, dropout);
+}
+
+static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
+                                  const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
+                                  float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n += NORM_ROWS) {
+        const int64_t end = N - n < NORM_ROWS ? N : n + NORM_ROWS;
+        residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, (end - n) * C, dropout);
+        norm_rows(out, mean, rstd, sum, weight, bias, n, end, C, eps, kind);
+    }
+}
+
+static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout,
+                             struct device *dev) {
+    if (dropout.p == 0) {
+        if (ddelta != dout)
+            memcpy(ddelta, dout, (size_t)n * sizeof *ddelta);
+        return;
+    }
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME) {
+        const int count = n - begin < ELEMENTS_AT_A_TIME ? (int)(n - begin) : ELEMENTS_AT_A_TIME;
+        float scales[ELEMENTS_AT_A_TIME];
+        dropout_scales(scales, dropout, (uint64_t)begin, count);
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            ddelta[begin + i] = to_floatX(scales[i] * to_float(dout[begin + i]));
+    }
+}
