@@ -1,30 +1,36 @@
 #!/bin/sh
-# The speed and memory table: scripts/bench.sh BUILD_FOLDER. Text on stdout and in out/bench/*.txt, JSON beside it.
-# bf16 runs where --precision auto takes it, or with BENCH_BF16=1; elsewhere it is slower than fp32 and of no use.
+# The speed and memory table: scripts/bench.sh BUILD_FOLDER. Text on stdout and in out/bench/*.txt, JSON beside it; the last
+# table holds each promised ratio against its bound. BENCH_MODEL: options of train_gpt for another model than GPT-2 124M;
+# BENCH_ROUNDS: how often the precisions' steps are timed in turn; BENCH_BF16=1: bf16 also where --precision auto does not
+# take it, as it is slower than fp32 there.
 set -eu
 build=${1:-build}
 out=out/bench
 mkdir -p "$out"
+rm -f "$out"/step-*.json "$out"/generate-*.txt # a round of an earlier call would count
 precisions=fp32
 if "$build/train_gpt" --device cpu --preset demo --plan | grep -q '^precision  *bf16' || [ "${BENCH_BF16:-0}" = 1 ]; then
-    precisions="bf16 fp32"
+    precisions="fp32 bf16"
 fi
 {
     echo "date: $(date -u +%F)"
     echo "cpu: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
-    echo "flags: $(grep -om1 -E 'amx_bf16|avx512_bf16' /proc/cpuinfo | sort -u | tr '\n' ' ')"
 } | tee "$out/machine.txt"
 for precision in $precisions; do
-    for bench in matmul attention ops; do
+    for bench in matmul attention ops generate; do
         echo
         echo "== $bench, $precision"
         "$build/bench_${bench}_$precision" | tee "$out/$bench-$precision.txt"
     done
-    echo
-    echo "== training step, $precision"
-    # $BENCH_MODEL: options of train_gpt for another model
-    # shellcheck disable=SC2086
-    "$build/bench_step_$precision" --json "$out/step-$precision.json" ${BENCH_MODEL:-} | tee "$out/step-$precision.txt"
+done
+for round in $(seq "${BENCH_ROUNDS:-2}"); do
+    for precision in $precisions; do
+        echo
+        echo "== training step, $precision, round $round"
+        # shellcheck disable=SC2086
+        "$build/bench_step_$precision" --rounds 1 --json "$out/step-$precision-$round.json" ${BENCH_MODEL:---preset gpt2-124m} |
+            tee "$out/step-$precision-$round.txt"
+    done
 done
 if command -v mpirun >/dev/null; then
     echo
@@ -32,6 +38,8 @@ if command -v mpirun >/dev/null; then
     TRAIN_GPT="$build/train_gpt" python3 scripts/bench_parallel.py --json "$out/parallel.json" >"$out/parallel.txt" || failed=1
     cat "$out/parallel.txt"
 fi
+echo
+python3 scripts/bench_report.py "$out" | tee "$out/ratios.txt"
 echo
 echo "tables: $out/*.txt   JSON: $out/step-*.json, $out/parallel.json"
 exit "${failed:-0}"

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""What make bench promises, beside what it measured: ratios of medians over every round that was run in turn.
+
+  scripts/bench_report.py FOLDER     reads FOLDER/step-PRECISION-ROUND.json, of bench_step, and FOLDER/generate-PRECISION.txt
+
+A ratio that misses its bound is marked; the exit status stays 0, as a busy machine misses them too.
+"""
+import glob
+import json
+import os
+import re
+import statistics
+import sys
+
+# The bounds of a step against its own matmuls: on AMX tiles the matmuls are so fast that all else weighs more.
+STEP_OVER_MATMULS = {"amx": 1.5, "vectors": 1.2}
+
+
+def read_rounds(folder, precision):
+    """The JSON of each round, in order."""
+    paths = sorted(glob.glob(os.path.join(glob.escape(folder), f"step-{precision}-*.json")))
+    rounds = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            rounds.append(json.load(file))
+    return rounds
+
+
+def median_of(rounds, case, name):
+    """The median over rounds of one figure of a case."""
+    return statistics.median(entry[name] for r in rounds for entry in r["cases"] if entry["case"].startswith(case))
+
+
+def rows_of(rounds, precision):
+    """(what, measured, bound, whether the bound is an upper one) of one precision."""
+    step = median_of(rounds, "none", "step_ms")
+    kind = "amx" if "AMX" in rounds[0]["matmul"] else "vectors"
+    matmuls = statistics.median(r["matmuls_ms"] for r in rounds)
+    yield f"{precision}: step / its matmuls alone", step / matmuls, STEP_OVER_MATMULS[kind], True
+    yield f"{precision}: full recomputation / none", median_of(rounds, "full", "step_ms") / step, 1.20, True
+    yield f"{precision}: selective (norm, activation) / none", median_of(rounds, "selective", "step_ms") / step, 1.03, True
+    planned = max(entry["allocated_bytes"] / entry["planned_bytes"] for r in rounds for entry in r["cases"])
+    yield f"{precision}: allocated / planned bytes", planned, 1.0, True
+
+
+def decode_ratio(folder, precision):
+    """Decoding's share of triad's bandwidth, by bench_generate's last line; None where it did not run."""
+    try:
+        with open(os.path.join(folder, f"generate-{precision}.txt"), encoding="utf-8") as file:
+            shares = re.findall(r"decode.* ([0-9.]+) of triad", file.read())
+    except FileNotFoundError:
+        return None
+    return float(shares[0]) if shares else None
+
+
+def report(folder):
+    """Every row that the folder has figures for."""
+    rounds = {precision: read_rounds(folder, precision) for precision in ("fp32", "bf16")}
+    rows = []
+    if rounds["fp32"] and rounds["bf16"]:
+        speed = {p: median_of(rounds[p], "none", "tokens_per_second") for p in rounds}
+        rows.append(("bf16 / fp32 tokens a second", speed["bf16"] / speed["fp32"], 1.75, False))
+    for precision, some in rounds.items():
+        rows += rows_of(some, precision) if some else []
+        share = decode_ratio(folder, precision)
+        rows += [(f"{precision}: decoding / triad bandwidth", share, 0.80, False)] if share is not None else []
+    return rows
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__.strip())
+    rows = report(sys.argv[1])
+    if not rows:
+        sys.exit(f"bench_report.py: {sys.argv[1]} has no step-PRECISION-ROUND.json; bench_step --json writes it")
+    print(f"{'ratio':<46} {'measured':>9} {'bound':>9}")
+    for what, measured, bound, is_upper in rows:
+        missed = measured > bound + 5e-4 if is_upper else measured < bound - 5e-4
+        print(f"{what:<46} {measured:>9.3f} {'<=' if is_upper else '>='} {bound:>6.2f}{'   missed' if missed else ''}")
+
+
+if __name__ == "__main__":
+    main()
