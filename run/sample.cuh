@@ -1,6 +1,6 @@
 // Sampling: draws the next token of each sequence from the logits, one token at a time through the KV cache.
 #pragma once
-#include "run/model.cuh"      // gpt_decode
+#include "run/model.cuh"      // gpt_prefill, gpt_decode
 #include "kernels/random.cuh" // random_uniform
 
 // The k-th largest of n values (k from 1), by quickselect; reorders them.
@@ -95,45 +95,60 @@ static int sample_token(const float *logits, int V, double temperature, int top_
 
 // Host memory for sampling, allocated by sampler_open, so that nothing is allocated between training steps.
 struct sampler {
-    int32_t *current; // (sequences) the current tokens
-    floatX *row;      // (Vp) logits in the device's type
-    float *logits;    // (3, Vp) of one sequence, then sample_token's scratch
+    int32_t *fed;       // (sequences, prompt_tokens): the prompts, then (sequences) current tokens
+    int32_t *positions; // (sequences) of the current tokens
+    floatX *row;        // (Vp) logits in the device's type
+    float *logits;      // (3, Vp) of one sequence, then sample_token's scratch
 };
 static void sampler_open(struct sampler *sampler, const struct gpt *m) {
-    sampler->current = (int32_t *)calloc((size_t)m->sequences + 1, sizeof *sampler->current);
+    sampler->fed = (int32_t *)calloc((size_t)m->sequences * (size_t)m->prompt_tokens, sizeof *sampler->fed);
+    sampler->positions = (int32_t *)calloc((size_t)m->sequences, sizeof *sampler->positions);
     sampler->row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *sampler->row);
     sampler->logits = (float *)calloc(3 * (size_t)m->shape.Vp, sizeof *sampler->logits);
-    if (!sampler->current || !sampler->row || !sampler->logits)
+    if (!sampler->fed || !sampler->positions || !sampler->row || !sampler->logits)
         fail("out of memory for samples");
 }
 static void sampler_close(struct sampler *sampler) {
-    free(sampler->current);
+    free(sampler->fed);
+    free(sampler->positions);
     free(sampler->row);
     free(sampler->logits);
 }
 
-// Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens; n - 1 is at most
-// decode_tokens. The same seed and stream give the same text. `stop` (NULL: never) is called before each token; where
-// it returns true, generation ends and returns false.
+// Draws the token of sequence b that follows position t.
+static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const floatX *logits, int b, int t,
+                           uint64_t stream) {
+    const struct config *c = &m->config;
+    const int Vp = m->shape.Vp;
+    device_download(sampler->row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *sampler->row, m->dev);
+    for (int i = 0; i < Vp; i++)
+        sampler->logits[i] = to_float(sampler->row[i]);
+    const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)m->sequences + (uint64_t)b);
+    return sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
+}
+
+// Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens, by as many tokens as
+// the longest prompt, of at most prompt_tokens, leaves of n; n - 1 is at most decode_tokens. The same seed and stream
+// give the same text. `stop` (NULL: never) is called before each token; where it returns true, generation ends and
+// returns false.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
-    const struct config *c = &m->config;
-    const int B = m->sequences, Vp = m->shape.Vp;
-    for (int t = 0; t + 1 < n; t++) {
+    const int B = m->sequences, T = m->prompt_tokens;
+    int longest = 0;
+    for (int b = 0; b < B; b++) {
+        longest = lengths[b] > longest ? lengths[b] : longest;
+        for (int t = 0; t < T; t++)
+            sampler->fed[(int64_t)b * T + t] = t < lengths[b] ? tokens[(int64_t)b * n + t] : 0;
+    }
+    const floatX *logits = NULL;
+    for (int i = 0; i < n - longest; i++) {
         if (stop && stop())
             return false;
-        for (int b = 0; b < B; b++)
-            sampler->current[b] = tokens[(int64_t)b * n + t];
-        const floatX *logits = gpt_decode(m, sampler->current, t);
+        logits = i == 0 ? gpt_prefill(m, sampler->fed, lengths) : gpt_decode(m, sampler->fed, sampler->positions);
         for (int b = 0; b < B; b++) {
-            if (t + 1 < lengths[b])
-                continue;
-            device_download(sampler->row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *sampler->row, m->dev);
-            for (int i = 0; i < Vp; i++)
-                sampler->logits[i] = to_float(sampler->row[i]);
-            const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)B + (uint64_t)b);
-            tokens[(int64_t)b * n + t + 1] =
-                sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
+            const int t = lengths[b] + i; // the new token's position
+            sampler->fed[b] = tokens[(int64_t)b * n + t] = sample_next(m, sampler, logits, b, t - 1, stream);
+            sampler->positions[b] = t;
         }
     }
     return true;
