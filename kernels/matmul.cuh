@@ -30,6 +30,7 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 #else
 #include "kernels/matmul_amx.cuh"  // gemm_amx
 #include "kernels/matmul_fp32.cuh" // gemm_fp32, enum matmul_backend
+#include "kernels/matmul_rows.cuh" // gemm_few_rows
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
 #include <stdlib.h>                // malloc, free
@@ -137,6 +138,10 @@ static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device 
 }
 
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
+    if (gemm_has_few_rows(gemm)) {
+        gemm_few_rows(gemm, dev);
+        return;
+    }
 #ifdef PRECISION_BF16
     if (dev->matmul->backend == MATMUL_AMX) {
         gemm_amx(gemm, dbias, workspace, dev);
