@@ -570,6 +570,39 @@ static void test_sampling(void **state) {
     assert_near(seen[5] / 1000.0, 1 / (1 + exp(-1)), 0.002, 5);
 }
 
+static int descending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+// The selections against sorted values, many of them equal; draws against sums from the first weight on.
+static void test_sampling_of_many(void **state) {
+    enum { N = 1000 };
+    float x[N], sorted[N], scratch[N];
+    uint64_t random = 9;
+    for (int round = 0; round < 40; round++) {
+        double sum = 0, reached = 0;
+        for (int i = 0; i < N; i++) {
+            x[i] = (float)(test_random(&random) % (uint64_t)(2 + round * round));
+            sum += x[i];
+        }
+        memcpy(sorted, x, sizeof x);
+        qsort(sorted, N, sizeof *sorted, descending);
+        for (int i = 0; i < N && sorted[i] > 0; i++) {
+            reached += sorted[i]; // whole numbers: sums are exact
+            assert_true(smallest_of_share(x, N, (reached - 0.5) / sum, scratch) == sorted[i]);
+            memcpy(scratch, x, sizeof x);
+            assert_true(kth_largest(scratch, N, i + 1) == sorted[i]);
+        }
+        assert_true(smallest_of_share(x, N, 0, scratch) == sorted[0]);
+        reached = 0;
+        for (int i = 0; i < N; i++) {
+            reached += x[i];
+            if (x[i] > 0)
+                assert_int_equal(draw(x, N, (reached - 0.5) / sum), i);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_module_drops_an_activation),
@@ -600,6 +633,7 @@ int main(void) {
         cmocka_unit_test(test_generation_gpt2),
         cmocka_unit_test(test_generation_llama),
         cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_sampling_of_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
