@@ -4,6 +4,7 @@
 #pragma once
 #include "kernels/matmul_gemm.cuh" // struct gemm
 #include "kernels/xvec.cuh"        // xvec_load, xvec_dot, vec_sum
+#include <omp.h>                   // omp_get_thread_num
 
 // A thread reads two runs of neighbouring weight rows at a time. On two Zen 4 cores that streams 51 GB/s, one run 44, four
 // neighbouring rows at a time 21; software prefetches only cost (a triad: 35).

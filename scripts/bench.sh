@@ -21,6 +21,12 @@ for precision in $precisions; do
         "$build/bench_${bench}_$precision" | tee "$out/$bench-$precision.txt"
     done
     echo
+    echo "== generation, $precision"
+    {
+        "$build/bench_generate_$precision"
+        "$build/bench_generate_$precision" --preset llama3.2-1b --num-layers 4 --tokens 32
+    } | tee "$out/generate-$precision.txt"
+    echo
     echo "== training step, $precision"
     # $BENCH_MODEL: options of train_gpt for another model
     # shellcheck disable=SC2086
