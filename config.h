@@ -147,6 +147,7 @@ struct config {
     bool given[CONFIG_ROWS_MAX]; // by row of the table: whether the user set the option
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
+    int prompt_tokens;           // of the longest prompt of --generate; 0: not known, one is planned
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report

@@ -1,5 +1,5 @@
 // The model: one block forward, one block backward, the embedding, the head, and the steps that are made of them: a
-// micro-step, the update, an evaluation, a generated token.
+// micro-step, the update, an evaluation. Generation is made of them in generation.cuh.
 //
 // Functions run in two modes (timeline.cuh): when planning, a phase only records the buffers that it touches; when
 // running, it finds them at their planned addresses. A phase fetches all its buffers first, then runs its ops by RUN.
@@ -50,7 +50,9 @@ enum slot {
     SLOT_VALUES,
     SLOT_TOKENS,
     SLOT_TARGETS,
+    SLOT_POSITIONS,
     SLOT_LNF,
+    SLOT_LAST_ROWS, // of LNF: of each prompt's last token
     SLOT_LNF_STATS,
     SLOT_LOGITS,
     SLOT_LOSSES,
@@ -84,13 +86,13 @@ struct gpt {
 
     bool trains;             // has gradients and an optimizer; false: validates and generates only
     int sequences;           // generation: sequences at a time
+    int prompt_tokens;       // generation: of the longest prompt
     int decode_tokens;       // generation: capacity of the KV cache, tokens of a sequence
     int64_t chunk;           // tokens of a logits chunk
     int micro_steps;         // of a step, on each rank
     uint64_t micro_step;     // micro-batches so far in the run, over all ranks
     bool last_micro_step;    // the current micro-step is its step's last: gradients are reduced
     bool dropout;            // on in training, off in evaluation and generation
-    int position;            // generation: position of the current token
     struct work_graph graph; // the recorded work of a micro-step
     double graph_scale;      // the loss scale that the graph was recorded with
     bool warm;               // a micro-step has run, and with it the libraries' first calls, which can't be recorded
@@ -129,16 +131,29 @@ static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t b
 }
 static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(&m->timeline, bytes); }
 
-// The tokens of a pass: B sequences of T tokens, from position `start` on.
+static bool generates(enum pass pass) { return pass == PASS_PREFILL || pass == PASS_GENERATE; }
+
+// The tokens of a pass: B sequences of T tokens.
 struct extent {
-    int B, T, start;
+    int B, T;
     int64_t N; // B * T
 };
 static struct extent extent_of(const struct gpt *m, enum pass pass) {
-    const bool one = pass == PASS_GENERATE;
-    const int B = one ? m->sequences : m->config.micro_batch_size, T = one ? 1 : m->config.seq_length;
-    const struct extent e = {B, T, one ? m->position : 0, (int64_t)B * T};
+    const int B = generates(pass) ? m->sequences : m->config.micro_batch_size;
+    const int T = !generates(pass) ? m->config.seq_length : pass == PASS_PREFILL ? m->prompt_tokens : 1;
+    const struct extent e = {B, T, (int64_t)B * T};
     return e;
+}
+
+// A pass's tokens; or what is uploaded with them: targets, or the positions of new tokens.
+static int32_t *token_buffer(struct gpt *m, enum pass pass, enum slot slot) {
+    const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
+    const char *beside = slot == SLOT_TARGETS ? "targets" : "positions";
+    return (int32_t *)buffer(m, pass, -1, slot, bytes, "tokens", slot == SLOT_TOKENS ? "inputs" : beside);
+}
+// (B) positions of the sequences' first tokens; NULL: all 0.
+static const int32_t *starts_of(struct gpt *m, enum pass pass) {
+    return pass == PASS_GENERATE ? token_buffer(m, pass, SLOT_POSITIONS) : NULL;
 }
 
 // An activation of layer l. One that the policy keeps has one buffer for forward and backward; one that it drops has a
@@ -245,21 +260,28 @@ static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *s
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, ws, m->dev));
 }
-// The keys or values of every position so far, (B, capacity, G * D), which live from one token to the next.
+// The keys or values of every position so far, (B, G, capacity, D), which live from one token to the next.
 static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
     const struct layer_shape *s = &m->shape.layer;
     const size_t rows = (size_t)m->sequences * (size_t)m->decode_tokens;
     return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
                             slot == SLOT_KEYS ? "keys" : "values");
 }
-// Generation: appends the new token's k and v to the cache, then its q attends to the whole cache.
-static void attention_with_cache(struct gpt *m, int l, floatX *att, const floatX *qkv) {
+// Generation: the k and v of the pass's tokens join the cache. A prompt's tokens attend to each other, a later one to
+// the whole cache.
+static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *att, const floatX *qkv) {
+    const struct extent e = extent_of(m, pass);
     const int capacity = m->decode_tokens;
     floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
-    const struct attention_shape shape = attention_shape_of(&m->shape.layer, m->sequences, 1);
+    const int32_t *positions = starts_of(m, pass);
+    const struct attention_shape shape = attention_shape_of(&m->shape.layer, e.B, e.T);
+    RUN(m, kv_cache_append(keys, values, qkv, positions, capacity, shape, m->dev));
+    if (pass == PASS_PREFILL) {
+        attention(m, pass, l, att, activation(m, pass, l, ACT_SOFTMAX), qkv);
+        return;
+    }
     void *ws = workspace(m, attention_decode_workspace_bytes(shape, capacity, m->dev));
-    RUN(m, kv_cache_append(keys, values, qkv, m->position, capacity, shape, m->dev));
-    RUN(m, attention_decode(att, qkv, keys, values, m->position, capacity, shape, ws, m->dev));
+    RUN(m, attention_decode(att, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
 // act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact.
@@ -315,15 +337,16 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         phase(m, group, l, "qkv");
         floatX *qkv = (floatX *)ACT(QKV);
         linear(m, pass, l, qkv, (const floatX *)ACT(NORM1), PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
+        const int32_t *starts = starts_of(m, pass);
         if (uses_rope(&m->shape))
-            RUN(m, rope_forward(qkv, m->rope, e.B, e.T, e.start, s->H, s->G, s->D, m->dev));
+            RUN(m, rope_forward(qkv, m->rope, starts, e.B, e.T, s->H, s->G, s->D, m->dev));
     }
     if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
         phase(m, group, l, "attention");
         floatX *att = (floatX *)ACT(ATT);
         const floatX *qkv = (const floatX *)ACT(QKV);
-        if (pass == PASS_GENERATE)
-            attention_with_cache(m, l, att, qkv);
+        if (generates(pass))
+            attention_with_cache(m, pass, l, att, qkv);
         else
             attention(m, pass, l, att, ACT(SOFTMAX), qkv);
     }
@@ -490,19 +513,15 @@ static void block_backward(struct gpt *m, int l) {
 
 // ---- Embedding and head ----
 
-static int32_t *token_buffer(struct gpt *m, enum pass pass, enum slot slot) {
-    const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
-    return (int32_t *)buffer(m, pass, -1, slot, bytes, "tokens", slot == SLOT_TOKENS ? "inputs" : "targets");
-}
-
 // Uploads n tokens by way of pinned memory, so that the caller may reuse `from` at once.
 static void upload_tokens(struct gpt *m, int32_t *to, int32_t *pinned, const int32_t *from, int64_t n) {
     if (from) // planning passes none, which gcc would warn of
         memcpy(pinned, from, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Uploads a batch, (B, T) inputs and targets. Two can be in flight; a third waits for the first.
-static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *targets) {
+// Uploads a batch, (B, T) inputs and targets; of new tokens, positions. Two can be in flight; a third waits for the
+// first.
+static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *beside) {
     const int64_t N = extent_of(m, pass).N;
     const int slot = (int)(m->batches % 2);
     phase(m, pass_name(pass), -1, "batch");
@@ -510,9 +529,9 @@ static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, c
     int32_t *tokens = token_buffer(m, pass, SLOT_TOKENS);
     RUN(m, device_event_wait(m->dev, EVENT_BATCH + slot));
     RUN(m, upload_tokens(m, tokens, pinned, inputs, N));
-    if (pass != PASS_GENERATE) {
-        int32_t *expected = token_buffer(m, pass, SLOT_TARGETS);
-        RUN(m, upload_tokens(m, expected, pinned + m->host_batch_tokens, targets, N));
+    if (pass != PASS_PREFILL) {
+        int32_t *to = token_buffer(m, pass, pass == PASS_GENERATE ? SLOT_POSITIONS : SLOT_TARGETS);
+        RUN(m, upload_tokens(m, to, pinned + m->host_batch_tokens, beside, N));
     }
     RUN(m, device_event_record(m->dev, EVENT_BATCH + slot));
     if (!m->timeline.planning)
@@ -526,10 +545,11 @@ static void embed(struct gpt *m, enum pass pass) {
     zero_prefetch(&m->zero, pass, unit_of_layer(&m->table, 0));
     const floatX *wte = param(m, pass, -1, PARAM_WTE), *wpe = param(m, pass, -1, PARAM_WPE);
     const int32_t *tokens = token_buffer(m, pass, SLOT_TOKENS);
-    if (pass != PASS_GENERATE)
+    if (!generates(pass))
         timeline_touch(token_buffer(m, pass, SLOT_TARGETS));
+    const int32_t *starts = starts_of(m, pass);
     floatX *out = (floatX *)activation(m, pass, -1, ACT_OUT);
-    RUN(m, embedding_forward(out, tokens, wte, wpe, e.B, e.T, e.start, m->shape.layer.C,
+    RUN(m, embedding_forward(out, tokens, wte, wpe, starts, e.B, e.T, m->shape.layer.C,
                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
@@ -766,35 +786,4 @@ static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *
     head(m, PASS_EVALUATE, 0);
     RUN(m, device_download(&loss, &m->results->loss, sizeof loss, m->dev));
     return loss;
-}
-
-// Makes the KV cache live in this phase: called in a token's first and last phases, so that it outlives the token.
-static void kv_cache_touch(struct gpt *m) {
-    for (int l = 0; l < m->shape.L; l++) {
-        timeline_touch(kv_cache(m, l, SLOT_KEYS));
-        timeline_touch(kv_cache(m, l, SLOT_VALUES));
-    }
-}
-
-// Feeds one token of each sequence, at `position`, to the model. Returns the logits of the next ones, (sequences, Vp)
-// in device memory, valid until the next call.
-static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, int position) {
-    const struct layer_shape *s = &m->shape.layer;
-    const int B = m->sequences;
-    m->position = position;
-    region(m, REGION_GENERATE);
-    upload_batch(m, PASS_GENERATE, tokens, NULL);
-    kv_cache_touch(m);
-    embed(m, PASS_GENERATE);
-    for (int l = 0; l < m->shape.L; l++)
-        block_forward(m, l, ACT_ALL & ~BIT(SOFTMAX), PASS_GENERATE);
-    zero_use(&m->zero, PASS_GENERATE, head_unit(m));
-    phase(m, "generate", -1, "logits");
-    const floatX *lnf = final_norm_buffer(m, PASS_GENERATE);
-    floatX *logits = logits_buffer(m, PASS_GENERATE, B);
-    const floatX *w = param(m, PASS_GENERATE, -1, head_weight(m));
-    void *ws = workspace(m, matmul_workspace_bytes(B, m->shape.Vp, s->C, m->dev));
-    MATMUL(m, matmul_forward(logits, lnf, w, NULL, B, m->shape.Vp, s->C, ws, m->dev));
-    kv_cache_touch(m);
-    return logits;
 }

@@ -15,13 +15,14 @@
 
 // A pass over the model's layers; each has activation buffers of its own. PASS_TRAIN: the forward of a training step;
 // PASS_RECOMPUTE: the recomputation of dropped activations before a layer's backward; PASS_EVALUATE: validation;
-// PASS_GENERATE: one token a sequence, against the KV cache.
-enum pass { PASS_TRAIN, PASS_RECOMPUTE, PASS_EVALUATE, PASS_GENERATE, PASS_COUNT };
+// PASS_PREFILL: the prompts of a generation; PASS_GENERATE: one token a sequence, against the KV cache.
+enum pass { PASS_TRAIN, PASS_RECOMPUTE, PASS_EVALUATE, PASS_PREFILL, PASS_GENERATE, PASS_COUNT };
 static const char *pass_name(enum pass pass) {
     switch (pass) {
     case PASS_TRAIN: return "forward";
     case PASS_RECOMPUTE: return "recompute";
     case PASS_EVALUATE: return "evaluate";
+    case PASS_PREFILL: return "prefill";
     case PASS_GENERATE: return "generate";
     case PASS_COUNT: break;
     }
@@ -29,7 +30,15 @@ static const char *pass_name(enum pass pass) {
 }
 
 // Stretches of the timeline, each entered at its own first phase.
-enum region { REGION_MICRO_STEP, REGION_UPDATE, REGION_EVALUATE, REGION_GENERATE, REGION_SAVE, REGION_COUNT };
+enum region {
+    REGION_MICRO_STEP,
+    REGION_UPDATE,
+    REGION_EVALUATE,
+    REGION_PREFILL,
+    REGION_GENERATE,
+    REGION_SAVE,
+    REGION_COUNT
+};
 
 struct timeline {
     struct plan plan;

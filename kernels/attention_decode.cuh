@@ -3,51 +3,53 @@
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct device
 #include "kernels/packed.cuh"          // packed_load_some, packed_store_some
+#include "kernels/positions.cuh"       // position_of
 #include "kernels/ptx.cuh"             // shared memory, exp2_approx
 #include "kernels/reduce.cuh"          // lanes_sum
 #include "kernels/vector_math.cuh"     // LOG2E
 #include <float.h>                     // FLT_MAX
-#include <math.h>                      // expf, INFINITY
+#include <math.h>                      // exp2f, INFINITY
 
-// The new token's k and v, out of its qkv row, become the cache's row `position`.
-static void kv_cache_append(floatX *keys,      // (B, capacity, Hkv * D)
-                            floatX *values,    // (B, capacity, Hkv * D)
-                            const floatX *qkv, // (B, (H + 2 Hkv) * D)
-                            int position, int capacity, struct attention_shape shape, struct device *dev);
+// The k and v of (B, T) tokens, out of their qkv rows, become those of positions starts[b] to starts[b] + T - 1.
+static void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
+                            floatX *values,        // (B, Hkv, capacity, D)
+                            const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
+                            const int32_t *starts, // (B); NULL: 0
+                            int capacity, struct attention_shape shape, struct device *dev);
 
-// out = softmax(scale q K^T) V over keys 0 to position, the new token's own included: kv_cache_append comes first.
-// shape.T is not used.
+// out = softmax(scale q K^T) V over keys 0 to positions[b], the new token's own included: kv_cache_append comes first.
+// shape.T is 1.
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
-static void attention_decode(floatX *out,          // (B, H * D)
-                             const floatX *qkv,    // (B, (H + 2 Hkv) * D)
-                             const floatX *keys,   // (B, capacity, Hkv * D)
-                             const floatX *values, // (B, capacity, Hkv * D)
-                             int position, int capacity, struct attention_shape shape, void *workspace,
-                             struct device *dev);
+static void attention_decode(floatX *out,              // (B, H * D)
+                             const floatX *qkv,        // (B, (H + 2 Hkv) * D)
+                             const floatX *keys,       // (B, Hkv, capacity, D)
+                             const floatX *values,     // (B, Hkv, capacity, D)
+                             const int32_t *positions, // (B)
+                             int capacity, struct attention_shape shape, void *workspace, struct device *dev);
 
 #ifdef TARGET_CUDA
 
 enum { DECODE_THREADS = 256, DECODE_SLICE = 8 }; // a lane takes 8 elements of a head
 
-static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, int position,
+// A thread copies one pack of a head; the heads of k and then those of v follow q's.
+static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts,
                                               int capacity, struct attention_shape shape) {
-    const int64_t width = (int64_t)shape.num_query_groups * shape.head_dim, packs = (width + PACK - 1) / PACK;
-    const int64_t i = (int64_t)blockIdx.x * DECODE_THREADS + threadIdx.x, b = i / (2 * packs), at = i % packs * PACK;
-    const bool is_value = i / packs % 2;
-    if (b >= shape.B)
+    const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
+    const int64_t packs = (D + PACK - 1) / PACK, i = (int64_t)blockIdx.x * DECODE_THREADS + threadIdx.x;
+    const int64_t row = i / (2 * Hkv * packs), head = i / packs % (2 * Hkv), at = i % packs * PACK;
+    if (row >= (int64_t)shape.B * shape.T)
         return;
-    const floatX *k = qkv + b * (shape.num_heads + 2 * shape.num_query_groups) * shape.head_dim +
-                      (int64_t)shape.num_heads * shape.head_dim;
-    const struct packed x = packed_load_some(k + (is_value ? width : 0) + at, width - at);
-    packed_store_some((is_value ? values : keys) + (b * capacity + position) * width + at, x, width - at);
+    const struct packed x = packed_load_some(qkv + (row * (H + 2 * Hkv) + H + head) * D + at, D - at);
+    const int64_t place = (row / shape.T * Hkv + head % Hkv) * capacity + position_of(starts, row, shape.T);
+    packed_store_some((head < Hkv ? keys : values) + place * D + at, x, D - at);
 }
-static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, int position, int capacity,
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, int capacity,
                             struct attention_shape shape, struct device *dev) {
-    const int64_t width = (int64_t)shape.num_query_groups * shape.head_dim, packs = (width + PACK - 1) / PACK;
-    LAUNCH(dev, kv_cache_append_kernel, blocks_for(shape.B * 2 * packs, DECODE_THREADS), DECODE_THREADS, 0, keys,
-           values, qkv, position, capacity, shape);
+    const int64_t packs = (int64_t)shape.num_query_groups * ((shape.head_dim + PACK - 1) / PACK);
+    LAUNCH(dev, kv_cache_append_kernel, blocks_for((int64_t)shape.B * shape.T * 2 * packs, DECODE_THREADS),
+           DECODE_THREADS, 0, keys, values, qkv, starts, capacity, shape);
 }
 
 struct decode_slice {
@@ -79,11 +81,11 @@ DEVICE_FUNCTION uint32_t decode_team(int team, int D) { return shared_memory() +
 // A block computes one head of a sequence. A team of `lanes` lanes, a power of 2, takes a key at a time, 8 elements a
 // lane; then each element's thread adds the teams' results.
 static __global__ void __launch_bounds__(DECODE_THREADS)
-    attention_decode_kernel(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int count,
-                            int capacity, int lanes, struct attention_shape shape) {
+    attention_decode_kernel(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
+                            const int32_t *positions, int capacity, int lanes, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
-    const int64_t head = blockIdx.x, b = head / H, h = head % H, stride = (int64_t)Hkv * D;
-    const int64_t kv_at = b * capacity * stride + h / (H / Hkv) * D;
+    const int64_t head = blockIdx.x, b = head / H, h = head % H, kv_head = b * Hkv + h / (H / Hkv);
+    const int count = positions[b] + 1;
     const int team = threadIdx.x / lanes, teams = DECODE_THREADS / lanes, at = threadIdx.x % lanes * DECODE_SLICE;
     struct decode_slice q = decode_load(qkv + (b * (H + 2 * Hkv) + h) * D, at, D);
     for (int i = 0; i < DECODE_SLICE; i++)
@@ -92,7 +94,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     struct decode_sums sums = {-FLT_MAX, 0, {{0}}};
     for (int first = 0; first < count; first += teams) { // every lane runs to the end, as lanes_sum needs them all
         const int key = first + team;
-        const int64_t row = kv_at + (key < count ? key : 0) * stride;
+        const int64_t row = (kv_head * capacity + (key < count ? key : 0)) * D;
         const struct decode_slice k = decode_load(keys + row, at, D), v = decode_load(values + row, at, D);
         float score = 0;
         for (int i = 0; i < DECODE_SLICE; i++)
@@ -130,79 +132,141 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
     out[head * D + d] = to_floatX(sum / total);
 }
 
-static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int position,
-                             int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
+static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
+                             const int32_t *positions, int capacity, struct attention_shape shape, void *workspace,
+                             struct device *dev) {
     int lanes = 1;
     while (lanes * DECODE_SLICE < shape.head_dim)
         lanes *= 2;
     if (lanes > 32)
         fail("attention: heads of %d: expected at most %d", shape.head_dim, 32 * DECODE_SLICE);
     LAUNCH(dev, attention_decode_kernel, (unsigned)(shape.B * shape.num_heads), DECODE_THREADS,
-           (unsigned)(DECODE_THREADS / lanes * (shape.head_dim + 2) * sizeof(float)), out, qkv, keys, values,
-           position + 1, capacity, lanes, shape);
+           (unsigned)(DECODE_THREADS / lanes * (shape.head_dim + 2) * sizeof(float)), out, qkv, keys, values, positions,
+           capacity, lanes, shape);
 }
 
 #else
+#include "kernels/vectors.cuh" // vec_sum, vec_exp2
+#include "kernels/xvec.cuh"    // xvec_load, xvec_dot, xvec_part
 
-static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, int position, int capacity,
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, int capacity,
                             struct attention_shape shape, struct device *dev) {
-    const size_t width = (size_t)shape.num_query_groups * shape.head_dim;
-    for (int b = 0; b < shape.B; b++) {
-        const floatX *k = qkv + (size_t)b * (shape.num_heads + 2 * shape.num_query_groups) * shape.head_dim +
-                          (size_t)shape.num_heads * shape.head_dim;
-        const size_t row = ((size_t)b * capacity + position) * width;
-        memcpy(keys + row, k, width * sizeof *k);
-        memcpy(values + row, k + width, width * sizeof *k);
-    }
+    const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
+    const int64_t rows = (int64_t)shape.B * shape.T;
+#pragma omp parallel for schedule(static) if (rows > 64)
+    for (int64_t row = 0; row < rows; row++)
+        for (int g = 0; g < Hkv; g++) {
+            const floatX *k = qkv + (row * (H + 2 * Hkv) + H + g) * D;
+            const int64_t at = ((row / shape.T * Hkv + g) * capacity + position_of(starts, row, shape.T)) * D;
+            memcpy(keys + at, k, (size_t)D * sizeof *k);
+            memcpy(values + at, k + (int64_t)Hkv * D, (size_t)D * sizeof *k);
+        }
 }
 
-enum { DECODE_KEYS = 64, DECODE_MAX_HEAD_DIM = 256 };
+// Keys are read in runs that are long enough for the hardware's prefetchers, and then their values.
+enum { DECODE_KEYS = 512, DECODE_MAX_HEAD_DIM = 256, DECODE_MAX_VECS = DECODE_MAX_HEAD_DIM / XVEC_LANES };
+// Vectors of a value that are summed in registers at a time.
+enum { DECODE_VECS = 4 };
 
-// out = softmax(scale q K^T) V of one head, by online softmax over runs of 64 keys; rows of K and V are `stride` apart.
-static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int64_t stride,
-                        int count, int D, float scale) {
-    float query[DECODE_MAX_HEAD_DIM], sums[DECODE_MAX_HEAD_DIM], p[DECODE_KEYS], max = -INFINITY, total = 0;
-    for (int d = 0; d < D; d++) {
-        query[d] = scale * to_float(q[d]);
-        sums[d] = 0;
+// A head's elements [v * XVEC_LANES, ...), zero past its D.
+static inline xvec decode_vec(const floatX *head, int v, int D) {
+    const int rest = D - v * XVEC_LANES;
+    return rest >= XVEC_LANES ? xvec_load(head + v * XVEC_LANES) : xvec_load_some(head + v * XVEC_LANES, rest);
+}
+
+// scores = scale q K^T of n keys. Returns the largest.
+static inline float decode_scores(float *scores, const xvec *q, const floatX *keys, int n, int D, float scale) {
+    float max = -INFINITY;
+    for (int j = 0; j < n; j++) {
+        vec sum = vec_set(0);
+        for (int v = 0; v * XVEC_LANES < D; v++)
+            sum = xvec_dot(sum, q[v], decode_vec(keys + (int64_t)j * D, v, D));
+        scores[j] = scale * vec_sum(sum);
+        max = scores[j] > max ? scores[j] : max;
+    }
+    return max;
+}
+
+// sums = sums * shrink + weights V of n values, for `vecs` vectors of each from vector `first` on. sums: (vectors,
+// XVEC_PARTS) as xvec_part has them.
+ALWAYS_INLINE void decode_values(const int vecs, vec *sums, const float *weights, float shrink, const floatX *values,
+                                 int n, int first, int D) {
+    vec sum[DECODE_VECS * XVEC_PARTS];
+#pragma GCC unroll 8
+    for (int i = 0; i < vecs * XVEC_PARTS; i++)
+        sum[i] = sums[first * XVEC_PARTS + i] * shrink;
+    for (int j = 0; j < n; j++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) {
+            const xvec x = decode_vec(values + (int64_t)j * D, first + v, D);
+#pragma GCC unroll 2
+            for (int part = 0; part < XVEC_PARTS; part++)
+                sum[v * XVEC_PARTS + part] += xvec_part(x, part) * weights[j];
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < vecs * XVEC_PARTS; i++)
+        sums[first * XVEC_PARTS + i] = sum[i];
+}
+static void decode_all_values(vec *sums, const float *weights, float shrink, const floatX *values, int n, int D) {
+    const int vecs = (D + XVEC_LANES - 1) / XVEC_LANES;
+    int v = 0;
+    for (; v + DECODE_VECS <= vecs; v += DECODE_VECS)
+        decode_values(DECODE_VECS, sums, weights, shrink, values, n, v, D);
+    for (; v + 2 <= vecs; v += 2)
+        decode_values(2, sums, weights, shrink, values, n, v, D);
+    if (v < vecs)
+        decode_values(1, sums, weights, shrink, values, n, v, D);
+}
+
+// p = 2^(p - max) of n scores. Returns their sum. p has room for DECODE_KEYS.
+static inline float decode_weights(vec *p, int n, float max) {
+    vec sum = vec_set(0);
+    for (int j = n; j % (EXP2_VECS * LANES) != 0; j++)
+        ((float *)p)[j] = -INFINITY;
+    for (int i = 0; i * LANES < n; i += EXP2_VECS) {
+        for (int k = 0; k < EXP2_VECS; k++)
+            p[i + k] -= max;
+        vec_exp2(p + i);
+        for (int k = 0; k < EXP2_VECS; k++)
+            sum += p[i + k];
+    }
+    return vec_sum(sum);
+}
+
+// out = softmax(scale q K^T) V of one head over `count` keys, by online softmax over runs of keys. Scores are in units
+// of ln 2.
+static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int count, int D,
+                        float scale) {
+    xvec query[DECODE_MAX_VECS];
+    vec sums[DECODE_MAX_VECS * XVEC_PARTS], weights[DECODE_KEYS / LANES];
+    float *const p = (float *)weights, max = -FLT_MAX, total = 0;
+    for (int v = 0; v * XVEC_LANES < D; v++) {
+        query[v] = decode_vec(q, v, D);
+        for (int part = 0; part < XVEC_PARTS; part++)
+            sums[v * XVEC_PARTS + part] = vec_set(0);
     }
     for (int first = 0; first < count; first += DECODE_KEYS) {
         const int n = count - first < DECODE_KEYS ? count - first : DECODE_KEYS;
-        const float old = max;
-        for (int j = 0; j < n; j++) {
-            const floatX *k = keys + (first + j) * stride;
-            float score = 0;
-#pragma omp simd reduction(+ : score)
-            for (int d = 0; d < D; d++)
-                score += query[d] * to_float(k[d]);
-            p[j] = score;
-            max = score > max ? score : max;
-        }
-        const float shrink = expf(old - max);
-        total *= shrink;
-        for (int d = 0; d < D; d++)
-            sums[d] *= shrink;
-        for (int j = 0; j < n; j++) {
-            const floatX *v = values + (first + j) * stride;
-            const float weight = expf(p[j] - max);
-            total += weight;
-#pragma omp simd
-            for (int d = 0; d < D; d++)
-                sums[d] += weight * to_float(v[d]);
-        }
+        const float old = max, highest = decode_scores(p, query, keys + (int64_t)first * D, n, D, scale * LOG2E);
+        max = highest > max ? highest : max;
+        const float shrink = exp2f(old - max);
+        total = total * shrink + decode_weights(weights, n, max);
+        decode_all_values(sums, p, shrink, values + (int64_t)first * D, n, D);
     }
-    for (int d = 0; d < D; d++)
-        out[d] = to_floatX(sums[d] / total);
+    for (int d = 0; d < D; d++) {
+        const vec sum = sums[d / XVEC_LANES * XVEC_PARTS + d % XVEC_PARTS];
+        out[d] = to_floatX(sum[d % XVEC_LANES / XVEC_PARTS] / total);
+    }
 }
 
-static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values, int position,
-                             int capacity, struct attention_shape shape, void *workspace, struct device *dev) {
+static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys, const floatX *values,
+                             const int32_t *positions, int capacity, struct attention_shape shape, void *workspace,
+                             struct device *dev) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
-    const int64_t stride = (int64_t)Hkv * D;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < (int64_t)shape.B * H; i++) {
-        const int64_t b = i / H, h = i % H, at = b * capacity * stride + h / (H / Hkv) * D;
-        decode_head(out + i * D, qkv + (b * (H + 2 * Hkv) + h) * D, keys + at, values + at, stride, position + 1, D,
+        const int64_t b = i / H, h = i % H, at = (b * Hkv + h / (H / Hkv)) * capacity * D;
+        decode_head(out + i * D, qkv + (b * (H + 2 * Hkv) + h) * D, keys + at, values + at, positions[b] + 1, D,
                     shape.scale);
     }
 }

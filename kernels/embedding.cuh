@@ -2,16 +2,18 @@
 #pragma once
 #include "kernels/device.cuh"         // floatX
 #include "kernels/packed_floats.cuh"  // packed_load_some, floats_load_some, dropout_scales_packed
+#include "kernels/positions.cuh"      // position_of
 #include "kernels/ptx.cuh"            // store_shared_long
 #include "kernels/random.cuh"         // struct dropout, dropout_scales
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
 
-// out[b, t] = dropout(wte[tokens[b, t]] + wpe[start + t])
+// out[b, t] = dropout(wte[tokens[b, t]] + wpe[starts[b] + t])
 static void embedding_forward(floatX *out,           // (B * T, C)
                               const int32_t *tokens, // (B, T)
                               const floatX *wte,     // (Vp, C)
-                              const floatX *wpe,     // (at least start + T, C); NULL: no learned positions
-                              int B, int T, int start, int C, struct dropout dropout, struct device *dev);
+                              const floatX *wpe,     // (at least starts[b] + T, C); NULL: no learned positions
+                              const int32_t *starts, // (B); NULL: 0
+                              int B, int T, int C, struct dropout dropout, struct device *dev);
 
 // dwte[tokens[b, t]] += d and dwpe[t] += d, where d = dout[b, t] times forward's dropout scales. Sums have a fixed
 // order.
@@ -46,15 +48,15 @@ DEVICE_FUNCTION void embedding_add(struct packed_floats *sum, const struct packe
 }
 
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_forward_kernel(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int T, int start,
-                             int C, struct dropout dropout) {
+    embedding_forward_kernel(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe,
+                             const int32_t *starts, int T, int C, struct dropout dropout) {
     const int64_t row = blockIdx.x;
     const int c = (int)(blockIdx.y * EMBEDDING_THREADS + threadIdx.x) * PACK;
     if (c >= C)
         return;
     struct packed_floats sum = packed_to_floats(packed_load_some(wte + (int64_t)tokens[row] * C + c, C - c));
     if (wpe != NULL)
-        embedding_add(&sum, packed_to_floats(packed_load_some(wpe + (start + row % T) * C + c, C - c)));
+        embedding_add(&sum, packed_to_floats(packed_load_some(wpe + position_of(starts, row, T) * C + c, C - c)));
     if (dropout.p != 0) {
         const struct packed_floats scale = dropout_scales_packed(dropout, (uint64_t)(row * C + c));
 #pragma unroll
@@ -63,10 +65,10 @@ static __global__ void __launch_bounds__(EMBEDDING_THREADS)
     }
     packed_store_some(out + row * C + c, packed_from_floats(sum), C - c);
 }
-static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B, int T,
-                              int start, int C, struct dropout dropout, struct device *dev) {
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe,
+                              const int32_t *starts, int B, int T, int C, struct dropout dropout, struct device *dev) {
     LAUNCH(dev, embedding_forward_kernel, dim3((unsigned)((int64_t)B * T), blocks_for(C, EMBEDDING_THREADS * PACK)),
-           EMBEDDING_THREADS, 0, out, tokens, wte, wpe, T, start, C, dropout);
+           EMBEDDING_THREADS, 0, out, tokens, wte, wpe, starts, T, C, dropout);
 }
 
 // Backward sorts the rows by token, so that the rows of a token stand together, in order, and each token's sum is made
@@ -299,15 +301,15 @@ static inline void embedding_forward_row(floatX *to, const floatX *token, const 
         }
     }
 }
-static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe, int B, int T,
-                              int start, int C, struct dropout dropout, struct device *dev) {
+static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *wte, const floatX *wpe,
+                              const int32_t *starts, int B, int T, int C, struct dropout dropout, struct device *dev) {
     const int64_t rows = (int64_t)B * T;
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         if (row + EMBEDDING_AHEAD < rows)
             prefetch_bytes(wte + (int64_t)tokens[row + EMBEDDING_AHEAD] * C, (size_t)C * sizeof *wte);
         embedding_forward_row(out + row * C, wte + (int64_t)tokens[row] * C,
-                              wpe != NULL ? wpe + (start + row % T) * C : NULL, C, dropout, row * C);
+                              wpe != NULL ? wpe + position_of(starts, row, T) * C : NULL, C, dropout, row * C);
     }
 }
 

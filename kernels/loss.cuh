@@ -176,7 +176,7 @@ static inline float exponentials_sum(const floatX *x, int n, float shift) {
         loss_exponentials(e, rest, shift);
         EACH_VEC sum += e[i];
     }
-    return vec_sum(sum);
+    return vec_sum_in_order(sum);
 }
 // A NaN does not become the maximum.
 static inline float largest(const floatX *x, int n, float at_least) {

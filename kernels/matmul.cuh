@@ -30,6 +30,7 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 #else
 #include "kernels/matmul_backend.cuh" // struct matmul_backend, struct matmul_library
 #include "kernels/matmul_fp32.cuh"    // gemm_fp32
+#include "kernels/matmul_rows.cuh"    // gemm_few_rows
 #include "kernels/matmul_tiles.cuh"   // gemm_amx, gemm_dot
 #include "runtime/machine/error.h"    // fail
 #include <omp.h>                      // omp_set_num_threads
@@ -90,6 +91,10 @@ static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device 
     return bytes;
 }
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
+    if (gemm_has_few_rows(gemm)) {
+        gemm_few_rows(gemm, dev);
+        return;
+    }
     const int threads = omp_get_max_threads();
     omp_set_num_threads(dev->threads);
     dev->matmul->backend->run(gemm, dbias, workspace, dev);

@@ -2,7 +2,7 @@
 #pragma once
 #include "kernels/device.cuh"         // floatX
 #include "kernels/random.cuh"         // struct dropout, dropout_scales
-#include "kernels/vectors_floatx.cuh" // row_vec_load, vec_sum
+#include "kernels/vectors_floatx.cuh" // row_vec_load, vec_sum_in_order
 #include <math.h>                     // fmaf, sqrtf
 
 // Rows that are taken at a time. A row's sums are chains of dependent additions, which take four times as long as those of
@@ -25,7 +25,7 @@ ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const
         }
     EACH_ROW {
         s[r].mean = s[r].mean_rest = 0;
-        s[r].rstd = 1.0f / sqrtf(vec_sum(squares[r]) / (float)C + eps);
+        s[r].rstd = 1.0f / sqrtf(vec_sum_in_order(squares[r]) / (float)C + eps);
     }
 }
 
@@ -36,7 +36,7 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     EACH_ROW sum[r] = rest[r] = squares[r] = vec_set(0);
     for (int c = 0; c < C; c += LANES)
         EACH_ROW sum[r] += row_vec_load(x + (int64_t)r * C, c, C);
-    EACH_ROW s[r].mean = vec_sum(sum[r]) / (float)C;
+    EACH_ROW s[r].mean = vec_sum_in_order(sum[r]) / (float)C;
     for (int c = 0; c < C; c += LANES)
         EACH_ROW {
             const vec difference = row_vec_within(row_vec_load(x + (int64_t)r * C, c, C) - s[r].mean, c, C);
@@ -44,8 +44,8 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
             squares[r] += difference * difference;
         }
     EACH_ROW {
-        s[r].mean_rest = vec_sum(rest[r]) / (float)C;
-        s[r].rstd = 1.0f / sqrtf(vec_sum(squares[r]) / (float)C - s[r].mean_rest * s[r].mean_rest + eps);
+        s[r].mean_rest = vec_sum_in_order(rest[r]) / (float)C;
+        s[r].rstd = 1.0f / sqrtf(vec_sum_in_order(squares[r]) / (float)C - s[r].mean_rest * s[r].mean_rest + eps);
     }
 }
 
@@ -133,10 +133,10 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
         }
     }
     EACH_ROW {
-        g_mean[r] = kind == NORM_LAYERNORM ? vec_sum(g_sum[r]) / (float)C : 0;
-        y_mean[r] = kind == NORM_LAYERNORM ? vec_sum(y_sum[r]) / (float)C : 0;
+        g_mean[r] = kind == NORM_LAYERNORM ? vec_sum_in_order(g_sum[r]) / (float)C : 0;
+        y_mean[r] = kind == NORM_LAYERNORM ? vec_sum_in_order(y_sum[r]) / (float)C : 0;
         // y_mean is 0 but for the rounding of `mean`
-        gy_mean[r] = fmaf(-g_mean[r], y_mean[r], vec_sum(gy_sum[r]) / (float)C);
+        gy_mean[r] = fmaf(-g_mean[r], y_mean[r], vec_sum_in_order(gy_sum[r]) / (float)C);
     }
     for (int c = 0; c < C; c += LANES) {
         const vec w = row_vec_load(weight, c, C);

@@ -44,6 +44,18 @@ static inline vec vec_max(vec a, vec b) {
 #endif
 }
 
+// The sum of all lanes, half onto half.
+static inline float vec_sum(vec x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    for (int n = LANES / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            x[i] += x[i + n];
+    return x[0];
+#endif
+}
+
 // Lanes of a (0 to LANES - 1) and of b (from LANES on) in the order of the constants that follow.
 #if defined(__clang__) || __GNUC__ >= 12
 #define VEC_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)

@@ -101,7 +101,7 @@ ALWAYS_INLINE vec row_vec_within(vec x, int c, int C) {
 // ---- Sums ----
 
 // The sum of the lanes, one after the other.
-ALWAYS_INLINE float vec_sum(vec x) {
+ALWAYS_INLINE float vec_sum_in_order(vec x) {
     float lanes[LANES], sum = 0;
     float_store(lanes, x);
     for (int i = 0; i < LANES; i++)

@@ -111,6 +111,7 @@ static void read_prompts(struct run *r, struct config *c) {
         free(ids[p]);
     free(ids);
     c->sample_tokens = c->seq_length = (int)n; // tokens of the KV cache, and of the rotary table
+    c->prompt_tokens = longest;
     c->micro_batch_size = 1;
 }
 

@@ -1,6 +1,6 @@
 // A model's memory: planned from its timeline, allocated, filled with initial parameters, freed.
 #pragma once
-#include "gpt.cuh" // struct gpt
+#include "generation.cuh" // struct gpt, gpt_prefill, gpt_decode
 
 static int add_flat(struct gpt *m, enum plan_arena arena, const char *name, size_t element_bytes, bool sharded) {
     return plan_add(&m->timeline.plan, arena, name, name, -1,
@@ -53,8 +53,10 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     }
     if (m->config.val_every > 0 || m->config.eval_only)
         gpt_evaluate(m, NULL, NULL);
-    if (m->config.sample_every > 0 || *m->config.generate)
-        gpt_decode(m, NULL, 0);
+    if (m->config.sample_every > 0 || *m->config.generate) {
+        gpt_prefill(m, NULL, NULL);
+        gpt_decode(m, NULL, NULL);
+    }
     if (m->trains && optimizer_is_sharded(&m->optimizer))
         optimizer_gathered_buffer(&m->optimizer);
     m->timeline.planning = false;
@@ -96,10 +98,11 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->chunk = loss_chunk(config, m->shape.Vp);
     m->trains = config_trains(config);
     m->sequences = config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
+    m->prompt_tokens = config->prompt_tokens > 0 ? config->prompt_tokens : 1;
     m->decode_tokens = config->sample_tokens;
     m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;
-    if (m->sequences > m->host_batch_tokens)
-        m->host_batch_tokens = m->sequences;
+    if (extent_of(m, PASS_PREFILL).N > m->host_batch_tokens)
+        m->host_batch_tokens = extent_of(m, PASS_PREFILL).N;
     m->micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
     if (!m->slots)

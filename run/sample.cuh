@@ -1,7 +1,8 @@
 // Sampling: draws the next token of each sequence from the logits, one token at a time through the KV cache.
 #pragma once
-#include "run/model.cuh"      // gpt_decode
-#include "kernels/random.cuh" // random_uniform
+#include "run/model.cuh"           // gpt_prefill, gpt_decode
+#include "kernels/random.cuh"      // random_uniform
+#include "kernels/vector_math.cuh" // vector_expf
 
 // The k-th largest of n values (k from 1), by quickselect; reorders them.
 static float kth_largest(float *values, int n, int k) {
@@ -30,26 +31,80 @@ static float kth_largest(float *values, int n, int k) {
     return values[k - 1];
 }
 
-static int compare_descending(const void *a, const void *b) {
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
-}
-// The smallest of the largest weights that together reach `share` of the sum. `sorted` has room for V floats.
-static float smallest_of_share(const float *weights, int V, double share, float *sorted) {
+// The smallest of the largest weights that together reach `share` of the sum, by quickselect. `scratch` has room for V
+// floats.
+static float smallest_of_share(const float *weights, int V, double share, float *scratch) {
     int n = 0;
-    double sum = 0, reached = 0;
+    double wanted = 0; // of the weights in [low, high], those that are left to reach
     for (int i = 0; i < V; i++)
         if (weights[i] > 0) {
-            sorted[n++] = weights[i];
-            sum += weights[i];
+            scratch[n++] = weights[i];
+            wanted += weights[i];
         }
-    qsort(sorted, (size_t)n, sizeof *sorted, compare_descending);
-    for (int i = 0; i < n; i++) {
-        reached += sorted[i];
-        if (reached >= share * sum)
-            return sorted[i];
+    wanted *= share;
+    int low = 0, high = n - 1;
+    while (low < high) {
+        const float pivot = scratch[low + (high - low) / 2];
+        int above = low, below = high; // [low, above) are larger, (below, high] smaller than the pivot
+        double sum_above = 0, sum_equal = 0;
+        for (int i = low; i <= below;) {
+            const float x = scratch[i];
+            if (x > pivot) {
+                sum_above += x;
+                scratch[i++] = scratch[above];
+                scratch[above++] = x;
+            } else if (x < pivot) {
+                scratch[i] = scratch[below];
+                scratch[below--] = x;
+            } else {
+                sum_equal += x;
+                i++;
+            }
+        }
+        if (above > low && wanted <= sum_above)
+            high = above - 1;
+        else if (wanted <= sum_above + sum_equal)
+            return pivot;
+        else {
+            wanted -= sum_above + sum_equal;
+            low = below + 1;
+        }
     }
-    return 0;
+    return low == high ? scratch[low] : 0;
+}
+
+static double sum_of(const float *x, int n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++)
+        sum += x[i];
+    return sum;
+}
+
+// Draws index i with the probability weights[i] / sum; u is uniform in [0, 1).
+static int draw(const float *weights, int n, double u) {
+    enum { BLOCK_SIZE = 256 };
+    double left = u * sum_of(weights, n);
+    int last = 0; // of a positive weight: `left` may stay above 0 by rounding
+    for (int begin = 0; begin < n; begin += BLOCK_SIZE) {
+        const int end = n - begin < BLOCK_SIZE ? n : begin + BLOCK_SIZE;
+        const double sum = sum_of(weights + begin, end - begin);
+        if (sum <= left && end < n) {
+            left -= sum;
+            last = sum > 0 ? end - 1 : last;
+            continue;
+        }
+        for (int i = begin; i < end; i++)
+            if (weights[i] > 0) {
+                last = i;
+                left -= weights[i];
+                if (left < 0)
+                    return i;
+            }
+    }
+    while (last > 0 && weights[last] <= 0)
+        last--;
+    return last;
 }
 
 // Draws a token from softmax(logits / temperature) over the top_k largest logits (0: all) and, of these, over the
@@ -57,83 +112,92 @@ static float smallest_of_share(const float *weights, int V, double share, float 
 // largest logit. `u` is uniform in [0, 1); `scratch` has room for 2 V floats.
 static int sample_token(const float *logits, int V, double temperature, int top_k, double top_p, double u,
                         float *scratch) {
-    int largest = 0;
-    for (int i = 1; i < V; i++)
-        if (logits[i] > logits[largest])
-            largest = i;
-    if (temperature <= 0)
-        return largest;
-    float threshold = -INFINITY;
+    float largest = -INFINITY, threshold = -INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < V; i++)
+        largest = logits[i] > largest ? logits[i] : largest;
+    if (temperature <= 0) {
+        int i = 0;
+        while (i < V - 1 && logits[i] != largest)
+            i++;
+        return i;
+    }
     if (top_k > 0 && top_k < V) {
         memcpy(scratch, logits, (size_t)V * sizeof *scratch);
         threshold = kth_largest(scratch, V, top_k);
     }
-    double sum = 0;
+    const float divisor = (float)temperature;
+#pragma omp simd
     for (int i = 0; i < V; i++) {
-        scratch[i] = logits[i] < threshold ? 0 : (float)exp((logits[i] - logits[largest]) / temperature);
-        sum += scratch[i];
+        const float weight = vector_expf((logits[i] - largest) / divisor);
+        scratch[i] = logits[i] < threshold ? 0 : weight;
     }
     if (top_p < 1) {
         const float least = smallest_of_share(scratch, V, top_p, scratch + V);
-        sum = 0;
-        for (int i = 0; i < V; i++) {
+#pragma omp simd
+        for (int i = 0; i < V; i++)
             scratch[i] = scratch[i] < least ? 0 : scratch[i];
-            sum += scratch[i];
-        }
     }
-    double left = u * sum;
-    int last = largest;
-    for (int i = 0; i < V; i++)
-        if (scratch[i] > 0) {
-            last = i;
-            left -= scratch[i];
-            if (left < 0)
-                break;
-        }
-    return last;
+    return draw(scratch, V, u);
 }
 
 // Host memory for sampling, allocated by sampler_open, so that nothing is allocated between training steps.
 struct sampler {
-    int32_t *current; // (sequences) the current tokens
-    floatX *row;      // (Vp) logits in the device's type
-    float *logits;    // (3, Vp) of one sequence, then sample_token's scratch
+    int32_t *fed;       // (sequences, prompt_tokens): the prompts, then (sequences) current tokens
+    int32_t *positions; // (sequences) of the current tokens
+    floatX *row;        // (Vp) logits in the device's type
+    float *logits;      // (3, Vp) of one sequence, then sample_token's scratch
 };
 static void sampler_open(struct sampler *sampler, const struct gpt *m) {
-    sampler->current = (int32_t *)calloc((size_t)m->sequences + 1, sizeof *sampler->current);
+    sampler->fed = (int32_t *)calloc((size_t)m->sequences * (size_t)m->prompt_tokens, sizeof *sampler->fed);
+    sampler->positions = (int32_t *)calloc((size_t)m->sequences, sizeof *sampler->positions);
     sampler->row = (floatX *)calloc((size_t)m->shape.Vp, sizeof *sampler->row);
     sampler->logits = (float *)calloc(3 * (size_t)m->shape.Vp, sizeof *sampler->logits);
-    if (!sampler->current || !sampler->row || !sampler->logits)
+    if (!sampler->fed || !sampler->positions || !sampler->row || !sampler->logits)
         fail("out of memory for samples");
 }
 static void sampler_close(struct sampler *sampler) {
-    free(sampler->current);
+    free(sampler->fed);
+    free(sampler->positions);
     free(sampler->row);
     free(sampler->logits);
 }
 
-// Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens; n - 1 is at most
-// decode_tokens. The same seed and stream give the same text. `stop` (NULL: never) is called before each token; where
-// it returns true, generation ends and returns false.
+// Draws the token of sequence b that follows position t.
+static int32_t sample_next(const struct gpt *m, struct sampler *sampler, const floatX *logits, int b, int t,
+                           uint64_t stream) {
+    const struct config *c = &m->config;
+    const int Vp = m->shape.Vp;
+    device_download(sampler->row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *sampler->row, m->dev);
+#pragma omp simd
+    for (int i = 0; i < Vp; i++)
+        sampler->logits[i] = to_float(sampler->row[i]);
+    const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)m->sequences + (uint64_t)b);
+    return sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
+}
+
+// Continues tokens (sequences, n), of which row b begins with a prompt of lengths[b] >= 1 tokens, by as many tokens as
+// the longest prompt, of at most prompt_tokens, leaves of n; n - 1 is at most decode_tokens. The same seed and stream
+// give the same text. `stop` (NULL: never) is called before each token; where it returns true, generation ends and
+// returns false.
 static bool gpt_generate(struct gpt *m, struct sampler *sampler, int32_t *tokens, const int *lengths, int n,
                          uint64_t stream, bool (*stop)(void)) {
-    const struct config *c = &m->config;
-    const int B = m->sequences, Vp = m->shape.Vp;
-    for (int t = 0; t + 1 < n; t++) {
+    const int B = m->sequences, T = m->prompt_tokens;
+    int longest = 0;
+    for (int b = 0; b < B; b++) {
+        longest = lengths[b] > longest ? lengths[b] : longest;
+        for (int t = 0; t < T; t++)
+            sampler->fed[(int64_t)b * T + t] = t < lengths[b] ? tokens[(int64_t)b * n + t] : 0;
+    }
+    const floatX *logits = NULL;
+    for (int i = 0; i < n - longest; i++) {
         if (stop && stop())
             return false;
-        for (int b = 0; b < B; b++)
-            sampler->current[b] = tokens[(int64_t)b * n + t];
-        const floatX *logits = gpt_decode(m, sampler->current, t);
+        logits = i == 0 ? gpt_prefill(m, sampler->fed, lengths) : gpt_decode(m, sampler->fed, sampler->positions);
         for (int b = 0; b < B; b++) {
-            if (t + 1 < lengths[b])
-                continue;
-            device_download(sampler->row, logits + (int64_t)b * Vp, (size_t)Vp * sizeof *sampler->row, m->dev);
-            for (int i = 0; i < Vp; i++)
-                sampler->logits[i] = to_float(sampler->row[i]);
-            const double u = random_uniform(c->seed, stream, (uint64_t)t * (uint64_t)B + (uint64_t)b);
-            tokens[(int64_t)b * n + t + 1] =
-                sample_token(sampler->logits, m->shape.V, c->temperature, c->top_k, c->top_p, u, sampler->logits + Vp);
+            const int t = lengths[b] + i; // the new token's position
+            sampler->fed[b] = tokens[(int64_t)b * n + t] = sample_next(m, sampler, logits, b, t - 1, stream);
+            sampler->positions[b] = t;
         }
     }
     return true;

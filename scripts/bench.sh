@@ -17,11 +17,17 @@ fi
     echo "cpu: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores"
 } | tee "$out/machine.txt"
 for precision in $precisions; do
-    for bench in matmul attention ops generate; do
+    for bench in matmul attention ops; do
         echo
         echo "== $bench, $precision"
         "$build/bench_${bench}_$precision" | tee "$out/$bench-$precision.txt"
     done
+    echo
+    echo "== generation, $precision"
+    {
+        "$build/bench_generate_$precision"
+        "$build/bench_generate_$precision" --preset llama3.2-1b --num-layers 4 --tokens 32
+    } | tee "$out/generate-$precision.txt"
 done
 for round in $(seq "${BENCH_ROUNDS:-2}"); do
     for precision in $precisions; do

@@ -44,13 +44,13 @@ def rows_of(rounds, precision):
 
 
 def decode_ratio(folder, precision):
-    """Decoding's share of triad's bandwidth, by bench_generate's last line; None where it did not run."""
+    """Decoding's share of triad's bandwidth, of the models that bench_generate ran the least; None where it did not run."""
     try:
         with open(os.path.join(folder, f"generate-{precision}.txt"), encoding="utf-8") as file:
-            shares = re.findall(r"decode.* ([0-9.]+) of triad", file.read())
+            shares = re.findall(r"decode reads .* triad .*: ([0-9]+) %", file.read())
     except FileNotFoundError:
         return None
-    return float(shares[0]) if shares else None
+    return min(map(float, shares)) / 100 if shares else None
 
 
 def report(folder):

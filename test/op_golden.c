@@ -211,11 +211,14 @@ static struct comparison decoding_error(struct gpt *m, const struct golden *g) {
     const int B = m->config.micro_batch_size, T = m->config.seq_length, V = m->shape.V, Vp = m->shape.Vp;
     const int32_t *batch = golden_batch(g, "tokens", 0);
     int32_t *tokens = (int32_t *)test_alloc((size_t)B * sizeof *tokens);
+    int32_t *positions = (int32_t *)test_alloc((size_t)B * sizeof *positions);
     double *ours = test_doubles((int64_t)B * T * V);
     for (int t = 0; t < T; t++) {
-        for (int b = 0; b < B; b++)
+        for (int b = 0; b < B; b++) {
             tokens[b] = batch[b * T + t];
-        const floatX *logits = gpt_decode(m, tokens, t);
+            positions[b] = t;
+        }
+        const floatX *logits = gpt_decode(m, tokens, positions);
         device_synchronize(m->dev);
         for (int b = 0; b < B; b++)
             for (int v = 0; v < V; v++)
@@ -223,6 +226,7 @@ static struct comparison decoding_error(struct gpt *m, const struct golden *g) {
     }
     const struct comparison error = tensor_error(g, "logits", ours);
     free(tokens);
+    free(positions);
     free(ours);
     return error;
 }

@@ -33,6 +33,7 @@ static const char LLAMA[] =
 static const char MQA[] =
     SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 --hidden-dropout 0.3";
 
+enum { PROMPT_TOKENS = 30 };
 struct setup {
     struct device *dev; // the model points to it
     struct config config;
@@ -51,6 +52,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     s.dev->matmul = matmul_create(s.dev);
     s.config = config_of_options(shape, options);
     s.config.val_every = 1; // config_parse says never, since there is no --val-data
+    s.config.prompt_tokens = PROMPT_TOKENS;
     const enum attention_backend backend =
         s.config.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : backend_here(ATTENTION_FLASH);
     const struct fit f = fit_of(&s.config, backend, s.dev);
@@ -459,34 +461,46 @@ static void test_padding_is_invisible(void **state) {
     setup_free(&s);
 }
 
-// One token at a time through the KV cache gives the losses of the whole sequence at once.
-static void decoding_equals_forward(const char *shape) {
+// Prompts of different lengths, fed whole, and then one token of each sequence at a time through the KV cache give the
+// losses of the whole sequences at once.
+static void generation_equals_forward(const char *shape) {
+    static const int lengths[] = {PROMPT_TOKENS, 1, 12};
     struct setup s = setup_of(shape, "");
     struct gpt *m = s.model;
     const int B = s.config.micro_batch_size, T = s.config.seq_length, V = s.config.vocab_size, Vp = m->shape.Vp;
-    assert_int_equal(B, s.config.sample_count);
-    double sum = 0;
-    int32_t tokens[8];
+    assert_true(B == s.config.sample_count && B <= 3 && m->prompt_tokens == PROMPT_TOKENS);
+    int32_t prompts[3 * PROMPT_TOKENS], tokens[3], positions[3]; // of the latest tokens
+    double *losses = test_doubles((int64_t)B * T), whole[3 * 37];
+    for (int b = 0; b < B; b++) {
+        positions[b] = lengths[b] - 1;
+        for (int t = 0; t < PROMPT_TOKENS; t++) // what follows a shorter prompt counts for nothing
+            prompts[b * PROMPT_TOKENS + t] = t < lengths[b] ? s.inputs[b * T + t] : 3;
+    }
+    gpt_evaluate(m, s.inputs, s.targets);
+    const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOSSES];
+    const float *evaluated = (const float *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
+    for (int i = 0; i < B * T; i++)
+        whole[i] = losses[i] = evaluated[i];
     watch_phases(m, poison);
-    for (int t = 0; t < T; t++) {
-        for (int b = 0; b < B; b++)
-            tokens[b] = s.inputs[b * T + t];
-        const floatX *logits = gpt_decode(m, tokens, t);
+    for (int i = 0; i < T; i++) {
+        const floatX *logits = i == 0 ? gpt_prefill(m, prompts, lengths) : gpt_decode(m, tokens, positions);
         device_synchronize(m->dev);
         for (int b = 0; b < B; b++) {
+            const int t = positions[b];
             double total = 0;
             for (int v = 0; v < V; v++)
                 total += exp((double)to_float(logits[b * Vp + v]));
-            sum += log(total) - (double)to_float(logits[b * Vp + s.targets[b * T + t]]);
+            losses[b * T + t] = log(total) - (double)to_float(logits[b * Vp + s.targets[b * T + t]]);
+            positions[b] = t + 1 < T ? t + 1 : t; // one that is at its end is fed the last token again
+            tokens[b] = s.inputs[b * T + positions[b]];
         }
     }
-    const double whole = gpt_evaluate(m, s.inputs, s.targets);
-    const double tolerance = sizeof(floatX) == 2 ? 1e-2 : 1e-5;
-    assert_near(sum / (B * T), whole, tolerance * whole, 0); // loss of decoding and of the forward pass
+    assert_close(losses, whole, B * T, sizeof(floatX) == 2 ? 2e-2 : 1e-5);
+    free(losses);
     setup_free(&s);
 }
-static void test_decode_gpt2(void **state) { decoding_equals_forward(GPT2); }
-static void test_decode_llama(void **state) { decoding_equals_forward(LLAMA); }
+static void test_generation_gpt2(void **state) { generation_equals_forward(GPT2); }
+static void test_generation_llama(void **state) { generation_equals_forward(LLAMA); }
 
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
 // From the second step on nothing is allocated: the heap holds what it held. LLVM's OpenMP runtime allocates 512 bytes as a
@@ -556,6 +570,39 @@ static void test_sampling(void **state) {
     assert_near(seen[5] / 1000.0, 1 / (1 + exp(-1)), 0.002, 5);
 }
 
+static int descending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+// The selections against sorted values, many of them equal; draws against sums from the first weight on.
+static void test_sampling_of_many(void **state) {
+    enum { N = 1000 };
+    float x[N], sorted[N], scratch[N];
+    uint64_t random = 9;
+    for (int round = 0; round < 40; round++) {
+        double sum = 0, reached = 0;
+        for (int i = 0; i < N; i++) {
+            x[i] = (float)(test_random(&random) % (uint64_t)(2 + round * round));
+            sum += x[i];
+        }
+        memcpy(sorted, x, sizeof x);
+        qsort(sorted, N, sizeof *sorted, descending);
+        for (int i = 0; i < N && sorted[i] > 0; i++) {
+            reached += sorted[i]; // whole numbers: sums are exact
+            assert_true(smallest_of_share(x, N, (reached - 0.5) / sum, scratch) == sorted[i]);
+            memcpy(scratch, x, sizeof x);
+            assert_true(kth_largest(scratch, N, i + 1) == sorted[i]);
+        }
+        assert_true(smallest_of_share(x, N, 0, scratch) == sorted[0]);
+        reached = 0;
+        for (int i = 0; i < N; i++) {
+            reached += x[i];
+            if (x[i] > 0)
+                assert_int_equal(draw(x, N, (reached - 0.5) / sum), i);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_module_drops_an_activation),
@@ -583,9 +630,10 @@ int main(void) {
         cmocka_unit_test(test_accumulation_llama),
         cmocka_unit_test(test_same_bits_again),
         cmocka_unit_test(test_padding_is_invisible),
-        cmocka_unit_test(test_decode_gpt2),
-        cmocka_unit_test(test_decode_llama),
+        cmocka_unit_test(test_generation_gpt2),
+        cmocka_unit_test(test_generation_llama),
         cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_sampling_of_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

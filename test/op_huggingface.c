@@ -92,7 +92,8 @@ static double *decoded(struct gpt *m, const int32_t *tokens) {
     const int V = m->shape.V, T = m->config.seq_length;
     double *result = test_doubles((int64_t)T * V);
     for (int t = 0; t < T; t++) {
-        const floatX *logits = gpt_decode(m, &tokens[t], t);
+        const int32_t position = t;
+        const floatX *logits = gpt_decode(m, &tokens[t], &position);
         device_synchronize(m->dev);
         for (int v = 0; v < V; v++)
             result[t * V + v] = to_float(logits[v]);

@@ -21,6 +21,15 @@ static void test_case_shape(uint64_t seed, struct shape s) {
     test_case(seed, "B %d, T %d from %d, %d heads, %d KV heads of %d", s.B, s.T, s.start, s.H, s.Hkv, s.D);
 }
 
+// Sequences that do not begin at position 0 begin one position after each other.
+static int start_of(struct shape s, int b) { return s.start ? s.start + b : 0; }
+static int32_t *test_starts(struct shape s) {
+    int32_t *starts = s.start ? (int32_t *)test_alloc((size_t)s.B * sizeof *starts) : NULL;
+    for (int b = 0; b < s.B && starts; b++)
+        starts[b] = start_of(s, b);
+    return starts;
+}
+
 // rotate_half of Hugging Face: x cos + (-second half, first half) sin, with the angles repeated in both halves.
 static void reference(double *out, const double *in, struct shape s) {
     const int heads = s.H + 2 * s.Hkv;
@@ -29,7 +38,7 @@ static void reference(double *out, const double *in, struct shape s) {
             for (int h = 0; h < heads; h++)
                 for (int i = 0; i < s.D; i++) {
                     const int64_t head = (((int64_t)b * s.T + t) * heads + h) * s.D;
-                    const double angle = (s.start + t) / pow(THETA, 2.0 * (i % (s.D / 2)) / s.D);
+                    const double angle = (start_of(s, b) + t) / pow(THETA, 2.0 * (i % (s.D / 2)) / s.D);
                     const double half = i < s.D / 2 ? -in[head + i + s.D / 2] : in[head + i - s.D / 2];
                     out[head + i] = h < s.H + s.Hkv ? in[head + i] * cos(angle) + half * sin(angle) : in[head + i];
                 }
@@ -43,17 +52,18 @@ static void forward(void **state) {
         test_case_shape(random, s);
         double *exact, *expected = test_doubles(n);
         floatX *qkv = test_floats(&exact, n, 2, &random);
-        float *table = (float *)test_alloc((size_t)(s.start + s.T) * (size_t)s.D * sizeof *table);
-        rope_table(table, s.start + s.T, s.D, (float)THETA);
+        float *table = (float *)test_alloc((size_t)(s.start + s.B + s.T) * (size_t)s.D * sizeof *table);
+        rope_table(table, s.start + s.B + s.T, s.D, (float)THETA);
+        int32_t *starts = test_starts(s);
         reference(expected, exact, s);
-        rope_forward(qkv, table, s.B, s.T, s.start, s.H, s.Hkv, s.D, &device);
+        rope_forward(qkv, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
         double *result = to_doubles(qkv, n);
         assert_close(result, expected, n, TOLERANCE);
         // v is not touched
         for (int64_t token = 0; token < (int64_t)s.B * s.T; token++)
             for (int i = (s.H + s.Hkv) * s.D; i < (s.H + 2 * s.Hkv) * s.D; i++)
                 assert_true(result[token * (s.H + 2 * s.Hkv) * s.D + i] == exact[token * (s.H + 2 * s.Hkv) * s.D + i]);
-        void *all[] = {exact, expected, qkv, table, result};
+        void *all[] = {exact, expected, qkv, table, starts, result};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
     }
@@ -67,8 +77,9 @@ static void backward(void **state) {
     test_case_shape(random, s);
     double *dout_exact, in[COUNT], out[COUNT], expected[COUNT];
     floatX *dqkv = test_floats(&dout_exact, COUNT, 1, &random);
-    float *table = (float *)test_alloc(sizeof *table * 7 * 6);
-    rope_table(table, 7, 6, (float)THETA);
+    float *table = (float *)test_alloc(sizeof *table * 8 * 6);
+    rope_table(table, 8, 6, (float)THETA);
+    int32_t *starts = test_starts(s);
     for (int i = 0; i < COUNT; i++)
         in[i] = test_uniform(&random);
     for (int j = 0; j < COUNT; j++) {
@@ -82,13 +93,14 @@ static void backward(void **state) {
         }
         in[j] = before;
     }
-    rope_backward(dqkv, table, s.B, s.T, s.start, s.H, s.Hkv, s.D, &device);
+    rope_backward(dqkv, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
     double *result = to_doubles(dqkv, COUNT);
     assert_close(result, expected, COUNT, TOLERANCE);
     free(result);
     free(dqkv);
     free(dout_exact);
     free(table);
+    free(starts);
 }
 
 // An array that begins anywhere; nothing beside it is written.
@@ -100,16 +112,17 @@ static void misaligned(void **state) {
     double *exact;
     floatX *aligned = test_floats(&exact, COUNT, 1, &random),
            *memory = (floatX *)test_alloc(sizeof(floatX) * (COUNT + 2));
-    float *table = (float *)test_alloc(sizeof *table * 4 * 64);
-    rope_table(table, 4, 64, (float)THETA);
+    float *table = (float *)test_alloc(sizeof *table * 5 * 64);
+    rope_table(table, 5, 64, (float)THETA);
+    int32_t *starts = test_starts(s);
     memcpy(memory + 1, aligned, sizeof(floatX) * COUNT);
     memory[0] = memory[COUNT + 1] = to_floatX(7);
-    rope_forward(aligned, table, s.B, s.T, s.start, s.H, s.Hkv, s.D, &device);
-    rope_forward(memory + 1, table, s.B, s.T, s.start, s.H, s.Hkv, s.D, &device);
+    rope_forward(aligned, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
+    rope_forward(memory + 1, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
     double *result = to_doubles(memory + 1, COUNT), *expected = to_doubles(aligned, COUNT);
     assert_close(result, expected, COUNT, TOLERANCE);
     assert_true(to_float(memory[0]) == 7 && to_float(memory[COUNT + 1]) == 7);
-    void *all[] = {aligned, memory, table, exact, result, expected};
+    void *all[] = {aligned, memory, table, starts, exact, result, expected};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }

@@ -185,8 +185,10 @@ static struct outcome outcome_of(struct setup *s) {
     fill_tokens(s, inputs, 7);
     fill_tokens(s, targets, 8);
     o.evaluation = gpt_evaluate(s->model, inputs, targets);
-    gpt_decode(s->model, inputs, 0);
-    memcpy(o.logits, gpt_decode(s->model, inputs + 2, 1), sizeof o.logits); // (2, 256)
+    const int prompts[2] = {1, 1};
+    const int32_t positions[2] = {1, 1};
+    gpt_prefill(s->model, inputs, prompts);
+    memcpy(o.logits, gpt_decode(s->model, inputs + 2, positions), sizeof o.logits); // (2, 256)
     return o;
 }
 static void outcome_free(struct outcome *o) {

@@ -17,8 +17,9 @@ from environment import ROOT
 # which lists its modules.
 PARTS = ["attention", "optimizer", "zero", "parameters", "recompute", "timeline", "memory"]
 FLOORS = [
-    ("program", ["train_gpt.c"], ["run", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
-    ("run", ["run/"], ["gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
+    ("program", ["train_gpt.c"], ["run", "generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
+    ("run", ["run/"], ["generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
+    ("generation", ["generation.cuh"], ["gpt", *PARTS, "config", "kernels", "runtime"]),
     ("gpt", ["gpt.cuh"], [*PARTS, "config", "kernels", "runtime"]),
     ("attention", ["attention.cuh"], ["recompute", "memory", "config", "kernels", "runtime"]),
     ("optimizer", ["optimizer.cuh"], ["zero", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),

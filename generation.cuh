@@ -1,0 +1,65 @@
+// Generation: prompts are fed whole, then one token of each sequence at a time. The sequences' positions are their own:
+// prompts may have different lengths.
+#pragma once
+#include "gpt.cuh" // struct gpt, block_forward
+
+// Makes the KV cache live in this phase: called in the first phase of the prefill and in the last one of a token, so
+// that the cache outlives both.
+static void kv_cache_touch(struct gpt *m) {
+    for (int l = 0; l < m->shape.L; l++) {
+        timeline_touch(kv_cache(m, l, SLOT_KEYS));
+        timeline_touch(kv_cache(m, l, SLOT_VALUES));
+    }
+}
+
+// rows (B, C) = row lengths[b] - 1 of each sequence of `from`, (B, T, C).
+static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths, struct extent e, int C,
+                           struct device *dev) {
+    for (int b = 0; b < e.B; b++)
+        device_copy(rows + (int64_t)b * C, from + ((int64_t)b * e.T + lengths[b] - 1) * C, (size_t)C * sizeof *rows,
+                    dev);
+}
+
+// The logits of the tokens that follow `lnf`, (sequences, C) outputs of the final norm, in a phase of its own.
+static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
+    const int B = m->sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
+    zero_use(&m->zero, pass, head_unit(m));
+    phase(m, pass_name(pass), -1, "logits");
+    const floatX *lnf = final_norm_buffer(m, pass);
+    floatX *logits = logits_buffer(m, pass, B);
+    const floatX *w = param(m, pass, -1, head_weight(m));
+    void *ws = workspace(m, matmul_workspace_bytes(B, Vp, C, m->dev));
+    if (pass == PASS_PREFILL) {
+        floatX *rows = (floatX *)buffer(m, pass, -1, SLOT_LAST_ROWS, (size_t)B * (size_t)C * sizeof *rows,
+                                        pass_name(pass), "last tokens");
+        RUN(m, copy_last_rows(rows, lnf, lengths, extent_of(m, pass), C, m->dev));
+        lnf = rows;
+    }
+    MATMUL(m, matmul_forward(logits, lnf, w, NULL, B, Vp, C, ws, m->dev));
+    kv_cache_touch(m);
+    return logits;
+}
+
+// Feeds the prompts to the model, from position 0 on: tokens (sequences, prompt_tokens), of which row b's first
+// lengths[b] (1 to prompt_tokens) count; the others may be any tokens. Returns the logits of the tokens that follow the
+// prompts, (sequences, Vp) in device memory, valid until the next call.
+static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
+    region(m, REGION_PREFILL);
+    upload_batch(m, PASS_PREFILL, tokens, NULL);
+    kv_cache_touch(m);
+    embed(m, PASS_PREFILL);
+    for (int l = 0; l < m->shape.L; l++)
+        block_forward(m, l, ACT_ALL, PASS_PREFILL);
+    return next_logits(m, PASS_PREFILL, lengths);
+}
+
+// Feeds one token of each sequence, at position positions[b] of sequence b, to the model; the positions before have
+// been fed. Returns the logits of the next ones, (sequences, Vp) in device memory, valid until the next call.
+static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
+    region(m, REGION_GENERATE);
+    upload_batch(m, PASS_GENERATE, tokens, positions);
+    embed(m, PASS_GENERATE);
+    for (int l = 0; l < m->shape.L; l++)
+        block_forward(m, l, ACT_ALL & ~BIT(SOFTMAX), PASS_GENERATE);
+    return next_logits(m, PASS_GENERATE, NULL);
+}

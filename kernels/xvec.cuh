@@ -1,0 +1,35 @@
+// Rows of floatX in SIMD vectors, for the CPU's ops whose work is to read rows of weights or of a KV cache once: they
+// may begin at any address and have any length.
+#pragma once
+#include "kernels/device.cuh"  // floatX
+#include "kernels/vectors.cuh" // vec, vec_words, vec_dot
+
+// A vector of XVEC_LANES elements, which are XVEC_PARTS vectors of fp32.
+#ifdef PRECISION_BF16
+typedef vec_words xvec;
+enum { XVEC_PARTS = 2, XVEC_LANES = XVEC_PARTS * LANES };
+static inline vec xvec_dot(vec sum, xvec a, xvec b) { return vec_dot(sum, a, b); }
+// Element XVEC_PARTS * l + part in lane l.
+static inline vec xvec_part(xvec x, int part) {
+    if (part)
+        return (vec)(x & 0xffff0000u);
+    return (vec)(x << 16);
+}
+#else
+typedef vec xvec;
+enum { XVEC_PARTS = 1, XVEC_LANES = XVEC_PARTS * LANES };
+static inline vec xvec_dot(vec sum, xvec a, xvec b) { return sum + a * b; }
+static inline vec xvec_part(xvec x, int part) { return x; }
+#endif
+
+static inline xvec xvec_load(const floatX *p) {
+    xvec x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+// The first n elements of a vector, the others 0.
+static inline xvec xvec_load_some(const floatX *p, int n) {
+    xvec x = {0};
+    memcpy(&x, p, (size_t)n * sizeof *p);
+    return x;
+}
