@@ -59,6 +59,10 @@ static inline size_t flash_packed_bytes(const struct flash *f) {
 static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
+static inline int flash_queries_count(const struct flash *f, int first, int strips) { // of a query tile
+    const int rest = f->shape.T - first * BLOCK;
+    return rest < strips * BLOCK ? rest : strips * BLOCK;
+}
 // The packed blocks of panel `panel` of the KV head that is packed at `place`: a place has the room of one KV head.
 static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
     return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
@@ -70,8 +74,8 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
-// Brings `count` rows to the second-level cache while the core is busy with others: a head's rows lie too far apart for
-// the hardware to see the pattern.
+// Asks for `count` rows at once, up to the second-level cache: a head's rows lie a token apart, which the hardware's
+// prefetch does not follow, so that packing would wait for a few of them at a time.
 static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
     for (int r = 0; r < count; r++)
         for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
@@ -123,7 +127,7 @@ struct flash_strip {
 } ALIGN_BLOCK;
 
 // P^T = 2^(scale S^T - m) with the new maximum; `rescale` gets 2^(old m - new m), by which the sums so far shrink.
-// In fp32 P^T takes the place of S^T (p == scores), with AMX it is written as right operands.
+// In fp32 P^T takes the place of S^T (p == scores), in bf16 it is written as right operands.
 ALWAYS_INLINE void flash_softmax(const enum block_layout layout, void *p, float *rescale, struct flash_strip *strip,
                                  const float *scores, const float *factors, int panels, float scale_log2) {
     const int keys = panels * BLOCK;
@@ -209,8 +213,7 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
     const int steps = f->steps;
     const float scale_log2 = f->shape.scale * LOG2E;
 
-    const int queries = f->shape.T - first * BLOCK < strips * BLOCK ? f->shape.T - first * BLOCK : strips * BLOCK;
-    flash_prefetch(flash_head(f, qkv, b, first * BLOCK, h), f->qkv_stride, queries, f->D);
+    flash_prefetch(flash_head(f, qkv, b, first * BLOCK, h), f->qkv_stride, flash_queries_count(f, first, strips), f->D);
     for (int s = 0; s < strips; s++) {
         pack_right(layout, NULL, block_at(layout, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h),
                    f->qkv_stride, flash_rows(f, first + s), f->D);
@@ -284,7 +287,7 @@ static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const 
         flash_forward_tile(LAYOUT_FP32, out, lse, qkv, f, (int)(head / f->H), (int)(head % f->H), tile, place);
 }
 
-// Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4.
+// Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout.
 static size_t flash_forward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none);
@@ -364,22 +367,16 @@ struct flash_gradients {
     float ds[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_STRIPS * FLASH_PANELS * BLOCK_ELEMENTS];
 } ALIGN_BLOCK;
 
-static void flash_prefetch_queries(const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
-                                   int b, int h, int tile) {
-    const int t = tile * f->strips * BLOCK, rest = f->shape.T - t;
-    const int count = rest < f->strips * BLOCK ? rest : f->strips * BLOCK;
-    const int64_t stride = (int64_t)f->H * f->D, row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;
-    flash_prefetch(flash_head(f, qkv, b, t, h), f->qkv_stride, count, f->D);
-    flash_prefetch(dout + row, stride, count, f->D);
-    flash_prefetch(out + row, stride, count, f->D);
-}
-
 // delta = D = rowsum(dout * out); padding rows get 0 everywhere, which makes their P 1 and their dS 0.
 ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct flash_queries *queries,
                                       const struct flash *f, const floatX *dout, const floatX *qkv, const floatX *out,
                                       const float *lse, int b, int h, int first, int strips) {
     const int64_t stride = (int64_t)f->H * f->D;
-    flash_prefetch_queries(f, dout, qkv, out, b, h, first / f->strips);
+    const int begin = first * BLOCK, all = flash_queries_count(f, first, strips);
+    const int64_t first_row = ((int64_t)b * f->shape.T + begin) * stride + (int64_t)h * f->D;
+    flash_prefetch(flash_head(f, qkv, b, begin, h), f->qkv_stride, all, f->D);
+    flash_prefetch(dout + first_row, stride, all, f->D);
+    flash_prefetch(out + first_row, stride, all, f->D);
     for (int s = 0; s < strips; s++) {
         const int t = (first + s) * BLOCK, count = flash_rows(f, first + s), at = s * f->steps;
         const int64_t row = ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D;
@@ -551,9 +548,9 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
     }
 }
 
-// Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, of 2 bytes with AMX, else 4; and the
-// units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at most 31 +
-// max(1, B * Hkv).
+// Packed K, K^T and V: 3 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout;
+// and the units' sums: 8 bytes * B * Hkv * segments * roundup(T, 32) * roundup(D, 32), where B * Hkv * segments is at
+// most 31 + max(1, B * Hkv).
 static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct flash f = flash_of(shape, none);

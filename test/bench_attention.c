@@ -1,7 +1,7 @@
 // Speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name contains it.
 // Medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension. The peak is
-// that of the unit that multiplies the blocks, in registers, measured in turn with each run, since other work on a machine
-// and its clock change both.
+// that of the unit that multiplies the blocks, in registers, measured in turn with each run, since other work on a
+// machine and its clock change both.
 #include "attention.cuh"      // under test
 #include "kernels/random.cuh" // random_normal
 #include <omp.h>              // omp_get_wtime, omp_get_max_threads
