@@ -8,6 +8,7 @@
 // Rows that are taken at a time. A row's sums are chains of dependent additions, which take four times as long as those of
 // one row among four.
 enum { NORM_ROWS = 4 };
+// Rows in turn are no long stream that the core's own prefetching would see: the same place of the next rows is asked for.
 #define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
 
 struct norm_statistics {
@@ -21,6 +22,7 @@ ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const
     for (int c = 0; c < C; c += LANES)
         EACH_ROW {
             const vec v = row_vec_load(x + (int64_t)r * C, c, C);
+            __builtin_prefetch(x + (int64_t)(rows + r) * C + c);
             squares[r] += v * v;
         }
     EACH_ROW {
@@ -35,7 +37,10 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     vec sum[NORM_ROWS], rest[NORM_ROWS], squares[NORM_ROWS];
     EACH_ROW sum[r] = rest[r] = squares[r] = vec_set(0);
     for (int c = 0; c < C; c += LANES)
-        EACH_ROW sum[r] += row_vec_load(x + (int64_t)r * C, c, C);
+        EACH_ROW {
+            __builtin_prefetch(x + (int64_t)(rows + r) * C + c);
+            sum[r] += row_vec_load(x + (int64_t)r * C, c, C);
+        }
     EACH_ROW s[r].mean = vec_sum(sum[r]) / (float)C;
     for (int c = 0; c < C; c += LANES)
         EACH_ROW {
@@ -74,7 +79,10 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
             EACH_ROW y[r] = y[r] * w + b;
         } else
             EACH_ROW y[r] = y[r] * w;
-        EACH_ROW row_vec_store(out + (int64_t)r * C, y[r], c, C);
+        EACH_ROW {
+            __builtin_prefetch(out + (int64_t)(rows + r) * C + c, 1);
+            row_vec_store(out + (int64_t)r * C, y[r], c, C);
+        }
     }
 }
 
@@ -125,6 +133,8 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
     for (int c = 0; c < C; c += LANES) {
         const vec w = row_vec_load(weight, c, C);
         EACH_ROW {
+            __builtin_prefetch(x + (int64_t)(rows + r) * C + c);
+            __builtin_prefetch(dout + (int64_t)(rows + r) * C + c);
             const vec g = row_vec_load(dout + (int64_t)r * C, c, C) * w;
             const vec y = row_vec_within((row_vec_load(x + (int64_t)r * C, c, C) - row_mean[r]) * rstd[r], c, C);
             g_sum[r] += g;
@@ -142,6 +152,7 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
         const vec w = row_vec_load(weight, c, C);
         vec dw = float_load(dweight_sum + c), db = float_load(dbias_sum + c);
         EACH_ROW {
+            __builtin_prefetch(dx + (int64_t)(rows + r) * C + c, 1);
             const vec d = row_vec_load(dout + (int64_t)r * C, c, C);
             const vec y = (row_vec_load(x + (int64_t)r * C, c, C) - row_mean[r]) * rstd[r] - y_mean[r];
             dw += d * y;
