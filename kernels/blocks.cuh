@@ -1,5 +1,5 @@
-// Attention on the CPU works on blocks of 32 x 32: packed operands, one product, and vectors for the softmax between
-// products.
+// Attention on the CPU works on blocks of 32 x 32: packed operands, and one product. The bf16 product of blocks is that
+// of matrices, too (kernels/matmul_tiles.cuh).
 //
 // An operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
 // row-major in both. A right one (B) is row-major in fp32, and in bf16 two VNNI tiles of words, columns 0 to 15 and 16
@@ -12,6 +12,7 @@
 
 enum { BLOCK = 32, BLOCK_ELEMENTS = BLOCK * BLOCK };
 enum { MAX_HEAD_DIM = 256, MAX_STEPS = MAX_HEAD_DIM / BLOCK };
+enum { PRODUCT_STEPS = 12 }; // blocks that one product sums over, at most
 
 #define ALIGN_BLOCK __attribute__((aligned(64)))
 
@@ -62,7 +63,7 @@ static inline void *block_at(enum block_layout layout, const void *blocks, int64
     return (char *)(uintptr_t)blocks + (size_t)i * block_bytes(layout);
 }
 
-// C (32 x 32) = or += sum over s < steps of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32); steps count blocks.
+// C (32 x 32) = or += sum over s < steps <= PRODUCT_STEPS of A[s * a_step] (32 x 32) . B[s * b_step] (32 x 32); steps count blocks.
 // 8 x 32 sums stay in registers (4 x 16 without AVX-512): 16 independent chains hide the latency of two FMA units.
 static __attribute__((noinline)) void block_product_fp32(float *c, const float *a, int a_step, const float *b,
                                                          int b_step, int steps, bool accumulate) {
@@ -100,7 +101,7 @@ static __attribute__((noinline)) void block_product_fp32(float *c, const float *
 static __attribute__((noinline)) void block_product_dot(float *c, const word *a, int a_step, const word *b, int b_step,
                                                         int steps, bool accumulate) {
     enum { FOURS = BLOCK / 4, ROW_PAIRS = BLOCK / 2, BLOCK_WORDS = BLOCK * BLOCK / 2, ROW_WORDS = BLOCK / 2 };
-    uint64x2_t left[MAX_STEPS * FOURS * ROW_PAIRS];
+    uint64x2_t left[PRODUCT_STEPS * FOURS * ROW_PAIRS];
     for (int s = 0; s < steps; s++)
         for (int r = 0; r < ROW_PAIRS; r++)
             for (int k = 0; k < FOURS; k += 2) {

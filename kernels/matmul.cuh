@@ -4,7 +4,7 @@
 #include "kernels/device.cuh"      // floatX, struct device
 #include "kernels/matmul_gemm.cuh" // struct gemm
 
-// Scratch that any of the three calls below needs.
+// Scratch that any of the three calls below needs, aligned to 64 bytes.
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev);
 
 // out = in weight^T + bias

@@ -16,10 +16,10 @@
 // Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
 #pragma once
 #include "kernels/amx.cuh"            // amx_load, amx_dot
+#include "kernels/blocks.cuh"         // block_product_dot, enum block_unit
 #include "kernels/device.cuh"         // struct device, bf16
 #include "kernels/matmul_backend.cuh" // struct matmul_library
 #include "kernels/matmul_gemm.cuh"    // struct gemm
-#include "kernels/vectors.cuh"        // vec_dot
 #include <omp.h>                      // omp_get_thread_num
 #include <stdio.h>                    // snprintf
 #ifdef __AVX512F__
@@ -29,17 +29,14 @@
 #ifdef PRECISION_BF16 // there is no fp32 on tiles
 
 enum {
-    TILES_BLOCK = 32,            // rows and columns of C, and depth, that one step of the inner loop works on
-    TILES_PAIR_BYTES = 2048,     // two tiles: a 32 x 32 block of A or B, packed
-    TILES_C_BYTES = 4096,        // a 32 x 32 block of C
-    TILES_A_DEPTH = 384,         // 24 KB of A, half of L1
-    TILES_PANEL_DEPTH = 1536,    // C goes through memory once for every so many steps
-    TILES_PANEL_BYTES = 5 << 18, // 1.25 MB of an L2 of 2 MB
-    TILES_SOURCE_AHEAD = 2,      // blocks that packing prefetches ahead
+    TILES_BLOCK = BLOCK,     // 32 rows and columns of C, and depth, that one step of the inner loop works on
+    TILES_PAIR_BYTES = 2048, // two tiles: a 32 x 32 block of A or B, packed
+    TILES_C_BYTES = 4096,    // a 32 x 32 block of C
+    TILES_A_DEPTH = PRODUCT_STEPS * BLOCK, // 384: 24 KB of A, half of an L1 of 48 KB
+    TILES_PANEL_DEPTH = 1536,              // C goes through memory once for every so many steps
+    TILES_PANEL_BYTES = 5 << 18,           // 1.25 MB of an L2 of 2 MB
+    TILES_SOURCE_AHEAD = 2,                // blocks that packing prefetches ahead
 };
-
-// What multiplies two blocks.
-enum tiles_unit { TILES_BY_AMX, TILES_BY_DOT };
 
 // ---- packing: 32 x 32 blocks to two tiles ----
 
@@ -232,41 +229,11 @@ __attribute__((noinline)) static void tiles_block_amx(float *c, const bf16 *a, c
     amx_store(3, c + 16 * TILES_BLOCK + 16, ROW_BYTES);
 }
 
-// As tiles_block_amx, by the dot product of bf16 pairs on vectors. 8 x 2 vectors of sums stay in registers: 16
-// independent chains, which hide the latency of one dot unit or of two. A pair of A is broadcast from memory.
-__attribute__((noinline)) static void tiles_block_dot(float *c, const bf16 *a, const bf16 *b, int steps, bool first,
-                                                      struct tiles_ahead ahead) {
-    enum { ROWS = 8, COLS = 2 * LANES, TILE = 512, PAIRS = 16 };
-    for (int r0 = 0; r0 < TILES_BLOCK; r0 += ROWS)
-        for (int c0 = 0; c0 < TILES_BLOCK; c0 += COLS) {
-            const word *left = (const word *)a + r0 * PAIRS, *right = (const word *)b + c0 % 16 + c0 / 16 * (TILE / 2);
-            const int second = c0 / 16 == (c0 + LANES) / 16 ? LANES : TILE / 2 - c0 % 16; // words to the other vector
-            float *out = c + r0 * TILES_BLOCK + c0;
-            vec sum[ROWS][2];
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-                for (int v = 0; v < 2; v++)
-                    sum[r][v] = first ? vec_set(0) : vec_load(out + r * TILES_BLOCK + v * LANES);
-            for (int s = 0; s < steps; s++, left += TILE, right += TILE) {
-                for (int k = 0; k < PAIRS; k++) {
-                    const vec_words b0 = vec_words_load(right + k * 16), b1 = vec_words_load(right + k * 16 + second);
-#pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; r++) {
-                        const vec_words x = vec_words_set(left[r * PAIRS + k]);
-                        sum[r][0] = vec_dot(sum[r][0], x, b0);
-                        sum[r][1] = vec_dot(sum[r][1], x, b1);
-                    }
-                }
-                if (r0 + c0 == 0)
-                    tiles_prefetch_step(&ahead);
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 2
-                for (int v = 0; v < 2; v++)
-                    vec_store(out + r * TILES_BLOCK + v * LANES, sum[r][v]);
-        }
+// As tiles_block_amx, by the dot product of bf16 pairs, which takes so long that the prefetches need no places in it.
+static void tiles_block_dot(float *c, const bf16 *a, const bf16 *b, int steps, bool first, struct tiles_ahead ahead) {
+    for (int s = 0; s < steps; s++)
+        tiles_prefetch_step(&ahead);
+    block_product_dot(c, (const word *)a, 1, (const word *)b, 1, steps, !first);
 }
 
 // ---- output: finished blocks of C ----
@@ -388,7 +355,7 @@ static inline size_t tiles_thread_bytes(const struct tiles_plan *p) {
 // ---- the product ----
 
 struct tiles_product {
-    enum tiles_unit unit;
+    enum block_unit unit;
     struct tiles_plan plan;
     struct tiles_operand a, b;
     struct tiles_output output;
@@ -482,10 +449,11 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
                     tiles_target_lines(&x->output, row * TILES_BLOCK, (col + j) * TILES_BLOCK, slice, slices, steps);
             float *block = c + j * TILES_BLOCK * TILES_BLOCK;
             const bf16 *b = panel + (j * depth + at) * 1024;
-            if (x->unit == TILES_BY_AMX)
-                tiles_block_amx(block, a, b, (int)steps, k + at == 0, ahead);
-            else
-                tiles_block_dot(block, a, b, (int)steps, k + at == 0, ahead);
+            switch (x->unit) {
+            case UNIT_AMX: tiles_block_amx(block, a, b, (int)steps, k + at == 0, ahead); break;
+            case UNIT_DOT: tiles_block_dot(block, a, b, (int)steps, k + at == 0, ahead); break;
+            case UNIT_FP32: break; // multiplies no tiles
+            }
             if (!last_panel || !last_slice)
                 continue;
             if (x->output.out)
@@ -534,13 +502,11 @@ static void tiles_run(const struct tiles_product *x, int threads) {
             for (int thread = 0; thread < threads; thread++)
                 tiles_pack_a(x, thread, threads);
         }
-        if (x->unit == TILES_BY_AMX)
-            amx_begin();
+        blocks_begin(x->unit);
 #pragma omp for schedule(static)
         for (int part = 0; part < x->plan.row_parts * x->plan.col_parts; part++)
             tiles_part(x, part);
-        if (x->unit == TILES_BY_AMX)
-            amx_end();
+        blocks_end(x->unit);
     }
 }
 
@@ -558,7 +524,7 @@ static size_t tiles_workspace_bytes(const struct gemm *g, const struct device *d
 }
 
 // gemm_run (kernels/matmul_gemm.cuh) by one unit.
-static void gemm_tiles(const struct gemm *g, float *dbias, enum tiles_unit unit, void *workspace,
+static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit, void *workspace,
                        const struct device *dev) {
     const struct tiles_operand a = {g->a.data, g->a.ld, g->rows, g->depth, g->a.transposed};
     const struct tiles_operand b = {g->b.data, g->b.ld, g->cols, g->depth, !g->b.transposed};
@@ -596,14 +562,14 @@ static bool amx_open(struct matmul_library *library, const struct device *dev) {
     return amx_available();
 }
 static void gemm_amx(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
-    gemm_tiles(g, dbias, TILES_BY_AMX, workspace, dev);
+    gemm_tiles(g, dbias, UNIT_AMX, workspace, dev);
 }
 static bool dot_open(struct matmul_library *library, const struct device *dev) {
-    snprintf(library->description, sizeof library->description, "own bf16, %s", vec_dot_name());
+    snprintf(library->description, sizeof library->description, "own bf16, %s", UNIT_DOT_NAME);
     return BF16_DOT;
 }
 static void gemm_dot(const struct gemm *g, float *dbias, void *workspace, const struct device *dev) {
-    gemm_tiles(g, dbias, TILES_BY_DOT, workspace, dev);
+    gemm_tiles(g, dbias, UNIT_DOT, workspace, dev);
 }
 
 #endif

@@ -5,9 +5,10 @@
 #include "kernels/vectors_floatx.cuh" // row_vec_load, vec_sum_in_order
 #include <math.h>                     // fmaf, sqrtf
 
-// Rows that are taken at a time. A row's sums are chains of dependent additions, which take four times as long as those of
-// one row among four.
+// Rows that are taken at a time. A row's sums are chains of dependent additions: four rows' take no longer than one's.
 enum { NORM_ROWS = 4 };
+// Rows in turn are no long stream that the core's own prefetching would see: the same place of the next rows is asked
+// for.
 #define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
 
 struct norm_statistics {
@@ -21,6 +22,8 @@ ALWAYS_INLINE void rmsnorm_statistics(struct norm_statistics s[NORM_ROWS], const
     for (int c = 0; c < C; c += LANES)
         EACH_ROW {
             const vec v = row_vec_load(x + (int64_t)r * C, c, C);
+            if (rows > 1)
+                __builtin_prefetch(x + (int64_t)(rows + r) * C + c);
             squares[r] += v * v;
         }
     EACH_ROW {
@@ -35,7 +38,11 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
     vec sum[NORM_ROWS], rest[NORM_ROWS], squares[NORM_ROWS];
     EACH_ROW sum[r] = rest[r] = squares[r] = vec_set(0);
     for (int c = 0; c < C; c += LANES)
-        EACH_ROW sum[r] += row_vec_load(x + (int64_t)r * C, c, C);
+        EACH_ROW {
+            if (rows > 1)
+                __builtin_prefetch(x + (int64_t)(rows + r) * C + c);
+            sum[r] += row_vec_load(x + (int64_t)r * C, c, C);
+        }
     EACH_ROW s[r].mean = vec_sum_in_order(sum[r]) / (float)C;
     for (int c = 0; c < C; c += LANES)
         EACH_ROW {
@@ -74,18 +81,25 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
             EACH_ROW y[r] = y[r] * w + b;
         } else
             EACH_ROW y[r] = y[r] * w;
-        EACH_ROW row_vec_store(out + (int64_t)r * C, y[r], c, C);
+        EACH_ROW {
+            if (rows > 1)
+                __builtin_prefetch(out + (int64_t)(rows + r) * C + c, 1);
+            row_vec_store(out + (int64_t)r * C, y[r], c, C);
+        }
     }
 }
 
-// norm_forward of the rows n <= r < end of N, `end` at most NORM_ROWS further. Not inlined: residual_norm_forward must give
-// the same bits, and so runs the same code.
+// fp32 has no conversions to wait for: a row at a time is as fast in the caches, and one long stream from memory.
+enum { NORM_FORWARD_ROWS = sizeof(floatX) == 2 ? NORM_ROWS : 1 };
+
+// norm_forward of the rows n <= r < end of N, `end` at most NORM_FORWARD_ROWS further. Not inlined: residual_norm_forward
+// must give the same bits, and so runs the same code.
 __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float *rstd, const floatX *x,
                                                 const floatX *weight, const floatX *bias, int64_t n, int64_t end, int C,
                                                 float eps, enum norm_kind kind) {
-    if (end - n == NORM_ROWS)
+    if (end - n == NORM_FORWARD_ROWS)
         norm_some_rows(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight,
-                       bias, C, eps, kind, NORM_ROWS);
+                       bias, C, eps, kind, NORM_FORWARD_ROWS);
     else
         for (; n < end; n++)
             norm_some_rows(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight,
@@ -95,8 +109,9 @@ __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float 
 static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                          const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
 #pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < N; n += NORM_ROWS)
-        norm_rows(out, mean, rstd, x, weight, bias, n, N - n < NORM_ROWS ? N : n + NORM_ROWS, C, eps, kind);
+    for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS)
+        norm_rows(out, mean, rstd, x, weight, bias, n, N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS, C, eps,
+                  kind);
 }
 
 // The rows are cut into at most NORM_BACKWARD_RUNS runs. Each run's sums for dweight and dbias lie in the workspace and
@@ -125,6 +140,8 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
     for (int c = 0; c < C; c += LANES) {
         const vec w = row_vec_load(weight, c, C);
         EACH_ROW {
+            __builtin_prefetch(x + (int64_t)(rows + r) * C + c);
+            __builtin_prefetch(dout + (int64_t)(rows + r) * C + c);
             const vec g = row_vec_load(dout + (int64_t)r * C, c, C) * w;
             const vec y = row_vec_within((row_vec_load(x + (int64_t)r * C, c, C) - row_mean[r]) * rstd[r], c, C);
             g_sum[r] += g;
@@ -142,6 +159,7 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
         const vec w = row_vec_load(weight, c, C);
         vec dw = float_load(dweight_sum + c), db = float_load(dbias_sum + c);
         EACH_ROW {
+            __builtin_prefetch(dx + (int64_t)(rows + r) * C + c, 1);
             const vec d = row_vec_load(dout + (int64_t)r * C, c, C);
             const vec y = (row_vec_load(x + (int64_t)r * C, c, C) - row_mean[r]) * rstd[r] - y_mean[r];
             dw += d * y;
@@ -231,8 +249,8 @@ static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *
                                   const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
                                   float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
 #pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < N; n += NORM_ROWS) {
-        const int64_t end = N - n < NORM_ROWS ? N : n + NORM_ROWS;
+    for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS) {
+        const int64_t end = N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS;
         residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, (end - n) * C, dropout);
         norm_rows(out, mean, rstd, sum, weight, bias, n, end, C, eps, kind);
     }

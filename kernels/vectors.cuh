@@ -177,19 +177,6 @@ static inline void transpose_16x16(word *out, int out_stride, const word *in, in
 #define VEC_DOT_NAME "NEON bf16 dot"
 #endif
 
-// What computes vec_dot, for reports.
-static inline const char *vec_dot_name(void) {
-#if defined(BF16_DOT_EMULATE)
-    return "dot products emulated";
-#elif defined(__AVX512BF16__)
-    return "avx512_bf16";
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-    return "NEON bf16";
-#else
-    return "no dot products";
-#endif
-}
-
 // sum[i] + a[i].x b[i].x + a[i].y b[i].y, where word i of a and of b is a pair (x, y) of bf16, x in the low half. The
 // product of the high halves is added first (Intel SDM, VDPBF16PS), each sum rounded to nearest; the instructions count
 // denormals as zero. Arm's BFDOT adds the two products first, rounds to odd, then adds their sum.

@@ -1,9 +1,9 @@
-// Arrays of floatX as SIMD vectors of the CPU target, FLOATX_VECS vectors at a time, and the functions that activations and
-// the loss are made of. A function of one vector is a chain of dependent operations, and a core's scheduler is too small
+// Arrays of floatX as SIMD vectors of the CPU target, FLOATX_VECS vectors at a time, and the functions that activations
+// and the loss are made of. A function of one vector is a chain of dependent operations, and a core's scheduler is too small
 // to look through whole chains for work: so each step is made for all the vectors before the next.
 //
-// Precision: in fp32 the functions give the bits of vector_math.cuh's; in bf16 their error is below 1e-4, a twentieth of
-// a rounding to bf16. Denormals may count as 0 in bf16.
+// Precision: in fp32 the functions give the bits of vector_math.cuh's; in bf16 their error is below 1e-4, a
+// twentieth of a rounding to bf16. Denormals may count as 0 in bf16.
 #pragma once
 #include "kernels/device.cuh" // floatX
 
@@ -48,6 +48,31 @@ ALWAYS_INLINE vec float_load(const float *p) { return *(const vec_anywhere *)p; 
 ALWAYS_INLINE void float_store(float *p, vec x) { *(vec_anywhere *)p = x; }
 
 // The first `count` < LANES elements; the others are 0, and are not written.
+#if defined(__AVX512BW__) && defined(__AVX512VL__) // by masks: a call in a row's loop would empty the registers
+ALWAYS_INLINE __mmask16 vec_mask(int count) { return (__mmask16)((1u << count) - 1); }
+ALWAYS_INLINE vec float_load_some(const float *p, int count) { return (vec)_mm512_maskz_loadu_ps(vec_mask(count), p); }
+ALWAYS_INLINE void float_store_some(float *p, vec x, int count) {
+    _mm512_mask_storeu_ps(p, vec_mask(count), (__m512)x);
+}
+#ifdef PRECISION_BF16
+ALWAYS_INLINE vec floatx_load_some(const floatX *p, int count) {
+    const __m256i halves = _mm256_maskz_loadu_epi16(vec_mask(count), p);
+    floatX padded[LANES];
+    memcpy(padded, &halves, sizeof padded);
+    return floatx_load(padded);
+}
+ALWAYS_INLINE void floatx_store_some(floatX *p, vec x, int count) {
+    floatX padded[LANES];
+    floatx_store(padded, x);
+    __m256i halves;
+    memcpy(&halves, padded, sizeof padded);
+    _mm256_mask_storeu_epi16(p, vec_mask(count), halves);
+}
+#else
+ALWAYS_INLINE vec floatx_load_some(const floatX *p, int count) { return float_load_some(p, count); }
+ALWAYS_INLINE void floatx_store_some(floatX *p, vec x, int count) { float_store_some(p, x, count); }
+#endif
+#else
 static inline vec floatx_load_some(const floatX *p, int count) {
     floatX padded[LANES];
     memset(padded, 0, sizeof padded);
@@ -70,6 +95,7 @@ static inline void float_store_some(float *p, vec x, int count) {
     float_store(padded, x);
     memcpy(p, padded, (size_t)count * sizeof *p);
 }
+#endif
 
 // The last `count` < FLOATX_GROUP elements of an array as a whole group, the others `rest`.
 static inline void floatx_pad(floatX group[FLOATX_GROUP], const floatX *p, int count, float rest) {
