@@ -20,7 +20,7 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// The logits of the tokens that follow `lnf`, (sequences, C) outputs of the final norm, in a phase of its own.
+// The logits of the tokens that follow the pass's last ones, which in a prefill are lengths[b] - 1; in a phase of its own.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     zero_use(&m->zero, pass, head_unit(m));

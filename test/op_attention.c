@@ -899,6 +899,7 @@ static void test_decode(void **state) {
     check_decode(shape_of(3, 70, 6, 2, 24), 80);
     check_decode(shape_of(1, 129, 2, 1, 64), 129);
     check_decode(shape_of(1, 1, 1, 1, 256), 1);
+    check_decode(shape_of(1, 700, 1, 1, 8), 700); // more than a run of keys
 }
 
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
