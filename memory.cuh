@@ -9,7 +9,7 @@
 // nest, since what is made first is freed last, so that stacking them, the longest-lived first, is dense. What does not
 // nest, such as the parameters of a ZeRO unit, gathered while the unit before is used, is fitted into gaps above.
 #pragma once
-#include "kernels/device_memory.cuh"       // device_allocate, device_free
+#include "kernels/device_memory.cuh"       // device_reserve, device_touch, device_free
 #include "kernels/device_queue.cuh"        // device_free_bytes, device_used_bytes
 #include "runtime/machine/error.h"         // fail
 #include "runtime/machine/memory_limits.h" // memory_available_bytes, memory_resident_peak_bytes
@@ -627,11 +627,16 @@ static void plan_place(struct plan *plan) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Arenas
 
+// Buffers are touched one by one: each is divided among the threads as the ops that use it divide it.
 static void arenas_allocate(struct arenas *arenas, const struct plan *plan) {
     for (int a = 0; a < ARENA_COUNT; a++) {
         arenas->bytes[a] = plan->arena_bytes[a];
-        arenas->base[a] = (char *)device_allocate(plan->arena_bytes[a]);
+        arenas->base[a] = (char *)device_reserve(plan->arena_bytes[a]);
     }
+    for (int i = 0; i < plan->count; i++)
+        device_touch(plan_pointer(plan, arenas, i), plan_owns_bytes(&plan->buffers[i]) ? plan->buffers[i].bytes : 0);
+    for (int a = 0; a < ARENA_COUNT; a++) // what no buffer covers
+        device_touch(arenas->base[a], arenas->bytes[a]);
 }
 
 static void arenas_free(struct arenas *arenas) {

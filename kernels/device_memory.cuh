@@ -16,6 +16,11 @@
 // The caller frees them, and says how many they are. Fails where there are not so many.
 static void *device_allocate(size_t bytes);
 static void device_free(void *memory, size_t bytes);
+// device_allocate in two steps, for memory whose parts are used apart: the cpu target has a page on the NUMA node of
+// the thread that touches it first. device_reserve touches nothing; device_touch touches the pages of `bytes` by the
+// threads of a static loop over them, as ops divide their operands, and may only be called before anything is written.
+static void *device_reserve(size_t bytes);
+static void device_touch(void *memory, size_t bytes);
 
 // Memory of the host, zeroed, pinned on the cuda target; never NULL. The caller frees it. Fails where there is too
 // little.
@@ -41,7 +46,7 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const c
 // Fails where there are not so many.
 #ifdef TARGET_CUDA
 
-static void *device_allocate(size_t bytes) {
+static void *device_reserve(size_t bytes) {
     void *memory = NULL;
     if (bytes == 0)
         return NULL;
@@ -54,6 +59,8 @@ static void *device_allocate(size_t bytes) {
         device_out_of_memory(bytes, cudaGetErrorString(status));
     return memory;
 }
+static void device_touch(void *memory, size_t bytes) {}
+static void *device_allocate(size_t bytes) { return device_reserve(bytes); }
 static void device_free(void *memory, size_t bytes) {
     if (memory)
         cuda_check(cudaFree(memory));
@@ -91,9 +98,8 @@ static inline void device_zero(void *device_memory, size_t bytes, struct device 
 
 #else
 
-// One mapping, with huge pages where the kernel has them. Each page is touched by the thread that a static loop over
-// the arena gives it to: the page lies in that thread's memory, and every later access finds it there.
-static void *device_allocate(size_t bytes) {
+// One mapping, with huge pages where the kernel has them.
+static void *device_reserve(size_t bytes) {
     if (bytes == 0)
         return NULL;
     // A huge page begins at a multiple of its size: map that much more, give the ends back.
@@ -114,10 +120,19 @@ static void *device_allocate(size_t bytes) {
     if (after > 0)
         munmap(base + used, after);
     madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < (int64_t)pages; i++)
-        ((volatile char *)base)[(size_t)i * page] = 0;
     return base;
+}
+static void device_touch(void *memory, size_t bytes) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page;
+    const int64_t pages = bytes > 0 ? (int64_t)(((uintptr_t)memory + bytes - 1) / page - first) + 1 : 0;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < pages; i++)
+        *(volatile char *)((first + (uintptr_t)i) * page) = 0;
+}
+static void *device_allocate(size_t bytes) {
+    void *memory = device_reserve(bytes);
+    device_touch(memory, bytes);
+    return memory;
 }
 static void device_free(void *memory, size_t bytes) {
     if (memory)

@@ -431,6 +431,33 @@ static void arenas_are_what_was_planned(void **state) {
     }
 }
 
+// Pages of `bytes` from `memory` on that are resident; memory begins a page.
+static size_t resident_pages(void *memory, size_t bytes) {
+    static unsigned char resident[1 << 12];
+    const size_t pages = (bytes + (size_t)sysconf(_SC_PAGESIZE) - 1) / (size_t)sysconf(_SC_PAGESIZE);
+    size_t sum = 0;
+    assert_true(pages <= sizeof resident);
+    assert_int_equal(mincore(memory, bytes, resident), 0);
+    for (size_t i = 0; i < pages; i++)
+        sum += resident[i] & 1;
+    return sum;
+}
+static void pages_are_resident_once_they_are_touched(void **state) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = 64 * page; // less than a huge page
+    char *memory = (char *)device_reserve(bytes);
+    assert_int_equal(resident_pages(memory, bytes), 0);
+    device_touch(memory + page - 1, 0);
+    assert_int_equal(resident_pages(memory, bytes), 0);
+    device_touch(memory + page - 1, 2); // the end of a page and the beginning of the next
+    assert_int_equal(resident_pages(memory, 2 * page), 2);
+    assert_int_equal(resident_pages(memory, bytes), 2);
+    device_touch(memory + 60 * page, 4 * page);
+    assert_int_equal(resident_pages(memory, bytes), 6);
+    device_touch(memory, bytes);
+    assert_int_equal(resident_pages(memory, bytes), 64);
+    device_free(memory, bytes);
+}
+
 static void allocate_too_much(void *bytes) { device_allocate(*(const size_t *)bytes); }
 static void an_arena_that_does_not_fit_is_an_error(void **state) {
     size_t bytes = (size_t)1 << 60;
@@ -453,6 +480,7 @@ int main(void) {
         cmocka_unit_test(touching_before_the_first_phase_and_long_names),
         cmocka_unit_test(sums_that_overflow_are_errors),
         cmocka_unit_test(arenas_are_what_was_planned),
+        cmocka_unit_test(pages_are_resident_once_they_are_touched),
         cmocka_unit_test(an_arena_that_does_not_fit_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
