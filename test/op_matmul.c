@@ -591,7 +591,7 @@ static void test_plans(void **state) {
             bias[i][j] = to_floatX((float)(i + 1));
     }
     for (int round = 0; round < ROUNDS; round++)
-        for (int M = FEWEST; M <= MOST; M++)
+        for (int M = 1; M <= MOST; M++)
             for (int again = 0; again < 2; again++)
                 matmul_forward(r[round].out, p.in, p.weight, bias[again], 8 * (M % 64 + 1), 8 * (M / 64 + 1), DEPTH,
                                workspace, &dev);
