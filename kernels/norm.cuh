@@ -7,12 +7,11 @@
 #pragma once
 #include "kernels/device.cuh"        // floatX
 #include "kernels/device_memory.cuh" // device_copy
+#include "kernels/norm_kind.cuh"     // enum norm_kind
 #include "kernels/packed_floats.cuh" // packed_load, packed_to_floats, dropout_scales_packed
 #include "kernels/random.cuh"        // struct dropout, dropout_scales
 #include "kernels/reduce.cuh"        // lanes_sum
 #include <math.h>                    // sqrtf
-
-enum norm_kind { NORM_LAYERNORM, NORM_RMSNORM };
 
 // out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps). For RMSNorm the mean is 0 and the variance
 // the mean square.
@@ -487,5 +486,5 @@ static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, stru
 }
 
 #else
-#include "kernels/norm_cpu.cuh" // the same, as OpenMP loops
+#include "kernels/norm_cpu.cuh" // the cpu target's definitions
 #endif

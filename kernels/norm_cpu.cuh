@@ -1,14 +1,15 @@
-// The cpu target's norms and residual additions, behind the prototypes of kernels/norm.cuh, which alone includes this.
+// The cpu target's norms and residual additions (kernels/norm.cuh has their prototypes): rows by SIMD vectors.
 #pragma once
 #include "kernels/device.cuh"         // floatX
+#include "kernels/norm_kind.cuh"      // enum norm_kind
 #include "kernels/random.cuh"         // struct dropout, dropout_scales
 #include "kernels/vectors_floatx.cuh" // row_vec_load, vec_sum_in_order
 #include <math.h>                     // fmaf, sqrtf
 
 // Rows that are taken at a time. A row's sums are chains of dependent additions: four rows' take no longer than one's.
+// The hardware's prefetchers follow no such short turns through several rows, so that the loops prefetch the same columns
+// of the next rows.
 enum { NORM_ROWS = 4 };
-// Rows in turn are no long stream that the core's own prefetching would see: the same place of the next rows is asked
-// for.
 #define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
 
 struct norm_statistics {
@@ -89,7 +90,8 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
     }
 }
 
-// fp32 has no conversions to wait for: a row at a time is as fast in the caches, and one long stream from memory.
+// In fp32, which needs no conversions, a row at a time is as fast from the caches, and from memory it is one long
+// stream.
 enum { NORM_FORWARD_ROWS = sizeof(floatX) == 2 ? NORM_ROWS : 1 };
 
 // norm_forward of the rows n <= r < end of N, `end` at most NORM_FORWARD_ROWS further. Not inlined: residual_norm_forward
@@ -215,7 +217,7 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
-// sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, as norm_row is not.
+// sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, as norm_rows is not.
 __attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
                                                         int64_t first, int64_t count, struct dropout dropout) {
     if (dropout.p == 0) {
