@@ -416,9 +416,7 @@ static void unfused_softmax(float *rows, int panels, float scale_log2) {
             }
         }
     for (int r = 0; r < EXP2_VECS; r++) {
-        float sum = 0;
-        for (int i = 0; i < LANES; i++)
-            sum += sums[r][i];
+        const float sum = vec_sum_in_order(sums[r]);
         for (int p = 0; p < panels; p++)
             for (int i = 0; i < BLOCK; i++)
                 rows[p * BLOCK_ELEMENTS + r * BLOCK + i] /= sum;

@@ -1,6 +1,6 @@
 // SIMD vectors of the CPU target in GNU C: as wide as the instruction set that this file is compiled for, with the few
-// operations that the compiler does not find by itself. What works on rows of fp32 or of bf16 pairs builds on these:
-// attention, matrix products.
+// operations that the compiler does not find by itself. On these stand vectors_floatx.cuh (pointwise ops and norms),
+// blocks.cuh (attention, matrix products) and xvec.cuh (decoding).
 #pragma once
 #include "kernels/device.cuh" // bf16
 #if defined(__SSE2__)
@@ -29,7 +29,7 @@ static inline vec vec_set(float x) {
     return x - zero;
 }
 
-// The maximum. A NaN in b comes through, one in a does not.
+// The maximum and the minimum. A NaN in b comes through, one in a does not.
 static inline vec vec_max(vec a, vec b) {
 #if defined(__AVX512F__)
     return (vec)_mm512_max_ps((__m512)a, (__m512)b);
@@ -40,6 +40,19 @@ static inline vec vec_max(vec a, vec b) {
 #else
     for (int i = 0; i < LANES; i++)
         b[i] = a[i] > b[i] ? a[i] : b[i];
+    return b;
+#endif
+}
+static inline vec vec_min(vec a, vec b) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+    return (vec)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vec)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    for (int i = 0; i < LANES; i++)
+        b[i] = a[i] < b[i] ? a[i] : b[i];
     return b;
 #endif
 }
@@ -54,6 +67,14 @@ static inline float vec_sum(vec x) {
             x[i] += x[i + n];
     return x[0];
 #endif
+}
+// The same, one lane after the other.
+ALWAYS_INLINE float vec_sum_in_order(vec x) {
+    float lanes[LANES], sum = 0;
+    memcpy(lanes, &x, sizeof lanes);
+    for (int i = 0; i < LANES; i++)
+        sum += lanes[i];
+    return sum;
 }
 
 // Lanes of a (0 to LANES - 1) and of b (from LANES on) in the order of the constants that follow.
@@ -87,7 +108,15 @@ static inline void vec_exp2(vec x[EXP2_VECS]) {
 #undef EACH
 }
 
-// Two rows of sums as bf16: `pairs` gets one row of VNNI pairs, `row0` and `row1` plain rows; NULL where not wanted.
+// Rounds to bf16, to nearest, ties to even: the upper half of each word. A NaN stays one unless the top 16 bits of its
+// payload are all ones, which arithmetic makes of no bf16.
+static inline vec_words vec_round_bf16(vec x) {
+    const vec_words bits = (vec_words)x;
+    return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+
+// Two vectors as bf16, to memory aligned as what is stored: `pairs` gets the VNNI pairs of the two, `row0` and `row1` one
+// vector each; NULL where not wanted.
 #if defined(__AVX512BF16__)
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half
@@ -102,12 +131,6 @@ static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, v
     }
 }
 #else
-// Rounds to bf16 in the upper half of each word. Unlike bf16_from_float it does not care for NaNs whose payload is all
-// ones at the top: arithmetic makes none.
-static inline vec_words vec_round_bf16(vec x) {
-    const vec_words bits = (vec_words)x;
-    return bits + 0x7fffu + ((bits >> 16) & 1u);
-}
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const vec_words r0 = vec_round_bf16(x0) >> 16, r1 = vec_round_bf16(x1);
     typedef uint16_t halves __attribute__((vector_size(2 * LANES), may_alias));

@@ -1,6 +1,7 @@
-// Arrays of floatX as SIMD vectors of the CPU target, FLOATX_VECS vectors at a time, and the functions that activations
-// and the loss are made of. A function of one vector is a chain of dependent operations, and a core's scheduler is too small
-// to look through whole chains for work: so each step is made for all the vectors before the next.
+// Arrays of floatX as SIMD vectors of floats: loads and stores at any alignment, ends of rows, and the functions that
+// activations and the loss are made of, of FLOATX_VECS vectors at a time. A function of one vector is a chain of dependent
+// operations, and a core's scheduler is too small to look through whole chains for work: so each step is made for all the
+// vectors before the next.
 //
 // Precision: in fp32 the functions give the bits of vector_math.cuh's; in bf16 their error is below 1e-4, a
 // twentieth of a rounding to bf16. Denormals may count as 0 in bf16.
@@ -22,7 +23,7 @@ typedef uint16_t half_words_anywhere __attribute__((vector_size(2 * LANES), alig
 #ifdef PRECISION_BF16
 ALWAYS_INLINE vec floatx_load(const floatX *p) {
     const half_words halves = *(const half_words_anywhere *)p;
-#if defined(__AVX512BW__) // one operation, where widening and shifting are two of those that additions compete with
+#if defined(__AVX512BW__) // one operation; widening and shifting would be two, on the ports that additions need
     const __m512i upper = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0,
                                            3, 0, 2, 0, 1, 0, 0, 0);
     return (vec)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, upper, _mm512_castsi256_si512((__m256i)halves));
@@ -30,14 +31,11 @@ ALWAYS_INLINE vec floatx_load(const floatX *p) {
     return (vec)(__builtin_convertvector(halves, vec_words) << 16);
 #endif
 }
-// Rounds to nearest, ties to even. A NaN stays a NaN unless the top 16 bits of its payload are all ones, which
-// arithmetic makes of no bf16.
 ALWAYS_INLINE void floatx_store(floatX *p, vec x) {
 #if defined(__AVX512BF16__)
     *(half_words_anywhere *)p = (half_words)_mm512_cvtneps_pbh((__m512)x);
 #else
-    const vec_words bits = (vec_words)x;
-    *(half_words_anywhere *)p = __builtin_convertvector((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, half_words);
+    *(half_words_anywhere *)p = __builtin_convertvector(vec_round_bf16(x) >> 16, half_words);
 #endif
 }
 #else
@@ -48,7 +46,8 @@ ALWAYS_INLINE vec float_load(const float *p) { return *(const vec_anywhere *)p; 
 ALWAYS_INLINE void float_store(float *p, vec x) { *(vec_anywhere *)p = x; }
 
 // The first `count` < LANES elements; the others are 0, and are not written.
-#if defined(__AVX512BW__) && defined(__AVX512VL__) // by masks: a call in a row's loop would empty the registers
+#if defined(__AVX512BW__) &&                                                                                           \
+    defined(__AVX512VL__) // by masks: a call of memcpy in a row's loop would spill the registers
 ALWAYS_INLINE __mmask16 vec_mask(int count) { return (__mmask16)((1u << count) - 1); }
 ALWAYS_INLINE vec float_load_some(const float *p, int count) { return (vec)_mm512_maskz_loadu_ps(vec_mask(count), p); }
 ALWAYS_INLINE void float_store_some(float *p, vec x, int count) {
@@ -124,36 +123,10 @@ ALWAYS_INLINE vec row_vec_within(vec x, int c, int C) {
     return x;
 }
 
-// ---- Sums ----
-
-// The sum of the lanes, one after the other.
-ALWAYS_INLINE float vec_sum_in_order(vec x) {
-    float lanes[LANES], sum = 0;
-    float_store(lanes, x);
-    for (int i = 0; i < LANES; i++)
-        sum += lanes[i];
-    return sum;
-}
-
 // ---- Functions ----
 
-// The minimum. A NaN in b comes through, one in a does not.
-ALWAYS_INLINE vec vec_min(vec a, vec b) {
-#if defined(__AVX512F__)
-    return (vec)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX__)
-    return (vec)_mm256_min_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__)
-    return (vec)_mm_min_ps((__m128)a, (__m128)b);
-#else
-    for (int i = 0; i < LANES; i++)
-        b[i] = a[i] < b[i] ? a[i] : b[i];
-    return b;
-#endif
-}
-
-// x[i] = e^x[i], as vector_expf: infinity above the largest float, 0 below 2^-125.5, NaN stays. The limits are enforced
-// on x: at the lower one the exponent field is 0 and so the factor, at the upper one the product overflows by itself.
+// x[i] = e^x[i], as vector_expf: infinity above the largest float, 0 below 2^-125.5, NaN stays. x is kept within limits:
+// at the lower one the exponent field is 0 and so the factor, at the upper one the product overflows by itself.
 ALWAYS_INLINE void vecs_exp(vec x[FLOATX_VECS]) {
     const float magic = 0x1.8p23f + 126;
     vec t[FLOATX_VECS], p[FLOATX_VECS];
@@ -178,10 +151,10 @@ ALWAYS_INLINE void vecs_exp(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = p[i] * (vec)((vec_words)t[i] << 23);
 }
 
-// a / b
+// a / b; in bf16 to 2^-14, where there is an instruction for it.
 ALWAYS_INLINE vec vec_divide(vec a, vec b) {
 #if defined(PRECISION_BF16) && defined(__AVX512F__)
-    return a * (vec)_mm512_rcp14_ps((__m512)b); // to 2^-14
+    return a * (vec)_mm512_rcp14_ps((__m512)b);
 #else
     return a / b;
 #endif

@@ -1,10 +1,11 @@
-// Rows of floatX in SIMD vectors, for the CPU's ops whose work is to read rows of weights or of a KV cache once: they
-// may begin at any address and have any length.
+// xvec: a SIMD register of floatX as they lie in memory, for the CPU's ops whose work is to read rows of weights or of a
+// KV cache once. Rows may begin at any address and have any length. (vectors_floatx.cuh widens bf16 to
+// fp32 as it loads; an xvec stays bf16, for the dot product of pairs.)
 #pragma once
 #include "kernels/device.cuh"  // floatX
 #include "kernels/vectors.cuh" // vec, vec_words, vec_dot
 
-// A vector of XVEC_LANES elements, which are XVEC_PARTS vectors of fp32.
+// An xvec has XVEC_LANES elements, which as fp32 are XVEC_PARTS vectors.
 #ifdef PRECISION_BF16
 typedef vec_words xvec;
 enum { XVEC_PARTS = 2, XVEC_LANES = XVEC_PARTS * LANES };
