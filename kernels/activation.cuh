@@ -1,8 +1,8 @@
 // The MLP's activations. Pointwise: GELU in its tanh form (Hendrycks and Gimpel 2016; GPT-2's "gelu_new") and squared ReLU
 // (So et al. 2021, arXiv 2109.08668). Gated: SwiGLU (Shazeer 2020, arXiv 2002.05202).
 //
-// A pointwise one is a function NAME and its derivative NAME_derivative, of floats for the cuda target and (vecs_NAME)
-// of vectors for the cpu; POINTWISE_ACTIVATION(NAME) makes of them
+// A pointwise one is a function NAME and its derivative NAME_derivative: of a float for the cuda target, and by the names
+// vecs_NAME and vecs_NAME_derivative of FLOATX_VECS vectors for the cpu. POINTWISE_ACTIVATION(NAME) makes of them
 //
 //   NAME_forward    out = NAME(in)
 //   NAME_backward   din = dout * NAME_derivative(in); din may be dout
@@ -13,7 +13,7 @@
 #include "kernels/device.cuh"         // floatX
 #include "kernels/packed.cuh"         // packed_load_some, packed_store_some
 #include "kernels/vector_math.cuh"    // vector_expf
-#include "kernels/vectors_floatx.cuh" // vecs_exp, floatx_load
+#include "kernels/vectors_floatx.cuh" // vecs_exp, floatx_load, floatx_pad
 
 HOST_DEVICE float logistic(float x) { return 1.0f / (1.0f + vector_expf(-x)); }
 
@@ -129,8 +129,8 @@ enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
 
 // The functions above, of vectors: x[i] <- NAME(x[i]).
 //
-// On two cores of a Zen 4 GELU's multiplications take 13 cycles for 16 elements of bf16, the memory 11: each operation
-// more is seen.
+// On two cores of a Zen 4 GELU's multiplications take 13 cycles for 16 elements of bf16, the memory 11: a further
+// operation would show in the time.
 ALWAYS_INLINE void vecs_gelu(vec x[FLOATX_VECS]) {
     vec e[FLOATX_VECS];
     EACH_VEC e[i] = -1.5957691216f * x[i] * (1.0f + 0.044715f * x[i] * x[i]);
@@ -151,7 +151,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
     EACH_VEC x[i] = 2.0f * vec_max(vec_set(0.0f), x[i]);
 }
 
-// A group of n elements is taken where it lies, the last and smaller one from and to padded arrays.
+// Elements are taken by groups of FLOATX_GROUP, where they lie; what is left of an array goes through a padded copy.
 #define POINTWISE_ACTIVATION(name)                                                                                     \
     ALWAYS_INLINE void name##_forward_group(floatX *out, const floatX *in) {                                           \
         vec x[FLOATX_VECS];                                                                                            \
