@@ -1,5 +1,5 @@
-// Attention on the CPU works on blocks of 32 x 32: packed operands, and one product. The bf16 product of blocks is that
-// of matrices, too (kernels/matmul_tiles.cuh).
+// Blocks of 32 x 32 on the CPU: packed operands, and their product, of which attention is made. Matrix products
+// (kernels/matmul_tiles.cuh) take the same bf16 blocks, and the product by dot products of pairs.
 //
 // An operand is a row of blocks in one of two layouts, a constant wherever blocks are packed. A left operand (A) is
 // row-major in both. A right one (B) is row-major in fp32, and in bf16 two VNNI tiles of words, columns 0 to 15 and 16
@@ -40,7 +40,7 @@ static inline enum block_unit blocks_unit(void) {
         return UNIT_AMX;
     return BF16_DOT ? UNIT_DOT : UNIT_FP32;
 }
-// A constant, so that only one layout is compiled, unless it takes AMX to multiply bf16.
+// The result is a constant, so that only one layout is compiled, unless AMX alone multiplies bf16 here.
 static inline enum block_layout blocks_layout(enum block_unit unit) {
     if (sizeof(floatX) != sizeof(bf16))
         return LAYOUT_FP32;
@@ -304,13 +304,16 @@ ALWAYS_INLINE void pack_rows(const enum block_layout layout, void *blocks, const
     }
 }
 
-// out = one block of bf16 rows, as VNNI pairs of rows.
-static inline void block_pair_rows(word *out, const bf16 *in) {
+// out = one block of bf16, whose rows are `stride` apart, as VNNI pairs of rows.
+static inline void block_pair_rows(word *out, const bf16 *in, int64_t stride) {
     for (int c = 0; c < BLOCK; c += 16)
-        for (int r = 0; r < 16; r++)
+        for (int r = 0; r < 16; r++) {
+            const bf16 *even = in + 2 * r * stride + c, *odd = even + stride;
+            word *pairs = out + c * 16 + r * 16;
+#pragma omp simd
             for (int i = 0; i < 16; i++)
-                out[c * 16 + r * 16 + i] =
-                    (uint32_t)in[2 * r * BLOCK + c + i].bits | (uint32_t)in[(2 * r + 1) * BLOCK + c + i].bits << 16;
+                pairs[i] = (uint32_t)even[i].bits | (uint32_t)odd[i].bits << 16;
+        }
 }
 
 // Packs X (count rows padded to 32, D) as a left operand, and X^T as a left operand: (D / 32) blocks each; either may
@@ -327,7 +330,7 @@ ALWAYS_INLINE void pack_left(const enum block_layout layout, void *x, void *tran
                             BLOCK);
             continue;
         }
-        block_pair_rows(pairs, (const bf16 *)block_at(layout, natural, s));
+        block_pair_rows(pairs, (const bf16 *)block_at(layout, natural, s), BLOCK);
         for (int tile = 0; tile < 2; tile++)
             transpose_16x16((word *)block_at(layout, transposed, s) + tile * 256, 16, pairs + tile * 256, 16);
     }
@@ -345,7 +348,7 @@ ALWAYS_INLINE void pack_right(const enum block_layout layout, void *x, void *tra
     for (int s = 0; s * BLOCK < D; s++) {
         const bf16 *in = natural + s * BLOCK_ELEMENTS;
         if (x)
-            block_pair_rows((word *)block_at(layout, x, s), in);
+            block_pair_rows((word *)block_at(layout, x, s), in, BLOCK);
         for (int tile = 0; transposed && tile < 2; tile++)
             transpose_16x16((word *)block_at(layout, transposed, s) + tile * 256, 16, (const word *)in + tile * 256,
                             16);

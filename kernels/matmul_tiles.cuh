@@ -16,11 +16,11 @@
 // Each element of C is summed in the order of depth by one thread, so that no partition changes a bit.
 #pragma once
 #include "kernels/amx.cuh"            // amx_load, amx_dot
-#include "kernels/blocks.cuh"         // block_product_dot, enum block_unit
+#include "kernels/blocks.cuh"         // block_product_dot, block_pair_rows, enum block_unit
 #include "kernels/device.cuh"         // struct device, bf16
 #include "kernels/matmul_backend.cuh" // struct matmul_library
 #include "kernels/matmul_gemm.cuh"    // struct gemm
-#include <omp.h>                      // omp_get_thread_num
+#include "kernels/vectors.cuh"        // vec_store_bf16
 #include <stdio.h>                    // snprintf
 #ifdef __AVX512F__
 #include <immintrin.h> // _mm512_*
@@ -40,8 +40,8 @@ enum {
 
 // ---- packing: 32 x 32 blocks to two tiles ----
 
-// out (16 x 16 words of 32 bits) = in transposed. Rows of `in` are `stride` bytes apart, those of `out` follow each
-// other.
+// out (16 x 16 words of 32 bits) = in transposed: as transpose_16x16 (kernels/vectors.cuh), but at any alignment. Rows of
+// `in` are `stride` bytes apart, an odd number of bf16 too; those of `out` follow each other.
 static inline void tiles_transpose(void *out, const void *in, size_t stride) {
 #ifdef __AVX512F__
     for (int quad = 0; quad < 4; quad++) { // four columns: a 4 x 4 transpose in each 128-bit lane
@@ -69,7 +69,7 @@ static inline void tiles_transpose(void *out, const void *in, size_t stride) {
 }
 
 // sums[n] += the sum of column n of a VNNI tile.
-static inline void tiles_add_columns(float *sums, const uint32_t *tile) {
+static inline void tiles_add_columns(float *sums, const word *tile) {
     float sum[16] = {0};
     for (int r = 0; r < 16; r++) {
 #pragma omp simd
@@ -83,21 +83,12 @@ static inline void tiles_add_columns(float *sums, const uint32_t *tile) {
         sums[n] += sum[n];
 }
 
-// tiles = two tiles whose row r holds, for 16 columns each, the pairs of rows 2r and 2r+1 of the 32 x 32 block: B's
-// VNNI order. sums, unless NULL: += the block's column sums, as the values pass through registers here anyway.
-static inline void tiles_interleave(uint32_t *tiles, const bf16 *source, int64_t ld, float *sums) {
-    for (int half = 0; half < 2; half++) {
-        const bf16 *column = source + half * 16;
-        uint32_t *tile = tiles + half * 256;
-        for (int r = 0; r < 16; r++) {
-            const bf16 *even = column + (2 * r) * ld, *odd = even + ld;
-#pragma omp simd
-            for (int n = 0; n < 16; n++)
-                tile[r * 16 + n] = (uint32_t)even[n].bits | (uint32_t)odd[n].bits << 16;
-        }
-        if (sums)
-            tiles_add_columns(sums + half * 16, tile);
-    }
+// tiles = the 32 x 32 block as VNNI pairs of rows. sums, unless NULL: += the block's column sums, as its values are in
+// the cache here anyway.
+static inline void tiles_interleave(word *tiles, const bf16 *source, int64_t ld, float *sums) {
+    block_pair_rows(tiles, source, ld);
+    for (int half = 0; sums && half < 2; half++)
+        tiles_add_columns(sums + half * 16, tiles + half * 256);
 }
 
 // An operand as the product reads it, lines x depth: the lines of A are its rows, those of B its columns.
@@ -136,9 +127,9 @@ static inline void tiles_pack(bf16 *tiles, const struct tiles_operand *x, int64_
         for (int i = 0; i < TILES_BLOCK; i++)
             memcpy(tiles + i * TILES_BLOCK, source + i * ld, 64);
     } else if (as_b) {
-        tiles_interleave((uint32_t *)tiles, source, ld, sums);
+        tiles_interleave((word *)tiles, source, ld, sums);
     } else {
-        uint32_t pairs[512];
+        word pairs[512];
         tiles_interleave(pairs, source, ld, sums);
         tiles_transpose(tiles, pairs, 64);
         tiles_transpose(tiles + 512, pairs + 256, 64);
@@ -197,7 +188,8 @@ static inline void tiles_prefetch_step(struct tiles_ahead *x) {
 }
 
 // c (32 x 32, row-major) = a b, plus what c holds unless `first`; a and b are `steps` packed blocks each.
-// Not inlined: on its own its loop keeps all it needs in registers.
+// Unlike block_product_amx: with prefetches between the dots. Not inlined: by itself the loop keeps all it needs in
+// registers.
 __attribute__((noinline)) static void tiles_block_amx(float *c, const bf16 *a, const bf16 *b, int steps, bool first,
                                                       struct tiles_ahead ahead) {
     enum { ROW_BYTES = TILES_BLOCK * sizeof(float), TILE = 512 };
@@ -229,7 +221,7 @@ __attribute__((noinline)) static void tiles_block_amx(float *c, const bf16 *a, c
     amx_store(3, c + 16 * TILES_BLOCK + 16, ROW_BYTES);
 }
 
-// As tiles_block_amx, by the dot product of bf16 pairs, which takes so long that the prefetches need no places in it.
+// As tiles_block_amx, by the dot product of bf16 pairs, which takes so long that the prefetches may all go before it.
 static void tiles_block_dot(float *c, const bf16 *a, const bf16 *b, int steps, bool first, struct tiles_ahead ahead) {
     for (int s = 0; s < steps; s++)
         tiles_prefetch_step(&ahead);
@@ -248,21 +240,16 @@ struct tiles_output {
 
 static inline void tiles_write_out(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     const int rows = (int)gemm_min(TILES_BLOCK, o->rows - row), cols = (int)gemm_min(TILES_BLOCK, o->cols - col);
-    float bias[TILES_BLOCK] = {0};
+    ALIGN_BLOCK float bias[TILES_BLOCK] = {0};
     for (int j = 0; o->bias && j < cols; j++)
         bias[j] = bf16_to_float(o->bias[col + j]);
     for (int i = 0; i < rows; i++) {
-        bf16 line[TILES_BLOCK];
-#ifdef __AVX512BF16__
-        const __m512 low = _mm512_add_ps(_mm512_loadu_ps(c + i * TILES_BLOCK), _mm512_loadu_ps(bias));
-        const __m512 high = _mm512_add_ps(_mm512_loadu_ps(c + i * TILES_BLOCK + 16), _mm512_loadu_ps(bias + 16));
-        const __m512bh both = _mm512_cvtne2ps_pbh(high, low);
-        memcpy(line, &both, sizeof line);
-#else
-#pragma omp simd
-        for (int j = 0; j < TILES_BLOCK; j++)
-            line[j] = bf16_from_float(c[i * TILES_BLOCK + j] + bias[j]);
-#endif
+        ALIGN_BLOCK bf16 line[TILES_BLOCK];
+        for (int j = 0; j < TILES_BLOCK; j += 2 * LANES) {
+            const float *from = c + i * TILES_BLOCK + j;
+            vec_store_bf16(NULL, line + j, line + j + LANES, vec_load(from) + vec_load(bias + j),
+                           vec_load(from + LANES) + vec_load(bias + j + LANES));
+        }
         bf16 *to = o->out + (row + i) * o->cols + col;
         if (cols == TILES_BLOCK)
             memcpy(to, line, sizeof line);
