@@ -1,4 +1,4 @@
-// Generation: prompts are fed whole, then one token of each sequence at a time. The sequences' positions are their own:
+// Generation: prompts are fed whole, then one token of each sequence at a time. Each sequence has its own position, as
 // prompts may have different lengths.
 #pragma once
 #include "gpt.cuh" // struct gpt, block_forward
@@ -20,7 +20,8 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
                     dev);
 }
 
-// The logits of the tokens that follow the pass's last ones, which in a prefill are lengths[b] - 1; in a phase of its own.
+// Returns the logits of the token that follows each sequence's last one; in a prefill the last one is lengths[b] - 1.
+// Opens a phase.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
     zero_use(&m->zero, pass, head_unit(m));

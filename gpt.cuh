@@ -145,7 +145,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
     return e;
 }
 
-// A pass's tokens; or what is uploaded with them: targets, or the positions of new tokens.
+// By slot: a pass's tokens, or what is uploaded beside them: targets, or the positions of new tokens.
 static int32_t *token_buffer(struct gpt *m, enum pass pass, enum slot slot) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     const char *beside = slot == SLOT_TARGETS ? "targets" : "positions";
@@ -519,8 +519,8 @@ static void upload_tokens(struct gpt *m, int32_t *to, int32_t *pinned, const int
         memcpy(pinned, from, (size_t)n * sizeof *to);
     device_upload(to, pinned, (size_t)n * sizeof *to, m->dev);
 }
-// Uploads a batch, (B, T) inputs and targets; of new tokens, positions. Two can be in flight; a third waits for the
-// first.
+// Uploads a batch of (B, T) inputs, and beside them (B, T) targets, or (B) positions of new tokens; nothing in a
+// prefill. Two can be in flight; a third waits for the first.
 static void upload_batch(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *beside) {
     const int64_t N = extent_of(m, pass).N;
     const int slot = (int)(m->batches % 2);

@@ -1,8 +1,8 @@
 // The MLP's activations. Pointwise: GELU in its tanh form (Hendrycks and Gimpel 2016; GPT-2's "gelu_new") and squared ReLU
 // (So et al. 2021, arXiv 2109.08668). Gated: SwiGLU (Shazeer 2020, arXiv 2002.05202).
 //
-// A pointwise one is a function NAME and its derivative NAME_derivative: of a float for the cuda target, and by the names
-// vecs_NAME and vecs_NAME_derivative of FLOATX_VECS vectors for the cpu. POINTWISE_ACTIVATION(NAME) makes of them
+// A pointwise one is a function NAME and its derivative NAME_derivative: of a float for the cuda target, and by the
+// names vecs_NAME and vecs_NAME_derivative of FLOATX_VECS vectors for the cpu. POINTWISE_ACTIVATION(NAME) makes of them
 //
 //   NAME_forward    out = NAME(in)
 //   NAME_backward   din = dout * NAME_derivative(in); din may be dout

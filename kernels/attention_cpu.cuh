@@ -59,7 +59,7 @@ static inline size_t flash_packed_bytes(const struct flash *f) {
 static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
     return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
 }
-static inline int flash_queries_count(const struct flash *f, int first, int strips) { // of a query tile
+static inline int flash_queries_count(const struct flash *f, int first, int strips) { // queries of a tile before T
     const int rest = f->shape.T - first * BLOCK;
     return rest < strips * BLOCK ? rest : strips * BLOCK;
 }
@@ -74,8 +74,8 @@ static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { //
     return ((int64_t)b * f->H + h) * f->shape.T + t;
 }
 
-// Asks for `count` rows at once, up to the second-level cache: a head's rows lie a token apart, which the hardware's
-// prefetch does not follow, so that packing would wait for a few of them at a time.
+// Prefetches `count` rows into the second-level cache: a head's rows lie a token apart, which the hardware's
+// prefetchers do not follow, so that packing would wait for a few of them at a time.
 static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
     for (int r = 0; r < count; r++)
         for (int d = 0; d < D; d += 64 / (int)sizeof *rows)

@@ -163,12 +163,12 @@ static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, con
         }
 }
 
-// Keys are read in runs that are long enough for the hardware's prefetchers, and then their values.
+// Keys of a run, long enough for the hardware's prefetchers: a run's keys are read, then its values.
 enum { DECODE_KEYS = 512, DECODE_MAX_HEAD_DIM = 256, DECODE_MAX_VECS = DECODE_MAX_HEAD_DIM / XVEC_LANES };
 // Vectors of a value that are summed in registers at a time.
 enum { DECODE_VECS = 4 };
 
-// A head's elements [v * XVEC_LANES, ...), zero past its D.
+// Vector v of a head, its elements [v * XVEC_LANES, (v + 1) * XVEC_LANES); zero past its D.
 static inline xvec decode_vec(const floatX *head, int v, int D) {
     const int rest = D - v * XVEC_LANES;
     return rest >= XVEC_LANES ? xvec_load(head + v * XVEC_LANES) : xvec_load_some(head + v * XVEC_LANES, rest);

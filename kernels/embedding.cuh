@@ -267,7 +267,7 @@ static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, con
 
 // Columns whose dropout scales are made at a time.
 enum { EMBEDDING_COLUMNS = 256, EMBEDDING_LINE = 16 }; // LINE: a cache line of fp32
-// A token's row stands anywhere in memory: it is asked for this many rows before it is needed.
+// A token's row may lie anywhere in memory: it is prefetched this many rows before its turn.
 enum { EMBEDDING_AHEAD = 4 };
 
 static inline void prefetch_bytes(const void *p, size_t bytes) {
@@ -331,8 +331,8 @@ static size_t embedding_backward_workspace_bytes(int B, int T) { return 0; }
 static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens, int B, int T, int C,
                                struct dropout dropout, void *workspace, struct device *dev) {
     // A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add
-    // to one place, and the order of the sum is the same for any number of threads. As few ranges of columns as there
-    // are threads, each a number of cache lines: every row of every range is a place in memory of its own.
+    // to one place, and the order of the sum is the same for any number of threads. There are no more ranges of columns
+    // than threads, each of whole cache lines, as every row of a range costs an access to memory of its own.
     const int64_t rows = (int64_t)B * T;
     const int shares = dev->threads > 0 ? dev->threads : 1;
     const int columns = ((C + shares - 1) / shares + EMBEDDING_LINE - 1) / EMBEDDING_LINE * EMBEDDING_LINE;

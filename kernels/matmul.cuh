@@ -39,7 +39,7 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 #include "kernels/matmul_onednn.cuh" // gemm_onednn
 #endif
 
-// Those that this build has, the fastest first; the last is on every machine.
+// The backends that this build has, the fastest first; the last is on every machine.
 static const struct matmul_backend matmul_backends[] = {
 #ifdef PRECISION_BF16
     {"amx", true, amx_open, NULL, tiles_workspace_bytes, gemm_amx, NULL},

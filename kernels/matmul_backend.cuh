@@ -1,5 +1,5 @@
-// What computes products on the cpu target: the shape of a backend, of which kernels/matmul.cuh has the table, and what
-// backends share.
+// A backend computes the cpu target's matrix products: own kernels, or a library's. kernels/matmul.cuh has the table of
+// them; here are the type of its rows, and what several backends use.
 #pragma once
 #include "kernels/device.cuh"      // struct device, floatX
 #include "kernels/matmul_gemm.cuh" // struct gemm
@@ -13,15 +13,15 @@ typedef void sgemm_function(bool a_transposed, bool b_transposed, int64_t rows, 
 struct matmul_backend {
     const char *name;               // for tests and benchmarks
     bool same_bits_for_any_threads; // else the bits are the same for the same number of threads
-    // Whether this machine has it. Writes the library's description and makes its state; close frees that, NULL: there
-    // is none.
+    // Returns whether this machine has the backend. Writes the library's description and makes its state, which close
+    // frees; close is NULL where there is no state.
     bool (*open)(struct matmul_library *library, const struct device *dev);
     void (*close)(struct matmul_library *library);
-    // gemm_workspace_bytes and gemm_run (kernels/matmul_gemm.cuh). While they run OpenMP's number of threads is the
+    // gemm_workspace_bytes and gemm_run (kernels/matmul_gemm.cuh), called with OpenMP's number of threads set to the
     // device's.
     size_t (*workspace_bytes)(const struct gemm *gemm, const struct device *dev);
     void (*run)(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev);
-    sgemm_function *sgemm; // by which gemm_fp32 multiplies; NULL: the backend does not call that
+    sgemm_function *sgemm; // by which gemm_fp32 multiplies; NULL: the backend does not call gemm_fp32
 };
 struct matmul_library {
     const struct matmul_backend *backend;
@@ -29,8 +29,7 @@ struct matmul_library {
     char description[64];
 };
 
-// Rows of dout that one partial sum of dbias covers. The number is fixed, so that the sums do not depend on that of
-// threads.
+// Rows of dout that one partial sum of dbias covers: a constant, so that sums do not depend on the number of threads.
 enum { DBIAS_ROWS = 256 };
 
 static size_t dbias_workspace_bytes(int64_t M, int N) {

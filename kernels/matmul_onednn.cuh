@@ -7,8 +7,8 @@
 // GPT-2's shapes gave the same bits for 1 to 8 threads.
 //
 // Its kernels (brgemm) pack the operands on the way: on a core that computes 228 GFLOP/s in bf16 the three products of
-// GPT-2's layers run at 150 to 205. None of them writes a transposed C, so that C^T = B^T A^T is no way around a slow
-// layout.
+// GPT-2's layers run at 150 to 205. No kernel of oneDNN's writes a transposed C, so that C^T = B^T A^T is no way around
+// a slow layout.
 #pragma once
 #include "kernels/device.cuh"         // struct device, bf16
 #include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_add
@@ -18,7 +18,7 @@
 #include <stdio.h>                    // snprintf
 #include <stdlib.h>                   // calloc, free
 
-enum { ONEDNN_PRODUCTS = 256 }; // that are kept; a new one replaces the oldest
+enum { ONEDNN_PRODUCTS = 256 }; // primitives that are kept; a new one replaces the oldest
 
 static void onednn_check(dnnl_status_t status, const char *what, const struct gemm *gemm) {
     if (status != dnnl_success)
@@ -132,8 +132,8 @@ static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     return attributes;
 }
 
-// The implementation that oneDNN chose, when it is one of the fast ones: "brg:" and the instruction set; else NULL. The
-// others convert operands or sum one product at a time.
+// The instruction set of the implementation that oneDNN chose, behind a colon, as ":avx512_core_bf16"; NULL where that
+// is not one of the fast ones, "brg...": the others convert operands or sum one product at a time.
 static const char *onednn_instruction_set(const_dnnl_primitive_desc_t description) {
     const char *implementation = "";
     if (dnnl_primitive_desc_query(description, dnnl_query_impl_info_str, 0, &implementation) != dnnl_success)
@@ -218,7 +218,7 @@ static void onednn_close(struct matmul_library *library) {
     free(onednn);
 }
 
-// There where a product of usual size has a fast primitive.
+// oneDNN counts as there where a product of usual size has a fast primitive.
 static bool onednn_open(struct matmul_library *library, const struct device *dev) {
     struct onednn *onednn = (struct onednn *)calloc(1, sizeof *onednn);
     if (onednn == NULL)

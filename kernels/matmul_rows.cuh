@@ -7,15 +7,15 @@
 #include "kernels/xvec.cuh"        // xvec_load, xvec_dot
 #include <omp.h>                   // omp_get_thread_num
 
-// A thread reads two runs of neighbouring weight rows at a time. On two Zen 4 cores that streams 51 GB/s, one run 44, four
-// neighbouring rows at a time 21; software prefetches only cost (a triad: 35).
+// A thread reads two runs of neighbouring weight rows, half its share each, at a time. On two Zen 4 cores that streams
+// 51 GB/s, one run 44, four neighbouring rows at a time 21; software prefetches only cost (a triad: 35).
 enum { FEW_RUNS = 2 };
 // Rows of the input that meet a weight in registers; columns of a run that meet all rows before the next ones do.
 enum { FEW_ROWS = 4, FEW_COLUMNS = 16 };
 // Up to 16 rows the products take no longer than the weight's way from memory.
 enum { FEW_ROWS_MOST = 16 };
 
-// Whether gemm_few_rows takes it.
+// Whether gemm_few_rows computes this gemm.
 static inline bool gemm_has_few_rows(const struct gemm *g) {
     return g->rows <= FEW_ROWS_MOST && g->b.transposed && !g->a.transposed && g->out != NULL;
 }
@@ -67,7 +67,7 @@ ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct g
 }
 #undef EACH
 
-// The same for all rows: the weights are in a cache after the first ones.
+// few_rows_block for all rows, a few at a time: only the first of them read the weights from memory.
 ALWAYS_INLINE void few_rows_columns(const int runs, const struct gemm *g, int64_t j, int columns, int64_t apart) {
     for (int64_t row = 0; row < g->rows; row += FEW_ROWS)
         switch (gemm_min(FEW_ROWS, g->rows - row)) {
@@ -78,7 +78,7 @@ ALWAYS_INLINE void few_rows_columns(const int runs, const struct gemm *g, int64_
         }
 }
 
-// Computes a gemm of few rows.
+// Computes a gemm for which gemm_has_few_rows is true. Threads share the columns.
 static void gemm_few_rows(const struct gemm *g, const struct device *dev) {
 #pragma omp parallel num_threads(dev->threads)
     {

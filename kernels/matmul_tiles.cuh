@@ -40,8 +40,8 @@ enum {
 
 // ---- packing: 32 x 32 blocks to two tiles ----
 
-// out (16 x 16 words of 32 bits) = in transposed: as transpose_16x16 (kernels/vectors.cuh), but at any alignment. Rows of
-// `in` are `stride` bytes apart, an odd number of bf16 too; those of `out` follow each other.
+// out (16 x 16 words of 32 bits) = in transposed: as transpose_16x16 (kernels/vectors.cuh), but at any alignment. Rows
+// of `in` are `stride` bytes apart, an odd number of bf16 too; those of `out` follow each other.
 static inline void tiles_transpose(void *out, const void *in, size_t stride) {
 #ifdef __AVX512F__
     for (int quad = 0; quad < 4; quad++) { // four columns: a 4 x 4 transpose in each 128-bit lane

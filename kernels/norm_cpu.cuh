@@ -7,8 +7,8 @@
 #include <math.h>                     // fmaf, sqrtf
 
 // Rows that are taken at a time. A row's sums are chains of dependent additions: four rows' take no longer than one's.
-// The hardware's prefetchers follow no such short turns through several rows, so that the loops prefetch the same columns
-// of the next rows.
+// The hardware's prefetchers follow no such short turns through several rows, so that the loops prefetch the same
+// columns of the next rows.
 enum { NORM_ROWS = 4 };
 #define EACH_ROW _Pragma("GCC unroll 4") for (int r = 0; r < rows; r++)
 
@@ -217,7 +217,7 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
-// sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, as norm_rows is not.
+// sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, like norm_rows.
 __attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
                                                         int64_t first, int64_t count, struct dropout dropout) {
     if (dropout.p == 0) {

@@ -115,8 +115,8 @@ static inline vec_words vec_round_bf16(vec x) {
     return bits + 0x7fffu + ((bits >> 16) & 1u);
 }
 
-// Two vectors as bf16, to memory aligned as what is stored: `pairs` gets the VNNI pairs of the two, `row0` and `row1` one
-// vector each; NULL where not wanted.
+// Two vectors as bf16, to memory aligned as what is stored: `pairs` gets the VNNI pairs of the two, `row0` and `row1`
+// one vector each; NULL where not wanted.
 #if defined(__AVX512BF16__)
 static inline void vec_store_bf16(word *pairs, bf16 *row0, bf16 *row1, vec x0, vec x1) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)x1, (__m512)x0); // x0 in the lower half

@@ -1,7 +1,7 @@
 // Arrays of floatX as SIMD vectors of floats: loads and stores at any alignment, ends of rows, and the functions that
-// activations and the loss are made of, of FLOATX_VECS vectors at a time. A function of one vector is a chain of dependent
-// operations, and a core's scheduler is too small to look through whole chains for work: so each step is made for all the
-// vectors before the next.
+// activations and the loss are made of, of FLOATX_VECS vectors at a time. A function of one vector is a chain of
+// dependent operations, and a core's scheduler is too small to look through whole chains for work: so each step is made
+// for all the vectors before the next.
 //
 // Precision: in fp32 the functions give the bits of vector_math.cuh's; in bf16 their error is below 1e-4, a
 // twentieth of a rounding to bf16. Denormals may count as 0 in bf16.
@@ -125,8 +125,8 @@ ALWAYS_INLINE vec row_vec_within(vec x, int c, int C) {
 
 // ---- Functions ----
 
-// x[i] = e^x[i], as vector_expf: infinity above the largest float, 0 below 2^-125.5, NaN stays. x is kept within limits:
-// at the lower one the exponent field is 0 and so the factor, at the upper one the product overflows by itself.
+// x[i] = e^x[i], as vector_expf: infinity above the largest float, 0 below 2^-125.5, NaN stays. x is kept within
+// limits: at the lower one the exponent field is 0 and so the factor, at the upper one the product overflows by itself.
 ALWAYS_INLINE void vecs_exp(vec x[FLOATX_VECS]) {
     const float magic = 0x1.8p23f + 126;
     vec t[FLOATX_VECS], p[FLOATX_VECS];

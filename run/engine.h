@@ -10,7 +10,7 @@ typedef int engine_entry(const struct config *config); // runs what the options 
 typedef const char *engine_unavailable_reason(void);   // why this machine can't use the target; "": it can
 typedef void engine_libraries(void);                   // prints the libraries of a target with their versions
 
-// Those of the cpu are in run/levels.h.
+// The cpu engines are declared in run/levels.h.
 engine_entry train_cuda_fp32, train_cuda_bf16;
 engine_unavailable_reason train_cuda_fp32_unavailable_reason, train_cuda_bf16_unavailable_reason;
 engine_libraries train_cuda_fp32_libraries, train_cuda_bf16_libraries;

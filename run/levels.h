@@ -5,7 +5,7 @@
 #include <stdio.h>                        // snprintf
 #include <string.h>                       // strcmp, strlen
 
-// Rows of the Makefile: X(what the level's symbols end in, its name). The first is what the whole program needs.
+// The Makefile defines the rows: X(what the level's symbols end in, its name). The whole program needs the first level.
 #ifndef LEVELS
 #define LEVELS(X) X(, "native")
 #endif

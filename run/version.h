@@ -6,7 +6,8 @@
 
 extern const char build_commit[]; // git describe, or "unknown"
 
-// Prints a row for each level of the cpu engines: its name, and the optional instruction sets that it is compiled for.
+// Prints a row for each level of the cpu engines: its name, and the instruction sets beyond the architecture's first
+// that the level is compiled for.
 static void version_levels(void) {
     char text[512];
     for (int i = 0; i < NUM_LEVELS; i++) {

@@ -69,7 +69,7 @@ static void what_is_malformed_counts_no_more(void **state) {
 static void a_folder_that_is_not_there_tells_nothing(void **state) { assert_int_equal(numa_nodes_used("/nowhere"), 0); }
 
 // A process runs somewhere: where Linux describes nodes, at least one is counted.
-static void this_machine(void **state) {
+static void this_machine_has_a_node(void **state) {
     DIR *const directory = opendir(NUMA_NODES "/node0");
     if (!directory)
         skip();
@@ -84,7 +84,7 @@ int main(void) {
         cmocka_unit_test(a_node_of_memory_alone_is_none),
         cmocka_unit_test(what_is_malformed_counts_no_more),
         cmocka_unit_test(a_folder_that_is_not_there_tells_nothing),
-        cmocka_unit_test(this_machine),
+        cmocka_unit_test(this_machine_has_a_node),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,8 @@ struct cpus {
     cpu_set_t sets[NUMA_CPUS / CPU_SETSIZE];
 };
 
-// Whether the CPUs of a list as "0-3,8-11" and of `allowed` have one in common. A list that is malformed ends there.
+// Whether the CPUs of a list as "0-3,8-11" and of `allowed` have one in common. What follows a malformed number of a
+// list is not read.
 static bool numa_list_meets(FILE *list, const struct cpus *allowed) {
     unsigned first, last;
     do {

@@ -1,4 +1,4 @@
-// The NUMA nodes of this machine that a process computes on: memory of one is slow from the cores of another.
+// The NUMA nodes of this machine that a process computes on: a node's memory is slow from the cores of another.
 #pragma once
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
