@@ -3,7 +3,7 @@
 # make demo       train on real text, two minutes           make bench   speed and memory
 # make test       every test                                make SANITIZE=1 test   with ASan and UBSan
 # make quick      the units and the cpu target's ops: under two minutes once they are built
-# make test-levels   a program for any CPU: each level of instruction sets in it that this one has
+# make test-levels   trains by each level of instruction sets of a program for any CPU, as far as this CPU has them
 # make test-environments   those of them that locales, umasks, signals, users can disturb, under each
 # make fuzz       each parser on hostile input by libFuzzer, FUZZ_SECONDS each
 # make format     lays the source out by .clang-format              make compile_commands.json   each file's flags, for editors
@@ -131,7 +131,7 @@ DOT_OPS := $(filter op_matmul op_attention op_golden,$(OPS))
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
 EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives \
   $(patsubst %,%_fp32,$(filter-out op_gpt,$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
-# Quick is without emulated tiles and the emulated GPU; the tests in Python run whole trainings.
+# Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_bf16))
 TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)

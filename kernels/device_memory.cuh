@@ -16,9 +16,9 @@
 // The caller frees them, and says how many they are. Fails where there are not so many.
 static void *device_allocate(size_t bytes);
 static void device_free(void *memory, size_t bytes);
-// device_allocate in two steps, for memory whose parts are used apart: the cpu target has a page on the NUMA node of
-// the thread that touches it first. device_reserve touches nothing; device_touch touches the pages of `bytes` by the
-// threads of a static loop over them, as ops divide their operands, and may only be called before anything is written.
+// device_allocate in two steps, for memory that holds several buffers: on the cpu target a page lies on the NUMA node of
+// the thread that touches it first. device_reserve touches nothing. device_touch divides the pages of `bytes` among the
+// threads by a static loop, as ops divide their operands; it writes, and so comes before all use of the memory.
 static void *device_reserve(size_t bytes);
 static void device_touch(void *memory, size_t bytes);
 
@@ -42,8 +42,6 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const c
          (double)bytes / (1 << 30), bytes, why);
 }
 
-// `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; NULL for 0 bytes.
-// Fails where there are not so many.
 #ifdef TARGET_CUDA
 
 static void *device_reserve(size_t bytes) {

@@ -895,7 +895,7 @@ static void check_decode(struct attention_shape s, int capacity) {
     free(qkv);
     free(exact);
 }
-static void test_decode(void **state) {
+static void decoding_equals_forward(void **state) {
     check_decode(shape_of(3, 70, 6, 2, 24), 80);
     check_decode(shape_of(1, 129, 2, 1, 64), 129);
     check_decode(shape_of(1, 1, 1, 1, 256), 1);
@@ -1041,7 +1041,7 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_without_lse),
-        cmocka_unit_test(test_decode),
+        cmocka_unit_test(decoding_equals_forward),
         cmocka_unit_test(test_choice),
         cmocka_unit_test(test_choice_of_flash),
     };

@@ -500,8 +500,8 @@ static void generation_equals_forward(const char *shape) {
     free(losses);
     setup_free(&s);
 }
-static void test_generation_gpt2(void **state) { generation_equals_forward(GPT2); }
-static void test_generation_llama(void **state) { generation_equals_forward(LLAMA); }
+static void generation_equals_forward_gpt2(void **state) { generation_equals_forward(GPT2); }
+static void generation_equals_forward_llama(void **state) { generation_equals_forward(LLAMA); }
 
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
 // From the second step on nothing is allocated: the heap holds what it held. LLVM's OpenMP runtime allocates 512 bytes as a
@@ -576,7 +576,7 @@ static int descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 // The selections against sorted values, many of them equal; draws against sums from the first weight on.
-static void test_sampling_of_many(void **state) {
+static void selections_and_draws_equal_those_of_sorted_weights(void **state) {
     enum { N = 1000 };
     float x[N], sorted[N], scratch[N];
     uint64_t random = 9;
@@ -631,10 +631,10 @@ int main(void) {
         cmocka_unit_test(test_accumulation_llama),
         cmocka_unit_test(test_same_bits_again),
         cmocka_unit_test(test_padding_is_invisible),
-        cmocka_unit_test(test_generation_gpt2),
-        cmocka_unit_test(test_generation_llama),
+        cmocka_unit_test(generation_equals_forward_gpt2),
+        cmocka_unit_test(generation_equals_forward_llama),
         cmocka_unit_test(test_sampling),
-        cmocka_unit_test(test_sampling_of_many),
+        cmocka_unit_test(selections_and_draws_equal_those_of_sorted_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -292,8 +292,8 @@ static void test_values(void **state) {
 }
 
 #ifndef TARGET_CUDA
-// The first backend of the table that is there is taken, and says what it is.
-static void test_auto(void **state) {
+// Of the table of backends; and its description is that backend's.
+static void the_first_backend_that_is_there_is_taken(void **state) {
     struct device dev = {1, NULL};
     struct matmul_library *chosen = matmul_create(&dev), *first = NULL;
     for (int b = 0; b < MATMUL_BACKENDS && first == NULL; b++)
@@ -418,7 +418,7 @@ static void moved_destroy(struct moved *m) {
     moved_free(m->workspace, workspace_offset(m->offset));
 }
 
-// The same operands give the same bits, called again and wherever they lie: a layer that is computed again in backward
+// Called again, and with operands, results and workspace elsewhere in memory: a layer that is computed again in backward
 // has to give what forward gave.
 static void check_same_bits_of(const struct problem *p, struct device *dev) {
     static const int offsets[] = {0, 1, 8};
@@ -450,7 +450,9 @@ static void check_same_bits(struct device *dev, const struct matmul_backend *bac
         problem_free(&p);
     }
 }
-static void test_same_bits(void **state) { for_each_backend(1, check_same_bits); }
+static void the_same_operands_give_the_same_bits_wherever_they_lie(void **state) {
+    for_each_backend(1, check_same_bits);
+}
 #endif
 #if defined PRECISION_BF16 && defined HAVE_ONEDNN && !defined TARGET_CUDA
 
@@ -461,8 +463,8 @@ static bool open_onednn(struct device *dev) {
     return dev->matmul != NULL;
 }
 
-// Planning makes the primitives, so that running makes none. Where there is none for a product it is computed in fp32.
-static void test_primitives(void **state) {
+// So running allocates none. Where oneDNN has no fast primitive for a product, the product is computed in fp32.
+static void planning_makes_the_primitives_that_running_takes(void **state) {
     struct device dev = {2, NULL};
     if (!open_onednn(&dev))
         skip();
@@ -487,8 +489,8 @@ static void test_primitives(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// More products than are kept: one that was dropped is made again, with the same bits.
-static void test_products_kept(void **state) {
+// More products than are kept.
+static void a_dropped_primitive_is_made_again_with_the_same_bits(void **state) {
     enum { FEWEST = FEW_ROWS_MOST + 1, MOST = FEW_ROWS_MOST + ONEDNN_PRODUCTS + 10, N = 8, K = 16 };
     static const struct shape largest = {MOST, N, K};
     struct device dev = {2, NULL};
@@ -781,11 +783,11 @@ int main(void) {
         cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_without_gpu),
 #else
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_auto),
+        cmocka_unit_test(the_same_operands_give_the_same_bits_wherever_they_lie),
+        cmocka_unit_test(the_first_backend_that_is_there_is_taken),
 #if defined PRECISION_BF16 && defined HAVE_ONEDNN
-        cmocka_unit_test(test_primitives),
-        cmocka_unit_test(test_products_kept),
+        cmocka_unit_test(planning_makes_the_primitives_that_running_takes),
+        cmocka_unit_test(a_dropped_primitive_is_made_again_with_the_same_bits),
 #endif
 #endif
 #ifdef CUDA_EMULATED
