@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """compile_commands.json, from which editors take a file's flags: make -nB GOAL ... | scripts/compile_commands.py [HEADER ...]
 
-One command a source: the cpu target's where it has one, of those an engine's, of those the longest: train_gpt.c as the bf16 engine. The headers named are read
-as train_gpt.c is, the other .cuh files and the emulator's own as it is for the emulator; clangd by itself would take .cuh for CUDA.
-Where clang has no omp.h of its own it finds gcc's, after its other headers.
+One command a source: the cpu target's where it has one; of those an engine's; of those the longest. So train_gpt.c is the bf16
+engine. The headers named are read as train_gpt.c is, the other .cuh files and the emulator's own as it is for the emulator; clangd
+by itself would take .cuh for CUDA. Where clang has no omp.h of its own it finds gcc's, after its other headers.
 """
 import glob
 import json

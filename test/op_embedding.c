@@ -23,15 +23,6 @@ static void test_case_shape(uint64_t seed, int B, int T, int C, int with_positio
               with_position ? "learned positions" : "no positions", (double)dropout.p);
 }
 
-// Sequences that do not begin at position 0 begin one position after each other.
-static int start_of(struct shape s, int b) { return s.start ? s.start + b : 0; }
-static int32_t *test_starts(struct shape s) {
-    int32_t *starts = s.start ? (int32_t *)test_alloc((size_t)s.B * sizeof *starts) : NULL;
-    for (int b = 0; b < s.B && starts; b++)
-        starts[b] = start_of(s, b);
-    return starts;
-}
-
 static void reference(double *out, const int32_t *tokens, const double *wte, const double *wpe, struct shape s,
                       struct dropout dropout) {
     for (int b = 0; b < s.B; b++)
@@ -39,7 +30,8 @@ static void reference(double *out, const int32_t *tokens, const double *wte, con
             for (int c = 0; c < s.C; c++) {
                 const int64_t i = ((int64_t)b * s.T + t) * s.C + c;
                 out[i] = dropout_scale(dropout, (uint64_t)i) *
-                         (wte[tokens[b * s.T + t] * s.C + c] + (wpe != NULL ? wpe[(start_of(s, b) + t) * s.C + c] : 0));
+                         (wte[tokens[b * s.T + t] * s.C + c] +
+                          (wpe != NULL ? wpe[(test_start(s.start, b) + t) * s.C + c] : 0));
             }
 }
 static struct dropout test_dropout(int on) {
@@ -65,7 +57,7 @@ static void forward(void **state) {
             floatX *wte = test_floats(&wte_exact, V * s.C, 1, &random);
             floatX *out = (floatX *)test_alloc((size_t)n * sizeof *out);
             floatX *wpe = test_floats(&wpe_exact, MAX_T * s.C, 1, &random);
-            int32_t *tokens = test_tokens(s.B * s.T, &random), *starts = test_starts(s);
+            int32_t *tokens = test_tokens(s.B * s.T, &random), *starts = test_starts(s.B, s.start);
             reference(expected, tokens, wte_exact, with_position ? wpe_exact : NULL, s, test_dropout(variant >> 1));
             embedding_forward(out, tokens, wte, with_position ? wpe : NULL, starts, s.B, s.T, s.C,
                               test_dropout(variant >> 1), &device);

@@ -21,15 +21,6 @@ static void test_case_shape(uint64_t seed, struct shape s) {
     test_case(seed, "B %d, T %d from %d, %d heads, %d KV heads of %d", s.B, s.T, s.start, s.H, s.Hkv, s.D);
 }
 
-// Sequences that do not begin at position 0 begin one position after each other.
-static int start_of(struct shape s, int b) { return s.start ? s.start + b : 0; }
-static int32_t *test_starts(struct shape s) {
-    int32_t *starts = s.start ? (int32_t *)test_alloc((size_t)s.B * sizeof *starts) : NULL;
-    for (int b = 0; b < s.B && starts; b++)
-        starts[b] = start_of(s, b);
-    return starts;
-}
-
 // rotate_half of Hugging Face: x cos + (-second half, first half) sin, with the angles repeated in both halves.
 static void reference(double *out, const double *in, struct shape s) {
     const int heads = s.H + 2 * s.Hkv;
@@ -38,7 +29,7 @@ static void reference(double *out, const double *in, struct shape s) {
             for (int h = 0; h < heads; h++)
                 for (int i = 0; i < s.D; i++) {
                     const int64_t head = (((int64_t)b * s.T + t) * heads + h) * s.D;
-                    const double angle = (start_of(s, b) + t) / pow(THETA, 2.0 * (i % (s.D / 2)) / s.D);
+                    const double angle = (test_start(s.start, b) + t) / pow(THETA, 2.0 * (i % (s.D / 2)) / s.D);
                     const double half = i < s.D / 2 ? -in[head + i + s.D / 2] : in[head + i - s.D / 2];
                     out[head + i] = h < s.H + s.Hkv ? in[head + i] * cos(angle) + half * sin(angle) : in[head + i];
                 }
@@ -54,7 +45,7 @@ static void forward(void **state) {
         floatX *qkv = test_floats(&exact, n, 2, &random);
         float *table = (float *)test_alloc((size_t)(s.start + s.B + s.T) * (size_t)s.D * sizeof *table);
         rope_table(table, s.start + s.B + s.T, s.D, (float)THETA);
-        int32_t *starts = test_starts(s);
+        int32_t *starts = test_starts(s.B, s.start);
         reference(expected, exact, s);
         rope_forward(qkv, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
         double *result = to_doubles(qkv, n);
@@ -79,7 +70,7 @@ static void backward(void **state) {
     floatX *dqkv = test_floats(&dout_exact, COUNT, 1, &random);
     float *table = (float *)test_alloc(sizeof *table * 8 * 6);
     rope_table(table, 8, 6, (float)THETA);
-    int32_t *starts = test_starts(s);
+    int32_t *starts = test_starts(s.B, s.start);
     for (int i = 0; i < COUNT; i++)
         in[i] = test_uniform(&random);
     for (int j = 0; j < COUNT; j++) {
@@ -114,7 +105,7 @@ static void misaligned(void **state) {
            *memory = (floatX *)test_alloc(sizeof(floatX) * (COUNT + 2));
     float *table = (float *)test_alloc(sizeof *table * 5 * 64);
     rope_table(table, 5, 64, (float)THETA);
-    int32_t *starts = test_starts(s);
+    int32_t *starts = test_starts(s.B, s.start);
     memcpy(memory + 1, aligned, sizeof(floatX) * COUNT);
     memory[0] = memory[COUNT + 1] = to_floatX(7);
     rope_forward(aligned, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);

@@ -237,6 +237,16 @@ static inline double *test_doubles(int64_t n) {
     return x;
 }
 
+// The position of sequence b's first token, of sequences that begin one position after each other, or all at 0 where
+// `start` is; and (B) of them, NULL where all are 0, which the caller frees.
+static inline int test_start(int start, int b) { return start ? start + b : 0; }
+static inline int32_t *test_starts(int B, int start) {
+    int32_t *starts = start ? (int32_t *)test_alloc((size_t)B * sizeof *starts) : NULL;
+    for (int b = 0; b < B && starts; b++)
+        starts[b] = test_start(start, b);
+    return starts;
+}
+
 #ifdef FLOATX_NAME // for tests that include kernels/device.cuh first
 // A random floatX array and the same values (rounded to floatX) in double.
 static inline floatX *test_floats(double **exact, int64_t n, double scale, uint64_t *state) {
