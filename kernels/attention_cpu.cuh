@@ -14,9 +14,10 @@
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
 #pragma once
 #include "kernels/attention_flash.cuh" // the prototypes of what is defined here
-#include "kernels/blocks.cuh"          // block_product, pack_left, pack_right, vec
+#include "kernels/blocks.cuh"          // block_product, pack_left, pack_right
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
 #include "kernels/vector_math.cuh"     // LOG2E
+#include "kernels/vectors.cuh"         // vec, vec_exp2, vec_store_bf16
 #include <math.h>                      // logf, INFINITY
 #include <omp.h>                       // omp_get_thread_num, omp_get_num_threads
 

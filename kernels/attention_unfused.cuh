@@ -14,7 +14,8 @@
 #include "kernels/reduce.cuh" // lanes_sum, lanes_max
 #include <float.h>            // FLT_MAX
 #else
-#include "kernels/blocks.cuh" // block_product, pack_left, pack_right, vec
+#include "kernels/blocks.cuh"  // block_product, pack_left, pack_right
+#include "kernels/vectors.cuh" // vec, vec_exp2, vec_sum_in_order
 #endif
 
 // out = dropout(P) V. P is kept for backward, without the dropout; both are written in full.

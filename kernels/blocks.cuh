@@ -8,7 +8,7 @@
 #pragma once
 #include "kernels/amx.cuh"     // amx_available, amx_load, amx_dot
 #include "kernels/device.cuh"  // floatX, bf16
-#include "kernels/vectors.cuh" // vec, word, transpose_16x16
+#include "kernels/vectors.cuh" // vec, vec_dot, word, transpose_16x16
 
 enum { BLOCK = 32, BLOCK_ELEMENTS = BLOCK * BLOCK };
 enum { MAX_HEAD_DIM = 256, MAX_STEPS = MAX_HEAD_DIM / BLOCK };
