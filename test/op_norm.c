@@ -270,7 +270,6 @@ static void same_bits_for_any_threads(void **state) {
     }
 }
 
-// Arrays that begin anywhere: the same results, but for the order of sums.
 // Decoding and recomputation take a row alone, or among others than training's forward.
 static void a_row_alone_has_the_bits_that_it_has_among_others(void **state) {
     const int shapes[][2] = {{7, 1}, {7, 45}, {8, 64}, {9, 768}};
@@ -293,6 +292,7 @@ static void a_row_alone_has_the_bits_that_it_has_among_others(void **state) {
     }
 }
 
+// Arrays that begin anywhere: the same results, but for the order of sums.
 static void misaligned(void **state) {
     enum { N = 5, C = 72 };
     struct problem p = problem_create(N, C, NORM_LAYERNORM, 0.1);
