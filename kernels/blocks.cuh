@@ -105,9 +105,9 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
     for (int s = 0; s < steps; s++)
         for (int r = 0; r < ROW_PAIRS; r++)
             for (int k = 0; k < FOURS; k += 2) {
-                const uint32_t *row = (const uint32_t *)a + (int64_t)s * a_step * BLOCK_WORDS + r * BLOCK + k * 2;
-                const uint64x2_t even = vreinterpretq_u64_u32(vld1q_u32(row));
-                const uint64x2_t odd = vreinterpretq_u64_u32(vld1q_u32(row + ROW_WORDS));
+                const word *row = a + (int64_t)s * a_step * BLOCK_WORDS + r * BLOCK + k * 2;
+                const uint64x2_t even = (uint64x2_t)vec_words_load(row);
+                const uint64x2_t odd = (uint64x2_t)vec_words_load(row + ROW_WORDS);
                 left[(s * FOURS + k) * ROW_PAIRS + r] = vzip1q_u64(even, odd);
                 left[(s * FOURS + k + 1) * ROW_PAIRS + r] = vzip2q_u64(even, odd);
             }
@@ -127,14 +127,13 @@ static __attribute__((noinline)) void block_product_dot(float *c, const word *a,
                     sum[r][2 * v + 1] = vreinterpretq_f32_f64(vzip2q_f64(x, y));
                 }
             for (int s = 0; s < steps; s++) {
-                const uint32_t *right =
-                    (const uint32_t *)b + (int64_t)s * b_step * BLOCK_WORDS + c0 / 16 * (BLOCK_WORDS / 2) + c0 % 16;
+                const word *right = b + (int64_t)s * b_step * BLOCK_WORDS + c0 / 16 * (BLOCK_WORDS / 2) + c0 % 16;
                 for (int k = 0; k < FOURS; k++) {
                     bfloat16x8_t columns[COLUMNS / 2];
 #pragma GCC unroll 2
                     for (int v = 0; v < COLUMNS / 4; v++) {
-                        const uint32x4_t x = vld1q_u32(right + 32 * k + 4 * v),
-                                         y = vld1q_u32(right + 32 * k + 16 + 4 * v);
+                        const uint32x4_t x = (uint32x4_t)vec_words_load(right + 32 * k + 4 * v),
+                                         y = (uint32x4_t)vec_words_load(right + 32 * k + 16 + 4 * v);
                         columns[2 * v] = vreinterpretq_bf16_u32(vzip1q_u32(x, y));
                         columns[2 * v + 1] = vreinterpretq_bf16_u32(vzip2q_u32(x, y));
                     }
