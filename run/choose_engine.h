@@ -12,12 +12,8 @@
 // The engines for CUDA, where the build has them; why they can't be used ("": they can); their rows of --version.
 #ifdef HAVE_CUDA
 enum { CUDA_IS_BUILT = 1 };
-static engine_entry *cuda_engine(struct config *config) {
-    if (config->precision == WITH_AUTO) {
-        config->precision = WITH_BF16;
-        config->precision_reason = "tensor cores multiply it faster than fp32; --precision fp32 is more exact";
-    }
-    return config->precision == WITH_FP32 ? train_cuda_fp32 : train_cuda_bf16;
+static engine_entry *cuda_engine(enum config_precision precision) {
+    return precision == WITH_FP32 ? train_cuda_fp32 : train_cuda_bf16;
 }
 static const char *cuda_unavailable_reason(void) { return train_cuda_bf16_unavailable_reason(); }
 static void cuda_describe(void) {
@@ -26,7 +22,7 @@ static void cuda_describe(void) {
 }
 #else
 enum { CUDA_IS_BUILT = 0 };
-static engine_entry *cuda_engine(struct config *config) { return NULL; }
+static engine_entry *cuda_engine(enum config_precision precision) { return NULL; }
 static const char *cuda_unavailable_reason(void) { return "this train_gpt was built without it (make cuda builds it)"; }
 static void cuda_describe(void) { log_row("cuda", "%s", cuda_unavailable_reason()); }
 #endif
@@ -58,11 +54,12 @@ static const struct level *choose_level(const struct config *config) {
     return &levels[level > 0 ? level : 0]; // another rank may run another build, with more levels
 }
 
-// Replaces --precision auto by what is faster on every rank's CPU: bf16 where it has AMX, or where the level's
-// instructions multiply bf16. Sets the reason.
-static void resolve_cpu_precision(struct config *config, const struct level *level) {
+// Replaces --precision auto by what is faster on every rank's device: bf16 on GPUs, and on CPUs that have AMX or a level
+// whose instructions multiply bf16. Sets the reason.
+static void resolve_precision(struct config *config, const struct level *level) {
     static char reason[128];
-    const char *const products = amx_available() ? "AMX" : level_bf16_products(level);
+    const char *const on_cpu = amx_available() ? "AMX" : level_bf16_products(level);
+    const char *const products = config->device == DEVICE_CUDA ? "tensor cores" : on_cpu;
     const bool a_rank_has_none = parallel_largest(config->parallel, !products, "the precision") != 0;
     if (config->precision != WITH_AUTO)
         return;
@@ -72,14 +69,12 @@ static void resolve_cpu_precision(struct config *config, const struct level *lev
     else if (a_rank_has_none)
         snprintf(reason, sizeof reason, "another rank's CPU has no products of bf16");
     else
-        snprintf(reason, sizeof reason, "this CPU multiplies it (%s) faster than fp32; --precision fp32 is more exact",
-                 products);
+        snprintf(reason, sizeof reason, "this %s multiplies it (%s) faster than fp32; --precision fp32 is more exact",
+                 config->device == DEVICE_CUDA ? "GPU" : "CPU", products);
     config->precision_reason = reason;
 }
-static engine_entry *cpu_engine(struct config *config) {
+static engine_entry *cpu_engine(struct config *config, const struct level *level) {
     static char reason[64];
-    const struct level *const level = choose_level(config);
-    resolve_cpu_precision(config, level);
     if (NUM_LEVELS > 1)
         snprintf(reason, sizeof reason, "of %d that this program has", (int)NUM_LEVELS);
     else
@@ -112,5 +107,7 @@ static engine_entry *choose_engine(struct config *config) {
     case DEVICE_CPU: break;
     }
     config->precision_reason = *config->checkpoint ? "the checkpoint's" : "by --precision";
-    return config->device == DEVICE_CUDA ? cuda_engine(config) : cpu_engine(config);
+    const struct level *const level = choose_level(config); // by all ranks, some of which may have GPUs
+    resolve_precision(config, level);
+    return config->device == DEVICE_CUDA ? cuda_engine(config->precision) : cpu_engine(config, level);
 }
