@@ -1,7 +1,8 @@
 // The shape that every attention backend takes.
 #pragma once
 
-#include <stdbool.h>
+#include <stdbool.h> // bool
+#include <stdint.h>  // int32_t
 
 // Self-attention. num_query_groups, the number of KV heads, divides num_heads: query head h reads KV head
 // h / (num_heads / num_query_groups). A token's row of qkv is num_heads query heads, then the key heads, then the value
@@ -9,7 +10,12 @@
 struct attention_shape {
     int B, T, num_heads, num_query_groups, head_dim;
     float scale;
-    bool full; // every query sees every key, not only those up to its own position
+    bool full;     // every query sees every key, not only those up to its own position
+    float softcap; // > 0: a scaled score s becomes softcap * tanh(s / softcap) before the mask (Gemma 2); 0: none
+    // Which keys a query sees, where documents or a window hide some (kernels/attention_spans.cuh makes both): the query
+    // at t sees keys first_key[b, t] to t, the key at t is seen by queries t to last_query[b, t]. Both rise with t or
+    // stay. (B, T) in device memory each; both NULL: a query sees every key up to its own position.
+    const int32_t *first_key, *last_query;
 };
 
 // What backward does besides the gradient of attention itself.

@@ -1,4 +1,10 @@
-// The kinds of norms, which both targets' files of kernels/norm.cuh need.
+// Which norm a model has.
 #pragma once
+#include <stdbool.h> // bool
 
 enum norm_kind { NORM_LAYERNORM, NORM_RMSNORM };
+struct norm_options {
+    enum norm_kind kind;
+    bool one_plus; // the weight is stored as its difference from 1, which is added in fp32 (Gemma)
+    float epsilon; // added to the variance
+};

@@ -1,0 +1,61 @@
+// Which keys each query sees, and which queries see each key, where documents do not see each other or a window ends
+// what a query sees: the tables of struct attention_shape.
+//
+// With document(t) the row at which t's document begins and W the window, a query at t sees the keys
+// max(document(t), t - W + 1) to t, and a key at t is seen by the queries up to min(end of t's document, t + W - 1).
+#pragma once
+#include "kernels/device.cuh" // LAUNCH, struct device
+
+// Makes both tables.
+static void
+attention_spans(int32_t *first_key,             // (B, T)
+                int32_t *last_query,            // (B, T)
+                const int32_t *document_starts, // (B, T) the row at which a token's document begins; NULL: 0
+                int window,                     // keys that a query sees, its own included; 0: all
+                int B, int T, struct device *dev);
+
+HOST_DEVICE int32_t attention_first_key(const int32_t *document_starts, int window, int64_t sequence, int t) {
+    const int document = document_starts ? document_starts[sequence + t] : 0;
+    return window > 0 && t - window + 1 > document ? t - window + 1 : document;
+}
+// The last query that sees key t: first_key is nondecreasing, so that a search by halves finds it.
+HOST_DEVICE int32_t attention_last_query(const int32_t *document_starts, int window, int64_t sequence, int t, int T) {
+    int low = t, high = T; // first_key(low) <= t; high sees less, or is the end
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (attention_first_key(document_starts, window, sequence, middle) <= t)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+#ifdef TARGET_CUDA
+enum { SPANS_THREADS = 256 };
+static __global__ void attention_spans_kernel(int32_t *first_key, int32_t *last_query, const int32_t *document_starts,
+                                              int window, int64_t rows, int T) {
+    const int64_t row = (int64_t)blockIdx.x * SPANS_THREADS + threadIdx.x;
+    if (row >= rows)
+        return;
+    const int t = (int)(row % T);
+    first_key[row] = attention_first_key(document_starts, window, row - t, t);
+    last_query[row] = attention_last_query(document_starts, window, row - t, t, T);
+}
+static void attention_spans(int32_t *first_key, int32_t *last_query, const int32_t *document_starts, int window, int B,
+                            int T, struct device *dev) {
+    const int64_t rows = (int64_t)B * T;
+    LAUNCH(dev, attention_spans_kernel, blocks_for(rows, SPANS_THREADS), SPANS_THREADS, 0, first_key, last_query,
+           document_starts, window, rows, T);
+}
+#else
+static void attention_spans(int32_t *first_key, int32_t *last_query, const int32_t *document_starts, int window, int B,
+                            int T, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < (int64_t)B * T; row++) {
+        const int t = (int)(row % T);
+        first_key[row] = attention_first_key(document_starts, window, row - t, t);
+        last_query[row] = attention_last_query(document_starts, window, row - t, t, T);
+    }
+}
+#endif
