@@ -194,12 +194,13 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum 
                               (uint32_t)layer,           (uint32_t)use,  m->results ? &m->results->micro_step : NULL};
     return d;
 }
-static enum norm_kind norm_kind_of(const struct gpt *m) {
+static struct norm_options norm_options_of(const struct gpt *m) {
+    struct norm_options options = {NORM_LAYERNORM, false, (float)m->config.norm_epsilon};
     switch (m->shape.normalization) {
-    case NORMALIZATION_LAYERNORM: return NORM_LAYERNORM;
-    case NORMALIZATION_RMSNORM: return NORM_RMSNORM;
+    case NORMALIZATION_LAYERNORM: options.kind = NORM_LAYERNORM; break;
+    case NORMALIZATION_RMSNORM: options.kind = NORM_RMSNORM; break;
     }
-    return NORM_LAYERNORM;
+    return options;
 }
 // Statistics of a norm: (N) reciprocal standard deviations, then, for LayerNorm, (N) means.
 static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
@@ -235,8 +236,7 @@ static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats
                  enum parameter weight, enum parameter bias) {
     const int64_t N = extent_of(m, pass).N;
     const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
-    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, (float)m->config.norm_epsilon,
-                        norm_kind_of(m), m->dev));
+    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, norm_options_of(m), m->dev));
 }
 // sum = x + dropout(delta), and its norm.
 static void residual_norm(struct gpt *m, enum pass pass, int l, floatX *sum, floatX *out, float *stats, const floatX *x,
@@ -244,7 +244,7 @@ static void residual_norm(struct gpt *m, enum pass pass, int l, floatX *sum, flo
     const int64_t N = extent_of(m, pass).N;
     const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
     RUN(m, residual_norm_forward(sum, out, mean_of(m, stats, N), stats, x, sum, w, b, N, m->shape.layer.C,
-                                 (float)m->config.norm_epsilon, norm_kind_of(m), dropout, m->dev));
+                                 norm_options_of(m), 1, dropout, m->dev));
 }
 static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floatX *in, enum parameter weight,
                    enum parameter bias, int n, int k) {
@@ -360,7 +360,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
             residual_norm(m, pass, l, mid, (floatX *)WANTED(NORM2), (float *)WANTED(NORM2_STATS), x, PARAM_LN2_W,
                           PARAM_LN2_B, dropout);
         else
-            RUN(m, residual_forward(mid, x, mid, N, s->C, dropout, m->dev));
+            RUN(m, residual_forward(mid, x, mid, N, s->C, 1, dropout, m->dev));
     } else if (produce & (BIT(NORM2) | BIT(NORM2_STATS))) {
         phase(m, group, l, "norm 2");
         floatX *out = (floatX *)WANTED(NORM2);
@@ -387,7 +387,7 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         const floatX *mid = (const floatX *)ACT(MID);
         const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_MLP_PROJECTION);
         if (pass == PASS_RECOMPUTE)
-            RUN(m, residual_forward(out, mid, out, N, s->C, dropout, m->dev));
+            RUN(m, residual_forward(out, mid, out, N, s->C, 1, dropout, m->dev));
         else if (l + 1 < m->shape.L)
             residual_norm(m, pass, l + 1, out, (floatX *)activation(m, pass, l + 1, ACT_NORM1),
                           (float *)activation(m, pass, l + 1, ACT_NORM1_STATS), mid, PARAM_LN1_W, PARAM_LN1_B, dropout);
@@ -417,8 +417,8 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, 
     const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weight);
     float *dw = grad(m, l, weight), *db = grad(m, l, bias);
     void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
-    RUN(m,
-        norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_kind_of(m), ws, m->dev));
+    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_options_of(m), ws,
+                         m->dev));
 }
 
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
@@ -431,7 +431,7 @@ static const floatX *d_projection(struct gpt *m, int l, enum slot slot, enum dro
     if (dropout.p == 0)
         return dres;
     floatX *dproj = d_buffer(m, l, slot, m->shape.layer.C);
-    RUN(m, dropout_backward(dproj, dres, extent_of(m, PASS_TRAIN).N * m->shape.layer.C, dropout, m->dev));
+    RUN(m, residual_backward(dproj, dres, extent_of(m, PASS_TRAIN).N * m->shape.layer.C, 1, dropout, m->dev));
     return dproj;
 }
 
