@@ -207,8 +207,9 @@ DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *
         row_packs<THREADS, PACKS>(C, [&](int j, int c) { floats_store(sums + c, dweight[j]); });
 }
 
+// Of rows of part of a warp two blocks at a time: the compiler, left to itself, spills to make room for three.
 template <int THREADS, int PACKS>
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(NORM_THREADS, THREADS <= 32 ? 2 : 1)
     qk_norm_backward_kernel(float *sums, floatX *dqkv, const floatX *qkv, const floatX *wq, const floatX *wk,
                             const float *rstd, int64_t N, struct qk_rows rows, float offset) {
     const int64_t begin = blockIdx.x * N / gridDim.x, end = (blockIdx.x + 1) * N / gridDim.x;
