@@ -27,8 +27,7 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
 }
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
-    const struct layer_shape s = model_shape_of(c, sizeof(floatX), false).layer;
-    const struct attention_shape shape = attention_shape_of(&s, c->micro_batch_size, s.T);
+    const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
     return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
 }
 

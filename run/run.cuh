@@ -72,3 +72,9 @@ static int stop_asked_here(const struct run *r) {
 static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }
+
+// The next micro-batch of a loader, in r's memory until the next call.
+static struct batch read_batch(struct run *r, struct dataloader *loader) {
+    dataloader_read(loader, r->inputs, r->targets, r->config->micro_batch_size);
+    return batch_of(r->inputs, r->targets);
+}
