@@ -337,9 +337,9 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         phase(m, group, l, "qkv");
         floatX *qkv = (floatX *)ACT(QKV);
         linear(m, pass, l, qkv, (const floatX *)ACT(NORM1), PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
-        const int32_t *starts = starts_of(m, pass);
+        const struct token_positions positions = {starts_of(m, pass), NULL};
         if (uses_rope(&m->shape))
-            RUN(m, rope_forward(qkv, m->rope, starts, e.B, e.T, s->H, s->G, s->D, m->dev));
+            RUN(m, rope_forward(qkv, m->rope, positions, e.B, e.T, s->H, s->G, s->D, m->dev));
     }
     if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
         phase(m, group, l, "attention");
@@ -493,9 +493,9 @@ static void block_backward(struct gpt *m, int l) {
     const void *saved = ACT(SOFTMAX);
     const struct attention_shape shape = attention_shape_of(&m->shape.layer, e.B, e.T);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
-    struct attention_backward_options options;
-    options.rotary = uses_rope(&m->shape) ? m->rope : NULL;
-    options.any_order = !m->config.deterministic_mode;
+    const struct token_positions positions = {NULL, NULL};
+    const struct attention_backward_options options = {uses_rope(&m->shape) ? m->rope : NULL,
+                                                       !m->config.deterministic_mode, positions};
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
 

@@ -67,9 +67,7 @@ static struct attention_shape shape_of(int B, int T, int num_heads, int num_quer
     return shape;
 }
 static struct attention_backward_options options_of(const float *rotary, bool any_order) {
-    struct attention_backward_options options;
-    options.rotary = rotary;
-    options.any_order = any_order;
+    const struct attention_backward_options options = {rotary, any_order, {NULL, NULL}};
     return options;
 }
 static struct dropout dropout_of(float p) {

@@ -16,6 +16,10 @@ static const struct shape shapes[] = {{1, 1, 0, 1, 1, 2},   {1, 1, 5, 2, 1, 8}, 
                                       {2, 5, 3, 5, 2, 32},  {1, 9, 2, 9, 9, 128},   {2, 4, 1, 3, 1, 20}};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const double THETA = 10000;
+static struct token_positions positions_of(const int32_t *starts) {
+    const struct token_positions positions = {starts, NULL};
+    return positions;
+}
 
 static void test_case_shape(uint64_t seed, struct shape s) {
     test_case(seed, "B %d, T %d from %d, %d heads, %d KV heads of %d", s.B, s.T, s.start, s.H, s.Hkv, s.D);
@@ -47,7 +51,7 @@ static void forward(void **state) {
         rope_table(table, s.start + s.B + s.T, s.D, (float)THETA);
         int32_t *starts = test_starts(s.B, s.start);
         reference(expected, exact, s);
-        rope_forward(qkv, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
+        rope_forward(qkv, table, positions_of(starts), s.B, s.T, s.H, s.Hkv, s.D, &device);
         double *result = to_doubles(qkv, n);
         assert_close(result, expected, n, TOLERANCE);
         // v is not touched
@@ -84,7 +88,7 @@ static void backward(void **state) {
         }
         in[j] = before;
     }
-    rope_backward(dqkv, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
+    rope_backward(dqkv, table, positions_of(starts), s.B, s.T, s.H, s.Hkv, s.D, &device);
     double *result = to_doubles(dqkv, COUNT);
     assert_close(result, expected, COUNT, TOLERANCE);
     free(result);
@@ -108,8 +112,8 @@ static void misaligned(void **state) {
     int32_t *starts = test_starts(s.B, s.start);
     memcpy(memory + 1, aligned, sizeof(floatX) * COUNT);
     memory[0] = memory[COUNT + 1] = to_floatX(7);
-    rope_forward(aligned, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
-    rope_forward(memory + 1, table, starts, s.B, s.T, s.H, s.Hkv, s.D, &device);
+    rope_forward(aligned, table, positions_of(starts), s.B, s.T, s.H, s.Hkv, s.D, &device);
+    rope_forward(memory + 1, table, positions_of(starts), s.B, s.T, s.H, s.Hkv, s.D, &device);
     double *result = to_doubles(memory + 1, COUNT), *expected = to_doubles(aligned, COUNT);
     assert_close(result, expected, COUNT, TOLERANCE);
     assert_true(to_float(memory[0]) == 7 && to_float(memory[COUNT + 1]) == 7);
