@@ -1,16 +1,12 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
-// element i + D/2, and the pair is rotated by the angle position * theta^(-2i/D).
+// element i + D/2, and the pair is rotated by an angle, and multiplied by
+// an amplitude, which a table has for each position.
 #pragma once
 #include "kernels/device.cuh"         // floatX
 #include "kernels/packed_floats.cuh"  // packed_load_some, floats_load_some
 #include "kernels/positions.cuh"      // token_position
+#include "kernels/rope_table.cuh"     // rope_table
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
-#include <math.h>                     // pow, cos, sin
-
-// table[p] = D/2 cosines, then D/2 sines, of the angles of position p. `table` is memory of the host. Computed in
-// double: at position 100,000 an angle in fp32 would already be off by 0.004.
-static void rope_table(float *table, // (T, D)
-                       int T, int D, float theta);
 
 // Rotates the q and k heads of each token in place by the angles of its position; v stays.
 static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
@@ -22,16 +18,6 @@ static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q hea
 static void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                           const float *table, // (more than the largest position, D)
                           struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
-
-static void rope_table(float *table, int T, int D, float theta) {
-#pragma omp parallel for schedule(static)
-    for (int position = 0; position < T; position++)
-        for (int i = 0; i < D / 2; i++) {
-            const double angle = position * pow((double)theta, -2.0 * i / D);
-            table[(int64_t)position * D + i] = (float)cos(angle);
-            table[(int64_t)position * D + D / 2 + i] = (float)sin(angle);
-        }
-}
 
 // (a, b) <- (a cos - b sin, b cos + a sin) for the q and k heads of each token; direction: 1, or -1 for the inverse.
 static void rope_rotate_all(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,

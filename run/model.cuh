@@ -148,7 +148,8 @@ static void gpt_initialise(struct gpt *m) {
 static void gpt_initialise_rope(struct gpt *m) {
     const size_t bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, m->rope_id);
-    rope_table(table, m->config.seq_length, m->shape.layer.D, (float)m->config.rotary_base);
+    const struct rope_settings settings = rope_unscaled(m->shape.layer.D, m->config.rotary_base);
+    rope_table(table, m->config.seq_length, &settings);
     device_upload(to, table, bytes, m->dev);
     device_synchronize(m->dev);
     host_free(table);

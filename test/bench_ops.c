@@ -83,7 +83,8 @@ static struct buffers buffers_create(void) {
     for (int64_t i = 0; i < PARAMETERS; i++)
         b.v[i] *= b.v[i];
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
-    rope_table(b.table, T, 64, 10000);
+    const struct rope_settings rope = rope_unscaled(64, 10000);
+    rope_table(b.table, T, &rope);
     b.workspace = fresh(norm_backward_workspace_bytes(N, C));
     b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
     for (int64_t i = 0; i < N; i++)
