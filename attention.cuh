@@ -206,6 +206,6 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *q
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
     if (options.rotary)
-        rope_backward(dqkv, options.rotary, NULL, shape.B, shape.T, shape.num_heads, shape.num_query_groups,
-                      shape.head_dim, dev);
+        rope_backward(dqkv, options.rotary, options.positions, shape.B, shape.T, shape.num_heads,
+                      shape.num_query_groups, shape.head_dim, dev);
 }

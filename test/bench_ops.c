@@ -83,7 +83,8 @@ static struct buffers buffers_create(void) {
     for (int64_t i = 0; i < PARAMETERS; i++)
         b.v[i] *= b.v[i];
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
-    rope_table(b.table, T, 64, 10000);
+    const struct rope_settings rope = rope_unscaled(64, 10000);
+    rope_table(b.table, T, &rope);
     b.workspace = fresh(norm_backward_workspace_bytes(N, C));
     b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
     for (int64_t i = 0; i < N; i++)
@@ -124,9 +125,12 @@ static void bench_swiglu(struct buffers *b) { swiglu_forward(b->hidden_out, b->h
 static void bench_swiglu_backward(struct buffers *b) {
     swiglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, &b->device);
 }
-static void bench_rope(struct buffers *b) { rope_forward(b->hidden_in, b->table, NULL, B, T, 12, 12, 64, &b->device); }
+static const struct token_positions in_order = {NULL, NULL};
+static void bench_rope(struct buffers *b) {
+    rope_forward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
+}
 static void bench_rope_backward(struct buffers *b) {
-    rope_backward(b->hidden_in, b->table, NULL, B, T, 12, 12, 64, &b->device);
+    rope_backward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
 }
 static void bench_embedding(struct buffers *b) {
     embedding_forward(b->out, b->tokens, b->wte, b->wpe, NULL, B, T, C, b->dropout, &b->device);

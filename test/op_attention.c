@@ -67,9 +67,7 @@ static struct attention_shape shape_of(int B, int T, int num_heads, int num_quer
     return shape;
 }
 static struct attention_backward_options options_of(const float *rotary, bool any_order) {
-    struct attention_backward_options options;
-    options.rotary = rotary;
-    options.any_order = any_order;
+    const struct attention_backward_options options = {rotary, any_order, {NULL, NULL}};
     return options;
 }
 static struct dropout dropout_of(float p) {
@@ -511,7 +509,8 @@ static void test_rotary(void **state) {
     enum { T = 150 };
     for (int i = SLOW == 2 ? 1 : 0; i < 5; i++) {
         float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
-        rope_table(table, T, sizes[i], 100); // angles of all sizes at these positions
+        const struct rope_settings settings = rope_unscaled(sizes[i], 100);
+        rope_table(table, T, &settings); // angles of all sizes at these positions
         check_with(ATTENTION_AUTO, shape_of(2 - i % 2, T - i, 2, 1 + i % 2, sizes[i]), 1, 1, 0,
                    options_of(table, i % 2));
         free(table);
