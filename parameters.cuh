@@ -83,7 +83,7 @@ static double mean_keys(const struct config *c) {
     double windowed = 0;
     for (int l = 0; l < c->num_layers; l++)
         windowed += config_layer_is_windowed(c, l);
-    const double causal = T / 2, window = W - W * W / (2 * T);
+    const double causal = (T + 1) / 2, window = W - W * (W - 1) / (2 * T);
     return causal + (window - causal) * windowed / c->num_layers;
 }
 

@@ -1,6 +1,6 @@
 // Which activations a layer keeps for its backward, and which are recomputed: one table, and the policies over it.
 //
-// Recomputation calls block_forward again with the set of activations to produce (gpt.cuh), so that recomputed values
+// Recomputation calls block_forward again with the set of activations to produce (block.cuh), so that recomputed values
 // have the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the
 // search for a policy within a budget all read the same table. To add an activation is to add a row.
 #pragma once

@@ -56,7 +56,7 @@ HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, str
 // torch.nn.utils.clip_grad_norm_ does, where 1e-6 keeps a zero norm from dividing.
 HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
-    const double mean = counted > 0 ? targets / counted : 0;
+    const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
     check.grad_norm = sqrt(squares) * mean;
     const double scale = clip > 0 ? clip / (check.grad_norm + 1e-6) : 1;
     check.grad_scale = (float)(mean * (scale < 1 ? scale : 1));

@@ -52,10 +52,10 @@ static enum attention_backend backend_here(enum attention_backend wanted) {
 
 // Forward and backward of one micro-batch as the step's number `index`; the mean loss.
 static double micro_step_loss(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {
-    double loss;
-    gpt_micro_step(m, index, inputs, targets, scale);
+    struct loss_sum loss;
+    gpt_micro_step(m, index, batch_of(inputs, targets), scale);
     device_download(&loss, &m->losses[index], sizeof loss, m->dev);
-    return loss;
+    return loss_mean(loss);
 }
 // The update; the norm of the gradients.
 static double update_norm(struct gpt *m, int64_t step, double lr) {

@@ -200,7 +200,7 @@ static void test_activation_bytes(void **state) {
         for (int wide = 1; wide <= 2; wide++) { // fp32 doubles all but the log-sum-exps and the statistics
             const int h = shapes[i].h, a = shapes[i].a, kv = shapes[i].kv, f = shapes[i].f, d = h / a;
             const bool swiglu = shapes[i].swiglu;
-            const struct layer_shape s = {h, a, kv, d, f, 1024, 2 * wide, swiglu, "act", swiglu ? 1 : 2, false};
+            const struct layer_shape s = {h, a, kv, d, f, 1024, 2 * wide, swiglu, "act", swiglu ? 1 : 2, false, true};
             const int64_t statistics = swiglu ? 2 * 4 : 2 * 8;
             const int64_t norm_inputs = 4 * h * wide, norm_outputs = 4 * h * wide, qkv = 2 * d * (a + 2 * kv) * wide;
             const int64_t core = 2 * a * d * wide + 4 * a, act = 2 * f * wide, fc = (swiglu ? 4 : 2) * f * wide;
@@ -231,9 +231,9 @@ static void test_activation_bytes(void **state) {
 // Llama3-8B's layer at 16 bits is 34h, log-sum-exps and statistics apart; Megatron's and the paper's unfused attention
 // keeps the probabilities too.
 static void test_activation_bytes_known(void **state) {
-    const struct layer_shape llama = {4096, 32, 8, 128, 14336, 4096, 2, true, "swiglu", 1, false};
+    const struct layer_shape llama = {4096, 32, 8, 128, 14336, 4096, 2, true, "swiglu", 1, false, true};
     assert_int_equal(activation_bytes(ACT_ALL, &llama), 34 * 4096 + 4 * 32 + 8);
-    const struct layer_shape unfused = {768, 12, 12, 64, 3072, 1024, 2, false, "gelu", 2, true};
+    const struct layer_shape unfused = {768, 12, 12, 64, 3072, 1024, 2, false, "gelu", 2, true, true};
     assert_int_equal(activation_bytes(ACT_ALL, &unfused), 32 * 768 + 2 * 12 * 1024 + 16);
 }
 
@@ -272,7 +272,7 @@ static void poisoned_memory_changes_no_bit(const char *shape) {
         watch_phases(s.model, poison);
         struct outcome poisoned = two_steps(&s);
         assert_same_bits(&plain, &poisoned, policies[i]);
-        assert_true(isfinite(gpt_evaluate(s.model, s.inputs, s.targets)));
+        assert_true(isfinite(loss_mean(gpt_evaluate(s.model, batch_of(s.inputs, s.targets)))));
         setup_free(&s);
         outcome_free(&plain);
         outcome_free(&poisoned);
@@ -407,7 +407,7 @@ static void each_tensor_has_its_gradient(void **state) {
             for (int side = 0; side < 2; side++) {
                 for (int64_t j = 0; j < tensor->count; j++)
                     p[j] = (float)(before[j] + (side ? h : -h) * g[j] / (norm > 0 ? norm : 1));
-                loss[side] = gpt_evaluate(m, s.inputs, s.targets);
+                loss[side] = loss_mean(gpt_evaluate(m, batch_of(s.inputs, s.targets)));
             }
             memcpy(p, before, (size_t)tensor->count * sizeof *before);
             free(before);
@@ -477,7 +477,7 @@ static void generation_equals_forward(const char *shape) {
         for (int t = 0; t < PROMPT_TOKENS; t++) // what follows a shorter prompt counts for nothing
             prompts[b * PROMPT_TOKENS + t] = t < lengths[b] ? s.inputs[b * T + t] : 3;
     }
-    gpt_evaluate(m, s.inputs, s.targets);
+    gpt_evaluate(m, batch_of(s.inputs, s.targets));
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOSSES];
     const float *evaluated = (const float *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
     for (int i = 0; i < B * T; i++)
@@ -522,9 +522,9 @@ static void test_steps_allocate_nothing(void **state) {
         before = mallinfo2();
         for (int step = 0; step < 3; step++) {
             gpt_zero_gradients(s.model);
-            gpt_micro_step(s.model, 0, s.inputs, s.targets, 1);
+            gpt_micro_step(s.model, 0, batch_of(s.inputs, s.targets), 1);
             gpt_update(s.model, step + 3, 1e-3);
-            gpt_evaluate(s.model, s.inputs, s.targets);
+            gpt_evaluate(s.model, batch_of(s.inputs, s.targets));
         }
         after = mallinfo2();
     } while (++round < ROUNDS && (after.uordblks != before.uordblks || after.hblkhd != before.hblkhd));
