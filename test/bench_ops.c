@@ -92,30 +92,32 @@ static struct buffers buffers_create(void) {
     return b;
 }
 
+static const struct norm_options layernorm_options = {NORM_LAYERNORM, false, 1e-5f},
+                                 rmsnorm_options = {NORM_RMSNORM, false, 1e-5f};
 static void bench_residual(struct buffers *b) {
-    residual_forward(b->out, b->x, b->delta, N, C, b->dropout, &b->device);
+    residual_forward(b->out, b->x, b->delta, N, C, 1, b->dropout, &b->device);
 }
 static void bench_layernorm(struct buffers *b) {
-    norm_forward(b->delta, b->mean, b->rstd, b->out, b->weight, b->bias, N, C, 1e-5f, NORM_LAYERNORM, &b->device);
+    norm_forward(b->delta, b->mean, b->rstd, b->out, b->weight, b->bias, N, C, layernorm_options, &b->device);
 }
 static void bench_rmsnorm(struct buffers *b) {
-    norm_forward(b->delta, NULL, b->rstd, b->out, b->weight, NULL, N, C, 1e-5f, NORM_RMSNORM, &b->device);
+    norm_forward(b->delta, NULL, b->rstd, b->out, b->weight, NULL, N, C, rmsnorm_options, &b->device);
 }
 static void bench_residual_layernorm(struct buffers *b) {
     bench_residual(b);
     bench_layernorm(b);
 }
 static void bench_norm_backward(struct buffers *b) {
-    norm_backward(b->x, b->dweight, b->dbias, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, NORM_LAYERNORM,
+    norm_backward(b->x, b->dweight, b->dbias, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, layernorm_options,
                   b->workspace, &b->device);
 }
 static void bench_rmsnorm_backward(struct buffers *b) {
-    norm_backward(b->x, b->dweight, NULL, b->delta, b->out, b->weight, NULL, b->rstd, N, C, NORM_RMSNORM, b->workspace,
-                  &b->device);
+    norm_backward(b->x, b->dweight, NULL, b->delta, b->out, b->weight, NULL, b->rstd, N, C, rmsnorm_options,
+                  b->workspace, &b->device);
 }
-static void bench_dropout_backward(struct buffers *b) {
+static void bench_residual_backward(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION, NULL};
-    dropout_backward(b->out, b->delta, N * C, d, &b->device);
+    residual_backward(b->out, b->delta, N * C, 1, d, &b->device);
 }
 static void bench_gelu(struct buffers *b) { gelu_forward(b->hidden_out, b->hidden_in, N * F, &b->device); }
 static void bench_gelu_backward(struct buffers *b) {
@@ -156,7 +158,7 @@ static void bench_sum_of_squares(struct buffers *b) {
 }
 static void bench_dropout(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION};
-    residual_forward(b->out, b->x, b->delta, N, C, d, &b->device);
+    residual_forward(b->out, b->x, b->delta, N, C, 1, d, &b->device);
 }
 // a = b + s c over arrays that no cache holds; 12 bytes an element, as STREAM counts.
 enum { TRIAD_ELEMENTS = 1 << 24 };
@@ -205,7 +207,7 @@ int main(int argc, char **argv) {
         {"residual + LayerNorm", bench_residual_layernorm, 5 * rows * X},
         {"LayerNorm backward", bench_norm_backward, 4 * rows * X},
         {"RMSNorm backward", bench_rmsnorm_backward, 4 * rows * X},
-        {"dropout backward", bench_dropout_backward, 2 * rows * X},
+        {"residual backward", bench_residual_backward, 2 * rows * X},
         {"GELU", bench_gelu, 2 * hidden * X},
         {"GELU backward", bench_gelu_backward, 3 * hidden * X},
         {"SwiGLU", bench_swiglu, 3 * hidden * X},
