@@ -547,9 +547,9 @@ static void embed(struct gpt *m, enum pass pass) {
     const int32_t *tokens = token_buffer(m, pass, SLOT_TOKENS);
     if (!generates(pass))
         timeline_touch(token_buffer(m, pass, SLOT_TARGETS));
-    const int32_t *starts = starts_of(m, pass);
+    const struct token_positions positions = {starts_of(m, pass), NULL};
     floatX *out = (floatX *)activation(m, pass, -1, ACT_OUT);
-    RUN(m, embedding_forward(out, tokens, wte, wpe, starts, e.B, e.T, m->shape.layer.C,
+    RUN(m, embedding_forward(out, tokens, wte, wpe, positions, e.B, e.T, m->shape.layer.C, 1,
                              dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), m->dev));
 }
 
@@ -651,7 +651,8 @@ static void embedding_gradients(struct gpt *m) {
     const floatX *dres = d_residual(m);
     const int32_t *tokens = token_buffer(m, PASS_TRAIN, SLOT_TOKENS);
     void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T));
-    RUN(m, embedding_backward(dwte, dwpe, dres, tokens, e.B, e.T, m->shape.layer.C,
+    const struct token_positions positions = {NULL, NULL};
+    RUN(m, embedding_backward(dwte, dwpe, dres, tokens, positions, e.B, e.T, m->shape.layer.C, 1,
                               dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
     zero_reduce(&m->zero, unit, m->last_micro_step);
 }
