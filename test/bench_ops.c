@@ -135,10 +135,11 @@ static void bench_rope_backward(struct buffers *b) {
     rope_backward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
 }
 static void bench_embedding(struct buffers *b) {
-    embedding_forward(b->out, b->tokens, b->wte, b->wpe, NULL, B, T, C, b->dropout, &b->device);
+    embedding_forward(b->out, b->tokens, b->wte, b->wpe, in_order, B, T, C, 1, b->dropout, &b->device);
 }
 static void bench_embedding_backward(struct buffers *b) {
-    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, B, T, C, b->dropout, NULL, &b->device);
+    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, in_order, B, T, C, 1, b->dropout, NULL,
+                       &b->device);
 }
 // The logits become gradients in the first run and are small numbers from then on, which changes no timing.
 static void bench_cross_entropy(struct buffers *b) {
