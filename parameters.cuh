@@ -32,16 +32,16 @@ static bool uses_rope(const struct model_shape *s) {
 }
 // Elements of the weight and of the bias of a norm of the residual stream or of a branch; 0: there is none. `has`:
 // whether the model has the norm.
-static int norm_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
+static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
 static int norm_bias_rows(const struct model_shape *s, bool has) {
     switch (s->normalization) {
-    case NORMALIZATION_LAYERNORM: return norm_rows(s, has);
+    case NORMALIZATION_LAYERNORM: return norm_weight_rows(s, has);
     case NORMALIZATION_RMSNORM: return 0;
     }
     return 0;
 }
 // Elements of the weight of the norm of q or k, which has `heads` heads; 0: there is none.
-static int qk_norm_rows(const struct model_shape *s, int heads) {
+static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     if (s->layer.qk_statistics == 0)
         return 0;
     switch (s->qk_norm_width) {
@@ -154,7 +154,8 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
     ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_NORM, NO_STREAM)                               \
     ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s, true), 1, s->layer.C, INIT_ZERO, NO_STREAM)                    \
     ROW(LM_HEAD, "lm_head", UNIT_HEAD, s->tied ? 0 : s->Vp, s->layer.C, s->V, INIT_NORMAL, 2)                          \
-    ROW(POST2_W, "post2.weight", UNIT_LAYER, norm_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM, NO_STREAM)   \
+    ROW(POST2_W, "post2.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM,       \
+        NO_STREAM)                                                                                                     \
     ROW(POST2_B, "post2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
         NO_STREAM)                                                                                                     \
     ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL, 3)                   \
@@ -162,22 +163,25 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
     ROW(FC_W, "fc.weight", UNIT_LAYER, fc_width(&s->layer), s->layer.C, fc_width(&s->layer), INIT_NORMAL, 5)           \
     ROW(FC_B, "fc.bias", UNIT_LAYER, s->mlp_bias ? fc_width(&s->layer) : 0, 1, fc_width(&s->layer), INIT_ZERO,         \
         NO_STREAM)                                                                                                     \
-    ROW(LN2_W, "ln2.weight", UNIT_LAYER, norm_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM, NO_STREAM)      \
+    ROW(LN2_W, "ln2.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
+        NO_STREAM)                                                                                                     \
     ROW(LN2_B, "ln2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
-    ROW(POST1_W, "post1.weight", UNIT_LAYER, norm_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM, NO_STREAM)   \
+    ROW(POST1_W, "post1.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM,       \
+        NO_STREAM)                                                                                                     \
     ROW(POST1_B, "post1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
         NO_STREAM)                                                                                                     \
     ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_RESIDUAL, 9)    \
     ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->attention_proj_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO,      \
         NO_STREAM)                                                                                                     \
-    ROW(QNORM_W, "qnorm.weight", UNIT_LAYER, qk_norm_rows(s, s->layer.H), 1, qk_norm_rows(s, s->layer.H), INIT_NORM,   \
-        NO_STREAM)                                                                                                     \
-    ROW(KNORM_W, "knorm.weight", UNIT_LAYER, qk_norm_rows(s, s->layer.G), 1, qk_norm_rows(s, s->layer.G), INIT_NORM,   \
-        NO_STREAM)                                                                                                     \
+    ROW(QNORM_W, "qnorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.H), 1,                                    \
+        qk_norm_weight_rows(s, s->layer.H), INIT_NORM, NO_STREAM)                                                      \
+    ROW(KNORM_W, "knorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.G), 1,                                    \
+        qk_norm_weight_rows(s, s->layer.G), INIT_NORM, NO_STREAM)                                                      \
     ROW(QKV_W, "qkv.weight", UNIT_LAYER, qkv_width(&s->layer), s->layer.C, qkv_width(&s->layer), INIT_NORMAL, 11)      \
     ROW(QKV_B, "qkv.bias", UNIT_LAYER, s->qkv_bias ? qkv_width(&s->layer) : 0, 1, qkv_width(&s->layer), INIT_ZERO,     \
         NO_STREAM)                                                                                                     \
-    ROW(LN1_W, "ln1.weight", UNIT_LAYER, norm_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM, NO_STREAM)      \
+    ROW(LN1_W, "ln1.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
+        NO_STREAM)                                                                                                     \
     ROW(LN1_B, "ln1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
     ROW(WPE, "wpe", UNIT_EMBEDDINGS, s->P, s->layer.C, s->P, INIT_NORMAL, 15)                                          \
     ROW(WTE, "wte", UNIT_EMBEDDINGS, s->Vp, s->layer.C, s->V, INIT_NORMAL, 16)

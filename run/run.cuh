@@ -25,6 +25,7 @@ struct run {
     struct schedule schedule;
     struct log log;
     int32_t *inputs, *targets; // (micro batch, T), the current micro-batch
+    int32_t *document_starts;  // (micro batch, T) where the inputs' documents begin; NULL: documents are not separated
     int32_t *samples;          // (sequences, n): each prompt, with room for its continuation
     int *prompt_tokens;        // (sequences) tokens of each prompt
     struct sampler sampler;    // host memory for sampling
@@ -75,6 +76,9 @@ static int stop_asked_of_any(struct run *r) {
 
 // The next micro-batch of a loader, in r's memory until the next call.
 static struct batch read_batch(struct run *r, struct dataloader *loader) {
-    dataloader_read(loader, r->inputs, r->targets, r->config->micro_batch_size);
-    return batch_of(r->inputs, r->targets);
+    const struct token_batch to = {r->inputs, r->targets, r->document_starts};
+    struct batch batch = batch_of(r->inputs, r->targets);
+    dataloader_read_batch(loader, to, r->config->micro_batch_size);
+    batch.document_starts = r->document_starts;
+    return batch;
 }
