@@ -844,64 +844,6 @@ static void test_without_lse(void **state) {
     free(exact);
 }
 
-// Fed token by token through the cache, each sequence one position behind the one before, each row equals forward's;
-// the cache is the one that all tokens at once make.
-static void check_decode(struct attention_shape s, int capacity) {
-    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim,
-                  C = (int64_t)s.num_heads * s.head_dim, heads = (int64_t)s.B * s.num_query_groups,
-                  head = (int64_t)capacity * s.head_dim;
-    const size_t cache_bytes = (size_t)(heads * head) * sizeof(floatX);
-    uint64_t seed = case_seed = 6;
-    test_case_shape(s, 0, "decoding");
-    double *exact;
-    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
-    double *dout = test_doubles(out_count(s));
-    const struct naive reference = naive_attention(exact, dout, s, dropout_of(0), exactly);
-    floatX *caches[4]; // keys, values; those of all tokens at once
-    for (int i = 0; i < 4; i++)
-        caches[i] = (floatX *)guarded(cache_bytes);
-    floatX *token = (floatX *)test_alloc((size_t)(s.B * W) * sizeof *token);
-    int32_t *positions = (int32_t *)test_alloc((size_t)s.B * sizeof *positions);
-    floatX *out = (floatX *)guarded((size_t)(s.B * C) * sizeof *out);
-    double *rows = test_doubles(out_count(s));
-    struct attention_shape one = s;
-    one.T = 1;
-    for (int step = 0; step < s.T + s.B - 1; step++) {
-        for (int b = 0; b < s.B; b++) {
-            const int t = step < b ? 0 : step - b < s.T ? step - b : s.T - 1;
-            positions[b] = t;
-            memcpy(token + b * W, qkv + ((int64_t)b * s.T + t) * W, (size_t)W * sizeof *token);
-        }
-        kv_cache_append(caches[0], caches[1], token, positions, capacity, one, &dev);
-        attention_decode(out, token, caches[0], caches[1], positions, capacity, one, NULL, &dev);
-        for (int64_t i = 0; i < s.B * C; i++)
-            rows[(i / C * s.T + positions[i / C]) * C + i % C] = to_float(out[i]);
-    }
-    // Sums are fp32 here in both precisions; the result is rounded once.
-    assert_close(rows, reference.out, out_count(s),
-                 FLOATX_ROUNDING + bound_of(s, 1).relative * 0x1p-24 / FLOATX_ROUNDING);
-    kv_cache_append(caches[2], caches[3], qkv, NULL, capacity, s, &dev);
-    for (int64_t i = 0; i < 2 * heads; i++)
-        assert_memory_equal(caches[i % 2] + i / 2 * head, caches[2 + i % 2] + i / 2 * head,
-                            (size_t)s.T * (size_t)s.head_dim * sizeof(floatX));
-    for (int i = 0; i < 4; i++)
-        guarded_free(caches[i], cache_bytes);
-    guarded_free(out, (size_t)(s.B * C) * sizeof *out);
-    naive_free(reference);
-    free(positions);
-    free(rows);
-    free(token);
-    free(dout);
-    free(qkv);
-    free(exact);
-}
-static void decoding_equals_forward(void **state) {
-    check_decode(shape_of(3, 70, 6, 2, 24), 80);
-    check_decode(shape_of(1, 129, 2, 1, 64), 129);
-    check_decode(shape_of(1, 1, 1, 1, 256), 1);
-    check_decode(shape_of(1, 700, 1, 1, 8), 700); // more than a run of keys
-}
-
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
                    struct attention_choice *choice) {
     if (flash)
@@ -1041,7 +983,6 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_without_lse),
-        cmocka_unit_test(decoding_equals_forward),
         cmocka_unit_test(test_choice),
         cmocka_unit_test(test_choice_of_flash),
     };
