@@ -1147,7 +1147,7 @@ static void check_apart(enum attention_backend which, struct attention_shape s, 
         x.dout[token * out_row + i] = to_floatX(i % 2 ? 30.0f : -70.0f);
     const struct result after = run(x.qkv, x.dout, which, s, dropout_of(0));
     for (int b = 0; b < s.B; b++) {
-        const int begin = b == sequence ? s.first_key[token] : s.T, end = b == sequence ? s.last_query[begin] + 1 : s.T;
+        const int begin = b == sequence ? s.first_key[token] : s.T, end = b == sequence ? s.last_query[sequence * s.T + begin] + 1 : s.T;
         assert_rows_equal(before, after, which, s, b, 0, begin);
         assert_rows_equal(before, after, which, s, b, end, s.T);
     }
