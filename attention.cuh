@@ -8,7 +8,7 @@
 #include "kernels/attention_decode.cuh"  // attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
 #include "kernels/attention_shape.cuh"   // struct attention_shape
-#include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
+#include "kernels/attention_unfused.cuh" // what unfused_* are
 #include "kernels/rope.cuh"              // rope_backward
 #include "runtime/machine/error.h"       // fail
 #include <stdio.h>                       // snprintf
@@ -52,10 +52,12 @@ static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                struct attention_backward_options options, void *workspace, struct device *dev);
 
 #ifdef TARGET_CUDA
-#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_unavailable_reason
+#include "kernels/attention_sm80.cuh"         // flash_forward, flash_backward, flash_unavailable_reason
+#include "kernels/attention_unfused_cuda.cuh" // unfused_forward, unfused_backward
 static const char *unfused_describe(void) { return FLOATX_NAME; }
 #else
-#include "kernels/attention_cpu.cuh" // flash_forward, flash_backward
+#include "kernels/attention_cpu.cuh"         // flash_forward, flash_backward
+#include "kernels/attention_unfused_cpu.cuh" // unfused_forward, unfused_backward
 static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
 static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
