@@ -64,8 +64,8 @@ static void residual_backward(floatX *ddelta,     // (n); may be dout
 
 #ifdef TARGET_CUDA
 
-// A row is the work of a warp where a lane's share of the row fits its registers, else of a block. A thread has every
-// THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that the passes over the row read memory
+// A row is the work of a warp where a lane's share of the row fits its registers, else of a block; of part of a warp in
+// qk_norm.cuh. A thread has every THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that the passes over the row read memory
 // once; PACKS = 0: any number at any alignment, read again in each pass. The choice depends on C and alignments alone.
 enum { NORM_THREADS = 256 };
 
@@ -106,11 +106,11 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
-        x[k] = lanes_sum(x[k], 32);
+        x[k] = lanes_sum(x[k], THREADS < 32 ? THREADS : 32);
         if (THREADS > 32 && lane == 0)
             store_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + warp), x[k]);
     }
-    if (THREADS == 32)
+    if (THREADS <= 32)
         return;
     __syncthreads();
 #pragma unroll
@@ -309,16 +309,16 @@ static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)norm_backward_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
 
-// Adds the block's sums, of which each warp holds 32 packs of the same columns, in the order of the warps, into
-// to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
-DEVICE_FUNCTION void norm_warps_reduce(float *to, int count, const struct packed_floats &sums) {
+// Adds the block's sums, of which each group of THREADS threads holds as many packs of the same columns, in the order of
+// the groups, into to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
+template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int count, const struct packed_floats &sums) {
     __syncthreads(); // the last call's sums have been read
     floats_store_shared(shared_memory() + threadIdx.x * (PACK * 4), sums);
     __syncthreads();
-    for (int c = threadIdx.x; c < 32 * PACK && c < count; c += NORM_THREADS) {
+    for (int c = threadIdx.x; c < THREADS * PACK && c < count; c += NORM_THREADS) {
         float sum = 0;
-        for (int warp = 0; warp < NORM_THREADS / 32; warp++)
-            sum += load_shared_float(shared_memory() + 4 * (uint32_t)(warp * 32 * PACK + c));
+        for (int group = 0; group < NORM_THREADS / THREADS; group++)
+            sum += load_shared_float(shared_memory() + 4 * (uint32_t)(group * THREADS * PACK + c));
         to[c] = sum;
     }
 }
@@ -402,8 +402,8 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             const int c = j * 32 * PACK;
-            norm_warps_reduce(dweight + c, C - c, dweight_sum[j]);
-            norm_warps_reduce(dbias + c, C - c, dbias_sum[j]);
+            norm_groups_reduce<32>(dweight + c, C - c, dweight_sum[j]);
+            norm_groups_reduce<32>(dbias + c, C - c, dbias_sum[j]);
         }
     } else if (PACKS > 0)
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
@@ -412,30 +412,30 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
         });
 }
 
-// Adds the runs' sums to the gradients: a warp adds every 32nd run of 32 columns, then the block's first warp adds the
-// warps' sums.
+// Adds the runs' sums (runs, a_count + b_count) to a (a_count) and b (b_count): a warp adds every 32nd run of 32 columns,
+// then the block's first warp adds the warps' sums. Without b, which is NULL then, its columns may be left out of the grid.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
-    norm_reduce_kernel(float *dweight, float *dbias, const float *sums, int64_t runs, int C) {
+    norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t k = (int64_t)blockIdx.x * 32 + lane; // a column of dweight, or C plus one of dbias
+    const int64_t k = (int64_t)blockIdx.x * 32 + lane, columns = (int64_t)a_count + b_count;
     float sum = 0;
-    if (k < 2 * (int64_t)C) {
+    if (k < columns) {
 #pragma unroll 8
         for (int64_t run = warp; run < runs; run += NORM_REDUCE_THREADS / 32)
-            sum += sums[run * 2 * C + k];
+            sum += sums[run * columns + k];
     }
     store_shared_float(shared_memory() + 4 * threadIdx.x, sum);
     __syncthreads();
-    if (warp != 0 || k >= 2 * (int64_t)C)
+    if (warp != 0 || k >= columns)
         return;
     sum = 0;
     for (int i = 0; i < NORM_REDUCE_THREADS / 32; i++)
         sum += load_shared_float(shared_memory() + 4 * (uint32_t)(i * 32 + lane));
-    if (k < C)
-        dweight[k] += sum;
-    else if (dbias != NULL)
-        dbias[k - C] += sum;
+    if (k < a_count)
+        a[k] += sum;
+    else if (b != NULL)
+        b[k - a_count] += sum;
 }
 
 static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
@@ -461,7 +461,7 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
         NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, 6 * 512 / 32);
 #undef NORM_BACKWARD
     LAUNCH(dev, norm_reduce_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_REDUCE_THREADS,
-           NORM_REDUCE_THREADS * sizeof(float), dweight, dbias, (const float *)sums, runs, C);
+           NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs);
 }
 
 static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, const floatX *delta, int64_t n,

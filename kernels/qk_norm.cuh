@@ -48,6 +48,199 @@ static inline struct qk_rows qk_rows_of(struct qk_norm_shape s) {
 }
 
 #ifdef TARGET_CUDA
+
+// A row is the work of THREADS neighbouring lanes where they hold it in QK_PACKS packs each, and of a block otherwise. With
+// two packs the index arithmetic and the lanes' sum are shared by twice the bytes.
+enum { QK_PACKS = 2 };
+
+// Calls LAUNCH_ROWS(threads, packs): as many threads as rows of up to `longest` elements take, and the packs of each.
+// `whole`: the arrays are aligned to 16 bytes.
+#define QK_ROWS_DISPATCH(LAUNCH_ROWS, longest, whole)                                                                  \
+    do {                                                                                                               \
+        const int packs_ = blocks_for(longest, PACK);                                                                  \
+        if (!(whole) || packs_ > 8 * NORM_THREADS)                                                                     \
+            LAUNCH_ROWS(NORM_THREADS, 0);                                                                              \
+        else if (packs_ <= QK_PACKS * 4)                                                                               \
+            LAUNCH_ROWS(4, QK_PACKS);                                                                                  \
+        else if (packs_ <= QK_PACKS * 8)                                                                               \
+            LAUNCH_ROWS(8, QK_PACKS);                                                                                  \
+        else if (packs_ <= QK_PACKS * 16)                                                                              \
+            LAUNCH_ROWS(16, QK_PACKS);                                                                                 \
+        else if (packs_ <= QK_PACKS * 32)                                                                              \
+            LAUNCH_ROWS(32, QK_PACKS);                                                                                 \
+        else if (packs_ <= 2 * NORM_THREADS)                                                                           \
+            LAUNCH_ROWS(NORM_THREADS, 2);                                                                              \
+        else if (packs_ <= 4 * NORM_THREADS)                                                                           \
+            LAUNCH_ROWS(NORM_THREADS, 4);                                                                              \
+        else                                                                                                           \
+            LAUNCH_ROWS(NORM_THREADS, 8);                                                                              \
+    } while (0)
+static inline int qk_longest_row(struct qk_rows rows) {
+    return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
+}
+
+// A thread past the last row works on a row of no elements, for its warp's other rows need it in their sums.
+template <int THREADS, int PACKS>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    qk_norm_forward_kernel(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
+                           struct qk_rows rows, float offset, float epsilon) {
+    const int normed_rows = rows.q_rows + rows.k_rows, token_rows = normed_rows + rows.k_rows;
+    const int64_t at = (int64_t)blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS, n = at / token_rows;
+    const int row = (int)(at - n * token_rows);
+    const bool is_q = row < rows.q_rows;
+    const int width = is_q ? rows.q_width : rows.k_width, C = n < N ? width : 0;
+    const int64_t first =
+        n * rows.width + (int64_t)row * width + (is_q ? 0 : rows.q_rows * (int64_t)(rows.q_width - rows.k_width));
+    const floatX *x = qkv + first, *weight = is_q ? wq : wk;
+    struct packed held[PACKS > 0 ? PACKS : 1];
+    float squares[1] = {0};
+    row_packs<THREADS, PACKS>(C, [&](int j, int c) {
+        held[PACKS > 0 ? j : 0] = row_load<PACKS>(x, c, C);
+        const struct packed_floats v = packed_to_floats(held[PACKS > 0 ? j : 0]); // 0 past the row's end
+        float part = 0;
+#pragma unroll
+        for (int i = 0; i < PACK; i++)
+            part = fmaf(v.x[i], v.x[i], part);
+        squares[0] += part;
+    });
+    row_sums<THREADS>(squares, 0);
+    const float row_rstd = 1.0f / sqrtf(squares[0] / (float)width + epsilon);
+    const bool normed = row < normed_rows;
+    if (threadIdx.x % THREADS == 0 && normed && n < N && rstd != NULL)
+        rstd[n * normed_rows + row] = row_rstd;
+    row_packs<THREADS, PACKS>(C, [&](int j, int c) {
+        struct packed value = PACKS > 0 ? held[j] : row_load<PACKS>(x, c, C);
+        if (normed) {
+            struct packed_floats v = packed_to_floats(value);
+            const struct packed_floats w = row_weight<PACKS>(weight, offset, c, C);
+#pragma unroll
+            for (int i = 0; i < PACK; i++)
+                v.x[i] = v.x[i] * row_rstd * w.x[i];
+            value = packed_from_floats(v);
+        }
+        row_store<PACKS>(out + first, value, c, C);
+    });
+}
+
+static void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
+                            struct qk_norm_shape shape, struct device *dev) {
+    const struct qk_rows rows = qk_rows_of(shape);
+    const void *arrays[] = {out, qkv, wq, wk};
+    const float offset = norm_weight_offset(shape.one_plus);
+#define QK_FORWARD(threads, packs)                                                                                     \
+    LAUNCH(dev, (qk_norm_forward_kernel<threads, packs>),                                                              \
+           blocks_for(N *(rows.q_rows + 2 * rows.k_rows), NORM_THREADS / threads), NORM_THREADS,                       \
+           NORM_THREADS / 32 * sizeof(float), out, rstd, qkv, wq, wk, N, rows, offset, shape.epsilon)
+    QK_ROWS_DISPATCH(QK_FORWARD, qk_longest_row(rows), norm_rows_whole(shape.D, arrays, 4));
+#undef QK_FORWARD
+}
+
+// A block takes a run of tokens, whose sums for the weights' gradients lie in the workspace and are added in a fixed order.
+// As in norm_backward, the number of runs depends on the sizes alone, and fills 132 SMs.
+static inline int64_t qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
+    const int64_t most = (shape.full_width ? 2 : 4) * 132, runs = (N + 3) / 4;
+    return runs < most ? runs : most;
+}
+static size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape) {
+    const struct qk_rows rows = qk_rows_of(shape);
+    return (size_t)qk_norm_backward_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
+}
+
+// The q or the k rows of a run of `tokens` tokens: `count` in each, of C elements, from d and x on. sums (C) gets the run's
+// dweight. `turn` alternates between the two sets of slots in which a block's warps exchange sums.
+template <int THREADS, int PACKS>
+DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
+                                          const float *rstd, unsigned tokens, unsigned count, int C,
+                                          const struct qk_rows &rows, float offset, int &turn) {
+    enum { HELD = PACKS > 0 ? PACKS : 1, ROWS = NORM_THREADS / THREADS };
+    struct packed_floats dweight[HELD];
+    memset(dweight, 0, sizeof dweight);
+    if (PACKS == 0)
+        row_packs<THREADS, PACKS>(C, [&](int j, int c) { floats_store_some(sums + c, dweight[0], C - c); });
+    for (unsigned begin = 0; begin < tokens * count; begin += ROWS, turn ^= 1) {
+        const unsigned at = begin + threadIdx.x / THREADS, n = at / count, row = at - n * count;
+        const int here = n < tokens ? C : 0;
+        const int64_t first = (int64_t)n * rows.width + (int64_t)row * C;
+        const float row_rstd = here > 0 ? rstd[(int64_t)n * (rows.q_rows + rows.k_rows) + row] : 0;
+        struct packed x_held[HELD], d_held[HELD];
+        if (PACKS > 0)
+            row_packs<THREADS, PACKS>(here, [&](int j, int c) {
+                x_held[j] = row_load<PACKS>(x + first, c, here);
+                d_held[j] = row_load<PACKS>(d + first, c, here);
+            });
+        float gx[1] = {0};
+        row_packs<THREADS, PACKS>(here, [&](int j, int c) {
+            const struct packed_floats v = row_pack<PACKS>(x_held, x + first, j, c, here);
+            const struct packed_floats dout = row_pack<PACKS>(d_held, d + first, j, c, here);
+            const struct packed_floats w = row_weight<PACKS>(weight, offset, c, here);
+            float part = 0;
+#pragma unroll
+            for (int i = 0; i < PACK; i++)
+                part = fmaf(dout.x[i] * w.x[i], v.x[i], part);
+            gx[0] += part;
+        });
+        row_sums<THREADS>(gx, turn);
+        const float gy_mean = gx[0] * row_rstd / (float)C;
+        row_packs<THREADS, PACKS>(here, [&](int j, int c) {
+            const struct packed_floats v = row_pack<PACKS>(x_held, x + first, j, c, here);
+            struct packed_floats dout = row_pack<PACKS>(d_held, d + first, j, c, here);
+            const struct packed_floats w = row_weight<PACKS>(weight, offset, c, here);
+            struct packed_floats &to = dweight[PACKS > 0 ? j : 0];
+            if (PACKS == 0)
+                to = floats_load_some(sums + c, C - c);
+#pragma unroll
+            for (int i = 0; i < PACK; i++) {
+                const float y = v.x[i] * row_rstd;
+                to.x[i] = fmaf(dout.x[i], y, to.x[i]);
+                dout.x[i] = row_rstd * (dout.x[i] * w.x[i] - y * gy_mean);
+            }
+            row_store<PACKS>(d + first, packed_from_floats(dout), c, here);
+            if (PACKS == 0)
+                floats_store_some(sums + c, to, C - c);
+        });
+    }
+    if (PACKS > 0 && THREADS <= 32) {
+#pragma unroll
+        for (int j = 0; j < PACKS; j++)
+            norm_groups_reduce<THREADS>(sums + j * THREADS * PACK, C - j * THREADS * PACK, dweight[j]);
+    } else if (PACKS > 0)
+        row_packs<THREADS, PACKS>(C, [&](int j, int c) { floats_store(sums + c, dweight[j]); });
+}
+
+template <int THREADS, int PACKS>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    qk_norm_backward_kernel(float *sums, floatX *dqkv, const floatX *qkv, const floatX *wq, const floatX *wk,
+                            const float *rstd, int64_t N, struct qk_rows rows, float offset) {
+    const int64_t begin = blockIdx.x * N / gridDim.x, end = (blockIdx.x + 1) * N / gridDim.x;
+    const int64_t first = begin * rows.width, keys = first + (int64_t)rows.q_rows * rows.q_width;
+    float *run = sums + (int64_t)blockIdx.x * (rows.q_width + rows.k_width);
+    rstd += begin * (rows.q_rows + rows.k_rows);
+    int turn = 0;
+    qk_norm_backward_run<THREADS, PACKS>(run, dqkv + first, qkv + first, wq, rstd, (unsigned)(end - begin),
+                                         (unsigned)rows.q_rows, rows.q_width, rows, offset, turn);
+    qk_norm_backward_run<THREADS, PACKS>(run + rows.q_width, dqkv + keys, qkv + keys, wk, rstd + rows.q_rows,
+                                         (unsigned)(end - begin), (unsigned)rows.k_rows, rows.k_width, rows, offset,
+                                         turn);
+}
+
+static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, const floatX *wq,
+                             const floatX *wk, const float *rstd, int64_t N, struct qk_norm_shape shape,
+                             void *workspace, struct device *dev) {
+    const struct qk_rows rows = qk_rows_of(shape);
+    const void *arrays[] = {dqkv, qkv, wq, wk, workspace};
+    const int64_t runs = qk_norm_backward_runs(N, shape);
+    const float offset = norm_weight_offset(shape.one_plus);
+    float *sums = (float *)workspace; // (runs, q_width + k_width)
+#define QK_BACKWARD(threads, packs)                                                                                    \
+    LAUNCH(dev, (qk_norm_backward_kernel<threads, packs>), (unsigned)runs, NORM_THREADS,                               \
+           (threads <= 32 ? NORM_THREADS * PACK : 2 * NORM_THREADS / 32) * sizeof(float), sums, dqkv, qkv, wq, wk,     \
+           rstd, N, rows, offset)
+    QK_ROWS_DISPATCH(QK_BACKWARD, qk_longest_row(rows), norm_rows_whole(shape.D, arrays, 5));
+#undef QK_BACKWARD
+    LAUNCH(dev, norm_reduce_kernel, blocks_for(rows.q_width + rows.k_width, 32), NORM_REDUCE_THREADS,
+           NORM_REDUCE_THREADS * sizeof(float), dwq, rows.q_width, dwk, rows.k_width, (const float *)sums, runs);
+}
+
 #else
 
 // The first `rows` rows of width C of a token, NORM_ROWS at a time.

@@ -111,7 +111,7 @@ static const int sizes[][4] = {{1, 1, 1, 8},   {3, 4, 2, 24},  {5, 12, 12, 64}, 
                                {2, 9, 3, 128}, {4, 5, 2, 256}, {300, 2, 1, 8},  {700, 3, 1, 16}, {2, 7, 7, 40}};
 enum { SIZES = sizeof sizes / sizeof *sizes, VARIANTS = 4 };
 static struct qk_norm_shape shape_of(const int size[4], int variant) {
-    const struct qk_norm_shape s = {size[1], size[2], size[3], variant & 1, variant & 2, (float)EPS};
+    const struct qk_norm_shape s = {size[1], size[2], size[3], variant % 2 == 1, variant >= 2, (float)EPS};
     return s;
 }
 
@@ -271,6 +271,52 @@ static void same_bits_for_any_threads(void **state) {
     }
 }
 
+// Arrays that begin anywhere: the same results, but for the order of sums.
+static void misaligned(void **state) {
+    for (int variant = 0; variant < VARIANTS; variant++) {
+        const int size[] = {5, 7, 3, 40};
+        const struct qk_norm_shape s = shape_of(size, variant);
+        struct problem p = problem_create(5, s);
+        floatX *arrays[2][5]; // out, qkv, wq, wk, dqkv
+        float *rstd[2], *dw[2];
+        void *workspace = test_alloc(qk_norm_backward_workspace_bytes(5, s));
+        const int weights = p.q_weights + p.k_weights;
+        for (int shift = 0; shift < 2; shift++) {
+            const floatX *from[] = {p.qkv, p.qkv, p.wq, p.wk, p.dout};
+            const int64_t counts[] = {p.n, p.n, p.q_weights, p.k_weights, p.n};
+            floatX **a = arrays[shift];
+            for (int i = 0; i < 5; i++) {
+                a[i] = (floatX *)test_alloc(sizeof(floatX) * (size_t)(counts[i] + 1)) + shift;
+                memcpy(a[i], from[i], sizeof(floatX) * (size_t)counts[i]);
+            }
+            rstd[shift] = (float *)test_alloc((size_t)p.rstds * sizeof(float));
+            dw[shift] = (float *)test_alloc((size_t)weights * sizeof(float));
+            memset(dw[shift], 0, (size_t)weights * sizeof(float));
+            qk_norm_forward(a[0], rstd[shift], a[1], a[2], a[3], 5, s, &device);
+            qk_norm_backward(a[4], dw[shift], dw[shift] + p.q_weights, a[1], a[2], a[3], rstd[shift], 5, s, workspace,
+                             &device);
+        }
+        for (int i = 0; i < 5; i += 4) {
+            double *result = to_doubles(arrays[1][i], p.n), *expected = to_doubles(arrays[0][i], p.n);
+            assert_close(result, expected, p.n, TOLERANCE);
+            free(result);
+            free(expected);
+        }
+        double *result = floats_to_doubles(dw[1], weights), *expected = floats_to_doubles(dw[0], weights);
+        assert_close(result, expected, weights, FP32_SUMS);
+        free(result);
+        free(expected);
+        free(workspace);
+        for (int shift = 0; shift < 2; shift++) {
+            for (int i = 0; i < 5; i++)
+                free(arrays[shift][i] - shift);
+            free(rstd[shift]);
+            free(dw[shift]);
+        }
+        problem_free(p);
+    }
+}
+
 // Decoding takes a token alone; a NaN is seen in its own head, or its own token's q, and nowhere else.
 static void a_token_has_its_bits_alone_and_keeps_its_nan(void **state) {
     for (int variant = 0; variant < VARIANTS; variant++) {
@@ -304,6 +350,7 @@ int main(void) {
         cmocka_unit_test(backward),
         cmocka_unit_test(reference_by_finite_differences),
         cmocka_unit_test(same_bits_for_any_threads),
+        cmocka_unit_test(misaligned),
         cmocka_unit_test(a_token_has_its_bits_alone_and_keeps_its_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
