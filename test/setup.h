@@ -19,15 +19,14 @@
 #define SMALL                                                                                                          \
     "--vocab-size 150 --micro-batch-size " BATCH " --global-batch-size " TWO_BATCHES                                   \
     " --seq-length 37 --loss-chunk-tokens 50 --sample-every 1 --sample-tokens 37 --sample-count " BATCH " "
-static const char GPT2[] =
-    SMALL "--num-layers " LAYERS " --hidden-size 48 --num-attention-heads 3 --hidden-dropout 0.1 "
-          "--attention-dropout 0.2";
-static const char LLAMA[] =
-    SMALL "--num-layers " LAYERS " --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 "
-          "--ffn-hidden-size 104 --normalization RMSNorm --position-embedding-type rope --activation swiglu "
-          "--add-bias-linear=false --add-qkv-bias --untie-embeddings-and-output-weights";
-static const char MQA[] =
-    SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 --hidden-dropout 0.3";
+#define GPT2                                                                                                           \
+    SMALL "--num-layers " LAYERS " --hidden-size 48 --num-attention-heads 3 --hidden-dropout 0.1 "                     \
+          "--attention-dropout 0.2"
+#define LLAMA                                                                                                          \
+    SMALL "--num-layers " LAYERS " --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 "                     \
+          "--ffn-hidden-size 104 --normalization RMSNorm --position-embedding-type rope --activation swiglu "          \
+          "--add-bias-linear=false --add-qkv-bias --untie-embeddings-and-output-weights"
+#define MQA SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 6 --num-query-groups 1 --hidden-dropout 0.3"
 
 enum { PROMPT_TOKENS = 30 };
 struct setup {
