@@ -62,8 +62,8 @@ enum slot {
 // The results of a step, in the device's memory until the host fetches them, up to a step later.
 struct step_results {
     struct gradient_check check;
-    double loss;         // mean over the last micro-batch
-    uint64_t micro_step; // counted over the run: the counter of the dropout masks
+    struct loss_sum loss; // of the last micro-batch
+    uint64_t micro_step;  // counted over the run: the counter of the dropout masks
 };
 
 struct gpt {
@@ -108,8 +108,8 @@ struct gpt {
     double *host_requests; // (2) requests in flight
 };
 
-// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the loss of each
-// micro-batch (from REPORT_LOSSES on), and its request (at report_request).
+// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the sum of the
+// losses of each micro-batch (from REPORT_LOSSES on), and its request (at report_request).
 static int report_width(const struct gpt *m) { return REPORT_LOSSES + m->micro_steps + 1; }
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + m->micro_steps; }
 
@@ -585,8 +585,9 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
     MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
-    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, pass == PASS_TRAIN,
-                         m->dev));
+    const struct logit_transform transform = {1, 0};
+    RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, transform,
+                         pass == PASS_TRAIN, m->dev));
     if (pass != PASS_TRAIN)
         return;
 
@@ -601,7 +602,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
-// Writes the mean loss of all tokens into results->loss and, in training, the gradient of the residual stream. Logits
+// Writes the sum of all tokens' losses into results->loss and, in training, the gradient of the residual stream. Logits
 // are materialised for one chunk of tokens at a time.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
@@ -625,9 +626,9 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     }
     phase(m, "head", -1, "final norm");
     timeline_touch(final_norm_buffer(m, pass));
-    timeline_touch(token_buffer(m, pass, SLOT_TARGETS));
+    const int32_t *targets = token_buffer(m, pass, SLOT_TARGETS);
     const float *losses = losses_buffer(m, pass);
-    RUN(m, losses_sum(&m->results->loss, losses, N, 1.0 / (double)N, m->dev));
+    RUN(m, losses_sum(&m->results->loss, losses, targets, N, m->dev));
     if (pass == PASS_TRAIN) {
         const floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
         floatX *dres = d_residual(m);
@@ -715,7 +716,7 @@ static void gpt_micro_step(struct gpt *m, int index, const int32_t *inputs, cons
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     forward_backward_recorded(m, index, scale);
-    RUN(m, device_copy(&m->losses[index], &m->results->loss, sizeof *m->losses, m->dev));
+    RUN(m, device_copy(&m->losses[index], &m->results->loss.sum, sizeof *m->losses, m->dev));
     m->dropout = false;
     m->micro_step += (uint64_t)m->zero.shards.ranks;
 }
@@ -778,7 +779,7 @@ static struct step_results gpt_results(struct gpt *m, int slot, const double **r
 
 // The mean loss of a (B, T) batch in host memory, without gradients and dropout. Waits for the device.
 static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *targets) {
-    double loss = 0;
+    struct loss_sum loss = {0, 0};
     region(m, REGION_EVALUATE);
     upload_batch(m, PASS_EVALUATE, inputs, targets);
     embed(m, PASS_EVALUATE);
@@ -786,5 +787,5 @@ static double gpt_evaluate(struct gpt *m, const int32_t *inputs, const int32_t *
         block_forward(m, l, ACT_ALL, PASS_EVALUATE);
     head(m, PASS_EVALUATE, 0);
     RUN(m, device_download(&loss, &m->results->loss, sizeof loss, m->dev));
-    return loss;
+    return loss.sum * (1.0 / loss.count);
 }

@@ -77,9 +77,10 @@ static void measure_utilisation(struct run *r, struct log_step *entry, double to
 // *nonfinite; -1: none.
 static int mean_loss(const struct run *r, const double *reports, double *mean, double *nonfinite) {
     const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
+    const double tokens = (double)r->config->micro_batch_size * r->config->seq_length;
     int first = -1;
     for (int i = 0; i < micro_batches; i++) {
-        const double loss = reports[i % ranks * width + REPORT_LOSSES + i / ranks];
+        const double loss = reports[i % ranks * width + REPORT_LOSSES + i / ranks] * (1.0 / tokens);
         *mean += loss / micro_batches;
         if (!isfinite(loss) && first < 0) {
             first = i;
