@@ -142,9 +142,13 @@ static void bench_embedding_backward(struct buffers *b) {
                        &b->device);
 }
 // The logits become gradients in the first run and are small numbers from then on, which changes no timing.
-static void bench_cross_entropy(struct buffers *b) {
-    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, true, &b->device);
+static void cross_entropy_of(struct buffers *b, float scale, float softcap) {
+    const struct logit_transform transform = {scale, softcap};
+    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, transform, true, &b->device);
 }
+static void bench_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 0); }
+static void bench_scaled_cross_entropy(struct buffers *b) { cross_entropy_of(b, 0.125f, 0); }
+static void bench_capped_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 30); }
 static void adamw(struct buffers *b, float *master) {
     const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f};
     adamw_update(b->params, master, b->grads, b->m, b->v, PARAMETERS, adamw, NULL, &b->device);
@@ -218,6 +222,8 @@ int main(int argc, char **argv) {
         {"embedding", bench_embedding, 2 * rows * X},
         {"embedding backward", bench_embedding_backward, rows * (X + 8)},
         {"softmax to dlogits", bench_cross_entropy, 2.0 * (double)N * VP * X},
+        {"scaled softmax", bench_scaled_cross_entropy, 2.0 * (double)N * VP * X},
+        {"capped softmax", bench_capped_cross_entropy, 2.0 * (double)N * VP * X},
         {"sum of squares", bench_sum_of_squares, 4 * n},
         {"AdamW with master", bench_adamw_with_master, (28 + X) * n},
         {"AdamW without master", bench_adamw_without_master, (20 + 2 * X) * n},
