@@ -6,7 +6,7 @@
 // a head or, in full width, all heads.
 #pragma once
 #include "kernels/device.cuh" // floatX
-#include "kernels/norm.cuh"   // norm_some_rows; on the cuda target row_packs, row_sums, norm_reduce_kernel
+#include "kernels/norm.cuh"   // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
 
 struct qk_norm_shape {
     int H, Hkv, D; // heads of q, of k and of v, and their size: a multiple of 8 up to 256
@@ -207,8 +207,9 @@ DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *
         row_packs<THREADS, PACKS>(C, [&](int j, int c) { floats_store(sums + c, dweight[j]); });
 }
 
+// Of rows of part of a warp two blocks at a time: the compiler, left to itself, spills to make room for three.
 template <int THREADS, int PACKS>
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(NORM_THREADS, THREADS <= 32 ? 2 : 1)
     qk_norm_backward_kernel(float *sums, floatX *dqkv, const floatX *qkv, const floatX *wq, const floatX *wk,
                             const float *rstd, int64_t N, struct qk_rows rows, float offset) {
     const int64_t begin = blockIdx.x * N / gridDim.x, end = (blockIdx.x + 1) * N / gridDim.x;
@@ -243,28 +244,49 @@ static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX 
 
 #else
 
-// The first `rows` rows of width C of a token, NORM_ROWS at a time.
+// qk_norm_forward of `rows` <= NORM_ROWS rows of C elements: a token's rows are taken as many at a time, as in norm_cpu.cuh.
+ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const floatX *weight, int C,
+                                struct qk_norm_shape shape, const int rows) {
+    const vec offset = vec_set(norm_weight_offset(shape.one_plus));
+    vec squares[NORM_ROWS];
+    float row_rstd[NORM_ROWS];
+    EACH_ROW squares[r] = vec_set(0);
+    for (int c = 0; c < C; c += LANES)
+        EACH_ROW {
+            const vec v = row_vec_load(x + (int64_t)r * C, c, C);
+            squares[r] += v * v;
+        }
+    EACH_ROW {
+        row_rstd[r] = 1.0f / sqrtf(vec_sum(squares[r]) / (float)C + shape.epsilon);
+        if (rstd != NULL)
+            rstd[r] = row_rstd[r];
+    }
+    for (int c = 0; c < C; c += LANES) {
+        const vec w = row_vec_load(weight, c, C) + offset;
+        EACH_ROW row_vec_store(out + (int64_t)r * C, row_vec_load(x + (int64_t)r * C, c, C) * row_rstd[r] * w, c, C);
+    }
+}
 ALWAYS_INLINE void qk_norm_rows(floatX *out, float *rstd, const floatX *x, const floatX *weight, int rows, int C,
-                                struct norm_options options) {
+                                struct qk_norm_shape shape) {
     int r = 0;
     for (; r + NORM_ROWS <= rows; r += NORM_ROWS)
-        norm_some_rows(out + r * C, NULL, rstd ? rstd + r : NULL, x + r * C, weight, NULL, C, options, NORM_ROWS);
+        qk_norm_some(out + r * C, rstd ? rstd + r : NULL, x + r * C, weight, C, shape, NORM_ROWS);
     for (; r < rows; r++)
-        norm_some_rows(out + r * C, NULL, rstd ? rstd + r : NULL, x + r * C, weight, NULL, C, options, 1);
+        qk_norm_some(out + r * C, rstd ? rstd + r : NULL, x + r * C, weight, C, shape, 1);
 }
 
 static void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
                             struct qk_norm_shape shape, struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
-    const struct norm_options options = {NORM_RMSNORM, shape.one_plus, shape.epsilon};
     const int q = rows.q_rows * rows.q_width, k = rows.k_rows * rows.k_width;
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n++) {
         const floatX *x = qkv + n * rows.width;
         floatX *y = out + n * rows.width;
-        float *q_rstd = rstd ? rstd + n * (rows.q_rows + rows.k_rows) : NULL;
-        qk_norm_rows(y, q_rstd, x, wq, rows.q_rows, rows.q_width, options);
-        qk_norm_rows(y + q, rstd ? q_rstd + rows.q_rows : NULL, x + q, wk, rows.k_rows, rows.k_width, options);
+        float *q_rstd = rstd ? rstd + n * (rows.q_rows + rows.k_rows) : NULL,
+              *k_rstd = rstd ? q_rstd + rows.q_rows : NULL;
+        qk_norm_rows(y, q_rstd, x, wq, rows.q_rows, rows.q_width, shape);
+        qk_norm_rows(y + q, k_rstd, x + q, wk, rows.k_rows, rows.k_width, shape);
         if (out != qkv)
             memcpy(y + q + k, x + q + k, (size_t)k * sizeof *y);
     }
@@ -278,16 +300,21 @@ static size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape s
     return (size_t)(norm_backward_runs(N) * qk_norm_sum_columns(qk_rows_of(shape))) * sizeof(float);
 }
 
-// `count` <= NORM_ROWS rows of width C; dweight_sum += dout * y.
+// `rows` <= NORM_ROWS rows of C elements; dweight_sum += dout * y. The next token's rows, `ahead` elements further, are
+// prefetched: with two arrays in turns of a few rows the hardware's prefetchers fall behind.
 ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
-                                         const float *rstd, int C, bool one_plus, const int rows) {
+                                         const float *rstd, int C, bool one_plus, int64_t ahead, const int rows) {
     const vec offset = vec_set(norm_weight_offset(one_plus));
     vec gx_sum[NORM_ROWS];
     float gy_mean[NORM_ROWS];
     EACH_ROW gx_sum[r] = vec_set(0);
     for (int c = 0; c < C; c += LANES) {
         const vec w = row_vec_load(weight, c, C) + offset;
-        EACH_ROW gx_sum[r] += row_vec_load(d + (int64_t)r * C, c, C) * w * row_vec_load(x + (int64_t)r * C, c, C);
+        EACH_ROW {
+            __builtin_prefetch(x + ahead + (int64_t)r * C + c);
+            __builtin_prefetch(d + ahead + (int64_t)r * C + c, 1);
+            gx_sum[r] += row_vec_load(d + (int64_t)r * C, c, C) * w * row_vec_load(x + (int64_t)r * C, c, C);
+        }
     }
     EACH_ROW gy_mean[r] = vec_sum(gx_sum[r]) * rstd[r] / (float)C;
     for (int c = 0; c < C; c += LANES) {
@@ -303,12 +330,12 @@ ALWAYS_INLINE void qk_norm_backward_some(floatX *d, float *dweight_sum, const fl
     }
 }
 ALWAYS_INLINE void qk_norm_backward_rows(floatX *d, float *dweight_sum, const floatX *x, const floatX *weight,
-                                         const float *rstd, int rows, int C, bool one_plus) {
+                                         const float *rstd, int rows, int C, bool one_plus, int64_t ahead) {
     int r = 0;
     for (; r + NORM_ROWS <= rows; r += NORM_ROWS)
-        qk_norm_backward_some(d + r * C, dweight_sum, x + r * C, weight, rstd + r, C, one_plus, NORM_ROWS);
+        qk_norm_backward_some(d + r * C, dweight_sum, x + r * C, weight, rstd + r, C, one_plus, ahead, NORM_ROWS);
     for (; r < rows; r++)
-        qk_norm_backward_some(d + r * C, dweight_sum, x + r * C, weight, rstd + r, C, one_plus, 1);
+        qk_norm_backward_some(d + r * C, dweight_sum, x + r * C, weight, rstd + r, C, one_plus, ahead, 1);
 }
 
 static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, const floatX *wq,
@@ -327,9 +354,9 @@ static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX 
             floatX *d = dqkv + n * rows.width;
             const floatX *x = qkv + n * rows.width;
             const float *q_rstd = rstd + n * (rows.q_rows + rows.k_rows);
-            qk_norm_backward_rows(d, run_sums, x, wq, q_rstd, rows.q_rows, rows.q_width, shape.one_plus);
+            qk_norm_backward_rows(d, run_sums, x, wq, q_rstd, rows.q_rows, rows.q_width, shape.one_plus, rows.width);
             qk_norm_backward_rows(d + q, run_sums + q_columns, x + q, wk, q_rstd + rows.q_rows, rows.k_rows,
-                                  rows.k_width, shape.one_plus);
+                                  rows.k_width, shape.one_plus, rows.width);
         }
     }
     norm_add_runs(dwq, sums, runs, columns, rows.q_width);

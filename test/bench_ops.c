@@ -9,6 +9,7 @@
 #include "kernels/embedding.cuh"
 #include "kernels/loss.cuh"
 #include "kernels/norm.cuh"
+#include "kernels/qk_norm.cuh"
 #include "kernels/random.cuh"
 #include "kernels/rope.cuh"
 #include <omp.h>    // omp_get_wtime, omp_get_max_threads
@@ -22,7 +23,7 @@ struct buffers {
     struct device device;
     floatX *logits; // (N, VP); the MLP's activations lie here too
     floatX *hidden_in, *hidden_out;
-    floatX *x, *delta, *out, *weight, *bias, *wte, *wpe, *params;
+    floatX *qkv, *x, *delta, *out, *weight, *bias, *wte, *wpe, *params;
     float *mean, *rstd, *dweight, *dbias, *losses, *master, *grads, *m, *v, *table;
     void *workspace;
     int32_t *tokens;
@@ -62,6 +63,7 @@ static struct buffers buffers_create(void) {
     b.logits = random_floats(N * VP, 2);
     b.hidden_in = random_floats(N * 2 * F, 2);
     b.hidden_out = random_floats(N * 2 * F, 2);
+    b.qkv = random_floats(N * 3 * C, 1);
     b.x = random_floats(N * C, 1);
     b.delta = random_floats(N * C, 1);
     b.out = random_floats(N * C, 1);
@@ -71,7 +73,7 @@ static struct buffers buffers_create(void) {
     b.wpe = random_floats((int64_t)T * C, 1);
     b.params = random_floats(PARAMETERS, 1);
     b.mean = random_fp32(N, 1);
-    b.rstd = random_fp32(N, 1);
+    b.rstd = random_fp32(N * 2 * 12, 1);
     b.dweight = random_fp32(C, 1);
     b.dbias = random_fp32(C, 1);
     b.losses = random_fp32(N, 1);
@@ -85,7 +87,7 @@ static struct buffers buffers_create(void) {
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
     const struct rope_settings rope = rope_unscaled(64, 10000);
     rope_table(b.table, T, &rope);
-    b.workspace = fresh(norm_backward_workspace_bytes(N, C));
+    b.workspace = fresh(norm_backward_workspace_bytes(N, C)); // no smaller than QK-norm's, of twice C columns
     b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
     for (int64_t i = 0; i < N; i++)
         b.tokens[i] = (int32_t)(random_uniform(7, 8, (uint64_t)i) * V);
@@ -119,6 +121,19 @@ static void bench_residual_backward(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION, NULL};
     residual_backward(b->out, b->delta, N * C, 1, d, &b->device);
 }
+static const struct qk_norm_shape by_head = {12, 12, 64, false, false, 1e-5f},
+                                  full_width = {12, 12, 64, true, false, 1e-5f};
+static void qk_norm(struct buffers *b, struct qk_norm_shape shape) {
+    qk_norm_forward(b->hidden_out, b->rstd, b->qkv, b->weight, b->bias, N, shape, &b->device);
+}
+static void qk_norm_gradient(struct buffers *b, struct qk_norm_shape shape) {
+    qk_norm_backward(b->hidden_out, b->dweight, b->dbias, b->qkv, b->weight, b->bias, b->rstd, N, shape, b->workspace,
+                     &b->device);
+}
+static void bench_qk_norm(struct buffers *b) { qk_norm(b, by_head); }
+static void bench_qk_norm_backward(struct buffers *b) { qk_norm_gradient(b, by_head); }
+static void bench_qk_norm_full(struct buffers *b) { qk_norm(b, full_width); }
+static void bench_qk_norm_full_backward(struct buffers *b) { qk_norm_gradient(b, full_width); }
 static void bench_gelu(struct buffers *b) { gelu_forward(b->hidden_out, b->hidden_in, N * F, &b->device); }
 static void bench_gelu_backward(struct buffers *b) {
     gelu_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, &b->device);
@@ -213,6 +228,10 @@ int main(int argc, char **argv) {
         {"LayerNorm backward", bench_norm_backward, 4 * rows * X},
         {"RMSNorm backward", bench_rmsnorm_backward, 4 * rows * X},
         {"residual backward", bench_residual_backward, 2 * rows * X},
+        {"QK-norm", bench_qk_norm, 6 * rows * X},
+        {"QK-norm backward", bench_qk_norm_backward, 6 * rows * X},
+        {"QK-norm, full width", bench_qk_norm_full, 6 * rows * X},
+        {"QK-norm, full, backward", bench_qk_norm_full_backward, 6 * rows * X},
         {"GELU", bench_gelu, 2 * hidden * X},
         {"GELU backward", bench_gelu_backward, 3 * hidden * X},
         {"SwiGLU", bench_swiglu, 3 * hidden * X},
