@@ -975,9 +975,9 @@ static void check_windows(enum attention_backend which) {
     static const int windows[] = {1, 2, 31, 32, 33, 63, 64, 65, 79, 80, 81, 127, 128, 129, T - 1, T, T + 1};
     skip_without(which);
     for (int i = 0; i < 17; i++)
-        for (int d = i; d < i + (SLOW > 0 ? 1 : 3); d++)
+        for (int d = i; d < i + (SLOW > 0 ? 1 : 2); d++)
             check_masked(which,
-                         shape_of(SLOW == 2 ? 1 : 2, T, heads[(i + d) % HEADS][0], heads[(i + d) % HEADS][1],
+                         shape_of(1 + (SLOW != 2 && d % 2), T, heads[(i + d) % HEADS][0], heads[(i + d) % HEADS][1],
                                   some_head_dim(which, d)),
                          ONE_DOCUMENT, windows[i], 1, 1, 0);
     for (int d = 1; d < (SLOW > 0 ? 2 : 4); d++) { // tiles that nothing sees
@@ -989,7 +989,7 @@ static void check_documents(enum attention_backend which) {
     static const int windows[] = {1, 20, 33, 64};
     skip_without(which);
     for (int i = 0; i < DOCUMENT_LISTS; i++)
-        for (int d = i; d < i + (SLOW > 0 ? 1 : 3); d++) {
+        for (int d = i; d < i + (SLOW > 0 ? 1 : 2); d++) {
             const int *h = heads[(i + d) % HEADS], D = some_head_dim(which, d + 1);
             check_masked(which, shape_of(2, 217, h[0], h[1], D), i, 0, 1, 1, 0);
             check_masked(which, shape_of(1, 217 - i, h[0], h[1], D), i, windows[(i + d) % 4], 1, 1, 0);
@@ -1147,7 +1147,8 @@ static void check_apart(enum attention_backend which, struct attention_shape s, 
         x.dout[token * out_row + i] = to_floatX(i % 2 ? 30.0f : -70.0f);
     const struct result after = run(x.qkv, x.dout, which, s, dropout_of(0));
     for (int b = 0; b < s.B; b++) {
-        const int begin = b == sequence ? s.first_key[token] : s.T, end = b == sequence ? s.last_query[sequence * s.T + begin] + 1 : s.T;
+        const int begin = b == sequence ? s.first_key[token] : s.T,
+                  end = b == sequence ? s.last_query[sequence * s.T + begin] + 1 : s.T;
         assert_rows_equal(before, after, which, s, b, 0, begin);
         assert_rows_equal(before, after, which, s, b, end, s.T);
     }
@@ -1162,8 +1163,8 @@ static void check_documents_apart(enum attention_backend which) {
     static const int tokens[] = {0, 1, 31, 32, 33, 63, 64, 65, 100, 128, 149};
     skip_without(which);
     for (int i = 0; i < DOCUMENT_LISTS; i++)
-        for (int t = SLOW == 2 ? i % 4 : 0; t < 11; t += SLOW == 2 ? 4 : 1)
-            check_apart(which, shape_of(2, 150, 2, 1, some_head_dim(which, i + 1)), i, t % 2, tokens[t]);
+        for (int t = i % (SLOW == 2 ? 4 : 2); t < 11; t += SLOW == 2 ? 4 : 2)
+            check_apart(which, shape_of(2, 150, 2, 1, some_head_dim(which, i + 1)), i, i / 2 % 2, tokens[t]);
 }
 
 // With tables that are wrong at one edge, `run` misses the bounds of the naive form: the comparison sees such faults.
@@ -1176,7 +1177,7 @@ static void check_fault(enum attention_backend which, struct attention_shape s, 
     const struct column_error out = column_error_of("out", r.out, reference.out, plain.out, s.T, k, 0, k, bound);
     const struct column_error dv = column_error_of("dv", r.dqkv, reference.dqkv, plain.dqkv, s.T, W,
                                                    k + (int64_t)s.num_query_groups * s.head_dim, W, bound);
-    if ((out.error > out.allowed && dv.error > dv.allowed) != expected)
+    if ((out.error > out.allowed || dv.error > dv.allowed) != expected)
         fail_msg("%s: out is off by %g, allowed %g, dv by %g, allowed %g",
                  expected ? "not seen" : "seen without a fault", out.error, out.allowed, dv.error, dv.allowed);
     result_free(r, which, s);
@@ -1189,11 +1190,11 @@ static void refill_last_query(int32_t *last_query, const int32_t *first_key, int
                 last_query[j] = t;
 }
 static void check_mask_faults(enum attention_backend which) {
-    enum { T = 150, WINDOW = 40 };
-    static const int rows[] = {1, 31, 32, 33, 63, 64, 65, 71, 72, 127, 128, 129, T - 1};
+    enum { T = 150, WINDOW = 12, ROWS = 16 };
+    static const int rows[ROWS] = {1, 31, 32, 33, 42, 43, 44, 63, 64, 65, 74, 75, 127, 128, 129, T - 1};
     skip_without(which);
     for (int window = 0; window <= WINDOW; window += WINDOW)
-        for (int i = 0; i < 13; i++) {
+        for (int i = 0; i < ROWS; i++) {
             // Without a window a document begins at the row; with it the row's window ends one key earlier or later.
             const struct attention_shape s = shape_of(1, T, 1, 1, 64);
             int32_t *starts = (int32_t *)test_alloc(T * sizeof *starts);
@@ -1211,8 +1212,9 @@ static void check_mask_faults(enum attention_backend which) {
                     starts[t] = window == 0 && t >= rows[i] + moved ? rows[i] + moved : 0;
                 const struct attention_shape wrong = masked_by(s, starts, window);
                 int32_t *first_key = (int32_t *)wrong.first_key;
-                if (window > 0 && first_key[rows[i]] + moved >= 0)
-                    first_key[rows[i]] += moved;
+                const int key = first_key[rows[i]] + moved, next = rows[i] + 1;
+                if (window > 0 && key >= first_key[rows[i] - 1] && key <= (next < T ? first_key[next] : T - 1))
+                    first_key[rows[i]] = key; // still nondecreasing
                 refill_last_query((int32_t *)wrong.last_query, first_key, T);
                 const bool same = memcmp(first_key, right.first_key, T * sizeof *first_key) == 0;
                 snprintf(case_mask, sizeof case_mask, ", %s at %d moved by %d", window ? "window" : "document", rows[i],
