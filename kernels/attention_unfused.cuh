@@ -2,9 +2,9 @@
 //
 //   S = scale Q K^T     P = softmax(cap(S) + mask)     O = dropout(P) V     cap(s) = softcap tanh(s / softcap)
 //
-// P is stored whole, (B, H, T, T), with zeros where a query does not see a key; backward stores dS. Each of these matrices
-// is made and read in passes of its own, by blocks; one in which no query sees a key is neither computed nor read. P does
-// not tell the capped scores, so that backward computes these again.
+// P is stored whole, (B, H, T, T), with zeros where a query does not see a key; backward stores dS. Each of these
+// matrices is made and read in passes of its own, by blocks; one in which no query sees a key is neither computed nor
+// read. P does not tell the capped scores, so that backward computes these again.
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/random.cuh"          // struct dropout

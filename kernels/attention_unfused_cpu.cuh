@@ -70,6 +70,12 @@ static inline int unfused_last_strip(const struct unfused *u, int64_t b, int pan
     return u->shape.last_query ? u->shape.last_query[b * u->T + last_key] / BLOCK : u->panels - 1;
 }
 
+// Of a panel's keys, which of those from key `first` on and up to key `last`: [unfused_begin, unfused_end).
+static inline int unfused_begin(int first, int panel) { return first > panel * BLOCK ? first - panel * BLOCK : 0; }
+static inline int unfused_end(int last, int panel) {
+    return last - panel * BLOCK < BLOCK ? last - panel * BLOCK + 1 : BLOCK;
+}
+
 // block = block (strip, panel) of a stored (B, H, T, T) matrix, zero beyond T; times dropout's factors where `dropped`.
 static void unfused_block(floatX *block, const floatX *matrix, const struct unfused *u, int64_t head, int strip,
                           int panel, bool dropped) {
@@ -155,11 +161,12 @@ static void unfused_softmax(float *rows, int panels, float scale_log2) {
     }
 }
 
-// out = one row of a strip's blocks, as a row of a stored (T, T) matrix that has other than 0 from key `begin` on.
-static void unfused_store_row(floatX *out, const float *row, const struct unfused *u, int begin, int query) {
-    memset(out, 0, (size_t)begin * sizeof *out);
-    for (int j = begin; j <= query; j++)
-        out[j] = to_floatX(row[j / BLOCK * BLOCK_ELEMENTS + j % BLOCK]);
+// out = one row of a strip's blocks, as a row of a stored (T, T) matrix that is 0 before key `first` and after `query`.
+static void unfused_store_row(floatX *out, const float *row, const struct unfused *u, int first, int query) {
+    memset(out, 0, (size_t)first * sizeof *out);
+    for (int p = first / BLOCK; p <= query / BLOCK; p++)
+        for (int i = unfused_begin(first, p); i < unfused_end(query, p); i++)
+            out[p * BLOCK + i] = to_floatX(row[p * BLOCK_ELEMENTS + i]);
     memset(out + query + 1, 0, (size_t)(u->T - query - 1) * sizeof *out);
 }
 
@@ -245,16 +252,15 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward
 
-// One query's dP, row r of a strip's blocks, becomes dS = P * (dropout(dP) - rowsum(P * dropout(dP))), from the first key
-// that the query sees to its own.
+// One query's dP, a row of a strip's blocks, becomes dS = P * (dropout(dP) - rowsum(P * dropout(dP))), from the first
+// key that the query sees to its own.
 static void unfused_backward_row(float *row, const floatX *probabilities, const struct unfused *u, int64_t head,
-                                 int query, int first_key) {
+                                 int first_key, int query) {
     const floatX *p_row = probabilities + (head * u->T + query) * u->T;
     float factors[BLOCK], dot = 0;
     for (int p = first_key / BLOCK; p <= query / BLOCK; p++) {
         float *dp = row + p * BLOCK_ELEMENTS;
-        const int begin = first_key - p * BLOCK > 0 ? first_key - p * BLOCK : 0;
-        const int end = query + 1 - p * BLOCK < BLOCK ? query + 1 - p * BLOCK : BLOCK;
+        const int begin = unfused_begin(first_key, p), end = unfused_end(query, p);
         if (u->dropout.p > 0) {
             dropout_scales(factors, u->dropout, (uint64_t)((head * u->T + query) * u->T + p * BLOCK), end);
             for (int i = begin; i < end; i++)
@@ -264,9 +270,10 @@ static void unfused_backward_row(float *row, const floatX *probabilities, const 
         for (int i = begin; i < end; i++)
             dot += to_float(p_row[p * BLOCK + i]) * dp[i];
     }
-    for (int j = first_key; j <= query; j++) {
-        float *dp = row + j / BLOCK * BLOCK_ELEMENTS + j % BLOCK;
-        *dp = to_float(p_row[j]) * (*dp - dot);
+    for (int p = first_key / BLOCK; p <= query / BLOCK; p++) {
+        float *dp = row + p * BLOCK_ELEMENTS;
+        for (int i = unfused_begin(first_key, p); i < unfused_end(query, p); i++)
+            dp[i] = to_float(p_row[p * BLOCK + i]) * (dp[i] - dot);
     }
 }
 // Times the derivative of cap: ds *= 1 - tanh(scale x / softcap)^2, x a block of scores.
@@ -287,23 +294,27 @@ ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX
     const int h = (int)(head % u->H), count = unfused_count(u, strip), first = strip * BLOCK;
     const int64_t kv_head = b * u->Hkv + h / u->group;
     const int begin = unfused_first_panel(u, b, strip);
+    const bool capped = u->shape.softcap > 0;
     pack_left(layout, left, NULL, dout + unfused_out_at(u, b, first, h), u->out_stride, count, u->D);
     for (int p = begin; p <= strip; p++)
         block_product(u->unit, rows + p * BLOCK_ELEMENTS, left, 1, unfused_panel(u, u->v, kv_head, p), 1, u->steps,
                       false);
-    for (int r = 0; r < count; r++)
-        unfused_backward_row(rows + r * BLOCK, probabilities, u, head, first + r,
-                             unfused_first_key(u->shape, b, first + r));
-    if (u->shape.softcap > 0) {
+    for (int r = 0; r < count; r++) {
+        const int first_key = unfused_first_key(u->shape, b, first + r);
+        unfused_backward_row(rows + r * BLOCK, probabilities, u, head, first_key, first + r);
+        if (!capped)
+            unfused_store_row(ds + (head * u->T + first + r) * u->T, rows + r * BLOCK, u, first_key, first + r);
+    }
+    if (capped) {
         pack_left(layout, left, NULL, qkv + unfused_at(u, b, first, h), u->qkv_stride, count, u->D);
         for (int p = begin; p <= strip; p++) {
             block_product(u->unit, scores, left, 1, unfused_panel(u, u->score_k, kv_head, p), 1, u->steps, false);
             unfused_cap_backward(rows + p * BLOCK_ELEMENTS, scores, u->shape.scale, u->shape.softcap);
         }
+        for (int r = 0; r < count; r++)
+            unfused_store_row(ds + (head * u->T + first + r) * u->T, rows + r * BLOCK, u,
+                              unfused_first_key(u->shape, b, first + r), first + r);
     }
-    for (int r = 0; r < count; r++)
-        unfused_store_row(ds + (head * u->T + first + r) * u->T, rows + r * BLOCK, u,
-                          unfused_first_key(u->shape, b, first + r), first + r);
     for (int p = begin; p <= strip; p++)
         unfused_multiply(layout, sums, ds, u->k, kv_head, u, head, strip, p, false, p > begin);
     unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u->D);

@@ -185,8 +185,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// dS = P * (dP - delta), dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O), times the softcap's derivative, of
-// 64 queries of a head; from the first to the last tile of keys that one of them sees, as nothing outside is read.
+// dS = P * (dP - delta), dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O), times the softcap's derivative,
+// of 64 queries of a head; from the first to the last tile of keys that one of them sees, as nothing outside is read.
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_softmax_backward_kernel(floatX *ds, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const floatX *probabilities, struct unfused u) {
@@ -230,8 +230,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// out[query] = scale * sum over keys that the query sees of matrix[query][key] x[key]: O from P and V, dQ from dS and K.
-// The matrix is of the query's head, x of its KV head.
+// out[query] = scale * sum over keys that the query sees of matrix[query][key] x[key]: O from P and V, dQ from dS and
+// K. The matrix is of the query's head, x of its KV head.
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
                            float scale, struct unfused u) {
