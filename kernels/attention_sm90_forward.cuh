@@ -47,6 +47,10 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
     static constexpr int SHARED_BYTES = BARRIERS_AT + 8 * BARRIERS;
 };
 
+// A tile is 64 * WARPGROUPS queries of one head.
+struct sm90_forward_item {
+    int head, first; // b H + h; row
+};
 struct sm90_forward_arguments {
     struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 64 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL
@@ -57,14 +61,14 @@ struct sm90_forward_arguments {
     int blocks;        // tiles of queries of a head
     float scale_log2;
     // With plan::SPANS alone:
-    const int32_t *first_key; // (B, T)
-    int32_t *order;           // (B * blocks) tiles, b * blocks + block, of sm90_forward_order_kernel
+    const int32_t *first_key;        // (B, T)
+    struct sm90_forward_item *order; // (heads * blocks): in the workspace
 };
 
-// A tile is 64 * WARPGROUPS queries of one head.
+// The tile that a block is at.
 struct sm90_forward_tile {
     int round, number; // the next round; how many tiles this block had before
-    int head, first;   // b H + h; row
+    int head, first;   // as in sm90_forward_item
 };
 
 // This block's place in a round, where every other round goes backwards.
@@ -116,27 +120,14 @@ DEVICE_FUNCTION bool sm90_sections(int &head, int &block, const struct sm90_forw
     block = a.blocks - 1 - within / heads; // below 0: the last section has fewer heads than the others
     return true;
 }
-// Finds the tile of a round where `order` has them by length: those of all sequences or, in sections, each sequence's.
-// The heads of a tile are neighbours.
-DEVICE_FUNCTION bool sm90_in_order(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
-    int place;
-    if (a.section_heads == 0) {
-        const int at = sm90_there_and_back(round);
-        place = at / a.H;
-        head = at % a.H;
-        if (place >= a.heads / a.H * a.blocks)
-            return false;
-    } else {
-        if (!sm90_sections(head, block, a, round))
-            return false;
-        if (block < 0)
-            return true;
-        place = head / a.H * a.blocks + a.blocks - 1 - block;
-        head %= a.H;
-    }
-    const int tile = a.order[place];
-    head += tile / a.blocks * a.H;
-    block = tile % a.blocks;
+// Finds the tile of a round where `order` has them.
+DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
+    const int at = sm90_there_and_back(round);
+    if (at >= a.heads * a.blocks)
+        return false;
+    tile.head = a.order[at].head;
+    tile.first = a.order[at].first;
+    tile.number++;
     return true;
 }
 DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
@@ -146,13 +137,14 @@ DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
 // Advances `tile` to this block's next one; false where there is none.
 template <class plan>
 DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
+    if (plan::SPANS)
+        return sm90_in_order(tile, a, tile.round++);
     int block = -1;
     while (block < 0) {
         const int round = tile.round++;
-        if (!(plan::SPANS            ? sm90_in_order(tile.head, block, a, round)
-              : a.section_heads == 0 ? sm90_longest_first(tile.head, block, a, round)
-              : a.full               ? sm90_sections(tile.head, block, a, round)
-                                     : sm90_pairs(tile.head, block, a, round)))
+        if (!(a.section_heads == 0 ? sm90_longest_first(tile.head, block, a, round)
+              : a.full             ? sm90_sections(tile.head, block, a, round)
+                                   : sm90_pairs(tile.head, block, a, round)))
             return false;
     }
     tile.number++;
@@ -168,7 +160,7 @@ template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forwa
     return plan::SPANS ? a.first_key[(int64_t)b * a.T + (row < a.T ? row : a.T - 1)] : 0;
 }
 
-// How many tiles of keys a tile, as `order` names it, sees.
+// How many tiles of keys a tile of queries sees; tile: b * blocks + block.
 template <class plan> DEVICE_FUNCTION int sm90_tiles_of_keys(const struct sm90_forward_arguments &a, int tile) {
     const int first = tile % a.blocks * plan::QUERIES;
     return sm90_last_keys<plan>(a, first, plan::QUERIES) + 1 -
@@ -177,22 +169,30 @@ template <class plan> DEVICE_FUNCTION int sm90_tiles_of_keys(const struct sm90_f
 
 enum { SM90_ORDER_THREADS = 256 };
 
-// Sorts the tiles by how many tiles of keys they see, the most first and, of as many, the last first; a thread finds one
-// tile's place. In sections each sequence is sorted by itself.
+// Orders the tiles by how many tiles of keys they see, the most first and, of as many, the last first: those of all
+// sequences or, in sections, each sequence's. A tile's heads are neighbours. A thread finds the places of one tile.
 template <class plan>
 static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
     sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
     const int all = a.heads / a.H * a.blocks, mine = (int)blockIdx.x * SM90_ORDER_THREADS + (int)threadIdx.x;
     if (mine >= all)
         return;
-    const int first = a.section_heads ? mine - mine % a.blocks : 0, end = a.section_heads ? first + a.blocks : all;
-    const int length = sm90_tiles_of_keys<plan>(a, mine);
-    int place = first;
-    for (int other = first; other < end; other++) {
+    const int b = mine / a.blocks, length = sm90_tiles_of_keys<plan>(a, mine);
+    const int begin = a.section_heads ? b * a.blocks : 0, end = a.section_heads ? begin + a.blocks : all;
+    int place = 0;
+    for (int other = begin; other < end; other++) {
         const int theirs = sm90_tiles_of_keys<plan>(a, other);
         place += theirs > length || (theirs == length && other > mine);
     }
-    a.order[place] = mine;
+    for (int head = b * a.H; head < (b + 1) * a.H; head++) {
+        int at = place * a.H + head % a.H;
+        if (a.section_heads) {
+            const int first = head - head % a.section_heads, left = a.heads - first;
+            at = first * a.blocks + place * (left < a.section_heads ? left : a.section_heads) + head - first;
+        }
+        a.order[at].head = head;
+        a.order[at].first = mine % a.blocks * plan::QUERIES;
+    }
 }
 
 // The barriers of a block: of each warpgroup's queries, of K, of V.
@@ -230,20 +230,20 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
     struct sm90_forward_tile tile = sm90_forward_begin();
     while (sm90_forward_next<plan>(tile, a)) {
         const int b = tile.head / a.H, h = tile.head % a.H, group = h / (a.H / a.Hkv);
-        const int end = sm90_first_key<plan>(a, b, tile.first) / plan::KEYS;
-        int keys = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
-        sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b);
-        // The first keys come before the queries, whose place the last tile's O may still hold.
-        for (int w = 0; w < plan::WARPGROUPS; w++) {
-            const struct sm90_pipeline<1> q = p.of_queries(w, tile.number);
-            q.wait_empty();
-            mbarrier_arrive_expect(q.full(), plan::Q_BYTES);
-            sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h,
-                                        tile.first + 64 * w, b);
-        }
-        sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
-        while (keys-- > end) {
+        const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
+        int end = 0;
+        for (int keys = last; keys >= end; keys--) {
             sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b);
+            // The first keys come before the queries, whose place the last tile's O may still hold.
+            for (int w = 0; keys == last && w < plan::WARPGROUPS; w++) {
+                const struct sm90_pipeline<1> q = p.of_queries(w, tile.number);
+                q.wait_empty();
+                mbarrier_arrive_expect(q.full(), plan::Q_BYTES);
+                sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h,
+                                            tile.first + 64 * w, b);
+            }
+            if (plan::SPANS && keys == last)
+                end = sm90_first_key<plan>(a, b, tile.first) / plan::KEYS;
             sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
         }
     }
@@ -527,11 +527,11 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
             sm90_seen_before<plan>(seen, 1);
             sm90_next_keys<SM90_DIAGONAL, plan>(state, c, seen);
         }
-        const int uncut = keys;
+        if (plan::SPANS && keys >= range.uncut)
+            sm90_seen_before<plan>(seen, keys + 1 - range.uncut);
         for (; keys >= range.uncut; keys--)
             sm90_next_keys<SM90_NO_MASK, plan>(state, c, seen);
         if (plan::SPANS) {
-            sm90_seen_before<plan>(seen, uncut - keys);
             for (; keys >= range.first; keys--) {
                 sm90_seen_before<plan>(seen, 1);
                 sm90_next_keys<SM90_LEFT, plan>(state, c, seen);
@@ -539,6 +539,7 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         }
         sm90_last_values<plan>(state, c);
         if (plan::SPANS)
+#pragma unroll 1
             for (; keys >= range.block_first; keys--)
                 sm90_skip<plan>(c);
         sm90_forward_store<plan>(state, c, a, tile, q.empty());
@@ -602,7 +603,7 @@ struct sm90_forward_buffers {
     bf16 *out;
     float *lse;
     const bf16 *qkv;
-    int32_t *order; // in the workspace
+    struct sm90_forward_item *order;
 };
 struct sm90_forward_launcher {
     template <class plan> static void launch_plan(const struct sm90_forward_arguments &a, struct device *dev) {
@@ -648,12 +649,12 @@ struct sm90_forward_launcher {
 // What the order of tiles takes. A shape is planned before it has tables: whether it will have them says nothing here.
 static size_t sm90_forward_workspace_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? sm90_forward_plan<64>::QUERIES : sm90_forward_plan<128>::QUERIES;
-    return (size_t)shape.B * blocks_for(shape.T, queries) * sizeof(int32_t);
+    return (size_t)shape.B * shape.num_heads * blocks_for(shape.T, queries) * sizeof(struct sm90_forward_item);
 }
 static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, void *workspace,
                          struct device *dev) {
     const void *const aligned[2] = {qkv, out};
-    const struct sm90_forward_buffers buffers = {out, lse, qkv, (int32_t *)workspace};
+    const struct sm90_forward_buffers buffers = {out, lse, qkv, (struct sm90_forward_item *)workspace};
     sm90_check(aligned, 2, shape);
     sm90_choose<sm90_forward_launcher>(buffers, shape, dev);
 }
