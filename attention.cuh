@@ -71,8 +71,10 @@ static void sm90_unavailable_reason(char *reason, size_t size, struct attention_
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
 static const char *sm90_describe(void) { return ""; }
+static size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return 0; }
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, void *workspace,
+                         struct device *dev) {
     fail("flash attention by wgmma takes bf16 on a GPU alone");
 }
 static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
@@ -156,7 +158,7 @@ static size_t attention_forward_workspace_bytes(enum attention_backend backend, 
                                                 struct device *dev) {
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape);
-    case ATTENTION_FLASH_SM90: return 0;
+    case ATTENTION_FLASH_SM90: return sm90_forward_workspace_bytes(shape);
     case ATTENTION_FLASH: return flash_forward_workspace_bytes(shape);
     case ATTENTION_AUTO: break;
     }
@@ -185,7 +187,7 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
     attention_check(backend, shape, dropout);
     switch (backend) {
     case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
-    case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, dev); break;
+    case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, workspace, dev); break;
     case ATTENTION_FLASH: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev); break;
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
