@@ -1,8 +1,10 @@
-// Every option of the engine: one struct, one table with a row for each, the presets, and the checks between options.
+// Every option of the engine: one struct, one table with a row for each. config_resolve.h reads the command line and
+// checks options against each other, presets.h has the presets.
 //
 // Option names are Megatron-LM's where it has one. A field has its option's name with underscores. To add an option,
 // add a field and a row: --help, config.json, the presets and what a checkpoint remembers follow from the table.
 #pragma once
+#include "presets.h"               // the choices of --preset
 #include "recompute.cuh"           // the modules of --recompute-modules
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/json.h"     // json_writer
@@ -28,8 +30,22 @@
 // X(enumerator, name, gated): a gated activation multiplies a second projection, up, by the activated one.
 #define ACTIVATIONS(X)                                                                                                 \
     X(ACTIVATION_GELU, "gelu", false)                                                                                  \
+    X(ACTIVATION_GELU_ERF, "gelu_erf", false)                                                                          \
     X(ACTIVATION_SQUARED_RELU, "squared_relu", false)                                                                  \
-    X(ACTIVATION_SWIGLU, "swiglu", true)
+    X(ACTIVATION_SWIGLU, "swiglu", true)                                                                               \
+    X(ACTIVATION_GEGLU, "geglu", true)
+#define ROPE_SCALING_TYPES(X)                                                                                          \
+    X(SCALING_NONE, "none")                                                                                            \
+    X(SCALING_LINEAR, "linear")                                                                                        \
+    X(SCALING_LLAMA3, "llama3")                                                                                        \
+    X(SCALING_YARN, "yarn")                                                                                            \
+    X(SCALING_LONGROPE, "longrope")
+#define QK_LAYERNORM_WIDTHS(X) X(QK_LAYERNORM_HEAD, "head") X(QK_LAYERNORM_FULL, "full")
+#define NORM_PLACEMENTS(X)                                                                                             \
+    X(NORM_PLACEMENT_PRE, "pre")                                                                                       \
+    X(NORM_PLACEMENT_POST, "post")                                                                                     \
+    X(NORM_PLACEMENT_SANDWICH, "sandwich")
+#define DOCUMENT_DELIMITERS(X) X(DELIMITER_AUTO, "auto") X(DELIMITER_FIRST, "first") X(DELIMITER_LAST, "last")
 #define ATTENTION_BACKENDS(X) X(BACKEND_AUTO, "auto") X(BACKEND_FLASH, "flash") X(BACKEND_UNFUSED, "unfused")
 #define RECOMPUTE_GRANULARITIES(X)                                                                                     \
     X(RECOMPUTE_NONE, "none")                                                                                          \
@@ -49,6 +65,10 @@
 enum normalization { NORMALIZATIONS(CHOICE_ENUMERATOR) };
 enum position_embedding_type { POSITION_EMBEDDING_TYPES(CHOICE_ENUMERATOR) };
 enum activation { ACTIVATIONS(CHOICE_ENUMERATOR) };
+enum rope_scaling_type { ROPE_SCALING_TYPES(CHOICE_ENUMERATOR) };
+enum qk_layernorm_width { QK_LAYERNORM_WIDTHS(CHOICE_ENUMERATOR) };
+enum norm_placement { NORM_PLACEMENTS(CHOICE_ENUMERATOR) };
+enum document_delimiter { DOCUMENT_DELIMITERS(CHOICE_ENUMERATOR) };
 enum config_backend { ATTENTION_BACKENDS(CHOICE_ENUMERATOR) };
 enum recompute_granularity { RECOMPUTE_GRANULARITIES(CHOICE_ENUMERATOR) };
 enum recompute_method { RECOMPUTE_METHODS(CHOICE_ENUMERATOR) };
@@ -77,7 +97,7 @@ static inline const char *activation_name(enum activation activation) {
     __builtin_unreachable();
 }
 
-enum { CONFIG_ROWS_MAX = 96 };
+enum { CONFIG_ROWS_MAX = 144 };
 
 struct config {
     // model; config_resolve replaces a 0 that stands for "choose"
@@ -88,9 +108,23 @@ struct config {
     float norm_epsilon;
     enum position_embedding_type position_embedding_type;
     float rotary_base;
+    double rotary_percent, rotary_base_local;
+    enum rope_scaling_type rope_scaling_type;
+    double rope_scaling_factor, rope_low_freq_factor, rope_high_freq_factor;
+    int rope_original_max_position_embeddings;
+    double yarn_beta_fast, yarn_beta_slow, yarn_mscale, yarn_mscale_all_dim, rope_attention_factor;
+    bool yarn_truncate;
+    const char *rope_short_factors, *rope_long_factors;
+    const char *no_rope_freq, *window_size, *window_attn_skip_freq;
+    enum norm_placement norm_placement;
+    bool apply_layernorm_1p, qk_layernorm, parallel_residual;
+    enum qk_layernorm_width qk_layernorm_width;
+    double softmax_scale, attn_logit_softcapping;
     enum activation activation;
     bool add_bias_linear;
-    bool add_qkv_bias; // whether q, k and v have biases; config_resolve sets it where add_bias_linear is set
+    // config_resolve sets these three where add_bias_linear is set
+    bool add_qkv_bias, add_attention_proj_bias, add_mlp_bias;
+    double embedding_multiplier, residual_multiplier, logit_multiplier, final_logit_softcapping;
     bool untie_embeddings_and_output_weights;
     float hidden_dropout, attention_dropout, init_method_std;
     // attention, recomputation, memory
@@ -127,6 +161,9 @@ struct config {
     float max_shard_gib, exit_after;
     // data and output
     const char *train_data, *val_data, *out;
+    // config_resolve sets the first three where separate_documents is set
+    bool reset_attention_mask, reset_position_ids, eod_mask_loss, separate_documents;
+    enum document_delimiter document_delimiter;
     int log_every;
     // device
     enum config_device device;
@@ -152,48 +189,6 @@ struct config {
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
 };
-
-// ---- presets ----
-
-struct preset {
-    const char *name;
-    const char *settings[20]; // "option=value", ended by NULL
-};
-
-#define PRESET_GPT2                                                                                                    \
-    "normalization=LayerNorm", "norm-epsilon=1e-5", "position-embedding-type=learned_absolute", "activation=gelu",     \
-        "add-bias-linear=true", "untie-embeddings-and-output-weights=false", "vocab-size=50257", "seq-length=1024",    \
-        "max-position-embeddings=1024"
-#define PRESET_LLAMA                                                                                                   \
-    "normalization=RMSNorm", "position-embedding-type=rope", "activation=swiglu", "add-bias-linear=false"
-#define PRESET_LLAMA3 PRESET_LLAMA, "norm-epsilon=1e-5", "rotary-base=500000", "vocab-size=128256", "seq-length=4096"
-#define PRESET_QWEN2 PRESET_LLAMA, "norm-epsilon=1e-6", "rotary-base=1000000", "add-qkv-bias=true", "seq-length=4096"
-
-// X(name, settings...): one row per preset. Shapes are from the config.json that each model is published with on
-// Hugging Face; demo is for make demo, with tokens for 256 bytes and the end of a text.
-#define PRESETS(X)                                                                                                     \
-    X("gpt2-124m", PRESET_GPT2, "num-layers=12", "hidden-size=768", "num-attention-heads=12")                          \
-    X("gpt2-350m", PRESET_GPT2, "num-layers=24", "hidden-size=1024", "num-attention-heads=16")                         \
-    X("gpt2-774m", PRESET_GPT2, "num-layers=36", "hidden-size=1280", "num-attention-heads=20")                         \
-    X("gpt2-1558m", PRESET_GPT2, "num-layers=48", "hidden-size=1600", "num-attention-heads=25")                        \
-    X("llama3.2-1b", PRESET_LLAMA3, "num-layers=16", "hidden-size=2048", "num-attention-heads=32",                     \
-      "num-query-groups=8", "ffn-hidden-size=8192", "untie-embeddings-and-output-weights=false")                       \
-    X("llama3-8b", PRESET_LLAMA3, "num-layers=32", "hidden-size=4096", "num-attention-heads=32", "num-query-groups=8", \
-      "ffn-hidden-size=14336", "untie-embeddings-and-output-weights=true")                                             \
-    X("qwen2.5-0.5b", PRESET_QWEN2, "num-layers=24", "hidden-size=896", "num-attention-heads=14",                      \
-      "num-query-groups=2", "ffn-hidden-size=4864", "vocab-size=151936", "untie-embeddings-and-output-weights=false")  \
-    X("qwen2.5-1.5b", PRESET_QWEN2, "num-layers=28", "hidden-size=1536", "num-attention-heads=12",                     \
-      "num-query-groups=2", "ffn-hidden-size=8960", "vocab-size=151936", "untie-embeddings-and-output-weights=false")  \
-    X("qwen2.5-7b", PRESET_QWEN2, "num-layers=28", "hidden-size=3584", "num-attention-heads=28", "num-query-groups=4", \
-      "ffn-hidden-size=18944", "vocab-size=152064", "untie-embeddings-and-output-weights=true")                        \
-    X("demo", PRESET_LLAMA, "norm-epsilon=1e-5", "vocab-size=257", "seq-length=128", "num-layers=4",                   \
-      "hidden-size=128", "num-attention-heads=4", "num-query-groups=2", "ffn-hidden-size=384")
-
-#define PRESET_ROW(name, ...) {name, {__VA_ARGS__}},
-static const struct preset presets[] = {PRESETS(PRESET_ROW)};
-#undef PRESET_ROW
-#define PRESET_NAME(name, ...) "|" name
-#define PRESET_NAMES "none" PRESETS(PRESET_NAME) // the choices of --preset: none is 0, presets[i] is i + 1
 
 // ---- the table ----
 
@@ -234,10 +229,65 @@ static const struct option_row config_rows[] = {
     ROW(ENUM, position_embedding_type, "learned_absolute", CHOICES(POSITION_EMBEDDING_TYPES), 0, 0, "Positions",
         CONFIG_BLOCKS),
     ROW(FLOAT, rotary_base, "10000", "X", 1, INFINITY, "Base of the rotary frequencies (theta)", CONFIG_BLOCKS),
-    ROW(ENUM, activation, "gelu", CHOICES(ACTIVATIONS), 0, 0, "MLP: GELU (tanh form), max(x, 0)^2, or SiLU(gate) x up",
+    ROW(DOUBLE, rotary_percent, "1", "X", 1e-3, 1.0000001, "Part of a head's elements that rotary positions turn",
         CONFIG_BLOCKS),
+    ROW(DOUBLE, rotary_base_local, "0", "X", 0, INFINITY,
+        "Base of the rotary frequencies, unscaled, of layers with a window; 0: as the other layers", CONFIG_BLOCKS),
+    ROW(ENUM, rope_scaling_type, "none", CHOICES(ROPE_SCALING_TYPES), 0, 0,
+        "How rotary frequencies are scaled for longer sequences", CONFIG_BLOCKS),
+    ROW(DOUBLE, rope_scaling_factor, "1", "X", 1e-6, INFINITY, "The sequence grows by so much", CONFIG_BLOCKS),
+    ROW(DOUBLE, rope_low_freq_factor, "1", "X", 0, INFINITY, "llama3: longest wavelength kept, as T0 over this",
+        CONFIG_BLOCKS),
+    ROW(DOUBLE, rope_high_freq_factor, "4", "X", 0, INFINITY, "llama3: shortest wavelength scaled, as T0 over this",
+        CONFIG_BLOCKS),
+    ROW(INT, rope_original_max_position_embeddings, "0", "T0", 0, 1 << 24,
+        "llama3, yarn, longrope: longest sequence before the scaling", CONFIG_BLOCKS),
+    ROW(DOUBLE, yarn_beta_fast, "32", "X", 0, INFINITY, "yarn: turns within T0 above which a frequency is kept",
+        CONFIG_BLOCKS),
+    ROW(DOUBLE, yarn_beta_slow, "1", "X", 0, INFINITY, "yarn: turns within T0 below which it is scaled whole",
+        CONFIG_BLOCKS),
+    ROW(BOOL, yarn_truncate, "true", "", 0, 0, "yarn: the pairs of these two turns are whole numbers", CONFIG_BLOCKS),
+    ROW(DOUBLE, yarn_mscale, "0", "X", 0, INFINITY, "yarn: of the amplitude, with the next one; 0: not used",
+        CONFIG_BLOCKS),
+    ROW(DOUBLE, yarn_mscale_all_dim, "0", "X", 0, INFINITY, "yarn: the amplitude's divisor", CONFIG_BLOCKS),
+    ROW(DOUBLE, rope_attention_factor, "0", "X", 0, INFINITY,
+        "yarn, longrope: amplitude of turned q and k; 0: by the type's formula", CONFIG_BLOCKS),
+    ROW(STRING, rope_short_factors, "", "LIST", 0, 0, "longrope: divisor of each pair's frequency up to T0 tokens",
+        CONFIG_BLOCKS),
+    ROW(STRING, rope_long_factors, "", "LIST", 0, 0, "longrope: divisor of each pair's frequency beyond T0 tokens",
+        CONFIG_BLOCKS),
+    ROW(STRING, no_rope_freq, "none", "none|N|LIST", 0, 0,
+        "Layers without rotary positions: each N-th, or by layer, as 0,0,0,1 (1: without)", CONFIG_BLOCKS),
+    ROW(STRING, window_size, "none", "none|W|W-1,0", 0, 0,
+        "Keys that a query sees, its own included; Megatron-LM's pair counts those to its left", CONFIG_BLOCKS),
+    ROW(STRING, window_attn_skip_freq, "none", "none|N|LIST", 0, 0,
+        "Layers with the window: all but each N-th, or by layer, as 1,1,1,0 (1: window); none: all", CONFIG_BLOCKS),
+    ROW(ENUM, norm_placement, "pre", CHOICES(NORM_PLACEMENTS), 0, 0,
+        "Norms before attention and MLP, after them (OLMo 2), or both (Gemma 2)", CONFIG_BLOCKS),
+    ROW(BOOL, apply_layernorm_1p, "false", "", 0, 0, "Norm weights are stored as their difference from 1",
+        CONFIG_BLOCKS),
+    ROW(BOOL, qk_layernorm, "false", "", 0, 0, "RMSNorm of q and k before rotary positions", CONFIG_BLOCKS),
+    ROW(ENUM, qk_layernorm_width, "head", CHOICES(QK_LAYERNORM_WIDTHS), 0, 0, "Over each head, or over all heads",
+        CONFIG_BLOCKS),
+    ROW(BOOL, parallel_residual, "false", "", 0, 0, "x + attention(norm(x)) + mlp(norm(x)) (GPT-NeoX)", CONFIG_BLOCKS),
+    ROW(DOUBLE, softmax_scale, "0", "X", 0, INFINITY, "Factor of attention's scores; 0: 1 / sqrt(size of a head)",
+        CONFIG_BLOCKS),
+    ROW(DOUBLE, attn_logit_softcapping, "0", "C", 0, INFINITY, "Scores become C tanh(score / C); 0: not",
+        CONFIG_BLOCKS),
+    ROW(ENUM, activation, "gelu", CHOICES(ACTIVATIONS), 0, 0,
+        "MLP: GELU (tanh form), GELU, max(x, 0)^2, SiLU(gate) x up, or GELU (tanh form) of gate x up", CONFIG_BLOCKS),
     ROW(BOOL, add_bias_linear, "true", "", 0, 0, "Biases in all linear layers of a block", CONFIG_BLOCKS),
     ROW(BOOL, add_qkv_bias, "false", "", 0, 0, "Biases for q, k and v; on with --add-bias-linear too", CONFIG_BLOCKS),
+    ROW(BOOL, add_attention_proj_bias, "false", "", 0, 0, "A bias after attention; on with --add-bias-linear too",
+        CONFIG_BLOCKS),
+    ROW(BOOL, add_mlp_bias, "false", "", 0, 0, "Biases in the MLP; on with --add-bias-linear too", CONFIG_BLOCKS),
+    ROW(DOUBLE, residual_multiplier, "1", "X", -INFINITY, INFINITY,
+        "Factor of what a layer adds to the residual stream", CONFIG_BLOCKS),
+    ROW(DOUBLE, embedding_multiplier, "1", "X", -INFINITY, INFINITY,
+        "Factor of the embedding, rounded to the parameters' type", CONFIG_EMBEDDING),
+    ROW(DOUBLE, logit_multiplier, "1", "X", -INFINITY, INFINITY, "Factor of the logits", CONFIG_EMBEDDING),
+    ROW(DOUBLE, final_logit_softcapping, "0", "C", 0, INFINITY, "Logits become C tanh(logit / C); 0: not",
+        CONFIG_EMBEDDING),
     ROW(BOOL, untie_embeddings_and_output_weights, "false", "", 0, 0, "The head has weights of its own",
         CONFIG_EMBEDDING),
     ROW(FLOAT, hidden_dropout, "0", "P", 0, 1, "Dropout after the embedding and before each residual addition"),
@@ -314,6 +364,14 @@ static const struct option_row config_rows[] = {
     GROUP("Data and output"),
     ROW(STRING, train_data, "", "GLOB", 0, 0, "Token shards to train on"),
     ROW(STRING, val_data, "", "GLOB", 0, 0, "Token shards to validate on"),
+    ROW(BOOL, separate_documents, "false", "", 0, 0, "The next three options together", CONFIG_FIXED),
+    ROW(BOOL, reset_attention_mask, "false", "", 0, 0, "A token sees those of its own document alone", CONFIG_FIXED),
+    ROW(BOOL, reset_position_ids, "false", "", 0, 0, "Positions begin at 0 in each document", CONFIG_FIXED),
+    ROW(BOOL, eod_mask_loss, "false", "", 0, 0,
+        "No loss where the target is the first token of another document, unless that is the delimiter", CONFIG_FIXED),
+    ROW(ENUM, document_delimiter, "auto", CHOICES(DOCUMENT_DELIMITERS), 0, 0,
+        "The end-of-text token is a document's first or last token; auto: first in shards, .idx files say it themselves",
+        CONFIG_FIXED),
     ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing",
         CONFIG_THIS_START),
     ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file, or under mpirun"),
@@ -374,201 +432,6 @@ static inline int config_row_at(size_t offset) {
 // Whether the user set the option with this field, rather than a preset or the default.
 #define config_given(config, field) ((config)->given[CONFIG_ROW(field)])
 
-// ---- checks ----
-
-// The divisors of n as a text: "1, 2, 3, 4, 6, 12".
-static inline void config_divisors(int n, char text[OPTION_TEXT]) {
-    size_t used = 0;
-    for (int d = 1; d <= n && used < OPTION_TEXT; d++)
-        if (n % d == 0)
-            used += (size_t)snprintf(text + used, OPTION_TEXT - used, "%s%d", d > 1 ? ", " : "", d);
-}
-
-static inline void config_resolve_heads(struct config *c) {
-    char divisors[OPTION_TEXT];
-    if (c->num_query_groups == 0)
-        c->num_query_groups = c->num_attention_heads;
-    if (c->num_attention_heads % c->num_query_groups != 0) {
-        config_divisors(c->num_attention_heads, divisors);
-        fail("--num-query-groups %d does not divide --num-attention-heads %d; it may be one of %s", c->num_query_groups,
-             c->num_attention_heads, divisors);
-    }
-    const bool derived = c->kv_channels == 0;
-    if (derived && c->hidden_size % c->num_attention_heads != 0)
-        fail("--hidden-size %d is not a multiple of --num-attention-heads %d; change one of them, or give the size "
-             "of a head as --kv-channels",
-             c->hidden_size, c->num_attention_heads);
-    if (derived)
-        c->kv_channels = c->hidden_size / c->num_attention_heads;
-    if (c->kv_channels % 8 != 0)
-        fail("the size of a head must be a multiple of 8, not %d: change %s", c->kv_channels,
-             derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
-}
-
-static inline void config_resolve_model(struct config *c) {
-    config_resolve_heads(c);
-    if (c->ffn_hidden_size == 0)
-        c->ffn_hidden_size =
-            activation_is_gated(c->activation) ? (c->hidden_size * 8 / 3 + 127) / 128 * 128 : 4 * c->hidden_size;
-    // A preset's positions grow with a longer sequence; a number that the user gave does not.
-    if (c->max_position_embeddings < c->seq_length) {
-        if (c->position_embedding_type == POSITION_LEARNED && c->max_position_embeddings > 0 &&
-            config_given(c, max_position_embeddings))
-            fail("--max-position-embeddings %d is less than --seq-length %d; raise it or shorten the sequence",
-                 c->max_position_embeddings, c->seq_length);
-        c->max_position_embeddings = c->seq_length;
-    }
-    if (c->add_bias_linear && !config_given(c, add_qkv_bias))
-        c->add_qkv_bias = true;
-}
-
-static inline void config_resolve_ranks(struct config *c) {
-    if (c->world_size > 0 && !c->plan)
-        fail("--world-size is what --plan plans for; a run has the ranks that it was started with, by mpirun -np N or "
-             "srun -n N");
-    if (c->world_size > 0) {
-        c->ranks = c->world_size;
-        c->rank = 0;
-    }
-    c->ranks = c->ranks > 1 ? c->ranks : 1;
-    // The latency of a ring grows with the ranks; larger buckets keep it small beside the time of the transfer.
-    if (c->bucket_mib == 0)
-        c->bucket_mib = c->ranks > 32 ? (float)c->ranks : 32;
-    if (c->bucket_mib < 0.001f)
-        fail("--bucket-mib %g is too little; 32 suits a node", (double)c->bucket_mib);
-}
-
-static inline void config_resolve_batches(struct config *c) {
-    if ((double)c->micro_batch_size * c->ranks > 1 << 30)
-        fail("--micro-batch-size %d on %d ranks are too many sequences to count; lower it", c->micro_batch_size,
-             c->ranks);
-    const int least = c->micro_batch_size * c->ranks;
-    if (c->global_batch_size == 0)
-        c->global_batch_size = least;
-    const long long next = ((long long)c->global_batch_size / least + 1) * least;
-    if (c->global_batch_size % least != 0 && c->ranks > 1)
-        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d on %d ranks; the next multiple is %lld",
-             c->global_batch_size, c->micro_batch_size, c->ranks, next);
-    if (c->global_batch_size % least != 0)
-        fail("--global-batch-size %d is not a multiple of --micro-batch-size %d; the next multiple is %lld",
-             c->global_batch_size, c->micro_batch_size, next);
-}
-
-static inline void config_resolve_schedule(struct config *c) {
-    if (c->min_lr > c->lr)
-        fail("--min-lr %g is above --lr %g; lower it", c->min_lr, c->lr);
-    if (c->lr_decay_steps == 0)
-        c->lr_decay_steps = c->train_steps;
-    if (c->lr_decay_style == LR_DECAY_CONSTANT)
-        return;
-    if (c->lr_warmup_steps > c->lr_decay_steps) {
-        if (config_given(c, lr_warmup_steps))
-            fail("--lr-warmup-steps %d is more than the %d steps of the schedule; lower it, or raise --lr-decay-steps "
-                 "or --train-steps",
-                 c->lr_warmup_steps, c->lr_decay_steps);
-        c->lr_warmup_steps = c->lr_decay_steps;
-    }
-    const int after_warmup = c->lr_decay_steps - c->lr_warmup_steps;
-    const int tenth = (c->lr_decay_steps - 1) / 10 + 1;
-    if (c->lr_wsd_decay_steps == 0)
-        c->lr_wsd_decay_steps = tenth < after_warmup ? tenth : after_warmup;
-    if (c->lr_decay_style == LR_DECAY_WSD && c->lr_wsd_decay_steps > after_warmup)
-        fail("--lr-wsd-decay-steps %d and --lr-warmup-steps %d do not fit into the %d steps of the schedule; lower "
-             "one, or raise --lr-decay-steps or --train-steps",
-             c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
-}
-
-// Whether the run updates parameters.
-static inline bool config_trains(const struct config *c) { return !c->eval_only && !*c->generate; }
-
-static inline void config_resolve_data(struct config *c) {
-    if (c->eval_only && *c->generate)
-        fail("--eval-only and --generate are two runs; give one of them");
-    if (c->eval_only && !*c->val_data)
-        fail("--eval-only needs --val-data: name the token shards to validate on");
-    if (!config_trains(c) && !*c->init_from && !c->plan)
-        fail("--%s needs --init-from: name the folder of the model", c->eval_only ? "eval-only" : "generate");
-    if (!*c->train_data && !c->plan && config_trains(c))
-        fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print "
-             "the memory plan alone by --plan)");
-    if (!*c->out)
-        fail("--out is empty; name the folder for the results");
-    if (!*c->val_data && c->val_every > 0) {
-        if (config_given(c, val_every) && !c->plan)
-            fail("--val-every %d needs --val-data: name the token shards to validate on", c->val_every);
-        c->val_every = 0;
-    }
-    if (c->sample_tokens > c->seq_length) {
-        if (config_given(c, sample_tokens))
-            fail("--sample-tokens %d is more than --seq-length %d; lower it", c->sample_tokens, c->seq_length);
-        c->sample_tokens = c->seq_length;
-    }
-}
-
-static inline void config_check_recompute(const struct config *c) {
-    int first = 0, last = 0;
-    for (const char *at = c->recompute_layers; *at;)
-        recompute_next_layers(c->recompute_layers, &at, &first, &last);
-    recompute_modules_of(c->recompute_modules);
-}
-
-// ---- sizes ----
-
-// Fails where a product of sizes could overflow: other files compute them in 64 bits, rows of a projection in 32.
-static inline void config_check_sizes(const struct config *c) {
-    const double tokens = (double)c->micro_batch_size * c->seq_length;
-    const double qkv = ((double)c->num_attention_heads + 2.0 * c->num_query_groups) * c->kv_channels;
-    const double scores = (double)c->micro_batch_size * c->num_attention_heads * c->seq_length * c->seq_length;
-    const double per_token = 32.0 * c->hidden_size + 16.0 * qkv + 32.0 * c->ffn_hidden_size;
-    if (qkv >= 0x1p30)
-        fail("--num-attention-heads %d with heads of %d make q, k and v %.3g wide; the limit is 2^30",
-             c->num_attention_heads, c->kv_channels, qkv);
-    if (tokens >= 0x1p30)
-        fail("--micro-batch-size %d of --seq-length %d are %.3g tokens; a micro batch holds less than 2^30",
-             c->micro_batch_size, c->seq_length, tokens);
-    if (c->num_layers * (tokens * per_token + 8 * scores) >= 0x1p60)
-        fail("the activations of this model at --micro-batch-size %d and --seq-length %d can't be addressed in 64 "
-             "bits; lower one of them, or --num-layers, --hidden-size or --ffn-hidden-size",
-             c->micro_batch_size, c->seq_length);
-    if ((double)c->train_steps * c->global_batch_size * c->seq_length >= 0x1p60)
-        fail("--train-steps %d of --global-batch-size %d are more tokens than 64 bits count; lower one of them",
-             c->train_steps, c->global_batch_size);
-}
-
-// ---- the entry points ----
-
-// Reads the command line over the defaults; config_resolve is still to be called. describe_build prints what --version
-// adds; NULL: nothing.
-static inline struct config config_read(int argc, char **argv, options_build *describe_build) {
-    struct options options = config_options;
-    struct config config;
-    memset(&config, 0, sizeof config);
-    options.describe_build = describe_build;
-    options_set_defaults(&options, &config);
-    options_parse(&options, &config, config.given, argc, argv);
-    config.checkpoint = "";
-    return config;
-}
-// Sets the options that the user left open: from the preset, then derived from the other options. Fails where options
-// contradict each other.
-static inline void config_resolve(struct config *config) {
-    if (config->preset > 0)
-        options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
-    config_resolve_model(config);
-    config_resolve_ranks(config);
-    config_resolve_batches(config);
-    config_resolve_schedule(config);
-    config_resolve_data(config);
-    config_check_recompute(config);
-    config_check_sizes(config);
-}
-// config_read and config_resolve.
-static inline struct config config_parse(int argc, char **argv) {
-    struct config config = config_read(argc, argv, NULL);
-    config_resolve(&config);
-    return config;
-}
-
 // Writes every option, by its name, as a JSON object into the file at `path`; fails where that cannot be written.
 static inline void config_write_json(const struct config *config, const char *path) {
     FILE *const file = fopen(path, "w");
@@ -595,3 +458,6 @@ static inline struct schedule config_schedule(const struct config *c) {
     schedule.wsd_decay_steps = c->lr_wsd_decay_steps;
     return schedule;
 }
+
+// Whether the run updates parameters.
+static inline bool config_trains(const struct config *c) { return !c->eval_only && !*c->generate; }

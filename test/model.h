@@ -9,6 +9,7 @@ static struct {
 } phase_watch;
 #define TIMELINE_ON_PHASE(t) (phase_watch.on_phase ? phase_watch.on_phase(phase_watch.model) : (void)0)
 #define TIMELINE_IS_WATCHED (phase_watch.on_phase != NULL)
+#include "config_resolve.h"
 #include "run/model.cuh"
 #include "test/testing.h"
 #include <string.h>

@@ -1,6 +1,6 @@
 // config.json of a model's folder: what is written is read back as the same options; what is not supported is refused in
 // words that name the setting; no file makes the parser read beyond its bytes. The header of llm.c's checkpoints.
-#include "config.h"              // config_parse
+#include "config_resolve.h" // config_parse, config_resolve
 #include "formats/huggingface.h" // under test
 #include "formats/llmc.h"        // under test
 #include "test/fails.h"          // assert_error

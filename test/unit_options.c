@@ -1,6 +1,6 @@
 // The parser of options, and the engine's table of them: values, mistakes, presets, help, config.json.
 #include "parameters.cuh"   // parameters_number
-#include "config.h"         // under test
+#include "config_resolve.h" // config_parse, config_resolve
 #include "test/fails.h"     // assert_fails
 #include "test/json_read.h" // json_member
 #include "test/testing.h"   // cmocka
