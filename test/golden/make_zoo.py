@@ -84,7 +84,7 @@ ZOO = {
         layer_types=[SLIDING, FULL], rope_parameters=rope()))),
     "qwen3_plain": dict(live=True, drop=["layer_types"], config=lambda s: transformers.Qwen3Config(**headed(
         s, rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=s.T0, mscale=1.5, mscale_all_dim=0.5)))),
-    "mistral": dict(config=lambda s: transformers.MistralConfig(**common(s, sliding_window=None, rope_parameters=rope()))),
+    "mistral": dict(live=True, config=lambda s: transformers.MistralConfig(**common(s, sliding_window=None, rope_parameters=rope()))),
     "mistral_window": dict(documents=True, config=lambda s: transformers.MistralConfig(**wide(
         s, sliding_window=s.W, rope_parameters=rope(theta=1000.0)))),
     "ministral": dict(config=lambda s: transformers.MinistralConfig(**headed(
@@ -127,6 +127,9 @@ ZOO = {
     "gpt2_gelu": dict(documents=True, config=lambda s: transformers.GPT2Config(
         n_layer=2, n_embd=s.C, n_head=2, n_inner=s.F, vocab_size=V, n_positions=s.P, activation_function="gelu", use_cache=False,
         attn_pdrop=0.0, layer_norm_epsilon=1e-4, pad_token_id=None, **NO_BRANCH_DROPOUT, **NO_SPECIAL_TOKENS)),
+    "cwm": dict(drop=["layer_types"], config=lambda s: transformers.CwmConfig(**headed(
+        s, bos_token_id=END, eos_token_id=END, sliding_window=s.W, rope_parameters=rope(
+            "llama3", factor=3.0, low_freq_factor=1.0, high_freq_factor=2.0, original_max_position_embeddings=s.T0)))),
 }  # fmt: skip
 
 
