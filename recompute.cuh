@@ -116,7 +116,7 @@ enum activation_id {
 #undef ENUM_ROW
         ACT_COUNT
 };
-enum { ACT_INPUT = 1 << ACT_COUNT }; // always present, never produced
+#define ACT_INPUT (1u << ACT_COUNT) // always present, never produced
 
 struct activation_row {
     const char *name, *category;
