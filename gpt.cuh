@@ -275,7 +275,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
     floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
     const int32_t *positions = starts_of(m, pass);
     const struct attention_shape shape = attention_shape_of(&m->shape.layer, e.B, e.T);
-    RUN(m, kv_cache_append(keys, values, qkv, positions, capacity, shape, m->dev));
+    RUN(m, kv_cache_append(keys, values, qkv, positions, NULL, capacity, shape, m->dev));
     if (pass == PASS_PREFILL) {
         attention(m, pass, l, att, activation(m, pass, l, ACT_SOFTMAX), qkv);
         return;
