@@ -217,8 +217,9 @@ static inline float decode_scores(float *scores, const xvec *q, const floatX *ke
     return max;
 }
 
-// Caps n scores, of which the largest is `max`. Returns the largest of the capped.
-static float decode_capped(float *scores, int n, float max, float softcap) {
+// Caps n scores, of which the largest is `max`. Returns the largest of the capped. Inlined, it took registers from the
+// loops of those who have no cap: 4 % of their time.
+static __attribute__((noinline)) float decode_capped(float *scores, int n, float max, float softcap) {
 #pragma omp simd
     for (int j = 0; j < n; j++)
         scores[j] = decode_cap(scores[j], softcap);
