@@ -7,23 +7,24 @@
 #pragma once
 #include "kernels/device.cuh"        // floatX
 #include "kernels/device_memory.cuh" // device_copy
-#include "kernels/norm_kind.cuh"     // enum norm_kind
+#include "kernels/norm_kind.cuh"     // struct norm_options, norm_weight_offset
 #include "kernels/packed_floats.cuh" // packed_load, packed_to_floats, dropout_scales_packed
 #include "kernels/random.cuh"        // struct dropout, dropout_scales
 #include "kernels/reduce.cuh"        // lanes_sum
 #include <math.h>                    // sqrtf
 
-// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + eps). For RMSNorm the mean is 0 and the variance
-// the mean square.
+// out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon), with 1 + weight in fp32 in place of
+// weight where one_plus is set. For RMSNorm the mean is 0 and the variance the mean square.
 static void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
                          float *mean,          // (N); NULL: not written
                          float *rstd,          // (N); NULL: not written
                          const floatX *x,      // (N, C)
                          const floatX *weight, // (C)
                          const floatX *bias,   // (C); NULL: none
-                         int64_t N, int C, float eps, enum norm_kind kind, struct device *dev);
+                         int64_t N, int C, struct norm_options options, struct device *dev);
 
-// The gradient of norm_forward, added to what the outputs hold. With y the normalised row and g = dout * weight:
+// The gradient of norm_forward, added to what the outputs hold. With y the normalised row and g = dout * weight, or
+// dout * (1 + weight):
 //   dx += rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
 //   dweight += sum over rows of dout * y;  dbias += sum over rows of dout
 static size_t norm_backward_workspace_bytes(int64_t N, int C);
@@ -35,13 +36,13 @@ static void norm_backward(floatX *dx,           // (N, C)
                           const floatX *weight, // (C)
                           const float *mean,    // (N); not read for RMSNorm
                           const float *rstd,    // (N)
-                          int64_t N, int C, enum norm_kind kind, void *workspace, struct device *dev);
+                          int64_t N, int C, struct norm_options options, void *workspace, struct device *dev);
 
-// The addition of a residual branch: sum = x + dropout(delta).
+// The addition of a residual branch: sum = x + scale * dropout(delta).
 static void residual_forward(floatX *sum,         // (N, C); may be delta
                              const floatX *x,     // (N, C)
                              const floatX *delta, // (N, C)
-                             int64_t N, int C, struct dropout dropout, struct device *dev);
+                             int64_t N, int C, float scale, struct dropout dropout, struct device *dev);
 
 // residual_forward, then norm_forward of the rounded sum, in one pass over memory. The bits are those of the two calls,
 // which recomputation may make instead.
@@ -53,18 +54,18 @@ static void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                                   const floatX *delta,  // (N, C)
                                   const floatX *weight, // (C)
                                   const floatX *bias,   // (C); NULL: none
-                                  int64_t N, int C, float eps, enum norm_kind kind, struct dropout dropout,
+                                  int64_t N, int C, struct norm_options options, float scale, struct dropout dropout,
                                   struct device *dev);
 
-// The gradient by residual_forward's delta: ddelta = dout times the dropout scales that forward applied.
-static void dropout_backward(floatX *ddelta,     // (n); may be dout
-                             const floatX *dout, // (n)
-                             int64_t n, struct dropout dropout, struct device *dev);
+// The gradient by residual_forward's delta: ddelta = dout times `scale` and the dropout scales that forward applied.
+static void residual_backward(floatX *ddelta,     // (n); may be dout
+                              const floatX *dout, // (n)
+                              int64_t n, float scale, struct dropout dropout, struct device *dev);
 
 #ifdef TARGET_CUDA
 
-// A row is the work of a warp where a lane's share of the row fits its registers, else of a block. A thread has every
-// THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that the passes over the row read memory
+// A row is the work of a warp where a lane's share of the row fits its registers, else of a block; of part of a warp in
+// qk_norm.cuh. A thread has every THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that the passes over the row read memory
 // once; PACKS = 0: any number at any alignment, read again in each pass. The choice depends on C and alignments alone.
 enum { NORM_THREADS = 256 };
 
@@ -105,11 +106,11 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
     const uint32_t shared = shared_memory() + (uint32_t)(slot * (THREADS / 32) * 4);
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
-        x[k] = lanes_sum(x[k], 32);
+        x[k] = lanes_sum(x[k], THREADS < 32 ? THREADS : 32);
         if (THREADS > 32 && lane == 0)
             store_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + warp), x[k]);
     }
-    if (THREADS == 32)
+    if (THREADS <= 32)
         return;
     __syncthreads();
 #pragma unroll
@@ -118,18 +119,27 @@ template <int THREADS, int COUNT> DEVICE_FUNCTION void row_sums(float (&x)[COUNT
             lane < THREADS / 32 ? load_shared_float(shared + 4 * (uint32_t)(k * (THREADS / 32) + lane)) : 0, 32);
 }
 
-// a + dropout(b), rounded; the pack's first element is number `element` of the mask.
-DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct packed_floats &b,
+// weight + offset for the row's pack at column c.
+template <int PACKS> DEVICE_FUNCTION struct packed_floats row_weight(const floatX *weight, float offset, int c, int C) {
+    struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+        w.x[i] += offset;
+    return w;
+}
+
+// a + scale * dropout(b), rounded; the pack's first element is number `element` of the mask.
+DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct packed_floats &b, float scale,
                                             const struct dropout &dropout, int64_t element) {
     if (dropout.p == 0) {
 #pragma unroll
         for (int i = 0; i < PACK; i++)
-            a.x[i] += b.x[i];
+            a.x[i] = fmaf(scale, b.x[i], a.x[i]); // for scale 1 the bits of a + b
     } else {
-        const struct packed_floats scale = dropout_scales_packed(dropout, (uint64_t)element);
+        const struct packed_floats kept = dropout_scales_packed(dropout, (uint64_t)element);
 #pragma unroll
         for (int i = 0; i < PACK; i++)
-            a.x[i] = fmaf(scale.x[i], b.x[i], a.x[i]);
+            a.x[i] = fmaf(scale * kept.x[i], b.x[i], a.x[i]);
     }
     return packed_from_floats(a);
 }
@@ -139,8 +149,8 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS)
     norm_forward_kernel(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
-                        const floatX *weight, const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind,
-                        struct dropout dropout) {
+                        const floatX *weight, const floatX *bias, int64_t N, int C, struct norm_options options,
+                        float scale, struct dropout dropout) {
     const int64_t n = (int64_t)blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS;
     if (n >= N)
         return;
@@ -153,14 +163,14 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             row_packs<THREADS, PACKS>(C, [&](int j, int c) { added[j] = row_load<PACKS>(delta + n * C, c, C); });
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
             const struct packed_floats b = row_pack<PACKS>(added, delta + n * C, j, c, C);
-            held[j] = residual_pack(row_pack<PACKS>(held, row, j, c, C), b, dropout, n * C + c);
+            held[j] = residual_pack(row_pack<PACKS>(held, row, j, c, C), b, scale, dropout, n * C + c);
             row_store<PACKS>(sum + n * C, held[j], c, C);
         });
         row = sum + n * C;
     }
 
     float row_mean = 0, rest = 0, row_rstd;
-    if (kind == NORM_LAYERNORM) {
+    if (options.kind == NORM_LAYERNORM) {
         float total[1] = {0}, left[2] = {0, 0};
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
             const struct packed_floats v = row_pack<PACKS>(held, row, j, c, C); // 0 past the row's end
@@ -186,7 +196,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         });
         row_sums<THREADS>(left, 1);
         rest = left[0] / (float)C;
-        row_rstd = 1.0f / sqrtf(left[1] / (float)C - rest * rest + eps);
+        row_rstd = 1.0f / sqrtf(left[1] / (float)C - rest * rest + options.epsilon);
     } else {
         float squares[1] = {0};
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
@@ -198,7 +208,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             squares[0] += part;
         });
         row_sums<THREADS>(squares, 0);
-        row_rstd = 1.0f / sqrtf(squares[0] / (float)C + eps);
+        row_rstd = 1.0f / sqrtf(squares[0] / (float)C + options.epsilon);
     }
     if (threadIdx.x % THREADS == 0) {
         if (mean != NULL)
@@ -208,9 +218,10 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     }
     if (out == NULL)
         return;
+    const float offset = norm_weight_offset(options.one_plus);
     row_packs<THREADS, PACKS>(C, [&](int j, int c) {
         struct packed_floats v = row_pack<PACKS>(held, row, j, c, C);
-        const struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
+        const struct packed_floats w = row_weight<PACKS>(weight, offset, c, C);
 #pragma unroll
         for (int i = 0; i < PACK; i++)
             v.x[i] = (v.x[i] - row_mean - rest) * row_rstd * w.x[i];
@@ -235,12 +246,12 @@ static inline bool norm_rows_whole(int C, const void *const *arrays, int count) 
 // delta NULL: norm_forward, else residual_norm_forward.
 static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                 const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
-                                float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
+                                struct norm_options options, float scale, struct dropout dropout, struct device *dev) {
     const void *arrays[] = {sum, out, x, delta, weight, bias};
     const bool whole = norm_rows_whole(C, arrays, 6);
 #define NORM_FORWARD(threads, packs)                                                                                   \
     LAUNCH(dev, (norm_forward_kernel<threads, packs>), blocks_for(N, NORM_THREADS / threads), NORM_THREADS,            \
-           3 * NORM_THREADS / 32 * sizeof(float), sum, out, mean, rstd, x, delta, weight, bias, N, C, eps, kind,       \
+           3 * NORM_THREADS / 32 * sizeof(float), sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale,  \
            dropout)
     if (!whole || C > 8 * NORM_THREADS * PACK)
         NORM_FORWARD(NORM_THREADS, 0);
@@ -260,15 +271,16 @@ static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rs
 }
 
 static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                         const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
+                         const floatX *bias, int64_t N, int C, struct norm_options options, struct device *dev) {
     const struct dropout none = {0};
-    norm_forward_launch(NULL, out, mean, rstd, x, NULL, weight, bias, N, C, eps, kind, none, dev);
+    norm_forward_launch(NULL, out, mean, rstd, x, NULL, weight, bias, N, C, options, 1, none, dev);
 }
 
 static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                   const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
-                                  float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
-    norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, eps, kind, dropout, dev);
+                                  struct norm_options options, float scale, struct dropout dropout,
+                                  struct device *dev) {
+    norm_forward_launch(sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale, dropout, dev);
 }
 
 // A thread of backward holds, besides its packs of two rows, its columns' sums for dweight and dbias over a run of
@@ -297,16 +309,16 @@ static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)norm_backward_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
 
-// Adds the block's sums, of which each warp holds 32 packs of the same columns, in the order of the warps, into
-// to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
-DEVICE_FUNCTION void norm_warps_reduce(float *to, int count, const struct packed_floats &sums) {
+// Adds the block's sums, of which each group of THREADS threads holds as many packs of the same columns, in the order of
+// the groups, into to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
+template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int count, const struct packed_floats &sums) {
     __syncthreads(); // the last call's sums have been read
     floats_store_shared(shared_memory() + threadIdx.x * (PACK * 4), sums);
     __syncthreads();
-    for (int c = threadIdx.x; c < 32 * PACK && c < count; c += NORM_THREADS) {
+    for (int c = threadIdx.x; c < THREADS * PACK && c < count; c += NORM_THREADS) {
         float sum = 0;
-        for (int warp = 0; warp < NORM_THREADS / 32; warp++)
-            sum += load_shared_float(shared_memory() + 4 * (uint32_t)(warp * 32 * PACK + c));
+        for (int group = 0; group < NORM_THREADS / THREADS; group++)
+            sum += load_shared_float(shared_memory() + 4 * (uint32_t)(group * THREADS * PACK + c));
         to[c] = sum;
     }
 }
@@ -315,7 +327,8 @@ DEVICE_FUNCTION void norm_warps_reduce(float *to, int count, const struct packed
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
     norm_backward_kernel(float *sums, floatX *dx, const floatX *dout, const floatX *x, const floatX *weight,
-                         const float *mean, const float *rstd, int64_t N, int C, enum norm_kind kind) {
+                         const float *mean, const float *rstd, int64_t N, int C, struct norm_options options) {
+    const float offset = norm_weight_offset(options.one_plus);
     enum { HELD = PACKS > 0 ? PACKS : 1, ROWS = THREADS == 32 ? NORM_THREADS / 32 : 1 };
     float *dweight = sums + (int64_t)blockIdx.x * 2 * C, *dbias = dweight + C; // of this run
     struct packed_floats dweight_sum[HELD], dbias_sum[HELD];
@@ -332,7 +345,7 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
     for (int64_t n = blockIdx.x * N / gridDim.x + threadIdx.x / THREADS; n < end; n += ROWS, turn ^= 1) {
         const floatX *x_row = x + n * C, *dout_row = dout + n * C;
         floatX *dx_row = dx + n * C;
-        const float row_mean = kind == NORM_LAYERNORM ? mean[n] : 0, row_rstd = rstd[n];
+        const float row_mean = options.kind == NORM_LAYERNORM ? mean[n] : 0, row_rstd = rstd[n];
         struct packed x_held[HELD], dout_held[HELD], dx_held[HELD];
         if (PACKS > 0)
             row_packs<THREADS, PACKS>(C, [&](int j, int c) {
@@ -344,7 +357,7 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
             const struct packed_floats v = row_pack<PACKS>(x_held, x_row, j, c, C);
             const struct packed_floats d = row_pack<PACKS>(dout_held, dout_row, j, c, C);
-            const struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
+            const struct packed_floats w = row_weight<PACKS>(weight, offset, c, C);
             float part[3] = {0, 0, 0};
 #pragma unroll
             for (int i = 0; i < PACK; i++) {
@@ -358,13 +371,14 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
                 means[k] += part[k];
         });
         row_sums<THREADS>(means, 3 * turn);
-        const float y_mean = kind == NORM_LAYERNORM ? means[2] / (float)C : 0; // 0 but for the rounding of `mean`
-        const float g_mean = kind == NORM_LAYERNORM ? means[0] / (float)C : 0;
+        const float y_mean =
+            options.kind == NORM_LAYERNORM ? means[2] / (float)C : 0; // 0 but for the rounding of `mean`
+        const float g_mean = options.kind == NORM_LAYERNORM ? means[0] / (float)C : 0;
         const float gy_mean = means[1] / (float)C - g_mean * y_mean;
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
             const struct packed_floats v = row_pack<PACKS>(x_held, x_row, j, c, C);
             const struct packed_floats d = row_pack<PACKS>(dout_held, dout_row, j, c, C);
-            const struct packed_floats w = packed_to_floats(row_load<PACKS>(weight, c, C));
+            const struct packed_floats w = row_weight<PACKS>(weight, offset, c, C);
             struct packed_floats to = row_pack<PACKS>(dx_held, dx_row, j, c, C);
             if (PACKS == 0) {
                 dweight_sum[0] = floats_load_some(dweight + c, C - c);
@@ -388,8 +402,8 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
             const int c = j * 32 * PACK;
-            norm_warps_reduce(dweight + c, C - c, dweight_sum[j]);
-            norm_warps_reduce(dbias + c, C - c, dbias_sum[j]);
+            norm_groups_reduce<32>(dweight + c, C - c, dweight_sum[j]);
+            norm_groups_reduce<32>(dbias + c, C - c, dbias_sum[j]);
         }
     } else if (PACKS > 0)
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
@@ -398,35 +412,35 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
         });
 }
 
-// Adds the runs' sums to the gradients: a warp adds every 32nd run of 32 columns, then the block's first warp adds the
-// warps' sums.
+// Adds the runs' sums (runs, a_count + b_count) to a (a_count) and b (b_count): a warp adds every 32nd run of 32 columns,
+// then the block's first warp adds the warps' sums. Without b, which is NULL then, its columns may be left out of the grid.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
-    norm_reduce_kernel(float *dweight, float *dbias, const float *sums, int64_t runs, int C) {
+    norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t k = (int64_t)blockIdx.x * 32 + lane; // a column of dweight, or C plus one of dbias
+    const int64_t k = (int64_t)blockIdx.x * 32 + lane, columns = (int64_t)a_count + b_count;
     float sum = 0;
-    if (k < 2 * (int64_t)C) {
+    if (k < columns) {
 #pragma unroll 8
         for (int64_t run = warp; run < runs; run += NORM_REDUCE_THREADS / 32)
-            sum += sums[run * 2 * C + k];
+            sum += sums[run * columns + k];
     }
     store_shared_float(shared_memory() + 4 * threadIdx.x, sum);
     __syncthreads();
-    if (warp != 0 || k >= 2 * (int64_t)C)
+    if (warp != 0 || k >= columns)
         return;
     sum = 0;
     for (int i = 0; i < NORM_REDUCE_THREADS / 32; i++)
         sum += load_shared_float(shared_memory() + 4 * (uint32_t)(i * 32 + lane));
-    if (k < C)
-        dweight[k] += sum;
-    else if (dbias != NULL)
-        dbias[k - C] += sum;
+    if (k < a_count)
+        a[k] += sum;
+    else if (b != NULL)
+        b[k - a_count] += sum;
 }
 
 static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
                           const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
-                          enum norm_kind kind, void *workspace, struct device *dev) {
+                          struct norm_options options, void *workspace, struct device *dev) {
     float *sums = (float *)workspace; // (runs, 2, C)
     const void *arrays[] = {dx, dout, x, weight, workspace};
     const bool whole = norm_rows_whole(C, arrays, 5);
@@ -434,7 +448,7 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
     const int64_t runs = norm_backward_runs(N, C);
 #define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
     LAUNCH(dev, (norm_backward_kernel<row_threads, packs>), (unsigned)runs, block_threads,                             \
-           (size_t)(shared_floats) * sizeof(float), sums, dx, dout, x, weight, mean, rstd, N, C, kind)
+           (size_t)(shared_floats) * sizeof(float), sums, dx, dout, x, weight, mean, rstd, N, C, options)
     if (!whole || C > NORM_BACKWARD_PACKS * threads * PACK * (threads == 32 ? 2 : 1))
         NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, 6 * NORM_THREADS / 32);
     else if (threads == 32)
@@ -447,40 +461,47 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
         NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, 6 * 512 / 32);
 #undef NORM_BACKWARD
     LAUNCH(dev, norm_reduce_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_REDUCE_THREADS,
-           NORM_REDUCE_THREADS * sizeof(float), dweight, dbias, (const float *)sums, runs, C);
+           NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs);
 }
 
 static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, const floatX *delta, int64_t n,
-                                               struct dropout dropout) {
+                                               float scale, struct dropout dropout) {
     const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;
     if (at >= n)
         return;
     const struct packed_floats a = packed_to_floats(packed_load_some(x + at, n - at));
     const struct packed_floats b = packed_to_floats(packed_load_some(delta + at, n - at));
-    packed_store_some(sum + at, residual_pack(a, b, dropout, at), n - at);
+    packed_store_some(sum + at, residual_pack(a, b, scale, dropout, at), n - at);
 }
-static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C,
+static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C, float scale,
                              struct dropout dropout, struct device *dev) {
     LAUNCH(dev, residual_forward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, sum, x, delta, N * C,
-           dropout);
+           scale, dropout);
 }
 
-static __global__ void dropout_backward_kernel(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout) {
+static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *dout, int64_t n, float scale,
+                                                struct dropout dropout) {
     const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;
     if (at >= n)
         return;
     struct packed_floats d = packed_to_floats(packed_load_some(dout + at, n - at));
-    const struct packed_floats scale = dropout_scales_packed(dropout, (uint64_t)at);
+    if (dropout.p == 0) {
 #pragma unroll
-    for (int i = 0; i < PACK; i++)
-        d.x[i] *= scale.x[i];
+        for (int i = 0; i < PACK; i++)
+            d.x[i] *= scale;
+    } else {
+        const struct packed_floats kept = dropout_scales_packed(dropout, (uint64_t)at);
+#pragma unroll
+        for (int i = 0; i < PACK; i++)
+            d.x[i] *= scale * kept.x[i];
+    }
     packed_store_some(ddelta + at, packed_from_floats(d), n - at);
 }
-static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout,
-                             struct device *dev) {
-    if (dropout.p != 0)
-        LAUNCH(dev, dropout_backward_kernel, blocks_for(n, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout, n,
-               dropout);
+static void residual_backward(floatX *ddelta, const floatX *dout, int64_t n, float scale, struct dropout dropout,
+                              struct device *dev) {
+    if (dropout.p != 0 || scale != 1)
+        LAUNCH(dev, residual_backward_kernel, blocks_for(n, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout, n,
+               scale, dropout);
     else if (ddelta != dout)
         device_copy(ddelta, dout, (size_t)n * sizeof *ddelta, dev);
 }

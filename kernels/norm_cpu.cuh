@@ -1,7 +1,7 @@
 // The cpu target's norms and residual additions (kernels/norm.cuh has their prototypes): rows by SIMD vectors.
 #pragma once
 #include "kernels/device.cuh"         // floatX
-#include "kernels/norm_kind.cuh"      // enum norm_kind
+#include "kernels/norm_kind.cuh"      // struct norm_options, norm_weight_offset
 #include "kernels/random.cuh"         // struct dropout, dropout_scales
 #include "kernels/vectors_floatx.cuh" // row_vec_load, vec_sum_in_order
 #include <math.h>                     // fmaf, sqrtf
@@ -59,12 +59,12 @@ ALWAYS_INLINE void layernorm_statistics(struct norm_statistics s[NORM_ROWS], con
 
 // norm_forward of `rows` <= NORM_ROWS rows.
 ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                                  const floatX *bias, int C, float eps, enum norm_kind kind, const int rows) {
+                                  const floatX *bias, int C, struct norm_options options, const int rows) {
     struct norm_statistics s[NORM_ROWS];
-    if (kind == NORM_LAYERNORM)
-        layernorm_statistics(s, x, C, eps, rows);
+    if (options.kind == NORM_LAYERNORM)
+        layernorm_statistics(s, x, C, options.epsilon, rows);
     else
-        rmsnorm_statistics(s, x, C, eps, rows);
+        rmsnorm_statistics(s, x, C, options.epsilon, rows);
     EACH_ROW {
         if (mean != NULL)
             mean[r] = s[r].mean + s[r].mean_rest;
@@ -73,8 +73,9 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
     }
     if (out == NULL)
         return;
+    const vec offset = vec_set(norm_weight_offset(options.one_plus));
     for (int c = 0; c < C; c += LANES) {
-        const vec w = row_vec_load(weight, c, C);
+        const vec w = row_vec_load(weight, c, C) + offset;
         vec y[NORM_ROWS];
         EACH_ROW y[r] = (row_vec_load(x + (int64_t)r * C, c, C) - s[r].mean - s[r].mean_rest) * s[r].rstd;
         if (bias != NULL) {
@@ -98,22 +99,22 @@ enum { NORM_FORWARD_ROWS = sizeof(floatX) == 2 ? NORM_ROWS : 1 };
 // must give the same bits, and so runs the same code.
 __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float *rstd, const floatX *x,
                                                 const floatX *weight, const floatX *bias, int64_t n, int64_t end, int C,
-                                                float eps, enum norm_kind kind) {
+                                                struct norm_options options) {
     if (end - n == NORM_FORWARD_ROWS)
         norm_some_rows(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight,
-                       bias, C, eps, kind, NORM_FORWARD_ROWS);
+                       bias, C, options, NORM_FORWARD_ROWS);
     else
         for (; n < end; n++)
             norm_some_rows(out ? out + n * C : NULL, mean ? mean + n : NULL, rstd ? rstd + n : NULL, x + n * C, weight,
-                           bias, C, eps, kind, 1);
+                           bias, C, options, 1);
 }
 
 static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                         const floatX *bias, int64_t N, int C, float eps, enum norm_kind kind, struct device *dev) {
+                         const floatX *bias, int64_t N, int C, struct norm_options options, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS)
-        norm_rows(out, mean, rstd, x, weight, bias, n, N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS, C, eps,
-                  kind);
+        norm_rows(out, mean, rstd, x, weight, bias, n, N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS, C,
+                  options);
 }
 
 // The rows are cut into at most NORM_BACKWARD_RUNS runs. Each run's sums for dweight and dbias lie in the workspace and
@@ -129,18 +130,37 @@ static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
 }
 
+// to[c] += the runs' sums of column c, c < C, of which each run's begin `stride` after those of the one before. A cache
+// line of the sums at a time.
+static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C) {
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < C; begin += NORM_SUM_COLUMNS) {
+        const int count = C - begin < NORM_SUM_COLUMNS ? (int)(C - begin) : (int)NORM_SUM_COLUMNS;
+        float total[NORM_SUM_COLUMNS] = {0};
+        for (int64_t run = 0; run < runs; run++) {
+            const float *from = sums + run * stride + begin;
+#pragma omp simd
+            for (int c = 0; c < NORM_SUM_COLUMNS; c++)
+                total[c] += from[c];
+        }
+        for (int c = 0; c < count; c++)
+            to[begin + c] += total[c];
+    }
+}
+
 // `rows` <= NORM_ROWS rows of norm_backward; dweight_sum += dout * y, dbias_sum += dout.
 ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *dout,
                                       const floatX *x, const floatX *weight, const float *mean, const float *rstd,
-                                      int C, enum norm_kind kind, const int rows) {
+                                      int C, struct norm_options options, const int rows) {
+    const vec offset = vec_set(norm_weight_offset(options.one_plus));
     vec g_sum[NORM_ROWS], gy_sum[NORM_ROWS], y_sum[NORM_ROWS];
     float row_mean[NORM_ROWS], g_mean[NORM_ROWS], gy_mean[NORM_ROWS], y_mean[NORM_ROWS];
     EACH_ROW {
-        row_mean[r] = kind == NORM_LAYERNORM ? mean[r] : 0;
+        row_mean[r] = options.kind == NORM_LAYERNORM ? mean[r] : 0;
         g_sum[r] = gy_sum[r] = y_sum[r] = vec_set(0);
     }
     for (int c = 0; c < C; c += LANES) {
-        const vec w = row_vec_load(weight, c, C);
+        const vec w = row_vec_load(weight, c, C) + offset;
         EACH_ROW {
             __builtin_prefetch(x + (int64_t)(rows + r) * C + c);
             __builtin_prefetch(dout + (int64_t)(rows + r) * C + c);
@@ -152,13 +172,13 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
         }
     }
     EACH_ROW {
-        g_mean[r] = kind == NORM_LAYERNORM ? vec_sum_in_order(g_sum[r]) / (float)C : 0;
-        y_mean[r] = kind == NORM_LAYERNORM ? vec_sum_in_order(y_sum[r]) / (float)C : 0;
+        g_mean[r] = options.kind == NORM_LAYERNORM ? vec_sum_in_order(g_sum[r]) / (float)C : 0;
+        y_mean[r] = options.kind == NORM_LAYERNORM ? vec_sum_in_order(y_sum[r]) / (float)C : 0;
         // y_mean is 0 but for the rounding of `mean`
         gy_mean[r] = fmaf(-g_mean[r], y_mean[r], vec_sum_in_order(gy_sum[r]) / (float)C);
     }
     for (int c = 0; c < C; c += LANES) {
-        const vec w = row_vec_load(weight, c, C);
+        const vec w = row_vec_load(weight, c, C) + offset;
         vec dw = float_load(dweight_sum + c), db = float_load(dbias_sum + c);
         EACH_ROW {
             __builtin_prefetch(dx + (int64_t)(rows + r) * C + c, 1);
@@ -177,7 +197,7 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
 
 static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
                           const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
-                          enum norm_kind kind, void *workspace, struct device *dev) {
+                          struct norm_options options, void *workspace, struct device *dev) {
     const int64_t runs = norm_backward_runs(N), columns = norm_sum_columns(C);
     float *sums = (float *)workspace; // (runs, 2, columns)
 #pragma omp parallel for schedule(static)
@@ -188,42 +208,27 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
         const int64_t end = (run + 1) * N / runs;
         for (; n + NORM_ROWS <= end; n += NORM_ROWS)
             norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
-                               C, kind, NORM_ROWS);
+                               C, options, NORM_ROWS);
         for (; n < end; n++)
             norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
-                               C, kind, 1);
+                               C, options, 1);
     }
-    // A cache line of the sums at a time.
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < C; begin += NORM_SUM_COLUMNS) {
-        const int count = C - begin < NORM_SUM_COLUMNS ? (int)(C - begin) : (int)NORM_SUM_COLUMNS;
-        float dweight_sum[NORM_SUM_COLUMNS] = {0}, dbias_sum[NORM_SUM_COLUMNS] = {0};
-        for (int64_t run = 0; run < runs; run++) {
-            const float *from = sums + run * 2 * columns + begin;
-#pragma omp simd
-            for (int c = 0; c < NORM_SUM_COLUMNS; c++) {
-                dweight_sum[c] += from[c];
-                dbias_sum[c] += from[columns + c];
-            }
-        }
-        for (int c = 0; c < count; c++) {
-            dweight[begin + c] += dweight_sum[c];
-            if (dbias != NULL)
-                dbias[begin + c] += dbias_sum[c];
-        }
-    }
+    norm_add_runs(dweight, sums, runs, 2 * columns, C);
+    if (dbias != NULL)
+        norm_add_runs(dbias, sums + columns, runs, 2 * columns, C);
 }
 
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
-// sum[i] = x[i] + dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, like norm_rows.
+// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, like norm_rows.
 __attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
-                                                        int64_t first, int64_t count, struct dropout dropout) {
+                                                        int64_t first, int64_t count, float scale,
+                                                        struct dropout dropout) {
     if (dropout.p == 0) {
 #pragma omp simd
         for (int64_t i = 0; i < count; i++)
-            sum[i] = to_floatX(to_float(x[i]) + to_float(delta[i]));
+            sum[i] = to_floatX(to_float(x[i]) + scale * to_float(delta[i]));
         return;
     }
     for (int64_t begin = 0; begin < count; begin += ELEMENTS_AT_A_TIME) {
@@ -234,33 +239,34 @@ __attribute__((noinline)) static void residual_elements(floatX *sum, const float
         dropout_scales(scales, dropout, (uint64_t)(first + begin), part);
 #pragma omp simd
         for (int i = 0; i < part; i++)
-            to[i] = to_floatX(to_float(a[i]) + scales[i] * to_float(b[i]));
+            to[i] = to_floatX(to_float(a[i]) + scale * scales[i] * to_float(b[i]));
     }
 }
 
-static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C,
+static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, int64_t N, int C, float scale,
                              struct dropout dropout, struct device *dev) {
     const int64_t n = N * C;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME)
         residual_elements(sum + begin, x + begin, delta + begin, begin,
-                          n - begin < ELEMENTS_AT_A_TIME ? n - begin : (int64_t)ELEMENTS_AT_A_TIME, dropout);
+                          n - begin < ELEMENTS_AT_A_TIME ? n - begin : (int64_t)ELEMENTS_AT_A_TIME, scale, dropout);
 }
 
 static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
                                   const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
-                                  float eps, enum norm_kind kind, struct dropout dropout, struct device *dev) {
+                                  struct norm_options options, float scale, struct dropout dropout,
+                                  struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS) {
         const int64_t end = N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS;
-        residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, (end - n) * C, dropout);
-        norm_rows(out, mean, rstd, sum, weight, bias, n, end, C, eps, kind);
+        residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, (end - n) * C, scale, dropout);
+        norm_rows(out, mean, rstd, sum, weight, bias, n, end, C, options);
     }
 }
 
-static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, struct dropout dropout,
-                             struct device *dev) {
-    if (dropout.p == 0) {
+static void residual_backward(floatX *ddelta, const floatX *dout, int64_t n, float scale, struct dropout dropout,
+                              struct device *dev) {
+    if (dropout.p == 0 && scale == 1) {
         if (ddelta != dout)
             memcpy(ddelta, dout, (size_t)n * sizeof *ddelta);
         return;
@@ -268,10 +274,18 @@ static void dropout_backward(floatX *ddelta, const floatX *dout, int64_t n, stru
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME) {
         const int count = n - begin < ELEMENTS_AT_A_TIME ? (int)(n - begin) : ELEMENTS_AT_A_TIME;
+        const floatX *from = dout + begin;
+        floatX *to = ddelta + begin;
         float scales[ELEMENTS_AT_A_TIME];
+        if (dropout.p == 0) {
+#pragma omp simd
+            for (int i = 0; i < count; i++)
+                to[i] = to_floatX(scale * to_float(from[i]));
+            continue;
+        }
         dropout_scales(scales, dropout, (uint64_t)begin, count);
 #pragma omp simd
         for (int i = 0; i < count; i++)
-            ddelta[begin + i] = to_floatX(scales[i] * to_float(dout[begin + i]));
+            to[i] = to_floatX(scale * scales[i] * to_float(from[i]));
     }
 }

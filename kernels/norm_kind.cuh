@@ -1,6 +1,7 @@
 // Which norm a model has.
 #pragma once
-#include <stdbool.h> // bool
+#include "kernels/device.cuh" // HOST_DEVICE
+#include <stdbool.h>          // bool
 
 enum norm_kind { NORM_LAYERNORM, NORM_RMSNORM };
 struct norm_options {
@@ -8,3 +9,6 @@ struct norm_options {
     bool one_plus; // the weight is stored as its difference from 1, which is added in fp32 (Gemma)
     float epsilon; // added to the variance
 };
+
+// What a norm adds to each weight. -0.0 changes no float, where 0.0 would make 0 of -0.
+HOST_DEVICE float norm_weight_offset(bool one_plus) { return one_plus ? 1.0f : -0.0f; }

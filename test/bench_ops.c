@@ -9,6 +9,7 @@
 #include "kernels/embedding.cuh"
 #include "kernels/loss.cuh"
 #include "kernels/norm.cuh"
+#include "kernels/qk_norm.cuh"
 #include "kernels/random.cuh"
 #include "kernels/rope.cuh"
 #include <omp.h>    // omp_get_wtime, omp_get_max_threads
@@ -22,7 +23,7 @@ struct buffers {
     struct device device;
     floatX *logits; // (N, VP); the MLP's activations lie here too
     floatX *hidden_in, *hidden_out;
-    floatX *x, *delta, *out, *weight, *bias, *wte, *wpe, *params;
+    floatX *qkv, *x, *delta, *out, *weight, *bias, *wte, *wpe, *params;
     float *mean, *rstd, *dweight, *dbias, *losses, *master, *grads, *m, *v, *table;
     void *workspace;
     int32_t *tokens;
@@ -62,6 +63,7 @@ static struct buffers buffers_create(void) {
     b.logits = random_floats(N * VP, 2);
     b.hidden_in = random_floats(N * 2 * F, 2);
     b.hidden_out = random_floats(N * 2 * F, 2);
+    b.qkv = random_floats(N * 3 * C, 1);
     b.x = random_floats(N * C, 1);
     b.delta = random_floats(N * C, 1);
     b.out = random_floats(N * C, 1);
@@ -71,7 +73,7 @@ static struct buffers buffers_create(void) {
     b.wpe = random_floats((int64_t)T * C, 1);
     b.params = random_floats(PARAMETERS, 1);
     b.mean = random_fp32(N, 1);
-    b.rstd = random_fp32(N, 1);
+    b.rstd = random_fp32(N * 2 * 12, 1);
     b.dweight = random_fp32(C, 1);
     b.dbias = random_fp32(C, 1);
     b.losses = random_fp32(N, 1);
@@ -83,39 +85,55 @@ static struct buffers buffers_create(void) {
     for (int64_t i = 0; i < PARAMETERS; i++)
         b.v[i] *= b.v[i];
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
-    rope_table(b.table, T, 64, 10000);
-    b.workspace = fresh(norm_backward_workspace_bytes(N, C));
+    const struct rope_settings rope = rope_unscaled(64, 10000);
+    rope_table(b.table, T, &rope);
+    b.workspace = fresh(norm_backward_workspace_bytes(N, C)); // no smaller than QK-norm's, of twice C columns
     b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
     for (int64_t i = 0; i < N; i++)
         b.tokens[i] = (int32_t)(random_uniform(7, 8, (uint64_t)i) * V);
     return b;
 }
 
+static const struct norm_options layernorm_options = {NORM_LAYERNORM, false, 1e-5f},
+                                 rmsnorm_options = {NORM_RMSNORM, false, 1e-5f};
 static void bench_residual(struct buffers *b) {
-    residual_forward(b->out, b->x, b->delta, N, C, b->dropout, &b->device);
+    residual_forward(b->out, b->x, b->delta, N, C, 1, b->dropout, &b->device);
 }
 static void bench_layernorm(struct buffers *b) {
-    norm_forward(b->delta, b->mean, b->rstd, b->out, b->weight, b->bias, N, C, 1e-5f, NORM_LAYERNORM, &b->device);
+    norm_forward(b->delta, b->mean, b->rstd, b->out, b->weight, b->bias, N, C, layernorm_options, &b->device);
 }
 static void bench_rmsnorm(struct buffers *b) {
-    norm_forward(b->delta, NULL, b->rstd, b->out, b->weight, NULL, N, C, 1e-5f, NORM_RMSNORM, &b->device);
+    norm_forward(b->delta, NULL, b->rstd, b->out, b->weight, NULL, N, C, rmsnorm_options, &b->device);
 }
 static void bench_residual_layernorm(struct buffers *b) {
     bench_residual(b);
     bench_layernorm(b);
 }
 static void bench_norm_backward(struct buffers *b) {
-    norm_backward(b->x, b->dweight, b->dbias, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, NORM_LAYERNORM,
+    norm_backward(b->x, b->dweight, b->dbias, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, layernorm_options,
                   b->workspace, &b->device);
 }
 static void bench_rmsnorm_backward(struct buffers *b) {
-    norm_backward(b->x, b->dweight, NULL, b->delta, b->out, b->weight, NULL, b->rstd, N, C, NORM_RMSNORM, b->workspace,
-                  &b->device);
+    norm_backward(b->x, b->dweight, NULL, b->delta, b->out, b->weight, NULL, b->rstd, N, C, rmsnorm_options,
+                  b->workspace, &b->device);
 }
-static void bench_dropout_backward(struct buffers *b) {
+static void bench_residual_backward(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION, NULL};
-    dropout_backward(b->out, b->delta, N * C, d, &b->device);
+    residual_backward(b->out, b->delta, N * C, 1, d, &b->device);
 }
+static const struct qk_norm_shape by_head = {12, 12, 64, false, false, 1e-5f},
+                                  full_width = {12, 12, 64, true, false, 1e-5f};
+static void qk_norm(struct buffers *b, struct qk_norm_shape shape) {
+    qk_norm_forward(b->hidden_out, b->rstd, b->qkv, b->weight, b->bias, N, shape, &b->device);
+}
+static void qk_norm_gradient(struct buffers *b, struct qk_norm_shape shape) {
+    qk_norm_backward(b->hidden_out, b->dweight, b->dbias, b->qkv, b->weight, b->bias, b->rstd, N, shape, b->workspace,
+                     &b->device);
+}
+static void bench_qk_norm(struct buffers *b) { qk_norm(b, by_head); }
+static void bench_qk_norm_backward(struct buffers *b) { qk_norm_gradient(b, by_head); }
+static void bench_qk_norm_full(struct buffers *b) { qk_norm(b, full_width); }
+static void bench_qk_norm_full_backward(struct buffers *b) { qk_norm_gradient(b, full_width); }
 static void bench_gelu(struct buffers *b) { gelu_forward(b->hidden_out, b->hidden_in, N * F, &b->device); }
 static void bench_gelu_backward(struct buffers *b) {
     gelu_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, &b->device);
@@ -124,20 +142,28 @@ static void bench_swiglu(struct buffers *b) { swiglu_forward(b->hidden_out, b->h
 static void bench_swiglu_backward(struct buffers *b) {
     swiglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, &b->device);
 }
-static void bench_rope(struct buffers *b) { rope_forward(b->hidden_in, b->table, NULL, B, T, 12, 12, 64, &b->device); }
+static const struct token_positions in_order = {NULL, NULL};
+static void bench_rope(struct buffers *b) {
+    rope_forward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
+}
 static void bench_rope_backward(struct buffers *b) {
-    rope_backward(b->hidden_in, b->table, NULL, B, T, 12, 12, 64, &b->device);
+    rope_backward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
 }
 static void bench_embedding(struct buffers *b) {
-    embedding_forward(b->out, b->tokens, b->wte, b->wpe, NULL, B, T, C, b->dropout, &b->device);
+    embedding_forward(b->out, b->tokens, b->wte, b->wpe, in_order, B, T, C, 1, b->dropout, &b->device);
 }
 static void bench_embedding_backward(struct buffers *b) {
-    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, B, T, C, b->dropout, NULL, &b->device);
+    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, in_order, B, T, C, 1, b->dropout, NULL,
+                       &b->device);
 }
 // The logits become gradients in the first run and are small numbers from then on, which changes no timing.
-static void bench_cross_entropy(struct buffers *b) {
-    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, true, &b->device);
+static void cross_entropy_of(struct buffers *b, float scale, float softcap) {
+    const struct logit_transform transform = {scale, softcap};
+    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, transform, true, &b->device);
 }
+static void bench_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 0); }
+static void bench_scaled_cross_entropy(struct buffers *b) { cross_entropy_of(b, 0.125f, 0); }
+static void bench_capped_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 30); }
 static void adamw(struct buffers *b, float *master) {
     const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f};
     adamw_update(b->params, master, b->grads, b->m, b->v, PARAMETERS, adamw, NULL, &b->device);
@@ -152,7 +178,7 @@ static void bench_sum_of_squares(struct buffers *b) {
 }
 static void bench_dropout(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION};
-    residual_forward(b->out, b->x, b->delta, N, C, d, &b->device);
+    residual_forward(b->out, b->x, b->delta, N, C, 1, d, &b->device);
 }
 // a = b + s c over arrays that no cache holds; 12 bytes an element, as STREAM counts.
 enum { TRIAD_ELEMENTS = 1 << 24 };
@@ -201,7 +227,11 @@ int main(int argc, char **argv) {
         {"residual + LayerNorm", bench_residual_layernorm, 5 * rows * X},
         {"LayerNorm backward", bench_norm_backward, 4 * rows * X},
         {"RMSNorm backward", bench_rmsnorm_backward, 4 * rows * X},
-        {"dropout backward", bench_dropout_backward, 2 * rows * X},
+        {"residual backward", bench_residual_backward, 2 * rows * X},
+        {"QK-norm", bench_qk_norm, 6 * rows * X},
+        {"QK-norm backward", bench_qk_norm_backward, 6 * rows * X},
+        {"QK-norm, full width", bench_qk_norm_full, 6 * rows * X},
+        {"QK-norm, full, backward", bench_qk_norm_full_backward, 6 * rows * X},
         {"GELU", bench_gelu, 2 * hidden * X},
         {"GELU backward", bench_gelu_backward, 3 * hidden * X},
         {"SwiGLU", bench_swiglu, 3 * hidden * X},
@@ -211,6 +241,8 @@ int main(int argc, char **argv) {
         {"embedding", bench_embedding, 2 * rows * X},
         {"embedding backward", bench_embedding_backward, rows * (X + 8)},
         {"softmax to dlogits", bench_cross_entropy, 2.0 * (double)N * VP * X},
+        {"scaled softmax", bench_scaled_cross_entropy, 2.0 * (double)N * VP * X},
+        {"capped softmax", bench_capped_cross_entropy, 2.0 * (double)N * VP * X},
         {"sum of squares", bench_sum_of_squares, 4 * n},
         {"AdamW with master", bench_adamw_with_master, (28 + X) * n},
         {"AdamW without master", bench_adamw_without_master, (20 + 2 * X) * n},

@@ -78,7 +78,7 @@ static const float *exact(const struct gpt *m) { return optimizer_state_of(&m->o
 static double *evaluated(struct gpt *m, const int32_t *tokens) {
     const int V = m->shape.V, Vp = m->shape.Vp, T = m->config.seq_length;
     assert_int_equal(m->chunk, T);
-    gpt_evaluate(m, tokens, tokens);
+    gpt_evaluate(m, batch_of(tokens, tokens));
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
     const floatX *logits = (const floatX *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
     double *result = test_doubles((int64_t)T * V);
