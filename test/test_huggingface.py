@@ -6,6 +6,7 @@ import glob
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import shutil
 import struct
@@ -358,13 +359,14 @@ class Runs(unittest.TestCase):
 class Zoo(Runs):
     """Each folder of test/golden/zoo beside what transformers computed with it. test/op_zoo.c has logits and gradients."""
 
-    def zoo(self):
+    def each(self, check):
+        """check(folder, expected.golden, the shard of its tokens, T) of each folder."""
         for name in FOLDERS:
             with self.subTest(name):
                 folder = os.path.join(ZOO, name)
                 golden = read_golden(folder + "/expected.golden")
-                stream = golden["tokens"] + golden["targets"][-1:]
-                yield folder, golden, self.shard(stream), int(golden["seq_length"])
+                shard = self.shard(golden["tokens"] + golden["targets"][-1:])
+                check(folder, golden, shard, int(golden["seq_length"]))
 
     def test_every_architecture_is_here(self):
         types = set()
@@ -376,29 +378,37 @@ class Zoo(Runs):
         self.assertEqual(types, known)
 
     def test_losses(self):
-        for folder, golden, shard, T in self.zoo():
+        def check(folder, golden, shard, T):
             self.assert_near(self.loss(folder, shard, T), golden["loss"][0], 1e-6, folder)
 
+        self.each(check)
+
     def test_losses_in_bf16(self):
-        for folder, golden, shard, T in self.zoo():
+        def check(folder, golden, shard, T):
             of_bf16 = golden["deviations"][golden["order"][-len(golden["deviations"]) :].index("loss")]
             self.assert_near(self.loss(folder, shard, T, precision="bf16"), golden["loss"][0], 3 * of_bf16, folder)
 
+        self.each(check)
+
     def test_losses_of_separate_documents(self):
         """Each document alone, where it begins at the end of a text as in a shard; all of its targets count."""
-        models = 0
-        for folder, golden, shard, T in self.zoo():
+        models = []
+
+        def check(folder, golden, shard, T):
             if "documents.loss" not in golden:
-                continue
-            models += 1
+                return
+            models.append(folder)
             ours = self.loss(folder, shard, T, "--separate-documents", "--eod-token", END)
             self.assert_near(ours, golden["documents.loss"][0], 1e-6, folder)
             self.assertGreater(abs(golden["documents.loss"][0] / golden["loss"][0] - 1), 1e-3)
-        self.assertGreaterEqual(models, 3)
+
+        self.each(check)
+        self.assertGreaterEqual(len(models), 3)
 
     def test_both_forms_of_rotary_settings(self):
         """rope_scaling and rope_theta, as transformers 4 wrote them, and rope_parameters: the same model to the bit."""
-        for folder, _, shard, T in self.zoo():
+
+        def check(folder, _golden, shard, T):
             with open(folder + "/config.json") as f:
                 config = json.load(f)
             expected = self.loss(folder, shard, T)
@@ -406,16 +416,22 @@ class Zoo(Runs):
                 if form(config) != config:
                     self.assertEqual(self.loss(self.with_config(folder, form(config)), shard, T), expected, form)
 
+        self.each(check)
+
     def test_greedy_texts(self):
         """Beyond the window and beyond the positions before scaling, through prefill and KV cache."""
-        for folder, golden, _, _ in self.zoo():
+
+        def check(folder, golden, _shard, _T):
             prompt = int(golden["prompt_tokens"])
             ours = self.text(folder, bytes(golden["generated"][:prompt]).decode(), len(golden["generated"]) - prompt)
             self.assertEqual(escaped(ours), escaped(bytes(golden["generated"])) + "\n")
 
+        self.each(check)
+
     def test_checkpoints_have_the_same_tensors(self):
         """Under the same names, of the same shapes, to the bit; and their config.json is the same model's."""
-        for folder, golden, shard, T in self.zoo():
+
+        def check(folder, golden, shard, T):
             saved = self.checkpoint(folder, shard, T, "--checkpoint-dtype", "fp32")
             ours, theirs = read_model(saved), read_model(folder)
             self.assertEqual(sorted(ours), sorted(theirs))
@@ -428,15 +444,20 @@ class Zoo(Runs):
                 written, read = json.load(f), json.load(g)
             self.assertEqual((written["model_type"], written["architectures"]), (read["model_type"], read["architectures"]))
 
+        self.each(check)
+
     @unittest.skipUnless(HAS_TRANSFORMERS, "torch and transformers are not installed here")
     def test_transformers_opens_the_checkpoints(self):
         make_zoo, torch = zoo_maker()
-        for folder, golden, shard, T in self.zoo():
+
+        def check(folder, golden, shard, T):
             model = make_zoo.open_folder(self.checkpoint(folder, shard, T))
             tokens, targets = torch.tensor(golden["tokens"]).view(2, T), torch.tensor(golden["targets"])
             with torch.no_grad():
                 logits = model(tokens, use_cache=False).logits.flatten(0, 1)
             self.assert_near(torch.nn.functional.cross_entropy(logits, targets).item(), golden["loss"][0], 1e-6, folder)
+
+        self.each(check)
 
 
 def zoo_maker():
@@ -459,24 +480,29 @@ class LiveZoo(Runs):
     STEPS = 3
     LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 
-    def models(self):
-        make_zoo, torch = zoo_maker()
-        from pathlib import Path
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.make_zoo, cls.torch = zoo_maker()
 
-        size = make_zoo.LARGE
-        for number, name in enumerate(make_zoo.ZOO):
+    def each(self, check):
+        """check(name, transformers' model, folder, the shard of the tokens, tokens, targets) of each model."""
+        size = self.make_zoo.LARGE
+        for number, name in enumerate(self.make_zoo.ZOO):
             with self.subTest(name):
-                folder = Path(self.path) / name
-                generator = torch.Generator().manual_seed(number)
-                if not folder.exists():
-                    make_zoo.save(folder, name, size, make_zoo.make_model(name, size, generator))
-                stream = make_zoo.random_stream(size.T, generator)
+                folder = pathlib.Path(self.path) / name
+                generator = self.torch.Generator().manual_seed(number)
+                parameters = self.make_zoo.make_model(name, size, generator)
+                self.make_zoo.save(folder, name, size, parameters)
+                stream = self.make_zoo.random_stream(size.T, generator)
                 tokens, targets = stream[:-1].view(2, size.T), stream[1:].view(2, size.T)
-                yield make_zoo, torch, name, make_zoo.open_folder(folder), folder, self.shard(stream.tolist()), tokens, targets
+                check(name, self.make_zoo.open_folder(folder), folder, self.shard(stream.tolist()), tokens, targets)
 
     def test_losses(self):
         """Of whole rows, and of documents that do not see each other."""
-        for make_zoo, torch, name, model, folder, shard, tokens, targets in self.models():
+        make_zoo, torch = self.make_zoo, self.torch
+
+        def check(name, model, folder, shard, tokens, targets):
             for logits_of, options in ((make_zoo.whole_logits, []), (make_zoo.document_logits, ["--separate-documents", "--eod-token", END])):
                 if options and "longrope" in json.dumps(make_zoo.ZOO[name]["config"](make_zoo.LARGE).to_dict()):
                     continue  # transformers would choose the factors document by document
@@ -484,10 +510,13 @@ class LiveZoo(Runs):
                     theirs = make_zoo.token_losses(logits_of(model, tokens), targets).double().mean().item()
                 self.assert_near(self.loss(folder, shard, tokens.shape[1], *options), theirs, 2e-6, name)
 
+        self.each(check)
+
     def test_trainings(self):
         """Losses and gradient norms of AdamW's steps, on whole rows: the gradients of all parameters, and which of them decay."""
-        for make_zoo, torch, name, model, folder, shard, tokens, targets in self.models():
-            theirs = self.train(torch, make_zoo, model, tokens, targets)
+
+        def check(name, model, folder, shard, tokens, targets):
+            theirs = self.train(model, tokens, targets)
             out = os.path.join(self.path, "out_" + name)
             self.ours("--init-from", folder, "--train-data", shard, "--train-steps", self.STEPS, "--lr", self.LR, "--lr-decay-style",
                       "constant", "--adam-beta1", self.BETAS[0], "--adam-beta2", self.BETAS[1], "--adam-eps", self.EPS,
@@ -500,7 +529,10 @@ class LiveZoo(Runs):
                 self.assert_near(step["loss"], loss, 1e-5, name + "'s loss")
                 self.assert_near(step["grad_norm"], norm, 1e-4, name + "'s gradient norm")
 
-    def train(self, torch, make_zoo, model, tokens, targets):
+        self.each(check)
+
+    def train(self, model, tokens, targets):
+        make_zoo, torch = self.make_zoo, self.torch
         groups = [dict(params=[p for p in model.parameters() if p.ndim == 2], weight_decay=self.DECAY),
                   dict(params=[p for p in model.parameters() if p.ndim == 1], weight_decay=0.0)]  # fmt: skip
         optimizer = torch.optim.AdamW(groups, lr=self.LR, betas=self.BETAS, eps=self.EPS, foreach=False)
@@ -514,17 +546,20 @@ class LiveZoo(Runs):
 
     def test_greedy_texts(self):
         """Up to where two tokens are all but equally likely; beyond the window and beyond the positions before scaling."""
-        compared = 0
-        for make_zoo, torch, name, model, folder, *_ in self.models():
+        make_zoo, compared = self.make_zoo, []
+
+        def check(_name, model, folder, *_):
             prompt = (make_zoo.LONG_PROMPT * 3)[: make_zoo.LARGE.T0 + 1]
             ids, gaps = make_zoo.generate(model, prompt)
             clear = [gap > 1e-3 and token != END for gap, token in zip(gaps, ids[len(prompt) :])] + [False]
             tokens = clear.index(False)
-            compared += tokens
+            compared.append(tokens)
             if tokens > 0:
                 expected = escaped(bytes(ids[: len(prompt) + tokens])) + "\n"
                 self.assertEqual(escaped(self.text(folder, prompt, tokens)), expected)
-        self.assertGreater(compared, 8 * len(FOLDERS))
+
+        self.each(check)
+        self.assertGreater(sum(compared), 8 * len(FOLDERS))
 
 
 @unittest.skipUnless(HAS_TRANSFORMERS, "torch and transformers are not installed here")
