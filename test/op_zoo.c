@@ -145,7 +145,7 @@ static void evaluation_equals(struct zoo_model *z) {
 // ---- Generation ----------------------------------------------------------------------------------------------------
 
 // ours (shown rows, V): those of the given logits (rows, Vp) that follow row b's token at positions[b].
-static void take_shown(const struct zoo_model *z, double *ours, const floatX *logits, const int32_t *positions) {
+static void take_shown(struct zoo_model *z, double *ours, const floatX *logits, const int32_t *positions) {
     const int V = z->m->shape.V, Vp = z->m->shape.Vp, T = z->config.seq_length;
     device_synchronize(&z->dev);
     for (int i = 0; i < shown_rows(z->golden); i++) {

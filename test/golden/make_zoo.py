@@ -22,6 +22,7 @@ import numpy
 import torch
 import transformers
 
+from config_forms import flat_form
 from make_golden import DoublePrecision, NO_SPECIAL_TOKENS, relative_error, write
 
 V, BATCH, END = 257, 2, 256  # bytes and the end of a text, so that --generate needs no tokenizer
@@ -179,25 +180,6 @@ def put(model, parameters):
     return model
 
 
-def old_form(config):
-    """The same config.json as transformers 4 wrote it: rope_theta at the top, scaling in rope_scaling."""
-    config = dict(config)
-    parameters = config.pop("rope_parameters", None)
-    if parameters is None:
-        return config
-    if FULL in parameters:
-        if config["model_type"] == "gemma3_text":
-            config["rope_local_base_freq"] = parameters[SLIDING]["rope_theta"]
-        parameters = parameters[FULL]
-    scaling = dict(parameters)
-    neox = config["model_type"] == "gpt_neox"
-    config["rotary_emb_base" if neox else "rope_theta"] = scaling.pop("rope_theta")
-    if "partial_rotary_factor" in scaling:
-        config["rotary_pct" if neox else "partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
-    config["rope_scaling"] = scaling if scaling["rope_type"] != "default" else None
-    return config
-
-
 def save(folder, name, size, parameters):
     """The folder as save_pretrained writes it, but for what ZOO leaves out of config.json."""
     zoo = ZOO[name]
@@ -207,7 +189,7 @@ def save(folder, name, size, parameters):
     (folder / "generation_config.json").unlink(missing_ok=True)
     path = folder / "config.json"
     config = {key: value for key, value in json.loads(path.read_text()).items() if key not in zoo.get("drop", [])}
-    path.write_text(json.dumps(old_form(config) if zoo.get("old") else config, indent=2) + "\n")
+    path.write_text(json.dumps(flat_form(config) if zoo.get("old") else config, indent=2) + "\n")
 
 
 def open_folder(folder):
@@ -336,14 +318,14 @@ def deviations(model, found, tokens, targets, documents):
 
 
 def generate(model, prompt, new_tokens=NEW_TOKENS):
-    """-> ids of the prompt and of the likeliest continuation; how much likelier than any other, at its closest."""
-    ids, gap = list(prompt.encode()), math.inf
+    """-> ids of the prompt and of the likeliest continuation; by how much each new logit exceeds all others."""
+    ids, gaps = list(prompt.encode()), []
     for _ in range(new_tokens):
         with torch.no_grad():
             best = model(torch.tensor([ids]), use_cache=False).logits[0, -1].topk(2)
-        gap = min(gap, (best.values[0] - best.values[1]).item())
+        gaps.append((best.values[0] - best.values[1]).item())
         ids.append(best.indices[0].item())
-    return ids, gap
+    return ids, gaps
 
 
 def make(name, folder, seed):
@@ -356,8 +338,8 @@ def make(name, folder, seed):
     prompt, documents = zoo.get("prompt", PROMPT), zoo.get("documents", False)
     with DoublePrecision():
         model = put(build(zoo["config"](SMALL), torch.float64), parameters)
-        ids, gap = generate(model, prompt)
-        if END in ids or gap < 5e-4 or len(set(ids[-12:])) < 4:
+        ids, gaps = generate(model, prompt)
+        if END in ids or min(gaps) < 5e-4 or len(set(ids[-12:])) < 4:
             return False
         found = results(model, tokens, targets, documents)
         stray = deviations(model, found, tokens, targets, documents)
