@@ -124,7 +124,7 @@ BENCHES := $(patsubst test/%.c,%,$(wildcard test/bench_*.c))
 FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 # op_gpt's many steps on emulated tiles take too long under the sanitizers, which see the same code in op_golden.
 AMX_OPS := $(filter op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt),$(OPS))
-DOT_OPS := $(filter op_matmul op_attention op_golden,$(OPS))
+DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_zero
 # holds the schedule to the plan, by the cpu target's work thread; op_gpt's fp32 would run for long and show what
 # op_golden's shows; op_huggingface moves bytes, in either precision alike.
@@ -155,7 +155,7 @@ test-levels: $(B)/train_gpt
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions; each benchmark still compiles.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80.cuh kernels/attention_sm90%.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED_AS_C := $(CC) -x c -std=gnu11
 check-headers:
 	@for p in -UPRECISION_BF16 -DPRECISION_BF16; do \

@@ -8,7 +8,7 @@
 #include "kernels/attention_decode.cuh"  // attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
 #include "kernels/attention_shape.cuh"   // struct attention_shape
-#include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
+#include "kernels/attention_unfused.cuh" // what unfused_* are
 #include "kernels/rope.cuh"              // rope_backward
 #include "runtime/machine/error.h"       // fail
 #include <stdio.h>                       // snprintf
@@ -52,10 +52,12 @@ static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                struct attention_backward_options options, void *workspace, struct device *dev);
 
 #ifdef TARGET_CUDA
-#include "kernels/attention_sm80.cuh" // flash_forward, flash_backward, flash_unavailable_reason
+#include "kernels/attention_sm80.cuh"         // flash_forward, flash_backward, flash_unavailable_reason
+#include "kernels/attention_unfused_cuda.cuh" // unfused_forward, unfused_backward
 static const char *unfused_describe(void) { return FLOATX_NAME; }
 #else
-#include "kernels/attention_cpu.cuh" // flash_forward, flash_backward
+#include "kernels/attention_cpu.cuh"         // flash_forward, flash_backward
+#include "kernels/attention_unfused_cpu.cuh" // unfused_forward, unfused_backward
 static void flash_unavailable_reason(char *reason, size_t size, struct attention_shape shape) { reason[0] = 0; }
 static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
@@ -69,8 +71,10 @@ static void sm90_unavailable_reason(char *reason, size_t size, struct attention_
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
 static const char *sm90_describe(void) { return ""; }
+static size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return 0; }
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, void *workspace,
+                         struct device *dev) {
     fail("flash attention by wgmma takes bf16 on a GPU alone");
 }
 static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
@@ -154,7 +158,7 @@ static size_t attention_forward_workspace_bytes(enum attention_backend backend, 
                                                 struct device *dev) {
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape);
-    case ATTENTION_FLASH_SM90: return 0;
+    case ATTENTION_FLASH_SM90: return sm90_forward_workspace_bytes(shape);
     case ATTENTION_FLASH: return flash_forward_workspace_bytes(shape);
     case ATTENTION_AUTO: break;
     }
@@ -183,7 +187,7 @@ static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum 
     attention_check(backend, shape, dropout);
     switch (backend) {
     case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
-    case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, dev); break;
+    case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, workspace, dev); break;
     case ATTENTION_FLASH: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev); break;
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
@@ -206,6 +210,6 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *q
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
     if (options.rotary)
-        rope_backward(dqkv, options.rotary, NULL, shape.B, shape.T, shape.num_heads, shape.num_query_groups,
-                      shape.head_dim, dev);
+        rope_backward(dqkv, options.rotary, options.positions, shape.B, shape.T, shape.num_heads,
+                      shape.num_query_groups, shape.head_dim, dev);
 }

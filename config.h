@@ -164,6 +164,7 @@ struct config {
     // config_resolve sets the first three where separate_documents is set
     bool reset_attention_mask, reset_position_ids, eod_mask_loss, separate_documents;
     enum document_delimiter document_delimiter;
+    int eod_token;
     int log_every;
     // device
     enum config_device device;
@@ -371,6 +372,8 @@ static const struct option_row config_rows[] = {
         "No loss where the target is the first token of another document, unless that is the delimiter", CONFIG_FIXED),
     ROW(ENUM, document_delimiter, "auto", CHOICES(DOCUMENT_DELIMITERS), 0, 0,
         "The end-of-text token is a document's first or last token; auto: first in shards, .idx files say it themselves",
+        CONFIG_FIXED),
+    ROW(INT, eod_token, "-1", "ID", -1, 1 << 26, "The end-of-text token; -1: as the tokenizer beside the data says",
         CONFIG_FIXED),
     ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing",
         CONFIG_THIS_START),

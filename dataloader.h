@@ -9,6 +9,10 @@
 // number of samples of that sequence, so that a run may resume with another batch size or number of processes. Shards
 // that are added at the end of the list while a run is stopped are used from the next epoch on (dataloader_resume).
 //
+// Where documents are to be separated, each sample comes with the place at which the document of each token begins: at
+// the end-of-text token or after it, or where the .idx of a Megatron dataset says. A piece at the window's front begins
+// at 0. No file format is needed for it.
+//
 // Files are read by pread in a thread, ahead of the step, into a ring buffer of samples, so that cold pages, network
 // file systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of
 // each sample is computed. Why pread and not a mapping: see read_exactly in runtime/files/file_read.c.
@@ -86,11 +90,26 @@ struct data_change {
     uint64_t first_sample, samples_per_epoch; // derived by dataloader_set_changes
 };
 
+// How documents are told apart.
+enum document_boundary {
+    BOUNDARY_NONE,  // not needed
+    BOUNDARY_FIRST, // the delimiter is the first token of a document
+    BOUNDARY_LAST,  // the delimiter is the last token of a document
+    BOUNDARY_INDEX, // the files say it
+};
+struct document_rule {
+    enum document_boundary boundary;
+    int delimiter; // the end-of-text token; -1: none is known
+    // Targets that are the first token of another document, and are not the delimiter, become -1: they do not count.
+    bool mask_targets;
+};
+
 // The thread that reads ahead, and its ring buffer. The thread follows a plan: samples of this rank from a global
 // position on, B at a time. Of these the ring holds samples used..made-1.
 struct read_ahead {
     int capacity;              // slots of the ring; 0: no thread
     int32_t *tokens;           // (capacity, T+1)
+    int32_t *documents;        // (capacity, T+1) where each token's document begins; NULL: not needed
     struct error_text *errors; // (capacity) why a sample could not be read
     bool *bad;                 // (capacity) the sample could not be read
     pthread_t thread;
@@ -113,8 +132,9 @@ struct dataloader {
     uint64_t samples_per_epoch, total_tokens; // of all shards
     struct data_change *changes;              // (num_changes) by epoch; the first one is at epoch 0
     int num_changes;
-    uint64_t position;           // the next sample of the global sequence, over all ranks
-    int32_t *sample;             // (T+1) where a sample is read to when there is no thread
+    uint64_t position;                  // the next sample of the global sequence, over all ranks
+    int32_t *sample, *sample_documents; // (T+1) where a sample is read to when there is no thread
+    struct document_rule rule;
     struct sample_reader reader; // used by the thread alone, if there is one
     struct read_ahead ahead;
 };
@@ -171,10 +191,49 @@ static void reader_locate(struct sample_reader *reader, const struct dataloader 
     *first_token = window * (uint64_t)loader->T;
 }
 
-// out (T+1) = a sample of the global sequence, each token checked against the vocabulary. Returns NULL, or what is
-// wrong, in `error`.
+// The number of documents of a file that begin before a token.
+static uint64_t documents_before(const struct token_file *file, uint64_t token) {
+    uint64_t low = 0, high = file->num_documents; // all before low begin earlier, none from high on
+    while (low < high) {
+        const uint64_t middle = low + (high - low) / 2;
+        if (file->documents[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+// documents (n) = the place in the sample at which the document of each of its n tokens begins. The sample's first token is
+// token `first` of the file.
+static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
+                             const struct token_file *file, uint64_t first) {
+    int32_t begin = 0;
+    uint64_t next = rule.boundary == BOUNDARY_INDEX ? documents_before(file, first) : 0;
+    switch (rule.boundary) {
+    case BOUNDARY_NONE: break;
+    case BOUNDARY_FIRST:
+        for (int t = 0; t < n; t++)
+            documents[t] = begin = tokens[t] == rule.delimiter ? t : begin;
+        break;
+    case BOUNDARY_LAST:
+        documents[0] = 0;
+        for (int t = 1; t < n; t++)
+            documents[t] = begin = tokens[t - 1] == rule.delimiter ? t : begin;
+        break;
+    case BOUNDARY_INDEX:
+        for (int t = 0; t < n; t++) {
+            for (; next < file->num_documents && file->documents[next] <= first + (uint64_t)t; next++)
+                begin = t;
+            documents[t] = begin;
+        }
+        break;
+    }
+}
+
+// out (T+1) = a sample of the global sequence, each token checked against the vocabulary; documents (T+1) = where their
+// documents begin, where the loader's rule asks for it. Returns NULL, or what is wrong, in `error`.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
-                               int32_t *out, struct error_text *error) {
+                               int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
     uint64_t first_token;
     reader_locate(reader, loader, sample, &file, &first_token);
@@ -189,7 +248,10 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
             return problem;
         reader->file = file;
     }
-    return token_file_read(out, tokens, reader->fd, first_token, loader->T + 1, loader->vocab_size, reader->raw, error);
+    RETURN_PROBLEM(
+        token_file_read(out, tokens, reader->fd, first_token, loader->T + 1, loader->vocab_size, reader->raw, error));
+    sample_documents(documents, out, loader->T + 1, loader->rule, tokens, first_token);
+    return NULL;
 }
 
 // The nth sample, counted from `start`, of a rank that takes B of every B*ranks.
@@ -210,7 +272,9 @@ static void *read_ahead_main(void *argument) {
         const int slot = (int)(ahead->made % (uint64_t)ahead->capacity);
         pthread_mutex_unlock(&ahead->mutex);
         int32_t *tokens = ahead->tokens + (size_t)slot * (size_t)(loader->T + 1);
-        ahead->bad[slot] = reader_read(&loader->reader, loader, sample, tokens, &ahead->errors[slot]) != NULL;
+        int32_t *documents = ahead->documents ? ahead->documents + (size_t)slot * (size_t)(loader->T + 1) : NULL;
+        ahead->bad[slot] =
+            reader_read(&loader->reader, loader, sample, tokens, documents, &ahead->errors[slot]) != NULL;
         pthread_mutex_lock(&ahead->mutex);
         if (ahead->plan == plan) { // otherwise a new plan was made meanwhile, and the slot is free again
             ahead->made++;
@@ -240,6 +304,9 @@ static void read_ahead_start(struct dataloader *loader, int B, int batches) {
         return;
     const size_t slots = (size_t)ahead->capacity;
     ahead->tokens = (int32_t *)dataloader_alloc(loader->option, slots, (size_t)(loader->T + 1) * sizeof(int32_t));
+    if (loader->rule.boundary != BOUNDARY_NONE)
+        ahead->documents =
+            (int32_t *)dataloader_alloc(loader->option, slots, (size_t)(loader->T + 1) * sizeof(int32_t));
     ahead->errors = (struct error_text *)dataloader_alloc(loader->option, slots, sizeof *ahead->errors);
     ahead->bad = (bool *)dataloader_alloc(loader->option, slots, sizeof *ahead->bad);
     pthread_mutex_init(&ahead->mutex, NULL);
@@ -266,13 +333,15 @@ static void read_ahead_stop(struct read_ahead *ahead) {
     pthread_cond_destroy(&ahead->changed);
     pthread_mutex_destroy(&ahead->mutex);
     free(ahead->tokens);
+    free(ahead->documents);
     free(ahead->errors);
     free(ahead->bad);
+    memset(ahead, 0, sizeof *ahead);
 }
 
-// Waits for the oldest sample in the ring and returns it, (T+1) tokens, which stay until read_ahead_release. *count:
-// how many samples from it on are ready and contiguous. A sample that could not be read ends the program.
-static const int32_t *read_ahead_take(struct dataloader *loader, int *count) {
+// Waits for the oldest sample in the ring and returns its slot, which stays until read_ahead_release. *count: how many
+// samples from it on are ready and contiguous. A sample that could not be read ends the program.
+static int read_ahead_take(struct dataloader *loader, int *count) {
     struct read_ahead *ahead = &loader->ahead;
     pthread_mutex_lock(&ahead->mutex);
     while (ahead->made == ahead->used)
@@ -283,7 +352,7 @@ static const int32_t *read_ahead_take(struct dataloader *loader, int *count) {
         fail("%s: %s", loader->option, ahead->errors[slot].text);
     for (*count = 1; *count < ready && slot + *count < ahead->capacity && !ahead->bad[slot + *count];)
         ++*count;
-    return ahead->tokens + (size_t)slot * (size_t)(loader->T + 1);
+    return slot;
 }
 static void read_ahead_release(struct read_ahead *ahead, int count) {
     pthread_mutex_lock(&ahead->mutex);
@@ -465,56 +534,101 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader->reader.first);
     free(loader->reader.raw);
     for (int i = 0; i < loader->num_files; i++)
-        free(loader->files[i].path);
+        token_file_close(&loader->files[i]);
     free(loader->files);
     free(loader->windows);
     free(loader->changes);
     free(loader->sample);
+    free(loader->sample_documents);
     free(loader);
+}
+
+// Tells documents apart from now on, by a rule whose boundary is BOUNDARY_INDEX only for Megatron datasets. Called before
+// the first sample is read.
+static void dataloader_separate_documents(struct dataloader *loader, struct document_rule rule) {
+    struct error_text error;
+    const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;
+    read_ahead_stop(&loader->ahead);
+    loader->rule = rule;
+    for (int i = 0; i < loader->num_files && rule.boundary == BOUNDARY_INDEX; i++) {
+        const char *problem = token_file_read_documents(&loader->files[i], &error);
+        if (problem)
+            fail("%s: %s", loader->option, problem);
+    }
+    loader->sample_documents =
+        (int32_t *)dataloader_alloc(loader->option, (size_t)loader->T + 1, sizeof *loader->sample_documents);
+    read_ahead_start(loader, B, batches);
+}
+static inline bool dataloader_has_index(const struct dataloader *loader) {
+    return loader->files[0].format == TOKENS_MEGATRON;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Use
 
-static void sample_split(int32_t *inputs, int32_t *targets, const int32_t *sample, int T) {
-    memcpy(inputs, sample, (size_t)T * sizeof *sample);
-    memcpy(targets, sample + 1, (size_t)T * sizeof *sample);
+// Where a micro-batch is read to.
+struct token_batch {
+    int32_t *inputs, *targets; // (B, T); a target of -1 does not count
+    int32_t *document_starts;  // (B, T) the place in its sample at which an input's document begins; NULL: not wanted
+};
+
+// Row b of a batch from a sample, (T+1) tokens and, where documents are told apart, the (T+1) places at which theirs
+// begin.
+static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
+                      const struct dataloader *loader) {
+    const size_t T = (size_t)loader->T, row = (size_t)b * T;
+    const struct document_rule rule = loader->rule;
+    memcpy(batch.inputs + row, tokens, T * sizeof *tokens);
+    memcpy(batch.targets + row, tokens + 1, T * sizeof *tokens);
+    if (rule.boundary == BOUNDARY_NONE)
+        return;
+    if (batch.document_starts)
+        memcpy(batch.document_starts + row, documents, T * sizeof *documents);
+    for (int t = 1; rule.mask_targets && t <= loader->T; t++)
+        if (documents[t] == t && tokens[t] != rule.delimiter)
+            batch.targets[row + (size_t)t - 1] = -1;
 }
 
-static void dataloader_read_now(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
-    const size_t T = (size_t)loader->T;
+static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
     for (int b = 0; b < B; b++) {
         struct error_text error;
         const uint64_t number = rank_sample(loader, loader->position, (uint64_t)b, (uint64_t)B);
-        const char *problem = reader_read(&loader->reader, loader, number, loader->sample, &error);
+        const char *problem =
+            reader_read(&loader->reader, loader, number, loader->sample, loader->sample_documents, &error);
         if (problem)
             fail("%s: %s", loader->option, problem);
-        sample_split(inputs + (size_t)b * T, targets + (size_t)b * T, loader->sample, loader->T);
+        batch_row(batch, b, loader->sample, loader->sample_documents, loader);
     }
 }
 
-static void dataloader_read_from_ring(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
-    const size_t T = (size_t)loader->T;
-    if (loader->ahead.B != B) // only this thread writes ahead.B
+static void dataloader_read_from_ring(struct dataloader *loader, struct token_batch batch, int B) {
+    struct read_ahead *ahead = &loader->ahead;
+    if (ahead->B != B) // only this thread writes ahead.B
         read_ahead_plan(loader, B);
     for (int b = 0; b < B;) {
         int count;
-        const int32_t *samples = read_ahead_take(loader, &count);
+        const int slot = read_ahead_take(loader, &count);
         if (count > B - b)
             count = B - b;
-        for (int i = 0; i < count; i++, b++)
-            sample_split(inputs + (size_t)b * T, targets + (size_t)b * T, samples + (size_t)i * (T + 1), loader->T);
-        read_ahead_release(&loader->ahead, count);
+        for (int i = 0; i < count; i++, b++) {
+            const size_t at = (size_t)(slot + i) * (size_t)(loader->T + 1);
+            batch_row(batch, b, ahead->tokens + at, ahead->documents ? ahead->documents + at : NULL, loader);
+        }
+        read_ahead_release(ahead, count);
     }
 }
 
-// Reads B samples into inputs and targets and moves on by B*ranks: of the next B*ranks samples, rank r takes the rth B.
-static void dataloader_read(struct dataloader *loader, int32_t *inputs /*(B,T)*/, int32_t *targets /*(B,T)*/, int B) {
+// Reads B samples into a batch and moves on by B*ranks: of the next B*ranks samples, rank r takes the rth B.
+static void dataloader_read_batch(struct dataloader *loader, struct token_batch batch, int B) {
     if (loader->ahead.capacity > 0)
-        dataloader_read_from_ring(loader, inputs, targets, B);
+        dataloader_read_from_ring(loader, batch, B);
     else
-        dataloader_read_now(loader, inputs, targets, B);
+        dataloader_read_now(loader, batch, B);
     loader->position += (uint64_t)B * (uint64_t)loader->ranks;
+}
+static inline void dataloader_read(struct dataloader *loader, int32_t *inputs, int32_t *targets, int B) {
+    const struct token_batch batch = {inputs, targets, NULL};
+    dataloader_read_batch(loader, batch, B);
 }
 
 // The next sample of the global sequence to be taken, which a checkpoint stores.
@@ -535,7 +649,6 @@ static void dataloader_resume(struct dataloader *loader, const struct data_chang
                               uint64_t sample) {
     const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;
     read_ahead_stop(&loader->ahead);
-    memset(&loader->ahead, 0, sizeof loader->ahead);
     dataloader_set_changes(loader, changes, count);
     struct data_change *last = &loader->changes[count - 1]; // there is room for one more
     if (last->files < loader->num_files) {

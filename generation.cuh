@@ -37,8 +37,18 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
         lnf = rows;
     }
     MATMUL(m, matmul_forward(logits, lnf, w, NULL, B, Vp, C, ws, m->dev));
+    RUN(m, logits_transform(logits, B, m->shape.V, Vp, logit_transform_of(m), m->dev));
     kv_cache_touch(m);
     return logits;
+}
+
+// Uploads the inputs of generation and, beside them, (B) positions of the new tokens or, in a prefill, lengths of the
+// prompts.
+static void upload_prompts(struct gpt *m, enum pass pass, const int32_t *inputs, const int32_t *positions) {
+    int32_t *pinned = upload_begin(m, pass, inputs);
+    int32_t *to = positions_buffer(m, pass);
+    RUN(m, upload_integers(m, to, pinned, positions, m->sequences));
+    upload_end(m);
 }
 
 // Feeds the prompts to the model, from position 0 on: tokens (sequences, prompt_tokens), of which row b's first
@@ -46,7 +56,7 @@ static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengt
 // prompts, (sequences, Vp) in device memory, valid until the next call.
 static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int *lengths) {
     region(m, REGION_PREFILL);
-    upload_batch(m, PASS_PREFILL, tokens, NULL);
+    upload_prompts(m, PASS_PREFILL, tokens, lengths);
     kv_cache_touch(m);
     embed(m, PASS_PREFILL);
     for (int l = 0; l < m->shape.L; l++)
@@ -58,7 +68,7 @@ static const floatX *gpt_prefill(struct gpt *m, const int32_t *tokens, const int
 // been fed. Returns the logits of the next ones, (sequences, Vp) in device memory, valid until the next call.
 static const floatX *gpt_decode(struct gpt *m, const int32_t *tokens, const int32_t *positions) {
     region(m, REGION_GENERATE);
-    upload_batch(m, PASS_GENERATE, tokens, positions);
+    upload_prompts(m, PASS_GENERATE, tokens, positions);
     embed(m, PASS_GENERATE);
     for (int l = 0; l < m->shape.L; l++)
         block_forward(m, l, ACT_ALL & ~BIT(SOFTMAX), PASS_GENERATE);

@@ -5,6 +5,7 @@
 // gradient reduction, optimizer shards and decay groups are ranges.
 #pragma once
 #include "config.h"           // struct config
+#include "config_layers.h"    // config_window
 #include "kernels/random.cuh" // random_normal
 #include "recompute.cuh"      // struct layer_shape
 #include <stdbool.h>          // bool
@@ -18,7 +19,9 @@ struct model_shape {
     enum position_embedding_type positions;
     enum normalization normalization;
     enum activation activation;
-    bool biases, qkv_bias, tied;
+    enum qk_layernorm_width qk_norm_width;
+    bool norm_one_plus; // norm weights are stored as their difference from 1
+    bool qkv_bias, attention_proj_bias, mlp_bias, tied;
 };
 static bool uses_rope(const struct model_shape *s) {
     switch (s->positions) {
@@ -27,13 +30,61 @@ static bool uses_rope(const struct model_shape *s) {
     }
     return false;
 }
-// Elements of a norm's bias; 0: the norm has none.
-static int norm_bias_rows(const struct model_shape *s) {
+// Elements of the weight and of the bias of a norm of the residual stream or of a branch; 0: there is none. `has`:
+// whether the model has the norm.
+static int norm_weight_rows(const struct model_shape *s, bool has) { return has ? s->layer.C : 0; }
+static int norm_bias_rows(const struct model_shape *s, bool has) {
     switch (s->normalization) {
-    case NORMALIZATION_LAYERNORM: return s->layer.C;
+    case NORMALIZATION_LAYERNORM: return norm_weight_rows(s, has);
     case NORMALIZATION_RMSNORM: return 0;
     }
     return 0;
+}
+// Elements of the weight of the norm of q or k, which has `heads` heads; 0: there is none.
+static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
+    if (s->layer.qk_statistics == 0)
+        return 0;
+    switch (s->qk_norm_width) {
+    case QK_LAYERNORM_HEAD: return s->layer.D;
+    case QK_LAYERNORM_FULL: return heads * s->layer.D;
+    }
+    return 0;
+}
+// Floats per token that the backward of q's and k's norm reads: a reciprocal root mean square of each head, or of q and k.
+static int qk_norm_statistics(const struct config *c) {
+    if (!c->qk_layernorm)
+        return 0;
+    switch (c->qk_layernorm_width) {
+    case QK_LAYERNORM_HEAD: return c->num_attention_heads + c->num_query_groups;
+    case QK_LAYERNORM_FULL: return 2;
+    }
+    return 0;
+}
+// Whether a branch has a norm of its input, and of its output.
+static bool norm_is_before(enum norm_placement placement) {
+    switch (placement) {
+    case NORM_PLACEMENT_PRE:
+    case NORM_PLACEMENT_SANDWICH: return true;
+    case NORM_PLACEMENT_POST: return false;
+    }
+    return true;
+}
+static bool norm_is_after(enum norm_placement placement) {
+    switch (placement) {
+    case NORM_PLACEMENT_PRE: return false;
+    case NORM_PLACEMENT_POST:
+    case NORM_PLACEMENT_SANDWICH: return true;
+    }
+    return false;
+}
+// Keys that a query sees, on average over the queries of a sequence and the layers; documents are not known here.
+static double mean_keys(const struct config *c) {
+    const double T = c->seq_length, W = config_window(c) < c->seq_length ? config_window(c) : T;
+    double windowed = 0;
+    for (int l = 0; l < c->num_layers; l++)
+        windowed += config_layer_is_windowed(c, l);
+    const double causal = (T + 1) / 2, window = W - W * (W - 1) / (2 * T);
+    return causal + (window - causal) * windowed / c->num_layers;
 }
 
 // Floats per token that the backward of a norm reads: the reciprocal standard deviation and, for LayerNorm, the mean.
@@ -60,6 +111,13 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.activation_name = activation_name(c->activation);
     shape.layer.norm_statistics = norm_statistics(c->normalization);
     shape.layer.materialised = materialised;
+    shape.layer.norm_before = norm_is_before(c->norm_placement);
+    shape.layer.norm_after = norm_is_after(c->norm_placement);
+    shape.layer.parallel = c->parallel_residual;
+    shape.layer.qk_statistics = qk_norm_statistics(c);
+    shape.layer.keys = mean_keys(c);
+    shape.qk_norm_width = c->qk_layernorm_width;
+    shape.norm_one_plus = c->apply_layernorm_1p;
     shape.normalization = c->normalization;
     shape.activation = c->activation;
     shape.L = c->num_layers;
@@ -67,8 +125,9 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.Vp = (c->vocab_size + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
     shape.positions = c->position_embedding_type;
     shape.P = uses_rope(&shape) ? 0 : c->max_position_embeddings;
-    shape.biases = c->add_bias_linear;
-    shape.qkv_bias = c->add_bias_linear || c->add_qkv_bias;
+    shape.qkv_bias = c->add_qkv_bias;
+    shape.attention_proj_bias = c->add_attention_proj_bias;
+    shape.mlp_bias = c->add_mlp_bias;
     shape.tied = !c->untie_embeddings_and_output_weights;
     return shape;
 }
@@ -79,6 +138,8 @@ enum initialisation {
     INIT_ONE,
     INIT_ZERO,
 };
+// Initial weights of norms, which multiply by 1.
+#define INIT_NORM (s->norm_one_plus ? INIT_ZERO : INIT_ONE)
 
 // A unit is a set of tensors that ZeRO gathers and reduces together. Backward finishes the head's first, then each
 // layer's from the last layer on, then the embeddings'.
@@ -90,23 +151,38 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
 // NO_STREAM for constants). Matrices and embeddings have weight decay, vectors do not, as in GPT-2's and Llama's
 // training.
 #define PARAMETER_ROWS(ROW)                                                                                            \
-    ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                                \
-    ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                          \
+    ROW(LNF_W, "lnf.weight", UNIT_HEAD, s->layer.C, 1, s->layer.C, INIT_NORM, NO_STREAM)                               \
+    ROW(LNF_B, "lnf.bias", UNIT_HEAD, norm_bias_rows(s, true), 1, s->layer.C, INIT_ZERO, NO_STREAM)                    \
     ROW(LM_HEAD, "lm_head", UNIT_HEAD, s->tied ? 0 : s->Vp, s->layer.C, s->V, INIT_NORMAL, 2)                          \
-    ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL, 3)                   \
-    ROW(FCPROJ_B, "fcproj.bias", UNIT_LAYER, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)          \
-    ROW(FC_W, "fc.weight", UNIT_LAYER, fc_width(&s->layer), s->layer.C, fc_width(&s->layer), INIT_NORMAL, 5)           \
-    ROW(FC_B, "fc.bias", UNIT_LAYER, s->biases ? fc_width(&s->layer) : 0, 1, fc_width(&s->layer), INIT_ZERO,           \
+    ROW(POST2_W, "post2.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM,       \
         NO_STREAM)                                                                                                     \
-    ROW(LN2_W, "ln2.weight", UNIT_LAYER, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                               \
-    ROW(LN2_B, "ln2.bias", UNIT_LAYER, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                         \
+    ROW(POST2_B, "post2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
+        NO_STREAM)                                                                                                     \
+    ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL, 3)                   \
+    ROW(FCPROJ_B, "fcproj.bias", UNIT_LAYER, s->mlp_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)        \
+    ROW(FC_W, "fc.weight", UNIT_LAYER, fc_width(&s->layer), s->layer.C, fc_width(&s->layer), INIT_NORMAL, 5)           \
+    ROW(FC_B, "fc.bias", UNIT_LAYER, s->mlp_bias ? fc_width(&s->layer) : 0, 1, fc_width(&s->layer), INIT_ZERO,         \
+        NO_STREAM)                                                                                                     \
+    ROW(LN2_W, "ln2.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
+        NO_STREAM)                                                                                                     \
+    ROW(LN2_B, "ln2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
+    ROW(POST1_W, "post1.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_NORM,       \
+        NO_STREAM)                                                                                                     \
+    ROW(POST1_B, "post1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
+        NO_STREAM)                                                                                                     \
     ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_RESIDUAL, 9)    \
-    ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->biases ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)        \
+    ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->attention_proj_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO,      \
+        NO_STREAM)                                                                                                     \
+    ROW(QNORM_W, "qnorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.H), 1,                                    \
+        qk_norm_weight_rows(s, s->layer.H), INIT_NORM, NO_STREAM)                                                      \
+    ROW(KNORM_W, "knorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.G), 1,                                    \
+        qk_norm_weight_rows(s, s->layer.G), INIT_NORM, NO_STREAM)                                                      \
     ROW(QKV_W, "qkv.weight", UNIT_LAYER, qkv_width(&s->layer), s->layer.C, qkv_width(&s->layer), INIT_NORMAL, 11)      \
     ROW(QKV_B, "qkv.bias", UNIT_LAYER, s->qkv_bias ? qkv_width(&s->layer) : 0, 1, qkv_width(&s->layer), INIT_ZERO,     \
         NO_STREAM)                                                                                                     \
-    ROW(LN1_W, "ln1.weight", UNIT_LAYER, s->layer.C, 1, s->layer.C, INIT_ONE, NO_STREAM)                               \
-    ROW(LN1_B, "ln1.bias", UNIT_LAYER, norm_bias_rows(s), 1, s->layer.C, INIT_ZERO, NO_STREAM)                         \
+    ROW(LN1_W, "ln1.weight", UNIT_LAYER, norm_weight_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_NORM,          \
+        NO_STREAM)                                                                                                     \
+    ROW(LN1_B, "ln1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_before), 1, s->layer.C, INIT_ZERO, NO_STREAM)   \
     ROW(WPE, "wpe", UNIT_EMBEDDINGS, s->P, s->layer.C, s->P, INIT_NORMAL, 15)                                          \
     ROW(WTE, "wte", UNIT_EMBEDDINGS, s->Vp, s->layer.C, s->V, INIT_NORMAL, 16)
 

@@ -1,6 +1,6 @@
 // Which activations a layer keeps for its backward, and which are recomputed: one table, and the policies over it.
 //
-// Recomputation calls block_forward again with the set of activations to produce (gpt.cuh), so that recomputed values
+// Recomputation calls block_forward again with the set of activations to produce (block.cuh), so that recomputed values
 // have the same bits by construction. Everything here is arithmetic on such sets. The memory plan, the reports and the
 // search for a policy within a budget all read the same table. To add an activation is to add a row.
 #pragma once
@@ -21,6 +21,10 @@ struct layer_shape {
     const char *activation_name; // the MLP activation's name
     int norm_statistics; // floats per token that a norm's backward reads: 1 / deviation and, for LayerNorm, the mean
     bool materialised;   // unfused attention: the T x T probabilities are kept, else one log-sum-exp per row
+    bool norm_before, norm_after; // a branch has a norm of its input, of its output
+    bool parallel;                // attention and MLP read the same residual stream
+    int qk_statistics;            // floats per token that the backward of q's and k's norm reads; 0: they have none
+    double keys;                  // that a query sees, on average over queries and layers
 };
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
 // Columns of the MLP's first matmul; with a gated activation, the gate's columns and then those that they multiply.
@@ -63,28 +67,47 @@ static const char *const module_names[NUM_MODULES] = {
 // stored twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full
 // recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
 // cost is in ATT's row.
-// QKV's q and k are rotated: RoPE works in place, in the phase that makes them. An activation that a shape does not have is a
-// row of 0 bytes. A row alone makes nothing: gpt.cuh's block_forward makes it, and where one op makes two, activation_cost
-// says so.
+// RoPE turns q and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An
+// activation that a shape does not have is a row of 0 bytes; with parallel residuals the sum after attention is one, since
+// only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op makes two,
+// activation_cost says so.
 #define ACTIVATION_ROWS(ROW)                                                                                           \
-    ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)                              \
-    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, ACT_INPUT)                \
+    ROW(NORM1, "norm 1", "norm", MODULE_NORM, (int64_t)s->norm_before * s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)    \
+    ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
+        ACT_INPUT)                                                                                                     \
     ROW(QKV, "qkv", "qkv", MODULE_QKV, qkv_width(s) * s->x, 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,        \
-        BIT(NORM1))                                                                                                    \
+        s->norm_before ? BIT(NORM1) : ACT_INPUT)                                                                       \
+    ROW(QKN, "qkv with q and k normed", "norm", MODULE_NORM, s->qk_statistics ? qkv_width(s) * s->x : 0, 0,            \
+        2 * qkv_width(s) * s->x, BIT(QKV))                                                                             \
+    ROW(QKN_STATS, "q and k norm statistics", "norm", 0, 4 * s->qk_statistics, 0, qkv_width(s) * s->x, BIT(QKV))       \
     ROW(SOFTMAX, s->materialised ? "probabilities" : "log-sum-exp", "core attention", MODULE_CORE_ATTN,                \
         s->materialised ? (int64_t)s->H * s->T * s->x : 4 * s->H, 0, s->materialised ? 2.0 * s->H * s->T * s->x : 0,   \
-        BIT(QKV))                                                                                                      \
-    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, s->H * s->D * s->x, 2.0 * s->H * s->D * s->T,     \
-        s->H * s->D * s->x, BIT(QKV))                                                                                  \
-    ROW(MID, "residual after attention", "residual", 0, s->C * s->x, 2.0 * s->H * s->D * s->C, 3 * s->C * s->x,        \
-        ACT_INPUT | BIT(ATT))                                                                                          \
-    ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->C * s->x, 0, 2 * s->C * s->x, BIT(MID))                               \
-    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * s->norm_statistics, 0, s->C * s->x, BIT(MID))                 \
+        s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                                        \
+    ROW(ATT, "attention output", "core attention", MODULE_CORE_ATTN, s->H * s->D * s->x, 4.0 * s->H * s->D * s->keys,  \
+        s->H * s->D * s->x, s->qk_statistics ? BIT(QKN) : BIT(QKV))                                                    \
+    ROW(ATT_PROJ, "attention projection", "residual branch", 0, (int64_t)s->norm_after * s->C * s->x,                  \
+        2.0 * s->H * s->D * s->C, s->C * s->x, BIT(ATT))                                                               \
+    ROW(POST1_STATS, "post-attention norm statistics", "norm", 0, 4 * s->norm_after * s->norm_statistics, 0,           \
+        s->C * s->x, BIT(ATT_PROJ))                                                                                    \
+    ROW(MID, "residual after attention", "residual", 0, s->parallel ? 0 : s->C * s->x,                                 \
+        s->norm_after ? 0 : 2.0 * s->H * s->D * s->C, (s->norm_after ? 5 : 3) * s->C * s->x,                           \
+        ACT_INPUT | (s->norm_after ? BIT(ATT_PROJ) : BIT(ATT)))                                                        \
+    ROW(NORM2, "norm 2", "norm", MODULE_NORM, (int64_t)s->norm_before * s->C * s->x, 0, 2 * s->C * s->x,               \
+        s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
+    ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
+        s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
     ROW(FC, s->gated ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)fc_width(s) * s->x, 2.0 * s->C * fc_width(s), \
-        fc_width(s) * s->x, BIT(NORM2))                                                                                \
+        fc_width(s) * s->x, s->norm_before ? BIT(NORM2) : BIT(MID))                                                    \
     ROW(ACT, s->activation_name, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0,            \
         (fc_width(s) + s->F) * s->x, BIT(FC))                                                                          \
-    ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x, 2.0 * s->F * s->C, 3 * s->C * s->x, BIT(MID) | BIT(ACT))
+    ROW(MLP_PROJ, "mlp projection", "residual branch", MODULE_MLP, (int64_t)s->norm_after * s->C * s->x,               \
+        2.0 * s->F * s->C, s->C * s->x, BIT(ACT))                                                                      \
+    ROW(POST2_STATS, "post-mlp norm statistics", "norm", 0, 4 * s->norm_after * s->norm_statistics, 0, s->C * s->x,    \
+        BIT(MLP_PROJ))                                                                                                 \
+    ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x,                                                         \
+        (s->norm_after ? 0 : 2.0 * s->F * s->C) + (s->parallel ? 2.0 * s->H * s->D * s->C : 0),                        \
+        (s->norm_after ? 5 : 3) * s->C * s->x,                                                                         \
+        (s->parallel ? ACT_INPUT | BIT(ATT) : BIT(MID)) | (s->norm_after ? BIT(MLP_PROJ) : BIT(ACT)))
 
 #define BIT(id) (1u << ACT_##id)
 enum activation_id {
@@ -93,7 +116,7 @@ enum activation_id {
 #undef ENUM_ROW
         ACT_COUNT
 };
-enum { ACT_INPUT = 1 << ACT_COUNT }; // always present, never produced
+#define ACT_INPUT (1u << ACT_COUNT) // always present, never produced
 
 struct activation_row {
     const char *name, *category;
@@ -122,6 +145,14 @@ static const uint32_t ACT_ALL = (1u << ACT_COUNT) - 1;
 // The activations that the backward of a layer reads, besides the layer's input.
 static const uint32_t ACT_BACKWARD = ((1u << ACT_COUNT) - 1) & ~BIT(OUT);
 
+// The activations that this shape has.
+static uint32_t activation_present(const struct layer_shape *s) {
+    uint32_t present = 0;
+    for (int id = 0; id < ACT_COUNT; id++)
+        if (activation_row((enum activation_id)id, s).bytes_per_token > 0)
+            present |= 1u << id;
+    return present;
+}
 // Bytes per token of a set of one layer's activations.
 static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
     int64_t bytes = 0;
@@ -135,6 +166,7 @@ static int64_t activation_bytes(uint32_t set, const struct layer_shape *s) {
 // from.
 static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct layer_shape *s) {
     uint32_t produce = wanted & ~kept, before;
+    produce &= activation_present(s);
     do {
         before = produce;
         for (int id = 0; id < ACT_COUNT; id++)
@@ -349,7 +381,7 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
         set |= BIT(ATT);
     double cost = 0;
     for (int id = 0; id < ACT_COUNT; id++)
-        if (set & (1u << id)) {
+        if (set & activation_present(s) & (1u << id)) {
             const struct activation_row row = activation_row((enum activation_id)id, s);
             cost += row.flops_per_token + flops_per_byte * row.traffic_per_token;
         }

@@ -4,7 +4,7 @@
 // engine. With ENGINE defined (train_cpu_fp32, ...; a suffix names a higher level of instruction sets) it is that copy:
 // floatX has the copy's precision, and the one entry point is named ENGINE.
 #include "config_resolve.h" // config_parse, config_resolve
-#include "run/engine.h" // the copies of the engine
+#include "run/engine.h"     // the copies of the engine
 
 #ifndef ENGINE
 
@@ -62,6 +62,7 @@ static int run_training(struct run *r) {
     const struct config *c = r->config;
     open_data(r);
     open_vocabulary(r);
+    separate_documents(r);
     open_samples(r);
     allocate_model(r);
     load_model(r);
@@ -85,6 +86,9 @@ static int run_training(struct run *r) {
 // A run of --eval-only: prints the validation loss.
 static int run_evaluation(struct run *r) {
     open_data(r);
+    if (separates_documents(r->config))
+        open_vocabulary(r);
+    separate_documents(r);
     allocate_model(r);
     load_model(r);
     report(r);

@@ -1,12 +1,12 @@
 #include "formats/huggingface.h"
 
 #include <stdarg.h> // va_list
+#include <stdlib.h> // realloc, free
 #include <string.h> // strcmp, memset
 
-#include "config.h"                  // struct config
-#include "runtime/machine/error.h"   // fail
-#include "runtime/text/json.h"       // config.json as written
-#include "runtime/text/json_parse.h" // config.json as read
+#include "config_layers.h"              // config_window
+#include "formats/huggingface_traits.h" // struct architecture_traits
+#include "runtime/machine/error.h"      // fail
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Architectures
@@ -20,7 +20,7 @@ const char *architecture_class(enum architecture a) {
     }
     __builtin_unreachable();
 }
-static const char *architecture_model_type(enum architecture a) {
+const char *architecture_model_type(enum architecture a) {
     switch (a) {
 #define CASE_ROW(id, model_type, class_name)                                                                           \
     case ARCHITECTURE_##id: return model_type;
@@ -29,8 +29,7 @@ static const char *architecture_model_type(enum architecture a) {
     }
     __builtin_unreachable();
 }
-// *a = the architecture of a model_type; false: unknown.
-static bool architecture_find(enum architecture *a, const char *type) {
+bool architecture_find(enum architecture *a, const char *type) {
 #define FIND_ROW(id, model_type, class_name)                                                                           \
     if (strcmp(type, model_type) == 0) {                                                                               \
         *a = ARCHITECTURE_##id;                                                                                        \
@@ -41,32 +40,268 @@ static bool architecture_find(enum architecture *a, const char *type) {
     return false;
 }
 
+// What is left out is false, 0, or the first of its kind. transformers' classes have these as defaults.
+#define LLAMA_LIKE .form = FORM_LLAMA
+#define GEMMA_LIKE .form = FORM_LLAMA, .tied = true
+#define TRAITS(ROW)                                                                                                    \
+    ROW(OURS, .form = FORM_OURS)                                                                                       \
+    ROW(GPT2, .form = FORM_GPT2, .tied = true, .epsilon = 1e-5)                                                        \
+    ROW(LLAMA, LLAMA_LIKE, .epsilon = 1e-6, .theta = 1e4, .has_attention_bias = true, .has_mlp_bias = true)            \
+    ROW(QWEN2, LLAMA_LIKE, .groups = 32, .epsilon = 1e-6, .theta = 1e4, .qkv_bias = true, .windows = WINDOWS_SWITCHED, \
+        .window = 4096)                                                                                                \
+    ROW(QWEN3, LLAMA_LIKE, .groups = 32, .head_dim = 128, .epsilon = 1e-6, .theta = 1e4, .has_attention_bias = true,   \
+        .windows = WINDOWS_SWITCHED, .window = 4096, .qk_layernorm = true)                                             \
+    ROW(MISTRAL, LLAMA_LIKE, .groups = 8, .epsilon = 1e-6, .theta = 1e4, .windows = WINDOWS_ALL, .window = 4096)       \
+    ROW(MINISTRAL, LLAMA_LIKE, .groups = 8, .epsilon = 1e-6, .theta = 1e4, .windows = WINDOWS_LAYERS, .window = 4096)  \
+    ROW(CWM, LLAMA_LIKE, .groups = 8, .head_dim = 128, .epsilon = 1e-5, .theta = 1e6, .has_mlp_bias = true,            \
+        .windows = WINDOWS_LAYERS, .window = 8192, .full_each = 4)                                                     \
+    ROW(SMOLLM3, LLAMA_LIKE, .tied = true, .groups = 4, .epsilon = 1e-6, .theta = 2e6, .has_attention_bias = true,     \
+        .has_mlp_bias = true, .windows = WINDOWS_SWITCHED, .no_rope_layers = true)                                     \
+    ROW(GRANITE, LLAMA_LIKE, .epsilon = 1e-6, .theta = 1e4, .has_attention_bias = true, .has_mlp_bias = true,          \
+        .multipliers = true)                                                                                           \
+    ROW(OLMO2, LLAMA_LIKE, .epsilon = 1e-5, .theta = 1e4, .has_attention_bias = true,                                  \
+        .norm_placement = NORM_PLACEMENT_POST, .qk_layernorm = true, .qk_layernorm_width = QK_LAYERNORM_FULL)          \
+    ROW(OLMO3, LLAMA_LIKE, .epsilon = 1e-5, .theta = 5e5, .has_attention_bias = true, .windows = WINDOWS_LAYERS,       \
+        .window = 4096, .full_each = 4, .norm_placement = NORM_PLACEMENT_POST, .qk_layernorm = true,                   \
+        .qk_layernorm_width = QK_LAYERNORM_FULL, .rope_by_layers = true)                                               \
+    ROW(GEMMA, GEMMA_LIKE, .groups = 16, .head_dim = 256, .epsilon = 1e-6, .theta = 1e4, .has_attention_bias = true,   \
+        .gemma = true)                                                                                                 \
+    ROW(GEMMA2, GEMMA_LIKE, .groups = 4, .head_dim = 256, .epsilon = 1e-6, .theta = 1e4, .has_attention_bias = true,   \
+        .windows = WINDOWS_LAYERS, .window = 4096, .full_each = 2, .norm_placement = NORM_PLACEMENT_SANDWICH,          \
+        .gemma = true, .query_pre_attn_scalar = true, .attn_cap = 50, .final_cap = 30)                                 \
+    ROW(GEMMA3, GEMMA_LIKE, .groups = 4, .head_dim = 256, .epsilon = 1e-6, .theta = 1e6, .has_attention_bias = true,   \
+        .windows = WINDOWS_LAYERS, .window = 4096, .full_each = 6, .norm_placement = NORM_PLACEMENT_SANDWICH,          \
+        .qk_layernorm = true, .gemma = true, .rope_by_layers = true, .local_theta = 1e4,                               \
+        .query_pre_attn_scalar = true, .final_cap = NO_CAP)                                                            \
+    ROW(PHI3, LLAMA_LIKE, .epsilon = 1e-5, .theta = 1e4, .windows = WINDOWS_ALL, .partial_rotary = 1)                  \
+    ROW(GPT_NEOX, .form = FORM_GPT_NEOX, .epsilon = 1e-5, .theta = 1e4, .qkv_bias = true, .proj_bias = true,           \
+        .mlp_bias = true, .has_attention_bias = true, .partial_rotary = 0.25)
+
+const struct architecture_traits *architecture_traits_of(enum architecture a) {
+    switch (a) {
+#define CASE_ROW(id, ...)                                                                                              \
+    case ARCHITECTURE_##id: {                                                                                          \
+        static const struct architecture_traits traits = {__VA_ARGS__};                                                \
+        return &traits;                                                                                                \
+    }
+        TRAITS(CASE_ROW)
+#undef CASE_ROW
+    }
+    __builtin_unreachable();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Which layers
+
+void huggingface_marks(bool *marks, const char *text, int num_layers, bool others) {
+    const char *at = text;
+    double value = 0;
+    const bool list = strchr(text, ',') || (num_layers == 1 && (strcmp(text, "0") == 0 || strcmp(text, "1") == 0));
+    const bool each = strcmp(text, "none") != 0 && !list;
+    if (each)
+        config_next_number(&at, &value);
+    for (int l = 0; l < num_layers; l++) {
+        if (list)
+            config_next_number(&at, &value);
+        marks[l] = list ? value == 1 : each && value >= 1 ? ((l + 1) % (int)value == 0) != others : others;
+    }
+}
+char *huggingface_marks_text(const bool *marks, int num_layers, bool others) {
+    char *text = (char *)malloc(2 * (size_t)num_layers + 16);
+    if (!text)
+        fail("out of memory");
+    strcpy(text, "none");
+    int first = 0; // the first layer that N would name
+    while (first < num_layers && marks[first] == others)
+        first++;
+    if (first == num_layers)
+        return text;
+    bool each = true;
+    for (int l = 0; l < num_layers; l++)
+        each = each && marks[l] == (((l + 1) % (first + 1) == 0) != others);
+    if (each) {
+        snprintf(text, 16, "%d", first + 1);
+        return text;
+    }
+    for (int l = 0; l < num_layers; l++)
+        memcpy(text + 2 * l, marks[l] ? "1," : "0,", 2);
+    text[2 * num_layers - 1] = '\0';
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Which architecture fits
+
+struct huggingface_number huggingface_show(double value) {
+    struct huggingface_number number;
+    for (int digits = 9; digits <= 17; digits++) {
+        snprintf(number.text, sizeof number.text, "%.*g", digits, value);
+        if (strtod(number.text, NULL) == value)
+            break;
+    }
+    return number;
+}
+
+// The same model in one way of saying it: options without an effect have their default, lists their shortest form.
+struct plain_model {
+    struct config config;
+    char *no_rope, *windows, *window, *factors[2]; // owned
+};
+static void plain_model_free(struct plain_model *m) {
+    free(m->no_rope);
+    free(m->windows);
+    free(m->window);
+    free(m->factors[0]);
+    free(m->factors[1]);
+}
+
+static void plain_windows(struct plain_model *m, bool *marks) {
+    struct config *c = &m->config;
+    const int window = config_window(c), L = c->num_layers;
+    huggingface_marks(marks, c->window_attn_skip_freq, L, true);
+    bool any = false;
+    for (int l = 0; l < L && window > 0; l++)
+        any = any || marks[l];
+    m->windows = any ? huggingface_marks_text(marks, L, true) : NULL;
+    if (any && asprintf(&m->window, "%d", window) < 0)
+        fail("out of memory");
+    c->window_size = any ? m->window : "none";
+    c->window_attn_skip_freq = any ? m->windows : "none";
+    if (!any || (c->rope_scaling_type == SCALING_NONE && c->rotary_base_local == (double)c->rotary_base))
+        c->rotary_base_local = 0;
+}
+static char *plain_numbers(const char *list) {
+    const size_t room = strlen(list) * 32 + 32; // a number takes a digit and a comma at least
+    char *text = (char *)malloc(room);
+    size_t used = 0;
+    double value;
+    if (!text)
+        fail("out of memory");
+    text[0] = '\0';
+    for (const char *at = list; *at && config_next_number(&at, &value);)
+        used += (size_t)snprintf(text + used, room - used, "%s%s", used ? "," : "", huggingface_show(value).text);
+    return text;
+}
+// Rotary options that have no effect with this type of scaling, or without rotary positions, get the default's value.
+static void plain_rope(struct plain_model *m, const struct config *defaults) {
+    struct config *c = &m->config;
+    const enum rope_scaling_type type = c->rope_scaling_type;
+    const bool rope = c->position_embedding_type == POSITION_ROPE, yarn = type == SCALING_YARN;
+    if (!rope)
+        c->rotary_base = defaults->rotary_base;
+    if (type == SCALING_NONE || type == SCALING_LINEAR)
+        c->rope_original_max_position_embeddings = defaults->rope_original_max_position_embeddings;
+    if (type != SCALING_LLAMA3) {
+        c->rope_low_freq_factor = defaults->rope_low_freq_factor;
+        c->rope_high_freq_factor = defaults->rope_high_freq_factor;
+    }
+    if (!yarn) {
+        c->yarn_beta_fast = defaults->yarn_beta_fast;
+        c->yarn_beta_slow = defaults->yarn_beta_slow;
+        c->yarn_truncate = defaults->yarn_truncate;
+    }
+    if (!yarn || c->yarn_mscale == 0 || c->yarn_mscale_all_dim == 0 || c->rope_attention_factor != 0)
+        c->yarn_mscale = c->yarn_mscale_all_dim = 0;
+    if (!yarn && type != SCALING_LONGROPE)
+        c->rope_attention_factor = defaults->rope_attention_factor;
+    if (type == SCALING_LONGROPE) {
+        c->rope_short_factors = m->factors[0] = plain_numbers(c->rope_short_factors);
+        c->rope_long_factors = m->factors[1] = plain_numbers(c->rope_long_factors);
+    }
+}
+static struct plain_model plain_model_of(const struct config *c) {
+    struct plain_model m;
+    struct config defaults;
+    bool *marks = (bool *)calloc((size_t)c->num_layers, sizeof *marks);
+    if (!marks)
+        fail("out of memory");
+    memset(&m, 0, sizeof m);
+    memset(&defaults, 0, sizeof defaults);
+    options_set_defaults(&config_options, &defaults);
+    m.config = *c;
+    plain_rope(&m, &defaults);
+    plain_windows(&m, marks);
+    huggingface_marks(marks, c->no_rope_freq, c->num_layers, false);
+    m.config.no_rope_freq = m.no_rope = huggingface_marks_text(marks, c->num_layers, false);
+    if (m.config.softmax_scale == 1 / sqrt((double)c->kv_channels))
+        m.config.softmax_scale = 0;
+    if (!c->qk_layernorm)
+        m.config.qk_layernorm_width = defaults.qk_layernorm_width;
+    m.config.add_bias_linear = c->add_qkv_bias && c->add_attention_proj_bias && c->add_mlp_bias;
+    free(marks);
+    return m;
+}
+static bool plain_models_equal(const struct plain_model *a, const struct plain_model *b) {
+    char text_a[OPTION_TEXT], text_b[OPTION_TEXT];
+    for (int i = 0; i < CONFIG_ROWS; i++)
+        if (config_rows[i].flags & (CONFIG_BLOCKS | CONFIG_EMBEDDING) &&
+            strcmp(option_text(text_a, &config_rows[i], &a->config), option_text(text_b, &config_rows[i], &b->config)))
+            return false;
+    return true;
+}
+
+static void huggingface_apply(struct config *c, const struct huggingface_config *h) {
+    char name[OPTION_NAME];
+    for (int i = 0; i < h->num_settings; i++) {
+        const char *value = strchr(h->settings[i], '=') + 1;
+        snprintf(name, sizeof name, "%.*s", (int)(value - 1 - h->settings[i]), h->settings[i]);
+        option_set(&config_rows[option_find(&config_options, name, false)], c, value);
+    }
+}
+static void huggingface_write_as(FILE *out, const struct config *c, enum architecture a, int end_of_text, bool bf16);
+
+bool architecture_fits(enum architecture a, const struct config *c) {
+    struct config wanted = *c, found;
+    struct huggingface_config h;
+    struct error_text error;
+    char *text = NULL;
+    size_t bytes = 0;
+    if (architecture_traits_of(a)->form == FORM_GPT2) { // which repeats KV heads, and has zeros as biases
+        wanted.num_query_groups = wanted.num_attention_heads;
+        wanted.add_qkv_bias = wanted.add_attention_proj_bias = wanted.add_mlp_bias = true;
+    }
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out)
+        fail("out of memory");
+    huggingface_write_as(out, &wanted, a, -1, false);
+    fclose(out);
+    const char *problem = huggingface_parse_config(&h, (const unsigned char *)text, bytes, "config.json", &error);
+    free(text);
+    if (problem)
+        return false;
+    memset(&found, 0, sizeof found);
+    options_set_defaults(&config_options, &found);
+    huggingface_apply(&found, &h);
+    struct plain_model x = plain_model_of(&wanted), y = plain_model_of(&found);
+    const bool equal = plain_models_equal(&x, &y);
+    plain_model_free(&x);
+    plain_model_free(&y);
+    huggingface_free(&h);
+    return equal;
+}
 enum architecture architecture_of(const struct config *c) {
-    const bool gpt2 = c->normalization == NORMALIZATION_LAYERNORM && c->position_embedding_type == POSITION_LEARNED &&
-                      c->activation == ACTIVATION_GELU && c->num_attention_heads * c->kv_channels == c->hidden_size;
-    const bool llama = c->normalization == NORMALIZATION_RMSNORM && c->position_embedding_type == POSITION_ROPE &&
-                       c->activation == ACTIVATION_SWIGLU;
-    if (gpt2)
-        return ARCHITECTURE_GPT2;
-    if (llama)
-        return c->add_qkv_bias && !c->add_bias_linear ? ARCHITECTURE_QWEN2 : ARCHITECTURE_LLAMA;
+#define TRY_ROW(id, model_type, class_name)                                                                            \
+    if (ARCHITECTURE_##id != ARCHITECTURE_OURS && architecture_fits(ARCHITECTURE_##id, c))                             \
+        return ARCHITECTURE_##id;
+    ARCHITECTURE_ROWS(TRY_ROW)
+#undef TRY_ROW
     return ARCHITECTURE_OURS;
 }
 
 static const char *huggingface_note_gpt2(const struct config *c) {
+    const bool biases = c->add_qkv_bias && c->add_attention_proj_bias && c->add_mlp_bias;
     if (c->num_query_groups < c->num_attention_heads)
-        return c->add_bias_linear
-                   ? "GPT2LMHeadModel, with each KV head repeated for its queries, since it has no groups"
-                   : "GPT2LMHeadModel, with each KV head repeated for its queries and zeros as biases";
-    return c->add_bias_linear ? "" : "GPT2LMHeadModel, with zeros as biases, which it always has";
+        return biases ? "GPT2LMHeadModel, with each KV head repeated for its queries, since it has no groups"
+                      : "GPT2LMHeadModel, with each KV head repeated for its queries and zeros as biases";
+    return biases ? "" : "GPT2LMHeadModel, with zeros as biases, which it always has";
 }
 const char *huggingface_note(const struct config *c) {
-    switch (architecture_of(c)) {
-    case ARCHITECTURE_OURS:
+    switch (architecture_traits_of(architecture_of(c))->form) {
+    case FORM_OURS:
         return "of a kind that Hugging Face has no model for: written under our own names, for this program alone";
-    case ARCHITECTURE_GPT2: return huggingface_note_gpt2(c);
-    case ARCHITECTURE_LLAMA:
-    case ARCHITECTURE_QWEN2: return "";
+    case FORM_GPT2: return huggingface_note_gpt2(c);
+    case FORM_LLAMA:
+    case FORM_GPT_NEOX: return "";
     }
     __builtin_unreachable();
 }
@@ -74,38 +309,6 @@ const char *huggingface_note(const struct config *c) {
 // ---------------------------------------------------------------------------------------------------------------------
 // config.json as written
 
-static void huggingface_write_gpt2(struct json *json, const struct config *c) {
-    json_int(json, "n_layer", c->num_layers);
-    json_int(json, "n_embd", c->hidden_size);
-    json_int(json, "n_head", c->num_attention_heads);
-    json_int(json, "n_inner", c->ffn_hidden_size);
-    json_int(json, "n_positions", c->max_position_embeddings);
-    json_int(json, "n_ctx", c->max_position_embeddings);
-    json_str(json, "activation_function", "gelu_new");
-    json_decimal(json, "layer_norm_epsilon", c->norm_epsilon);
-    json_decimal(json, "resid_pdrop", c->hidden_dropout);
-    json_decimal(json, "embd_pdrop", c->hidden_dropout);
-    json_decimal(json, "attn_pdrop", c->attention_dropout);
-    json_bool(json, "scale_attn_weights", true);
-}
-// rope_theta is for readers before transformers 5, rope_parameters for later ones.
-static void huggingface_write_llama(struct json *json, const struct config *c) {
-    json_int(json, "num_hidden_layers", c->num_layers);
-    json_int(json, "hidden_size", c->hidden_size);
-    json_int(json, "num_attention_heads", c->num_attention_heads);
-    json_int(json, "num_key_value_heads", c->num_query_groups);
-    json_int(json, "head_dim", c->kv_channels);
-    json_int(json, "intermediate_size", c->ffn_hidden_size);
-    json_int(json, "max_position_embeddings", c->max_position_embeddings);
-    json_str(json, "hidden_act", "silu");
-    json_decimal(json, "rms_norm_eps", c->norm_epsilon);
-    json_decimal(json, "attention_dropout", c->attention_dropout);
-    json_decimal(json, "rope_theta", c->rotary_base);
-    json_object_begin(json, "rope_parameters");
-    json_str(json, "rope_type", "default");
-    json_decimal(json, "rope_theta", c->rotary_base);
-    json_object_end(json);
-}
 int huggingface_own_options(const struct option_row **rows) {
     int count = 0;
     for (int i = 0; i < CONFIG_ROWS; i++)
@@ -123,9 +326,7 @@ static void huggingface_write_ours(struct json *json, const struct config *c) {
     for (int i = 0; i < count; i++)
         json_str(json, rows[i]->name, option_text(text, rows[i], c));
 }
-
-void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16) {
-    const enum architecture a = architecture_of(c);
+static void huggingface_write_as(FILE *out, const struct config *c, enum architecture a, int end_of_text, bool bf16) {
     struct json json = json_writer(out, true);
     json_object_begin(&json, NULL);
     json_array_begin(&json, "architectures");
@@ -134,29 +335,23 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
     json_str(&json, "model_type", architecture_model_type(a));
     json_int(&json, "vocab_size", c->vocab_size);
     json_bool(&json, "tie_word_embeddings", !c->untie_embeddings_and_output_weights);
-    switch (a) {
-    case ARCHITECTURE_OURS: huggingface_write_ours(&json, c); break;
-    case ARCHITECTURE_GPT2: huggingface_write_gpt2(&json, c); break;
-    case ARCHITECTURE_LLAMA:
-        huggingface_write_llama(&json, c);
-        json_bool(&json, "attention_bias", c->add_bias_linear);
-        json_bool(&json, "mlp_bias", c->add_bias_linear);
-        break;
-    case ARCHITECTURE_QWEN2:
-        huggingface_write_llama(&json, c);
-        json_bool(&json, "use_sliding_window", false);
-        break;
-    }
+    if (a == ARCHITECTURE_OURS)
+        huggingface_write_ours(&json, c);
+    else
+        huggingface_write_members(&json, c, a);
     json_decimal(&json, "initializer_range", c->init_method_std);
-    // Without these members readers would take GPT-2's or Llama's own tokens.
-    static const char *const ends[] = {"bos_token_id", "eos_token_id"};
-    for (int i = 0; i < 2; i++)
-        if (end_of_text >= 0 && end_of_text < c->vocab_size)
-            json_int(&json, ends[i], end_of_text);
+    // Without these members readers would take the class's own tokens, which the vocabulary may not have.
+    static const char *const tokens[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    for (int i = 0; i < 3; i++)
+        if (i < 2 && end_of_text >= 0 && end_of_text < c->vocab_size)
+            json_int(&json, tokens[i], end_of_text);
         else
-            json_none(&json, ends[i]);
+            json_none(&json, tokens[i]);
     json_str(&json, "torch_dtype", bf16 ? "bfloat16" : "float32");
     json_object_end(&json);
+}
+void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16) {
+    huggingface_write_as(out, c, architecture_of(c), end_of_text, bf16);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -164,190 +359,77 @@ void huggingface_write_config(FILE *out, const struct config *c, int end_of_text
 
 void huggingface_set(struct huggingface_config *h, const char *format, ...) {
     va_list arguments;
-    if (h->num_settings == (int)(sizeof h->settings / sizeof *h->settings))
-        fail("a model's file sets more options than struct huggingface_config has room for");
+    char **settings = (char **)realloc(h->settings, (size_t)(h->num_settings + 1) * sizeof *settings);
+    if (!settings)
+        fail("out of memory");
+    h->settings = settings;
     va_start(arguments, format);
-    vsnprintf(h->settings[h->num_settings++], sizeof h->settings[0], format, arguments);
+    if (vasprintf(&h->settings[h->num_settings], format, arguments) < 0)
+        fail("out of memory");
     va_end(arguments);
+    h->num_settings++;
+}
+void huggingface_free(struct huggingface_config *h) {
+    for (int i = 0; i < h->num_settings; i++)
+        free(h->settings[i]);
+    free(h->settings);
+    memset(h, 0, sizeof *h);
+}
+const char *huggingface_setting(const struct huggingface_config *h, const char *option) {
+    const size_t length = strlen(option);
+    for (int i = 0; i < h->num_settings; i++)
+        if (strncmp(h->settings[i], option, length) == 0 && h->settings[i][length] == '=')
+            return h->settings[i] + length + 1;
+    return NULL;
+}
+// Adds the defaults of options that are not set: a command line that says otherwise then contradicts the file.
+static void huggingface_set_defaults(struct huggingface_config *h) {
+    const struct option_row *rows[CONFIG_ROWS];
+    char name[OPTION_NAME];
+    const int count = huggingface_own_options(rows);
+    for (int i = 0; i < count; i++)
+        if (!huggingface_setting(h, option_display(name, rows[i]->name)))
+            huggingface_set(h, "%s=%s", name, rows[i]->default_text);
 }
 void huggingface_set_gpt2(struct huggingface_config *h) {
     huggingface_set(h, "normalization=LayerNorm");
     huggingface_set(h, "position-embedding-type=learned_absolute");
-    huggingface_set(h, "activation=gelu");
+    if (!huggingface_setting(h, "activation"))
+        huggingface_set(h, "activation=gelu");
     huggingface_set(h, "add-bias-linear=true");
+    huggingface_set(h, "add-qkv-bias=true");
+    huggingface_set(h, "add-attention-proj-bias=true");
+    huggingface_set(h, "add-mlp-bias=true");
+    huggingface_set_defaults(h);
 }
 
-// Refuses a member that is present and neither of the two words.
-static const char *huggingface_word(const json_t *root, const char *key, const char *wanted, const char *also,
-                                    const char *name, struct error_text *error) {
-    const char *value = wanted;
-    const char *problem = json_opt_string(root, key, wanted, &value, name, error);
-    if (!problem && strcmp(value, wanted) != 0 && strcmp(value, also) != 0)
-        problem = error_format(error, "%s: %s is '%s', which is not supported; expected %s", name, key,
-                               json_show(value).text, wanted);
-    return problem;
-}
-// Refuses a flag that is present and not as wanted.
-static const char *huggingface_flag(const json_t *root, const char *key, bool wanted, const char *name,
-                                    struct error_text *error) {
-    bool value;
-    const char *problem = json_opt_bool(root, key, wanted, &value, name, error);
-    if (!problem && value != wanted)
-        problem = error_format(error, "%s: %s is %s, which is not supported", name, key, value ? "true" : "false");
-    return problem;
-}
-// Refuses a member that is present and not null.
-static const char *huggingface_absent(const json_t *root, const char *key, const char *name, struct error_text *error) {
-    return json_has(root, key) ? error_format(error, "%s: %s is set, which is not supported", name, key) : NULL;
-}
-
-// Sets an option from a member that must be a size.
-static const char *huggingface_size(struct huggingface_config *h, const json_t *root, const char *key,
-                                    const char *option, const char *name, struct error_text *error) {
-    int64_t value;
-    RETURN_PROBLEM(json_get_int(root, key, 1, HUGGINGFACE_LARGEST, &value, name, error));
-    huggingface_set(h, "%s=%lld", option, (long long)value);
-    return NULL;
-}
-// Sets an option from a member that is a number, or absent.
-static const char *huggingface_number(struct huggingface_config *h, const json_t *root, const char *key, double least,
-                                      double most, double fallback, const char *option, const char *name,
-                                      struct error_text *error) {
-    double value;
-    RETURN_PROBLEM(json_opt_number(root, key, least, most, fallback, &value, name, error));
-    huggingface_set(h, "%s=%.9g", option, value);
-    return NULL;
-}
-
-// Sets the options of the heads. Head sizes that no kernel takes are refused here, where the message can name the file.
-static const char *huggingface_set_heads(struct huggingface_config *h, int64_t groups, int64_t head_dim,
-                                         const char *name, struct error_text *error) {
-    if (head_dim % 8 != 0)
-        return error_format(error, "%s: has heads of size %lld, which is not supported; expected a multiple of 8", name,
-                            (long long)head_dim);
-    huggingface_set(h, "num-query-groups=%lld", (long long)groups);
-    huggingface_set(h, "kv-channels=%lld", (long long)head_dim);
-    return NULL;
-}
-
-static const char *huggingface_read_gpt2(struct huggingface_config *h, const json_t *root, const char *name,
-                                         struct error_text *error) {
-    int64_t hidden, heads, inner;
-    RETURN_PROBLEM(huggingface_word(root, "activation_function", "gelu_new", "gelu_pytorch_tanh", name, error));
-    RETURN_PROBLEM(huggingface_flag(root, "scale_attn_weights", true, name, error));
-    RETURN_PROBLEM(huggingface_flag(root, "scale_attn_by_inverse_layer_idx", false, name, error));
-    RETURN_PROBLEM(huggingface_flag(root, "add_cross_attention", false, name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "n_layer", "num-layers", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "n_embd", "hidden-size", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "n_head", "num-attention-heads", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "n_positions", "max-position-embeddings", name, error));
-    RETURN_PROBLEM(json_get_int(root, "n_embd", 1, HUGGINGFACE_LARGEST, &hidden, name, error));
-    RETURN_PROBLEM(json_get_int(root, "n_head", 1, HUGGINGFACE_LARGEST, &heads, name, error));
-    if (hidden % heads != 0)
-        return error_format(error, "%s: n_head is %lld, which does not divide n_embd, %lld", name, (long long)heads,
-                            (long long)hidden);
-    RETURN_PROBLEM(huggingface_set_heads(h, heads, hidden / heads, name, error));
-    RETURN_PROBLEM(json_opt_int(root, "n_inner", 1, HUGGINGFACE_LARGEST, 4 * hidden, &inner, name, error));
-    RETURN_PROBLEM(huggingface_number(h, root, "layer_norm_epsilon", 1e-12, 0.9, 1e-5, "norm-epsilon", name, error));
-    huggingface_set(h, "ffn-hidden-size=%lld", (long long)inner);
-    huggingface_set_gpt2(h);
-    return NULL;
-}
-
-// Refuses rotary positions on a part of each head, which config.json or its rope_parameters may ask for.
-static const char *huggingface_check_partial_rotary(const json_t *object, const char *name, struct error_text *error) {
-    double partial;
-    RETURN_PROBLEM(json_opt_number(object, "partial_rotary_factor", 0, 1, 1, &partial, name, error));
-    return partial == 1 ? NULL
-                        : error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1",
-                                       name, partial);
-}
-// Reads rope_theta, which is at the top (transformers 4) or in rope_parameters (5). Scaled frequencies are refused.
-static const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const char *name,
-                                         struct error_text *error) {
-    json_t *rope, *value;
-    const char *key;
-    RETURN_PROBLEM(json_opt_object(root, "rope_parameters", &rope, name, error));
-    RETURN_PROBLEM(huggingface_absent(root, "rope_scaling", name, error));
-    RETURN_PROBLEM(huggingface_check_partial_rotary(root, name, error));
-    if (rope) {
-        RETURN_PROBLEM(huggingface_word(rope, "rope_type", "default", "default", name, error));
-        RETURN_PROBLEM(huggingface_word(rope, "type", "default", "default", name, error)); // an older name of rope_type
-        RETURN_PROBLEM(huggingface_check_partial_rotary(rope, name, error));
+// Biases of a file that was written before each linear layer had an option of its own: those of add_bias_linear.
+static void huggingface_set_older_biases(struct huggingface_config *h) {
+    const char *all = huggingface_setting(h, "add-bias-linear");
+    if (all && strcmp(all, "true") == 0 && !huggingface_setting(h, "add-mlp-bias")) {
+        huggingface_set(h, "add-attention-proj-bias=true");
+        huggingface_set(h, "add-mlp-bias=true");
     }
-    json_object_foreach (rope, key, value)
-        if (json_is_object(value))
-            return error_format(error, "%s: rope_parameters has %s for layers of a kind, which is not supported", name,
-                                json_show(key).text);
-    return huggingface_number(h, rope && json_has(rope, "rope_theta") ? rope : root, "rope_theta", 1, 1e30, 10000,
-                              "rotary-base", name, error);
-}
-
-// Refuses layers with another attention than full_attention.
-static const char *huggingface_check_layer_types(const json_t *root, const char *name, struct error_text *error) {
-    json_t *types;
-    RETURN_PROBLEM(json_opt_array(root, "layer_types", &types, name, error));
-    for (size_t i = 0; types && i < json_array_size(types); i++) {
-        const char *type = "";
-        RETURN_PROBLEM(json_check_string(json_array_get(types, i), "layer_types", &type, name, error));
-        if (strcmp(type, "full_attention") != 0)
-            return error_format(error, "%s: layer_types has '%s', which is not supported; expected full_attention",
-                                name, json_show(type).text);
-    }
-    return NULL;
-}
-
-// Reads Llama's config or, with `qwen2`, Qwen2's, which always has biases of q, k and v and no others; Llama has biases
-// in every linear layer or in none.
-static const char *huggingface_read_llama(struct huggingface_config *h, const json_t *root, bool qwen2,
-                                          const char *name, struct error_text *error) {
-    int64_t heads, hidden, groups, head_dim;
-    bool biases, mlp_bias;
-    RETURN_PROBLEM(huggingface_word(root, "hidden_act", "silu", "swish", name, error));
-    RETURN_PROBLEM(huggingface_flag(root, "use_sliding_window", false, name, error));
-    RETURN_PROBLEM(huggingface_check_layer_types(root, name, error));
-    RETURN_PROBLEM(huggingface_read_rope(h, root, name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "num_hidden_layers", "num-layers", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "hidden_size", "hidden-size", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "num_attention_heads", "num-attention-heads", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "intermediate_size", "ffn-hidden-size", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "max_position_embeddings", "max-position-embeddings", name, error));
-    RETURN_PROBLEM(json_get_int(root, "hidden_size", 1, HUGGINGFACE_LARGEST, &hidden, name, error));
-    RETURN_PROBLEM(json_get_int(root, "num_attention_heads", 1, HUGGINGFACE_LARGEST, &heads, name, error));
-    RETURN_PROBLEM(json_opt_int(root, "num_key_value_heads", 1, heads + 1, heads, &groups, name, error));
-    RETURN_PROBLEM(json_opt_int(root, "head_dim", 1, HUGGINGFACE_LARGEST, hidden / heads, &head_dim, name, error));
-    RETURN_PROBLEM(huggingface_number(h, root, "rms_norm_eps", 1e-12, 0.9, 1e-6, "norm-epsilon", name, error));
-    if (heads % groups != 0)
-        return error_format(error, "%s: num_key_value_heads is %lld, which does not divide the %lld heads", name,
-                            (long long)groups, (long long)heads);
-    RETURN_PROBLEM(json_opt_bool(root, "attention_bias", qwen2, &biases, name, error));
-    RETURN_PROBLEM(json_opt_bool(root, "mlp_bias", false, &mlp_bias, name, error));
-    if (mlp_bias != (biases && !qwen2) || (qwen2 && !biases))
-        return error_format(error, "%s: attention_bias is %s and mlp_bias %s, which is not supported; expected %s",
-                            name, biases ? "true" : "false", mlp_bias ? "true" : "false",
-                            qwen2 ? "true and false" : "both alike");
-    RETURN_PROBLEM(huggingface_set_heads(h, groups, head_dim, name, error));
-    huggingface_set(h, "normalization=RMSNorm");
-    huggingface_set(h, "position-embedding-type=rope");
-    huggingface_set(h, "activation=swiglu");
-    huggingface_set(h, "add-bias-linear=%s", mlp_bias ? "true" : "false");
-    huggingface_set(h, "add-qkv-bias=%s", biases ? "true" : "false");
-    return NULL;
 }
 static const char *huggingface_read_ours(struct huggingface_config *h, const json_t *root, const char *name,
                                          struct error_text *error) {
     bool tied; // the member is only checked: the model's value is in an option
     RETURN_PROBLEM(json_opt_bool(root, "tie_word_embeddings", false, &tied, name, error));
     const struct option_row *rows[CONFIG_ROWS];
+    char display[OPTION_NAME];
     const int count = huggingface_own_options(rows);
     for (int i = 0; i < count; i++) {
         const char *option = rows[i]->name, *value = "";
+        // A file of a version before an option lacks it; sizes were there from the first on.
+        if (!json_object_get(root, option) && strcmp(option, "num_layers") != 0 && strcmp(option, "hidden_size") != 0)
+            continue;
         RETURN_PROBLEM(json_get_string(root, option, &value, name, error));
-        if (strlen(value) > 20)
+        if (rows[i]->kind != OPTION_STRING && strlen(value) > 30)
             return error_format(error, "%s: %s is '%s'; expected an option's value", name, option,
                                 json_show(value).text);
-        huggingface_set(h, "%s=%s", option, value);
+        huggingface_set(h, "%s=%s", option_display(display, option), value);
     }
+    huggingface_set_older_biases(h);
     return NULL;
 }
 
@@ -368,36 +450,32 @@ const char *huggingface_check_settings(const struct huggingface_config *h, const
     return NULL;
 }
 
-// Sets whether the head is tied. usual: the architecture's value where tie_word_embeddings is absent.
-static const char *huggingface_set_tied(struct huggingface_config *h, const json_t *root, bool usual, const char *name,
-                                        struct error_text *error) {
-    bool tied;
-    RETURN_PROBLEM(json_opt_bool(root, "tie_word_embeddings", usual, &tied, name, error));
-    huggingface_set(h, "untie-embeddings-and-output-weights=%s", tied ? "false" : "true");
-    return NULL;
+static const char *huggingface_unknown(const char *type, const char *name, struct error_text *error) {
+#define NAME_ROW(id, model_type, class_name) ", " model_type
+    static const char known[] = ARCHITECTURE_ROWS(NAME_ROW);
+#undef NAME_ROW
+    static const char ours[] = ", train_gpt, ";
+    if (strcmp(type, "gemma3") == 0)
+        return error_format(error,
+                            "%s: model_type is 'gemma3', a model of images too, which is not supported; expected "
+                            "gemma3_text, as Gemma 3 270M and 1B are",
+                            name);
+    return error_format(error, "%s: model_type is '%s', which is not supported; expected one of %s", name,
+                        json_show(type).text, known + sizeof ours - 1);
 }
 static const char *huggingface_read_object(struct huggingface_config *h, const json_t *root, const char *name,
                                            struct error_text *error) {
     const char *type = "";
+    int64_t vocabulary;
     RETURN_PROBLEM(json_get_string(root, "model_type", &type, name, error));
     if (!architecture_find(&h->architecture, type))
-        return error_format(error, "%s: model_type is '%s', which is not supported; expected gpt2, llama or qwen2",
-                            name, json_show(type).text);
-    RETURN_PROBLEM(huggingface_absent(root, "quantization_config", name, error));
-    RETURN_PROBLEM(huggingface_size(h, root, "vocab_size", "vocab-size", name, error));
-    switch (h->architecture) {
-    case ARCHITECTURE_OURS: return huggingface_read_ours(h, root, name, error);
-    case ARCHITECTURE_GPT2:
-        RETURN_PROBLEM(huggingface_set_tied(h, root, true, name, error));
-        return huggingface_read_gpt2(h, root, name, error);
-    case ARCHITECTURE_LLAMA:
-        RETURN_PROBLEM(huggingface_set_tied(h, root, false, name, error));
-        return huggingface_read_llama(h, root, false, name, error);
-    case ARCHITECTURE_QWEN2:
-        RETURN_PROBLEM(huggingface_set_tied(h, root, false, name, error));
-        return huggingface_read_llama(h, root, true, name, error);
-    }
-    __builtin_unreachable();
+        return huggingface_unknown(type, name, error);
+    if (json_has(root, "quantization_config"))
+        return error_format(error, "%s: quantization_config is set, which is not supported", name);
+    RETURN_PROBLEM(json_get_int(root, "vocab_size", 1, HUGGINGFACE_LARGEST, &vocabulary, name, error));
+    huggingface_set(h, "vocab-size=%lld", (long long)vocabulary);
+    return h->architecture == ARCHITECTURE_OURS ? huggingface_read_ours(h, root, name, error)
+                                                : huggingface_read_members(h, root, name, error);
 }
 
 const char *huggingface_parse_config(struct huggingface_config *h, const unsigned char *data, uint64_t bytes,
@@ -407,5 +485,11 @@ const char *huggingface_parse_config(struct huggingface_config *h, const unsigne
     RETURN_PROBLEM(json_parse_object(&root, data, bytes, name, error));
     const char *problem = huggingface_read_object(h, root, name, error);
     json_decref(root);
-    return problem ? problem : huggingface_check_settings(h, name, error);
+    if (!problem) {
+        huggingface_set_defaults(h);
+        problem = huggingface_check_settings(h, name, error);
+    }
+    if (problem)
+        huggingface_free(h);
+    return problem;
 }

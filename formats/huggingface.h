@@ -1,13 +1,16 @@
 // config.json of a Hugging Face folder: which architecture a model is, and its options written and read.
 // run/tensor_names.cuh does the same for the tensors.
 //
-// A model that no architecture of Hugging Face can express (LayerNorm with rotary positions, say) is ARCHITECTURE_OURS
-// and written under our own names, which only this program reads. Where an architecture can't express an option but has
-// an exact equivalent, that is written: GPT-2 has as many KV heads as heads, so fewer are repeated; it has biases
-// everywhere, so absent ones are zeros. huggingface_note says so.
+// An architecture fits a model if what is written for it is read back as the same options, so that an option that an
+// architecture was not taught makes the model none of its kind. A model that none fits (LayerNorm with rotary positions
+// and no biases, say) is ARCHITECTURE_OURS and written under our own names, which only this program reads. Where an
+// architecture can't express an option but has an exact equivalent, that is written: GPT-2 has as many KV heads as
+// heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. huggingface_note says so.
 //
-// Names: transformers' models/{gpt2,llama,qwen2}/configuration_*.py. Functions that return a text return NULL when all
-// is well, else what is wrong, in `error` (runtime/machine/error_text.h).
+// A model that several fit is saved as the first of ARCHITECTURE_ROWS: Mistral without a window is a Llama.
+//
+// Names: transformers' models/*/configuration_*.py. Functions that return a text return NULL when all is well, else what
+// is wrong, in `error` (runtime/machine/error_text.h).
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t
@@ -19,43 +22,63 @@
 struct config;     // config.h
 struct option_row; // runtime/text/options.h
 
-// One row per architecture: its model_type and its class in config.json.
+// One row per architecture: its model_type and its class in config.json. What else they differ in: the rows of
+// architecture_traits, formats/huggingface.c.
 #define ARCHITECTURE_ROWS(ROW)                                                                                         \
     ROW(OURS, "train_gpt", "TrainGPT")                                                                                 \
     ROW(GPT2, "gpt2", "GPT2LMHeadModel")                                                                               \
     ROW(LLAMA, "llama", "LlamaForCausalLM")                                                                            \
-    ROW(QWEN2, "qwen2", "Qwen2ForCausalLM")
+    ROW(QWEN2, "qwen2", "Qwen2ForCausalLM")                                                                            \
+    ROW(QWEN3, "qwen3", "Qwen3ForCausalLM")                                                                            \
+    ROW(MISTRAL, "mistral", "MistralForCausalLM")                                                                      \
+    ROW(MINISTRAL, "ministral", "MinistralForCausalLM")                                                                \
+    ROW(CWM, "cwm", "CwmForCausalLM")                                                                                  \
+    ROW(SMOLLM3, "smollm3", "SmolLM3ForCausalLM")                                                                      \
+    ROW(GRANITE, "granite", "GraniteForCausalLM")                                                                      \
+    ROW(OLMO2, "olmo2", "Olmo2ForCausalLM")                                                                            \
+    ROW(OLMO3, "olmo3", "Olmo3ForCausalLM")                                                                            \
+    ROW(GEMMA, "gemma", "GemmaForCausalLM")                                                                            \
+    ROW(GEMMA2, "gemma2", "Gemma2ForCausalLM")                                                                         \
+    ROW(GEMMA3, "gemma3_text", "Gemma3ForCausalLM")                                                                    \
+    ROW(PHI3, "phi3", "Phi3ForCausalLM")                                                                               \
+    ROW(GPT_NEOX, "gpt_neox", "GPTNeoXForCausalLM")
 #define ENUM_ROW(id, model_type, class_name) ARCHITECTURE_##id,
 enum architecture { ARCHITECTURE_ROWS(ENUM_ROW) };
 #undef ENUM_ROW
 
-// The options in a config.json, or in the header of an llm.c checkpoint.
+// The options in a config.json, or in the header of an llm.c checkpoint. Zeroed before its first use.
 struct huggingface_config {
     enum architecture architecture;
     int num_settings;
-    char settings[24][64]; // "num-layers=12"
+    char **settings; // [num_settings] "num-layers=12", each owned
 };
 enum { HUGGINGFACE_LARGEST = 1 << 26 }; // the limit of every size in a file; no option takes more
 
 __BEGIN_DECLS
-// The architecture that a model of these options is saved as: ARCHITECTURE_OURS where no other can express it. Where
-// this gives another for a model with a parameter that it has no tensor for, run/tensor_names.cuh ends the run at its
-// start.
+// The architecture that a model of these options, which are resolved, is saved as: ARCHITECTURE_OURS where no other
+// fits. Where this gives another for a model with a parameter that it has no tensor for, run/tensor_names.cuh ends the
+// run at its start.
 enum architecture architecture_of(const struct config *c);
+// Whether config.json of that architecture, other than ARCHITECTURE_OURS, can say these options.
+bool architecture_fits(enum architecture a, const struct config *c);
 const char *architecture_class(enum architecture a);
 // A note for the start-up report about the form of the checkpoints; "": none.
 const char *huggingface_note(const struct config *c);
 
 // Writes a checkpoint's config.json. end_of_text: the token; -1: none. bf16: the type of model.safetensors, else fp32.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
-// Reads a config.json, of which nothing is trusted; what the engine does not support is an error. `name`: the file, for
-// messages.
+// Reads a config.json, of which nothing is trusted; what the engine does not support is an error. All options of the
+// model's shape are set: those that the file does not say have their default. `name`: the file, for messages. On success
+// the caller calls huggingface_free; on failure nothing is held, and that is harmless.
 const char *huggingface_parse_config(struct huggingface_config *h, const unsigned char *data, uint64_t bytes,
                                      const char *name, struct error_text *error);
+void huggingface_free(struct huggingface_config *h);
 
 // Adds a setting, OPTION=VALUE.
 void huggingface_set(struct huggingface_config *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// Adds the settings that all GPT-2s have in common.
+// The value that an option, by its name with dashes, is set to; NULL: it is not set.
+const char *huggingface_setting(const struct huggingface_config *h, const char *option);
+// Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not set.
 void huggingface_set_gpt2(struct huggingface_config *h);
 // Checks that each setting is a value that its option takes; huggingface_parse_config does so itself.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);

@@ -8,6 +8,8 @@
 #include <sys/mman.h>                // mmap
 #include <unistd.h>                  // close, access
 
+enum { MEGATRON_HEADER_BYTES = 34 };
+
 const char *token_format_name(enum token_format format) {
     switch (format) {
     case TOKENS_LLMC: return "llm.c shards";
@@ -157,15 +159,14 @@ static const char *megatron_documents_check(const unsigned char *documents, uint
 
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error) {
-    enum { HEADER_BYTES = 34 };
     static const unsigned char magic[9] = {'M', 'M', 'I', 'D', 'I', 'D', 'X', 0, 0};
     if (index_bytes == 0)
         return error_format(error, "%s: is empty; expected a Megatron index", name);
     if (memcmp(index, magic, index_bytes < sizeof magic ? index_bytes : sizeof magic) != 0)
         return error_format(error, "%s: doesn't begin with MMIDIDX; expected a memory-mapped Megatron index", name);
-    if (index_bytes < HEADER_BYTES)
+    if (index_bytes < MEGATRON_HEADER_BYTES)
         return error_format(error, "%s: is %" PRIu64 " bytes long; expected a header of %d bytes; it was cut off", name,
-                            index_bytes, HEADER_BYTES);
+                            index_bytes, MEGATRON_HEADER_BYTES);
     const uint64_t version = load_u64(index + 9);
     if (version != 1)
         return error_format(error, "%s: has version %" PRIu64 "; expected 1", name, version);
@@ -175,7 +176,7 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
         return problem;
 
     const uint64_t sequences = load_u64(index + 18), documents = load_u64(index + 26),
-                   rest = index_bytes - HEADER_BYTES;
+                   rest = index_bytes - MEGATRON_HEADER_BYTES;
     const bool plausible = sequences <= rest / 12 && documents <= rest / 8; // so that the next line can't overflow
     const uint64_t expected = plausible ? 12 * sequences + 8 * documents : 0;
     if (!plausible ||
@@ -186,7 +187,7 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
                             name, index_bytes, sequences, documents);
     if (documents == 0)
         return error_format(error, "%s: has no document index; expected at least its leading 0", name);
-    const unsigned char *lengths = index + HEADER_BYTES, *pointers = lengths + 4 * sequences;
+    const unsigned char *lengths = index + MEGATRON_HEADER_BYTES, *pointers = lengths + 4 * sequences;
     problem = megatron_sequences_check(lengths, pointers, sequences, token_type_bytes(type), bin_bytes, name, error);
     if (!problem)
         problem = megatron_documents_check(pointers + 8 * sequences, documents, sequences, name, error);
@@ -217,28 +218,86 @@ static const char *llmc_shard_open(struct token_file *file, const char *path, st
     return problem;
 }
 
-// Opens a dataset of Megatron's. The index is mapped only while it is checked: at 12 bytes per sequence it may have
-// gigabytes, and is not needed later.
+// Maps an index; unmap_index unmaps it. *index: NULL for an empty file.
+static const char *map_index(const unsigned char **index, uint64_t *bytes, const char *path, struct error_text *error) {
+    int fd;
+    *index = NULL;
+    const char *problem = open_regular(&fd, bytes, path, "a Megatron index", error);
+    if (problem)
+        return problem;
+    void *map = *bytes > 0 ? mmap(NULL, *bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+    close(fd);
+    if (map == MAP_FAILED)
+        return error_format(error, "%s: can't be mapped: %s", path, strerror(errno));
+    *index = (const unsigned char *)map;
+    return NULL;
+}
+static void unmap_index(const unsigned char *index, uint64_t bytes) {
+    if (index)
+        munmap((void *)index, bytes);
+}
+
+// Opens a dataset of Megatron's. The index is mapped only while it is read: at 12 bytes per sequence it may have
+// gigabytes.
 static const char *megatron_open(struct token_file *file, const char *bin_path, const char *index_path,
                                  struct error_text *error) {
     int fd;
     uint64_t bin_bytes, index_bytes;
+    const unsigned char *index;
     const char *problem = open_regular(&fd, &bin_bytes, bin_path, TOKEN_FILES_EXPECTED, error);
     if (problem)
         return problem;
     close(fd);
-    problem = open_regular(&fd, &index_bytes, index_path, "a Megatron index", error);
-    if (problem)
-        return problem;
-    void *index = index_bytes > 0 ? mmap(NULL, index_bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
-    if (index == MAP_FAILED)
-        problem = error_format(error, "%s: can't be mapped: %s", index_path, strerror(errno));
-    else
-        problem = megatron_index_parse(file, (const unsigned char *)index, index_bytes, bin_bytes, index_path, error);
-    if (index && index != MAP_FAILED)
-        munmap(index, index_bytes);
-    close(fd);
+    RETURN_PROBLEM(map_index(&index, &index_bytes, index_path, error));
+    problem = megatron_index_parse(file, index, index_bytes, bin_bytes, index_path, error);
+    unmap_index(index, index_bytes);
     return problem;
+}
+
+const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
+                                     struct error_text *error) {
+    const uint64_t sequences = load_u64(index + 18), entries = load_u64(index + 26),
+                   width = token_type_bytes(file->type);
+    const unsigned char *pointers = index + MEGATRON_HEADER_BYTES + 4 * sequences,
+                        *documents = pointers + 8 * sequences;
+    file->num_documents = 0;
+    file->documents = (uint64_t *)malloc((entries ? entries : 1) * sizeof *file->documents);
+    if (!file->documents)
+        return error_format(error, "%s: out of memory for %" PRIu64 " documents", name, entries);
+    for (uint64_t i = 0; i < entries; i++) { // the last entry is the end; empty documents begin where the next one does
+        const uint64_t sequence = load_u64(documents + 8 * i);
+        const uint64_t begin = sequence < sequences ? load_u64(pointers + 8 * sequence) / width : file->tokens;
+        const bool new_place = file->num_documents == 0 || begin > file->documents[file->num_documents - 1];
+        if (begin < file->tokens && new_place)
+            file->documents[file->num_documents++] = begin;
+    }
+    return NULL;
+}
+
+const char *token_file_read_documents(struct token_file *file, struct error_text *error) {
+    if (file->format != TOKENS_MEGATRON || file->documents)
+        return NULL;
+    char *index_path = path_with_ending(file->path, ".bin", ".idx");
+    const unsigned char *index = NULL;
+    uint64_t index_bytes = 0;
+    if (!index_path)
+        return error_format(error, "%s: out of memory", file->path);
+    struct token_file now = *file; // the .idx may have changed since it was opened
+    const char *problem = map_index(&index, &index_bytes, index_path, error);
+    if (!problem)
+        problem = megatron_index_parse(&now, index, index_bytes, file->tokens * token_type_bytes(file->type),
+                                       index_path, error);
+    if (!problem)
+        problem = megatron_documents_parse(file, index, index_path, error);
+    unmap_index(index, index_bytes);
+    free(index_path);
+    return problem;
+}
+
+void token_file_close(struct token_file *file) {
+    free(file->path);
+    free(file->documents);
+    memset(file, 0, sizeof *file);
 }
 
 char *path_with_ending(const char *path, const char *ending, const char *replacement) {

@@ -19,6 +19,8 @@ struct token_file {
     enum token_type type;
     uint64_t first_byte; // where the tokens begin
     uint64_t tokens;
+    uint64_t *documents; // (num_documents) the token at which each document begins, rising; NULL: not read; owned
+    uint64_t num_documents;
 };
 
 __BEGIN_DECLS
@@ -27,8 +29,11 @@ const char *token_type_name(enum token_type type);
 uint64_t token_type_bytes(enum token_type type);
 
 // Finds the format and layout of the file at `path`: Megatron's .bin where its .idx is beside it, otherwise a shard of
-// llm.c. Nothing stays open; the caller frees file->path.
+// llm.c. Nothing stays open; token_file_close frees what the file owns.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
+void token_file_close(struct token_file *file);
+// Reads where the documents of a Megatron dataset begin, 8 bytes of memory each; without an .idx a file has none.
+const char *token_file_read_documents(struct token_file *file, struct error_text *error);
 // out (n) = tokens first..first+n-1 of the file, which is open as `fd`, each checked against the vocabulary. `raw` has
 // room for n tokens of the file's type.
 const char *token_file_read(int32_t *out, const struct token_file *file, int fd, uint64_t first, int n, int vocab_size,
@@ -36,13 +41,16 @@ const char *token_file_read(int32_t *out, const struct token_file *file, int fd,
 // `path` with `ending` replaced, which the caller frees; NULL: it has another ending, or out of memory.
 char *path_with_ending(const char *path, const char *ending, const char *replacement);
 
-// ---- the parsers: bytes in memory, none of them trusted. They fill all of `file` but its path ----
+// ---- the parsers: bytes in memory, none of them trusted. They fill all of `file` but its path and its documents ----
 // `data` holds the first `data_bytes` of a shard, at least its header where the file is that long.
 const char *llmc_shard_parse(struct token_file *file, const unsigned char *data, uint64_t data_bytes,
                              uint64_t file_bytes, const char *name, struct error_text *error);
 // `index` is a whole .idx file, `bin_bytes` the length of its .bin.
 const char *megatron_index_parse(struct token_file *file, const unsigned char *index, uint64_t index_bytes,
                                  uint64_t bin_bytes, const char *name, struct error_text *error);
+// Fills in the documents of `file`, from the index that megatron_index_parse took.
+const char *megatron_documents_parse(struct token_file *file, const unsigned char *index, const char *name,
+                                     struct error_text *error);
 // out (n) = the n tokens in `raw`, which need not be aligned. Returns n, or the index of the first token outside the
 // vocabulary, whose value is then in *outside.
 int tokens_widen(int32_t *out, const unsigned char *raw, enum token_type type, int n, int vocab_size, int64_t *outside);

@@ -14,7 +14,7 @@ struct adamw {
 // it.
 struct gradient_check {
     double grad_norm;
-    float grad_scale; // clipping
+    float grad_scale; // clipping, and the mean over the targets that count
     int32_t finite;   // 1 where every loss and the norm are
 };
 
@@ -51,13 +51,15 @@ HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, str
     return f.keep * value - change;
 }
 
-// grad_norm = sqrt(squares); gradients are scaled down to norm `clip` (0: never) as torch.nn.utils.clip_grad_norm_ does,
-// where 1e-6 keeps a zero norm from dividing.
-HOST_DEVICE struct gradient_check gradient_check_of(double squares, double clip) {
+// The gradients are those of the sum of losses over `targets`, of which `counted` counted: of the mean loss they are
+// targets / counted times as large. grad_norm is the norm of those; they are scaled down to norm `clip` (0: never) as
+// torch.nn.utils.clip_grad_norm_ does, where 1e-6 keeps a zero norm from dividing.
+HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
-    check.grad_norm = sqrt(squares);
+    const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
+    check.grad_norm = sqrt(squares) * mean;
     const double scale = clip > 0 ? clip / (check.grad_norm + 1e-6) : 1;
-    check.grad_scale = (float)(scale < 1 ? scale : 1);
+    check.grad_scale = (float)(mean * (scale < 1 ? scale : 1));
     check.finite = isfinite(check.grad_norm) ? 1 : 0;
     return check;
 }
@@ -86,10 +88,12 @@ static void add_floats(float *out,      // (n)
                        const float *in, // (n)
                        int64_t n, struct device *dev);
 // The check of a step, the same on every rank, which has all reports: the norm of the gradients of all ranks' shards,
-// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite.
+// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all ranks,
+// counted or not; gradients are those of the sum of losses divided by it.
 static void gradient_check(struct gradient_check *check, // (1)
-                           const double *reports, // (ranks, width): sum of squares, losses, what is not read here
-                           int ranks, int width, int num_losses, double clip, struct device *dev);
+                           const double *reports, // (ranks, width): sum of squares; num_losses times a sum of losses and
+                                                  // the number of targets that it counts; what is not read here
+                           int ranks, int width, int num_losses, double targets, double clip, struct device *dev);
 enum { REPORT_SQUARES, REPORT_LOSSES }; // columns of reports
 
 #ifdef TARGET_CUDA
@@ -218,24 +222,27 @@ static void add_floats(float *out, const float *in, int64_t n, struct device *de
 }
 
 static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
-                                             int num_losses, double clip) { // one warp
+                                             int num_losses, double targets, double clip) { // one warp
     float broken = 0;
     for (int rank = 0; rank < ranks; rank++)
-        for (int i = threadIdx.x; i < num_losses; i += 32)
+        for (int i = threadIdx.x; i < 2 * num_losses; i += 32)
             broken += isfinite(reports[rank * width + REPORT_LOSSES + i]) ? 0.0f : 1.0f;
     broken = lanes_sum(broken, 32);
     if (threadIdx.x == 0) {
-        double squares = 0;
-        for (int rank = 0; rank < ranks; rank++)
+        double squares = 0, counted = 0;
+        for (int rank = 0; rank < ranks; rank++) {
             squares += reports[rank * width + REPORT_SQUARES];
-        struct gradient_check result = gradient_check_of(squares, clip);
+            for (int i = 0; i < num_losses; i++)
+                counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
+        }
+        struct gradient_check result = gradient_check_of(squares, targets, counted, clip);
         result.finite = result.finite && broken == 0;
         *check = result;
     }
 }
 static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
-                           double clip, struct device *dev) {
-    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, width, num_losses, clip);
+                           double targets, double clip, struct device *dev) {
+    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, width, num_losses, targets, clip);
 }
 
 #else
@@ -301,13 +308,16 @@ static void add_floats(float *out, const float *in, int64_t n, struct device *de
 }
 
 static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
-                           double clip, struct device *dev) {
-    double squares = 0;
-    for (int rank = 0; rank < ranks; rank++)
+                           double targets, double clip, struct device *dev) {
+    double squares = 0, counted = 0;
+    for (int rank = 0; rank < ranks; rank++) {
         squares += reports[rank * width + REPORT_SQUARES];
-    *check = gradient_check_of(squares, clip);
-    for (int rank = 0; rank < ranks; rank++)
         for (int i = 0; i < num_losses; i++)
+            counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
+    }
+    *check = gradient_check_of(squares, targets, counted, clip);
+    for (int rank = 0; rank < ranks; rank++)
+        for (int i = 0; i < 2 * num_losses; i++)
             check->finite = check->finite && isfinite(reports[rank * width + REPORT_LOSSES + i]);
 }
 

@@ -2,8 +2,10 @@
 //
 // All work is done on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run
 // down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and D = rowsum(dout * out) are plain
-// vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32 queries: strip g needs the panels 0..g,
-// and only panel g needs the causal mask. That mask hides the padding too, as keys beyond T come after every query.
+// vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32 queries: strip g needs the panels up to g,
+// from 0 or from that of the first key that its first query sees, and no other is visited. Only panel g needs the causal
+// mask, which hides the padding too, as keys beyond T come after every query; only panels before the first key that its
+// last query sees need the mask of first keys.
 //
 //   forward:   S^T = K Q^T     O^T += V^T P^T
 //   backward:  S^T = K Q^T     dP^T = V dO^T     dV += P^T dO     dK += dS^T Q     dQ^T += K^T dS^T
@@ -13,114 +15,21 @@
 //
 // Threads keep their blocks on the stack: up to 500 KB (OMP_STACKSIZE counts where it is set below that).
 #pragma once
-#include "kernels/attention_flash.cuh" // the prototypes of what is defined here
-#include "kernels/blocks.cuh"          // block_product, pack_left, pack_right
-#include "kernels/random.cuh"          // struct dropout, dropout_scales
-#include "kernels/vector_math.cuh"     // LOG2E
-#include "kernels/vectors.cuh"         // vec, vec_exp2, vec_store_bf16
-#include <math.h>                      // logf, INFINITY
-#include <omp.h>                       // omp_get_thread_num, omp_get_num_threads
-
-// A query tile has at most FLASH_STRIPS strips and FLASH_QUERY_BLOCKS blocks; the products of FLASH_PANELS panels are
-// added to a sum at a time.
-enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
-
-struct flash {
-    struct attention_shape shape;
-    struct dropout dropout;
-    enum block_unit unit;
-    int H, Hkv, D, group; // group: query heads of a KV head
-    int panels, steps;    // blocks along T and along D
-    int strips;           // strips of a query tile
-    int tiles;            // query tiles along T
-    int64_t qkv_stride;   // elements of a token's row
-    char *k, *kt, *v; // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
-};
-
-static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout) {
-    struct flash f;
-    memset(&f, 0, sizeof f);
-    f.shape = shape;
-    f.dropout = dropout;
-    f.unit = blocks_unit();
-    f.H = shape.num_heads;
-    f.Hkv = shape.num_query_groups;
-    f.D = shape.head_dim;
-    f.group = f.H / f.Hkv;
-    f.panels = (shape.T + BLOCK - 1) / BLOCK;
-    f.steps = (f.D + BLOCK - 1) / BLOCK;
-    f.strips = FLASH_QUERY_BLOCKS / f.steps < FLASH_STRIPS ? FLASH_QUERY_BLOCKS / f.steps : FLASH_STRIPS;
-    f.tiles = (f.panels + f.strips - 1) / f.strips;
-    f.qkv_stride = (int64_t)(f.H + 2 * f.Hkv) * f.D;
-    return f;
-}
-static inline size_t flash_packed_bytes(const struct flash *f) {
-    return (size_t)f->shape.B * f->Hkv * f->panels * f->steps * block_bytes(blocks_layout(f->unit));
-}
-static inline int flash_rows(const struct flash *f, int block) { // rows of a strip or panel that lie before T
-    return f->shape.T - block * BLOCK < BLOCK ? f->shape.T - block * BLOCK : BLOCK;
-}
-static inline int flash_queries_count(const struct flash *f, int first, int strips) { // queries of a tile before T
-    const int rest = f->shape.T - first * BLOCK;
-    return rest < strips * BLOCK ? rest : strips * BLOCK;
-}
-// The packed blocks of panel `panel` of the KV head that is packed at `place`: a place has the room of one KV head.
-static inline void *flash_panel(const struct flash *f, const char *packed, int64_t place, int panel) {
-    return block_at(blocks_layout(f->unit), packed, (place * f->panels + panel) * f->steps);
-}
-static inline const floatX *flash_head(const struct flash *f, const floatX *qkv, int b, int t, int head) {
-    return qkv + ((int64_t)b * f->shape.T + t) * f->qkv_stride + (int64_t)head * f->D;
-}
-static inline int64_t flash_row(const struct flash *f, int b, int h, int t) { // of lse, (B, H, T)
-    return ((int64_t)b * f->H + h) * f->shape.T + t;
-}
-
-// Prefetches `count` rows into the second-level cache: a head's rows lie a token apart, which the hardware's
-// prefetchers do not follow, so that packing would wait for a few of them at a time.
-static inline void flash_prefetch(const floatX *rows, int64_t stride, int count, int D) {
-    for (int r = 0; r < count; r++)
-        for (int d = 0; d < D; d += 64 / (int)sizeof *rows)
-            __builtin_prefetch(rows + r * stride + d, 0, 2);
-}
-
-// Masks a diagonal block of S^T: keys after the query lie below the diagonal.
-static inline void flash_mask(float *scores) {
-    for (int key = 1; key < BLOCK; key++)
-        for (int query = 0; query < key; query++)
-            scores[key * BLOCK + query] = -INFINITY;
-}
-
-// factors = dropout's factors for `panels` blocks of P^T, from panel `first` on, of the queries of strip `strip`.
-static void flash_dropout(float *factors, const struct flash *f, int b, int h, int strip, int first, int panels) {
-    ALIGN_BLOCK float rows[BLOCK * FLASH_PANELS * BLOCK]; // (query, key)
-    const int T = f->shape.T, width = FLASH_PANELS * BLOCK;
-    memset(rows, 0, sizeof rows);
-    for (int q = 0; q < flash_rows(f, strip); q++) {
-        const uint64_t element =
-            (uint64_t)flash_row(f, b, h, strip * BLOCK + q) * (uint64_t)T + (uint64_t)(first * BLOCK);
-        dropout_scales(rows + q * width, f->dropout, element, panels * BLOCK);
-    }
-    for (int p = 0; p < panels; p++)
-        block_transpose(factors + p * BLOCK_ELEMENTS, rows + p * BLOCK, width);
-}
-
-// rows = one strip's out^T or dQ^T, (D, 32) in blocks, transposed; row q is scaled by factor[q].
-static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count, int D) {
-    ALIGN_BLOCK float block[BLOCK_ELEMENTS];
-    for (int s = 0; s * BLOCK < D; s++) {
-        const int columns = D - s * BLOCK < BLOCK ? D - s * BLOCK : BLOCK;
-        block_transpose(block, blocks + s * BLOCK_ELEMENTS, BLOCK);
-        for (int q = 0; q < count; q++)
-            row_store(rows + q * stride + s * BLOCK, block + q * BLOCK, factor[q], columns);
-    }
-}
+#include "kernels/attention_cpu_tiles.cuh" // struct flash, what a tile sees
+#include "kernels/attention_flash.cuh"     // the prototypes of what is defined here
+#include "kernels/blocks.cuh"              // block_product, pack_left, pack_right
+#include "kernels/vectors.cuh"             // vec, vec_exp2, vec_store_bf16
+#include <math.h>                          // logf
+#include <omp.h>                           // omp_get_thread_num, omp_get_num_threads
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Forward
 
 // m is raised to the largest score only when that is above m by more than this, so that P stays below 2^8 and the sums
-// are rarely rescaled. Any m gives the same quotient; fp32 and bf16 are as precise at 2^8 as at 1.
+// are rarely rescaled. Any m gives the same quotient; fp32 and bf16 are as precise at 2^8 as at 1. Before a query has
+// seen a key, m is FLASH_LOWEST: not infinite, because the strip's other queries may have seen one.
 #define FLASH_SLACK_LOG2 8.0f
+#define FLASH_LOWEST (-0x1p127f)
 
 // What a strip of queries carries from panel to panel, in units of log2: m near max(scale S), l = sum 2^(scale S - m).
 struct flash_strip {
@@ -210,39 +119,45 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
     ALIGN_BLOCK float scores[FLASH_PANELS * BLOCK_ELEMENTS], factors[FLASH_PANELS * BLOCK_ELEMENTS], rescale[BLOCK];
     ALIGN_BLOCK bf16 probabilities[FLASH_PANELS * BLOCK_ELEMENTS];
     struct flash_strip state[FLASH_STRIPS];
+    struct flash_sight sight;
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
-    const float scale_log2 = f->shape.scale * LOG2E;
+    const float scale_log2 = flash_scale_log2(f);
 
+    flash_look(&sight, f, b, first, strips);
     flash_prefetch(flash_head(f, qkv, b, first * BLOCK, h), f->qkv_stride, flash_queries_count(f, first, strips), f->D);
     for (int s = 0; s < strips; s++) {
         pack_right(layout, NULL, block_at(layout, qt, s * steps), flash_head(f, qkv, b, (first + s) * BLOCK, h),
                    f->qkv_stride, flash_rows(f, first + s), f->D);
         for (int q = 0; q < BLOCK; q++) {
-            state[s].max[q] = -INFINITY;
+            state[s].max[q] = FLASH_LOWEST;
             state[s].sum[q] = 0;
         }
     }
-    for (int panel = 0; panel < first + strips; panel += FLASH_PANELS)
+    for (int group = sight.begin[0]; group < first + strips; group += FLASH_PANELS)
         for (int s = 0; s < strips; s++) {
-            const int strip = first + s, seen = strip + 1 - panel, panels = seen < FLASH_PANELS ? seen : FLASH_PANELS;
+            const int strip = first + s, panel = group > sight.begin[s] ? group : sight.begin[s];
+            const int end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1, panels = end - panel;
             if (panels <= 0)
                 continue;
+            const bool fresh = panel == sight.begin[s];
             float *sum = sums + s * steps * BLOCK_ELEMENTS;
             for (int p = 0; p < panels; p++)
                 block_product(f->unit, scores + p * BLOCK_ELEMENTS, flash_panel(f, f->k, place, panel + p), 1,
                               block_at(layout, qt, s * steps), 1, steps, false);
-            if (panel + panels - 1 == strip)
-                flash_mask(scores + (panels - 1) * BLOCK_ELEMENTS);
+            if (f->shape.softcap > 0)
+                flash_cap(scores, NULL, panels * BLOCK_ELEMENTS, f);
+            for (int p = 0; p < panels; p++)
+                flash_mask(scores + p * BLOCK_ELEMENTS, &sight, s, strip, panel + p);
             if (f->dropout.p > 0)
                 flash_dropout(factors, f, b, h, strip, panel, panels);
             void *p = layout == LAYOUT_BF16 ? (void *)probabilities : (void *)scores;
             flash_softmax(layout, p, rescale, &state[s], scores, f->dropout.p > 0 ? factors : NULL, panels, scale_log2);
-            if (panel > 0)
+            if (!fresh)
                 flash_rescale(sum, rescale, steps);
             for (int d = 0; d < steps; d++)
                 block_product(f->unit, sum + d * BLOCK_ELEMENTS,
-                              block_at(layout, flash_panel(f, f->v, place, panel), d), steps, p, 1, panels, panel > 0);
+                              block_at(layout, flash_panel(f, f->v, place, panel), d), steps, p, 1, panels, !fresh);
         }
     for (int s = 0; s < strips; s++)
         flash_finish_strip(out, lse, f, b, h, first + s, sums + s * steps * BLOCK_ELEMENTS, &state[s]);
@@ -277,7 +192,7 @@ static void flash_pack_all(const struct flash *f, const floatX *qkv, bool backwa
 // Whether there are KV heads enough to keep all threads busy to the end. A thread then takes whole heads, and packs
 // each at the place of the thread's number, which stays in the thread's cache.
 static inline bool flash_whole_heads(const struct flash *f) {
-    return (int64_t)f->shape.B * f->Hkv >= 4 * (int64_t)omp_get_num_threads();
+    return flash_sequences(f) * f->Hkv >= 4.0 * omp_get_num_threads();
 }
 
 static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const struct flash *f, int64_t head, int tile,
@@ -328,9 +243,9 @@ static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct att
 // Backward
 //
 // A unit of work is (b, KV head, segment). A segment is a run of the group's (query tile, query head) pairs, tile by
-// tile; the runs are cut so that their causal areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in
+// tile; the runs are cut so that their visible areas are alike. A unit owns the dQ of its pairs, and sums dK and dV in
 // fp32 in a place of its own. Where a KV head has several segments, their sums are added afterwards in the order of the
-// segments. The cut depends on the shape alone.
+// segments. The cut depends on the shape and the mask alone, the number of segments on the sizes alone.
 
 // Units that keep a few dozen threads busy; each costs 8 * T * D bytes of sums.
 enum { FLASH_UNITS = 32 };
@@ -340,14 +255,33 @@ static inline int flash_segments(const struct flash *f) {
     const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
     return (int)(wanted < pairs ? wanted : pairs);
 }
-// The first pair of segment s: pair i belongs to tile i / group, whose area is i / group + 1.
-static inline int flash_segment_begin(const struct flash *f, int s, int segments) {
-    const double area = (double)f->group * f->tiles * (f->tiles + 1) / 2;
-    double before = 0;
-    int pair = 0;
-    while (pair < f->tiles * f->group && before + 0.5 * (pair / f->group + 1) < area * s / segments)
-        before += pair++ / f->group + 1;
-    return pair;
+// The first pairs of the segments of each sequence's KV heads, (B, segments + 1); pair i belongs to tile i / group. With
+// one segment there are no cuts, and with several at most FLASH_UNITS - 1 sequences.
+struct flash_cuts {
+    int segments, pairs; // of a KV head
+    int first[3 * FLASH_UNITS];
+};
+static void flash_cut(struct flash_cuts *cuts, const struct flash *f) {
+    cuts->segments = flash_segments(f);
+    cuts->pairs = f->tiles * f->group;
+    for (int b = 0; cuts->segments > 1 && b < f->shape.B; b++) {
+        const double area = f->group * flash_sequence_area(f, b);
+        double before = 0;
+        int pair = 0;
+        for (int s = 0; s <= cuts->segments; s++) {
+            while (pair < cuts->pairs) {
+                const double own = flash_area(f, b, pair / f->group);
+                if (before + 0.5 * own >= area * s / cuts->segments)
+                    break;
+                before += own;
+                pair++;
+            }
+            cuts->first[b * (cuts->segments + 1) + s] = pair;
+        }
+    }
+}
+static inline int flash_segment_begin(const struct flash_cuts *cuts, int b, int s) {
+    return cuts->segments > 1 ? cuts->first[b * (cuts->segments + 1) + s] : s * cuts->pairs;
 }
 // Panels that the pairs before `pair` reach.
 static inline int flash_reach(const struct flash *f, int pair) {
@@ -399,11 +333,12 @@ ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct fla
     }
 }
 
-// P^T = 2^(scale S^T - lse), dS^T = P^T * (dP^T - delta); P^T as a left operand, dS^T as both, which in fp32 are one.
+// P^T = 2^(scale S^T - lse), dS^T = P^T * (dP^T - delta), times the slopes of capped scores where there are any (capped,
+// a constant); P^T as a left operand, dS^T as both, which in fp32 are one.
 // The factor `scale` that belongs to dS waits until dQ and dK are written.
-ALWAYS_INLINE void flash_gradient(const enum block_layout layout, void *p, void *ds_left, void *ds_right,
-                                  const float *scores, const float *dp, const float *lse_log2, const float *delta,
-                                  const float *factors, float scale_log2) {
+ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool capped, void *p, void *ds_left,
+                                  void *ds_right, const float *scores, const float *dp, const float *lse_log2,
+                                  const float *delta, const float *factors, const float *slopes, float scale_log2) {
     for (int c = 0; c < BLOCK; c += LANES) {
         const vec lse = vec_load(lse_log2 + c), shift = vec_load(delta + c);
         for (int key = 0; key < BLOCK; key += EXP2_VECS) {
@@ -419,6 +354,8 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, void *p, void 
                 if (factors)
                     ds[i] *= vec_load(factors + at + i * BLOCK);
                 ds[i] = x[i] * (ds[i] - shift);
+                if (capped)
+                    ds[i] *= vec_load(slopes + at + i * BLOCK);
                 if (factors)
                     x[i] *= vec_load(factors + at + i * BLOCK);
                 if (layout == LAYOUT_FP32) {
@@ -439,20 +376,32 @@ ALWAYS_INLINE void flash_gradient(const enum block_layout layout, void *p, void 
 // One panel against all strips of the tile that see it: P^T and dS^T, and from them this panel's dK and dV, (steps)
 // blocks each. fresh: dk and dv are overwritten; else added to.
 ALWAYS_INLINE void flash_backward_panel(const enum block_layout layout, float *dk, float *dv, struct flash_gradients *g,
-                                        const struct flash_queries *queries, const struct flash *f, int64_t place,
-                                        int panel, int slot, int first, int strips, bool fresh) {
-    ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS];
-    const int steps = f->steps, begin = panel > first ? panel - first : 0, depth = strips - begin;
+                                        const struct flash_queries *queries, const struct flash_sight *sight,
+                                        const struct flash *f, int64_t place, int panel, int slot, int first,
+                                        int strips, bool fresh) {
+    ALIGN_BLOCK float scores[BLOCK_ELEMENTS], dp[BLOCK_ELEMENTS], slopes[BLOCK_ELEMENTS];
+    const int steps = f->steps, begin = panel > first ? panel - first : 0;
+    while (sight->begin[strips - 1] > panel)
+        strips--;
+    const int depth = strips - begin;
+    const float scale_log2 = flash_scale_log2(f);
     const void *k = flash_panel(f, f->k, place, panel), *v = flash_panel(f, f->v, place, panel);
     for (int s = begin; s < strips; s++) {
         block_product(f->unit, scores, k, 1, block_at(layout, queries->qt, s * steps), 1, steps, false);
         block_product(f->unit, dp, v, 1, block_at(layout, queries->doutt, s * steps), 1, steps, false);
-        if (first + s == panel)
-            flash_mask(scores);
+        if (f->shape.softcap > 0)
+            flash_cap(scores, slopes, BLOCK_ELEMENTS, f);
+        flash_mask(scores, sight, s, first + s, panel);
         const int at = s * FLASH_PANELS + slot;
-        flash_gradient(layout, block_at(layout, g->p, s), block_at(layout, g->ds_left, s), block_at(layout, g->ds, at),
-                       scores, dp, queries->lse_log2 + s * BLOCK, queries->delta + s * BLOCK,
-                       f->dropout.p > 0 ? g->factors + at * BLOCK_ELEMENTS : NULL, f->shape.scale * LOG2E);
+        const float *factors = f->dropout.p > 0 ? g->factors + at * BLOCK_ELEMENTS : NULL;
+        const float *lse_log2 = queries->lse_log2 + s * BLOCK, *delta = queries->delta + s * BLOCK;
+        void *p = block_at(layout, g->p, s), *left = block_at(layout, g->ds_left, s);
+        if (f->shape.softcap > 0)
+            flash_gradient(layout, true, p, left, block_at(layout, g->ds, at), scores, dp, lse_log2, delta, factors,
+                           slopes, scale_log2);
+        else
+            flash_gradient(layout, false, p, left, block_at(layout, g->ds, at), scores, dp, lse_log2, delta, factors,
+                           NULL, scale_log2);
     }
     const void *ds = layout == LAYOUT_BF16 ? block_at(layout, g->ds_left, begin)
                                            : block_at(layout, g->ds, begin * FLASH_PANELS + slot);
@@ -470,25 +419,34 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
                                        const struct flash *f, int b, int h, int tile, int64_t place) {
     struct flash_queries queries;
     struct flash_gradients gradients;
+    struct flash_sight sight;
     ALIGN_BLOCK float dqt[FLASH_QUERY_BLOCKS * BLOCK_ELEMENTS];
     const int first = tile * f->strips, rest = f->panels - first, strips = rest < f->strips ? rest : f->strips;
     const int steps = f->steps;
     const int64_t panel_elements = (int64_t)steps * BLOCK_ELEMENTS;
+    flash_look(&sight, f, b, first, strips);
     flash_load_queries(layout, &queries, f, dout, qkv, out, lse, b, h, first, strips);
 
-    for (int panel = 0; panel < first + strips; panel += FLASH_PANELS) {
-        const int left = first + strips - panel, panels = left < FLASH_PANELS ? left : FLASH_PANELS;
-        for (int s = 0; f->dropout.p > 0 && s < strips; s++)
-            flash_dropout(gradients.factors + s * FLASH_PANELS * BLOCK_ELEMENTS, f, b, h, first + s, panel, panels);
-        for (int p = 0; p < panels; p++)
-            flash_backward_panel(layout, dk + (panel + p) * panel_elements, dv + (panel + p) * panel_elements,
-                                 &gradients, &queries, f, place, panel + p, p, first, strips, panel + p >= written);
+    for (int group = sight.begin[0]; group < first + strips; group += FLASH_PANELS) {
+        const int end = group + FLASH_PANELS < first + strips ? group + FLASH_PANELS : first + strips;
+        for (int s = 0; f->dropout.p > 0 && s < strips; s++) {
+            const int panel = group > sight.begin[s] ? group : sight.begin[s],
+                      past = end < first + s + 1 ? end : first + s + 1;
+            if (panel < past)
+                flash_dropout(gradients.factors + (s * FLASH_PANELS + panel - group) * BLOCK_ELEMENTS, f, b, h,
+                              first + s, panel, past - panel);
+        }
+        for (int panel = group; panel < end; panel++)
+            flash_backward_panel(layout, dk + panel * panel_elements, dv + panel * panel_elements, &gradients, &queries,
+                                 &sight, f, place, panel, panel - group, first, strips, panel >= written);
         for (int s = 0; s < strips; s++) {
-            const int seen = first + s + 1 - panel, depth = seen < panels ? seen : panels;
-            for (int d = 0; d < steps && depth > 0; d++)
+            const int panel = group > sight.begin[s] ? group : sight.begin[s],
+                      past = end < first + s + 1 ? end : first + s + 1;
+            for (int d = 0; d < steps && panel < past; d++)
                 block_product(f->unit, dqt + (s * steps + d) * BLOCK_ELEMENTS,
                               block_at(layout, flash_panel(f, f->kt, place, panel), d), steps,
-                              block_at(layout, gradients.ds, s * FLASH_PANELS), 1, depth, panel > 0);
+                              block_at(layout, gradients.ds, s * FLASH_PANELS + panel - group), 1, past - panel,
+                              panel > sight.begin[s]);
         }
     }
     float scale[BLOCK];
@@ -501,14 +459,14 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
 
 // dK and dV of one panel: `sums` (segments, 2, panels, steps) blocks of its KV head, of those segments that reached it,
 // in their order.
-static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, int64_t kv_head, int panel,
-                              int segments) {
+static void flash_write_panel(floatX *dqkv, const float *sums, const struct flash *f, const struct flash_cuts *cuts,
+                              int64_t kv_head, int panel) {
     const int b = (int)(kv_head / f->Hkv), head = (int)(kv_head % f->Hkv), steps = f->steps;
     const int64_t matrix = (int64_t)f->panels * steps * BLOCK_ELEMENTS; // of dK or dV of a unit
-    int live[FLASH_UNITS], live_count = 0; // the segments that are not empty and reached this panel
-    for (int s = 0; s < segments; s++) {
-        const int begin = flash_segment_begin(f, s, segments), end = flash_segment_begin(f, s + 1, segments);
-        if (begin < end && panel < flash_reach(f, end))
+    int live[FLASH_UNITS], live_count = 0; // the segments that are not empty and visited this panel
+    for (int s = 0; s < cuts->segments; s++) {
+        const int begin = flash_segment_begin(cuts, b, s), end = flash_segment_begin(cuts, b, s + 1);
+        if (begin < end && panel >= flash_begin(f, b, begin / f->group * f->strips) && panel < flash_reach(f, end))
             live[live_count++] = s;
     }
     for (int is_v = 0; is_v < 2; is_v++) {
@@ -535,10 +493,10 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
 
 // The (query tile, query head) pairs of one segment of a KV head; dK and dV stay in `sums`, (2, panels, steps) blocks.
 static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, const floatX *qkv, const floatX *out,
-                                const float *lse, const struct flash *f, int64_t kv_head, int segment, int segments,
-                                int64_t place) {
+                                const float *lse, const struct flash *f, const struct flash_cuts *cuts, int64_t kv_head,
+                                int segment, int64_t place) {
     const int b = (int)(kv_head / f->Hkv), first_head = (int)(kv_head % f->Hkv) * f->group;
-    const int begin = flash_segment_begin(f, segment, segments), end = flash_segment_begin(f, segment + 1, segments);
+    const int begin = flash_segment_begin(cuts, b, segment), end = flash_segment_begin(cuts, b, segment + 1);
     float *dk = sums, *dv = dk + (int64_t)f->panels * f->steps * BLOCK_ELEMENTS;
     for (int pair = begin, written = 0; pair < end; pair++, written = flash_reach(f, pair)) {
         const int tile = pair / f->group, h = first_head + pair % f->group;
@@ -563,7 +521,9 @@ static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                            struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
     struct flash f = flash_of(shape, dropout);
-    const int segments = flash_segments(&f);
+    struct flash_cuts cuts;
+    flash_cut(&cuts, &f);
+    const int segments = cuts.segments;
     const int64_t heads = (int64_t)shape.B * f.Hkv, matrix = (int64_t)f.panels * f.steps * BLOCK_ELEMENTS;
     f.k = (char *)workspace;
     f.kt = f.k + flash_packed_bytes(&f);
@@ -581,17 +541,17 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
             float *unit_sums = sums + (whole ? place : unit) * 2 * matrix;
             for (int panel = 0; whole && panel < f.panels; panel++)
                 flash_pack(&f, qkv, kv_head, panel, place, true);
-            flash_backward_unit(dqkv, unit_sums, dout, qkv, out, lse, &f, kv_head, (int)(unit % segments), segments,
+            flash_backward_unit(dqkv, unit_sums, dout, qkv, out, lse, &f, &cuts, kv_head, (int)(unit % segments),
                                 place);
             for (int panel = 0; segments == 1 && panel < f.panels; panel++) // while the sums are still cached
-                flash_write_panel(dqkv, unit_sums, &f, kv_head, panel, 1);
+                flash_write_panel(dqkv, unit_sums, &f, &cuts, kv_head, panel);
         }
         blocks_end(f.unit);
         if (segments > 1) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < heads * f.panels; i++)
-                flash_write_panel(dqkv, sums + i / f.panels * segments * 2 * matrix, &f, i / f.panels,
-                                  (int)(i % f.panels), segments);
+                flash_write_panel(dqkv, sums + i / f.panels * segments * 2 * matrix, &f, &cuts, i / f.panels,
+                                  (int)(i % f.panels));
         }
     }
 }

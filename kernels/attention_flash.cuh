@@ -36,10 +36,13 @@ static void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                            struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev);
 
 // out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse as flash_forward's, but to base 2.
+static size_t sm90_forward_workspace_bytes(struct attention_shape shape);
 static void sm90_forward(floatX *out,       // (B, T, H * D)
                          float *lse,        // (B, H, T); NULL: not written
                          const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
-                         struct attention_shape shape, struct device *dev);
+                         struct attention_shape shape,
+                         void *workspace, // used where shape.first_key is given
+                         struct device *dev);
 // The gradient of sm90_forward, and through RoPE where options.rotary is given; dqkv is written in full.
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape);
 static void sm90_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)

@@ -1,8 +1,9 @@
 // The shape that every attention backend takes.
 #pragma once
 
-#include <stdbool.h> // bool
-#include <stdint.h>  // int32_t
+#include "kernels/positions.cuh" // struct token_positions
+#include <stdbool.h>             // bool
+#include <stdint.h>              // int32_t
 
 // Self-attention. num_query_groups, the number of KV heads, divides num_heads: query head h reads KV head
 // h / (num_heads / num_query_groups). A token's row of qkv is num_heads query heads, then the key heads, then the value
@@ -20,7 +21,8 @@ struct attention_shape {
 
 // What backward does besides the gradient of attention itself.
 struct attention_backward_options {
-    // rope.cuh's table, of positions 0 to T - 1 at least: backward undoes RoPE on dQ and dK. NULL: it does not.
+    // rope.cuh's table, of all the tokens' positions: backward undoes RoPE on dQ and dK. NULL: it does not.
     const float *rotary;
-    bool any_order; // dQ may be summed in an order, and so with bits, that differ from call to call
+    bool any_order;                   // dQ may be summed in an order, and so with bits, that differ from call to call
+    struct token_positions positions; // what the table is read at
 };

@@ -9,13 +9,14 @@
 //
 // The policy of this file:
 // - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of
-//   the group, from the diagonal on: dK and dV stay in registers to the end, whatever the group's size.
+//   the group, from the diagonal to the last that sees one of the keys: dK and dV stay in registers to the end, whatever
+//   the group's size.
 // - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers.
 //   dS alone goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of
 //   both warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each
 //   has half of the columns of dK, dV and dQ.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
-//   The order is fixed, from the first keys to the diagonal's, so that the same inputs give the same bits. The first
+//   The order is fixed, from the first keys that it sees to the diagonal's, so that the same inputs give the same bits. The first
 //   block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is. In any
 //   order, if that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a tile.
 // - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no pass over dqkv of its own.
@@ -29,13 +30,15 @@
 //   at nearly the same tile: there Q, dO and dQ are in the L2 cache. The blocks of a gang end one after another, as
 //   many steps apart as a tile has heads. Where that is far, every other gang ascends: its first block starts at its
 //   diagonal, and is at the next one's when that one starts. They reach the last tile together, where the next gang
-//   starts.
+//   starts. With tables of first keys all gangs descend: a window's blocks end at tiles as far from each other as their
+//   diagonals are, and a document's at one.
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
 //   a diagonal they are masked.
 #pragma once
 #include "kernels/attention_sm90.cuh"
-#include "kernels/packed.cuh" // packed_check
-#include "kernels/rope.cuh"   // rope_rotate_pair
+#include "kernels/packed.cuh"    // packed_check
+#include "kernels/positions.cuh" // struct token_positions
+#include "kernels/rope.cuh"      // rope_rotate_pair
 
 #ifdef PRECISION_BF16
 
@@ -66,8 +69,9 @@ template <int COLUMNS, int ROWS> struct sm90_operand {
     }
 };
 
-template <int HEAD_DIM> struct sm90_backward_plan {
+template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int D = HEAD_DIM;
+    static constexpr bool SPANS = WITH_SPANS; // there are tables of first keys, or of positions
     static constexpr bool SPLIT_KEYS =
         D <= 128; // between the two warpgroups that multiply; else the queries of S and dP
     static constexpr int KEYS = SPLIT_KEYS ? 128 : 64;              // of a block
@@ -101,7 +105,9 @@ template <int HEAD_DIM> struct sm90_backward_plan {
     static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
     // Of even and of odd steps, each of both warpgroups; of both warpgroups.
     static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 32;
-    static constexpr int SHARED_BYTES = DQ_EMPTY_AT + 16;
+    // With SPANS: of each key the last query that sees it, less the first key.
+    static constexpr int LAST_QUERY_AT = DQ_EMPTY_AT + 16;
+    static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
 struct sm90_backward_arguments {
@@ -119,7 +125,21 @@ struct sm90_backward_arguments {
     float scale;
     const float *rotary; // (T, D) or NULL
     bool any_order, full;
+    // With plan::SPANS alone:
+    const int32_t *first_key, *last_query; // (B, T), both or neither NULL
+    struct token_positions positions;      // of rotary
 };
+
+// The first key that the query at a row of sequence b sees, and the last query that sees the key there. Unsigned: the
+// extension of a sign would be one register too many where dQ is copied.
+template <class plan>
+DEVICE_FUNCTION int sm90_first_key_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
+    return plan::SPANS && a.first_key ? a.first_key[(uint64_t)b * (unsigned)a.T + row] : 0;
+}
+template <class plan>
+DEVICE_FUNCTION int sm90_last_query_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
+    return plan::SPANS && a.last_query ? a.last_query[(uint64_t)b * (unsigned)a.T + row] : a.T - 1;
+}
 
 // The work of a block.
 struct sm90_backward_block {
@@ -138,6 +158,13 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     block.group = unit % a.Hkv;
     block.first_key = block.number * plan::KEYS;
     const int diagonal = a.full ? 0 : block.first_key / plan::QUERIES;
+    if (plan::SPANS) {
+        const int end_key = block.first_key + plan::KEYS < a.T ? block.first_key + plan::KEYS : a.T;
+        block.first_tile = sm90_last_query_of<plan>(a, (unsigned)block.b, (unsigned)end_key - 1) / plan::QUERIES;
+        block.end_tile = diagonal - 1;
+        block.step = -1;
+        return block;
+    }
     const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
     block.first_tile = ascends ? diagonal : a.tiles - 1;
     block.end_tile = ascends ? a.tiles : diagonal - 1;
@@ -161,6 +188,17 @@ template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *
     angles.cosine = *(const float2 *)from;
     angles.sine = *(const float2 *)(from + D / 2);
     return angles;
+}
+// The position of a row of sequence b: token_position without its division. Rows past T, which are not stored, have the
+// last one's: a branch for each would wait for the loads of angles one by one.
+template <class plan> DEVICE_FUNCTION int sm90_position(const struct sm90_backward_arguments &a, int b, int row) {
+    const int t = row < a.T ? row : a.T - 1;
+    int position = t;
+    if (plan::SPANS && a.positions.starts)
+        position += a.positions.starts[b];
+    if (plan::SPANS && a.positions.document_starts)
+        position -= a.positions.document_starts[(int64_t)b * a.T + t];
+    return position;
 }
 // Undoes RoPE on a head's gradient: a are its elements i and i + 1, b those D/2 further.
 DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_angles &angles) {
@@ -266,14 +304,15 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
-    const int turn = a.any_order ? -1 : block.number; // the number of blocks that add before
+    int turn = a.any_order ? -1 : block.number; // the number of blocks that add before
     const uint32_t full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
     uint32_t parity = 0;
-    int step = 0;
-    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
-        for (int i = 0; i < a.heads; i++, step++) {
-            if (step % 2 != odd)
-                continue;
+    int i = odd; // the head of a tile, or of the next one
+    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step) {
+        if (plan::SPANS && !a.any_order)
+            turn = block.number -
+                   sm90_first_key_of<plan>(a, (unsigned)block.b, (unsigned)(tile * plan::QUERIES)) / plan::KEYS;
+        for (; i < a.heads; i += 2) {
             const int at = (block.b * a.H + sm90_backward_head(a, block, i)) * a.tiles + tile;
             float *dq = a.dq + (int64_t)at * (plan::QUERIES * plan::D);
             if (turn > 0) {
@@ -304,6 +343,8 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
                 store_release(a.counters + at, turn + 1);
             }
         }
+        i -= a.heads;
+    }
 }
 
 // --- The warpgroups that multiply ---------------------------------------------------------------------------------
@@ -337,6 +378,13 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         if (8 * (i / 2 % 2) >= left)
+            s[i] = -INFINITY;
+}
+// seen: the last query, counted from this thread's first, that sees each of its two keys.
+template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const int seen[2]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
 template <int N> DEVICE_FUNCTION void sm90_backward_probabilities(float *s, uint32_t lse, float scale_log2) {
@@ -472,12 +520,21 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     state.douts.wait_full();
     sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
         dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
+    // The last query that sees every key: the first key is the first to be out of sight.
+    const uint32_t last_query = shared + plan::LAST_QUERY_AT;
+    const int seen_whole = plan::SPANS ? (int)load_shared_word(last_query) : 0;
     wgmma_wait<1>();
     wgmma_hold<PART / 2>(s);
     if (diagonal < plan::KEYS - 1)
         sm90_backward_mask<PART>(s, diagonal + (int)query + sm90_column() - (int)key_row - sm90_row());
-    if (state.keys < plan::KEYS)
+    if (!plan::SPANS && state.keys < plan::KEYS)
         sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_row());
+    if (plan::SPANS && diagonal + plan::QUERIES - 1 > seen_whole) {
+        const int first = diagonal + (int)query + sm90_column();
+        const uint32_t mine = last_query + 4 * (key_row + (uint32_t)sm90_row());
+        const int seen[2] = {(int)load_shared_word(mine) - first, (int)load_shared_word(mine + 32) - first};
+        sm90_backward_mask_queries<PART>(s, seen);
+    }
     sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
     // What uses P comes before the wait for dP, which ptxas would else move before the exponentials.
@@ -530,13 +587,13 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
 // Undoes RoPE on dK. At head dim 256 a warpgroup holds half of the columns: the warpgroups exchange theirs through the
 // shared memory that held the queries.
 template <class plan>
-DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &state, const float *rotary, int T,
-                                            int first_key) {
+DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &state,
+                                            const struct sm90_backward_arguments &a,
+                                            const struct sm90_backward_block &block) {
     constexpr int D = plan::D, HALF = D / 4; // accumulators of half a head
-    const int row = first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
-    // Rows past T, which are not stored, have the last one's angles: a branch for each would wait for the loads one by
-    // one.
-    const int positions[2] = {row < T ? row : T - 1, row + 8 < T ? row + 8 : T - 1};
+    const float *rotary = a.rotary;
+    const int row = block.first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
+    const int positions[2] = {sm90_position<plan>(a, block.b, row), sm90_position<plan>(a, block.b, row + 8)};
     if (plan::SPLIT_KEYS) {
 #pragma unroll
         for (int i = 0; i < HALF; i += 2)
@@ -583,6 +640,20 @@ DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t ti
         tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
 }
 
+// Brings the last queries of the block's keys to shared memory: registers are too few. Past T, where the diagonal hides
+// all, there are no words.
+template <class plan>
+DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_arguments &a,
+                                                    const struct sm90_backward_block &block, uint32_t shared) {
+    const int i = (int)threadIdx.x - 128, key = block.first_key + i;
+    if (i < plan::KEYS)
+        store_shared_word(
+            shared + plan::LAST_QUERY_AT + 4 * (uint32_t)i,
+            (uint32_t)(sm90_last_query_of<plan>(a, (unsigned)block.b, (unsigned)(key < a.T ? key : a.T - 1)) -
+                       block.first_key));
+    named_barrier_sync(1, 256);
+}
+
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a,
                                             const struct sm90_backward_block &block, uint32_t shared, int warpgroup) {
@@ -599,6 +670,8 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++)
         state.dk[i] = state.dv[i] = 0;
+    if (plan::SPANS)
+        sm90_backward_put_last_queries<plan>(a, block, shared);
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
         for (int h = 0; h < a.heads; h++)
@@ -607,7 +680,7 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
     if (a.rotary)
-        sm90_undo_rope_on_keys<plan>(state, a.rotary, a.T, block.first_key);
+        sm90_undo_rope_on_keys<plan>(state, a, block);
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
@@ -686,8 +759,8 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     if (a.rotary)
 #pragma unroll
         for (int i = 0; i < 2 * QUADS; i++) {
-            const int t = tile * QUERIES + row + i % 2 * 8; // past T, where nothing is stored, the last one's
-            angles[i / 2][i % 2] = sm90_angles_at<D>(a.rotary, t < a.T ? t : a.T - 1, column + 8 * (i / 2));
+            const int position = sm90_position<plan>(a, b, tile * QUERIES + row + i % 2 * 8);
+            angles[i / 2][i % 2] = sm90_angles_at<D>(a.rotary, position, column + 8 * (i / 2));
         }
     for (int h = first_head; h < end_head; h++) {
         const float *from = a.dq + (((int64_t)b * a.H + h) * a.tiles + tile) * (QUERIES * D) + first_quad;
@@ -776,17 +849,25 @@ static void sm90_backward_order(struct sm90_backward_arguments &a, struct attent
 }
 
 struct sm90_backward_launcher {
-    template <int D>
-    static void launch(const struct sm90_backward_arguments &given, struct attention_shape shape, struct device *dev) {
-        typedef sm90_backward_plan<D> plan;
+    // Launches what is after the rows' kernel.
+    template <class plan> static void launch_plan(const struct sm90_backward_arguments &a, struct device *dev) {
         static_assert(plan::SHARED_BYTES <= 227 * 1024, "what a block can have");
-        struct sm90_backward_arguments a = given;
-        const int packed = sm90_packed_heads(shape), queries_bytes = plan::QUERIES * (2 * D + 16);
         // Once a kernel: more than 48 KB of shared memory has to be asked for.
         static const cudaError_t prepared = cudaFuncSetAttribute(
             (const void *)sm90_backward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
-        static const struct cudaDeviceProp properties = sm90_properties(dev);
         cuda_check(prepared);
+        LAUNCH(dev, sm90_backward_kernel<plan>, (unsigned)(a.blocks * a.Hkv * a.B), plan::THREADS, plan::SHARED_BYTES,
+               a);
+        LAUNCH(dev, sm90_backward_queries_kernel<plan>,
+               dim3((unsigned)a.tiles, blocks_for(a.H, SM90_QUERIES_HEADS), (unsigned)a.B), SM90_QUERIES_THREADS,
+               plan::QUERIES * (2 * plan::D + 16), a);
+    }
+    template <int D>
+    static void launch(const struct sm90_backward_arguments &given, struct attention_shape shape, struct device *dev) {
+        typedef sm90_backward_plan<D> plan;
+        static const struct cudaDeviceProp properties = sm90_properties(dev);
+        struct sm90_backward_arguments a = given;
+        const int packed = sm90_packed_heads(shape);
         sm90_backward_order(a, shape, plan::KEYS, properties.multiProcessorCount);
         a.k = sm90_backward_map<plan>(a.qkv, packed, shape, plan::KEY_CHUNK, plan::KEYS);
         a.v = sm90_backward_map<plan>(a.qkv, packed, shape, plan::CHUNK, plan::KEYS);
@@ -798,11 +879,10 @@ struct sm90_backward_launcher {
         LAUNCH(dev, sm90_backward_rows_kernel<plan>,
                dim3(blocks_for(rows * SM90_THREADS_A_ROW, SM90_ROWS_THREADS), (unsigned)shape.B), SM90_ROWS_THREADS, 0,
                a);
-        LAUNCH(dev, sm90_backward_kernel<plan>, (unsigned)(a.blocks * shape.num_query_groups * shape.B), plan::THREADS,
-               plan::SHARED_BYTES, a);
-        LAUNCH(dev, sm90_backward_queries_kernel<plan>,
-               dim3((unsigned)a.tiles, blocks_for(shape.num_heads, SM90_QUERIES_HEADS), (unsigned)shape.B),
-               SM90_QUERIES_THREADS, queries_bytes, a);
+        if (a.first_key || a.positions.starts || a.positions.document_starts)
+            launch_plan<sm90_backward_plan<D, true>>(a, dev);
+        else
+            launch_plan<plan>(a, dev);
     }
 };
 
@@ -818,6 +898,8 @@ static struct sm90_backward_arguments sm90_backward_arguments_of(struct attentio
     a.tiles = (int)sm90_backward_layout_of(shape).tiles;
     a.scale = shape.scale;
     a.full = shape.full;
+    a.first_key = shape.first_key;
+    a.last_query = shape.last_query;
     return a;
 }
 
@@ -838,6 +920,7 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
     a.counters = (int *)((char *)a.rows + layout.rows_bytes);
     a.rotary = options.rotary;
     a.any_order = options.any_order;
+    a.positions = options.positions;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
 }
 

@@ -1,17 +1,20 @@
 // Flash attention's forward for Hopper, after FlashAttention-3 (Shah et al., 2024, arXiv:2407.08608).
 //
-//   S = Q K^T, P = softmax(scale S) over j <= i, O = P V
+//   S = Q K^T, P = softmax(scale S) over first_key[i] <= j <= i, O = P V
 //
 // - As many blocks as multiprocessors, each of which takes tiles of queries in turn: the longest first, and every other
 //   round backwards, so that no block has the longer one each time. Where memory can't feed that, heads are done a
 //   section at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a
 //   short one, or of two heads' middle ones, all as long: longest first in each section would leave up to 15 % of the
 //   blocks' time unused. Without a causal mask all tiles are as long.
+// - Where the shape has a first_key, an instance of its own runs. A tile's keys begin where its first query's do, so that
+//   its length says nothing of its place: a small kernel sorts the tiles by length before.
 // - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
 // - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before O += P V of this one,
 //   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products,
 //   so that one's softmax falls into another's products.
-// - The tiles that the diagonal cuts come first, in a loop of their own; the other one has no test of -inf.
+// - The tiles that the diagonal cuts come first, those that first_key cuts last, in loops of their own; the one between
+//   has no test of -inf.
 // - O leaves through Q's place in shared memory, by TMA.
 #pragma once
 #include "kernels/attention_sm90.cuh" // tiles, pipelines, maps
@@ -28,8 +31,9 @@
 #ifndef SM90_FORWARD_TURNS
 #define SM90_FORWARD_TURNS (D <= 128)
 #endif
-template <int HEAD_DIM> struct sm90_forward_plan {
+template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
     static constexpr int D = HEAD_DIM;
+    static constexpr bool SPANS = WITH_SPANS;          // queries' keys begin where first_key says
     static constexpr int WARPGROUPS = D == 64 ? 3 : 2; // that multiply
     static constexpr int THREADS = 128 * (WARPGROUPS + 1);
     static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : SM90_FORWARD_KEYS,
@@ -43,6 +47,10 @@ template <int HEAD_DIM> struct sm90_forward_plan {
     static constexpr int SHARED_BYTES = BARRIERS_AT + 8 * BARRIERS;
 };
 
+// A tile is 64 * WARPGROUPS queries of one head.
+struct sm90_forward_item {
+    int head, first; // b H + h; row
+};
 struct sm90_forward_arguments {
     struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 64 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL
@@ -52,18 +60,26 @@ struct sm90_forward_arguments {
     int section_heads; // 0: all at once
     int blocks;        // tiles of queries of a head
     float scale_log2;
+    // With plan::SPANS alone:
+    const int32_t *first_key;        // (B, T)
+    struct sm90_forward_item *order; // (heads * blocks): in the workspace
 };
 
-// A tile is 64 * WARPGROUPS queries of one head.
+// The tile that a block is at.
 struct sm90_forward_tile {
     int round, number; // the next round; how many tiles this block had before
-    int head, first;   // b H + h; row
+    int head, first;   // as in sm90_forward_item
 };
 
+// This block's place in a round, where every other round goes backwards.
+DEVICE_FUNCTION int sm90_there_and_back(int round) {
+    const int grid = (int)gridDim.x;
+    return round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
+}
 // Finds the tile of a round where all heads' last tiles come first; heads of one KV head are neighbours. False: there
 // is none.
 DEVICE_FUNCTION bool sm90_longest_first(int &head, int &block, const struct sm90_forward_arguments &a, int round) {
-    const int grid = (int)gridDim.x, at = round * grid + (round % 2 ? grid - 1 - (int)blockIdx.x : (int)blockIdx.x);
+    const int at = sm90_there_and_back(round);
     head = at % a.heads;
     block = a.blocks - 1 - at / a.heads;
     return block >= 0;
@@ -104,6 +120,16 @@ DEVICE_FUNCTION bool sm90_sections(int &head, int &block, const struct sm90_forw
     block = a.blocks - 1 - within / heads; // below 0: the last section has fewer heads than the others
     return true;
 }
+// Finds the tile of a round where `order` has them.
+DEVICE_FUNCTION bool sm90_in_order(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a, int round) {
+    const int at = sm90_there_and_back(round);
+    if (at >= a.heads * a.blocks)
+        return false;
+    tile.head = a.order[at].head;
+    tile.first = a.order[at].first;
+    tile.number++;
+    return true;
+}
 DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
     const struct sm90_forward_tile before_first = {0, -1, 0, 0};
     return before_first;
@@ -111,6 +137,8 @@ DEVICE_FUNCTION struct sm90_forward_tile sm90_forward_begin(void) {
 // Advances `tile` to this block's next one; false where there is none.
 template <class plan>
 DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const struct sm90_forward_arguments &a) {
+    if (plan::SPANS)
+        return sm90_in_order(tile, a, tile.round++);
     int block = -1;
     while (block < 0) {
         const int round = tile.round++;
@@ -126,6 +154,45 @@ DEVICE_FUNCTION bool sm90_forward_next(struct sm90_forward_tile &tile, const str
 // The last tile of keys that rows first .. first + rows - 1 see.
 template <class plan> DEVICE_FUNCTION int sm90_last_keys(const struct sm90_forward_arguments &a, int first, int rows) {
     return ((first + rows < a.T && !a.full ? first + rows : a.T) - 1) / plan::KEYS;
+}
+// The first key that a row of sequence b sees; past T, where nothing is kept, the last row's.
+template <class plan> DEVICE_FUNCTION int sm90_first_key(const struct sm90_forward_arguments &a, int b, int row) {
+    return plan::SPANS ? a.first_key[(int64_t)b * a.T + (row < a.T ? row : a.T - 1)] : 0;
+}
+
+// How many tiles of keys a tile of queries sees; tile: b * blocks + block.
+template <class plan> DEVICE_FUNCTION int sm90_tiles_of_keys(const struct sm90_forward_arguments &a, int tile) {
+    const int first = tile % a.blocks * plan::QUERIES;
+    return sm90_last_keys<plan>(a, first, plan::QUERIES) + 1 -
+           sm90_first_key<plan>(a, tile / a.blocks, first) / plan::KEYS;
+}
+
+enum { SM90_ORDER_THREADS = 256 };
+
+// Orders the tiles by how many tiles of keys they see, the most first and, of as many, the last first: those of all
+// sequences or, in sections, each sequence's. A tile's heads are neighbours. A thread finds the places of one tile.
+template <class plan>
+static __global__ void __launch_bounds__(SM90_ORDER_THREADS)
+    sm90_forward_order_kernel(const __grid_constant__ struct sm90_forward_arguments a) {
+    const int all = a.heads / a.H * a.blocks, mine = (int)blockIdx.x * SM90_ORDER_THREADS + (int)threadIdx.x;
+    if (mine >= all)
+        return;
+    const int b = mine / a.blocks, length = sm90_tiles_of_keys<plan>(a, mine);
+    const int begin = a.section_heads ? b * a.blocks : 0, end = a.section_heads ? begin + a.blocks : all;
+    int place = 0;
+    for (int other = begin; other < end; other++) {
+        const int theirs = sm90_tiles_of_keys<plan>(a, other);
+        place += theirs > length || (theirs == length && other > mine);
+    }
+    for (int head = b * a.H; head < (b + 1) * a.H; head++) {
+        int at = place * a.H + head % a.H;
+        if (a.section_heads) {
+            const int first = head - head % a.section_heads, left = a.heads - first;
+            at = first * a.blocks + place * (left < a.section_heads ? left : a.section_heads) + head - first;
+        }
+        a.order[at].head = head;
+        a.order[at].first = mine % a.blocks * plan::QUERIES;
+    }
 }
 
 // The barriers of a block: of each warpgroup's queries, of K, of V.
@@ -164,7 +231,8 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
     while (sm90_forward_next<plan>(tile, a)) {
         const int b = tile.head / a.H, h = tile.head % a.H, group = h / (a.H / a.Hkv);
         const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
-        for (int keys = last; keys >= 0; keys--) {
+        int end = 0;
+        for (int keys = last; keys >= end; keys--) {
             sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b);
             // The first keys come before the queries, whose place the last tile's O may still hold.
             for (int w = 0; keys == last && w < plan::WARPGROUPS; w++) {
@@ -174,6 +242,8 @@ DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a
                 sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h,
                                             tile.first + 64 * w, b);
             }
+            if (plan::SPANS && keys == last)
+                end = sm90_first_key<plan>(a, b, tile.first) / plan::KEYS;
             sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
         }
     }
@@ -221,24 +291,46 @@ DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state
     wgmma_commit();
 }
 
-// S to exp2(scale log2(e) S - the row's maximum so far); the rows' sums and maxima. seen: the last key of the tile that
-// each of the thread's two rows sees, less sm90_column().
-template <bool MASKED, class plan>
-DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2, const int seen[2]) {
+// What hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans, first_key;
+// first_key alone, where each row has seen a key of a tile before.
+enum sm90_mask { SM90_NO_MASK, SM90_DIAGONAL, SM90_LEFT };
+// The last and, with spans, the first key that each of the thread's two rows sees, less the tile's first key and
+// sm90_column().
+struct sm90_seen {
+    int last[2], first[2];
+};
+// Moves to the tile of keys this many before.
+template <class plan> DEVICE_FUNCTION void sm90_seen_before(struct sm90_seen &seen, int tiles) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        seen.last[half] += tiles * plan::KEYS;
+        seen.first[half] += tiles * plan::KEYS;
+    }
+}
+template <enum sm90_mask MASK, class plan>
+DEVICE_FUNCTION bool sm90_hidden(const struct sm90_seen &seen, int half, int column) {
+    return (MASK == SM90_DIAGONAL && column > seen.last[half]) ||
+           (MASK != SM90_NO_MASK && plan::SPANS && column < seen.first[half]);
+}
+
+// S to exp2(scale log2(e) S - the row's maximum so far); the rows' sums and maxima.
+template <enum sm90_mask MASK, class plan>
+DEVICE_FUNCTION void sm90_softmax(struct sm90_forward_state<plan> &state, float scale_log2,
+                                  const struct sm90_seen &seen) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float maximum = state.maximum[half];
 #pragma unroll
         for (int i = 0; i < plan::KEYS / 4; i++) {
             float &s = state.s[i / 2 * 4 + 2 * half + i % 2];
-            if (MASKED && i / 2 * 8 + i % 2 > seen[half])
+            if (sm90_hidden<MASK, plan>(seen, half, i / 2 * 8 + i % 2))
                 s = -INFINITY;
             maximum = fmaxf(maximum, s);
         }
         maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, 2));
         // A row that has seen no key yet: -inf less -inf would be no number.
-        const float shift = MASKED && maximum == -INFINITY ? 0.0f : maximum * scale_log2;
+        const float shift = MASK == SM90_DIAGONAL && maximum == -INFINITY ? 0.0f : maximum * scale_log2;
         state.factor[half] = exp2_approx(state.maximum[half] * scale_log2 - shift);
         state.maximum[half] = maximum;
         float sum = state.sum[half] * state.factor[half];
@@ -291,21 +383,21 @@ template <class plan> DEVICE_FUNCTION void sm90_skip(struct sm90_forward_consume
 // The first tile's step: P alone, as there is nothing yet to add to O.
 template <class plan>
 DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
-                                     const int seen[2]) {
+                                     const struct sm90_seen &seen) {
     c.p.k.wait_full();
     sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
     wgmma_wait<0>();
     wgmma_hold<plan::KEYS / 2>(state.s);
     sm90_release(c.p.k.empty());
     c.p.k.use++;
-    sm90_softmax<true, plan>(state, c.scale_log2, seen);
+    sm90_softmax<SM90_DIAGONAL, plan>(state, c.scale_log2, seen);
     sm90_round_p<plan>(state);
 }
 
 // Computes P of the next tile while O += P V of the one before runs.
-template <bool MASKED, class plan>
+template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
-                                    const int seen[2]) {
+                                    const struct sm90_seen &seen) {
     c.p.k.wait_full();
     sm90_take_turn<plan>(c.warpgroup);
     wgmma_hold<plan::D / 2>(state.o);
@@ -317,7 +409,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     wgmma_hold<plan::KEYS / 2>(state.s);
     sm90_release(c.p.k.empty());
     c.p.k.use++;
-    sm90_softmax<MASKED, plan>(state, c.scale_log2, seen);
+    sm90_softmax<MASK, plan>(state, c.scale_log2, seen);
     c.p.v.wait_full(); // long true; but ptxas would move the next wait before the exponentials, and not across a loop
     wgmma_wait<0>();
     wgmma_hold<plan::D / 2>(state.o);
@@ -372,6 +464,40 @@ sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_for
     }
 }
 
+// The tiles of keys of a warpgroup's 64 rows, from the last to the first, and what cuts them.
+struct sm90_forward_range {
+    int block_last, last;          // that the block's rows see, and this warpgroup's
+    int whole;                     // from here on the diagonal cuts them
+    int uncut, first, block_first; // before `uncut` first_key cuts them
+};
+template <class plan>
+DEVICE_FUNCTION struct sm90_forward_range sm90_forward_range_of(const struct sm90_forward_arguments &a,
+                                                                const struct sm90_forward_tile &tile, int first) {
+    const int b = tile.head / a.H;
+    struct sm90_forward_range range;
+    range.block_last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
+    range.last = sm90_last_keys<plan>(a, first, 64);
+    range.uncut = (sm90_first_key<plan>(a, b, first + 63) + plan::KEYS - 1) / plan::KEYS;
+    range.first = sm90_first_key<plan>(a, b, first) / plan::KEYS;
+    range.block_first = sm90_first_key<plan>(a, b, tile.first) / plan::KEYS;
+    const int whole = (a.full ? a.T : first + 1) / plan::KEYS;
+    range.whole = plan::SPANS && whole < range.first ? range.first : whole;
+    return range;
+}
+template <class plan>
+DEVICE_FUNCTION struct sm90_seen sm90_seen_of(const struct sm90_forward_arguments &a,
+                                              const struct sm90_forward_tile &tile, int first, int keys) {
+    const int column = keys * plan::KEYS + sm90_column();
+    struct sm90_seen seen;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = first + sm90_row() + 8 * half;
+        seen.last[half] = (a.full ? a.T - 1 : row) - column;
+        seen.first[half] = sm90_first_key<plan>(a, tile.head / a.H, row) - column;
+    }
+    return seen;
+}
+
 template <class plan>
 DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a,
                                           struct sm90_forward_consumer<plan> &c) {
@@ -382,9 +508,8 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
     while (sm90_forward_next<plan>(tile, a)) {
         const int first = tile.first + 64 * c.warpgroup;
         const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
-        int keys = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
-        const int last = sm90_last_keys<plan>(a, first, 64);
-        const int whole = (a.full ? a.T : first + 1) / plan::KEYS; // tiles that all rows see
+        const struct sm90_forward_range range = sm90_forward_range_of<plan>(a, tile, first);
+        struct sm90_seen seen = sm90_seen_of<plan>(a, tile, first, range.last);
 #pragma unroll
         for (int i = 0; i < plan::D / 2; i++)
             state.o[i] = 0;
@@ -393,21 +518,30 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
             state.maximum[half] = -INFINITY;
             state.sum[half] = 0;
         }
-        for (; keys > last; keys--)
+        for (int keys = range.block_last; keys > range.last; keys--)
             sm90_skip<plan>(c);
         q.wait_full();
-        const int column = keys * plan::KEYS + sm90_column();
-        int seen[2] = {(a.full ? a.T - 1 : first + sm90_row()) - column,
-                       (a.full ? a.T - 1 : first + sm90_row() + 8) - column};
         sm90_first_keys<plan>(state, c, seen);
-        for (keys--; keys >= whole; keys--) {
-            seen[0] += plan::KEYS;
-            seen[1] += plan::KEYS;
-            sm90_next_keys<true, plan>(state, c, seen);
+        int keys = range.last - 1;
+        for (; keys >= range.whole; keys--) {
+            sm90_seen_before<plan>(seen, 1);
+            sm90_next_keys<SM90_DIAGONAL, plan>(state, c, seen);
         }
-        for (; keys >= 0; keys--)
-            sm90_next_keys<false, plan>(state, c, seen);
+        if (plan::SPANS && keys >= range.uncut)
+            sm90_seen_before<plan>(seen, keys + 1 - range.uncut);
+        for (; keys >= range.uncut; keys--)
+            sm90_next_keys<SM90_NO_MASK, plan>(state, c, seen);
+        if (plan::SPANS) {
+            for (; keys >= range.first; keys--) {
+                sm90_seen_before<plan>(seen, 1);
+                sm90_next_keys<SM90_LEFT, plan>(state, c, seen);
+            }
+        }
         sm90_last_values<plan>(state, c);
+        if (plan::SPANS)
+#pragma unroll 1
+            for (; keys >= range.block_first; keys--)
+                sm90_skip<plan>(c);
         sm90_forward_store<plan>(state, c, a, tile, q.empty());
     }
     if (c.warpgroup == 0)
@@ -469,15 +603,23 @@ struct sm90_forward_buffers {
     bf16 *out;
     float *lse;
     const bf16 *qkv;
+    struct sm90_forward_item *order;
 };
 struct sm90_forward_launcher {
-    template <int D>
-    static void launch(const struct sm90_forward_buffers &buffers, struct attention_shape shape, struct device *dev) {
-        typedef sm90_forward_plan<D> plan;
+    template <class plan> static void launch_plan(const struct sm90_forward_arguments &a, struct device *dev) {
         static const cudaError_t prepared = cudaFuncSetAttribute(
             sm90_forward_kernel<plan>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
         static const struct cudaDeviceProp properties = sm90_properties(dev);
         cuda_check(prepared);
+        const int tiles = a.heads * a.blocks, most = properties.multiProcessorCount;
+        LAUNCH(dev, sm90_forward_kernel<plan>, (unsigned)(tiles < most ? tiles : most), plan::THREADS,
+               plan::SHARED_BYTES, a);
+    }
+    template <int D>
+    static void launch(const struct sm90_forward_buffers &buffers, struct attention_shape shape, struct device *dev) {
+        typedef sm90_forward_plan<D> plan;
+        typedef sm90_forward_plan<D, true> spans;
+        static const struct cudaDeviceProp properties = sm90_properties(dev);
         struct sm90_forward_arguments a;
         memset(&a, 0, sizeof a);
         a.queries = sm90_map<D>(buffers.qkv, sm90_packed_heads(shape), shape, 64);
@@ -492,15 +634,27 @@ struct sm90_forward_launcher {
         a.section_heads = sm90_section_heads(shape, properties.l2CacheSize);
         a.blocks = (int)blocks_for(shape.T, plan::QUERIES);
         a.scale_log2 = shape.scale * LOG2E;
-        const int tiles = a.heads * a.blocks, most = properties.multiProcessorCount;
-        LAUNCH(dev, sm90_forward_kernel<plan>, (unsigned)(tiles < most ? tiles : most), plan::THREADS,
-               plan::SHARED_BYTES, a);
+        a.first_key = shape.first_key;
+        a.order = buffers.order;
+        if (!a.first_key) {
+            launch_plan<plan>(a, dev);
+            return;
+        }
+        LAUNCH(dev, sm90_forward_order_kernel<spans>, blocks_for((int64_t)shape.B * a.blocks, SM90_ORDER_THREADS),
+               SM90_ORDER_THREADS, 0, a);
+        launch_plan<spans>(a, dev);
     }
 };
 
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, struct device *dev) {
+// What the order of tiles takes. A shape is planned before it has tables: whether it will have them says nothing here.
+static size_t sm90_forward_workspace_bytes(struct attention_shape shape) {
+    const int queries = shape.head_dim == 64 ? sm90_forward_plan<64>::QUERIES : sm90_forward_plan<128>::QUERIES;
+    return (size_t)shape.B * shape.num_heads * blocks_for(shape.T, queries) * sizeof(struct sm90_forward_item);
+}
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, void *workspace,
+                         struct device *dev) {
     const void *const aligned[2] = {qkv, out};
-    const struct sm90_forward_buffers buffers = {out, lse, qkv};
+    const struct sm90_forward_buffers buffers = {out, lse, qkv, (struct sm90_forward_item *)workspace};
     sm90_check(aligned, 2, shape);
     sm90_choose<sm90_forward_launcher>(buffers, shape, dev);
 }

@@ -101,6 +101,15 @@ PTX_FUNCTION void store_shared_word(uint32_t to, uint32_t value) {
     emu_store_shared(to, &value, 4);
 #endif
 }
+PTX_FUNCTION uint32_t load_shared_word(uint32_t from) {
+    uint32_t result;
+#if defined(__CUDACC__)
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(result) : "r"(from) : "memory");
+#else
+    emu_load_shared(&result, from, 4);
+#endif
+    return result;
+}
 PTX_FUNCTION void store_shared_float(uint32_t to, float value) {
 #if defined(__CUDACC__)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
@@ -297,6 +306,17 @@ PTX_FUNCTION float exp2_approx(float x) {
     return result;
 #else
     return emu_exp2(x);
+#endif
+}
+
+// 1 / x to 1 unit in the last place; denormals are flushed to 0. 1 / inf = 0.
+PTX_FUNCTION float reciprocal_approx(float x) {
+#if defined(__CUDACC__)
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return 1.0f / x;
 #endif
 }
 

@@ -1,43 +1,27 @@
 // Rotary position embedding (Su et al. 2021) in the half-split form of Hugging Face: element i of a head is paired with
-// element i + D/2, and the pair is rotated by the angle position * theta^(-2i/D).
+// element i + D/2, and the pair is rotated by an angle, and multiplied by
+// an amplitude, which a table has for each position.
 #pragma once
 #include "kernels/device.cuh"         // floatX
 #include "kernels/packed_floats.cuh"  // packed_load_some, floats_load_some
-#include "kernels/positions.cuh"      // position_of
+#include "kernels/positions.cuh"      // token_position
+#include "kernels/rope_table.cuh"     // rope_table
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load
-#include <math.h>                     // pow, cos, sin
 
-// table[p] = D/2 cosines, then D/2 sines, of the angles of position p. `table` is memory of the host. Computed in
-// double: at position 100,000 an angle in fp32 would already be off by 0.004.
-static void rope_table(float *table, // (T, D)
-                       int T, int D, float theta);
-
-// Rotates the q and k heads of each token in place; v stays. Row t has position starts[b] + t.
-static void rope_forward(floatX *qkv,           // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
-                         const float *table,    // (at least starts[b] + T, D)
-                         const int32_t *starts, // (B); NULL: 0
-                         int B, int T, int H, int Hkv, int D, struct device *dev);
+// Rotates the q and k heads of each token in place by the angles of its position; v stays.
+static void rope_forward(floatX *qkv,        // (B, T, (H + 2 Hkv) * D): H q heads, Hkv k heads, Hkv v heads
+                         const float *table, // (more than the largest position, D)
+                         struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
 // The gradient by rope_forward's input, in place: the rotation's transpose, which is the rotation by the negative
 // angle.
-static void rope_backward(floatX *dqkv,          // (B, T, (H + 2 Hkv) * D)
-                          const float *table,    // (at least starts[b] + T, D)
-                          const int32_t *starts, // (B); NULL: 0
-                          int B, int T, int H, int Hkv, int D, struct device *dev);
-
-static void rope_table(float *table, int T, int D, float theta) {
-#pragma omp parallel for schedule(static)
-    for (int position = 0; position < T; position++)
-        for (int i = 0; i < D / 2; i++) {
-            const double angle = position * pow((double)theta, -2.0 * i / D);
-            table[(int64_t)position * D + i] = (float)cos(angle);
-            table[(int64_t)position * D + D / 2 + i] = (float)sin(angle);
-        }
-}
+static void rope_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
+                          const float *table, // (more than the largest position, D)
+                          struct token_positions positions, int B, int T, int H, int Hkv, int D, struct device *dev);
 
 // (a, b) <- (a cos - b sin, b cos + a sin) for the q and k heads of each token; direction: 1, or -1 for the inverse.
-static void rope_rotate_all(floatX *qkv, const float *table, const int32_t *starts, int B, int T, int H, int Hkv, int D,
-                            float direction, struct device *dev);
+static void rope_rotate_all(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,
+                            int Hkv, int D, float direction, struct device *dev);
 
 #ifdef TARGET_CUDA
 
@@ -55,8 +39,8 @@ enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
 // WHOLE: D/2 is a multiple of PACK, and the arrays are aligned to 16 bytes.
 template <bool WHOLE>
 static __global__ void __launch_bounds__(ROPE_THREADS)
-    rope_kernel(floatX *qkv, const float *table, const int32_t *starts, int64_t rows, int T, int row_heads, int heads,
-                int D, float direction) {
+    rope_kernel(floatX *qkv, const float *table, struct token_positions positions, int64_t rows, int T, int row_heads,
+                int heads, int D, float direction) {
     const int half = D / 2;
     const unsigned packs = (unsigned)((half + PACK - 1) / PACK),
                    groups = (unsigned)((heads + ROPE_HEADS - 1) / ROPE_HEADS);
@@ -66,7 +50,7 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
     const unsigned in_row = (unsigned)(at - row * (packs * groups));
     const int i = (int)(in_row % packs) * PACK, first_head = (int)(in_row / packs) * ROPE_HEADS, count = half - i;
     floatX *first = qkv + (row * row_heads + first_head) * D + i;
-    const float *angles = table + position_of(starts, row, T) * D + i;
+    const float *angles = table + token_position(positions, row, T) * D + i;
 
     struct packed a[ROPE_HEADS], b[ROPE_HEADS];
 #pragma unroll
@@ -96,18 +80,18 @@ static __global__ void __launch_bounds__(ROPE_THREADS)
         }
 }
 
-static void rope_rotate_all(floatX *qkv, const float *table, const int32_t *starts, int B, int T, int H, int Hkv, int D,
-                            float direction, struct device *dev) {
+static void rope_rotate_all(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,
+                            int Hkv, int D, float direction, struct device *dev) {
     const int64_t rows = (int64_t)B * T;
     const int heads = H + Hkv, row_heads = H + 2 * Hkv;
     const int64_t threads = rows * blocks_for(heads, ROPE_HEADS) * blocks_for(D / 2, PACK);
     const bool whole = D % (2 * PACK) == 0 && (uintptr_t)qkv % 16 == 0 && (uintptr_t)table % 16 == 0;
     if (whole)
-        LAUNCH(dev, rope_kernel<true>, blocks_for(threads, ROPE_THREADS), ROPE_THREADS, 0, qkv, table, starts, rows, T,
-               row_heads, heads, D, direction);
+        LAUNCH(dev, rope_kernel<true>, blocks_for(threads, ROPE_THREADS), ROPE_THREADS, 0, qkv, table, positions, rows,
+               T, row_heads, heads, D, direction);
     else
-        LAUNCH(dev, rope_kernel<false>, blocks_for(threads, ROPE_THREADS), ROPE_THREADS, 0, qkv, table, starts, rows, T,
-               row_heads, heads, D, direction);
+        LAUNCH(dev, rope_kernel<false>, blocks_for(threads, ROPE_THREADS), ROPE_THREADS, 0, qkv, table, positions, rows,
+               T, row_heads, heads, D, direction);
 }
 
 #else
@@ -128,21 +112,22 @@ static inline void rope_rotate(floatX *token, const float *table_row, int heads,
         }
     }
 }
-static void rope_rotate_all(floatX *qkv, const float *table, const int32_t *starts, int B, int T, int H, int Hkv, int D,
-                            float direction, struct device *dev) {
+static void rope_rotate_all(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,
+                            int Hkv, int D, float direction, struct device *dev) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < (int64_t)B * T; row++)
-        rope_rotate(qkv + row * (H + 2 * Hkv) * D, table + position_of(starts, row, T) * D, H + Hkv, D, direction);
+        rope_rotate(qkv + row * (H + 2 * Hkv) * D, table + token_position(positions, row, T) * D, H + Hkv, D,
+                    direction);
 }
 
 #endif
 
-static void rope_forward(floatX *qkv, const float *table, const int32_t *starts, int B, int T, int H, int Hkv, int D,
-                         struct device *dev) {
-    rope_rotate_all(qkv, table, starts, B, T, H, Hkv, D, 1.0f, dev);
+static void rope_forward(floatX *qkv, const float *table, struct token_positions positions, int B, int T, int H,
+                         int Hkv, int D, struct device *dev) {
+    rope_rotate_all(qkv, table, positions, B, T, H, Hkv, D, 1.0f, dev);
 }
 
-static void rope_backward(floatX *dqkv, const float *table, const int32_t *starts, int B, int T, int H, int Hkv, int D,
-                          struct device *dev) {
-    rope_rotate_all(dqkv, table, starts, B, T, H, Hkv, D, -1.0f, dev);
+static void rope_backward(floatX *dqkv, const float *table, struct token_positions positions, int B, int T, int H,
+                          int Hkv, int D, struct device *dev) {
+    rope_rotate_all(dqkv, table, positions, B, T, H, Hkv, D, -1.0f, dev);
 }

@@ -32,10 +32,13 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     for (int i = 0; i < PASS_COUNT * (m->shape.L + 1) * SLOT_COUNT; i++)
         m->slots[i] = -1;
     m->params_id = add_flat(m, ARENA_PARAMETERS, "parameters", sizeof(floatX), shards_parameters(s));
-    m->rope_id = m->scratch_id = m->grads_id = -1;
+    m->rope_id = m->local_rope_id = m->scratch_id = m->grads_id = -1;
+    const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     if (uses_rope(&m->shape))
-        m->rope_id = plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1,
-                              (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float));
+        m->rope_id = plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table", -1, rope_bytes);
+    if (m->config.rotary_base_local > 0)
+        m->local_rope_id =
+            plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
         m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float), shards_gradients(s));
     optimizer_plan(&m->optimizer, &m->zero, m->trains, keeps_copy);
@@ -48,11 +51,11 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
 
     if (m->trains) {
-        gpt_micro_step(m, 0, NULL, NULL, 1);
+        gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
         gpt_update(m, 1, 0);
     }
     if (m->config.val_every > 0 || m->config.eval_only)
-        gpt_evaluate(m, NULL, NULL);
+        gpt_evaluate(m, batch_of(NULL, NULL));
     if (m->config.sample_every > 0 || *m->config.generate) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
@@ -110,8 +113,14 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
         m->host_batch_tokens = extent_of(m, PASS_PREFILL).N;
     m->micro_steps = config->global_batch_size / (config->micro_batch_size * ranks);
     m->slots = (int *)calloc((size_t)PASS_COUNT * (size_t)(m->shape.L + 1) * SLOT_COUNT, sizeof *m->slots);
-    if (!m->slots)
+    m->kinds = (struct layer_kind *)calloc((size_t)m->shape.L, sizeof *m->kinds);
+    if (!m->slots || !m->kinds)
         fail("out of memory");
+    m->window = config_window(config);
+    for (int l = 0; l < m->shape.L; l++) {
+        m->kinds[l].windowed = config_layer_is_windowed(config, l);
+        m->kinds[l].rotary = config_layer_is_rotary(config, l);
+    }
     // Sharded state is gathered into the copy of rank 0, which writes the checkpoints.
     const bool async = config->checkpoint_async && config->checkpoint_every < config->train_steps;
     gpt_make_plan(m, m->trains && config->checkpoint_every > 0 && config->rank == 0 &&
@@ -144,15 +153,62 @@ static void gpt_initialise(struct gpt *m) {
     host_free(exact);
     host_free(rounded);
 }
-// Sets the rotary table, computed by the host.
-static void gpt_initialise_rope(struct gpt *m) {
+// The settings of the rotary table of the layers with rotary positions, or of those of them with a window where they
+// have their own base. *factors, which the caller frees, holds the lists of longrope.
+static struct rope_settings rope_settings_of(const struct config *c, bool local, double **factors) {
+    struct rope_settings s;
+    memset(&s, 0, sizeof s);
+    s.head_dim = c->kv_channels;
+    s.rotary_dims = config_rotary_dims(c);
+    s.theta = local ? c->rotary_base_local : c->rotary_base;
+    s.scaling = ROPE_UNSCALED;
+    *factors = NULL;
+    if (local)
+        return s;
+    s.factor = c->rope_scaling_factor;
+    s.low_freq_factor = c->rope_low_freq_factor;
+    s.high_freq_factor = c->rope_high_freq_factor;
+    s.original_positions = c->rope_original_max_position_embeddings;
+    s.beta_fast = c->yarn_beta_fast;
+    s.beta_slow = c->yarn_beta_slow;
+    s.truncate = c->yarn_truncate;
+    s.attention_factor = c->rope_attention_factor;
+    s.mscale = c->yarn_mscale;
+    s.mscale_all_dim = c->yarn_mscale_all_dim;
+    s.max_positions = c->max_position_embeddings;
+    s.longest = c->seq_length;
+    switch (c->rope_scaling_type) {
+    case SCALING_NONE: break;
+    case SCALING_LINEAR: s.scaling = ROPE_LINEAR; break;
+    case SCALING_LLAMA3: s.scaling = ROPE_LLAMA3; break;
+    case SCALING_YARN: s.scaling = ROPE_YARN; break;
+    case SCALING_LONGROPE: {
+        const int pairs = s.rotary_dims / 2;
+        s.scaling = ROPE_LONGROPE;
+        *factors = (double *)calloc(2 * (size_t)pairs, sizeof **factors);
+        if (!*factors)
+            fail("out of memory for the rotary table");
+        config_numbers(*factors, pairs, "--rope-short-factors", c->rope_short_factors, 1e-6);
+        config_numbers(*factors + pairs, pairs, "--rope-long-factors", c->rope_long_factors, 1e-6);
+        s.short_factors = *factors;
+        s.long_factors = *factors + pairs;
+        break;
+    }
+    }
+    return s;
+}
+// Sets a rotary table, computed by the host. Returns its address in device memory.
+static const float *gpt_initialise_rope(struct gpt *m, int id, bool local) {
     const size_t bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
-    float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, m->rope_id);
-    rope_table(table, m->config.seq_length, m->shape.layer.D, (float)m->config.rotary_base);
+    float *table = (float *)host_allocate(bytes, m->dev), *to = (float *)gpt_pointer(m, id);
+    double *factors;
+    const struct rope_settings settings = rope_settings_of(&m->config, local, &factors);
+    rope_table(table, m->config.seq_length, &settings);
     device_upload(to, table, bytes, m->dev);
     device_synchronize(m->dev);
     host_free(table);
-    m->rope = to;
+    free(factors);
+    return to;
 }
 
 // Allocates the arenas and fills in initial parameters.
@@ -163,13 +219,15 @@ static void gpt_allocate(struct gpt *m) {
     optimizer_allocate(&m->optimizer);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
-    m->losses = m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES;
+    m->losses = (struct loss_sum *)(m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
     device_zero(m->results, sizeof *m->results, m->dev);
     device_zero(m->reports, reports_bytes, m->dev);
     if (uses_rope(&m->shape))
-        gpt_initialise_rope(m);
-    m->host_batches = (int32_t *)host_allocate(4 * (size_t)m->host_batch_tokens * sizeof(int32_t), m->dev);
+        m->rope = gpt_initialise_rope(m, m->rope_id, false);
+    if (m->config.rotary_base_local > 0)
+        m->local_rope = gpt_initialise_rope(m, m->local_rope_id, true);
+    m->host_batches = (int32_t *)host_allocate(6 * (size_t)m->host_batch_tokens * sizeof(int32_t), m->dev);
     m->host_results = (struct step_results *)host_allocate(2 * sizeof *m->host_results, m->dev);
     m->host_reports = (double *)host_allocate(2 * reports_bytes, m->dev);
     m->host_requests = (double *)host_allocate(2 * sizeof *m->host_requests, m->dev);
@@ -211,5 +269,6 @@ static void gpt_destroy(struct gpt *m) {
     zero_free(&m->zero);
     parameters_free(&m->table);
     free(m->slots);
+    free(m->kinds);
     free(m);
 }

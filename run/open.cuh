@@ -27,8 +27,7 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
 }
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
-    const struct layer_shape s = model_shape_of(c, sizeof(floatX), false).layer;
-    const struct attention_shape shape = attention_shape_of(&s, c->micro_batch_size, s.T);
+    const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
     return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
 }
 
@@ -42,6 +41,41 @@ static void plan_model(struct run *r) {
         plan_write_json(&r->model->timeline.plan, c->plan_json);
     if (*c->plan_picture)
         plan_write_svg(&r->model->timeline.plan, c->plan_picture);
+}
+
+// How documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known.
+static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
+    struct document_rule rule = {BOUNDARY_NONE, c->eod_token >= 0 ? c->eod_token : delimiter, c->eod_mask_loss};
+    switch (c->document_delimiter) {
+    case DELIMITER_AUTO: rule.boundary = dataloader_has_index(loader) ? BOUNDARY_INDEX : BOUNDARY_FIRST; break;
+    case DELIMITER_FIRST: rule.boundary = BOUNDARY_FIRST; break;
+    case DELIMITER_LAST: rule.boundary = BOUNDARY_LAST; break;
+    }
+    if (rule.boundary != BOUNDARY_INDEX && rule.delimiter < 0)
+        fail("documents can't be separated: no end-of-text token is known; give it as --eod-token ID, or put the "
+             "tokenizer.json or vocabulary.bin of the data beside it");
+    if (rule.delimiter >= c->vocab_size)
+        fail("the end-of-text token %d is outside the vocabulary of %d: change --eod-token or --vocab-size",
+             rule.delimiter, c->vocab_size);
+    return rule;
+}
+// Whether any option asks for documents to be told apart.
+static bool separates_documents(const struct config *c) {
+    return c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
+}
+// Separates the documents of the opened data, where options ask for it. The vocabulary is open.
+static void separate_documents(struct run *r) {
+    const struct config *c = r->config;
+    struct dataloader *loaders[] = {r->train, r->val};
+    if (!separates_documents(c))
+        return;
+    for (int i = 0; i < 2; i++)
+        if (loaders[i])
+            dataloader_separate_documents(loaders[i], document_rule_of(c, loaders[i], r->vocabulary.end_of_text));
+    r->document_starts =
+        (int32_t *)calloc((size_t)c->micro_batch_size * (size_t)c->seq_length, sizeof *r->document_starts);
+    if (!r->document_starts)
+        fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
 }
 
 // Opens the token shards and allocates a micro-batch. Ends the job where the ranks don't read the same shards.
@@ -95,6 +129,7 @@ static void close_run(struct run *r) {
     device_close(&r->dev);
     free(r->inputs);
     free(r->targets);
+    free(r->document_starts);
     free(r->samples);
     sampler_close(&r->sampler);
     free(r->prompt_tokens);

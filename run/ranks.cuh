@@ -211,11 +211,11 @@ static void measure_collectives(struct run *r, struct log_step *entry, int slot)
     r->comm_sent_bytes = r->comm_sent_by_step[slot];
 }
 
-// losses (ranks) = the loss of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none
+// losses (ranks) = the losses of each rank's batch. Returns stop_asked_here of a rank that was asked to stop; 0: none
 // was.
-static int share_losses(struct run *r, double *losses, double loss) {
+static int share_losses(struct run *r, struct loss_sum *losses, struct loss_sum loss) {
     struct {
-        double loss;
+        struct loss_sum loss;
         int stop;
     } mine = {loss, stop_asked_here(r)}, *all;
     const size_t ranks = (size_t)r->config->ranks;

@@ -25,6 +25,7 @@ struct run {
     struct schedule schedule;
     struct log log;
     int32_t *inputs, *targets; // (micro batch, T), the current micro-batch
+    int32_t *document_starts;  // (micro batch, T) where the inputs' documents begin; NULL: documents are not separated
     int32_t *samples;          // (sequences, n): each prompt, with room for its continuation
     int *prompt_tokens;        // (sequences) tokens of each prompt
     struct sampler sampler;    // host memory for sampling
@@ -71,4 +72,13 @@ static int stop_asked_here(const struct run *r) {
 // The largest stop_asked_here of any rank; 0: none was asked to stop. Every rank calls this.
 static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
+}
+
+// The next micro-batch of a loader, in r's memory until the next call.
+static struct batch read_batch(struct run *r, struct dataloader *loader) {
+    const struct token_batch to = {r->inputs, r->targets, r->document_starts};
+    struct batch batch = batch_of(r->inputs, r->targets);
+    dataloader_read_batch(loader, to, r->config->micro_batch_size);
+    batch.document_starts = r->document_starts;
+    return batch;
 }

@@ -169,7 +169,7 @@ static void start_check_new(const struct config *config) {
 // ---- from a model ----
 
 // *model = the options of the model at `path`: from a folder's config.json, or the header of an llm.c file. Returns
-// NULL, or what is wrong, in `error`.
+// NULL, or what is wrong, in `error`; after NULL the caller frees the model.
 static const char *start_read_model(struct huggingface_config *model, const char *path, struct error_text *error) {
     struct stat status;
     char config_path[PATH_MAX];
@@ -203,15 +203,15 @@ static const char *start_read_model(struct huggingface_config *model, const char
 
 // Sets the options of a model. An option that the user gave too must have the same value, or the program ends.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
-    char given[OPTION_TEXT], found[OPTION_TEXT], name[OPTION_NAME];
+    char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
         const char *const equals = strchr(model->settings[i], '=');
         snprintf(name, sizeof name, "%.*s", (int)(equals - model->settings[i]), model->settings[i]);
         const int row = option_find(&config_options, name, false);
         const bool was_given = config->given[row];
-        option_text(given, &config_rows[row], config);
+        const char *given = option_text(given_text, &config_rows[row], config);
         start_set(config, row, equals + 1);
-        option_text(found, &config_rows[row], config);
+        const char *found = option_text(found_text, &config_rows[row], config);
         if (was_given && strcmp(given, found) != 0)
             fail("--%s is %s, but %s in %s; leave the option out", option_display(name, name), given, found,
                  config->init_from);
@@ -227,9 +227,11 @@ static void start_from_model(struct config *config) {
     const char *problem = start_read_model(&model, config->init_from, &error);
     if (problem)
         fail("--init-from %s", problem);
+    const bool gpt2 = model.architecture == ARCHITECTURE_GPT2;
     start_take_model(config, &model);
+    huggingface_free(&model);
     if (!config_given(config, seq_length)) {
-        const int usual = model.architecture == ARCHITECTURE_GPT2 ? 1024 : 4096;
+        const int usual = gpt2 ? 1024 : 4096;
         config->seq_length = config->max_position_embeddings > 0 && config->max_position_embeddings < usual
                                  ? config->max_position_embeddings
                                  : usual;

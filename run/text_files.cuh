@@ -2,14 +2,15 @@
 #pragma once
 #include "run/run.cuh" // struct run
 
-// Finds such a file: beside the training shards, under their prefix, or else in the folder of the checkpoint or model
+// Finds such a file: beside the training shards, or those of a validation, under their prefix, or else in the folder of the checkpoint or model
 // that the run starts from, under `name`. Returns false where there is none.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->init_from};
     const bool tokenizer = strcmp(name, "vocabulary.bin") != 0;
-    if (r->train) {
-        const char *shard = dataloader_path(r->train, 0);
+    const struct dataloader *loader = r->train ? r->train : r->val;
+    if (loader) {
+        const char *shard = dataloader_path(loader, 0);
         if (!tokenizer && vocabulary_find(shard, path, size))
             return true;
         char first[PATH_MAX];

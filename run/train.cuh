@@ -18,8 +18,7 @@ static void enqueue_gradients(struct run *r) {
     r->lr[slot] = schedule_lr(&r->schedule, r->enqueued);
     gpt_zero_gradients(r->model);
     for (int i = 0; i < r->model->micro_steps; i++) {
-        dataloader_read(r->train, r->inputs, r->targets, c->micro_batch_size);
-        gpt_micro_step(r->model, i, r->inputs, r->targets, 1.0 / (r->model->micro_steps * c->ranks));
+        gpt_micro_step(r->model, i, read_batch(r, r->train), 1.0 / (r->model->micro_steps * c->ranks));
     }
 }
 // Enqueues the update, and the fetch of the step's results. AdamW's step number counts only steps that updated, so the
@@ -72,20 +71,23 @@ static void measure_utilisation(struct run *r, struct log_step *entry, double to
     entry->mfu_palm = r->peak_flops > 0 ? flops.palm * tokens_per_second / r->peak_flops : NAN;
 }
 
-// *mean = the mean loss of a step, from all ranks' `reports`: summed over the micro-batches in the data's order, so
-// that its bits don't depend on the number of ranks. Returns the first micro-batch whose loss is a NaN or Inf,
+// *mean = the mean loss of a step over the targets that count, from all ranks' `reports`: summed over the micro-batches
+// in the data's order, so that its bits don't depend on the number of ranks. Returns the first micro-batch whose loss is a NaN or Inf,
 // *nonfinite; -1: none.
 static int mean_loss(const struct run *r, const double *reports, double *mean, double *nonfinite) {
     const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
     int first = -1;
+    struct loss_sum sum = {0, 0};
     for (int i = 0; i < micro_batches; i++) {
-        const double loss = reports[i % ranks * width + REPORT_LOSSES + i / ranks];
-        *mean += loss / micro_batches;
-        if (!isfinite(loss) && first < 0) {
+        const double *report = &reports[i % ranks * width + REPORT_LOSSES + 2 * (i / ranks)];
+        sum.sum += report[0];
+        sum.count += report[1];
+        if (!isfinite(report[0]) && first < 0) {
             first = i;
-            *nonfinite = loss;
+            *nonfinite = report[0];
         }
     }
+    *mean = loss_mean(sum);
     return first;
 }
 

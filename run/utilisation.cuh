@@ -5,7 +5,8 @@
 // Floating-point operations per token in forward and backward: a multiply-add counts as two, backward as twice the
 // forward, recomputation as nothing. Matmuls: 6 W, where W are the weights that they read, without the padding of the
 // head. Attention's two products, of L layers with H heads of size D at sequence length T:
-//   done  6 L H D (T + 1): a token attends to (T + 1) / 2 on average, itself included
+//   done  12 L H D times the keys that a token sees on average: (T + 1) / 2, itself included, or what a window leaves of
+//         them; what documents hide is counted as seen
 //   palm  12 L H D T: each token with all T, as PaLM counts (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and
 //         nanoGPT does too; it exceeds what a causal kernel computes, up to twice where T is long
 struct flops_per_token {
@@ -20,7 +21,7 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
             weights += (double)t->count;
     }
     const double width = (double)m->shape.L * s->H * s->D;
-    const struct flops_per_token flops = {6 * weights + 6 * width * (s->T + 1), 6 * weights + 12 * width * s->T};
+    const struct flops_per_token flops = {6 * weights + 12 * width * s->keys, 6 * weights + 12 * width * s->T};
     return flops;
 }
 

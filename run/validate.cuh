@@ -4,36 +4,35 @@
 #include "run/run.cuh"   // struct run
 
 // The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in an order
-// that does not depend on the number of ranks. *batches: how many there were. NAN where a signal stopped the
-// validation.
-static double validate(struct run *r, int *batches) {
+// that does not depend on the number of ranks. *targets: how many counted. NAN where a signal stopped the validation.
+static double validate(struct run *r, double *targets) {
     const struct config *c = r->config;
     const uint64_t available = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
     const int steps = available < (uint64_t)c->val_steps ? (int)available : c->val_steps;
-    double loss = 0, *losses = (double *)calloc((size_t)c->ranks, sizeof *losses);
+    struct loss_sum loss = {0, 0}, *losses = (struct loss_sum *)calloc((size_t)c->ranks, sizeof *losses);
     int stop = stop_asked_of_any(r);
     if (!losses)
         fail("out of memory");
-    *batches = steps;
     dataloader_seek(r->val, 0);
     for (int i = 0; i < steps && !stop; i += c->ranks) {
-        dataloader_read(r->val, r->inputs, r->targets, c->micro_batch_size);
-        const double mine = gpt_evaluate(r->model, r->inputs, r->targets);
-        stop = share_losses(r, losses, mine);
-        for (int k = i; k < i + c->ranks && k < steps; k++)
-            loss += losses[k - i] / steps;
+        stop = share_losses(r, losses, gpt_evaluate(r->model, read_batch(r, r->val)));
+        for (int k = i; k < i + c->ranks && k < steps; k++) {
+            loss.sum += losses[k - i].sum;
+            loss.count += losses[k - i].count;
+        }
         stop = i + c->ranks < steps ? stop : 0; // after the last batch the loss is complete
     }
     free(losses);
     if (stop)
         grant_request(r, stop % STOP_SIGNALS * REQUEST_SIGNAL, stop / STOP_SIGNALS);
-    return stop ? NAN : loss;
+    *targets = loss.count;
+    return stop ? NAN : loss_mean(loss);
 }
 
 // Validates after step `done`. Returns false where a signal stopped the validation: a resumed run then repeats it.
 static bool validate_step(struct run *r, int done, double *loss) {
-    int batches;
-    *loss = validate(r, &batches);
+    double targets;
+    *loss = validate(r, &targets);
     r->validation_due = isnan(*loss) && r->stopped;
     if (r->validation_due)
         return false;
@@ -57,11 +56,10 @@ static void repeat_validation(struct run *r) {
 
 // --eval-only: prints the validation loss. Returns the exit status.
 static int evaluate_only(struct run *r) {
-    int batches;
-    const double loss = validate(r, &batches);
+    double targets;
+    const double loss = validate(r, &targets);
     if (isnan(loss) && r->stopped)
         return EXIT_STOPPED;
-    printf("validation loss %.9g, perplexity %.6g, over %lld tokens\n", loss, exp(loss),
-           (long long)batches * r->config->micro_batch_size * r->config->seq_length);
+    printf("validation loss %.9g, perplexity %.6g, over %.0f tokens\n", loss, exp(loss), targets);
     return EXIT_SUCCESS;
 }

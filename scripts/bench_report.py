@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What make bench promises, beside what it measured: ratios of medians over every round that was run in turn.
 
-  scripts/bench_report.py FOLDER     reads FOLDER/step-PRECISION-ROUND.json, of bench_step, and FOLDER/generate-PRECISION.txt
+  scripts/bench_report.py FOLDER     reads FOLDER/step-PRECISION-ROUND.json, of bench_step, FOLDER/generate-PRECISION.txt and
+                                     FOLDER/attention-PRECISION.txt
 
 A ratio that misses its bound is marked; the exit status stays 0, as a busy machine misses them too.
 """
@@ -53,6 +54,16 @@ def decode_ratio(folder, precision):
     return min(map(float, shares)) / 100 if shares else None
 
 
+def masked_ratios(folder, precision):
+    """(mask, attention's time in that of causal attention times the visible area) of bench_attention, where it ran."""
+    try:
+        with open(os.path.join(folder, f"attention-{precision}.txt"), encoding="utf-8") as file:
+            rows = re.findall(r"^masked +(documents|window) .* both ([0-9.]+)$", file.read(), re.M)
+    except FileNotFoundError:
+        return []
+    return [(mask, float(ratio)) for mask, ratio in rows]
+
+
 def report(folder):
     """Every row that the folder has figures for."""
     rounds = {precision: read_rounds(folder, precision) for precision in ("fp32", "bf16")}
@@ -63,6 +74,8 @@ def report(folder):
     for precision, some in rounds.items():
         rows += rows_of(some, precision) if some else []
         share = decode_ratio(folder, precision)
+        rows += [(f"{precision}: attention, {mask} / visible area", ratio, 1.30, True)
+                 for mask, ratio in masked_ratios(folder, precision)]
         rows += [(f"{precision}: decoding / triad bandwidth", share, 0.80, False)] if share is not None else []
     return rows
 

@@ -1,12 +1,14 @@
-// Speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name contains it.
+// Speed of attention: bench_attention_fp32 [NAME], where NAME restricts the shapes to those whose name contains it; the
+// masks' name is "masked".
 // Medians over random data. FLOP are counted causal, half of T x T: 4 and 10 per score and head dimension. The peak is
 // that of the unit that multiplies the blocks, in registers, measured in turn with each run, since other work on a
 // machine and its clock change both.
-#include "attention.cuh"      // under test
-#include "kernels/random.cuh" // random_normal
-#include <omp.h>              // omp_get_wtime, omp_get_max_threads
-#include <stdio.h>            // printf
-#include <stdlib.h>           // aligned_alloc, qsort
+#include "attention.cuh"               // under test
+#include "kernels/attention_spans.cuh" // attention_spans
+#include "kernels/random.cuh"          // random_normal
+#include <omp.h>                       // omp_get_wtime, omp_get_max_threads
+#include <stdio.h>                     // printf
+#include <stdlib.h>                    // aligned_alloc, qsort
 
 enum { RUNS_LEAST = 5, RUNS_MOST = 15, UNFUSED_MOST = 1024 };
 static const double SECONDS = 1.5; // for one figure, unless RUNS_LEAST take longer
@@ -124,38 +126,122 @@ static double median(double *x, int n) {
     return x[n / 2];
 }
 
+// The buffers of one shape and its sizes.
+struct buffers {
+    floatX *qkv, *dout, *out, *dqkv;
+    void *saved, *forward_workspace, *backward_workspace;
+};
+static struct buffers buffers_of(enum attention_backend backend, struct attention_shape s, struct device *dev) {
+    const int64_t rows = (int64_t)s.B * s.T, out_count = rows * s.num_heads * s.head_dim;
+    const int64_t qkv_count = rows * (s.num_heads + 2 * s.num_query_groups) * s.head_dim;
+    struct buffers b;
+    b.qkv = random_floats(qkv_count, 1);
+    b.dout = random_floats(out_count, 2);
+    b.out = random_floats(out_count, 3);
+    b.dqkv = random_floats(qkv_count, 4);
+    b.saved = fresh(attention_saved_bytes(backend, s));
+    b.forward_workspace = fresh(attention_forward_workspace_bytes(backend, s, dev));
+    b.backward_workspace = fresh(attention_backward_workspace_bytes(backend, s, dev));
+    return b;
+}
+static void buffers_free(struct buffers b) {
+    void *all[] = {b.qkv, b.dout, b.out, b.dqkv, b.saved, b.forward_workspace, b.backward_workspace};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
 struct times {
     double forward, backward, peak; // seconds, seconds, GFLOP/s
 };
-// The first run, which touches fresh memory, is not counted.
-static struct times measure(enum attention_backend backend, struct attention_shape s, struct device *dev) {
+static struct times run_once(struct buffers b, enum attention_backend backend, struct attention_shape s,
+                             struct device *dev) {
     const struct dropout none = {0, 0, 0, 0, 0};
     const struct attention_backward_options plain = {NULL, false};
-    const int64_t rows = (int64_t)s.B * s.T, out_count = rows * s.num_heads * s.head_dim;
-    const int64_t qkv_count = rows * (s.num_heads + 2 * s.num_query_groups) * s.head_dim;
-    floatX *qkv = random_floats(qkv_count, 1), *dout = random_floats(out_count, 2);
-    floatX *out = random_floats(out_count, 3), *dqkv = random_floats(qkv_count, 4);
-    void *saved = fresh(attention_saved_bytes(backend, s));
-    void *forward_workspace = fresh(attention_forward_workspace_bytes(backend, s, dev));
-    void *backward_workspace = fresh(attention_backward_workspace_bytes(backend, s, dev));
+    struct times t;
+    t.peak = 0;
+    const double start = omp_get_wtime();
+    attention_forward(b.out, b.saved, b.qkv, backend, s, none, b.forward_workspace, dev);
+    t.forward = omp_get_wtime() - start;
+    attention_backward(b.dqkv, b.dout, b.qkv, b.out, b.saved, backend, s, none, plain, b.backward_workspace, dev);
+    t.backward = omp_get_wtime() - start - t.forward;
+    return t;
+}
+// The first run, which touches fresh memory, is not counted.
+static struct times measure(enum attention_backend backend, struct attention_shape s, struct device *dev) {
+    const struct buffers b = buffers_of(backend, s, dev);
     double forward[RUNS_MOST], backward[RUNS_MOST], peak[RUNS_MOST], total = 0;
     int n = 0;
     for (int run = 0; n < RUNS_MOST && (n < RUNS_LEAST || total < SECONDS); run++) {
         peak[n] = unit_rate();
-        const double start = omp_get_wtime();
-        attention_forward(out, saved, qkv, backend, s, none, forward_workspace, dev);
-        const double middle = omp_get_wtime();
-        attention_backward(dqkv, dout, qkv, out, saved, backend, s, none, plain, backward_workspace, dev);
-        forward[n] = middle - start;
-        backward[n] = omp_get_wtime() - middle;
+        const struct times t = run_once(b, backend, s, dev);
+        forward[n] = t.forward;
+        backward[n] = t.backward;
         total += forward[n] + backward[n];
         n += run > 0;
     }
-    void *all[] = {qkv, dout, out, dqkv, saved, forward_workspace, backward_workspace};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        free(all[i]);
+    buffers_free(b);
     const struct times t = {median(forward, n), median(backward, n), median(peak, n)};
     return t;
+}
+
+// ---- Masks: time against that of the causal form, whose area is known ----
+
+enum { MASKED_T = 8192, MASKED_DOCUMENTS = 8, MASKED_WINDOW = 512, MASKS = 4 };
+static const char *const mask_names[MASKS] = {"causal", "causal by tables", "documents of T / 8", "window of 512"};
+
+// Lengths are log-normal with mean T / MASKED_DOCUMENTS and as large a deviation as text has: sigma 1.
+static void fill_documents(int32_t *starts, int T) {
+    double end = 0;
+    for (int t = 0, begin = 0, n = 0; t < T; t++) {
+        if (t >= end) {
+            float z;
+            random_normal(&z, 1, 1, 5, 1, (uint64_t)n++);
+            end = t + fmax(1, (double)T / MASKED_DOCUMENTS * exp(z - 0.5));
+            begin = t;
+        }
+        starts[t] = begin;
+    }
+}
+static void bench_masks(struct device *dev) {
+    struct attention_shape shapes[MASKS];
+    double area[MASKS] = {0}, forward[MASKS][RUNS_LEAST], backward[MASKS][RUNS_LEAST];
+    double ratios[3][MASKS][RUNS_LEAST]; // of forward, backward, both
+    int32_t *starts = (int32_t *)fresh(MASKED_T * sizeof *starts);
+    int32_t *tables = (int32_t *)fresh(2 * MASKS * MASKED_T * sizeof *tables);
+    fill_documents(starts, MASKED_T);
+    for (int m = 0; m < MASKS; m++) {
+        const struct attention_shape s = {1, MASKED_T, 4, 2, 64, 0.125f, false, 0, NULL, NULL};
+        int32_t *first_key = tables + 2 * m * MASKED_T, *last_query = first_key + MASKED_T;
+        attention_spans(first_key, last_query, m == 2 ? starts : NULL, m == 3 ? MASKED_WINDOW : 0, 1, MASKED_T, dev);
+        for (int t = 0; t < MASKED_T; t++)
+            area[m] += t - first_key[t] + 1;
+        shapes[m] = s;
+        if (m > 0) {
+            shapes[m].first_key = first_key;
+            shapes[m].last_query = last_query;
+        }
+    }
+    const struct buffers b = buffers_of(ATTENTION_FLASH, shapes[0], dev);
+    for (int run = -1; run < RUNS_LEAST; run++)
+        for (int m = 0; m < MASKS; m++) {
+            const struct times t = run_once(b, ATTENTION_FLASH, shapes[m], dev);
+            const int at = run < 0 ? 0 : run;
+            forward[m][at] = t.forward;
+            backward[m][at] = t.backward;
+            const double expected = area[m] / area[0], causal = forward[0][at] + backward[0][at];
+            ratios[0][m][at] = t.forward / (forward[0][at] * expected);
+            ratios[1][m][at] = t.backward / (backward[0][at] * expected);
+            ratios[2][m][at] = (t.forward + t.backward) / (causal * expected);
+        }
+    printf("%-11s %-20s %9s %9s %9s %30s\n", "", "1 8192 4/2 64", "visible", "fwd ms", "bwd ms",
+           "time / causal time x visible");
+    for (int m = 0; m < MASKS; m++)
+        printf("masked      %-20s %8.1f%% %9.2f %9.2f   fwd %.3f bwd %.3f both %.3f\n", mask_names[m],
+               100 * area[m] / area[0], median(forward[m], RUNS_LEAST) * 1e3, median(backward[m], RUNS_LEAST) * 1e3,
+               median(ratios[0][m], RUNS_LEAST), median(ratios[1][m], RUNS_LEAST), median(ratios[2][m], RUNS_LEAST));
+    buffers_free(b);
+    free(starts);
+    free(tables);
 }
 
 int main(int count, char **arguments) {
@@ -181,5 +267,7 @@ int main(int count, char **arguments) {
             fflush(stdout);
         }
     }
+    if (count < 2 || strstr("masked", arguments[1]))
+        bench_masks(&dev);
     return 0;
 }

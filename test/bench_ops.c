@@ -85,7 +85,8 @@ static struct buffers buffers_create(void) {
     for (int64_t i = 0; i < PARAMETERS; i++)
         b.v[i] *= b.v[i];
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
-    rope_table(b.table, T, 64, 10000);
+    const struct rope_settings rope = rope_unscaled(64, 10000);
+    rope_table(b.table, T, &rope);
     b.workspace = fresh(norm_backward_workspace_bytes(N, C)); // no smaller than QK-norm's, of twice C columns
     b.tokens = (int32_t *)fresh((size_t)N * sizeof *b.tokens);
     for (int64_t i = 0; i < N; i++)
@@ -149,20 +150,28 @@ static void bench_swiglu(struct buffers *b) { swiglu_forward(b->hidden_out, b->h
 static void bench_swiglu_backward(struct buffers *b) {
     swiglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, &b->device);
 }
-static void bench_rope(struct buffers *b) { rope_forward(b->hidden_in, b->table, NULL, B, T, 12, 12, 64, &b->device); }
+static const struct token_positions in_order = {NULL, NULL};
+static void bench_rope(struct buffers *b) {
+    rope_forward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
+}
 static void bench_rope_backward(struct buffers *b) {
-    rope_backward(b->hidden_in, b->table, NULL, B, T, 12, 12, 64, &b->device);
+    rope_backward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
 }
 static void bench_embedding(struct buffers *b) {
-    embedding_forward(b->out, b->tokens, b->wte, b->wpe, NULL, B, T, C, b->dropout, &b->device);
+    embedding_forward(b->out, b->tokens, b->wte, b->wpe, in_order, B, T, C, 1, b->dropout, &b->device);
 }
 static void bench_embedding_backward(struct buffers *b) {
-    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, B, T, C, b->dropout, NULL, &b->device);
+    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, in_order, B, T, C, 1, b->dropout, NULL,
+                       &b->device);
 }
 // The logits become gradients in the first run and are small numbers from then on, which changes no timing.
-static void bench_cross_entropy(struct buffers *b) {
-    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, true, &b->device);
+static void cross_entropy_of(struct buffers *b, float scale, float softcap) {
+    const struct logit_transform transform = {scale, softcap};
+    cross_entropy(b->losses, b->logits, b->tokens, 1e-3f, N, V, VP, transform, true, &b->device);
 }
+static void bench_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 0); }
+static void bench_scaled_cross_entropy(struct buffers *b) { cross_entropy_of(b, 0.125f, 0); }
+static void bench_capped_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 30); }
 static void adamw(struct buffers *b, float *master) {
     const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f};
     adamw_update(b->params, master, b->grads, b->m, b->v, PARAMETERS, adamw, NULL, &b->device);
@@ -244,6 +253,8 @@ int main(int argc, char **argv) {
         {"embedding", bench_embedding, 2 * rows * X},
         {"embedding backward", bench_embedding_backward, rows * (X + 8)},
         {"softmax to dlogits", bench_cross_entropy, 2.0 * (double)N * VP * X},
+        {"scaled softmax", bench_scaled_cross_entropy, 2.0 * (double)N * VP * X},
+        {"capped softmax", bench_capped_cross_entropy, 2.0 * (double)N * VP * X},
         {"sum of squares", bench_sum_of_squares, 4 * n},
         {"AdamW with master", bench_adamw_with_master, (28 + X) * n},
         {"AdamW without master", bench_adamw_without_master, (20 + 2 * X) * n},

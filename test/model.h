@@ -21,11 +21,13 @@ static void watch_phases(struct gpt *m, void (*on_phase)(struct gpt *)) {
 
 // From an option line, as from the command line.
 static struct config config_of_options(const char *shape, const char *options) {
-    enum { MAX_WORDS = 96 };
-    static char text[4096]; // the config points into it
+    enum { MAX_WORDS = 128, CONFIGS = 4, TEXT = 4096 };
+    static char texts[CONFIGS][TEXT]; // configs point into it, the last CONFIGS of them
+    static int configs;
     static char *words[MAX_WORDS];
     int n = 0;
-    snprintf(text, sizeof text, "train_gpt --plan %s %s", shape, options);
+    char *text = texts[configs++ % CONFIGS];
+    snprintf(text, TEXT, "train_gpt --plan %s %s", shape, options);
     for (char *word = strtok(text, " "); word && n < MAX_WORDS - 1; word = strtok(NULL, " "))
         words[n++] = word;
     words[n] = NULL;
@@ -51,11 +53,14 @@ static enum attention_backend backend_here(enum attention_backend wanted) {
 }
 
 // Forward and backward of one micro-batch as the step's number `index`; the mean loss.
-static double micro_step_loss(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {
-    double loss;
-    gpt_micro_step(m, index, inputs, targets, scale);
+static double micro_step_loss_of(struct gpt *m, int index, struct batch batch, double scale) {
+    struct loss_sum loss;
+    gpt_micro_step(m, index, batch, scale);
     device_download(&loss, &m->losses[index], sizeof loss, m->dev);
-    return loss;
+    return loss_mean(loss);
+}
+static double micro_step_loss(struct gpt *m, int index, const int32_t *inputs, const int32_t *targets, double scale) {
+    return micro_step_loss_of(m, index, batch_of(inputs, targets), scale);
 }
 // The update; the norm of the gradients.
 static double update_norm(struct gpt *m, int64_t step, double lr) {

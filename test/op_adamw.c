@@ -194,22 +194,39 @@ static void nothing_changes(void **state) {
     free(check);
 }
 
-// What gradient_check makes of a sum of squares and of losses of which one may be broken.
-static struct gradient_check checked(double squares, int num_losses, int broken_at, double broken, double clip) {
+// What gradient_check makes of a sum of squares and of losses of which one may be broken, each over 8 targets of which
+// `counted` counted.
+enum { TARGETS = 8 };
+static struct gradient_check checked_counted(double squares, int num_losses, int broken_at, double broken, double clip,
+                                             int counted) {
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check), result;
-    const int width = REPORT_LOSSES + num_losses + 1;
+    const int width = REPORT_LOSSES + 2 * num_losses + 1;
     double *reports = test_doubles(width), *losses = reports + REPORT_LOSSES;
     reports[REPORT_SQUARES] = squares;
     reports[width - 1] = NAN; // is no loss
-    for (int i = 0; i < num_losses; i++)
-        losses[i] = i == broken_at ? broken : 4 - 0.01 * i;
-    losses[num_losses] = NAN; // one behind the end
+    for (int i = 0; i < num_losses; i++) {
+        losses[2 * i] = i == broken_at ? broken : 4 - 0.01 * i;
+        losses[2 * i + 1] = counted;
+    }
+    losses[2 * num_losses] = NAN; // one behind the end
     memset(check, 0xff, sizeof *check);
-    gradient_check(check, reports, 1, width, num_losses, clip, &device);
+    gradient_check(check, reports, 1, width, num_losses, (double)num_losses * TARGETS, clip, &device);
     result = *check;
     free(check);
     free(reports);
     return result;
+}
+static struct gradient_check checked(double squares, int num_losses, int broken_at, double broken, double clip) {
+    return checked_counted(squares, num_losses, broken_at, broken, clip, TARGETS);
+}
+// The gradients of a mean over fewer targets are larger, and are clipped as those.
+static void checks_of_targets_that_do_not_count(void **state) {
+    struct gradient_check c = checked_counted(16, 3, -1, 0, 0, 2);
+    assert_true(c.grad_norm == 16 && c.grad_scale == 4 && c.finite == 1);
+    c = checked_counted(16, 3, -1, 0, 1, 2);
+    assert_true(c.grad_norm == 16 && c.grad_scale == (float)(4 / (16 + 1e-6)) && c.finite == 1);
+    c = checked_counted(16, 3, -1, 0, 1, 0); // none counts
+    assert_true(c.grad_norm == 0 && c.grad_scale == 0 && c.finite == 1);
 }
 static void checks(void **state) {
     const int counts[] = {0, 1, 2, 31, 32, 33, 70};
@@ -235,7 +252,7 @@ static void checks(void **state) {
 
 // The squares of all ranks are added in their order, and any rank's losses can break the step.
 static void checks_of_ranks(void **state) {
-    enum { RANKS = 3, LOSSES = 2, WIDTH = REPORT_LOSSES + LOSSES + 1 };
+    enum { RANKS = 3, LOSSES = 2, WIDTH = REPORT_LOSSES + 2 * LOSSES + 1 };
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
     double *reports = test_doubles(RANKS * WIDTH);
     const double squares[RANKS] = {1, 1e-16, 1e-16}; // together nothing, if 1 comes first
@@ -243,11 +260,13 @@ static void checks_of_ranks(void **state) {
         for (int r = 0; r < RANKS; r++) {
             reports[r * WIDTH + REPORT_SQUARES] = squares[r];
             reports[r * WIDTH + WIDTH - 1] = NAN;
-            for (int i = 0; i < LOSSES; i++)
-                reports[r * WIDTH + REPORT_LOSSES + i] = r * LOSSES + i == broken ? INFINITY : 3;
+            for (int i = 0; i < LOSSES; i++) {
+                reports[r * WIDTH + REPORT_LOSSES + 2 * i] = r * LOSSES + i == broken ? INFINITY : 3;
+                reports[r * WIDTH + REPORT_LOSSES + 2 * i + 1] = r + i; // 9 of 18 together
+            }
         }
-        gradient_check(check, reports, RANKS, WIDTH, LOSSES, 0, &device);
-        assert_true(check->grad_norm == 1);
+        gradient_check(check, reports, RANKS, WIDTH, LOSSES, 18, 0, &device);
+        assert_true(check->grad_norm == 2);
         assert_int_equal(check->finite, broken < 0);
     }
     free(check);
@@ -320,7 +339,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(twenty_steps),   cmocka_unit_test(ranges),          cmocka_unit_test(first_step),
         cmocka_unit_test(without_master), cmocka_unit_test(nothing_changes), cmocka_unit_test(sums),
-        cmocka_unit_test(checks),         cmocka_unit_test(checks_of_ranks), cmocka_unit_test(additions),
+        cmocka_unit_test(checks), cmocka_unit_test(checks_of_targets_that_do_not_count),         cmocka_unit_test(checks_of_ranks), cmocka_unit_test(additions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 // Attention, every backend of the target: against naive loops in double, finite differences, and itself.
 #include "attention.cuh"
+#include "kernels/attention_spans.cuh" // attention_spans
 #include "test/testing.h"
 #include "test/fails.h"
 #include <float.h>  // DBL_MAX
@@ -26,22 +27,28 @@ enum { ON_GPU = 0, LONG = 0 };
 #endif
 
 // Flash is not in every build: fp32 on CUDA is without.
+static bool backend_takes(enum attention_backend backend, struct attention_shape s, float dropout) {
+    char reason[192] = "";
+    switch (backend) {
+    case ATTENTION_FLASH: flash_unavailable_reason(reason, sizeof reason, s); break;
+    case ATTENTION_FLASH_SM90: attention_sm90_unavailable_reason(reason, sizeof reason, s, dropout, &dev); break;
+    case ATTENTION_UNFUSED:
+    case ATTENTION_AUTO: break;
+    }
+    return *reason == 0;
+}
 static enum attention_backend first_backend(void) {
-    struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};
-    char reason[192];
-    flash_unavailable_reason(reason, sizeof reason, shape);
-    return *reason ? ATTENTION_UNFUSED : ATTENTION_FLASH;
+    const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false, 0, NULL, NULL};
+    return backend_takes(ATTENTION_FLASH, shape, 0) ? ATTENTION_FLASH : ATTENTION_UNFUSED;
 }
 // What can run a shape: the backends in turn after `after`, ATTENTION_AUTO at the beginning and at the end.
 static enum attention_backend next_backend(enum attention_backend after, struct attention_shape s, float dropout) {
-    char reason[192];
-    if (after == ATTENTION_AUTO)
-        return first_backend();
-    if (after == ATTENTION_FLASH)
-        return ATTENTION_UNFUSED;
-    if (after == ATTENTION_UNFUSED) {
-        attention_sm90_unavailable_reason(reason, sizeof reason, s, dropout, &dev);
-        return *reason ? ATTENTION_AUTO : ATTENTION_FLASH_SM90;
+    switch (after) {
+    case ATTENTION_AUTO: return first_backend();
+    case ATTENTION_FLASH: return ATTENTION_UNFUSED;
+    case ATTENTION_UNFUSED:
+        return backend_takes(ATTENTION_FLASH_SM90, s, dropout) ? ATTENTION_FLASH_SM90 : ATTENTION_AUTO;
+    case ATTENTION_FLASH_SM90: break;
     }
     return ATTENTION_AUTO;
 }
@@ -64,12 +71,12 @@ static struct attention_shape shape_of(int B, int T, int num_heads, int num_quer
     shape.head_dim = head_dim;
     shape.scale = (float)(1 / sqrt((double)head_dim));
     shape.full = false;
+    shape.softcap = 0;
+    shape.first_key = shape.last_query = NULL;
     return shape;
 }
 static struct attention_backward_options options_of(const float *rotary, bool any_order) {
-    struct attention_backward_options options;
-    options.rotary = rotary;
-    options.any_order = any_order;
+    const struct attention_backward_options options = {rotary, any_order, {NULL, NULL}};
     return options;
 }
 static struct dropout dropout_of(float p) {
@@ -110,9 +117,14 @@ static void add(double *x, double factor, const double *y, int n) {
     for (int i = 0; i < n; i++)
         x[i] += factor * y[i];
 }
-// One query of one head. ds: (T) scratch.
+static double capped(double score, double softcap) { return softcap > 0 ? softcap * tanh(score / softcap) : score; }
+// d capped / d score
+static double capped_slope(double capped_score, double softcap) {
+    return softcap > 0 ? 1 - capped_score / softcap * (capped_score / softcap) : 1;
+}
+// One query of one head. ds, slope: (T) scratch.
 static void naive_row(struct naive r, const double *qkv, const double *dout, struct attention_shape s, struct dropout d,
-                      rounding round, int b, int h, int i, double *ds) {
+                      rounding round, int b, int h, int i, double *ds, double *slope) {
     const int H = s.num_heads, Hkv = s.num_query_groups, D = s.head_dim, T = s.T;
     const int64_t W = (int64_t)(H + 2 * Hkv) * D, k_at = (int64_t)(H + h / (H / Hkv)) * D,
                   v_at = k_at + (int64_t)Hkv * D;
@@ -120,15 +132,16 @@ static void naive_row(struct naive r, const double *qkv, const double *dout, str
     const int64_t out_at = (((int64_t)b * T + i) * H + h) * D;
     const double *first = qkv + (int64_t)b * T * W;
     double *p = r.p + row * T, *dfirst = r.dqkv + (int64_t)b * T * W, max = -DBL_MAX, sum = 0, mean = 0;
-    const int last = s.full ? T - 1 : i;
-    for (int j = 0; j <= last; j++) {
-        p[j] = round(s.scale * round(dot(qkv + q_at, first + j * W + k_at, D)));
+    const int begin = s.first_key ? s.first_key[b * T + i] : 0, last = s.full ? T - 1 : i;
+    for (int j = begin; j <= last; j++) {
+        p[j] = round(capped(round(s.scale * round(dot(qkv + q_at, first + j * W + k_at, D))), s.softcap));
+        slope[j] = capped_slope(p[j], s.softcap);
         max = p[j] > max ? p[j] : max;
     }
-    for (int j = 0; j <= last; j++)
+    for (int j = begin; j <= last; j++)
         sum += exp(p[j] - max);
     r.lse[row] = max + log(sum);
-    for (int j = 0; j <= last; j++) {
+    for (int j = begin; j <= last; j++) {
         p[j] = round(exp(p[j] - max) / sum);
         const double kept = d.p > 0 ? dropout_scale(d, (uint64_t)(row * T + j)) : 1;
         add(r.out + out_at, round(p[j] * kept), first + j * W + v_at, D);
@@ -136,8 +149,8 @@ static void naive_row(struct naive r, const double *qkv, const double *dout, str
         mean += p[j] * ds[j];
         add(dfirst + j * W + v_at, round(p[j] * kept), dout + out_at, D);
     }
-    for (int j = 0; j <= last; j++) {
-        const double g = round(s.scale * round(p[j] * (ds[j] - mean)));
+    for (int j = begin; j <= last; j++) {
+        const double g = round(s.scale * round(slope[j] * round(p[j] * (ds[j] - mean))));
         add(r.dqkv + q_at, g, first + j * W + k_at, D);
         add(dfirst + j * W + k_at, g, qkv + q_at, D);
     }
@@ -155,11 +168,12 @@ static struct naive naive_attention(const double *qkv, const double *dout, struc
 #pragma omp parallel for collapse(2)
     for (int b = 0; b < s.B; b++)
         for (int kv = 0; kv < s.num_query_groups; kv++) {
-            double *ds = test_doubles(s.T);
+            double *ds = test_doubles(s.T), *slope = test_doubles(s.T);
             for (int h = kv * group; h < (kv + 1) * group; h++)
                 for (int i = 0; i < s.T; i++)
-                    naive_row(r, qkv, dout, s, d, round, b, h, i, ds);
+                    naive_row(r, qkv, dout, s, d, round, b, h, i, ds, slope);
             free(ds);
+            free(slope);
         }
     for (int64_t i = 0; i < qkv_count(s); i++)
         r.dqkv[i] = round(r.dqkv[i]);
@@ -205,10 +219,11 @@ static void guarded_free(void *memory, size_t bytes) {
     free((char *)memory - GUARD_BYTES);
 }
 
+static char case_mask[64]; // the mask under test, in words
 static void test_case_shape(struct attention_shape s, float dropout, const char *backend) {
-    test_case(case_seed, "%s, B %d, T %d, %d heads, %d KV heads of %d, scale %g, dropout %g%s", backend, s.B, s.T,
-              s.num_heads, s.num_query_groups, s.head_dim, (double)s.scale, (double)dropout,
-              s.full ? ", without a causal mask" : "");
+    test_case(case_seed, "%s, B %d, T %d, %d heads, %d KV heads of %d, scale %g, softcap %g, dropout %g%s%s", backend,
+              s.B, s.T, s.num_heads, s.num_query_groups, s.head_dim, (double)s.scale, (double)s.softcap,
+              (double)dropout, s.full ? ", without a causal mask" : "", s.first_key ? case_mask : "");
 }
 
 // Backward's workspace holds NaNs, or words that could be somebody's turn.
@@ -278,9 +293,13 @@ static struct bound bound_of(struct attention_shape s, double input) {
     bound.relative = 4 * (FLOATX_ROUNDING * (sqrt(s.head_dim) * score + sqrt(s.T) + 4) + 4e-7);
     return bound;
 }
+struct column_error {
+    double error, allowed;
+};
 // Columns [begin, end) of rows of `width`: q, k or v of dqkv have scales of their own.
-static void check_columns(const char *name, const floatX *x, const double *reference, const double *plain, int64_t rows,
-                          int64_t width, int64_t begin, int64_t end, struct bound bound) {
+static struct column_error column_error_of(const char *name, const floatX *x, const double *reference,
+                                           const double *plain, int64_t rows, int64_t width, int64_t begin, int64_t end,
+                                           struct bound bound) {
     double error = 0, plain_error = 0, rounding_error = 0,
            size = name[0] == 'd' && name[1] != 'v' ? bound.least_size : 0;
     for (int64_t r = 0; r < rows; r++)
@@ -294,15 +313,21 @@ static void check_columns(const char *name, const floatX *x, const double *refer
             rounding_error = re > rounding_error ? re : rounding_error;
             size = fabs(reference[i]) > size ? fabs(reference[i]) : size;
         }
-    const double allowed = bound.bf16 ? 2 * plain_error + 2 * rounding_error : bound.relative * size;
-    if (error <= allowed)
+    const struct column_error found = {error,
+                                       bound.bf16 ? 2 * plain_error + 2 * rounding_error : bound.relative * size};
+    return found;
+}
+static void check_columns(const char *name, const floatX *x, const double *reference, const double *plain, int64_t rows,
+                          int64_t width, int64_t begin, int64_t end, struct bound bound) {
+    const struct column_error found = column_error_of(name, x, reference, plain, rows, width, begin, end, bound);
+    if (found.error <= found.allowed)
         return;
     double *got = to_doubles(x, rows * width);
     for (int64_t i = 0; i < rows * width; i++) // other columns count as right
         got[i] = i % width >= begin && i % width < end ? got[i] : reference[i];
     const struct difference largest = largest_difference(got, reference, rows * width);
     free(got);
-    fail_comparison(name, error, "", allowed, largest, __FILE__, __LINE__);
+    fail_comparison(name, found.error, "", found.allowed, largest, __FILE__, __LINE__);
 }
 
 // Plain ops in floatX; in fp32 the bounds do without, and the reference stands in.
@@ -511,7 +536,8 @@ static void test_rotary(void **state) {
     enum { T = 150 };
     for (int i = SLOW == 2 ? 1 : 0; i < 5; i++) {
         float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
-        rope_table(table, T, sizes[i], 100); // angles of all sizes at these positions
+        const struct rope_settings settings = rope_unscaled(sizes[i], 100);
+        rope_table(table, T, &settings); // angles of all sizes at these positions
         check_with(ATTENTION_AUTO, shape_of(2 - i % 2, T - i, 2, 1 + i % 2, sizes[i]), 1, 1, 0,
                    options_of(table, i % 2));
         free(table);
@@ -844,63 +870,405 @@ static void test_without_lse(void **state) {
     free(exact);
 }
 
-// Fed token by token through the cache, each sequence one position behind the one before, each row equals forward's;
-// the cache is the one that all tokens at once make.
-static void check_decode(struct attention_shape s, int capacity) {
-    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim,
-                  C = (int64_t)s.num_heads * s.head_dim, heads = (int64_t)s.B * s.num_query_groups,
-                  head = (int64_t)capacity * s.head_dim;
-    const size_t cache_bytes = (size_t)(heads * head) * sizeof(floatX);
-    uint64_t seed = case_seed = 6;
-    test_case_shape(s, 0, "decoding");
-    double *exact;
-    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
-    double *dout = test_doubles(out_count(s));
-    const struct naive reference = naive_attention(exact, dout, s, dropout_of(0), exactly);
-    floatX *caches[4]; // keys, values; those of all tokens at once
-    for (int i = 0; i < 4; i++)
-        caches[i] = (floatX *)guarded(cache_bytes);
-    floatX *token = (floatX *)test_alloc((size_t)(s.B * W) * sizeof *token);
-    int32_t *positions = (int32_t *)test_alloc((size_t)s.B * sizeof *positions);
-    floatX *out = (floatX *)guarded((size_t)(s.B * C) * sizeof *out);
-    double *rows = test_doubles(out_count(s));
-    struct attention_shape one = s;
-    one.T = 1;
-    for (int step = 0; step < s.T + s.B - 1; step++) {
-        for (int b = 0; b < s.B; b++) {
-            const int t = step < b ? 0 : step - b < s.T ? step - b : s.T - 1;
-            positions[b] = t;
-            memcpy(token + b * W, qkv + ((int64_t)b * s.T + t) * W, (size_t)W * sizeof *token);
-        }
-        kv_cache_append(caches[0], caches[1], token, positions, capacity, one, &dev);
-        attention_decode(out, token, caches[0], caches[1], positions, capacity, one, NULL, &dev);
-        for (int64_t i = 0; i < s.B * C; i++)
-            rows[(i / C * s.T + positions[i / C]) * C + i % C] = to_float(out[i]);
+// ---------------------------------------------------------------------------------------------------------------------
+// Masks: documents that do not see each other, windows, capped scores. A test for each backend, NAME_..., of the cases
+// that it takes.
+
+// Where documents begin after the first one, up to a 0; -1 is T - 1. Sequence b takes the list after that of sequence
+// b - 1. Tiles of all backends are 32, 64, 80, 128 or 192 tokens.
+static const int document_lists[][8] = {
+    {1},                // a first document of one token
+    {-1},               // a last one
+    {1, 2, 3, 5},       // several in a row
+    {32, 64, 128, 192}, // borders of tiles
+    {31, 63, 127, 191}, // one before
+    {33, 65, 129, 193}, // one behind
+    {79, 80, 81},
+    {40, 100, 101, 150}, // inside a tile, and two in one tile
+};
+enum { DOCUMENT_LISTS = sizeof document_lists / sizeof document_lists[0], ONE_DOCUMENT = -1 };
+
+// starts (B, T): the row at which a token's document begins; `moved` is added to the borders.
+static void documents_fill(int32_t *starts, int B, int T, int list, int moved) {
+    for (int b = 0; b < B; b++) {
+        memset(starts + b * T, 0, (size_t)T * sizeof *starts);
+        const int *begins = document_lists[(list + b) % DOCUMENT_LISTS];
+        for (int i = 0; begins[i]; i++)
+            for (int t = (begins[i] < 0 ? T - 1 : begins[i]) + moved; t < T; t++)
+                starts[b * T + t] = (begins[i] < 0 ? T - 1 : begins[i]) + moved;
     }
-    // Sums are fp32 here in both precisions; the result is rounded once.
-    assert_close(rows, reference.out, out_count(s),
-                 FLOATX_ROUNDING + bound_of(s, 1).relative * 0x1p-24 / FLOATX_ROUNDING);
-    kv_cache_append(caches[2], caches[3], qkv, NULL, capacity, s, &dev);
-    for (int64_t i = 0; i < 2 * heads; i++)
-        assert_memory_equal(caches[i % 2] + i / 2 * head, caches[2 + i % 2] + i / 2 * head,
-                            (size_t)s.T * (size_t)s.head_dim * sizeof(floatX));
-    for (int i = 0; i < 4; i++)
-        guarded_free(caches[i], cache_bytes);
-    guarded_free(out, (size_t)(s.B * C) * sizeof *out);
-    naive_free(reference);
-    free(positions);
-    free(rows);
-    free(token);
-    free(dout);
-    free(qkv);
+}
+static struct attention_shape masked_by(struct attention_shape s, const int32_t *starts, int window) {
+    const size_t bytes = (size_t)(s.B * s.T) * sizeof(int32_t);
+    int32_t *first_key = (int32_t *)guarded(bytes), *last_query = (int32_t *)guarded(bytes);
+    attention_spans(first_key, last_query, starts, window, s.B, s.T, &dev);
+    s.first_key = first_key;
+    s.last_query = last_query;
+    return s;
+}
+// list: of document_lists, or ONE_DOCUMENT. The caller unmasks what it gets.
+static struct attention_shape masked(struct attention_shape s, int list, int window) {
+    int32_t *starts = (int32_t *)test_alloc((size_t)(s.B * s.T) * sizeof *starts);
+    if (list != ONE_DOCUMENT)
+        documents_fill(starts, s.B, s.T, list, 0);
+    s = masked_by(s, list == ONE_DOCUMENT ? NULL : starts, window);
+    snprintf(case_mask, sizeof case_mask, ", documents %d, window %d", list, window);
+    free(starts);
+    return s;
+}
+static void unmask(struct attention_shape s) {
+    const size_t bytes = (size_t)(s.B * s.T) * sizeof(int32_t);
+    guarded_free((void *)s.first_key, bytes);
+    guarded_free((void *)s.last_query, bytes);
+}
+static void skip_without(enum attention_backend which) {
+    if (!backend_takes(which, shape_of(1, 1, 1, 1, 64), 0))
+        skip();
+}
+static void check_masked(enum attention_backend which, struct attention_shape s, int list, int window, double q_scale,
+                         double k_scale, float dropout) {
+    s = masked(s, list, window);
+    if (backend_takes(which, s, dropout))
+        check_backend(which, s, q_scale, k_scale, dropout);
+    unmask(s);
+}
+// The i-th of the sizes of a head that the backend takes.
+static int some_head_dim(enum attention_backend which, int i) {
+    return which == ATTENTION_FLASH_SM90 ? dims[1 + i % 4] : dims[i % DIMS];
+}
+
+// Both tables against the definition.
+static void spans_are_what_a_query_sees(void **state) {
+    static const int windows[] = {0, 1, 2, 31, 32, 33, 129, 130, 131};
+    enum { B = 3, T = 130 };
+    const struct attention_shape s = shape_of(B, T, 1, 1, 8);
+    int32_t *starts = (int32_t *)test_alloc(B * T * sizeof *starts);
+    for (int list = ONE_DOCUMENT; list < DOCUMENT_LISTS; list++)
+        for (int i = 0; i < 9; i++) {
+            const struct attention_shape m = masked(s, list, windows[i]);
+            memset(starts, 0, B * T * sizeof *starts);
+            if (list != ONE_DOCUMENT)
+                documents_fill(starts, B, T, list, 0);
+            test_case_shape(m, 0, "spans");
+            for (int row = 0; row < B * T; row++) {
+                const int b = row / T, at = row % T;
+                int first = at, last = at;
+                for (int t = 0; t < T; t++) {
+                    const bool together = starts[row] == starts[b * T + t];
+                    const int apart = t < at ? at - t : t - at;
+                    if (together && (windows[i] == 0 || apart < windows[i])) {
+                        first = t < first ? t : first;
+                        last = t > last ? t : last;
+                    }
+                }
+                assert_int_equal(m.first_key[row], first);
+                assert_int_equal(m.last_query[row], last);
+            }
+            unmask(m);
+        }
+    free(starts);
+}
+
+static void check_windows(enum attention_backend which) {
+    enum { T = 217 };
+    static const int windows[] = {1, 2, 31, 32, 33, 63, 64, 65, 79, 80, 81, 127, 128, 129, T - 1, T, T + 1};
+    skip_without(which);
+    for (int i = 0; i < 17; i++)
+        for (int d = i; d < i + (SLOW > 0 ? 1 : 2); d++)
+            check_masked(which,
+                         shape_of(1 + (SLOW != 2 && d % 2), T, heads[(i + d) % HEADS][0], heads[(i + d) % HEADS][1],
+                                  some_head_dim(which, d)),
+                         ONE_DOCUMENT, windows[i], 1, 1, 0);
+    for (int d = 1; d < (SLOW > 0 ? 2 : 4); d++) { // tiles that nothing sees
+        check_masked(which, shape_of(1, 513, 2, 1, some_head_dim(which, d)), ONE_DOCUMENT, 100, 1, 1, 0);
+        check_masked(which, shape_of(1, 400, 1, 1, some_head_dim(which, d)), ONE_DOCUMENT, 60, 8, 8, 0);
+    }
+}
+static void check_documents(enum attention_backend which) {
+    static const int windows[] = {1, 20, 33, 64};
+    skip_without(which);
+    for (int i = 0; i < DOCUMENT_LISTS; i++)
+        for (int d = i; d < i + (SLOW > 0 ? 1 : 2); d++) {
+            const int *h = heads[(i + d) % HEADS], D = some_head_dim(which, d + 1);
+            check_masked(which, shape_of(2, 217, h[0], h[1], D), i, 0, 1, 1, 0);
+            check_masked(which, shape_of(1, 217 - i, h[0], h[1], D), i, windows[(i + d) % 4], 1, 1, 0);
+            check_masked(which, shape_of(1, 150, 2, 1, D), i, i % 2 ? 40 : 0, 1, 1, 0.2f); // with dropout
+        }
+    check_masked(which, shape_of(1, 217, 1, 1, 64), 7, 0, 20, 20, 0);
+    check_masked(which, shape_of(2, 1, 2, 1, 64), 0, 1, 1, 1, 0);
+    if (SLOW == 0)
+        check_masked(which, shape_of(1, 1030, 3, 1, 64), 3, 300, 1, 1, 0); // segments of the CPU's backward
+}
+// Queries and keys so large that the cap bends most scores.
+static void check_softcap(enum attention_backend which) {
+    struct attention_shape s = shape_of(1, 1, 1, 1, 64);
+    skip_without(which);
+    s.softcap = 3;
+    if (!backend_takes(which, s, 0))
+        skip();
+    for (int i = 0; i < (SLOW > 0 ? 4 : DIMS); i++) {
+        s = shape_of(1 + i % 2, 150 + i, heads[i % HEADS][0], heads[i % HEADS][1], some_head_dim(which, i + 1));
+        s.softcap = 3;
+        check_backend(which, s, 5, 3, i % 3 == 2 ? 0.2f : 0);
+        check_masked(which, s, i, i % 2 ? 50 : 0, 5, 3, i % 3 == 1 ? 0.2f : 0);
+        s.softcap = 50; // hardly
+        check_backend(which, s, 1, 1, 0);
+    }
+    s = shape_of(1, 300, 2, 1, 64); // scores near 400: nothing overflows, and slopes are 0
+    s.softcap = 30;
+    check_backend(which, s, 20, 20, 0);
+    check_masked(which, s, ONE_DOCUMENT, 70, 20, 20, 0);
+}
+
+struct inputs {
+    floatX *qkv, *dout;
+};
+static struct inputs inputs_of(struct attention_shape s, uint64_t seed) {
+    struct inputs x;
+    double *exact;
+    case_seed = seed;
+    x.qkv = test_floats(&exact, qkv_count(s), 1, &seed);
     free(exact);
+    x.dout = test_floats(&exact, out_count(s), 1, &seed);
+    free(exact);
+    return x;
 }
-static void decoding_equals_forward(void **state) {
-    check_decode(shape_of(3, 70, 6, 2, 24), 80);
-    check_decode(shape_of(1, 129, 2, 1, 64), 129);
-    check_decode(shape_of(1, 1, 1, 1, 256), 1);
-    check_decode(shape_of(1, 700, 1, 1, 8), 700); // more than a run of keys
+static void inputs_free(struct inputs x) {
+    free(x.qkv);
+    free(x.dout);
 }
+// Of queries [begin, end) of sequence b
+static void assert_rows_equal(struct result a, struct result b, enum attention_backend which, struct attention_shape s,
+                              int sequence, int begin, int end) {
+    const size_t out_row = (size_t)out_count(s) / (size_t)(s.B * s.T), row = (size_t)qkv_count(s) / (size_t)(s.B * s.T);
+    const size_t first = (size_t)(sequence * s.T + begin), count = (size_t)(end - begin);
+    assert_memory_equal(a.out + first * out_row, b.out + first * out_row, count * out_row * sizeof(floatX));
+    assert_memory_equal(a.dqkv + first * row, b.dqkv + first * row, count * row * sizeof(floatX));
+    for (int h = 0; h < s.num_heads; h++) {
+        const size_t bytes = attention_saved_bytes(which, s) / (size_t)(s.B * s.num_heads * s.T);
+        const size_t at = ((size_t)(sequence * s.num_heads + h) * (size_t)s.T + (size_t)begin) * bytes;
+        assert_memory_equal((const char *)a.saved + at, (const char *)b.saved + at, count * bytes);
+    }
+}
+
+static void check_one_document(enum attention_backend which) {
+    skip_without(which);
+    for (int i = 0; i < 3; i++) {
+        const struct attention_shape s = shape_of(2, SLOW == 2 ? 150 : 217, 4, 2, some_head_dim(which, i + 1));
+        const struct inputs x = inputs_of(s, 31);
+        const struct result causal = run(x.qkv, x.dout, which, s, dropout_of(0));
+        const struct attention_shape m = masked(s, ONE_DOCUMENT, i ? s.T + i - 1 : 0);
+        const struct result same = run(x.qkv, x.dout, which, m, dropout_of(0));
+        for (int b = 0; b < s.B; b++)
+            assert_rows_equal(causal, same, which, m, b, 0, s.T);
+        result_free(same, which, m);
+        result_free(causal, which, s);
+        unmask(m);
+        inputs_free(x);
+    }
+}
+
+// A document of a packed sequence, alone: the same out, gradients and log-sum-exps; `exact`: to the bit.
+static void check_alone(struct result packed, struct inputs x, enum attention_backend which, struct attention_shape s,
+                        int begin, int end, int window, bool exact) {
+    struct attention_shape one = s;
+    one.T = end - begin;
+    one.B = 1;
+    one = window ? masked(one, ONE_DOCUMENT, window) : one;
+    if (!window)
+        one.first_key = one.last_query = NULL;
+    const int64_t out_row = out_count(s) / s.T, row = qkv_count(s) / s.T;
+    const struct result alone =
+        run(x.qkv + begin * row, x.dout + begin * out_row, which, one, dropout_of(0)); // s.B is 1
+    const floatX *out = packed.out + begin * out_row, *dqkv = packed.dqkv + begin * row;
+    if (exact) {
+        assert_memory_equal(alone.out, out, (size_t)out_count(one) * sizeof *out);
+        assert_memory_equal(alone.dqkv, dqkv, (size_t)qkv_count(one) * sizeof *dqkv);
+        for (int h = 0; h < s.num_heads; h++)
+            assert_memory_equal((const float *)alone.saved + h * one.T, (const float *)packed.saved + h * s.T + begin,
+                                (size_t)one.T * sizeof(float));
+    } else {
+        const double bound = sizeof(floatX) == 2 ? FLOATX_ROUNDING : bound_of(s, 1).relative;
+        double *got = to_doubles(out, out_count(one)), *expected = to_doubles(alone.out, out_count(one));
+        assert_close(got, expected, out_count(one), bound);
+        free(got);
+        free(expected);
+        got = to_doubles(dqkv, qkv_count(one));
+        expected = to_doubles(alone.dqkv, qkv_count(one));
+        assert_close(got, expected, qkv_count(one), bound);
+        free(got);
+        free(expected);
+    }
+    result_free(alone, which, one);
+    if (window)
+        unmask(one);
+}
+static void check_packed(enum attention_backend which, struct attention_shape s, const int *begins /*(count + 1)*/,
+                         int count, int window, bool exact) {
+    int32_t *starts = (int32_t *)test_alloc((size_t)s.T * sizeof *starts);
+    for (int i = 0; i < count; i++)
+        for (int t = begins[i]; t < begins[i + 1]; t++)
+            starts[t] = begins[i];
+    s = masked_by(s, starts, window);
+    snprintf(case_mask, sizeof case_mask, ", %d documents, window %d", count, window);
+    const struct inputs x = inputs_of(s, 33);
+    const struct result packed = run(x.qkv, x.dout, which, s, dropout_of(0));
+    for (int i = 0; i < count; i++)
+        check_alone(packed, x, which, s, begins[i], begins[i + 1], window, exact);
+    result_free(packed, which, s);
+    inputs_free(x);
+    unmask(s);
+    free(starts);
+}
+static void check_packed_equals_alone(enum attention_backend which) {
+    static const int begins[] = {0, 1, 2, 40, 72, 136, 199, 200}, tiles[] = {0, 384, 768}, more[] = {0, 128, 512, 640};
+    skip_without(which);
+    for (int d = 1; d < 5; d++)
+        check_packed(which, shape_of(1, 200, 4, 2, some_head_dim(which, d)), begins, 7, d % 2 ? 0 : 30, false);
+    if (which == ATTENTION_UNFUSED) // its products sum over all keys in an order of their own
+        return;
+    // 384 is a multiple of all tiles for heads of 64, 128 of those for heads of 128; few segments on the CPU, then one.
+    check_packed(which, shape_of(1, 768, 2, 1, 64), tiles, 2, 0, true);
+    check_packed(which, shape_of(1, 640, 1, 1, 128), more, 3, SLOW == 2 ? 90 : 0, true);
+    if (SLOW == 0)
+        check_packed(which, shape_of(1, 640, 64, 32, 128), more, 3, 200, true);
+}
+
+// All of a token's row, and of its gradient's, changes in one document.
+static void check_apart(enum attention_backend which, struct attention_shape s, int list, int sequence, int at) {
+    s = masked(s, list, 0);
+    const struct inputs x = inputs_of(s, 35);
+    const struct result before = run(x.qkv, x.dout, which, s, dropout_of(0));
+    const int64_t out_row = out_count(s) / (s.B * s.T), row = qkv_count(s) / (s.B * s.T), token = sequence * s.T + at;
+    for (int64_t i = 0; i < row; i++)
+        x.qkv[token * row + i] = to_floatX(i % 3 ? 40.0f : -50.0f);
+    for (int64_t i = 0; i < out_row; i++)
+        x.dout[token * out_row + i] = to_floatX(i % 2 ? 30.0f : -70.0f);
+    const struct result after = run(x.qkv, x.dout, which, s, dropout_of(0));
+    for (int b = 0; b < s.B; b++) {
+        const int begin = b == sequence ? s.first_key[token] : s.T,
+                  end = b == sequence ? s.last_query[sequence * s.T + begin] + 1 : s.T;
+        assert_rows_equal(before, after, which, s, b, 0, begin);
+        assert_rows_equal(before, after, which, s, b, end, s.T);
+    }
+    assert_memory_not_equal(before.out + token * out_row, after.out + token * out_row,
+                            (size_t)out_row * sizeof(floatX));
+    result_free(before, which, s);
+    result_free(after, which, s);
+    inputs_free(x);
+    unmask(s);
+}
+static void check_documents_apart(enum attention_backend which) {
+    static const int tokens[] = {0, 1, 31, 32, 33, 63, 64, 65, 100, 128, 149};
+    skip_without(which);
+    for (int i = 0; i < DOCUMENT_LISTS; i++)
+        for (int t = i % (SLOW == 2 ? 4 : 2); t < 11; t += SLOW == 2 ? 4 : 2)
+            check_apart(which, shape_of(2, 150, 2, 1, some_head_dim(which, i + 1)), i, i / 2 % 2, tokens[t]);
+}
+
+// With tables that are wrong at one edge, `run` misses the bounds of the naive form: the comparison sees such faults.
+static void check_fault(enum attention_backend which, struct attention_shape s, const struct naive reference,
+                        const struct naive plain, struct inputs x, bool expected) {
+    const struct result r = run(x.qkv, x.dout, which, s, dropout_of(0));
+    const struct bound bound = bound_of(s, 1);
+    const int64_t W = (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim,
+                  k = (int64_t)s.num_heads * s.head_dim;
+    const struct column_error out = column_error_of("out", r.out, reference.out, plain.out, s.T, k, 0, k, bound);
+    const struct column_error dv = column_error_of("dv", r.dqkv, reference.dqkv, plain.dqkv, s.T, W,
+                                                   k + (int64_t)s.num_query_groups * s.head_dim, W, bound);
+    if ((out.error > out.allowed || dv.error > dv.allowed) != expected)
+        fail_msg("%s: out is off by %g, allowed %g, dv by %g, allowed %g",
+                 expected ? "not seen" : "seen without a fault", out.error, out.allowed, dv.error, dv.allowed);
+    result_free(r, which, s);
+}
+// last_query that belongs to first_key
+static void refill_last_query(int32_t *last_query, const int32_t *first_key, int T) {
+    for (int j = 0; j < T; j++)
+        for (int t = j; t < T; t++)
+            if (first_key[t] <= j)
+                last_query[j] = t;
+}
+static void check_mask_faults(enum attention_backend which) {
+    enum { T = 150, WINDOW = 12, ROWS = 16 };
+    static const int rows[ROWS] = {1, 31, 32, 33, 42, 43, 44, 63, 64, 65, 74, 75, 127, 128, 129, T - 1};
+    skip_without(which);
+    for (int window = 0; window <= WINDOW; window += WINDOW)
+        for (int i = 0; i < ROWS; i++) {
+            // Without a window a document begins at the row; with it the row's window ends one key earlier or later.
+            const struct attention_shape s = shape_of(1, T, 1, 1, 64);
+            int32_t *starts = (int32_t *)test_alloc(T * sizeof *starts);
+            for (int t = 0; t < T; t++)
+                starts[t] = window == 0 && t >= rows[i] ? rows[i] : 0;
+            const struct attention_shape right = masked_by(s, starts, window);
+            struct inputs x = inputs_of(s, 37);
+            double *qkv = to_doubles(x.qkv, qkv_count(s)), *dout = to_doubles(x.dout, out_count(s));
+            const struct naive reference = naive_attention(qkv, dout, right, dropout_of(0), exactly);
+            const struct naive plain = plain_attention(reference, qkv, dout, right, dropout_of(0));
+            snprintf(case_mask, sizeof case_mask, ", %s at %d", window ? "window" : "document", rows[i]);
+            check_fault(which, right, reference, plain, x, false);
+            for (int moved = -1; moved <= 1; moved += 2) {
+                for (int t = 0; t < T; t++)
+                    starts[t] = window == 0 && t >= rows[i] + moved ? rows[i] + moved : 0;
+                const struct attention_shape wrong = masked_by(s, starts, window);
+                int32_t *first_key = (int32_t *)wrong.first_key;
+                const int key = first_key[rows[i]] + moved, next = rows[i] + 1;
+                if (window > 0 && key >= first_key[rows[i] - 1] && key <= (next < T ? first_key[next] : T - 1))
+                    first_key[rows[i]] = key; // still nondecreasing
+                refill_last_query((int32_t *)wrong.last_query, first_key, T);
+                const bool same = memcmp(first_key, right.first_key, T * sizeof *first_key) == 0;
+                snprintf(case_mask, sizeof case_mask, ", %s at %d moved by %d", window ? "window" : "document", rows[i],
+                         moved);
+                check_fault(which, wrong, reference, plain, x, !same);
+                unmask(wrong);
+            }
+            if (plain.out != reference.out)
+                naive_free(plain);
+            naive_free(reference);
+            inputs_free(x);
+            unmask(right);
+            void *all[] = {starts, qkv, dout};
+            for (int j = 0; j < 3; j++)
+                free(all[j]);
+        }
+}
+static void check_masked_bits(enum attention_backend which) {
+    skip_without(which);
+    for (int i = 0; i < (SLOW > 0 ? 2 : 6); i++) {
+        const int *h = heads[i % HEADS];
+        const struct attention_shape s =
+            masked(shape_of(1 + i % 2, SLOW == 2 ? 150 : 300, h[0], h[1], some_head_dim(which, i + 1)), i + 2, i * 30);
+        check_bits(which, s, i == 1 && which != ATTENTION_FLASH_SM90 ? 0.1f : 0);
+        unmask(s);
+    }
+    if (SLOW == 0) { // whole KV heads for each thread
+        const struct attention_shape s = masked(shape_of(4, 200, 8, 8, 32), 4, 0);
+        if (backend_takes(which, s, 0))
+            check_bits(which, s, 0);
+        unmask(s);
+    }
+}
+
+#define MASK_TEST(name, which, promise, check)                                                                         \
+    static void name##_##promise(void **state) { check(which); }
+#define MASK_TESTS_OF(name, which)                                                                                     \
+    MASK_TEST(name, which, sees_a_window, check_windows)                                                               \
+    MASK_TEST(name, which, sees_documents, check_documents)                                                            \
+    MASK_TEST(name, which, caps_scores, check_softcap)                                                                 \
+    MASK_TEST(name, which, takes_one_document_as_causal, check_one_document)                                           \
+    MASK_TEST(name, which, packed_equals_alone, check_packed_equals_alone)                                             \
+    MASK_TEST(name, which, keeps_documents_apart, check_documents_apart)                                               \
+    MASK_TEST(name, which, mask_faults_are_seen, check_mask_faults)                                                    \
+    MASK_TEST(name, which, repeats_masked_bits, check_masked_bits)
+MASK_TESTS_OF(flash, ATTENTION_FLASH)
+MASK_TESTS_OF(unfused, ATTENTION_UNFUSED)
+#ifdef TARGET_CUDA
+MASK_TESTS_OF(sm90, ATTENTION_FLASH_SM90)
+#endif
+#define MASK_TESTS(name)                                                                                               \
+    cmocka_unit_test(name##_sees_a_window), cmocka_unit_test(name##_sees_documents),                                   \
+        cmocka_unit_test(name##_caps_scores), cmocka_unit_test(name##_takes_one_document_as_causal),                   \
+        cmocka_unit_test(name##_packed_equals_alone), cmocka_unit_test(name##_keeps_documents_apart),                  \
+        cmocka_unit_test(name##_mask_faults_are_seen), cmocka_unit_test(name##_repeats_masked_bits)
 
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
                    struct attention_choice *choice) {
@@ -1041,7 +1409,12 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_without_lse),
-        cmocka_unit_test(decoding_equals_forward),
+        cmocka_unit_test(spans_are_what_a_query_sees),
+        MASK_TESTS(flash),
+        MASK_TESTS(unfused),
+#ifdef TARGET_CUDA
+        MASK_TESTS(sm90),
+#endif
         cmocka_unit_test(test_choice),
         cmocka_unit_test(test_choice_of_flash),
     };

@@ -142,6 +142,7 @@ static struct config config_of(const struct golden *g) {
         c.rotary_base = (float)golden_double(g, "rotary_base");
     c.activation = golden_int(g, "swiglu") ? ACTIVATION_SWIGLU : ACTIVATION_GELU;
     c.add_bias_linear = golden_int(g, "add_bias_linear");
+    c.add_attention_proj_bias = c.add_mlp_bias = c.add_bias_linear;
     c.add_qkv_bias = golden_int(g, "add_qkv_bias");
     c.untie_embeddings_and_output_weights = golden_int(g, "untie_embeddings_and_output_weights");
     c.weight_decay = (float)golden_double(g, "weight_decay");
@@ -194,7 +195,7 @@ static struct comparison evaluation_error(struct gpt *m, const struct golden *g)
     const int V = m->shape.V, Vp = m->shape.Vp;
     const int64_t N = extent_of(m, PASS_EVALUATE).N;
     assert_int_equal(m->chunk, N);
-    gpt_evaluate(m, golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0));
+    gpt_evaluate(m, batch_of(golden_batch(g, "tokens", 0), golden_batch(g, "targets", 0)));
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOGITS];
     const floatX *logits = (const floatX *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
     double *ours = test_doubles(N * V);

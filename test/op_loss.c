@@ -1,23 +1,37 @@
-// kernels/loss.cuh against the formula in double, its gradient by finite differences, and logits that are huge or
-// broken.
+// kernels/loss.cuh against the formula in double, its gradient by finite differences, logits that are scaled and capped,
+// targets that do not count, and logits that are huge or broken.
 //
 // Tolerances. The loss is an fp32 sum of exponentials of one unit's error each, its logarithm, and a difference of
 // numbers of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: x - shift is rounded once
 // before the exponential, where |x - shift| <= 34 for all that counts: 34 * 2^-24 = 2e-6 relative, random over the row,
-// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth.
+// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth. A cap adds what its tanh errs by, 3.2e-7 of the cap;
+// so does a factor the rounding of the product, 2^-24 of the largest.
 #include "kernels/loss.cuh"
 #include "test/testing.h"
 
 #define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 2e-6)
 static struct device device = {2, NULL};
+static const struct logit_transform PLAIN = {1, 0};
 
-static double reference_loss(const double *logits, int target, int V) {
-    double max = logits[0], sum = 0;
+static double reference_z(double logit, struct logit_transform t) {
+    const double z = (double)t.scale * logit, cap = t.softcap;
+    return cap > 0 ? cap * tanh(z / cap) : z;
+}
+static double reference_slope(double logit, struct logit_transform t) {
+    const double tangent = t.softcap > 0 ? tanh((double)t.scale * logit / (double)t.softcap) : 0;
+    return (double)t.scale * (1 - tangent * tangent);
+}
+static double reference_loss(const double *logits, int target, int V, struct logit_transform t) {
+    double max = reference_z(logits[0], t), sum = 0;
     for (int i = 0; i < V; i++)
-        max = fmax(max, logits[i]);
+        max = fmax(max, reference_z(logits[i], t));
     for (int i = 0; i < V; i++)
-        sum += exp(logits[i] - max);
-    return max + log(sum) - logits[target];
+        sum += exp(reference_z(logits[i], t) - max);
+    return max + log(sum) - reference_z(logits[target], t);
+}
+// What z errs by.
+static double z_error(double largest, struct logit_transform t) {
+    return t.softcap > 0 ? 3.2e-7 * (double)t.softcap : t.scale != 1 ? 0x1p-24 * (double)t.scale * largest : 0;
 }
 
 struct problem {
@@ -54,46 +68,55 @@ static void problem_free(struct problem p) {
         free(all[i]);
 }
 
-static double sum_of(const float *losses, int64_t N, double scale) {
-    double *total = test_doubles(1);
-    losses_sum(total, losses, N, scale, &device);
-    const double result = *total;
+static struct loss_sum sum_of(const float *losses, const int32_t *targets, int64_t N) {
+    struct loss_sum *total = (struct loss_sum *)test_alloc(sizeof *total);
+    losses_sum(total, losses, targets, N, &device);
+    const struct loss_sum result = *total;
     free(total);
     return result;
 }
 
-static void check(int N, int V, int Vp, double scale, double shift, double slope) {
+static void check_transformed(int N, int V, int Vp, double scale, double shift, double slope,
+                              struct logit_transform t) {
     struct problem p = problem_create(N, V, Vp, scale, shift, slope);
+    const double error = z_error(scale + fabs(shift) + fabs(slope) * V, t);
     const float dloss = 0.37f;
     floatX *before = (floatX *)test_alloc((size_t)N * Vp * sizeof *before);
     memcpy(before, p.logits, (size_t)N * Vp * sizeof *before);
-    cross_entropy(p.losses, p.logits, p.targets, dloss, N, V, Vp, false, &device);
+    cross_entropy(p.losses, p.logits, p.targets, dloss, N, V, Vp, t, false, &device);
     assert_memory_equal(before, p.logits, (size_t)N * Vp * sizeof *before); // without backward nothing is written
     float *losses = (float *)test_alloc((size_t)N * sizeof *losses);
     memcpy(losses, p.losses, (size_t)N * sizeof *losses);
-    cross_entropy(p.losses, p.logits, p.targets, dloss, N, V, Vp, true, &device);
+    cross_entropy(p.losses, p.logits, p.targets, dloss, N, V, Vp, t, true, &device);
     assert_memory_equal(losses, p.losses, (size_t)N * sizeof *losses);
 
     double *expected = test_doubles((int64_t)N * Vp), total = 0;
     for (int n = 0; n < N; n++) {
         const double *row = p.exact + (int64_t)n * Vp;
-        const double loss = reference_loss(row, p.targets[n], V), log_sum = loss + row[p.targets[n]];
-        assert_near(p.losses[n], loss, 1e-6 * (1 + fabs(loss)), n);
+        const double loss = reference_loss(row, p.targets[n], V, t);
+        const double log_sum = loss + reference_z(row[p.targets[n]], t);
+        assert_near(p.losses[n], loss, 1e-6 * (1 + fabs(loss)) + 2 * error, n);
         total += p.losses[n];
         for (int i = 0; i < V; i++)
-            expected[(int64_t)n * Vp + i] = (double)dloss * (exp(row[i] - log_sum) - (i == p.targets[n]));
+            expected[(int64_t)n * Vp + i] = (double)dloss * reference_slope(row[i], t) *
+                                            (exp(reference_z(row[i], t) - log_sum) - (i == p.targets[n]));
     }
     double *result = to_doubles(p.logits, (int64_t)N * Vp);
     if (V > 1)
-        assert_close(result, expected, (int64_t)N * Vp, TOLERANCE);
+        assert_close(result, expected, (int64_t)N * Vp, TOLERANCE + 2 * error);
     for (int n = 0; n < N; n++)
         for (int i = V; i < Vp; i++)
             assert_true(result[(int64_t)n * Vp + i] == 0);
-    assert_near(sum_of(p.losses, N, 0.25), 0.25 * total, 1e-12 * fabs(total), 0);
+    assert_near(sum_of(p.losses, p.targets, N).sum, total, 1e-12 * fabs(total), 0);
+    assert_true(sum_of(p.losses, p.targets, N).count == N);
     void *all[] = {before, losses, expected, result};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     problem_free(p);
+}
+
+static void check(int N, int V, int Vp, double scale, double shift, double slope) {
+    check_transformed(N, V, Vp, scale, shift, slope, PLAIN);
 }
 
 static void sizes(void **state) {
@@ -110,8 +133,8 @@ static void rows_anywhere(void **state) {
     floatX *moved = (floatX *)test_alloc((size_t)(N * VP + 1) * sizeof *moved);
     float *losses = (float *)test_alloc(N * sizeof *losses);
     memcpy(moved + 1, p.logits, (size_t)N * VP * sizeof *moved);
-    cross_entropy(p.losses, p.logits, p.targets, 1, N, V, VP, true, &device);
-    cross_entropy(losses, moved + 1, p.targets, 1, N, V, VP, true, &device);
+    cross_entropy(p.losses, p.logits, p.targets, 1, N, V, VP, PLAIN, true, &device);
+    cross_entropy(losses, moved + 1, p.targets, 1, N, V, VP, PLAIN, true, &device);
     assert_memory_equal(losses, p.losses, N * sizeof *losses);
     assert_memory_equal(moved + 1, p.logits, (size_t)N * VP * sizeof *moved);
     free(moved);
@@ -126,11 +149,17 @@ static void sums_of_losses(void **state) {
         uint64_t random = 8;
         test_case(random, "%lld losses", (long long)sizes[k]);
         float *losses = (float *)test_alloc((size_t)sizes[k] * sizeof *losses + 1);
-        double expected = 0;
-        for (int64_t i = 0; i < sizes[k]; i++)
+        int32_t *targets = (int32_t *)test_alloc((size_t)sizes[k] * sizeof *targets + 1);
+        double expected = 0, count = 0;
+        for (int64_t i = 0; i < sizes[k]; i++) {
             expected += losses[i] = (float)(11 + test_uniform(&random));
-        assert_near(sum_of(losses, sizes[k], 3), 3 * expected, 1e-12 * expected, 0);
+            targets[i] = (int32_t)(test_random(&random) % 5) - 1;
+            count += targets[i] >= 0;
+        }
+        assert_near(sum_of(losses, targets, sizes[k]).sum, expected, 1e-12 * expected, 0);
+        assert_true(sum_of(losses, targets, sizes[k]).count == count);
         free(losses);
+        free(targets);
     }
 }
 
@@ -150,31 +179,110 @@ static void growing_logits(void **state) {
         check(3, 7000, 7040, 4, 0, per_thousand[i] / 1000);
 }
 
+static const struct logit_transform transforms[] = {{1, 0}, {0.125f, 0}, {1, 2.5f}, {3, 4}};
+
 // The reference gradient by central differences of the reference loss: 1e-10 for truncation and rounding at h = 1e-5.
 static void gradient_by_finite_differences(void **state) {
     enum { V = 23 };
-    uint64_t random = 4;
-    test_case(random, "N 1, V %d", V);
-    double *logits;
-    floatX *x = test_floats(&logits, V, 3, &random);
-    double numeric[V];
-    for (int i = 0; i < V; i++) {
-        const double before = logits[i];
-        logits[i] = before + 1e-5;
-        numeric[i] = reference_loss(logits, 7, V);
-        logits[i] = before - 1e-5;
-        numeric[i] = (numeric[i] - reference_loss(logits, 7, V)) / 2e-5;
-        logits[i] = before;
+    for (int k = 0; k < 4; k++) {
+        const struct logit_transform t = transforms[k];
+        uint64_t random = 4;
+        test_case(random, "N 1, V %d, scale %g, softcap %g", V, (double)t.scale, (double)t.softcap);
+        double *logits;
+        floatX *x = test_floats(&logits, V, 3, &random);
+        double numeric[V];
+        for (int i = 0; i < V; i++) {
+            const double before = logits[i];
+            logits[i] = before + 1e-5;
+            numeric[i] = reference_loss(logits, 7, V, t);
+            logits[i] = before - 1e-5;
+            numeric[i] = (numeric[i] - reference_loss(logits, 7, V, t)) / 2e-5;
+            logits[i] = before;
+        }
+        float *loss = (float *)test_alloc(sizeof *loss);
+        int32_t *target = (int32_t *)test_alloc(sizeof *target);
+        *target = 7;
+        cross_entropy(loss, x, target, 1, 1, V, V, t, true, &device);
+        double *result = to_doubles(x, V);
+        assert_close(result, numeric, V, TOLERANCE + 2 * z_error(3, t));
+        void *all[] = {x, logits, loss, target, result};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
     }
-    float *loss = (float *)test_alloc(sizeof *loss);
-    int32_t *target = (int32_t *)test_alloc(sizeof *target);
-    *target = 7;
-    cross_entropy(loss, x, target, 1, 1, V, V, true, &device);
-    double *result = to_doubles(x, V);
-    assert_close(result, numeric, V, TOLERANCE);
-    void *all[] = {x, logits, loss, target, result};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
+}
+
+// Where a cap is far above the logits, near them and below them; rows of all sizes, and rows whose shift moves.
+static void scaled_and_capped_logits(void **state) {
+    const int shapes[][3] = {{1, 1, 1}, {4, 9, 128}, {3, 17, 17}, {5, 100, 128}, {5, 1025, 1152}, {4, 50257, 50304}};
+    const struct logit_transform all[] = {{0.125f, 0}, {12, 0}, {1, 30}, {1, 5}, {0.25f, 50}, {2, 4}};
+    for (int k = 0; k < 6; k++) {
+        for (int i = 0; i < 6; i++)
+            check_transformed(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0, 0, all[k]);
+        check_transformed(3, 7000, 7040, 4, 0, 0.025, all[k]);
+        check_transformed(3, 7000, 7040, 4, -60, 0.012, all[k]);
+    }
+}
+
+// logits_transform gives what cross_entropy takes the softmax of, and leaves the padded columns as they are.
+static void transformed_logits(void **state) {
+    const int widths[][2] = {{1, 1}, {17, 17}, {100, 128}, {1029, 1152}, {9000, 9001}};
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 5; i++) {
+            const int N = 3, V = widths[i][0], Vp = widths[i][1];
+            struct problem p = problem_create(N, V, Vp, 8, 0, 0);
+            double *expected = test_doubles(N * V), *result = test_doubles(N * V);
+            logits_transform(p.logits, N, V, Vp, transforms[k], &device);
+            for (int n = 0; n < N; n++)
+                for (int j = 0; j < Vp; j++) {
+                    const float got = to_float(p.logits[n * Vp + j]);
+                    if (j >= V) {
+                        assert_true(j % 2 ? isnan(got) : got == to_float(to_floatX(1e30f)));
+                        continue;
+                    }
+                    expected[n * V + j] = reference_z(p.exact[n * Vp + j], transforms[k]);
+                    result[n * V + j] = got;
+                }
+            assert_close(result, expected, N * V, (sizeof(floatX) == 2 ? FLOATX_ROUNDING : 0) + 4e-7);
+            free(expected);
+            free(result);
+            problem_free(p);
+        }
+}
+
+// Rows whose target is negative have a loss and a gradient of 0, whatever their logits are; the others are as without
+// them.
+static void targets_that_do_not_count(void **state) {
+    enum { N = 7, V = 1003, VP = 1024 };
+    for (int k = 0; k < 4; k++) {
+        struct problem p = problem_create(N, V, VP, 8, 0, 0);
+        floatX *all = (floatX *)test_alloc(N * VP * sizeof *all), *before = (floatX *)test_alloc(N * VP * sizeof *all);
+        float *losses = (float *)test_alloc(N * sizeof *losses);
+        memcpy(all, p.logits, N * VP * sizeof *all);
+        cross_entropy(losses, all, p.targets, 1, N, V, VP, transforms[k], true, &device);
+        p.targets[0] = p.targets[4] = -1;
+        p.targets[6] = -100;
+        p.logits[4 * VP + 5] = to_floatX(NAN);
+        memcpy(before, p.logits, N * VP * sizeof *all);
+        for (int backward = 0; backward < 2; backward++) {
+            for (int n = 0; n < N; n++)
+                p.losses[n] = NAN;
+            cross_entropy(p.losses, p.logits, p.targets, 1, N, V, VP, transforms[k], backward, &device);
+            for (int n = 0; n < N; n++)
+                assert_true(p.losses[n] == (p.targets[n] < 0 ? 0 : losses[n]));
+            if (!backward)
+                assert_memory_equal(p.logits, before, N * VP * sizeof *all);
+        }
+        for (int n = 0; n < N; n++)
+            for (int i = 0; i < VP; i++) {
+                const float gradient = to_float(p.logits[n * VP + i]);
+                assert_true(gradient == (p.targets[n] < 0 ? 0 : to_float(all[n * VP + i])));
+            }
+        assert_true(sum_of(p.losses, p.targets, N).count == 4);
+        free(all);
+        free(before);
+        free(losses);
+        problem_free(p);
+    }
 }
 
 // A NaN or an infinity anywhere in a row, the target's column or not, makes the loss of this row, and no other, not
@@ -189,10 +297,10 @@ static void broken_logits(void **state) {
                 struct problem p = problem_create(2, V, VP, 8, 0, 0);
                 p.logits[places[at]] = to_floatX(broken[k]);
                 p.targets[0] = target ? places[at] : 77;
-                cross_entropy(p.losses, p.logits, p.targets, 1, 2, V, VP, true, &device);
+                cross_entropy(p.losses, p.logits, p.targets, 1, 2, V, VP, PLAIN, true, &device);
                 assert_true(!isfinite(p.losses[0]) && isfinite(p.losses[1]));
                 assert_true(!isfinite(to_float(p.logits[places[at]])) && isfinite(to_float(p.logits[VP + places[at]])));
-                assert_true(!isfinite(sum_of(p.losses, 2, 0.5)));
+                assert_true(!isfinite(sum_of(p.losses, p.targets, 2).sum));
                 for (int i = V; i < VP; i++)
                     assert_true(to_float(p.logits[i]) == 0);
                 problem_free(p);
@@ -203,17 +311,23 @@ static void broken_logits(void **state) {
         p.logits[i] = p.logits[VP + i] = to_floatX(-INFINITY);
     p.targets[0] = 1600;
     p.targets[1] = 3;
-    cross_entropy(p.losses, p.logits, p.targets, 1, 2, V, VP, true, &device);
+    cross_entropy(p.losses, p.logits, p.targets, 1, 2, V, VP, PLAIN, true, &device);
     assert_true(isfinite(p.losses[0]) && p.losses[1] == INFINITY && to_float(p.logits[0]) == 0);
     problem_free(p);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes),          cmocka_unit_test(rows_anywhere),
-        cmocka_unit_test(sums_of_losses), cmocka_unit_test(huge_logits),
-        cmocka_unit_test(growing_logits), cmocka_unit_test(gradient_by_finite_differences),
+        cmocka_unit_test(sizes),
+        cmocka_unit_test(rows_anywhere),
+        cmocka_unit_test(sums_of_losses),
+        cmocka_unit_test(huge_logits),
+        cmocka_unit_test(growing_logits),
+        cmocka_unit_test(gradient_by_finite_differences),
         cmocka_unit_test(broken_logits),
+        cmocka_unit_test(scaled_and_capped_logits),
+        cmocka_unit_test(transformed_logits),
+        cmocka_unit_test(targets_that_do_not_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,11 +51,17 @@ static void many_log(float *y, const float *x) {
     for (int i = 0; i < LANES; i++)
         y[i] = vector_logf(x[i]);
 }
+static void many_tanh(float *y, const float *x) {
+#pragma omp simd
+    for (int i = 0; i < LANES; i++)
+        y[i] = vector_tanhf(x[i]);
+}
 
 // The last step's rounding is half a unit, those before it reach the result multiplied by r <= 0.35; r's own error, two
 // roundings of up to 0.35, enters in full. Without fused multiply-add a little more.
 static void exponential(void **state) { assert_true(worst(exp, many_exp, "vector_expf") <= 1.25); }
 static void logarithm(void **state) { assert_true(worst(log, many_log, "vector_logf") <= 1.25); }
+static void hyperbolic_tangent(void **state) { assert_true(worst(tanh, many_tanh, "vector_tanhf") <= 2); }
 
 static void special_values(void **state) {
     assert_true(vector_expf(0) == 1 && vector_expf(-0.0f) == 1);
@@ -65,6 +71,8 @@ static void special_values(void **state) {
     assert_true(vector_expf(-86.98f) >= 0x1p-126f && vector_expf(-87.1f) == 0 && vector_expf(-3e38f) == 0);
     assert_true(vector_logf(1) == 0 && vector_logf(0) == -INFINITY && vector_logf(-0.0f) == -INFINITY);
     assert_true(vector_logf(INFINITY) == INFINITY && isnan(vector_logf(NAN)) && isnan(vector_logf(-INFINITY)));
+    assert_true(vector_tanhf(INFINITY) == 1 && vector_tanhf(-INFINITY) == -1 && isnan(vector_tanhf(NAN)));
+    assert_true(vector_tanhf(0) == 0 && vector_tanhf(3e38f) == 1);
     assert_true(isnan(vector_logf(-1)) && isnan(vector_logf(-0x1p-149f)));
 }
 
@@ -89,10 +97,8 @@ int main(int argc, char **argv) {
     if (argc > 1)
         stride = 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exponential),
-        cmocka_unit_test(logarithm),
-        cmocka_unit_test(special_values),
-        cmocka_unit_test(sine_and_cosine),
+        cmocka_unit_test(exponential),    cmocka_unit_test(logarithm),       cmocka_unit_test(hyperbolic_tangent),
+        cmocka_unit_test(special_values), cmocka_unit_test(sine_and_cosine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

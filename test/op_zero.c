@@ -119,7 +119,7 @@ static void micro_step(struct setup *s, int step, int index, int batch, int batc
     int32_t inputs[64], targets[64];
     fill_tokens(s, inputs, (uint64_t)(100 * step + batch + 1));
     fill_tokens(s, targets, (uint64_t)(100 * step + batch + 51));
-    gpt_micro_step(s->model, index, inputs, targets, 1.0 / batches);
+    gpt_micro_step(s->model, index, batch_of(inputs, targets), 1.0 / batches);
 }
 
 // What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards; the copy that
@@ -155,7 +155,7 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
         const struct step_results results = gpt_results(m, 0, &reports);
         expect(results.check.finite, "step %d: not finite", step);
         for (int i = 0; i < batches && o; i++)
-            o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + i / ranks];
+            o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + 2 * (i / ranks)];
         if (o)
             o->norm[step] = results.check.grad_norm;
     }
@@ -184,7 +184,7 @@ static struct outcome outcome_of(struct setup *s) {
     collect_state(s, &o); // while the updated parameters are still on their way
     fill_tokens(s, inputs, 7);
     fill_tokens(s, targets, 8);
-    o.evaluation = gpt_evaluate(s->model, inputs, targets);
+    o.evaluation = loss_mean(gpt_evaluate(s->model, batch_of(inputs, targets)));
     const int prompts[2] = {1, 1};
     const int32_t positions[2] = {1, 1};
     gpt_prefill(s->model, inputs, prompts);
@@ -419,7 +419,7 @@ static void units_body(struct parallel *parallel, int which) {
         run_steps(&s, 0, 1, NULL);
         int32_t tokens[64];
         fill_tokens(&s, tokens, 7);
-        gpt_evaluate(s.model, tokens, tokens);
+        gpt_evaluate(s.model, batch_of(tokens, tokens));
         watch_phases(s.model, NULL);
         expect(watch.late[PASS_TRAIN] == 1 && watch.late[PASS_EVALUATE] == 1,
                "%s: forward waits for %d units, evaluation for %d", policy, watch.late[PASS_TRAIN],

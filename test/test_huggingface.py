@@ -1,20 +1,29 @@
-"""Models of Hugging Face as a run meets them: what is refused, and by what words; with transformers, checkpoints that it opens,
-losses and texts that are the same. Without transformers (pip install torch transformers) that part is skipped."""
+"""Models of Hugging Face as a run meets them: what is refused, and by what words; folders of every architecture (test/golden/zoo),
+whose losses and texts are those of transformers; with transformers, the same at larger shapes, and checkpoints that it opens.
+Without transformers (pip install torch transformers) that part is skipped."""
+import array
 import glob
 import importlib.util
 import json
 import os
+import pathlib
 import re
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
 
 from test_cli import Case, PROGRAM, ROOT, run, write_shard
 
+sys.path.insert(0, os.path.join(ROOT, "test/golden"))
+from config_forms import flat_form, nested_form
+
 GOLDEN = os.path.join(ROOT, "test/golden/huggingface")
-V, T = 257, 32  # bytes and the end of a text, so that --generate needs no tokenizer
+ZOO = os.path.join(ROOT, "test/golden/zoo")
+FOLDERS = sorted(os.listdir(ZOO))
+V, T, END = 257, 32, 256  # bytes and the end of a text, so that --generate needs no tokenizer
 SMALL = ["--vocab-size", V, "--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--seq-length", T,
          "--max-position-embeddings", 64, "--micro-batch-size", 4, "--train-steps", 2, "--lr", "3e-2", "--init-method-std", "0.2",
          "--threads", 1, "--precision", "fp32", "--val-every", 2, "--val-steps", 2]  # fmt: skip
@@ -52,6 +61,45 @@ def write_safetensors(path, tensors):
         f.write(struct.pack("<Q", len(text)) + text + data)
 
 
+def elements(dtype, data):
+    """The values of a tensor, exactly."""
+    if dtype == "BF16":
+        data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+    return array.array("f", struct.unpack("<%de" % (len(data) // 2), data)) if dtype == "F16" else array.array("f", data)
+
+
+def read_model(folder):
+    """{name: [shape, values]} of all files of a folder."""
+    tensors = {}
+    for path in glob.glob(folder + "/model*.safetensors"):
+        tensors.update(read_safetensors(path))
+    return {name: [shape, elements(dtype, data)] for name, (dtype, shape, data) in tensors.items()}
+
+
+def read_golden(path):
+    """{name: values} of an expected.golden, and its settings under their names (test/golden/README.md)."""
+    with open(path, "rb") as f:
+        data = f.read()
+    at = 12 + struct.unpack_from("<I", data, 8)[0]
+    found = dict(line.split("=", 1) for line in data[12:at].decode().splitlines())
+    count, at = struct.unpack_from("<I", data, at)[0], at + 4
+    for _ in range(count):
+        length, at = struct.unpack_from("<I", data, at)[0], at + 4
+        name, at = data[at : at + length].decode(), at + length
+        is_int, dimensions = struct.unpack_from("<BI", data, at)
+        shape = struct.unpack_from("<%dq" % dimensions, data, at + 5)
+        at += 5 + 8 * dimensions
+        at += -at % 8
+        size = 1
+        for n in shape:
+            size *= n
+        found[name] = list(struct.unpack_from("<%d%s" % (size, "i" if is_int else "f"), data, at))
+        found.setdefault("order", []).append(name)
+        at += 4 * size
+    assert at == len(data), path
+    return found
+
+
 def escaped(text):
     """As train_gpt prints bytes, with those of whole characters beyond ASCII escaped too."""
     return "".join(chr(c) if 32 <= c < 127 or c in b"\n\t" else "\\x%02x" % c for c in text)
@@ -62,7 +110,7 @@ class Refusals(Case):
 
     def copy(self, name="gpt2"):
         folder = tempfile.mkdtemp(dir=self.path)
-        shutil.copytree(os.path.join(GOLDEN, name), folder, dirs_exist_ok=True)
+        shutil.copytree(os.path.join(ZOO if name in FOLDERS else GOLDEN, name), folder, dirs_exist_ok=True)
         return folder
 
     def refused_from(self, folder, *words, options=()):
@@ -74,7 +122,7 @@ class Refusals(Case):
         with open(folder + "/config.json") as f:
             config = {**json.load(f), **changes}
         with open(folder + "/config.json", "w") as f:
-            json.dump(config, f)
+            json.dump({key: value for key, value in config.items() if value is not ...}, f)
         return folder
 
     def with_tensors(self, change, name="gpt2"):
@@ -86,23 +134,95 @@ class Refusals(Case):
         return folder
 
     def test_settings(self):
+        """A member that changes the result and is not supported, each in a config.json that is otherwise good."""
         for name, changes, words in [
-            ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is set"),
-            ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}, "rope_type is 'llama3'"),
-            ("qwen2", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type is 'yarn'"),
-            ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
-            ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window is true"),
-            ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
-            ("qwen2", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config is set"),
-            ("llama", {"model_type": "mistral"}, "model_type is 'mistral'"),
-            ("llama", {"model_type": "phi3"}, "model_type is 'phi3'"),
-            ("gpt2", {"activation_function": "gelu"}, "activation_function is 'gelu'"),
-            ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is true"),
-            ("llama", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
-            ("llama", {"attention_bias": True}, "attention_bias is true and mlp_bias false"),
+            ("llama", {"model_type": "mixtral"}, ["model_type is 'mixtral'", "qwen3", "gemma3_text"]),
+            ("llama", {"model_type": "deepseek_v3"}, ["model_type is 'deepseek_v3'"]),
+            ("llama", {"model_type": "gemma3", "text_config": {"num_hidden_layers": 2}}, ["'gemma3'", "270M", "1B"]),
+            ("qwen2", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, ["quantization_config"]),
+            ("gemma3", {"quantization_config": {"quant_method": "bitsandbytes"}}, ["quantization_config"]),
+            ("gpt2", {"activation_function": "relu"}, ["activation_function is 'relu'"]),
+            ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ["scale_attn_by_inverse_layer_idx is true"]),
+            ("llama", {"hidden_act": "relu"}, ["hidden_act is 'relu'"]),
+            ("gemma2", {"hidden_activation": "relu"}, ["hidden_activation is 'relu'"]),
+            ("gpt_neox", {"hidden_act": "silu"}, ["hidden_act is 'silu'"]),
+            ("qwen3", {"mlp_bias": True}, ["mlp_bias is true"]),
+            ("olmo2", {"mlp_bias": True}, ["mlp_bias is true"]),
+            ("gemma3", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping"]),
+            ("gemma3", {"use_bidirectional_attention": True}, ["use_bidirectional_attention is true"]),
+            ("gemma2", {"attn_logit_softcapping": 0}, ["attn_logit_softcapping is 0"]),
+            ("gemma2", {"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar is 0"]),
+            ("llama", {"embedding_multiplier": 12.0}, ["embedding_multiplier"]),
+            ("llama", {"logits_scaling": 8.0}, ["logits_scaling"]),
+            ("granite", {"residual_multiplier": "0.2"}, ["residual_multiplier"]),
+            ("granite", {"logits_scaling": 0}, ["logits_scaling is 0"]),
+            ("llama", {"final_logit_softcapping": 30.0}, ["final_logit_softcapping"]),
+            ("llama", {"num_experts": 8}, ["num_experts"]),
+            ("llama", {"num_local_experts": 8}, ["num_local_experts"]),
+            ("llama", {"kv_lora_rank": 16}, ["kv_lora_rank"]),
         ]:
-            folder = self.with_config(name, **changes)
-            self.refused_from(folder, "config.json", words)
+            with self.subTest(name=name, **changes):
+                self.refused_from(self.with_config(name, **changes), "config.json", *words)
+
+    def test_windows(self):
+        for name, changes, words in [
+            ("mistral_window", {"sliding_window": 0}, ["sliding_window is 0"]),
+            ("gemma3", {"sliding_window": -1}, ["sliding_window is -1"]),
+            ("qwen2", {"layer_types": ["full_attention"] * 3}, ["layer_types has 3", "expected 2"]),
+            ("olmo3", {"layer_types": ["full_attention"] * 5}, ["layer_types has 5", "expected 4"]),
+            ("gemma3", {"layer_types": ["full_attention", "sliding_attention", "chunked_attention"]}, ["'chunked_attention'"]),
+            ("ministral", {"layer_types": ["linear_attention", "full_attention"]}, ["'linear_attention'"]),
+            ("ministral", {"sliding_window": None}, ["layer_types", "sliding_window"]),
+            ("llama", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}, ["sliding"]),
+            ("smollm3", {"no_rope_layers": [1, 0]}, ["no_rope_layers has 2", "expected 3"]),
+            ("smollm3", {"no_rope_layers": [1, 2, 1]}, ["no_rope_layers"]),
+            ("smollm3", {"no_rope_layer_interval": 0}, ["no_rope_layer_interval is 0"]),
+        ]:
+            with self.subTest(name=name, **changes):
+                self.refused_from(self.with_config(name, **changes), "config.json", *words)
+
+    def test_rotary_settings(self):
+        rope = lambda kind, **more: {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **more}, "rope_theta": ...}
+        yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+        for name, changes, words in [
+            ("llama", rope("dynamic", factor=2.0), ["'dynamic'"]),
+            ("llama", rope("proportional", factor=2.0), ["'proportional'"]),
+            ("qwen2", rope("mrope", mrope_section=[1, 1, 2]), ["mrope"]),
+            ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'"]),
+            ("llama", rope("linear"), ["factor"]),
+            ("llama", rope("linear", factor=0), ["factor is 0"]),
+            ("llama", rope("llama3", factor=8.0, high_freq_factor=4.0, original_max_position_embeddings=16), ["low_freq_factor"]),
+            ("llama", rope("llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=1.0, original_max_position_embeddings=16),
+             ["high_freq_factor", "low_freq_factor"]),
+            ("llama", rope("default", angle=2), ["'angle'"]),
+            ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "rope_scaling": yarn}, ["rope_scaling", "rope_type"]),
+            ("llama", {"rope_parameters": yarn, "rope_scaling": {**yarn, "factor": 2.0}}, ["rope_scaling", "factor"]),
+            ("llama", {"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5"]),
+            ("llama", {"rope_parameters": {"full_attention": yarn}}, ["full_attention"]),
+            ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                                          "short_factor": [1.0, 1.0], "long_factor": [1.0, 1.0, 1.0]}}, ["short_factor has 2", "expected 3"]),
+            ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                                          "short_factor": [1.0, 1.0, 1.0]}}, ["long_factor"]),
+            ("gemma3", {"rope_parameters": {"sliding_attention": yarn, "full_attention": {"rope_type": "default"}}},
+             ["sliding_attention has a scaling of its own"]),
+        ]:  # fmt: skip
+            with self.subTest(name=name, **changes):
+                self.refused_from(self.with_config(name, **changes), "config.json", *words)
+
+    def test_a_head_that_is_tied_and_another(self):
+        """lm_head.weight beside tie_word_embeddings: the embedding's values, or the folder says two things."""
+        embedding = "model.embed_tokens.weight"
+
+        def differs(tensors):
+            dtype, shape, data = tensors[embedding]
+            tensors["lm_head.weight"] = [dtype, shape, data[:-2] + bytes(2)]
+
+        self.refused_from(self.with_tensors(differs, "gemma2"), "lm_head.weight")
+        write_shard(self.path + "/same.bin", [i * 7 % 101 for i in range(200)])
+        same = self.with_tensors(lambda t: t.update({"lm_head.weight": t[embedding]}), "gemma2")
+        result = run("--init-from", same, "--eval-only", "--val-data", self.path + "/same.bin", "--micro-batch-size", 1,
+                     "--seq-length", 24)
+        self.assertEqual(result.returncode, 0, result.stderr)
 
     def test_options_that_contradict(self):
         folder = self.copy()
@@ -187,25 +307,270 @@ class Refusals(Case):
         self.refused_from(self.path + "/t_val_000.bin", "begins with 20240520", "llm.c")
 
 
-@unittest.skipUnless(HAS_TRANSFORMERS, "torch and transformers are not installed here")
-class Transformers(unittest.TestCase):
+class Runs(unittest.TestCase):
+    """What a model's folder gives, by the program."""
+
     @classmethod
     def setUpClass(cls):
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.path = cls.folder.name
-        cls.tokens = [(i * i * 31 + i // 3) % V for i in range(40 * T + 1)]
-        write_shard(cls.path + "/t_train.bin", cls.tokens)
-        write_shard(cls.path + "/t_val.bin", cls.tokens[: 8 * T + 1])
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.path = cls.temporary.name
 
     @classmethod
     def tearDownClass(cls):
-        cls.folder.cleanup()
+        cls.temporary.cleanup()
 
     def ours(self, *arguments):
-        result = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=300)
-        self.assertEqual(result.returncode, 0, result.stderr.decode())
+        result = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=300, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr.decode(errors="replace"))
         return result.stdout
+
+    def shard(self, tokens, name="tokens.bin"):
+        path = os.path.join(self.path, name)
+        write_shard(path, tokens)
+        return path
+
+    def loss(self, folder, shard, seq_length, *options, precision="fp32"):
+        printed = self.ours("--eval-only", "--init-from", folder, "--val-data", shard, "--seq-length", seq_length,
+                            "--micro-batch-size", 2, "--precision", precision, "--device", "cpu", *options)  # fmt: skip
+        return float(re.search(rb"validation loss (\S+),", printed)[1])
+
+    def text(self, folder, prompt, tokens):
+        return self.ours("--generate", prompt, "--init-from", folder, "--temperature", 0, "--sample-tokens", tokens,
+                         "--precision", "fp32", "--device", "cpu")  # fmt: skip
+
+    def with_config(self, folder, config):
+        copy = tempfile.mkdtemp(dir=self.path)
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        with open(copy + "/config.json", "w") as f:
+            json.dump(config, f)
+        return copy
+
+    def checkpoint(self, folder, shard, seq_length, *options):
+        """The model's own checkpoint, after a step that changes nothing."""
+        out = tempfile.mkdtemp(dir=self.path)
+        self.ours("--init-from", folder, "--train-data", shard, "--train-steps", 1, "--lr", 0, "--seq-length", seq_length,
+                  "--micro-batch-size", 2, "--precision", "fp32", "--device", "cpu", "--out", out, *options)  # fmt: skip
+        return out + "/checkpoints/step_00000001"
+
+    def assert_near(self, ours, theirs, bound, what):
+        self.assertLess(abs(ours / theirs - 1), bound, "%s: %.9g, and by transformers %.9g" % (what, ours, theirs))
+
+
+class Zoo(Runs):
+    """Each folder of test/golden/zoo beside what transformers computed with it. test/op_zoo.c has logits and gradients."""
+
+    def each(self, check):
+        """check(folder, expected.golden, the shard of its tokens, T) of each folder."""
+        for name in FOLDERS:
+            with self.subTest(name):
+                folder = os.path.join(ZOO, name)
+                golden = read_golden(folder + "/expected.golden")
+                shard = self.shard(golden["tokens"] + golden["targets"][-1:])
+                check(folder, golden, shard, int(golden["seq_length"]))
+
+    def test_every_architecture_is_here(self):
+        types = set()
+        for name in FOLDERS:
+            with open(os.path.join(ZOO, name, "config.json")) as f:
+                types.add(json.load(f)["model_type"])
+        refused = run("--plan", "--init-from", self.with_config(os.path.join(ZOO, FOLDERS[0]), {"model_type": "nothing"}))
+        known = set(re.findall(r"[a-z0-9_]+", refused.stderr.split("expected")[1])) - {"one", "of", "or", "and"}
+        self.assertEqual(types, known)
+
+    def test_losses(self):
+        def check(folder, golden, shard, T):
+            self.assert_near(self.loss(folder, shard, T), golden["loss"][0], 1e-6, folder)
+
+        self.each(check)
+
+    def test_losses_in_bf16(self):
+        def check(folder, golden, shard, T):
+            of_bf16 = golden["deviations"][golden["order"][-len(golden["deviations"]) :].index("loss")]
+            self.assert_near(self.loss(folder, shard, T, precision="bf16"), golden["loss"][0], 3 * of_bf16, folder)
+
+        self.each(check)
+
+    def test_losses_of_separate_documents(self):
+        """Each document alone, where it begins at the end of a text as in a shard; all of its targets count."""
+        models = []
+
+        def check(folder, golden, shard, T):
+            if "documents.loss" not in golden:
+                return
+            models.append(folder)
+            ours = self.loss(folder, shard, T, "--separate-documents", "--eod-token", END)
+            self.assert_near(ours, golden["documents.loss"][0], 1e-6, folder)
+            self.assertGreater(abs(golden["documents.loss"][0] / golden["loss"][0] - 1), 1e-3)
+
+        self.each(check)
+        self.assertGreaterEqual(len(models), 3)
+
+    def test_both_forms_of_rotary_settings(self):
+        """rope_scaling and rope_theta, as transformers 4 wrote them, and rope_parameters: the same model to the bit."""
+
+        def check(folder, _golden, shard, T):
+            with open(folder + "/config.json") as f:
+                config = json.load(f)
+            expected = self.loss(folder, shard, T)
+            for form in (flat_form, nested_form):
+                if form(config) != config:
+                    self.assertEqual(self.loss(self.with_config(folder, form(config)), shard, T), expected, form)
+
+        self.each(check)
+
+    def test_greedy_texts(self):
+        """Beyond the window and beyond the positions before scaling, through prefill and KV cache."""
+
+        def check(folder, golden, _shard, _T):
+            prompt = int(golden["prompt_tokens"])
+            ours = self.text(folder, bytes(golden["generated"][:prompt]).decode(), len(golden["generated"]) - prompt)
+            self.assertEqual(escaped(ours), escaped(bytes(golden["generated"])) + "\n")
+
+        self.each(check)
+
+    def test_checkpoints_have_the_same_tensors(self):
+        """Under the same names, of the same shapes, to the bit; and their config.json is the same model's."""
+
+        def check(folder, golden, shard, T):
+            saved = self.checkpoint(folder, shard, T, "--checkpoint-dtype", "fp32")
+            ours, theirs = read_model(saved), read_model(folder)
+            self.assertEqual(sorted(ours), sorted(theirs))
+            for name in theirs:
+                self.assertEqual(ours[name], theirs[name], name)
+            self.assertEqual(self.loss(saved, shard, T), self.loss(folder, shard, T))
+            prompt = bytes(golden["generated"][: int(golden["prompt_tokens"])]).decode()
+            self.assertEqual(self.text(saved, prompt, 20), self.text(folder, prompt, 20))
+            with open(saved + "/config.json") as f, open(folder + "/config.json") as g:
+                written, read = json.load(f), json.load(g)
+            self.assertEqual((written["model_type"], written["architectures"]), (read["model_type"], read["architectures"]))
+
+        self.each(check)
+
+    @unittest.skipUnless(HAS_TRANSFORMERS, "torch and transformers are not installed here")
+    def test_transformers_opens_the_checkpoints(self):
+        make_zoo, torch = zoo_maker()
+
+        def check(folder, golden, shard, T):
+            model = make_zoo.open_folder(self.checkpoint(folder, shard, T))
+            tokens, targets = torch.tensor(golden["tokens"]).view(2, T), torch.tensor(golden["targets"])
+            with torch.no_grad():
+                logits = model(tokens, use_cache=False).logits.flatten(0, 1)
+            self.assert_near(torch.nn.functional.cross_entropy(logits, targets).item(), golden["loss"][0], 1e-6, folder)
+
+        self.each(check)
+
+
+def zoo_maker():
+    """-> test/golden/make_zoo.py, torch"""
+    import make_zoo
+    import torch
+    import transformers
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    return make_zoo, torch
+
+
+@unittest.skipUnless(HAS_TRANSFORMERS, "torch and transformers are not installed here")
+class LiveZoo(Runs):
+    """The same models, and variants of them, made here at larger shapes."""
+
+    STEPS = 3
+    LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.make_zoo, cls.torch = zoo_maker()
+
+    def each(self, check):
+        """check(name, transformers' model, folder, the shard of the tokens, tokens, targets) of each model."""
+        size = self.make_zoo.LARGE
+        for number, name in enumerate(self.make_zoo.ZOO):
+            with self.subTest(name):
+                folder = pathlib.Path(self.path) / name
+                generator = self.torch.Generator().manual_seed(number)
+                parameters = self.make_zoo.make_model(name, size, generator)
+                self.make_zoo.save(folder, name, size, parameters)
+                stream = self.make_zoo.random_stream(size.T, generator)
+                tokens, targets = stream[:-1].view(2, size.T), stream[1:].view(2, size.T)
+                check(name, self.make_zoo.open_folder(folder), folder, self.shard(stream.tolist()), tokens, targets)
+
+    def test_losses(self):
+        """Of whole rows, and of documents that do not see each other."""
+        make_zoo, torch = self.make_zoo, self.torch
+
+        def check(name, model, folder, shard, tokens, targets):
+            for logits_of, options in ((make_zoo.whole_logits, []), (make_zoo.document_logits, ["--separate-documents", "--eod-token", END])):
+                if options and "longrope" in json.dumps(make_zoo.ZOO[name]["config"](make_zoo.LARGE).to_dict()):
+                    continue  # transformers would choose the factors document by document
+                with torch.no_grad():
+                    theirs = make_zoo.token_losses(logits_of(model, tokens), targets).double().mean().item()
+                self.assert_near(self.loss(folder, shard, tokens.shape[1], *options), theirs, 2e-6, name)
+
+        self.each(check)
+
+    def test_trainings(self):
+        """Losses and gradient norms of AdamW's steps, on whole rows: the gradients of all parameters, and which of them decay."""
+
+        def check(name, model, folder, shard, tokens, targets):
+            theirs = self.train(model, tokens, targets)
+            out = os.path.join(self.path, "out_" + name)
+            self.ours("--init-from", folder, "--train-data", shard, "--train-steps", self.STEPS, "--lr", self.LR, "--lr-decay-style",
+                      "constant", "--adam-beta1", self.BETAS[0], "--adam-beta2", self.BETAS[1], "--adam-eps", self.EPS,
+                      "--weight-decay", self.DECAY, "--clip-grad", self.CLIP, "--seq-length", tokens.shape[1], "--micro-batch-size", 2,
+                      "--precision", "fp32", "--device", "cpu", "--out", out, "--log-every", 1, "--checkpoint-every", 0)  # fmt: skip
+            with open(out + "/log.jsonl") as f:
+                steps = [line for line in map(json.loads, f) if "grad_norm" in line]
+            self.assertEqual(len(steps), self.STEPS)
+            for step, (loss, norm) in zip(steps, theirs):
+                self.assert_near(step["loss"], loss, 1e-5, name + "'s loss")
+                self.assert_near(step["grad_norm"], norm, 1e-4, name + "'s gradient norm")
+
+        self.each(check)
+
+    def train(self, model, tokens, targets):
+        make_zoo, torch = self.make_zoo, self.torch
+        groups = [dict(params=[p for p in model.parameters() if p.ndim == 2], weight_decay=self.DECAY),
+                  dict(params=[p for p in model.parameters() if p.ndim == 1], weight_decay=0.0)]  # fmt: skip
+        optimizer = torch.optim.AdamW(groups, lr=self.LR, betas=self.BETAS, eps=self.EPS, foreach=False)
+        for _ in range(self.STEPS):
+            optimizer.zero_grad()
+            loss = make_zoo.token_losses(make_zoo.whole_logits(model, tokens), targets).mean()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.CLIP, foreach=False)
+            optimizer.step()
+            yield loss.item(), norm.item()
+
+    def test_greedy_texts(self):
+        """Up to where two tokens are all but equally likely; beyond the window and beyond the positions before scaling."""
+        make_zoo, compared = self.make_zoo, []
+
+        def check(_name, model, folder, *_):
+            prompt = (make_zoo.LONG_PROMPT * 3)[: make_zoo.LARGE.T0 + 1]
+            ids, gaps = make_zoo.generate(model, prompt)
+            clear = [gap > 1e-3 and token != END for gap, token in zip(gaps, ids[len(prompt) :])] + [False]
+            tokens = clear.index(False)
+            compared.append(tokens)
+            if tokens > 0:
+                expected = escaped(bytes(ids[: len(prompt) + tokens])) + "\n"
+                self.assertEqual(escaped(self.text(folder, prompt, tokens)), expected)
+
+        self.each(check)
+        self.assertGreater(sum(compared), 8 * len(FOLDERS))
+
+
+@unittest.skipUnless(HAS_TRANSFORMERS, "torch and transformers are not installed here")
+class Transformers(Runs):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        cls.tokens = [(i * i * 31 + i // 3) % V for i in range(40 * T + 1)]
+        write_shard(cls.path + "/t_train.bin", cls.tokens)
+        write_shard(cls.path + "/t_val.bin", cls.tokens[: 8 * T + 1])
 
     def checkpoints(self):
         """Each model in each form, opened by transformers with nothing missing, unexpected or made up, and no warning."""

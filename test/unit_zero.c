@@ -23,7 +23,8 @@ static struct model_shape shape_of(int L, int C, int V, bool llama) {
     s.V = V;
     s.Vp = (V + VOCABULARY_MULTIPLE - 1) / VOCABULARY_MULTIPLE * VOCABULARY_MULTIPLE;
     s.P = llama ? 0 : 16;
-    s.biases = s.tied = !llama;
+    s.layer.norm_before = true;
+    s.attention_proj_bias = s.mlp_bias = s.tied = !llama;
     s.qkv_bias = true;
     return s;
 }

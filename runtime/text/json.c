@@ -113,22 +113,35 @@ void json_float(struct json *json, const char *key, float value) {
     json_begin_value(json, key);
     fputs(text, json->out);
 }
-void json_decimal(struct json *json, const char *key, float value) {
+static void json_shortest_double(char text[JSON_NUMBER], double value) {
+    strcpy(text, "null");
+    if (isfinite(value))
+        for (int digits = 15; digits <= 17; digits++) {
+            snprintf(text, JSON_NUMBER, "%.*g", digits, value);
+            if (strtod(text, NULL) == value)
+                break;
+        }
+}
+void json_double(struct json *json, const char *key, double value) {
     char text[JSON_NUMBER];
-    json_shortest_float(text, value);
+    json_shortest_double(text, value);
+    json_begin_value(json, key);
+    fputs(text, json->out);
+}
+
+static void json_with_point(struct json *json, const char *key, const char *text) {
     json_begin_value(json, key);
     fputs(text, json->out);
     if (!text[strcspn(text, ".en")]) // neither a point, nor an exponent, nor null
         fputs(".0", json->out);
 }
-void json_double(struct json *json, const char *key, double value) {
-    char text[JSON_NUMBER] = "null";
-    if (isfinite(value))
-        for (int digits = 15; digits <= 17; digits++) {
-            snprintf(text, sizeof text, "%.*g", digits, value);
-            if (strtod(text, NULL) == value)
-                break;
-        }
-    json_begin_value(json, key);
-    fputs(text, json->out);
+void json_decimal(struct json *json, const char *key, float value) {
+    char text[JSON_NUMBER];
+    json_shortest_float(text, value);
+    json_with_point(json, key, text);
+}
+void json_decimal_double(struct json *json, const char *key, double value) {
+    char text[JSON_NUMBER];
+    json_shortest_double(text, value);
+    json_with_point(json, key, text);
 }

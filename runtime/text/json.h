@@ -33,8 +33,9 @@ void json_none(struct json *json, const char *key); // null (json_null is jansso
 // Write the shortest decimal that reads back as the same double or float: 0.1f is 0.1. NaN and infinities become null.
 void json_double(struct json *json, const char *key, double value);
 void json_float(struct json *json, const char *key, float value);
-// json_float with a decimal point in whole numbers too (1.0), for readers that distinguish reals from integers.
+// The same with a decimal point in whole numbers too (1.0), for readers that distinguish reals from integers.
 void json_decimal(struct json *json, const char *key, float value);
+void json_decimal_double(struct json *json, const char *key, double value);
 
 // Writes a quoted string alone, as json_str does, for a caller that lays the text out itself.
 void json_quote(FILE *out, const char *value);

@@ -4,15 +4,15 @@
 #include "formats/huggingface.h" // under test
 #include "test/fuzz/fuzz.h"      // fuzz_require
 
+// The strings are those of the settings.
 static struct config options_of(const struct huggingface_config *h) {
     struct config config;
     memset(&config, 0, sizeof config);
     options_set_defaults(&config_options, &config);
-    fuzz_require(h->num_settings <= (int)(sizeof h->settings / sizeof *h->settings));
     for (int i = 0; i < h->num_settings; i++) {
         char name[OPTION_NAME];
         const char *equals = strchr(h->settings[i], '=');
-        fuzz_require(equals && strlen(h->settings[i]) + 1 < sizeof h->settings[i]);
+        fuzz_require(equals);
         snprintf(name, sizeof name, "%.*s", (int)(equals - h->settings[i]), h->settings[i]);
         const int row = option_find(&config_options, name, false);
         fuzz_require(row >= 0 && !option_read(&config_rows[row], option_field(&config_rows[row], &config), equals + 1));
@@ -36,6 +36,7 @@ static void write_again(const struct config *config) {
     const int count = huggingface_own_options(rows);
     for (int i = 0; i < count; i++)
         fuzz_require(strcmp(option_text(a, rows[i], config), option_text(b, rows[i], &again)) == 0);
+    huggingface_free(&h);
     free(text);
 }
 
@@ -45,9 +46,11 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
     if (problem)
         return problem;
     const struct config config = options_of(&h);
+    // What is accepted of Hugging Face's fits some architecture of theirs, perhaps a simpler one than the file's.
     if (h.architecture != ARCHITECTURE_OURS) {
-        fuzz_require(h.architecture == architecture_of(&config));
+        fuzz_require(architecture_of(&config) != ARCHITECTURE_OURS);
         write_again(&config);
     }
+    huggingface_free(&h);
     return NULL;
 }

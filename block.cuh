@@ -1,0 +1,465 @@
+// One transformer block: its ops, its forward pass, which recomputation calls again, and its backward pass.
+#pragma once
+#include "attention.cuh"          // attention_forward, attention_backward, attention_decode
+#include "gpt_state.cuh"          // struct gpt and its buffers
+#include "kernels/activation.cuh" // gelu, squared_relu, swiglu
+#include "kernels/matmul.cuh"     // matmul_forward, matmul_backward_input, matmul_backward_weight
+#include "kernels/norm.cuh"       // norm_forward, norm_backward, residual_forward, residual_norm_forward
+#include "kernels/qk_norm.cuh"    // qk_norm_forward, qk_norm_backward
+#include "kernels/rope.cuh"       // rope_forward
+
+// A norm's parameters.
+struct norm_weights {
+    enum parameter weight, bias;
+};
+static const struct norm_weights NORM_1 = {PARAM_LN1_W, PARAM_LN1_B}, NORM_2 = {PARAM_LN2_W, PARAM_LN2_B},
+                                 NORM_POST_1 = {PARAM_POST1_W, PARAM_POST1_B},
+                                 NORM_POST_2 = {PARAM_POST2_W, PARAM_POST2_B}, NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
+
+// ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
+
+static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x,
+                 struct norm_weights weights) {
+    const int64_t N = extent_of(m, pass).N;
+    const floatX *w = param(m, pass, l, weights.weight), *b = param(m, pass, l, weights.bias);
+    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, norm_options_of(m), m->dev));
+}
+// sum = x + multiplier * dropout(delta).
+static void residual(struct gpt *m, enum pass pass, floatX *sum, const floatX *x, const floatX *delta,
+                     struct dropout dropout) {
+    RUN(m, residual_forward(sum, x, delta, extent_of(m, pass).N, m->shape.layer.C, residual_scale(m), dropout, m->dev));
+}
+// residual, whose delta is in `sum`, and the norm of the sum.
+static void residual_norm(struct gpt *m, enum pass pass, int l, floatX *sum, floatX *out, float *stats, const floatX *x,
+                          struct norm_weights weights, struct dropout dropout) {
+    const int64_t N = extent_of(m, pass).N;
+    const floatX *w = param(m, pass, l, weights.weight), *b = param(m, pass, l, weights.bias);
+    RUN(m, residual_norm_forward(sum, out, mean_of(m, stats, N), stats, x, sum, w, b, N, m->shape.layer.C,
+                                 norm_options_of(m), residual_scale(m), dropout, m->dev));
+}
+static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floatX *in, enum parameter weight,
+                   enum parameter bias, int n, int k) {
+    const int64_t N = extent_of(m, pass).N;
+    const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
+    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+    MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
+}
+// Turns q and k of layer l by their positions, where it is a layer with rotary positions.
+static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
+    const struct layer_shape *s = &m->shape.layer;
+    const struct extent e = extent_of(m, pass);
+    if (!m->kinds[l].rotary)
+        return;
+    const struct token_positions positions = positions_of(m, pass);
+    RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
+}
+static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
+    struct qk_norm_shape shape;
+    shape.H = m->shape.layer.H;
+    shape.Hkv = m->shape.layer.G;
+    shape.D = m->shape.layer.D;
+    shape.full_width = false;
+    switch (m->shape.qk_norm_width) {
+    case QK_LAYERNORM_HEAD: break;
+    case QK_LAYERNORM_FULL: shape.full_width = true; break;
+    }
+    shape.one_plus = m->shape.norm_one_plus;
+    shape.epsilon = (float)m->config.norm_epsilon;
+    return shape;
+}
+// What attention reads: q, k and v of layer l.
+static floatX *attention_input(struct gpt *m, enum pass pass, int l) {
+    return (floatX *)activation(m, pass, l, m->shape.layer.qk_statistics ? ACT_QKN : ACT_QKV);
+}
+static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *saved, const floatX *qkv) {
+    const struct attention_shape shape = layer_attention_shape(m, pass, l);
+    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
+    RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, ws, m->dev));
+}
+// Tokens of a sequence that the KV cache of layer l holds: all, or those of the window, in a ring.
+static int kv_capacity(const struct gpt *m, int l) {
+    return m->kinds[l].windowed && m->window < m->decode_tokens ? m->window : m->decode_tokens;
+}
+// The keys or values of the last kv_capacity positions, (B, G, capacity, D), which live from one token to the next.
+static floatX *kv_cache(struct gpt *m, int l, enum slot slot) {
+    const struct layer_shape *s = &m->shape.layer;
+    const size_t rows = (size_t)m->sequences * (size_t)kv_capacity(m, l);
+    return (floatX *)buffer(m, PASS_GENERATE, l, slot, rows * (size_t)(s->G * s->D) * sizeof(floatX), "kv cache",
+                            slot == SLOT_KEYS ? "keys" : "values");
+}
+// Generation: the k and v of the pass's tokens join the cache. A prompt's tokens attend to each other, a later one to
+// the whole cache.
+static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *att, const floatX *qkv) {
+    const struct extent e = extent_of(m, pass);
+    const int capacity = kv_capacity(m, l);
+    floatX *keys = kv_cache(m, l, SLOT_KEYS), *values = kv_cache(m, l, SLOT_VALUES);
+    const int32_t *positions = positions_buffer(m, pass);
+    const struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
+    if (pass == PASS_PREFILL) {
+        RUN(m, kv_cache_append(keys, values, qkv, NULL, positions, capacity, shape, m->dev));
+        attention(m, pass, l, att, activation(m, pass, l, ACT_SOFTMAX), qkv);
+        return;
+    }
+    RUN(m, kv_cache_append(keys, values, qkv, positions, NULL, capacity, shape, m->dev));
+    void *ws = workspace(m, attention_decode_workspace_bytes(shape, capacity, m->dev));
+    RUN(m, attention_decode(att, qkv, keys, values, positions, capacity, shape, ws, m->dev));
+}
+
+// act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact.
+static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct model_shape *s,
+                                   struct device *dev) {
+    switch (s->activation) {
+    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_GELU_ERF: gelu_erf_forward(act, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_forward(act, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, dev); break;
+    case ACTIVATION_GEGLU: geglu_forward(act, fc, N, s->layer.F, dev); break;
+    }
+}
+static void mlp_activation_backward(floatX *dfc, const floatX *dact, const floatX *fc, int64_t N,
+                                    const struct model_shape *s, struct device *dev) {
+    switch (s->activation) {
+    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_GELU_ERF: gelu_erf_backward(dfc, dact, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
+    case ACTIVATION_GEGLU: geglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
+    }
+}
+
+// ---- Forward ----
+
+// The sum of the residual stream and attention's branch, which the MLP's branch joins: an activation, or, where attention
+// and MLP read the same stream, a buffer of the forward pass alone.
+static floatX *middle(struct gpt *m, enum pass pass, int l) {
+    if (!m->shape.layer.parallel)
+        return (floatX *)activation(m, pass, l, ACT_MID);
+    return (floatX *)buffer(m, pass, l, SLOT_PARALLEL_SUM,
+                            (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX), pass_name(pass),
+                            "residual after attention");
+}
+
+// The ops of attention, from the layer's input to the middle of its residual stream; block_forward says the rest.
+static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
+#define ACT(id) activation(m, pass, l, ACT_##id)
+#define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
+    const struct layer_shape *s = &m->shape.layer;
+    const int64_t N = extent_of(m, pass).N;
+    const char *group = pass_name(pass);
+    if (produce & (BIT(NORM1) | BIT(NORM1_STATS))) {
+        phase(m, group, l, "norm 1");
+        floatX *out = (floatX *)WANTED(NORM1);
+        float *stats = (float *)WANTED(NORM1_STATS);
+        norm(m, pass, l, out, stats, (const floatX *)activation(m, pass, l - 1, ACT_OUT), NORM_1);
+    }
+    if (produce & BIT(QKV)) {
+        phase(m, group, l, "qkv");
+        floatX *qkv = (floatX *)ACT(QKV);
+        const floatX *in = (const floatX *)(s->norm_before ? ACT(NORM1) : activation(m, pass, l - 1, ACT_OUT));
+        linear(m, pass, l, qkv, in, PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
+        if (!s->qk_statistics)
+            rotate(m, pass, l, qkv);
+    }
+    if (produce & (BIT(QKN) | BIT(QKN_STATS))) {
+        phase(m, group, l, "q and k norm");
+        floatX *qkn = (floatX *)ACT(QKN);
+        float *stats = (float *)ACT(QKN_STATS); // where they are kept, the same bits are written again
+        const floatX *qkv = (const floatX *)ACT(QKV);
+        const floatX *wq = param(m, pass, l, PARAM_QNORM_W), *wk = param(m, pass, l, PARAM_KNORM_W);
+        RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, N, qk_norm_shape_of(m), m->dev));
+        rotate(m, pass, l, qkn);
+    }
+    if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
+        phase(m, group, l, "attention");
+        floatX *att = (floatX *)ACT(ATT);
+        const floatX *qkv = attention_input(m, pass, l);
+        if (generates(pass))
+            attention_with_cache(m, pass, l, att, qkv);
+        else
+            attention(m, pass, l, att, ACT(SOFTMAX), qkv);
+    }
+    if (produce & BIT(ATT_PROJ)) {
+        phase(m, group, l, "attention projection");
+        linear(m, pass, l, (floatX *)ACT(ATT_PROJ), (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C,
+               s->H * s->D);
+    }
+    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_ATTENTION_PROJECTION);
+    const bool norm_2 = produce & (BIT(NORM2) | BIT(NORM2_STATS));
+    if (s->parallel ? produce & BIT(OUT) : produce & BIT(MID)) {
+        phase(m, group, l, s->norm_after ? "post-attention norm" : "attention projection");
+        floatX *mid = middle(m, pass, l);
+        if (s->norm_after)
+            norm(m, pass, l, mid, (float *)WANTED(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1);
+        else
+            linear(m, pass, l, mid, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D);
+        const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
+        if (norm_2 && !s->parallel)
+            residual_norm(m, pass, l, mid, (floatX *)WANTED(NORM2), (float *)WANTED(NORM2_STATS), x, NORM_2, dropout);
+        else
+            residual(m, pass, mid, x, mid, dropout);
+    } else if (produce & BIT(POST1_STATS)) {
+        phase(m, group, l, "post-attention norm");
+        norm(m, pass, l, NULL, (float *)ACT(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1);
+    }
+    if (norm_2 && (s->parallel || !(produce & BIT(MID)))) {
+        phase(m, group, l, "norm 2");
+        floatX *out = (floatX *)WANTED(NORM2);
+        float *stats = (float *)WANTED(NORM2_STATS);
+        const void *x = s->parallel ? activation(m, pass, l - 1, ACT_OUT) : ACT(MID);
+        norm(m, pass, l, out, stats, (const floatX *)x, NORM_2);
+    }
+}
+// The ops of the MLP, up to the layer's output; block_forward says the rest. next: the unit of parameters after the
+// layer's.
+static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass, int next) {
+    const struct layer_shape *s = &m->shape.layer;
+    const int64_t N = extent_of(m, pass).N;
+    const char *group = pass_name(pass);
+    if (produce & BIT(FC)) {
+        phase(m, group, l, "fc");
+        floatX *fc = (floatX *)ACT(FC);
+        const floatX *in = (const floatX *)(s->norm_before ? ACT(NORM2) : ACT(MID));
+        linear(m, pass, l, fc, in, PARAM_FC_W, PARAM_FC_B, fc_width(s), s->C);
+    }
+    if (produce & BIT(ACT)) {
+        phase(m, group, l, "activation");
+        floatX *act = (floatX *)ACT(ACT);
+        const floatX *fc = (const floatX *)ACT(FC);
+        RUN(m, mlp_activation_forward(act, fc, N, &m->shape, m->dev));
+    }
+    if (produce & BIT(MLP_PROJ)) {
+        phase(m, group, l, "mlp projection");
+        linear(m, pass, l, (floatX *)ACT(MLP_PROJ), (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C,
+               s->F);
+    }
+    if (produce & BIT(OUT)) {
+        if (pass != PASS_RECOMPUTE) // the fused norm's weights are the next unit's
+            zero_use(&m->zero, pass, next);
+        phase(m, group, l, s->norm_after ? "post-mlp norm" : "mlp projection");
+        floatX *out = (floatX *)ACT(OUT);
+        if (s->norm_after)
+            norm(m, pass, l, out, (float *)WANTED(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2);
+        else
+            linear(m, pass, l, out, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
+        const floatX *mid = middle(m, pass, l);
+        const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_MLP_PROJECTION);
+        const bool last = l + 1 == m->shape.L;
+        if (pass == PASS_RECOMPUTE || (!last && !s->norm_before))
+            residual(m, pass, out, mid, out, dropout);
+        else if (!last)
+            residual_norm(m, pass, l + 1, out, (floatX *)activation(m, pass, l + 1, ACT_NORM1),
+                          (float *)activation(m, pass, l + 1, ACT_NORM1_STATS), mid, NORM_1, dropout);
+        else
+            residual_norm(m, pass, -1, out, final_norm_buffer(m, pass), final_norm_stats(m, pass), mid, NORM_FINAL,
+                          dropout);
+    } else if (produce & BIT(POST2_STATS)) {
+        phase(m, group, l, "post-mlp norm");
+        norm(m, pass, l, NULL, (float *)ACT(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2);
+    }
+#undef WANTED
+#undef ACT
+}
+
+// Runs the ops whose outputs are in the set `produce`: all in a first forward, the dropped ones in recomputation.
+//
+// A residual addition is fused with the norm that reads it where both are in `produce`. In a first forward the fusion
+// crosses layers: a layer's last addition computes the next layer's NORM1, or the final norm after the last layer; only
+// layer 0 computes its own NORM1. A norm that runs unfused has the same bits.
+static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
+    const int unit = unit_of_layer(&m->table, l),
+              next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
+    if (produce)
+        zero_use(&m->zero, pass, unit);
+    if (pass != PASS_RECOMPUTE) {
+        zero_prefetch(&m->zero, pass, next);
+        if (next == unit_of_head())
+            zero_prefetch(&m->zero, head_pass(m, pass), head_unit(m));
+    }
+    produce &= activation_present(&m->shape.layer);
+    if (pass != PASS_RECOMPUTE && l > 0)
+        produce &= ~(BIT(NORM1) | BIT(NORM1_STATS));
+    attention_branch_forward(m, l, produce, pass);
+    mlp_branch_forward(m, l, produce, pass, next);
+}
+
+// ---- Backward ----
+
+// Gradients of a linear layer: din (N, k) is written; dweight (n, k) and dbias (n) are added to the unit's gradients.
+static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dout, const floatX *in,
+                            enum parameter weight, enum parameter bias, int n, int k) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const floatX *w = param(m, PASS_RECOMPUTE, l, weight);
+    float *dw = grad(m, l, weight), *db = grad(m, l, bias);
+    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+    MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, ws, m->dev));
+}
+// dx += the gradient of a norm's input; those of its weight and bias are added to the unit's gradients.
+static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, const float *stats,
+                          struct norm_weights weights) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int C = m->shape.layer.C;
+    const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weights.weight);
+    float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias);
+    void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
+    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_options_of(m), ws,
+                         m->dev));
+}
+
+static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
+
+// The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is the
+// gradient of the stream itself, which is then not stored twice.
+static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_use use) {
+    const floatX *dres = d_residual(m);
+    const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);
+    const float scale = residual_scale(m);
+    if (dropout.p == 0 && scale == 1)
+        return dres;
+    floatX *dadded = d_buffer(m, l, slot, m->shape.layer.C);
+    RUN(m, residual_backward(dadded, dres, extent_of(m, PASS_TRAIN).N * m->shape.layer.C, scale, dropout, m->dev));
+    return dadded;
+}
+// A branch: the slots of its gradients, its use of dropout, and its projection with the norm after it.
+struct branch {
+    enum slot d_added, d_projection;
+    enum dropout_use use;
+    enum activation_id projection, statistics;
+    struct norm_weights norm;
+    const char *name;
+};
+static const struct branch ATTENTION_BRANCH = {SLOT_D_ATT_ADDED,     SLOT_D_ATT_PROJ, DROPOUT_ATTENTION_PROJECTION,
+                                               ACT_ATT_PROJ,         ACT_POST1_STATS, {PARAM_POST1_W, PARAM_POST1_B},
+                                               "post-attention norm"};
+static const struct branch MLP_BRANCH = {SLOT_D_MLP_ADDED, SLOT_D_MLP_PROJ, DROPOUT_MLP_PROJECTION,
+                                         ACT_MLP_PROJ,     ACT_POST2_STATS, {PARAM_POST2_W, PARAM_POST2_B},
+                                         "post-mlp norm"};
+// The gradient of the output of a branch's projection, through the norm after it where there is one. Opens the phase
+// `name`, in which the result is live.
+static const floatX *d_projection(struct gpt *m, int l, const struct branch *branch, const char *name) {
+    if (!m->shape.layer.norm_after) {
+        phase(m, "backward", l, name);
+        return d_added(m, l, branch->d_added, branch->use);
+    }
+    phase(m, "backward", l, branch->name);
+    const int C = m->shape.layer.C;
+    const floatX *dadded = d_added(m, l, branch->d_added, branch->use);
+    floatX *dproj = d_buffer(m, l, branch->d_projection, C);
+    RUN(m, device_zero(dproj, (size_t)extent_of(m, PASS_TRAIN).N * C * sizeof *dproj, m->dev));
+    norm_gradient(m, l, dproj, dadded, (const floatX *)activation(m, PASS_RECOMPUTE, l, branch->projection),
+                  (const float *)activation(m, PASS_RECOMPUTE, l, branch->statistics), branch->norm);
+    phase(m, "backward", l, name);
+    return d_buffer(m, l, branch->d_projection, C);
+}
+
+// The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer
+// l - 1, or l - 1 itself; -1: none.
+static int next_backward_layer(const struct gpt *m, int l) {
+    const int below = l - 1;
+    if (below < 0 || !policy_is_group_last(&m->policy, below))
+        return below;
+    for (int k = m->policy.group_first[below]; k < below; k++)
+        if (policy_missing(&m->policy, k, &m->shape.layer))
+            return k;
+    return below;
+}
+
+// The gradient of the input of a branch joins d_residual: through the norm before it, or as it is.
+// x: the norm's input. Runs in a phase of its own.
+static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *name, enum activation_id statistics,
+                           struct norm_weights weights, int x_layer, enum activation_id x) {
+    const struct layer_shape *s = &m->shape.layer;
+    phase(m, "backward", l, name);
+    floatX *din = d_buffer(m, l, slot, s->C), *dres = d_residual(m);
+    if (s->norm_before)
+        norm_gradient(m, l, dres, din, (const floatX *)activation(m, PASS_RECOMPUTE, x_layer, x),
+                      (const float *)activation(m, PASS_RECOMPUTE, l, statistics), weights);
+    else {
+        const struct dropout none = {0, 0, 0, 0, 0, NULL};
+        RUN(m, residual_forward(dres, din, dres, extent_of(m, PASS_TRAIN).N, s->C, 1, none, m->dev));
+    }
+}
+
+// The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream. With
+// parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it is, first.
+static void mlp_branch_backward(struct gpt *m, int l) {
+#define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
+    const struct layer_shape *s = &m->shape.layer;
+    const floatX *dproj = d_projection(m, l, &MLP_BRANCH, "mlp projection");
+    floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
+    linear_backward(m, l, dact, dproj, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
+
+    phase(m, "backward", l, "activation");
+    dact = d_buffer(m, l, SLOT_D_ACT, s->F);
+    const floatX *fc = (const floatX *)ACT(FC);
+    // dfc overwrites dact, unless a gated activation makes it twice as wide.
+    const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
+    floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
+    RUN(m, mlp_activation_backward(dfc, dact, fc, extent_of(m, PASS_TRAIN).N, &m->shape, m->dev));
+
+    phase(m, "backward", l, "fc");
+    dfc = d_buffer(m, l, slot_dfc, fc_width(s));
+    floatX *dnorm2 = d_buffer(m, l, SLOT_D_NORM2, s->C);
+    linear_backward(m, l, dnorm2, dfc, (const floatX *)(s->norm_before ? ACT(NORM2) : ACT(MID)), PARAM_FC_W, PARAM_FC_B,
+                    fc_width(s), s->C);
+}
+// The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
+static void attention_core_backward(struct gpt *m, int l) {
+    const struct layer_shape *s = &m->shape.layer;
+    phase(m, "backward", l, "attention");
+    const floatX *datt = d_buffer(m, l, SLOT_D_ATT, s->H * s->D);
+    floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
+    const floatX *qkv = attention_input(m, PASS_RECOMPUTE, l), *att = (const floatX *)ACT(ATT);
+    const void *saved = ACT(SOFTMAX);
+    const struct attention_shape shape = layer_attention_shape(m, PASS_TRAIN, l);
+    const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
+    struct attention_backward_options options;
+    options.rotary = rope_of(m, l);
+    options.positions = positions_of(m, PASS_TRAIN);
+    options.any_order = !m->config.deterministic_mode;
+    void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, m->dev));
+    RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
+    if (!s->qk_statistics)
+        return;
+
+    phase(m, "backward", l, "q and k norm");
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const struct qk_norm_shape norm_shape = qk_norm_shape_of(m);
+    dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
+    const floatX *raw = (const floatX *)ACT(QKV);
+    const float *stats = (const float *)ACT(QKN_STATS);
+    const floatX *wq = param(m, PASS_RECOMPUTE, l, PARAM_QNORM_W), *wk = param(m, PASS_RECOMPUTE, l, PARAM_KNORM_W);
+    float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
+    ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape));
+    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, ws, m->dev));
+}
+
+// Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
+static void block_backward(struct gpt *m, int l) {
+    const struct layer_shape *s = &m->shape.layer;
+    const int att_width = s->H * s->D;
+
+    zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
+    zero_use(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
+    if (next_backward_layer(m, l) >= 0)
+        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
+    mlp_branch_backward(m, l);
+    if (!s->parallel)
+        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID);
+
+    const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");
+    floatX *datt = d_buffer(m, l, SLOT_D_ATT, att_width);
+    linear_backward(m, l, datt, dproj, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, att_width);
+    attention_core_backward(m, l);
+
+    phase(m, "backward", l, "qkv");
+    const floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
+    floatX *dnorm1 = d_buffer(m, l, SLOT_D_NORM1, s->C);
+    const void *in = s->norm_before ? ACT(NORM1) : activation(m, PASS_RECOMPUTE, l - 1, ACT_OUT);
+    linear_backward(m, l, dnorm1, dqkv, (const floatX *)in, PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
+    d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT);
+    if (s->parallel)
+        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l - 1, ACT_OUT);
+#undef ACT
+}

@@ -1,0 +1,298 @@
+// The rotary settings of config.json, read. Before transformers 5 they are rope_theta at the top and rope_scaling, later
+// all in rope_parameters; files have either or both, which then must agree. Gemma 3 and OLMo 3 have an object for each
+// kind of layer in rope_parameters, and what is said for none of them is of the full layers.
+//
+// Members: transformers' modeling_rope_utils.py.
+#include <stdlib.h> // atoi
+#include <string.h> // strcmp
+
+#include "formats/huggingface_traits.h"
+
+static bool values_equal(const json_t *a, const json_t *b) {
+    if (json_is_number(a) && json_is_number(b))
+        return json_number_value(a) == json_number_value(b);
+    return json_equal((json_t *)a, (json_t *)b);
+}
+// Members that no reader knows may say that the frequencies are others. `finetuned` is a remark.
+static bool rope_member_is_known(const char *key) {
+    static const char *const known[] = {
+        "rope_type",      "type",
+        "rope_theta",     "partial_rotary_factor",
+        "factor",         "low_freq_factor",
+        "beta_fast",      "high_freq_factor",
+        "beta_slow",      "original_max_position_embeddings",
+        "truncate",       "mscale",
+        "mscale_all_dim", "attention_factor",
+        "short_factor",   "long_factor",
+        "finetuned",
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(key, known[i]) == 0)
+            return true;
+    return false;
+}
+// Adds the members of `from`, which may be NULL, to *rope; null ones are absent ones. `where`: its place in the file.
+static const char *rope_add(json_t *rope, json_t *from, const char *where, const char *name, struct error_text *error) {
+    const char *key;
+    json_t *value;
+    json_object_foreach (from, key, value) {
+        const char *to = strcmp(key, "type") == 0 ? "rope_type" : key; // an older name
+        if (json_is_object(value))
+            return error_format(error, "%s: %s has %s for layers of a kind, which is not supported", name, where,
+                                json_show(key).text);
+        if (!rope_member_is_known(key))
+            return error_format(error, "%s: %s has '%s', which is not supported", name, where, json_show(key).text);
+        if (json_is_null(value) || (to != key && json_has(from, to)))
+            continue;
+        if (json_has(rope, to) && !values_equal(json_object_get(rope, to), value))
+            return error_format(error, "%s: rope_scaling and %s have another %s each; remove one of them", name, where,
+                                to);
+        json_object_set(rope, to, value);
+    }
+    return NULL;
+}
+
+// ---- scaling ----
+
+static const char *rope_type_of(enum rope_scaling_type *type, const json_t *rope, enum architecture a, const char *name,
+                                struct error_text *error) {
+    static const struct {
+        const char *word;
+        enum rope_scaling_type type;
+        bool of_phi3;
+    } words[] = {
+        {"default", SCALING_NONE, true},  {"linear", SCALING_LINEAR, false},    {"llama3", SCALING_LLAMA3, false},
+        {"yarn", SCALING_YARN, false},    {"longrope", SCALING_LONGROPE, true}, {"su", SCALING_LONGROPE, true},
+        {"yarn", SCALING_LONGROPE, true}, // older names, of Phi-3 alone
+    };
+    const char *word;
+    RETURN_PROBLEM(json_opt_string(rope, "rope_type", "default", &word, name, error));
+    const bool phi3 = a == ARCHITECTURE_PHI3;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(word, words[i].word) == 0 && (phi3 ? words[i].of_phi3 : i < 5)) {
+            *type = words[i].type;
+            return NULL;
+        }
+    return error_format(error, "%s: rope_type is '%s', which is not supported; expected %s", name, json_show(word).text,
+                        phi3 ? "default or longrope" : "default, linear, llama3, yarn or longrope");
+}
+
+static const char *rope_number(struct huggingface_config *h, const json_t *rope, const char *key, double least,
+                               double fallback, const char *option, const char *name, struct error_text *error) {
+    double value;
+    RETURN_PROBLEM(json_opt_number(rope, key, least, 1e30, fallback, &value, name, error));
+    huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
+    return NULL;
+}
+static const char *rope_needs(struct huggingface_config *h, const json_t *rope, const char *key, const char *option,
+                              const char *name, struct error_text *error) {
+    double value;
+    RETURN_PROBLEM(json_get_number(rope, key, 1e-6, 1e30, &value, name, error));
+    huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
+    return NULL;
+}
+// A list of a number for each pair of turned elements.
+static const char *rope_list(struct huggingface_config *h, const json_t *rope, const char *key, size_t pairs,
+                             const char *option, const char *name, struct error_text *error) {
+    json_t *list;
+    char *text = NULL;
+    size_t bytes = 0;
+    RETURN_PROBLEM(json_get_array(rope, key, &list, name, error));
+    if (json_array_size(list) != pairs)
+        return error_format(error, "%s: %s has %zu numbers; expected %zu, one for each pair of turned elements", name,
+                            key, json_array_size(list), pairs);
+    FILE *out = open_memstream(&text, &bytes);
+    bool good = out != NULL;
+    for (size_t i = 0; i < pairs && good; i++) {
+        const json_t *value = json_array_get(list, i);
+        good = json_is_number(value) && json_number_value(value) >= 1e-6;
+        fprintf(out, "%s%s", i ? "," : "", huggingface_show(json_number_value(value)).text);
+    }
+    if (out)
+        fclose(out);
+    if (good)
+        huggingface_set(h, "%s=%s", option, text);
+    free(text);
+    return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
+}
+
+// *original = the longest sequence before the scaling: the member at the top first, as transformers does.
+static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
+                                 const char *name, struct error_text *error) {
+    static const char key[] = "original_max_position_embeddings";
+    int64_t longest;
+    RETURN_PROBLEM(json_get_int(root, "max_position_embeddings", 1, HUGGINGFACE_LARGEST, &longest, name, error));
+    if (a == ARCHITECTURE_PHI3)
+        longest = 4096; // the class's default
+    return json_opt_int(json_has(root, key) ? root : rope, key, 1, HUGGINGFACE_LARGEST, longest, original, name, error);
+}
+// The factor, or where it is absent the ratio of the lengths.
+static const char *rope_factor(struct huggingface_config *h, const json_t *root, const json_t *rope, int64_t original,
+                               const char *name, struct error_text *error) {
+    int64_t longest;
+    RETURN_PROBLEM(json_get_int(root, "max_position_embeddings", 1, HUGGINGFACE_LARGEST, &longest, name, error));
+    return rope_number(h, rope, "factor", 1e-6, (double)longest / (double)original, "rope-scaling-factor", name, error);
+}
+static const char *rope_yarn(struct huggingface_config *h, const json_t *rope, const char *name,
+                             struct error_text *error) {
+    double fast, slow, mscale, all_dim;
+    bool truncate;
+    RETURN_PROBLEM(json_opt_number(rope, "beta_fast", 0, 1e30, 32, &fast, name, error));
+    RETURN_PROBLEM(json_opt_number(rope, "beta_slow", 0, 1e30, 1, &slow, name, error));
+    RETURN_PROBLEM(json_opt_number(rope, "mscale", 0, 1e30, 0, &mscale, name, error));
+    RETURN_PROBLEM(json_opt_number(rope, "mscale_all_dim", 0, 1e30, 0, &all_dim, name, error));
+    RETURN_PROBLEM(json_opt_bool(rope, "truncate", true, &truncate, name, error));
+    huggingface_set(h, "yarn-beta-fast=%s", huggingface_show(fast != 0 ? fast : 32).text); // 0 counts as absent
+    huggingface_set(h, "yarn-beta-slow=%s", huggingface_show(slow != 0 ? slow : 1).text);
+    huggingface_set(h, "yarn-mscale=%s", huggingface_show(mscale).text);
+    huggingface_set(h, "yarn-mscale-all-dim=%s", huggingface_show(all_dim).text);
+    huggingface_set(h, "yarn-truncate=%s", truncate ? "true" : "false");
+    return NULL;
+}
+static const char *rope_attention_factor(struct huggingface_config *h, const json_t *rope, const char *name,
+                                         struct error_text *error) {
+    return json_has(rope, "attention_factor")
+               ? rope_needs(h, rope, "attention_factor", "rope-attention-factor", name, error)
+               : NULL;
+}
+static const char *rope_scaling(struct huggingface_config *h, const json_t *root, const json_t *rope,
+                                enum rope_scaling_type type, size_t pairs, const char *name, struct error_text *error) {
+    char word[OPTION_NAME];
+    int64_t original = 0;
+    const bool has_original = type == SCALING_LLAMA3 || type == SCALING_YARN || type == SCALING_LONGROPE;
+    huggingface_set(h, "rope-scaling-type=%s", option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)type, word));
+    if (has_original) {
+        RETURN_PROBLEM(rope_original(&original, root, rope, h->architecture, name, error));
+        huggingface_set(h, "rope-original-max-position-embeddings=%lld", (long long)original);
+    }
+    switch (type) {
+    case SCALING_NONE: return NULL;
+    case SCALING_LINEAR: return rope_needs(h, rope, "factor", "rope-scaling-factor", name, error);
+    case SCALING_LLAMA3:
+        RETURN_PROBLEM(rope_needs(h, rope, "factor", "rope-scaling-factor", name, error));
+        RETURN_PROBLEM(rope_needs(h, rope, "low_freq_factor", "rope-low-freq-factor", name, error));
+        return rope_needs(h, rope, "high_freq_factor", "rope-high-freq-factor", name, error);
+    case SCALING_YARN:
+        RETURN_PROBLEM(rope_factor(h, root, rope, original, name, error));
+        RETURN_PROBLEM(rope_yarn(h, rope, name, error));
+        return rope_attention_factor(h, rope, name, error);
+    case SCALING_LONGROPE:
+        RETURN_PROBLEM(rope_factor(h, root, rope, original, name, error));
+        RETURN_PROBLEM(rope_list(h, rope, "short_factor", pairs, "rope-short-factors", name, error));
+        RETURN_PROBLEM(rope_list(h, rope, "long_factor", pairs, "rope-long-factors", name, error));
+        return rope_attention_factor(h, rope, name, error);
+    }
+    __builtin_unreachable();
+}
+
+// ---- theta, partial rotary ----
+
+// *partial = the part of each head's elements that is turned.
+static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
+                                const struct architecture_traits *t, const char *name, struct error_text *error) {
+    static const char key[] = "partial_rotary_factor";
+    const bool neox = t->form == FORM_GPT_NEOX;
+    const double usual = t->partial_rotary != 0 ? t->partial_rotary : 1;
+    RETURN_PROBLEM(json_opt_number(root, neox ? "rotary_pct" : key, 0, 1, usual, partial, name, error));
+    if (t->partial_rotary == 0 && *partial == 1)
+        RETURN_PROBLEM(json_opt_number(rope, key, 0, 1, 1, partial, name, error));
+    if (t->partial_rotary == 0 && *partial != 1)
+        return error_format(error, "%s: partial_rotary_factor is %g, which is not supported; expected 1", name,
+                            *partial);
+    return json_opt_number(rope, key, 0, 1, *partial, partial, name, error);
+}
+static const char *rope_theta_of(double *theta, const json_t *root, const json_t *rope,
+                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
+    const char *top = t->form == FORM_GPT_NEOX ? "rotary_emb_base" : "rope_theta";
+    RETURN_PROBLEM(json_opt_number(root, top, 1, 1e30, t->theta, theta, name, error));
+    return json_opt_number(rope, "rope_theta", 1, 1e30, *theta, theta, name, error);
+}
+
+// Rotary settings of the layers with a window: those of the full ones, or another theta without scaling.
+static const char *rope_local(struct huggingface_config *h, const json_t *root, const json_t *full, double full_theta,
+                              json_t *sliding, const struct architecture_traits *t, const char *name,
+                              struct error_text *error) {
+    json_t *local = json_object();
+    enum rope_scaling_type type = SCALING_NONE, full_type = SCALING_NONE;
+    double theta = full_theta, usual = t->local_theta != 0 ? t->local_theta : full_theta;
+    const char *problem = rope_add(local, sliding, "rope_parameters.sliding_attention", name, error);
+    if (!problem)
+        problem = rope_type_of(&type, local, h->architecture, name, error);
+    if (!problem)
+        problem = rope_type_of(&full_type, full, h->architecture, name, error);
+    if (!problem && t->local_theta != 0)
+        problem = json_opt_number(root, "rope_local_base_freq", 1, 1e30, usual, &usual, name, error);
+    if (!problem)
+        problem = json_opt_number(local, "rope_theta", 1, 1e30, usual, &theta, name, error);
+    const bool same =
+        full_type == type && theta == full_theta && (type == SCALING_NONE || json_equal(local, (json_t *)full));
+    if (!problem && type != SCALING_NONE && !same)
+        problem = error_format(error,
+                               "%s: rope_parameters.sliding_attention has a scaling of its own, which is not "
+                               "supported; expected rope_type default",
+                               name);
+    const char *window = huggingface_setting(h, "window-size");
+    if (!problem && !same && window && strcmp(window, "none") != 0)
+        huggingface_set(h, "rotary-base-local=%s", huggingface_show(theta).text);
+    json_decref(local);
+    return problem;
+}
+
+// rope = the settings of all layers, or of the full ones; *sliding = the object of the others, NULL: none.
+static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *root, const struct architecture_traits *t,
+                               const char *name, struct error_text *error) {
+    json_t *scaling, *parameters, *full;
+    *sliding = NULL;
+    RETURN_PROBLEM(json_opt_object(root, "rope_scaling", &scaling, name, error));
+    RETURN_PROBLEM(json_opt_object(root, "rope_parameters", &parameters, name, error));
+    RETURN_PROBLEM(rope_add(rope, scaling, "rope_scaling", name, error));
+    const bool nested = t->rope_by_layers && parameters &&
+                        (json_has(parameters, "full_attention") || json_has(parameters, "sliding_attention"));
+    if (!nested)
+        return rope_add(rope, parameters, "rope_parameters", name, error);
+    const char *key;
+    json_t *value;
+    json_object_foreach (parameters, key, value)
+        if (strcmp(key, "full_attention") != 0 && strcmp(key, "sliding_attention") != 0 && strcmp(key, "truncate") != 0)
+            return error_format(error, "%s: rope_parameters has '%s' beside full_attention, which is not supported",
+                                name, json_show(key).text);
+    RETURN_PROBLEM(json_opt_object(parameters, "full_attention", &full, name, error));
+    RETURN_PROBLEM(json_opt_object(parameters, "sliding_attention", sliding, name, error));
+    RETURN_PROBLEM(rope_add(rope, full, "rope_parameters.full_attention", name, error));
+    // transformers takes truncate from the outer object alone.
+    bool inner, outer;
+    RETURN_PROBLEM(json_opt_bool(rope, "truncate", true, &inner, name, error));
+    RETURN_PROBLEM(json_opt_bool(parameters, "truncate", true, &outer, name, error));
+    if (json_has(rope, "truncate") && inner != outer)
+        return error_format(error, "%s: truncate is %s in full_attention, but %s in rope_parameters", name,
+                            inner ? "true" : "false", outer ? "true" : "false");
+    if (!outer)
+        json_object_set_new(rope, "truncate", json_false());
+    return NULL;
+}
+
+static const char *rope_read(struct huggingface_config *h, const json_t *root, json_t *rope,
+                             const struct architecture_traits *t, const char *name, struct error_text *error) {
+    json_t *sliding;
+    enum rope_scaling_type type = SCALING_NONE;
+    double theta = 0, partial = 1;
+    RETURN_PROBLEM(rope_gather(rope, &sliding, root, t, name, error));
+    RETURN_PROBLEM(rope_type_of(&type, rope, h->architecture, name, error));
+    RETURN_PROBLEM(rope_partial(&partial, root, rope, t, name, error));
+    RETURN_PROBLEM(rope_theta_of(&theta, root, rope, t, name, error));
+    const int turned = (int)(atoi(huggingface_setting(h, "kv-channels")) * partial);
+    if (turned < 2 || turned % 2 != 0)
+        return error_format(error, "%s: partial rotary positions turn %d elements of a head; expected an even number",
+                            name, turned);
+    huggingface_set(h, "rotary-base=%s", huggingface_show(theta).text);
+    huggingface_set(h, "rotary-percent=%s", huggingface_show(partial).text);
+    RETURN_PROBLEM(rope_scaling(h, root, rope, type, (size_t)turned / 2, name, error));
+    return t->rope_by_layers ? rope_local(h, root, rope, theta, sliding, t, name, error) : NULL;
+}
+const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
+                                  const char *name, struct error_text *error) {
+    json_t *rope = json_object();
+    const char *problem = rope_read(h, root, rope, t, name, error);
+    json_decref(rope);
+    return problem;
+}

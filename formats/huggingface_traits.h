@@ -1,0 +1,75 @@
+// What config.json of one architecture says otherwise than another's: one row of a table for each, which the reader
+// (huggingface_read.c, huggingface_rope.c) and the writer (huggingface_write.c) share.
+#pragma once
+#include "config.h"                  // struct config
+#include "formats/huggingface.h"     // enum architecture
+#include "runtime/text/json.h"       // config.json as written
+#include "runtime/text/json_parse.h" // config.json as read
+
+// Which layers have a window, and how config.json says so.
+enum huggingface_windows {
+    WINDOWS_NONE,
+    WINDOWS_ALL,      // every layer, unless sliding_window is null
+    WINDOWS_SWITCHED, // by layer_types, if use_sliding_window
+    WINDOWS_LAYERS,   // by layer_types
+};
+// Whose names config.json uses.
+enum huggingface_form { FORM_OURS, FORM_GPT2, FORM_LLAMA, FORM_GPT_NEOX };
+
+enum { NO_CAP = -1 };
+
+struct architecture_traits {
+    enum huggingface_form form;
+    // What an absent member means.
+    bool tied;
+    int groups, head_dim; // num_key_value_heads; 0: as heads. head_dim; 0: hidden_size over heads
+    double epsilon, theta;
+    // Biases: whether there are any by default, and whether attention_bias and mlp_bias say so.
+    bool qkv_bias, proj_bias, mlp_bias, has_attention_bias, has_mlp_bias;
+    // Windows: sliding_window (0: null), and where layer_types is absent each layer full_each has none; 0: all have one.
+    enum huggingface_windows windows;
+    int window, full_each;
+    // Norms.
+    enum norm_placement norm_placement;
+    bool qk_layernorm;
+    enum qk_layernorm_width qk_layernorm_width;
+    bool gemma; // norm weights 1 + w, GeGLU, "gelu" is its tanh form, the embedding times sqrt(hidden_size)
+    // Rotary positions.
+    bool no_rope_layers;   // no_rope_layers, no_rope_layer_interval
+    bool rope_by_layers;   // layers with a window have rotary settings of their own
+    double local_theta;    // of these, where absent; 0: as the others
+    double partial_rotary; // rotary_pct, partial_rotary_factor; 0: there is no such member
+    // Factors.
+    bool multipliers;           // Granite's four
+    bool query_pre_attn_scalar; // 256 where absent
+    double attn_cap, final_cap; // attn_logit_softcapping, final_logit_softcapping; NO_CAP: none; 0: no such member
+};
+
+__BEGIN_DECLS
+const struct architecture_traits *architecture_traits_of(enum architecture a);
+const char *architecture_model_type(enum architecture a);
+// *a = the architecture of a model_type; false: unknown.
+bool architecture_find(enum architecture *a, const char *type);
+
+// The shortest decimal that reads back as the same double.
+struct huggingface_number {
+    char text[32];
+};
+struct huggingface_number huggingface_show(double value);
+
+// marks (num_layers) = which layers --no-rope-freq (others: false) or --window-attn-skip-freq (true) marks.
+void huggingface_marks(bool *marks, const char *text, int num_layers, bool others);
+// The shortest text that gives these marks: none, N or a list. The caller frees it.
+char *huggingface_marks_text(const bool *marks, int num_layers, bool others);
+
+// Write and read the members of rotary settings. `root`: the config.json, whose sizes and windows are set already.
+void huggingface_write_rope(struct json *json, const struct config *c, const struct architecture_traits *t,
+                            enum architecture a);
+const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,
+                                  const char *name, struct error_text *error);
+// Reads the members of the root of that architecture, which is not ARCHITECTURE_OURS.
+const char *huggingface_read_members(struct huggingface_config *h, const json_t *root, const char *name,
+                                     struct error_text *error);
+// Writes them.
+void huggingface_write_members(struct json *json, const struct config *c, enum architecture a);
+__END_DECLS

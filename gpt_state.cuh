@@ -1,0 +1,337 @@
+// The model's state: struct gpt, and its buffers by pass, layer and slot.
+//
+// Functions run in two modes (timeline.cuh): when planning, a phase only records the buffers that it touches; when
+// running, it finds them at their planned addresses. A phase fetches all its buffers first, then runs its ops by RUN.
+//
+// Layer l's input is the OUT of layer l - 1; the embedding's output is the OUT of layer -1.
+#pragma once
+#include "attention.cuh"            // struct attention_shape
+#include "config.h"                 // struct config
+#include "config_layers.h"          // config_layer_is_windowed
+#include "kernels/device_queue.cuh" // struct work_graph
+#include "kernels/loss.cuh"         // struct loss_sum
+#include "kernels/norm_kind.cuh"    // struct norm_options
+#include "kernels/positions.cuh"    // struct token_positions
+#include "optimizer.cuh"            // struct optimizer
+#include "parameters.cuh"           // struct parameters, struct model_shape
+#include "recompute.cuh"            // struct recompute_policy
+#include "runtime/machine/error.h"  // fail
+#include "timeline.cuh"             // phases and their buffers
+#include "zero.cuh"                 // parameters and gradients, whole or sharded
+#include <math.h>                   // sqrt
+
+// The first of two device events (device_event_record): EVENT + slot, slot 0 or 1.
+enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
+
+// Gradients of a layer's activations, and of the model's (layer -1): id, name in plans.
+#define GRADIENT_SLOTS(ROW)                                                                                            \
+    ROW(D_MLP_ADDED, "d mlp addend")    /* before residual dropout and multiplier */                                   \
+    ROW(D_MLP_PROJ, "d mlp projection") /* before the norm after it */                                                 \
+    ROW(D_ACT, "d activation")                                                                                         \
+    ROW(D_FC, "d fc")                                                                                                  \
+    ROW(D_NORM2, "d norm 2")                                                                                           \
+    ROW(D_ATT_ADDED, "d attention addend")                                                                             \
+    ROW(D_ATT_PROJ, "d attention projection")                                                                          \
+    ROW(D_ATT, "d attention")                                                                                          \
+    ROW(D_QKV, "d qkv")                                                                                                \
+    ROW(D_NORM1, "d norm 1")                                                                                           \
+    ROW(D_LNF, "d final norm")                                                                                         \
+    ROW(D_RESIDUAL, "d residual") /* of the residual stream, from the head down to the embedding */
+
+// Buffers of a layer besides its activations, and of the whole model.
+enum slot {
+    SLOT_BEFORE_GRADIENTS = ACT_COUNT - 1,
+#define ENUM_ROW(id, name) SLOT_##id,
+    GRADIENT_SLOTS(ENUM_ROW)
+#undef ENUM_ROW
+        SLOT_PARALLEL_SUM, // residual stream and attention's branch, which the MLP's joins
+    SLOT_KEYS,             // the KV cache
+    SLOT_VALUES,
+    SLOT_TOKENS,
+    SLOT_TARGETS,
+    SLOT_POSITIONS,       // (B) generation: of the new tokens; prefill: the lengths of the prompts
+    SLOT_DOCUMENT_STARTS, // (B, T) the row of its sequence at which a token's document begins
+    SLOT_FIRST_KEY,       // the spans of attention_spans.cuh, of layers without a window
+    SLOT_LAST_QUERY,
+    SLOT_WINDOW_FIRST_KEY, // of layers with the window
+    SLOT_WINDOW_LAST_QUERY,
+    SLOT_LNF,
+    SLOT_LAST_ROWS, // of LNF: of each prompt's last token
+    SLOT_LNF_STATS,
+    SLOT_LOGITS,
+    SLOT_LOSSES,
+    SLOT_COUNT
+};
+
+// The results of a step, in the device's memory until the host fetches them, up to a step later.
+struct step_results {
+    struct gradient_check check;
+    struct loss_sum loss; // of the last micro-batch
+    uint64_t micro_step;  // counted over the run: the counter of the dropout masks
+};
+
+// The mean over the targets that count; 0: there are none.
+static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
+
+// What differs between layers.
+struct layer_kind {
+    bool windowed, rotary;
+};
+
+// A batch in host memory; it may be reused as soon as the function that takes it returns.
+struct batch {
+    const int32_t *inputs;          // (B, T)
+    const int32_t *targets;         // (B, T); a target below 0 is not counted
+    const int32_t *document_starts; // (B, T) the row at which a token's document begins; NULL: all 0
+};
+static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
+    const struct batch batch = {inputs, targets, NULL};
+    return batch;
+}
+
+struct gpt {
+    struct config config;
+    struct model_shape shape;
+    struct parameters table;
+    struct recompute_policy policy;
+    enum attention_backend backend;
+    struct device *dev;
+    struct timeline timeline;
+    struct zero zero; // parameters and gradients
+    struct optimizer optimizer;
+
+    struct layer_kind *kinds; // (L)
+    int window;               // keys that a query of a windowed layer sees; 0: no layer has a window
+
+    int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
+    int params_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
+    const float *rope;            // (T, D) cosines and sines
+    const float *local_rope;      // (T, D) of windowed layers; NULL: rope
+    struct step_results *results; // device memory
+    double *reports;              // (ranks, report_width) device memory: each rank's report of a step
+    struct loss_sum *losses;      // (micro_steps) device memory: the losses within this rank's report
+
+    bool trains;             // has gradients and an optimizer; false: validates and generates only
+    int sequences;           // generation: sequences at a time
+    int prompt_tokens;       // generation: of the longest prompt
+    int decode_tokens;       // generation: capacity of the KV cache, tokens of a sequence
+    int64_t chunk;           // tokens of a logits chunk
+    int micro_steps;         // of a step, on each rank
+    uint64_t micro_step;     // micro-batches so far in the run, over all ranks
+    bool last_micro_step;    // the current micro-step is its step's last: gradients are reduced
+    bool dropout;            // on in training, off in evaluation and generation
+    struct work_graph graph; // the recorded work of a micro-step
+    double graph_scale;      // the loss scale that the graph was recorded with
+    bool warm;               // a micro-step has run, and with it the libraries' first calls, which can't be recorded
+
+    // Pinned host memory, double-buffered: batches in flight to the device, results in flight to the host.
+    int32_t *host_batches; // (2, 3, host_batch_tokens): batch; inputs, targets, document starts
+    int64_t host_batch_tokens;
+    unsigned batches;                  // uploaded so far
+    unsigned updates;                  // enqueued so far
+    struct step_results *host_results; // (2)
+    double *host_reports;              // (2, ranks, report_width)
+    int request;           // what this rank asks of all ranks with the next update, in the caller's code; 0: nothing
+    double *host_requests; // (2) requests in flight
+};
+
+// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the struct loss_sum
+// of each micro-batch (from REPORT_LOSSES on), and its request (at report_request).
+static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->micro_steps; }
+static int report_width(const struct gpt *m) { return report_request(m) + 1; }
+
+// ---- Phases and buffers ----
+
+#define RUN(m, op) TIMELINE_RUN(&(m)->timeline, op)
+#define MATMUL(m, op) TIMELINE_MATMUL(&(m)->timeline, op) // RUN of a matmul, which benchmarks time apart
+#define phase(m, group, layer, op) timeline_phase(&(m)->timeline, group, layer, op)
+
+static void region(struct gpt *m, enum region r) {
+    timeline_region(&m->timeline, r);
+    zero_begin_region(&m->zero);
+}
+// A buffer of a layer (-1: of the whole model) in a pass; NULL when planning. slot: enum slot or enum activation_id.
+static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
+                    const char *name) {
+    int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
+    return timeline_buffer(&m->timeline, id, bytes, category, name, layer);
+}
+static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(&m->timeline, bytes); }
+
+static bool generates(enum pass pass) { return pass == PASS_PREFILL || pass == PASS_GENERATE; }
+
+// The tokens of a pass: B sequences of T tokens.
+struct extent {
+    int B, T;
+    int64_t N; // B * T
+};
+static struct extent extent_of(const struct gpt *m, enum pass pass) {
+    const int B = generates(pass) ? m->sequences : m->config.micro_batch_size;
+    const int T = !generates(pass) ? m->config.seq_length : pass == PASS_PREFILL ? m->prompt_tokens : 1;
+    const struct extent e = {B, T, (int64_t)B * T};
+    return e;
+}
+
+// The pass whose inputs a pass reads: recomputation reads the training batch.
+static enum pass input_pass(enum pass pass) { return pass == PASS_RECOMPUTE ? PASS_TRAIN : pass; }
+// (N) integers of a pass.
+static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
+    const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
+    return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
+}
+static int32_t *tokens_buffer(struct gpt *m, enum pass pass) {
+    return integer_buffer(m, pass, SLOT_TOKENS, "tokens", "inputs");
+}
+static int32_t *targets_buffer(struct gpt *m, enum pass pass) {
+    return integer_buffer(m, pass, SLOT_TARGETS, "tokens", "targets");
+}
+// (B) generation: the positions of the new tokens; prefill: the lengths of the prompts.
+static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
+    return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
+                             pass == PASS_PREFILL ? "lengths" : "positions");
+}
+// Where the tokens' documents begin; NULL: the model does not need it.
+static bool has_documents(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_attention_mask || m->config.reset_position_ids);
+}
+static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
+    return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
+}
+static struct token_positions positions_of(struct gpt *m, enum pass pass) {
+    struct token_positions positions = {NULL, NULL};
+    if (pass == PASS_GENERATE)
+        positions.starts = positions_buffer(m, pass);
+    else if (m->config.reset_position_ids)
+        positions.document_starts = documents_buffer(m, pass);
+    return positions;
+}
+
+// Whether a layer's attention has the window in a pass, which a sequence of at most the window's length does not show.
+static bool shows_window(const struct gpt *m, enum pass pass, int l) {
+    return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
+}
+// Whether attention of a layer needs spans: it has a window, or documents do not see each other.
+static bool has_spans(const struct gpt *m, enum pass pass, bool window) {
+    return window || (!generates(pass) && m->config.reset_attention_mask);
+}
+struct spans {
+    int32_t *first_key, *last_query; // (B, T)
+};
+static struct spans spans_buffers(struct gpt *m, enum pass pass, bool window) {
+    struct spans spans;
+    spans.first_key = integer_buffer(m, pass, window ? SLOT_WINDOW_FIRST_KEY : SLOT_FIRST_KEY, "attention spans",
+                                     window ? "first keys, window" : "first keys");
+    spans.last_query = integer_buffer(m, pass, window ? SLOT_WINDOW_LAST_QUERY : SLOT_LAST_QUERY, "attention spans",
+                                      window ? "last queries, window" : "last queries");
+    return spans;
+}
+// The shape of a model's attention without spans, by the options alone.
+static struct attention_shape attention_shape_of(const struct config *c, int B, int T) {
+    struct attention_shape shape;
+    memset(&shape, 0, sizeof shape);
+    shape.B = B;
+    shape.T = T;
+    shape.num_heads = c->num_attention_heads;
+    shape.num_query_groups = c->num_query_groups;
+    shape.head_dim = c->kv_channels;
+    shape.scale = (float)(c->softmax_scale > 0 ? c->softmax_scale : 1 / sqrt((double)c->kv_channels));
+    shape.softcap = (float)c->attn_logit_softcapping;
+    return shape;
+}
+// The shape of layer l's attention in a pass; its spans are live in this phase.
+static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pass, int l) {
+    const struct extent e = extent_of(m, pass);
+    struct attention_shape shape = attention_shape_of(&m->config, e.B, e.T);
+    const bool window = shows_window(m, pass, l);
+    if (has_spans(m, pass, window)) {
+        const struct spans spans = spans_buffers(m, pass, window);
+        shape.first_key = spans.first_key;
+        shape.last_query = spans.last_query;
+    }
+    return shape;
+}
+// The rotary table of layer l; NULL: its q and k are not turned.
+static const float *rope_of(const struct gpt *m, int l) {
+    if (!m->kinds[l].rotary)
+        return NULL;
+    return m->kinds[l].windowed && m->local_rope ? m->local_rope : m->rope;
+}
+
+// An activation of layer l. One that the policy keeps has one buffer for forward and backward; one that it drops has a
+// buffer in the forward and another in the backward, for the recomputed values.
+static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
+    const uint32_t kept = l < 0 ? BIT(OUT) : m->policy.kept[l];
+    if (pass == PASS_RECOMPUTE && kept & (1u << id))
+        pass = PASS_TRAIN;
+    if (!m->timeline.planning)
+        return buffer(m, pass, l, id, 0, NULL, NULL);
+    const struct activation_row row = activation_row(id, &m->shape.layer);
+    const size_t bytes = (size_t)row.bytes_per_token * (size_t)extent_of(m, pass).N;
+    char category[64];
+    if (pass == PASS_TRAIN)
+        snprintf(category, sizeof category, "activations: %s", row.category);
+    else
+        snprintf(category, sizeof category, "%s", pass == PASS_RECOMPUTE ? "recomputed activations" : pass_name(pass));
+    return buffer(m, pass, l, id, bytes, category, row.name);
+}
+// The buffer of the gradient of an activation, (N, width).
+static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
+    static const char *const names[] = {
+#define NAME_ROW(id, name) name,
+        GRADIENT_SLOTS(NAME_ROW)
+#undef NAME_ROW
+    };
+    const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
+    return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - ACT_COUNT]);
+}
+
+static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
+    return zero_parameter(&m->zero, pass, l, id);
+}
+static float *grad(struct gpt *m, int l, enum parameter id) { return zero_gradient(&m->zero, l, id); }
+
+static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
+    const struct dropout d = {m->dropout ? (float)p : 0, m->config.seed, 0,
+                              (uint32_t)layer,           (uint32_t)use,  m->results ? &m->results->micro_step : NULL};
+    return d;
+}
+static struct norm_options norm_options_of(const struct gpt *m) {
+    struct norm_options options;
+    options.kind = NORM_LAYERNORM;
+    switch (m->shape.normalization) {
+    case NORMALIZATION_LAYERNORM: break;
+    case NORMALIZATION_RMSNORM: options.kind = NORM_RMSNORM; break;
+    }
+    options.one_plus = m->shape.norm_one_plus;
+    options.epsilon = (float)m->config.norm_epsilon;
+    return options;
+}
+static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }
+// Rounded to the type of the parameters, as Gemma's is; Granite's is exact in each.
+static float embedding_scale(const struct gpt *m) { return to_float(to_floatX((float)m->config.embedding_multiplier)); }
+static struct logit_transform logit_transform_of(const struct gpt *m) {
+    const struct logit_transform transform = {(float)m->config.logit_multiplier,
+                                              (float)m->config.final_logit_softcapping};
+    return transform;
+}
+// Statistics of a norm: (N) reciprocal standard deviations, then, for LayerNorm, (N) means.
+static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
+    return stats && m->shape.layer.norm_statistics > 1 ? stats + N : NULL;
+}
+static enum parameter head_weight(const struct gpt *m) { return m->shape.tied ? PARAM_WTE : PARAM_LM_HEAD; }
+// The pass whose gathered parameters hold the head's weight. In training a tied weight, the embeddings', is gathered
+// again for the head, as in PASS_RECOMPUTE, rather than kept in memory through all layers.
+static enum pass head_pass(const struct gpt *m, enum pass pass) {
+    return m->shape.tied && pass == PASS_TRAIN ? PASS_RECOMPUTE : pass;
+}
+static int head_unit(const struct gpt *m) { return m->shape.tied ? unit_of_embeddings(&m->table) : unit_of_head(); }
+
+static floatX *final_norm_buffer(struct gpt *m, enum pass pass) {
+    return (floatX *)buffer(m, pass, -1, SLOT_LNF, (size_t)extent_of(m, pass).N * m->shape.layer.C * sizeof(floatX),
+                            pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm");
+}
+static float *final_norm_stats(struct gpt *m, enum pass pass) {
+    const size_t floats = (size_t)m->shape.layer.norm_statistics;
+    return (float *)buffer(m, pass, -1, SLOT_LNF_STATS, (size_t)extent_of(m, pass).N * floats * sizeof(float),
+                           pass == PASS_TRAIN ? "activations: norm" : pass_name(pass), "final norm statistics");
+}

@@ -1,0 +1,342 @@
+// The block in every form that options give it: recomputation changes no bit, gradients are those of the loss, generation
+// by prompts and KV cache gives the losses of whole sequences, and packed documents those of the documents alone.
+#include "test/model.h"   // before gpt.cuh, which it looks into
+#include <malloc.h>       // before testing.h, which may redefine free
+#include "test/setup.h"   // models of a few layers, and what a step makes of them
+#include "test/testing.h" // assertions
+
+// Options that make a block of another form, each at values at which a mistake shows: windows shorter than the prompt and
+// at no tile border, multipliers far from 1, caps that bend, an even and an odd number of layers of a kind.
+#define ROTARY                                                                                                         \
+    SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 "             \
+          "--ffn-hidden-size 56 --normalization RMSNorm --position-embedding-type rope --activation swiglu "           \
+          "--add-bias-linear=false "
+enum { FORMS_IN_FULL = 3 }; // the first of the list, which are held to every policy
+static const struct form {
+    const char *name, *options;
+} forms[] = {
+    {"gpt2", GPT2},
+    {"llama", LLAMA},
+    {"mqa", MQA},
+    {"llama3", ROTARY "--rope-scaling-type llama3 --rope-scaling-factor 4 --rope-original-max-position-embeddings 16"},
+    {"yarn", ROTARY "--rope-scaling-type yarn --rope-scaling-factor 4 --rope-original-max-position-embeddings 8"},
+    {"window", ROTARY "--window-size 11"},
+    {"window of one", ROTARY "--window-size 0,0 --window-attn-skip-freq 1,0,1"},
+    {"qwen3", ROTARY "--qk-layernorm --untie-embeddings-and-output-weights"},
+    {"smollm3", ROTARY "--no-rope-freq 0,1,0 --window-size 9 --window-attn-skip-freq 0,1,1"},
+    {"olmo2", ROTARY "--norm-placement post --qk-layernorm --qk-layernorm-width full"},
+    {"gemma2", ROTARY "--norm-placement sandwich --apply-layernorm-1p --activation geglu --window-size 7 "
+                      "--window-attn-skip-freq 2 --attn-logit-softcapping 1.5 --final-logit-softcapping 2 "
+                      "--softmax-scale 0.4 --embedding-multiplier 6.9"},
+    {"gemma3", ROTARY "--norm-placement sandwich --apply-layernorm-1p --activation geglu --window-size 7 "
+                      "--window-attn-skip-freq 3 --rotary-base-local 100 --qk-layernorm --rotary-base 5000"},
+    {"granite", ROTARY "--softmax-scale 0.1 --embedding-multiplier 3 --residual-multiplier 0.22 --logit-multiplier 0.3 "
+                       "--add-qkv-bias --add-attention-proj-bias"},
+    {"gpt-neox", SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 3 --normalization LayerNorm "
+                       "--position-embedding-type rope --rotary-percent 0.25 --activation gelu_erf --parallel-residual "
+                       "--untie-embeddings-and-output-weights"},
+    {"parallel residual, multiplier", ROTARY "--parallel-residual --residual-multiplier 0.5"},
+    {"layer norm 1p after", GPT2 " --norm-placement post --apply-layernorm-1p --residual-multiplier 0.7"},
+    {"documents", ROTARY "--separate-documents"},
+    {"documents and window", GPT2 " --separate-documents --window-size 5 --window-attn-skip-freq 2"},
+};
+enum { FORMS = sizeof forms / sizeof *forms };
+
+// ---- recomputation ----
+
+static void policies_change_no_bit(const char *shape, bool all) {
+    static const char *const policies[] = {
+        "--recompute-granularity selective --recompute-modules " MODULE_LIST,
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2", // 2 does not divide 5 or 3
+        "--recompute-granularity full",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+        "--recompute-granularity full --recompute-layers 0,2",
+    };
+    enum { POLICIES = sizeof policies / sizeof *policies, FEW = 2 };
+    static const char *const backends[] = {"--attention-backend flash", "--attention-backend unfused"};
+    for (int b = 0; b < 2; b++) {
+        struct outcome none = outcome_of(shape, backends[b]);
+        for (int i = 0; i < (all ? POLICIES + NUM_MODULES : FEW); i++) {
+            char options[256];
+            if (i < POLICIES)
+                snprintf(options, sizeof options, "%s %s", backends[b], policies[i]);
+            else
+                snprintf(options, sizeof options, "%s --recompute-granularity selective --recompute-modules %s",
+                         backends[b], module_names[i - POLICIES]);
+            struct outcome o = outcome_of(shape, options);
+            assert_same_bits(&none, &o, options);
+            outcome_free(&o);
+        }
+        outcome_free(&none);
+    }
+}
+static void recomputation_changes_no_bit(void **state) {
+    for (int i = 0; i < FORMS; i++)
+        policies_change_no_bit(forms[i].options, i < FORMS_IN_FULL);
+}
+
+// ---- gradients ----
+
+// For each form of the block and each activation, and each kind of tensor: along the gradient the loss changes as the
+// gradient says, by central differences. In fp32 the loss is known to about 2^-24 of itself, and a step of `h` changes it by
+// 2 h |gradient|.
+static void assert_gradients(const char *shape, const char *options) {
+    struct setup s = setup_of(shape, options);
+    struct gpt *m = s.model;
+    gpt_zero_gradients(m);
+    setup_micro_step(&s, 0, 1);
+    for (int t = 0; t < m->table.num_tensors; t++) {
+        const struct tensor *tensor = &m->table.tensors[t];
+        const float *g = m->zero.grads + tensor->offset;
+        float *p = (float *)m->zero.params + tensor->offset;
+        double norm = 0, slope[2];
+        for (int64_t j = 0; j < tensor->count; j++)
+            norm += (double)g[j] * g[j];
+        norm = sqrt(norm);
+        float *before = (float *)test_alloc((size_t)tensor->count * sizeof *before);
+        memcpy(before, p, (size_t)tensor->count * sizeof *before);
+        for (int half = 0; half < 2; half++) {
+            // A step that changes the loss by little, so that the loss bends little along it.
+            const double whole = fmin(8e-3, 5e-3 / norm), h = half ? whole / 2 : whole;
+            double loss[2];
+            for (int side = 0; side < 2; side++) {
+                for (int64_t j = 0; j < tensor->count; j++)
+                    p[j] = (float)(before[j] + (side ? h : -h) * g[j] / (norm > 0 ? norm : 1));
+                loss[side] = loss_mean(gpt_evaluate(m, setup_batch(&s, 0)));
+            }
+            slope[half] = (loss[1] - loss[0]) / (2 * h);
+        }
+        memcpy(p, before, (size_t)tensor->count * sizeof *before);
+        free(before);
+        const double limit = slope[1] + (slope[1] - slope[0]) / 3; // Richardson: the error falls with h^4
+        if (!(norm > 1e-5) || !(fabs(limit - norm) <= 0.01 * norm + 3e-4))
+            fail_msg("%s %s: along its gradient of norm %g, %s changes the loss by %g", shape, options, norm,
+                     tensor->name, limit);
+    }
+    setup_free(&s);
+}
+#ifndef TARGET_CUDA
+static void each_tensor_has_its_gradient(void **state) {
+    static const char *const activations[] = {
+#define NAME_OF(enumerator, name, gated) name,
+        ACTIVATIONS(NAME_OF)
+#undef NAME_OF
+    };
+    static const char no_dropout[] = "--hidden-dropout 0 --attention-dropout 0 --num-layers 2";
+    const char *const shapes[] = {GPT2, LLAMA};
+    if (sizeof(floatX) != sizeof(float)) // a parameter in bf16 can't be moved by a little
+        return;
+    for (size_t i = 0; i < 2 * sizeof activations / sizeof *activations; i++) {
+        char options[160];
+        snprintf(options, sizeof options, "%s --activation %s", no_dropout, activations[i / 2]);
+        assert_gradients(shapes[i % 2], options);
+    }
+    for (int i = 0; i < FORMS; i++)
+        for (int unfused = 0; unfused < 2; unfused++)
+            assert_gradients(forms[i].options,
+                             unfused ? "--hidden-dropout 0 --attention-dropout 0 --attention-backend unfused"
+                                     : "--hidden-dropout 0 --attention-dropout 0");
+}
+#endif
+
+// ---- generation ----
+
+// Prompts of different lengths, fed whole, and then one token of each sequence at a time through the KV cache give the
+// losses of the whole sequences at once.
+static void generation_equals_forward_of(const char *shape) {
+    static const int lengths[] = {PROMPT_TOKENS, 1, 12};
+    struct setup s = setup_of(shape, "--separate-documents=false");
+    struct gpt *m = s.model;
+    const int B = s.config.micro_batch_size, T = s.config.seq_length, V = s.config.vocab_size, Vp = m->shape.Vp;
+    assert_true(B == s.config.sample_count && B <= 3 && m->prompt_tokens == PROMPT_TOKENS);
+    int32_t prompts[3 * PROMPT_TOKENS], tokens[3], positions[3]; // of the latest tokens
+    double *losses = test_doubles((int64_t)B * T), whole[3 * 37];
+    for (int b = 0; b < B; b++) {
+        positions[b] = lengths[b] - 1;
+        for (int t = 0; t < PROMPT_TOKENS; t++) // what follows a shorter prompt counts for nothing
+            prompts[b * PROMPT_TOKENS + t] = t < lengths[b] ? s.inputs[b * T + t] : 3;
+    }
+    gpt_evaluate(m, batch_of(s.inputs, s.targets));
+    const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOSSES];
+    const float *evaluated = (const float *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
+    for (int i = 0; i < B * T; i++)
+        whole[i] = losses[i] = evaluated[i];
+    watch_phases(m, poison);
+    for (int i = 0; i < T; i++) {
+        const floatX *logits = i == 0 ? gpt_prefill(m, prompts, lengths) : gpt_decode(m, tokens, positions);
+        device_synchronize(m->dev);
+        for (int b = 0; b < B; b++) {
+            const int t = positions[b];
+            double total = 0;
+            for (int v = 0; v < V; v++)
+                total += exp((double)to_float(logits[b * Vp + v]));
+            losses[b * T + t] = log(total) - (double)to_float(logits[b * Vp + s.targets[b * T + t]]);
+            positions[b] = t + 1 < T ? t + 1 : t; // one that is at its end is fed the last token again
+            tokens[b] = s.inputs[b * T + positions[b]];
+        }
+    }
+    assert_close(losses, whole, B * T, sizeof(floatX) == 2 ? 2e-2 : 1e-5);
+    free(losses);
+    setup_free(&s);
+}
+static void generation_equals_forward(void **state) {
+    for (int i = 0; i < FORMS; i++)
+        generation_equals_forward_of(forms[i].options);
+}
+// The cache of a windowed layer holds the window alone.
+static void a_windowed_layer_caches_its_window(void **state) {
+    struct setup s = setup_of(ROTARY "--window-size 11 --window-attn-skip-freq 0,1,0", "");
+    for (int l = 0; l < 3; l++) {
+        const int id = s.model->slots[(PASS_GENERATE * 4 + l + 1) * SLOT_COUNT + SLOT_KEYS];
+        assert_int_equal(s.model->timeline.plan.buffers[id].bytes,
+                         (size_t)s.model->sequences * (l == 1 ? 11 : 37) * 2 * 16 * sizeof(floatX));
+    }
+    setup_free(&s);
+}
+
+// ---- documents ----
+
+// The gradients of a batch, and the losses of its tokens.
+struct result {
+    double *grads, *losses;
+};
+static struct result result_of(struct setup *s, struct batch batch) {
+    struct gpt *m = s->model;
+    struct result r;
+    gpt_zero_gradients(m);
+    gpt_evaluate(m, batch);
+    const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOSSES];
+    const float *evaluated = (const float *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
+    r.losses = floats_to_doubles(evaluated, s->tokens);
+    gpt_micro_step(m, 0, batch, (double)s->tokens); // of the sum of the losses
+    device_synchronize(m->dev);
+    r.grads = floats_to_doubles(m->zero.grads, m->table.flat);
+    return r;
+}
+static void result_free(struct result *r) {
+    free(r->grads);
+    free(r->losses);
+}
+// Moves the documents of a packed batch apart, each into a sequence of its own, which a model of T tokens sees alone; the
+// rest of the sequence counts for nothing. Adds the gradients, and puts the losses where they are in the batch.
+static struct result alone(struct setup *s, struct batch batch) {
+    const int T = s->config.seq_length, B = s->config.micro_batch_size;
+    const int64_t flat = s->model->table.flat;
+    struct result sum = {test_doubles(flat), test_doubles(s->tokens)};
+    memset(sum.grads, 0, (size_t)flat * sizeof *sum.grads);
+    int32_t *inputs = (int32_t *)test_alloc((size_t)s->tokens * sizeof *inputs);
+    int32_t *targets = (int32_t *)test_alloc((size_t)s->tokens * sizeof *targets);
+    for (int64_t first = 0, end; first < s->tokens; first = end) {
+        const int64_t row = first / T * T;
+        for (end = first + 1; end < row + T && batch.document_starts[end] == (int32_t)(first - row);)
+            end++;
+        for (int64_t i = 0; i < s->tokens; i++) {
+            const bool counts = i < end - first;
+            inputs[i] = counts ? batch.inputs[first + i] : 1;
+            targets[i] = counts ? batch.targets[first + i] : -1;
+        }
+        struct result r = result_of(s, batch_of(inputs, targets));
+        for (int64_t i = 0; i < flat; i++)
+            sum.grads[i] += r.grads[i];
+        memcpy(sum.losses + first, r.losses, (size_t)(end - first) * sizeof *r.losses);
+        result_free(&r);
+    }
+    assert_true(B >= 1);
+    free(inputs);
+    free(targets);
+    return sum;
+}
+static const char *const packed[] = {ROTARY "--separate-documents", ROTARY "--separate-documents --window-size 5",
+                                     GPT2 " --separate-documents --hidden-dropout 0 --attention-dropout 0"};
+enum { PACKED = sizeof packed / sizeof *packed };
+
+static void packed_documents_equal_documents_alone(void **state) {
+    for (int i = 0; i < 2 * PACKED; i++) {
+        const char *backend = i % 2 ? "--attention-backend unfused" : "";
+        struct setup s = setup_of(packed[i / 2], backend);
+        struct result together = result_of(&s, setup_batch(&s, 0)), apart = alone(&s, setup_batch(&s, 0));
+        assert_close(together.losses, apart.losses, s.tokens, sizeof(floatX) == 2 ? 2e-2 : 1e-5);
+        for (int t = 0; t < s.model->table.num_tensors; t++) {
+            const struct tensor *tensor = &s.model->table.tensors[t];
+            assert_close_at(together.grads + tensor->offset, apart.grads + tensor->offset, tensor->count,
+                            sizeof(floatX) == 2 ? 3e-2 : 1e-5, tensor->name, __FILE__, __LINE__);
+        }
+        result_free(&together);
+        result_free(&apart);
+        setup_free(&s);
+    }
+}
+
+// Another token in one document changes no bit of another document's losses.
+static void documents_do_not_see_each_other(void **state) {
+    for (int i = 0; i < 2 * PACKED; i++) {
+        struct setup s = setup_of(packed[i / 2], i % 2 ? "--attention-backend unfused" : "");
+        const int T = s.config.seq_length, V = s.config.vocab_size;
+        const struct batch batch = setup_batch(&s, 0);
+        struct result before = result_of(&s, batch);
+        const int32_t changed = s.document_starts[T / 2]; // the first token of a document in the middle
+        s.inputs[changed] = (s.inputs[changed] + 1) % V;
+        struct result after = result_of(&s, batch);
+        bool differs = false;
+        for (int64_t t = 0; t < s.tokens; t++) {
+            const bool same_document = t < T && s.document_starts[t] == changed;
+            differs = differs || (same_document && before.losses[t] != after.losses[t]);
+            if (!same_document && before.losses[t] != after.losses[t])
+                fail_msg("%s: token %d changes the loss of token %lld of another document", packed[i / 2], (int)changed,
+                         (long long)t);
+        }
+        assert_true(differs);
+        result_free(&before);
+        result_free(&after);
+        setup_free(&s);
+    }
+}
+
+// A target of -1 changes neither loss nor gradient, and the step is of the mean over the others.
+static void targets_that_do_not_count(void **state) {
+    struct setup s = setup_of(LLAMA, "");
+    struct gpt *m = s.model;
+    int counted = 0;
+    double sum = 0;
+    struct result all = result_of(&s, setup_batch(&s, 0));
+    for (int64_t i = 0; i < s.tokens; i++)
+        if (i % 3 == 1)
+            s.targets[i] = -1;
+        else {
+            counted++;
+            sum += all.losses[i];
+        }
+    gpt_zero_gradients(m);
+    const double loss = setup_micro_step(&s, 0, 0.5);
+    assert_near(loss, sum / counted, 1e-6 * loss, 0);
+    gpt_zero_gradients(m);
+    setup_micro_step(&s, 0, 0.5);
+    setup_micro_step(&s, 1, 0.5);
+    double squares = 0;
+    for (int64_t i = 0; i < m->table.flat; i++)
+        squares += (double)m->zero.grads[i] * m->zero.grads[i];
+    // of the two micro-batches only the first lacks targets
+    const double mean = 2.0 * (double)s.tokens / (double)(counted + s.tokens);
+    const double norm = update_norm(m, 1, 1e-3);
+    assert_near(norm, mean * sqrt(squares), 1e-6 * norm, 0);
+    result_free(&all);
+    setup_free(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+#ifndef CUDA_EMULATED // there training runs hold it (test_cuda_engine.py)
+        cmocka_unit_test(recomputation_changes_no_bit),
+#endif
+#ifndef TARGET_CUDA
+        cmocka_unit_test(each_tensor_has_its_gradient),
+#endif
+        cmocka_unit_test(generation_equals_forward),
+        cmocka_unit_test(a_windowed_layer_caches_its_window),
+        cmocka_unit_test(packed_documents_equal_documents_alone),
+        cmocka_unit_test(documents_do_not_see_each_other),
+        cmocka_unit_test(targets_that_do_not_count),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
