@@ -300,4 +300,15 @@ PTX_FUNCTION float exp2_approx(float x) {
 #endif
 }
 
+// 1 / x to 1 unit in the last place; denormals are flushed to 0. 1 / inf = 0.
+PTX_FUNCTION float reciprocal_approx(float x) {
+#if defined(__CUDACC__)
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+#else
+    return 1.0f / x;
+#endif
+}
+
 #endif
