@@ -61,8 +61,9 @@ static void flash_launch(void (*kernel)(typename plan::arguments), int rows, int
     static const cudaError_t prepared =
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
     cuda_check(prepared);
-    typename plan::arguments a = any;
-    a.spans = spans;
+    struct flash_any_arguments with_spans = any;
+    with_spans.spans = spans;
+    const typename plan::arguments a = with_spans; // what the instance takes of them
     const dim3 grid(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
     LAUNCH(dev, kernel, grid, plan::THREADS, plan::SHARED_BYTES, a);
 }
