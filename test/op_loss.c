@@ -1,11 +1,12 @@
-// kernels/loss.cuh against the formula in double, its gradient by finite differences, logits that are scaled and capped,
-// targets that do not count, and logits that are huge or broken.
+// kernels/loss.cuh against the formula in double, its gradient by finite differences, logits that are scaled and
+// capped, targets that do not count, and logits that are huge or broken.
 //
 // Tolerances. The loss is an fp32 sum of exponentials of one unit's error each, its logarithm, and a difference of
 // numbers of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: x - shift is rounded once
 // before the exponential, where |x - shift| <= 34 for all that counts: 34 * 2^-24 = 2e-6 relative, random over the row,
-// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth. A factor adds the rounding of the product, 2^-24 of the
-// largest. A cap adds what its tanh errs by, 3.2e-7: of the cap in z, and twice in the slope 1 - tanh^2, which may be small.
+// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth. A factor adds the rounding of the product, 2^-24 of
+// the largest. A cap adds what its tanh errs by, 3.2e-7: of the cap in z, and twice in the slope 1 - tanh^2, which may
+// be small.
 #include "kernels/loss.cuh"
 #include "test/testing.h"
 
