@@ -340,13 +340,13 @@ static void huggingface_write_as(FILE *out, const struct config *c, enum archite
     else
         huggingface_write_members(&json, c, a);
     json_decimal(&json, "initializer_range", c->init_method_std);
-    // Without these members readers would take the class's own tokens.
-    static const char *const ends[] = {"bos_token_id", "eos_token_id"};
-    for (int i = 0; i < 2; i++)
-        if (end_of_text >= 0 && end_of_text < c->vocab_size)
-            json_int(&json, ends[i], end_of_text);
+    // Without these members readers would take the class's own tokens, which the vocabulary may not have.
+    static const char *const tokens[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    for (int i = 0; i < 3; i++)
+        if (i < 2 && end_of_text >= 0 && end_of_text < c->vocab_size)
+            json_int(&json, tokens[i], end_of_text);
         else
-            json_none(&json, ends[i]);
+            json_none(&json, tokens[i]);
     json_str(&json, "torch_dtype", bf16 ? "bfloat16" : "float32");
     json_object_end(&json);
 }

@@ -1,4 +1,9 @@
 // Attention of one new token per sequence against a cache of keys and values, as generation needs it.
+//
+// A cache is a ring of the last `capacity` positions of each sequence: position p lies in slot p % capacity. Where
+// every query sees all keys up to its own, capacity is the longest sequence, and the ring never turns. A layer with a
+// window has min(window, longest sequence) slots: the keys that are still there are those that the window shows, so
+// that nothing here takes the window itself. Keys are summed in the order of the slots.
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/device.cuh"          // floatX, struct device
@@ -6,19 +11,22 @@
 #include "kernels/positions.cuh"       // position_of
 #include "kernels/ptx.cuh"             // shared memory, exp2_approx
 #include "kernels/reduce.cuh"          // lanes_sum
-#include "kernels/vector_math.cuh"     // LOG2E
+#include "kernels/vector_math.cuh"     // LOG2E, vector_tanhf
 #include <float.h>                     // FLT_MAX
 #include <math.h>                      // exp2f, INFINITY
 
-// The k and v of (B, T) tokens, out of their qkv rows, become those of positions starts[b] to starts[b] + T - 1.
+// The k and v of (B, T) tokens, out of their qkv rows, become those of positions starts[b] to starts[b] + T - 1. Of
+// these, positions ends[b] - capacity to ends[b] - 1 are stored: a prompt may be longer than the ring, and where
+// prompts have different lengths the rows after a shorter one are no tokens, which must not push its own out.
 static void kv_cache_append(floatX *keys,          // (B, Hkv, capacity, D)
                             floatX *values,        // (B, Hkv, capacity, D)
                             const floatX *qkv,     // (B, T, (H + 2 Hkv) * D)
-                            const int32_t *starts, // (B); NULL: 0
+                            const int32_t *starts, // (B) in device memory; NULL: 0
+                            const int32_t *ends,   // (B) in device memory; NULL: starts[b] + T, as all T tokens count
                             int capacity, struct attention_shape shape, struct device *dev);
 
-// out = softmax(scale q K^T) V over keys 0 to positions[b], the new token's own included: kv_cache_append comes first.
-// shape.T is 1.
+// out = softmax(cap(scale q K^T)) V over the min(positions[b] + 1, capacity) keys up to positions[b], the new token's
+// own included: kv_cache_append comes first. shape.T is 1; its tables are not read.
 static size_t attention_decode_workspace_bytes(struct attention_shape shape, int capacity, struct device *dev) {
     return 0;
 }
@@ -29,27 +37,45 @@ static void attention_decode(floatX *out,              // (B, H * D)
                              const int32_t *positions, // (B)
                              int capacity, struct attention_shape shape, void *workspace, struct device *dev);
 
+// The slot of row `row` of (B, T) tokens; -1: the row is not stored.
+HOST_DEVICE int kv_cache_slot(const int32_t *starts, const int32_t *ends, int capacity, int64_t row, int T) {
+    const int position = (int)position_of(starts, row, T);
+    const int end = ends ? ends[row / T] : position + T - (int)(row % T);
+    return position < end && position >= end - capacity ? position % capacity : -1;
+}
+HOST_DEVICE int decode_count(const int32_t *positions, int64_t b, int capacity) { // keys that a sequence's token sees
+    return positions[b] < capacity ? positions[b] + 1 : capacity;
+}
+// A score in units of ln 2 is decode_scale q k, which with a softcap is still to be capped by decode_cap.
+HOST_DEVICE float decode_scale(struct attention_shape shape) {
+    return shape.softcap > 0 ? shape.scale / shape.softcap : shape.scale * LOG2E;
+}
+HOST_DEVICE float decode_cap(float score, float softcap) { return softcap * LOG2E * vector_tanhf(score); }
+
 #ifdef TARGET_CUDA
 
 enum { DECODE_THREADS = 256, DECODE_SLICE = 8 }; // a lane takes 8 elements of a head
 
 // A thread copies one pack of a head; the heads of k and then those of v follow q's.
 static __global__ void kv_cache_append_kernel(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts,
-                                              int capacity, struct attention_shape shape) {
+                                              const int32_t *ends, int capacity, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t packs = (D + PACK - 1) / PACK, i = (int64_t)blockIdx.x * DECODE_THREADS + threadIdx.x;
     const int64_t row = i / (2 * Hkv * packs), head = i / packs % (2 * Hkv), at = i % packs * PACK;
     if (row >= (int64_t)shape.B * shape.T)
         return;
+    const int slot = kv_cache_slot(starts, ends, capacity, row, shape.T);
+    if (slot < 0)
+        return;
     const struct packed x = packed_load_some(qkv + (row * (H + 2 * Hkv) + H + head) * D + at, D - at);
-    const int64_t place = (row / shape.T * Hkv + head % Hkv) * capacity + position_of(starts, row, shape.T);
+    const int64_t place = (row / shape.T * Hkv + head % Hkv) * capacity + slot;
     packed_store_some((head < Hkv ? keys : values) + place * D + at, x, D - at);
 }
-static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, int capacity,
-                            struct attention_shape shape, struct device *dev) {
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, const int32_t *ends,
+                            int capacity, struct attention_shape shape, struct device *dev) {
     const int64_t packs = (int64_t)shape.num_query_groups * ((shape.head_dim + PACK - 1) / PACK);
     LAUNCH(dev, kv_cache_append_kernel, blocks_for((int64_t)shape.B * shape.T * 2 * packs, DECODE_THREADS),
-           DECODE_THREADS, 0, keys, values, qkv, starts, capacity, shape);
+           DECODE_THREADS, 0, keys, values, qkv, starts, ends, capacity, shape);
 }
 
 struct decode_slice {
@@ -85,11 +111,11 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
                             const int32_t *positions, int capacity, int lanes, struct attention_shape shape) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t head = blockIdx.x, b = head / H, h = head % H, kv_head = b * Hkv + h / (H / Hkv);
-    const int count = positions[b] + 1;
+    const int count = decode_count(positions, b, capacity);
     const int team = threadIdx.x / lanes, teams = DECODE_THREADS / lanes, at = threadIdx.x % lanes * DECODE_SLICE;
     struct decode_slice q = decode_load(qkv + (b * (H + 2 * Hkv) + h) * D, at, D);
     for (int i = 0; i < DECODE_SLICE; i++)
-        q.x[i] *= shape.scale * LOG2E;
+        q.x[i] *= decode_scale(shape);
 
     struct decode_sums sums = {-FLT_MAX, 0, {{0}}};
     for (int first = 0; first < count; first += teams) { // every lane runs to the end, as lanes_sum needs them all
@@ -102,6 +128,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
         score = lanes_sum(score, lanes);
         if (key >= count)
             continue;
+        if (shape.softcap > 0)
+            score = decode_cap(score, shape.softcap);
         const float max = fmaxf(sums.max, score), shrink = exp2_approx(sums.max - max),
                     weight = exp2_approx(score - max);
         sums.max = max;
@@ -149,18 +177,20 @@ static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys,
 #include "kernels/vectors.cuh" // vec_sum, vec_exp2
 #include "kernels/xvec.cuh"    // xvec_load, xvec_dot, xvec_part
 
-static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, int capacity,
-                            struct attention_shape shape, struct device *dev) {
+static void kv_cache_append(floatX *keys, floatX *values, const floatX *qkv, const int32_t *starts, const int32_t *ends,
+                            int capacity, struct attention_shape shape, struct device *dev) {
     const int H = shape.num_heads, Hkv = shape.num_query_groups, D = shape.head_dim;
     const int64_t rows = (int64_t)shape.B * shape.T;
 #pragma omp parallel for schedule(static) if (rows > 64)
-    for (int64_t row = 0; row < rows; row++)
-        for (int g = 0; g < Hkv; g++) {
+    for (int64_t row = 0; row < rows; row++) {
+        const int slot = kv_cache_slot(starts, ends, capacity, row, shape.T);
+        for (int g = 0; g < Hkv && slot >= 0; g++) {
             const floatX *k = qkv + (row * (H + 2 * Hkv) + H + g) * D;
-            const int64_t at = ((row / shape.T * Hkv + g) * capacity + position_of(starts, row, shape.T)) * D;
+            const int64_t at = ((row / shape.T * Hkv + g) * capacity + slot) * D;
             memcpy(keys + at, k, (size_t)D * sizeof *k);
             memcpy(values + at, k + (int64_t)Hkv * D, (size_t)D * sizeof *k);
         }
+    }
 }
 
 // Keys of a run, long enough for the hardware's prefetchers: a run's keys are read, then its values.
@@ -185,6 +215,15 @@ static inline float decode_scores(float *scores, const xvec *q, const floatX *ke
         max = scores[j] > max ? scores[j] : max;
     }
     return max;
+}
+
+// Caps n scores, of which the largest is `max`. Returns the largest of the capped. Inlined, it took registers from the
+// loops of those who have no cap: 4 % of their time.
+static __attribute__((noinline)) float decode_capped(float *scores, int n, float max, float softcap) {
+#pragma omp simd
+    for (int j = 0; j < n; j++)
+        scores[j] = decode_cap(scores[j], softcap);
+    return decode_cap(max, softcap);
 }
 
 // sums = sums * shrink + weights V of n values, for `vecs` vectors of each from vector `first` on. sums: (vectors,
@@ -233,10 +272,12 @@ static inline float decode_weights(vec *p, int n, float max) {
     return vec_sum(sum);
 }
 
-// out = softmax(scale q K^T) V of one head over `count` keys, by online softmax over runs of keys. Scores are in units
-// of ln 2.
-static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int count, int D,
-                        float scale) {
+// out = softmax(cap(scale q K^T)) V of one head over `count` keys, by online softmax over runs of keys. Scores are in
+// units of ln 2.
+static void decode_head(floatX *out, const floatX *q, const floatX *keys, const floatX *values, int count,
+                        struct attention_shape shape) {
+    const int D = shape.head_dim;
+    const float scale = decode_scale(shape);
     xvec query[DECODE_MAX_VECS];
     vec sums[DECODE_MAX_VECS * XVEC_PARTS], weights[DECODE_KEYS / LANES];
     float *const p = (float *)weights, max = -FLT_MAX, total = 0;
@@ -247,7 +288,10 @@ static void decode_head(floatX *out, const floatX *q, const floatX *keys, const 
     }
     for (int first = 0; first < count; first += DECODE_KEYS) {
         const int n = count - first < DECODE_KEYS ? count - first : DECODE_KEYS;
-        const float old = max, highest = decode_scores(p, query, keys + (int64_t)first * D, n, D, scale * LOG2E);
+        const float old = max;
+        float highest = decode_scores(p, query, keys + (int64_t)first * D, n, D, scale);
+        if (shape.softcap > 0)
+            highest = decode_capped(p, n, highest, shape.softcap);
         max = highest > max ? highest : max;
         const float shrink = exp2f(old - max);
         total = total * shrink + decode_weights(weights, n, max);
@@ -266,8 +310,8 @@ static void attention_decode(floatX *out, const floatX *qkv, const floatX *keys,
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < (int64_t)shape.B * H; i++) {
         const int64_t b = i / H, h = i % H, at = (b * Hkv + h / (H / Hkv)) * capacity * D;
-        decode_head(out + i * D, qkv + (b * (H + 2 * Hkv) + h) * D, keys + at, values + at, positions[b] + 1, D,
-                    shape.scale);
+        decode_head(out + i * D, qkv + (b * (H + 2 * Hkv) + h) * D, keys + at, values + at,
+                    decode_count(positions, b, capacity), shape);
     }
 }
 

@@ -37,7 +37,7 @@
 #pragma once
 #include "kernels/attention_sm90.cuh"
 #include "kernels/packed.cuh"    // packed_check
-#include "kernels/positions.cuh" // token_position
+#include "kernels/positions.cuh" // struct token_positions
 #include "kernels/rope.cuh"      // rope_rotate_pair
 
 #ifdef PRECISION_BF16
@@ -105,7 +105,9 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
     // Of even and of odd steps, each of both warpgroups; of both warpgroups.
     static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 32;
-    static constexpr int SHARED_BYTES = DQ_EMPTY_AT + 16;
+    // With SPANS: of each key the last query that sees it, less the first key.
+    static constexpr int LAST_QUERY_AT = DQ_EMPTY_AT + 16;
+    static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
 struct sm90_backward_arguments {
@@ -128,12 +130,15 @@ struct sm90_backward_arguments {
     struct token_positions positions;      // of rotary
 };
 
-// The first key that the query at a row of sequence b sees, and the last query that sees the key there.
-template <class plan> DEVICE_FUNCTION int sm90_first_key_of(const struct sm90_backward_arguments &a, int b, int row) {
-    return plan::SPANS && a.first_key ? a.first_key[(int64_t)b * a.T + row] : 0;
+// The first key that the query at a row of sequence b sees, and the last query that sees the key there. Unsigned: the
+// extension of a sign would be one register too many where dQ is copied.
+template <class plan>
+DEVICE_FUNCTION int sm90_first_key_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
+    return plan::SPANS && a.first_key ? a.first_key[(uint64_t)b * (unsigned)a.T + row] : 0;
 }
-template <class plan> DEVICE_FUNCTION int sm90_last_query_of(const struct sm90_backward_arguments &a, int b, int row) {
-    return plan::SPANS && a.last_query ? a.last_query[(int64_t)b * a.T + row] : a.T - 1;
+template <class plan>
+DEVICE_FUNCTION int sm90_last_query_of(const struct sm90_backward_arguments &a, unsigned b, unsigned row) {
+    return plan::SPANS && a.last_query ? a.last_query[(uint64_t)b * (unsigned)a.T + row] : a.T - 1;
 }
 
 // The work of a block.
@@ -153,14 +158,16 @@ DEVICE_FUNCTION struct sm90_backward_block sm90_backward_block_of(const struct s
     block.group = unit % a.Hkv;
     block.first_key = block.number * plan::KEYS;
     const int diagonal = a.full ? 0 : block.first_key / plan::QUERIES;
-    const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
-    int end = a.tiles;
     if (plan::SPANS) {
         const int end_key = block.first_key + plan::KEYS < a.T ? block.first_key + plan::KEYS : a.T;
-        end = sm90_last_query_of<plan>(a, block.b, end_key - 1) / plan::QUERIES + 1;
+        block.first_tile = sm90_last_query_of<plan>(a, (unsigned)block.b, (unsigned)end_key - 1) / plan::QUERIES;
+        block.end_tile = diagonal - 1;
+        block.step = -1;
+        return block;
     }
-    block.first_tile = ascends ? diagonal : end - 1;
-    block.end_tile = ascends ? end : diagonal - 1;
+    const bool ascends = a.gang > 0 && block.number / a.gang % 2 == 1;
+    block.first_tile = ascends ? diagonal : a.tiles - 1;
+    block.end_tile = ascends ? a.tiles : diagonal - 1;
     block.step = ascends ? 1 : -1;
     return block;
 }
@@ -182,11 +189,16 @@ template <int D> DEVICE_FUNCTION struct sm90_angles sm90_angles_at(const float *
     angles.sine = *(const float2 *)(from + D / 2);
     return angles;
 }
-// The position of a row of sequence b. Rows past T, which are not stored, have the last one's: a branch for each would wait
-// for the loads of angles one by one.
+// The position of a row of sequence b: token_position without its division. Rows past T, which are not stored, have the
+// last one's: a branch for each would wait for the loads of angles one by one.
 template <class plan> DEVICE_FUNCTION int sm90_position(const struct sm90_backward_arguments &a, int b, int row) {
     const int t = row < a.T ? row : a.T - 1;
-    return plan::SPANS ? (int)token_position(a.positions, (int64_t)b * a.T + t, a.T) : t;
+    int position = t;
+    if (plan::SPANS && a.positions.starts)
+        position += a.positions.starts[b];
+    if (plan::SPANS && a.positions.document_starts)
+        position -= a.positions.document_starts[(int64_t)b * a.T + t];
+    return position;
 }
 // Undoes RoPE on a head's gradient: a are its elements i and i + 1, b those D/2 further.
 DEVICE_FUNCTION void sm90_undo_rope(float a[2], float b[2], const struct sm90_angles &angles) {
@@ -295,13 +307,12 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
     int turn = a.any_order ? -1 : block.number; // the number of blocks that add before
     const uint32_t full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
     uint32_t parity = 0;
-    int step = 0;
+    int i = odd; // the head of a tile, or of the next one
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step) {
         if (plan::SPANS && !a.any_order)
-            turn = block.number - sm90_first_key_of<plan>(a, block.b, tile * plan::QUERIES) / plan::KEYS;
-        for (int i = 0; i < a.heads; i++, step++) {
-            if (step % 2 != odd)
-                continue;
+            turn = block.number -
+                   sm90_first_key_of<plan>(a, (unsigned)block.b, (unsigned)(tile * plan::QUERIES)) / plan::KEYS;
+        for (; i < a.heads; i += 2) {
             const int at = (block.b * a.H + sm90_backward_head(a, block, i)) * a.tiles + tile;
             float *dq = a.dq + (int64_t)at * (plan::QUERIES * plan::D);
             if (turn > 0) {
@@ -332,6 +343,7 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
                 store_release(a.counters + at, turn + 1);
             }
         }
+        i -= a.heads;
     }
 }
 
@@ -341,8 +353,6 @@ template <class plan> struct sm90_backward_state {
     uint32_t shared;
     int warpgroup, step;
     int keys; // of the block, up to T: those past T are masked
-    // With plan::SPANS, the last query that sees the block's first key, and each of this thread's two, less the first key.
-    int whole, seen[2];
     struct sm90_pipeline<plan::QUERY_STAGES> queries;
     struct sm90_pipeline<plan::DOUT_STAGES> douts;
     float scale_log2;
@@ -370,11 +380,11 @@ template <int N> DEVICE_FUNCTION void sm90_backward_mask_keys(float *s, int left
         if (8 * (i / 2 % 2) >= left)
             s[i] = -INFINITY;
 }
-// first: this thread's first query; seen: the last query that sees each of its two keys.
-template <int N> DEVICE_FUNCTION void sm90_backward_mask_later(float *s, int first, const int seen[2]) {
+// seen: the last query, counted from this thread's first, that sees each of its two keys.
+template <int N> DEVICE_FUNCTION void sm90_backward_mask_queries(float *s, const int seen[2]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
-        if (8 * (i / 4) + i % 2 > seen[i / 2 % 2] - first)
+        if (8 * (i / 4) + i % 2 > seen[i / 2 % 2])
             s[i] = -INFINITY;
 }
 template <int N> DEVICE_FUNCTION void sm90_backward_probabilities(float *s, uint32_t lse, float scale_log2) {
@@ -510,14 +520,21 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     state.douts.wait_full();
     sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
         dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
+    // The last query that sees every key: the first key is the first to be out of sight.
+    const uint32_t last_query = shared + plan::LAST_QUERY_AT;
+    const int seen_whole = plan::SPANS ? (int)load_shared_word(last_query) : 0;
     wgmma_wait<1>();
     wgmma_hold<PART / 2>(s);
     if (diagonal < plan::KEYS - 1)
         sm90_backward_mask<PART>(s, diagonal + (int)query + sm90_column() - (int)key_row - sm90_row());
-    if (state.keys < plan::KEYS)
+    if (!plan::SPANS && state.keys < plan::KEYS)
         sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_row());
-    if (plan::SPANS && diagonal + plan::QUERIES - 1 > state.whole)
-        sm90_backward_mask_later<PART>(s, diagonal + (int)query + sm90_column(), state.seen);
+    if (plan::SPANS && diagonal + plan::QUERIES - 1 > seen_whole) {
+        const int first = diagonal + (int)query + sm90_column();
+        const uint32_t mine = last_query + 4 * (key_row + (uint32_t)sm90_row());
+        const int seen[2] = {(int)load_shared_word(mine) - first, (int)load_shared_word(mine + 32) - first};
+        sm90_backward_mask_queries<PART>(s, seen);
+    }
     sm90_backward_probabilities<PART>(s, rows, state.scale_log2);
     sm90_to_left<PART>(p, s);
     // What uses P comes before the wait for dP, which ptxas would else move before the exponentials.
@@ -623,6 +640,20 @@ DEVICE_FUNCTION void sm90_store_chunks(const struct tensor_map *map, uint32_t ti
         tma_store_4d(map, tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), c, head, first, b);
 }
 
+// Brings the last queries of the block's keys to shared memory: registers are too few. Past T, where the diagonal hides
+// all, there are no words.
+template <class plan>
+DEVICE_FUNCTION void sm90_backward_put_last_queries(const struct sm90_backward_arguments &a,
+                                                    const struct sm90_backward_block &block, uint32_t shared) {
+    const int i = (int)threadIdx.x - 128, key = block.first_key + i;
+    if (i < plan::KEYS)
+        store_shared_word(
+            shared + plan::LAST_QUERY_AT + 4 * (uint32_t)i,
+            (uint32_t)(sm90_last_query_of<plan>(a, (unsigned)block.b, (unsigned)(key < a.T ? key : a.T - 1)) -
+                       block.first_key));
+    named_barrier_sync(1, 256);
+}
+
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments &a,
                                             const struct sm90_backward_block &block, uint32_t shared, int warpgroup) {
@@ -636,18 +667,11 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     state.queries.use = state.douts.use = 0;
     state.keys = a.full ? a.T - block.first_key : plan::KEYS;
     state.scale_log2 = a.scale * LOG2E;
-    if (plan::SPANS) {
-        const int first = block.first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * warpgroup : 0);
-#pragma unroll
-        for (int half = 0; half < 2; half++) { // the diagonal hides keys past T
-            const int key = first + 8 * half < a.T ? first + 8 * half : a.T - 1;
-            state.seen[half] = sm90_last_query_of<plan>(a, block.b, key) - block.first_key;
-        }
-        state.whole = sm90_last_query_of<plan>(a, block.b, block.first_key) - block.first_key;
-    }
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++)
         state.dk[i] = state.dv[i] = 0;
+    if (plan::SPANS)
+        sm90_backward_put_last_queries<plan>(a, block, shared);
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
         for (int h = 0; h < a.heads; h++)
@@ -821,9 +845,7 @@ static void sm90_backward_order(struct sm90_backward_arguments &a, struct attent
               sections = (units + most - 1) / most;
     a.blocks = (int)blocks_for(shape.T, keys);
     a.section = (units + sections - 1) / sections;
-    a.gang = shape.first_key || a.heads < SM90_MANY_HEADS ? 0
-             : multiprocessors < a.section                ? 1
-                                                          : multiprocessors / a.section;
+    a.gang = a.heads < SM90_MANY_HEADS ? 0 : multiprocessors < a.section ? 1 : multiprocessors / a.section;
 }
 
 struct sm90_backward_launcher {

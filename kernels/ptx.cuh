@@ -101,6 +101,15 @@ PTX_FUNCTION void store_shared_word(uint32_t to, uint32_t value) {
     emu_store_shared(to, &value, 4);
 #endif
 }
+PTX_FUNCTION uint32_t load_shared_word(uint32_t from) {
+    uint32_t result;
+#if defined(__CUDACC__)
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(result) : "r"(from) : "memory");
+#else
+    emu_load_shared(&result, from, 4);
+#endif
+    return result;
+}
 PTX_FUNCTION void store_shared_float(uint32_t to, float value) {
 #if defined(__CUDACC__)
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");

@@ -5,10 +5,12 @@
 // the bits that were saved.
 #pragma once
 #include "run/model.cuh"             // struct gpt
-#include "formats/huggingface.h"     // architecture_of
+#include "config_layers.h"           // config_rotary_dims
+#include "formats/huggingface.h"     // enum architecture
 #include "formats/llmc.h"            // llmc_parse
 #include "runtime/files/file_read.h" // read_exactly
 #include "formats/safetensors.h"     // safetensors_open, safetensors_read
+#include "run/start.h"               // start_read_model
 #include "run/tensor_names.cuh"      // which tensor holds which parameters
 #include "runtime/text/json_parse.h" // json_show
 #include <sys/stat.h>                // stat
@@ -85,13 +87,19 @@ static const struct safetensors_tensor *model_folder_find(const struct model_fol
     return NULL;
 }
 
-// Whether a file's tensor is to be ignored, as other readers do: GPT-2's masks, Llama's frequencies, a tied head.
+// The names of an output layer's weight.
+static const char *const head_names[] = {"lm_head.weight", "embed_out.weight"};
+
+// Whether a file's tensor is to be ignored, as other readers do: the masks of GPT-2 and GPT-NeoX, rotary tables, a tied
+// head, whose values model_check_tied_head compares.
 static bool model_tensor_is_no_parameter(const char *name, bool tied) {
-    static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"};
-    for (int i = 0; i < 3; i++)
+    static const char *const endings[] = {".attn.bias", ".attn.masked_bias", ".attention.bias",
+                                          ".attention.masked_bias"};
+    for (int i = 0; i < 4; i++)
         if (strlen(name) > strlen(endings[i]) && strcmp(name + strlen(name) - strlen(endings[i]), endings[i]) == 0)
             return true;
-    return tied && strcmp(name, "lm_head.weight") == 0;
+    return strstr(name, ".rotary_emb.") ||
+           (tied && (strcmp(name, head_names[0]) == 0 || strcmp(name, head_names[1]) == 0));
 }
 // Refuses a folder with tensors that the model does not have: it holds another model.
 static const char *model_folder_check_names(const struct model_folder *folder,
@@ -176,8 +184,8 @@ static const char *model_read(struct model_loader *loader, const struct safetens
     return NULL;
 }
 
-// Loads a tensor whose elements have other places in our parameter: transposed, or with repeated heads. The whole
-// parameter is assembled in host memory.
+// Loads a tensor whose elements have other places in our parameter: transposed, with repeated or permuted heads. The
+// rows of the parameter that the tensor holds are assembled in host memory.
 static const char *model_load_moved(struct model_loader *loader, const struct huggingface_tensor *t,
                                     const struct safetensors *file, const char *file_name,
                                     const struct safetensors_tensor *tensor, struct error_text *error) {
@@ -192,8 +200,10 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
         if (!problem)
             huggingface_scatter(ours, t, loader->values, row, rows);
     }
+    const int64_t first = (int64_t)t->first_row * t->ours->cols;
     if (!problem)
-        model_store(loader->m, t->ours, 0, ours, t->ours->count, loader->rounded);
+        model_store(loader->m, t->ours, first, ours + first, (int64_t)huggingface_rows_held(t) * t->ours->cols,
+                    loader->rounded);
     free(ours);
     return problem;
 }
@@ -207,7 +217,7 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
         return error_format(error, "%s: has no tensor '%s'", folder->path, t->name);
     RETURN_PROBLEM(
         safetensors_get(&tensor, &folder->files[f], tensor->name, shape, t->cols ? 2 : 1, folder->names[f], error));
-    if (t->transposed || t->repeat > 1)
+    if (huggingface_moves(t))
         return model_load_moved(loader, t, &folder->files[f], folder->names[f], tensor, error);
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
     for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
@@ -218,21 +228,76 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     return NULL;
 }
 
-// Loads the parameters from a folder of that architecture. *exact: all of them are fp32 in the file.
-static const char *model_load_folder(struct gpt *m, const char *path, enum architecture a, bool *exact,
-                                     struct error_text *error) {
+// Refuses a folder of a tied model that has an output layer's weight with other values than the embedding's, of which
+// `wte` is the tensor: one of both would be lost.
+static const char *model_check_tied_head(struct model_loader *loader, const struct model_folder *folder,
+                                         const struct huggingface_tensor *wte, struct error_text *error) {
+    int at[2];
+    const uint64_t shape[2] = {(uint64_t)wte->rows, (uint64_t)wte->cols};
+    const struct safetensors_tensor *head = model_folder_find(folder, head_names[0], &at[0]),
+                                    *embedding = model_folder_find(folder, wte->name, &at[1]);
+    if (!head)
+        head = model_folder_find(folder, head_names[1], &at[0]);
+    if (!head || !embedding)
+        return NULL;
+    RETURN_PROBLEM(safetensors_get(&head, &folder->files[at[0]], head->name, shape, 2, folder->names[at[0]], error));
+    float *kept = (float *)malloc((size_t)LOAD_CHUNK * sizeof *kept);
+    const char *problem = kept ? NULL : error_format(error, "out of memory for a tensor's values");
+    const int64_t count = huggingface_count(wte);
+    for (int64_t first = 0; first < count && !problem; first += LOAD_CHUNK) {
+        const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
+        problem = model_read(loader, &folder->files[at[0]], folder->names[at[0]], head, first, n, error);
+        if (problem)
+            break;
+        memcpy(kept, loader->values, (size_t)n * sizeof *kept);
+        problem = model_read(loader, &folder->files[at[1]], folder->names[at[1]], embedding, first, n, error);
+        if (!problem && memcmp(kept, loader->values, (size_t)n * sizeof *kept) != 0)
+            problem =
+                error_format(error,
+                             "%s: tensor '%s' has other values than '%s', though tie_word_embeddings is true; set "
+                             "it to false in config.json, or remove the tensor",
+                             folder->names[at[0]], head->name, wte->name);
+    }
+    free(kept);
+    return problem;
+}
+
+// *a = the architecture of a folder, by its config.json.
+static const char *model_folder_architecture(enum architecture *a, const char *path, struct error_text *error) {
+    struct huggingface_config h;
+    RETURN_PROBLEM(start_read_model(&h, path, error));
+    *a = h.architecture;
+    huggingface_free(&h);
+    return NULL;
+}
+static const char *model_load_tensors(struct model_loader *loader, const struct model_folder *folder,
+                                      const struct huggingface_tensors *tensors, struct error_text *error) {
+    const bool tied = loader->m->shape.tied;
+    RETURN_PROBLEM(model_folder_check_names(folder, tensors, tied, error));
+    for (int i = 0; i < tensors->count; i++) {
+        const struct huggingface_tensor *t = &tensors->list[i];
+        if (t->ours)
+            RETURN_PROBLEM(model_load_tensor(loader, folder, t, error));
+        if (tied && t->ours && t->ours->parameter == PARAM_WTE)
+            RETURN_PROBLEM(model_check_tied_head(loader, folder, t, error));
+    }
+    return NULL;
+}
+// Loads the parameters from a folder, whose config.json says of which architecture it is. *exact: all of them are fp32
+// in the file.
+static const char *model_load_folder(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
     struct model_folder folder;
     struct model_loader loader;
-    struct huggingface_tensors tensors = huggingface_tensors_of(&m->table, &m->shape, a);
+    enum architecture a = ARCHITECTURE_OURS;
+    RETURN_PROBLEM(model_folder_architecture(&a, path, error));
+    struct huggingface_tensors tensors =
+        huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(&m->config));
     const char *problem = model_loader_create(&loader, m, error);
     memset(&folder, 0, sizeof folder);
     if (!problem)
         problem = model_folder_open(&folder, path, error);
     if (!problem)
-        problem = model_folder_check_names(&folder, &tensors, m->shape.tied, error);
-    for (int i = 0; i < tensors.count && !problem; i++)
-        if (tensors.list[i].ours)
-            problem = model_load_tensor(&loader, &folder, &tensors.list[i], error);
+        problem = model_load_tensors(&loader, &folder, &tensors, error);
     *exact = true;
     for (int f = 0; f < folder.count; f++)
         for (int i = 0; i < folder.files[f].count; i++)
@@ -307,7 +372,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
 // Loads the parameters and the optimizer state of a checkpoint.
 static const char *model_load_checkpoint(struct gpt *m, const char *folder, struct error_text *error) {
     bool exact;
-    RETURN_PROBLEM(model_load_folder(m, folder, architecture_of(&m->config), &exact, error));
+    RETURN_PROBLEM(model_load_folder(m, folder, &exact, error));
     return model_load_optimizer(m, folder, exact, error);
 }
 

@@ -61,7 +61,7 @@ static void load_model(struct run *r) {
         r->validation_due = state.validation_due;
         trainer_state_free(&state);
     } else if (*c->init_from && stat(c->init_from, &status) == 0 && S_ISDIR(status.st_mode))
-        problem = model_load_folder(r->model, c->init_from, architecture_of(c), &exact, &error);
+        problem = model_load_folder(r->model, c->init_from, &exact, &error);
     else if (*c->init_from)
         problem = model_load_llmc(r->model, c->init_from, &error);
     if (problem)

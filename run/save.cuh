@@ -5,6 +5,7 @@
 // They are read from a copy in the host's memory, while the training goes on, or straight from the model.
 #pragma once
 #include "run/model.cuh"                   // struct gpt
+#include "config_layers.h"                 // config_rotary_dims
 #include "formats/huggingface.h"           // architecture_of, huggingface_write_config
 #include "run/load.cuh"                    // optimizer_file_name, state_is_in_file
 #include "formats/checkpoint.h"            // checkpoint_prune
@@ -66,7 +67,7 @@ static const char *save_values(struct save_job *job, const float *values, int64_
 
 static const char *save_huggingface_tensor(struct save_job *job, const struct huggingface_tensor *t) {
     const float *ours = t->ours ? save_tensor(job, STATE_MASTER, t->ours) : NULL;
-    if (ours && !t->transposed && t->repeat == 1)
+    if (ours && !huggingface_moves(t))
         return save_values(job, ours + (int64_t)t->first_row * t->ours->cols, huggingface_count(t), job->bf16);
     const int cols = t->cols ? t->cols : 1, chunk_rows = (int)(SAVE_CHUNK / cols > 0 ? SAVE_CHUNK / cols : 1);
     const char *problem = NULL;
@@ -331,7 +332,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     saver->last_step = -1;
     checkpoint_thread_init(&saver->thread);
     job->table = &m->table;
-    job->tensors = huggingface_tensors_of(job->table, &m->shape, architecture_of(c));
+    job->tensors = huggingface_tensors_of(job->table, &m->shape, architecture_of(c), config_rotary_dims(c));
     job->bf16 = bf16;
     job->most_shard_bytes = (uint64_t)((double)c->max_shard_gib * 0x1p30);
     job->m = m;

@@ -3,10 +3,14 @@
 // huggingface_tensors_of has a list for each architecture of Hugging Face, in the order of the file; a model of
 // ARCHITECTURE_OURS has the tensors of the parameters' table under their own names, without a list. A parameter that a
 // list lacks would be missing from every checkpoint, so that each list is checked against the table when a run starts.
-// Where the check fails, either add a tensor to the list, or let architecture_of (formats/huggingface.c) return
-// ARCHITECTURE_OURS for models with that parameter.
+// Where the check fails, either add a tensor to the list, or let no architecture fit models with that parameter
+// (formats/huggingface.h).
 //
-// Names and layouts: transformers' models/{gpt2,llama,qwen2}/modeling_*.py.
+// Rotary positions turn pairs of elements that lie half a head apart. Where a model turns the first R elements of a head
+// alone, its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back when they
+// are written, so that the R / 2 pairs that turn are the head's first.
+//
+// Names and layouts: transformers' models/*/modeling_*.py.
 #pragma once
 #include "formats/huggingface.h"   // enum architecture
 #include "parameters.cuh"          // struct parameters, struct tensor
@@ -23,6 +27,8 @@ struct huggingface_tensor {
     int first_row;                         // the row of the parameter that is the tensor's first
     bool transposed;                       // GPT-2's Conv1D: (in, out), while the parameter is (out, in)
     int repeat, q_rows, kv_rows, head_dim; // repeat > 1: the outputs are q, k, v, each KV head repeated so many times
+    bool interleaved;             // GPT-NeoX: the outputs are q, k, v of head 0, of head 1, ...; head_dim rows each
+    int turned_rows, rotary_dims; // in rows of the parameter below the first, the heads are permuted
 };
 
 struct huggingface_tensors {
@@ -30,19 +36,40 @@ struct huggingface_tensors {
     int count, room;
 };
 
+// The element of our head of D that a file has as element d, where rotary positions turn its first R alone. Ours are
+// the first R / 2 pairs, (i, i + D / 2).
+static int huggingface_turned(int d, int R, int D) {
+    if (d < R / 2 || d >= (D + R) / 2)
+        return d;
+    return d < R ? d + (D - R) / 2 : d - R / 2;
+}
 // The row of the parameter that output `row` of the tensor comes from.
 static int huggingface_row(const struct huggingface_tensor *t, int row) {
-    if (t->repeat <= 1 || row < t->q_rows)
-        return t->first_row + row;
-    const int repeated = t->kv_rows * t->repeat, k_or_v = (row - t->q_rows) / repeated;
-    const int at = (row - t->q_rows) % repeated, head = at / t->head_dim / t->repeat;
-    return t->q_rows + k_or_v * t->kv_rows + head * t->head_dim + at % t->head_dim;
+    int ours = t->first_row + row;
+    if (t->repeat > 1 && row >= t->q_rows) {
+        const int repeated = t->kv_rows * t->repeat, k_or_v = (row - t->q_rows) / repeated;
+        const int at = (row - t->q_rows) % repeated, head = at / t->head_dim / t->repeat;
+        ours = t->q_rows + k_or_v * t->kv_rows + head * t->head_dim + at % t->head_dim;
+    }
+    if (t->interleaved) {
+        const int head = row / (3 * t->head_dim), part = row / t->head_dim % 3;
+        ours = part * t->q_rows + head * t->head_dim + row % t->head_dim;
+    }
+    if (ours >= t->turned_rows)
+        return ours;
+    return ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
+}
+// Whether the tensor is not a run of the parameter's elements.
+static bool huggingface_moves(const struct huggingface_tensor *t) {
+    return t->transposed || t->interleaved || t->repeat > 1 || t->turned_rows > 0;
 }
 
 struct huggingface_builder {
     struct huggingface_tensors *tensors;
     const struct parameters *table;
     const struct model_shape *shape;
+    const char *layers; // the prefix of a layer's tensors
+    int rotary_dims;    // elements of a head that rotary positions turn
 };
 
 // Adds the tensor PREFIX[LAYER.]NAME, of rows [first_row, first_row + rows) of a parameter, or zeros where the model
@@ -96,9 +123,9 @@ static void huggingface_add_conv1d(struct huggingface_builder *b, int layer, enu
         huggingface_repeat_heads(t, &b->shape->layer);
 }
 // Adds the output layer's weight, where it is not tied to the embedding's.
-static void huggingface_add_head(struct huggingface_builder *b) {
+static void huggingface_add_head(struct huggingface_builder *b, const char *name) {
     if (!b->shape->tied)
-        huggingface_add(b, -1, PARAM_LM_HEAD, 0, b->shape->V, "", "lm_head.weight");
+        huggingface_add(b, -1, PARAM_LM_HEAD, 0, b->shape->V, "", name);
 }
 static void huggingface_list_gpt2(struct huggingface_builder *b) {
     static const char prefix[] = "transformer.h.";
@@ -117,35 +144,98 @@ static void huggingface_list_gpt2(struct huggingface_builder *b) {
     }
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "transformer.ln_f.weight");
     huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "transformer.ln_f.bias");
-    huggingface_add_head(b);
+    huggingface_add_head(b, "lm_head.weight");
+}
+// Permutes the heads of the first `rows` rows of the parameter, if rotary positions turn a part of each alone.
+static void huggingface_turn_heads(struct huggingface_tensor *t, const struct huggingface_builder *b, int rows) {
+    t->head_dim = b->shape->layer.D;
+    t->rotary_dims = b->rotary_dims;
+    t->turned_rows = b->rotary_dims < t->head_dim ? rows : 0;
+}
+// Adds a norm's weight or bias, where the model has it.
+static void huggingface_add_norm(struct huggingface_builder *b, int layer, enum parameter id, const char *name) {
+    const struct tensor *ours = parameters_find(b->table, layer, id);
+    if (!ours)
+        return;
+    struct huggingface_tensor *t = huggingface_add(b, layer, id, 0, ours->visible_rows, b->layers, name);
+    if (id == PARAM_QNORM_W || id == PARAM_KNORM_W)
+        huggingface_turn_heads(t, b, ours->visible_rows);
 }
 // Adds a linear layer's weight (out, in) and, where the model has one, bias (out): rows [first, first + out) of ours.
 static void huggingface_add_linear(struct huggingface_builder *b, int layer, enum parameter weight, enum parameter bias,
                                    int first, int out, const char *name) {
+    const enum parameter ids[2] = {weight, bias};
+    static const char *const endings[2] = {"weight", "bias"};
     char text[64];
-    snprintf(text, sizeof text, "%s.weight", name);
-    huggingface_add(b, layer, weight, first, out, "model.layers.", text);
-    snprintf(text, sizeof text, "%s.bias", name);
-    if (parameters_find(b->table, layer, bias))
-        huggingface_add(b, layer, bias, first, out, "model.layers.", text);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1 && !parameters_find(b->table, layer, bias))
+            continue;
+        snprintf(text, sizeof text, "%s.%s", name, endings[i]);
+        struct huggingface_tensor *t = huggingface_add(b, layer, ids[i], first, out, b->layers, text);
+        if (weight == PARAM_QKV_W)
+            huggingface_turn_heads(t, b, (b->shape->layer.H + b->shape->layer.G) * b->shape->layer.D);
+    }
 }
-static void huggingface_list_llama(struct huggingface_builder *b) {
+// The norms of a layer. A norm after attention has the name that elsewhere is of the one before the MLP.
+static void huggingface_add_norms(struct huggingface_builder *b, int l) {
+    const bool after = parameters_find(b->table, l, PARAM_POST1_W) != NULL;
+    huggingface_add_norm(b, l, PARAM_LN1_W, "input_layernorm.weight");
+    huggingface_add_norm(b, l, PARAM_POST1_W, "post_attention_layernorm.weight");
+    huggingface_add_norm(b, l, PARAM_LN2_W,
+                         after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight");
+    huggingface_add_norm(b, l, PARAM_POST2_W, "post_feedforward_layernorm.weight");
+    huggingface_add_norm(b, l, PARAM_QNORM_W, "self_attn.q_norm.weight");
+    huggingface_add_norm(b, l, PARAM_KNORM_W, "self_attn.k_norm.weight");
+}
+// Llama and what is like it. fused: q, k and v are one tensor, as gate and up are.
+static void huggingface_list_llama(struct huggingface_builder *b, bool fused) {
     const struct layer_shape *s = &b->shape->layer;
     const int q = s->H * s->D, kv = s->G * s->D;
+    b->layers = "model.layers.";
     huggingface_add(b, -1, PARAM_WTE, 0, b->shape->V, "", "model.embed_tokens.weight");
     for (int l = 0; l < b->shape->L; l++) {
-        huggingface_add(b, l, PARAM_LN1_W, 0, s->C, "model.layers.", "input_layernorm.weight");
-        huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, 0, q, "self_attn.q_proj");
-        huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, q, kv, "self_attn.k_proj");
-        huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, q + kv, kv, "self_attn.v_proj");
+        huggingface_add_norms(b, l);
+        if (fused)
+            huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, 0, q + 2 * kv, "self_attn.qkv_proj");
+        else {
+            huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, 0, q, "self_attn.q_proj");
+            huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, q, kv, "self_attn.k_proj");
+            huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, q + kv, kv, "self_attn.v_proj");
+        }
         huggingface_add_linear(b, l, PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, 0, s->C, "self_attn.o_proj");
-        huggingface_add(b, l, PARAM_LN2_W, 0, s->C, "model.layers.", "post_attention_layernorm.weight");
-        huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, 0, s->F, "mlp.gate_proj");
-        huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, s->F, s->F, "mlp.up_proj");
+        if (fused)
+            huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, 0, 2 * s->F, "mlp.gate_up_proj");
+        else {
+            huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, 0, s->F, "mlp.gate_proj");
+            huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, s->F, s->F, "mlp.up_proj");
+        }
         huggingface_add_linear(b, l, PARAM_FCPROJ_W, PARAM_FCPROJ_B, 0, s->C, "mlp.down_proj");
     }
     huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "model.norm.weight");
-    huggingface_add_head(b);
+    huggingface_add_head(b, "lm_head.weight");
+}
+static void huggingface_list_gpt_neox(struct huggingface_builder *b) {
+    const struct layer_shape *s = &b->shape->layer;
+    b->layers = "gpt_neox.layers.";
+    huggingface_add(b, -1, PARAM_WTE, 0, b->shape->V, "", "gpt_neox.embed_in.weight");
+    for (int l = 0; l < b->shape->L; l++) {
+        huggingface_add_norm(b, l, PARAM_LN1_W, "input_layernorm.weight");
+        huggingface_add_norm(b, l, PARAM_LN1_B, "input_layernorm.bias");
+        huggingface_add_norm(b, l, PARAM_LN2_W, "post_attention_layernorm.weight");
+        huggingface_add_norm(b, l, PARAM_LN2_B, "post_attention_layernorm.bias");
+        const int first = b->tensors->count;
+        huggingface_add_linear(b, l, PARAM_QKV_W, PARAM_QKV_B, 0, 3 * s->H * s->D, "attention.query_key_value");
+        for (int i = first; i < b->tensors->count; i++) {
+            b->tensors->list[i].interleaved = true;
+            b->tensors->list[i].q_rows = s->H * s->D;
+        }
+        huggingface_add_linear(b, l, PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, 0, s->C, "attention.dense");
+        huggingface_add_linear(b, l, PARAM_FC_W, PARAM_FC_B, 0, s->F, "mlp.dense_h_to_4h");
+        huggingface_add_linear(b, l, PARAM_FCPROJ_W, PARAM_FCPROJ_B, 0, s->C, "mlp.dense_4h_to_h");
+    }
+    huggingface_add(b, -1, PARAM_LNF_W, 0, s->C, "", "gpt_neox.final_layer_norm.weight");
+    huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "gpt_neox.final_layer_norm.bias");
+    huggingface_add_head(b, "embed_out.weight");
 }
 // Adds our own tensors under their own names, without padding.
 static void huggingface_list_ours(struct huggingface_builder *b) {
@@ -177,23 +267,38 @@ static void huggingface_tensors_check(const struct huggingface_tensors *tensors,
         if (held[i] != t->visible_rows)
             fail(
                 "%s has no tensor for %lld of the %d rows of the parameter %s; give it one in run/tensor_names.cuh, or "
-                "let architecture_of say that such a model is none of Hugging Face's",
+                "let no architecture of Hugging Face fit such a model",
                 architecture_class(a), (long long)(t->visible_rows - held[i]), t->visible_rows, t->name);
     }
     free(held);
 }
 
 // All tensors of the model's folder, in the order in which they are written; huggingface_tensors_free frees them.
+// rotary_dims: elements of a head that rotary positions turn.
 static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table,
-                                                         const struct model_shape *shape, enum architecture a) {
+                                                         const struct model_shape *shape, enum architecture a,
+                                                         int rotary_dims) {
     struct huggingface_tensors tensors;
-    struct huggingface_builder b = {&tensors, table, shape};
+    struct huggingface_builder b = {&tensors, table, shape, "", rotary_dims};
     memset(&tensors, 0, sizeof tensors);
     switch (a) {
     case ARCHITECTURE_OURS: huggingface_list_ours(&b); break;
     case ARCHITECTURE_GPT2: huggingface_list_gpt2(&b); break;
     case ARCHITECTURE_LLAMA:
-    case ARCHITECTURE_QWEN2: huggingface_list_llama(&b); break;
+    case ARCHITECTURE_QWEN2:
+    case ARCHITECTURE_QWEN3:
+    case ARCHITECTURE_MISTRAL:
+    case ARCHITECTURE_MINISTRAL:
+    case ARCHITECTURE_CWM:
+    case ARCHITECTURE_SMOLLM3:
+    case ARCHITECTURE_GRANITE:
+    case ARCHITECTURE_OLMO2:
+    case ARCHITECTURE_OLMO3:
+    case ARCHITECTURE_GEMMA:
+    case ARCHITECTURE_GEMMA2:
+    case ARCHITECTURE_GEMMA3: huggingface_list_llama(&b, false); break;
+    case ARCHITECTURE_PHI3: huggingface_list_llama(&b, true); break;
+    case ARCHITECTURE_GPT_NEOX: huggingface_list_gpt_neox(&b); break;
     }
     huggingface_tensors_check(&tensors, table, a);
     return tensors;

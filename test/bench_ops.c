@@ -138,6 +138,14 @@ static void bench_gelu(struct buffers *b) { gelu_forward(b->hidden_out, b->hidde
 static void bench_gelu_backward(struct buffers *b) {
     gelu_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, &b->device);
 }
+static void bench_gelu_erf(struct buffers *b) { gelu_erf_forward(b->hidden_out, b->hidden_in, N * F, &b->device); }
+static void bench_gelu_erf_backward(struct buffers *b) {
+    gelu_erf_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, &b->device);
+}
+static void bench_geglu(struct buffers *b) { geglu_forward(b->hidden_out, b->hidden_in, N, F, &b->device); }
+static void bench_geglu_backward(struct buffers *b) {
+    geglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, &b->device);
+}
 static void bench_swiglu(struct buffers *b) { swiglu_forward(b->hidden_out, b->hidden_in, N, F, &b->device); }
 static void bench_swiglu_backward(struct buffers *b) {
     swiglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, &b->device);
@@ -234,8 +242,12 @@ int main(int argc, char **argv) {
         {"QK-norm, full, backward", bench_qk_norm_full_backward, 6 * rows * X},
         {"GELU", bench_gelu, 2 * hidden * X},
         {"GELU backward", bench_gelu_backward, 3 * hidden * X},
+        {"GELU by erf", bench_gelu_erf, 2 * hidden * X},
+        {"GELU by erf backward", bench_gelu_erf_backward, 3 * hidden * X},
         {"SwiGLU", bench_swiglu, 3 * hidden * X},
         {"SwiGLU backward", bench_swiglu_backward, 5 * hidden * X},
+        {"GeGLU", bench_geglu, 3 * hidden * X},
+        {"GeGLU backward", bench_geglu_backward, 5 * hidden * X},
         {"RoPE", bench_rope, 4 * rows * X},
         {"RoPE backward", bench_rope_backward, 4 * rows * X},
         {"embedding", bench_embedding, 2 * rows * X},

@@ -11,6 +11,7 @@
 static struct device device = {2, NULL};
 
 static double gelu_reference(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double gelu_erf_reference(double x) { return 0.5 * x * (1 + erf(x * M_SQRT1_2)); }
 static double squared_relu_reference(double x) { return x > 0 ? x * x : 0; }
 static double silu_reference(double x) { return x / (1 + exp(-x)); }
 // Central difference: h^2 f''' / 6 + 1e-16 / h is below 1e-9 at h = 1e-5.
@@ -23,12 +24,12 @@ typedef void forward_op(floatX *out, const floatX *in, int64_t n, struct device 
 typedef void backward_op(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev);
 
 // A pointwise activation against its formula, and its gradient against the formula's differences.
-static void check_pointwise(forward_op *forward, backward_op *backward, double (*reference)(double)) {
+static void check_pointwise(const char *name, forward_op *forward, backward_op *backward, double (*reference)(double)) {
     for (int k = 0; k < SIZES; k++) {
         const int64_t n = sizes[k];
         uint64_t random = (uint64_t)n;
         double *in_exact, *dout_exact, *expected = test_doubles(n), *expected_backward = test_doubles(n);
-        test_case(random, "GELU, n %lld", (long long)n);
+        test_case(random, "%s, n %lld", name, (long long)n);
         floatX *in = test_floats(&in_exact, n, 6, &random), *dout = test_floats(&dout_exact, n, 1, &random);
         floatX *out = (floatX *)test_alloc((size_t)(n + 1) * sizeof *out);
         memset(&out[n], 0x5a, sizeof *out);
@@ -50,9 +51,12 @@ static void check_pointwise(forward_op *forward, backward_op *backward, double (
             free(all[i]);
     }
 }
-static void gelu_both_ways(void **state) { check_pointwise(gelu_forward, gelu_backward, gelu_reference); }
+static void gelu_both_ways(void **state) { check_pointwise("GELU", gelu_forward, gelu_backward, gelu_reference); }
+static void gelu_erf_both_ways(void **state) {
+    check_pointwise("GELU by erf", gelu_erf_forward, gelu_erf_backward, gelu_erf_reference);
+}
 static void squared_relu_both_ways(void **state) {
-    check_pointwise(squared_relu_forward, squared_relu_backward, squared_relu_reference);
+    check_pointwise("squared ReLU", squared_relu_forward, squared_relu_backward, squared_relu_reference);
     floatX *x = (floatX *)test_alloc(2 * sizeof *x);
     x[0] = x[1] = to_floatX(NAN);
     squared_relu_forward(x, x, 1, &device);
@@ -62,14 +66,15 @@ static void squared_relu_both_ways(void **state) {
     free(x);
 }
 
-static void swiglu_both_ways(void **state) {
+static void check_gated(const char *name, gated_forward *forward, gated_backward *backward,
+                        double (*reference)(double)) {
     const int shapes[][2] = {{1, 1}, {1, 16}, {3, 17}, {5, 100}, {4, 688}, {33, 31}};
     for (int k = 0; k < 6; k++) {
         const int N = shapes[k][0], F = shapes[k][1];
         const int64_t n = (int64_t)N * F;
         uint64_t random = (uint64_t)n;
         double *in_exact, *dout_exact, *expected = test_doubles(n), *expected_backward = test_doubles(2 * n);
-        test_case(random, "SwiGLU, N %d, F %d", N, F);
+        test_case(random, "%s, N %d, F %d", name, N, F);
         floatX *in = test_floats(&in_exact, 2 * n, 6, &random), *dout = test_floats(&dout_exact, n, 1, &random);
         floatX *out = (floatX *)test_alloc((size_t)n * sizeof *out);
         floatX *din = (floatX *)test_alloc((size_t)(2 * n) * sizeof *din);
@@ -77,23 +82,25 @@ static void swiglu_both_ways(void **state) {
             for (int f = 0; f < F; f++) {
                 const double gate = in_exact[row * 2 * F + f], up = in_exact[row * 2 * F + F + f];
                 const double d = dout_exact[row * F + f];
-                expected[row * F + f] = silu_reference(gate) * up;
-                expected_backward[row * 2 * F + f] = d * up * slope(silu_reference, gate);
-                expected_backward[row * 2 * F + F + f] = d * silu_reference(gate);
+                expected[row * F + f] = reference(gate) * up;
+                expected_backward[row * 2 * F + f] = d * up * slope(reference, gate);
+                expected_backward[row * 2 * F + F + f] = d * reference(gate);
             }
-        swiglu_forward(out, in, N, F, &device);
+        forward(out, in, N, F, &device);
         double *result = to_doubles(out, n);
         assert_close(result, expected, n, TOLERANCE);
-        swiglu_backward(din, dout, in, N, F, &device);
+        backward(din, dout, in, N, F, &device);
         double *result_backward = to_doubles(din, 2 * n);
         assert_close(result_backward, expected_backward, 2 * n, TOLERANCE);
-        swiglu_backward(in, dout, in, N, F, &device); // in place
+        backward(in, dout, in, N, F, &device); // in place
         assert_memory_equal(in, din, (size_t)(2 * n) * sizeof *in);
         void *all[] = {in_exact, dout_exact, expected, expected_backward, in, dout, out, din, result, result_backward};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
     }
 }
+static void swiglu_both_ways(void **state) { check_gated("SwiGLU", swiglu_forward, swiglu_backward, silu_reference); }
+static void geglu_both_ways(void **state) { check_gated("GeGLU", geglu_forward, geglu_backward, gelu_reference); }
 
 // Far out the functions are 0 or x and the slopes 0 or 1; the left tail keeps its relative precision.
 static void tails_and_nan(void **state) {
@@ -105,14 +112,23 @@ static void tails_and_nan(void **state) {
         in[i] = to_floatX(values[i]);
         in[COUNT + i] = one[i] = to_floatX(1);
     }
-    for (int kind = 0; kind < 2; kind++) {
-        test_case_without_seed("tails of %s", kind == 0 ? "GELU" : "SwiGLU");
-        if (kind == 0) {
+    for (int kind = 0; kind < 4; kind++) {
+        const char *const names[] = {"GELU", "GELU by erf", "SwiGLU", "GeGLU"};
+        test_case_without_seed("tails of %s", names[kind]);
+        switch (kind) {
+        case 0:
             gelu_forward(out, in, COUNT, &device);
             gelu_backward(din, one, in, COUNT, &device);
-        } else {
+            break;
+        case 1:
+            gelu_erf_forward(out, in, COUNT, &device);
+            gelu_erf_backward(din, one, in, COUNT, &device);
+            break;
+        case 2:
             swiglu_forward(out, in, 1, COUNT, &device);
             swiglu_backward(din, one, in, 1, COUNT, &device);
+            break;
+        default: geglu_forward(out, in, 1, COUNT, &device); geglu_backward(din, one, in, 1, COUNT, &device);
         }
         for (int i = 0; i < 3; i++)
             assert_true(fabs(to_float(out[i])) < 1e-38 && fabs(to_float(din[i])) < 1e-38);
@@ -148,13 +164,47 @@ static void gelu_of_negatives_is_exact_at_any_place(void **state) {
         free(all[i]);
 }
 
+// Both from -12 to 5, by hundredths: a left tail in relative precision. That of e^(-x^2 / 2), of an exponent up to 72 after 2
+// roundings of 2^-24, is 9e-6; the derivative passes 0 at -0.75.
+static void gelu_erf_of_negatives_is_exact(void **state) {
+    enum { COUNT = 1700 };
+    floatX *in = (floatX *)test_alloc(COUNT * sizeof *in), *out = (floatX *)test_alloc(COUNT * sizeof *out);
+    floatX *one = (floatX *)test_alloc(COUNT * sizeof *one), *din = (floatX *)test_alloc(COUNT * sizeof *din);
+    for (int i = 0; i < COUNT; i++) {
+        in[i] = to_floatX(-12 + 0.01f * (float)i);
+        one[i] = to_floatX(1);
+    }
+    test_case_without_seed("GELU by erf of -12 to 5, by hundredths");
+    gelu_erf_forward(out, in, COUNT, &device);
+    gelu_erf_backward(din, one, in, COUNT, &device);
+    const double tolerance = sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 1e-5;
+    const double near_0 = sizeof(floatX) == 2 ? 4e-5 : 2e-7; // each of the derivative's two terms is 0.2 there
+    for (int i = 0; i < COUNT; i++) {
+        const double x = to_float(in[i]), cdf = 0.5 * erfc(-x * M_SQRT1_2);
+        const double derivative = cdf + x * exp(-x * x / 2) / sqrt(2 * M_PI);
+        if (x != 0)
+            assert_near(to_float(out[i]) / (x * cdf), 1, tolerance, i);
+        assert_near(to_float(din[i]), derivative, tolerance * fabs(derivative) + (fabs(x) < 2 ? near_0 : 0), i);
+    }
+    in[0] = to_floatX(INFINITY);
+    in[1] = to_floatX(-INFINITY);
+    gelu_erf_forward(out, in, 2, &device);
+    assert_true(to_float(out[0]) == INFINITY);
+    floatX *all[] = {in, out, one, din};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gelu_both_ways),
+        cmocka_unit_test(gelu_erf_both_ways),
         cmocka_unit_test(squared_relu_both_ways),
         cmocka_unit_test(swiglu_both_ways),
+        cmocka_unit_test(geglu_both_ways),
         cmocka_unit_test(tails_and_nan),
         cmocka_unit_test(gelu_of_negatives_is_exact_at_any_place),
+        cmocka_unit_test(gelu_erf_of_negatives_is_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,22 +19,25 @@ static int64_t token_elements(struct attention_shape s) {
     return (int64_t)(s.num_heads + 2 * s.num_query_groups) * s.head_dim;
 }
 
-// The attention of every token of s.T to those up to itself.
-static double *naive_attention(const double *qkv, struct attention_shape s) {
+// The attention of every token to the `window` keys up to its own.
+static double *naive_attention(const double *qkv, struct attention_shape s, int window) {
     const int H = s.num_heads, Hkv = s.num_query_groups, D = s.head_dim;
     const int64_t W = token_elements(s);
-    double *out = test_doubles((int64_t)s.B * s.T * H * D), *p = test_doubles(s.T);
+    double *out = test_doubles((int64_t)s.B * s.T * H * D), *p = test_doubles(window);
     for (int64_t row = 0; row < (int64_t)s.B * s.T; row++)
         for (int h = 0; h < H; h++) {
             const double *q = qkv + row * W + (int64_t)h * D, *k = q + (int64_t)(H - h + h / (H / Hkv)) * D;
+            const int count = row % s.T < window ? (int)(row % s.T) + 1 : window;
             double *o = out + (row * H + h) * D, sum = 0;
-            for (int back = 0; back <= row % s.T; back++) {
+            for (int back = 0; back < count; back++) {
                 double score = 0;
                 for (int d = 0; d < D; d++)
-                    score += q[d] * k[d - back * W];
-                sum += p[back] = exp(s.scale * score); // inputs in [-1, 1): no score overflows
+                    score += s.scale * q[d] * k[d - back * W];
+                if (s.softcap > 0)
+                    score = s.softcap * tanh(score / s.softcap);
+                sum += p[back] = exp(score); // inputs in [-1, 1): no score overflows
             }
-            for (int back = 0; back <= row % s.T; back++)
+            for (int back = 0; back < count; back++)
                 for (int d = 0; d < D; d++)
                     o[d] += p[back] / sum * k[(int64_t)Hkv * D + d - back * W];
         }
@@ -64,45 +67,98 @@ static void guarded_free(void *memory, size_t bytes) {
     free((char *)memory - GUARD_BYTES);
 }
 
-// Fed token by token through the cache, each sequence one position behind the one before, each row equals forward's;
-// the cache is the one that all tokens at once make.
-static void check_decode(struct attention_shape s, int capacity) {
-    const int64_t W = token_elements(s), C = (int64_t)s.num_heads * s.head_dim, out_count = s.B * s.T * C,
-                  heads = (int64_t)s.B * s.num_query_groups, head = (int64_t)capacity * s.head_dim;
-    const size_t cache_bytes = (size_t)(heads * head) * sizeof(floatX);
+static int least(int a, int b) { return a < b ? a : b; }
+
+// Keys and values of a cache, whose slots hold NaNs until they are stored to.
+struct cache {
+    floatX *keys, *values;
+    size_t bytes; // of each
+};
+static struct cache cache_of(struct attention_shape s, int capacity) {
+    struct cache c;
+    c.bytes = (size_t)s.B * (size_t)(s.num_query_groups * capacity * s.head_dim) * sizeof(floatX);
+    c.keys = (floatX *)guarded(c.bytes);
+    c.values = (floatX *)guarded(c.bytes);
+    return c;
+}
+static void cache_free(struct cache c) {
+    guarded_free(c.keys, c.bytes);
+    guarded_free(c.values, c.bytes);
+}
+// Appends `tokens` rows of each sequence from position starts[b] on, or as many of them as there are up to ends[b]:
+// rows that follow, as after a prompt that is shorter than another, are NaNs. starts, ends: as kv_cache_append's.
+static void append(struct cache c, const floatX *qkv, struct attention_shape s, const int32_t *starts,
+                   const int32_t *ends, int tokens, int capacity) {
+    const int64_t W = token_elements(s);
+    floatX *rows = (floatX *)test_alloc((size_t)(s.B * tokens * W) * sizeof *rows);
+    memset(rows, GUARD, (size_t)(s.B * tokens * W) * sizeof *rows);
+    for (int b = 0; b < s.B; b++) {
+        const int start = starts ? starts[b] : 0, count = ends ? least(ends[b] - start, tokens) : tokens;
+        memcpy(rows + b * tokens * W, qkv + ((int64_t)b * s.T + start) * W, (size_t)(count * W) * sizeof *rows);
+    }
+    s.T = tokens;
+    kv_cache_append(c.keys, c.values, rows, starts, ends, capacity, s, &dev);
+    free(rows);
+}
+// Which slots a cache has after the last of s.T positions is the same whatever the steps in which they came.
+static void assert_same_cache(struct cache a, struct cache b, struct attention_shape s, int capacity) {
+    const int64_t head = (int64_t)capacity * s.head_dim;
+    const size_t bytes = (size_t)least(s.T, capacity) * (size_t)s.head_dim * sizeof(floatX);
+    for (int64_t i = 0; i < s.B * s.num_query_groups; i++) {
+        assert_memory_equal(a.keys + i * head, b.keys + i * head, bytes);
+        assert_memory_equal(a.values + i * head, b.values + i * head, bytes);
+    }
+}
+
+// The first prompts[b] tokens of sequence b are fed at once (0 in all: none are), the others one by one: each row of
+// these equals that of attention over a whole sequence, in which a query sees `capacity` keys.
+static void check_decode(struct attention_shape s, int capacity, const int *prompts) {
+    const int64_t W = token_elements(s), C = (int64_t)s.num_heads * s.head_dim;
     uint64_t seed = 6;
-    test_case(seed, "B %d, T %d, %d heads, %d KV heads of %d, capacity %d", s.B, s.T, s.num_heads, s.num_query_groups,
-              s.head_dim, capacity);
     double *exact;
     floatX *qkv = test_floats(&exact, s.B * s.T * W, 1, &seed);
-    double *reference = naive_attention(exact, s);
-    floatX *caches[4]; // keys, values; those of all tokens at once
-    for (int i = 0; i < 4; i++)
-        caches[i] = (floatX *)guarded(cache_bytes);
+    double *reference = naive_attention(exact, s, capacity), *rows = test_doubles(s.B * s.T * C);
+    const struct cache fed = cache_of(s, capacity), at_once = cache_of(s, capacity), halves = cache_of(s, capacity);
     floatX *token = (floatX *)test_alloc((size_t)(s.B * W) * sizeof *token);
-    int32_t *positions = (int32_t *)test_alloc((size_t)s.B * sizeof *positions);
     floatX *out = (floatX *)guarded((size_t)(s.B * C) * sizeof *out);
-    double *rows = test_doubles(out_count);
+    int32_t *positions = (int32_t *)test_alloc((size_t)s.B * sizeof *positions);
+    int longest = 0, shortest = s.T;
+    for (int b = 0; b < s.B; b++) {
+        positions[b] = prompts[b];
+        longest = prompts[b] > longest ? prompts[b] : longest;
+        shortest = least(prompts[b], shortest);
+    }
+    test_case(6, "B %d, T %d, %d heads, %d KV heads of %d, softcap %g, capacity %d, prompts of %d to %d", s.B, s.T,
+              s.num_heads, s.num_query_groups, s.head_dim, (double)s.softcap, capacity, shortest, longest);
+    if (longest > 0)
+        append(fed, qkv, s, NULL, positions, longest, capacity);
     struct attention_shape one = s;
     one.T = 1;
-    for (int step = 0; step < s.T + s.B - 1; step++) {
+    for (int step = 0; step < s.T - shortest; step++) {
         for (int b = 0; b < s.B; b++) {
-            const int t = step < b ? 0 : step - b < s.T ? step - b : s.T - 1;
-            positions[b] = t;
-            memcpy(token + b * W, qkv + ((int64_t)b * s.T + t) * W, (size_t)W * sizeof *token);
+            positions[b] = least(prompts[b] + step, s.T - 1); // at its end a sequence waits for the others
+            memcpy(token + b * W, qkv + ((int64_t)b * s.T + positions[b]) * W, (size_t)W * sizeof *token);
         }
-        kv_cache_append(caches[0], caches[1], token, positions, capacity, one, &dev);
-        attention_decode(out, token, caches[0], caches[1], positions, capacity, one, NULL, &dev);
+        append(fed, qkv, s, positions, NULL, 1, capacity);
+        attention_decode(out, token, fed.keys, fed.values, positions, capacity, one, NULL, &dev);
         for (int64_t i = 0; i < s.B * C; i++)
             rows[(i / C * s.T + positions[i / C]) * C + i % C] = to_float(out[i]);
     }
-    assert_close(rows, reference, out_count, bound_of(s));
-    kv_cache_append(caches[2], caches[3], qkv, NULL, capacity, s, &dev);
-    for (int64_t i = 0; i < 2 * heads; i++)
-        assert_memory_equal(caches[i % 2] + i / 2 * head, caches[2 + i % 2] + i / 2 * head,
-                            (size_t)s.T * (size_t)s.head_dim * sizeof(floatX));
-    for (int i = 0; i < 4; i++)
-        guarded_free(caches[i], cache_bytes);
+    for (int b = 0; b < s.B; b++)
+        memcpy(rows + b * s.T * C, reference + b * s.T * C, (size_t)(prompts[b] * C) * sizeof *rows);
+    assert_close(rows, reference, s.B * s.T * C, bound_of(s));
+
+    append(at_once, qkv, s, NULL, NULL, s.T, capacity);
+    assert_same_cache(fed, at_once, s, capacity);
+    for (int b = 0; b < s.B; b++)
+        positions[b] = s.T / 2;
+    append(halves, qkv, s, NULL, positions, s.T / 2 + 1, capacity);
+    append(halves, qkv, s, positions, NULL, s.T - s.T / 2, capacity);
+    assert_same_cache(halves, at_once, s, capacity);
+
+    cache_free(fed);
+    cache_free(at_once);
+    cache_free(halves);
     guarded_free(out, (size_t)(s.B * C) * sizeof *out);
     free(reference);
     free(positions);
@@ -112,15 +168,42 @@ static void check_decode(struct attention_shape s, int capacity) {
     free(exact);
 }
 static void decoding_equals_forward(void **state) {
-    check_decode(shape_of(3, 70, 6, 2, 24), 80);
-    check_decode(shape_of(1, 129, 2, 1, 64), 129);
-    check_decode(shape_of(1, 1, 1, 1, 256), 1);
-    check_decode(shape_of(1, 700, 1, 1, 8), 700); // more than a run of keys
+    static const int none[3] = {0, 0, 0}, staggered[3] = {0, 1, 2}, some[3] = {40, 1, 69};
+    check_decode(shape_of(3, 70, 6, 2, 24), 80, staggered);
+    check_decode(shape_of(3, 70, 6, 2, 24), 80, some);
+    check_decode(shape_of(1, 129, 2, 1, 64), 129, none);
+    check_decode(shape_of(1, 1, 1, 1, 256), 1, none);
+    check_decode(shape_of(1, 700, 1, 1, 8), 700, none); // more than a run of keys
+}
+// A ring of the window's size, with prompts that end before, at and after each turn of it.
+static void decoding_in_a_ring_equals_a_window(void **state) {
+    static const int windows[] = {1, 2, 7, 32, 33};
+    for (int i = 0; i < 5; i++) {
+        const int W = windows[i], prompts[8] = {W - 1, W, W + 1, 2 * W - 1, 2 * W, 2 * W + 1, 3 * W, 1};
+        static const int none[8] = {0};
+        check_decode(shape_of(8, 4 * W + 2, 4, 2, 24), W, prompts);
+        check_decode(shape_of(2, 3 * W + 2, 3, 3, 40), W, none);
+    }
+    static const int behind[2] = {520, 1030};
+    check_decode(shape_of(2, 1040, 1, 1, 8), 513, behind); // more than a run of keys
+}
+// Scores that are large enough for the cap to bend them.
+static void decoding_caps_scores(void **state) {
+    static const int prompts[3] = {9, 40, 1}, one[1] = {1000};
+    struct attention_shape s = shape_of(3, 70, 6, 2, 64), run = shape_of(1, 1100, 1, 1, 8);
+    s.scale = run.scale = 1;
+    s.softcap = 3;
+    run.softcap = 0.5f;
+    check_decode(s, 70, prompts);
+    check_decode(s, 13, prompts);
+    check_decode(run, 1100, one);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decoding_equals_forward),
+        cmocka_unit_test(decoding_in_a_ring_equals_a_window),
+        cmocka_unit_test(decoding_caps_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

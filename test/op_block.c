@@ -98,7 +98,7 @@ static void assert_gradients(const char *shape, const char *options) {
         memcpy(before, p, (size_t)tensor->count * sizeof *before);
         for (int half = 0; half < 2; half++) {
             // A step that changes the loss by little, so that the loss bends little along it.
-            const double whole = 0.02 / norm < 8e-3 ? 0.02 / norm : 8e-3, h = half ? whole / 2 : whole;
+            const double whole = fmin(8e-3, 5e-3 / norm), h = half ? whole / 2 : whole;
             double loss[2];
             for (int side = 0; side < 2; side++) {
                 for (int64_t j = 0; j < tensor->count; j++)

@@ -174,7 +174,7 @@ static void assert_logits(struct gpt *m, const int32_t *tokens, const double *ex
 
 static const char *load(struct setup *s, struct error_text *error) {
     bool all_fp32;
-    return model_load_folder(s->m, s->config.init_from, architecture_of(&s->config), &all_fp32, error);
+    return model_load_folder(s->m, s->config.init_from, &all_fp32, error);
 }
 static void equals_golden(struct setup *s, const char *problem, const char *path) {
     struct golden *g = golden_open(path);
@@ -380,7 +380,7 @@ static void begins_as_the_same_model(void **state) {
 static void list_tensors(void *argument) {
     struct setup s = setup_of_shape(0, "");
     struct huggingface_tensors tensors =
-        huggingface_tensors_of(&s.m->table, &s.m->shape, *(const enum architecture *)argument);
+        huggingface_tensors_of(&s.m->table, &s.m->shape, *(const enum architecture *)argument, s.m->shape.layer.D);
     if (tensors.count == 0)
         fail("no tensors");
     huggingface_tensors_free(&tensors);

@@ -41,11 +41,20 @@ typedef double reference_dropout(const void *context, enum reference_dropout_use
 typedef double reference_rounding(void *context, double x);
 
 enum { REFERENCE_MAX_LAYERS = 32 };
+
+// What is not plain causal attention.
+struct reference_attention_options {
+    double scale;                      // of scores; 0: 1 / sqrt(D)
+    double softcap;                    // c > 0: a scaled score s becomes c tanh(s / c); 0: none
+    int windows[REFERENCE_MAX_LAYERS]; // keys that a query of the layer sees, its own included; 0: all
+    const int32_t *document_starts;    // (B, T) the row at which a token's document begins; NULL: 0
+};
 struct reference {
     struct reference_config config;
     struct reference_tensor tensors[REFERENCE_MAX_LAYERS * 12 + 5];
     int num_tensors;
-    reference_dropout *dropout; // NULL: none
+    struct reference_attention_options attention; // zeros: none of these
+    reference_dropout *dropout;                   // NULL: none
     const void *dropout_context;
     reference_rounding *rounding; // NULL: none
     void *rounding_context;
@@ -326,7 +335,26 @@ static inline struct reference_head_view reference_view(const struct reference_c
     return view;
 }
 
-// out_i = sum over j <= i of dropout(softmax_j(q_i k_j / sqrt(D))) v_j
+// The first key that query i of sequence b sees in layer l.
+static inline int reference_first_key(const struct reference *r, const struct reference_activations *a, int l, int b,
+                                      int i) {
+    const int32_t *starts = r->attention.document_starts;
+    const int document = starts ? starts[(int64_t)b * a->T + i] : 0, window = r->attention.windows[l];
+    return window > 0 && i - window + 1 > document ? i - window + 1 : document;
+}
+// scale q k, capped; slope: its derivative by q k, unless NULL.
+static inline double reference_score(const struct reference *r, const double *q, const double *k, double *slope) {
+    const double scale = r->attention.scale > 0 ? r->attention.scale : 1 / sqrt(r->config.D), c = r->attention.softcap;
+    double score = 0;
+    for (int d = 0; d < r->config.D; d++)
+        score += scale * q[d] * k[d];
+    const double capped = c > 0 ? c * tanh(score / c) : score;
+    if (slope)
+        *slope = c > 0 ? scale * (1 - capped / c * (capped / c)) : scale;
+    return capped;
+}
+
+// out_i = sum over j <= i, from the first key that i sees, of dropout(softmax_j(score(q_i, k_j))) v_j
 static inline void reference_attention(const struct reference *r, struct reference_activations *a, int l, int b,
                                        int h) {
     const struct reference_config *c = &r->config;
@@ -335,18 +363,17 @@ static inline void reference_attention(const struct reference *r, struct referen
     for (int i = 0; i < a->T; i++) {
         double *p = a->layers[l].probabilities + w.probabilities + (int64_t)i * a->T;
         double *out = a->layers[l].attention + w.out + i * w.out_stride;
+        const int first = reference_first_key(r, a, l, b, i);
         double highest = -INFINITY, sum = 0;
-        for (int j = 0; j <= i; j++) {
-            p[j] = 0;
-            for (int d = 0; d < c->D; d++)
-                p[j] += q[i * w.stride + d] * k[j * w.stride + d] / sqrt(c->D);
+        for (int j = first; j <= i; j++) {
+            p[j] = reference_score(r, q + i * w.stride, k + j * w.stride, NULL);
             highest = fmax(highest, p[j]);
         }
-        for (int j = 0; j <= i; j++)
+        for (int j = first; j <= i; j++)
             sum += p[j] = exp(p[j] - highest);
         for (int d = 0; d < c->D; d++)
             out[d] = 0;
-        for (int j = 0; j <= i; j++) {
+        for (int j = first; j <= i; j++) {
             p[j] /= sum;
             const int64_t element = w.probabilities + (int64_t)i * a->T + j;
             const double scale = reference_scale(r, REFERENCE_DROPOUT_ATTENTION, l, element);
@@ -365,8 +392,9 @@ static inline void reference_attention_backward(double *dqkv, const double *datt
     for (int i = 0; i < a->T; i++) {
         const double *p = a->layers[l].probabilities + w.probabilities + (int64_t)i * a->T;
         const double *dout = dattention + w.out + i * w.out_stride;
+        const int first = reference_first_key(r, a, l, b, i);
         double mean = 0; // sum of p dp, which the softmax's normalisation takes away
-        for (int j = 0; j <= i; j++) {
+        for (int j = first; j <= i; j++) {
             const int64_t element = w.probabilities + (int64_t)i * a->T + j;
             const double scale = reference_scale(r, REFERENCE_DROPOUT_ATTENTION, l, element);
             dp[j] = 0;
@@ -378,8 +406,10 @@ static inline void reference_attention_backward(double *dqkv, const double *datt
                 dqkv[w.v + j * w.stride + d] += kept * dout[d];
             mean += p[j] * dp[j];
         }
-        for (int j = 0; j <= i; j++) {
-            const double dscore = reference_rounded(r, p[j] * (dp[j] - mean) / sqrt(c->D));
+        for (int j = first; j <= i; j++) {
+            double slope;
+            reference_score(r, q + i * w.stride, k + j * w.stride, &slope);
+            const double dscore = reference_rounded(r, slope * (p[j] * (dp[j] - mean)));
             for (int d = 0; d < c->D; d++) {
                 dqkv[w.q + i * w.stride + d] += dscore * k[j * w.stride + d];
                 dqkv[w.k + j * w.stride + d] += dscore * q[i * w.stride + d];

@@ -105,9 +105,11 @@ static void check_slope(struct reference *r, struct reference_tensor *tensor, co
     free(origin);
 }
 
-static void gradients_are_slopes(struct reference_config config, int B, int T, reference_dropout *dropout) {
+static void gradients_are_slopes_with(struct reference_config config, struct reference_attention_options attention,
+                                      int B, int T, reference_dropout *dropout) {
     uint64_t state = 7;
     struct reference *r = reference_create(config);
+    r->attention = attention;
     r->dropout = dropout;
     for (int i = 0; i < r->num_tensors; i++)
         for (int64_t j = 0; j < r->tensors[i].rows * r->tensors[i].cols; j++)
@@ -123,6 +125,12 @@ static void gradients_are_slopes(struct reference_config config, int B, int T, r
         check_slope(r, &r->tensors[i], tokens, B, T, &state);
     free(tokens);
     reference_destroy(r);
+}
+
+static void gradients_are_slopes(struct reference_config config, int B, int T, reference_dropout *dropout) {
+    struct reference_attention_options causal;
+    memset(&causal, 0, sizeof causal);
+    gradients_are_slopes_with(config, causal, B, T, dropout);
 }
 
 //                                          L  C   H  Hkv D  F   V  positions layernorm swiglu qkv_bias biases tied  eps
@@ -147,11 +155,59 @@ static void gradients_with_dropout(void **state) {
     gradients_are_slopes(LLAMA_WITH_MQA, 1, 7, a_third_dropped);
 }
 
+// Scores of a scale of their own, capped so low that the cap bends them.
+static void gradients_with_masks(void **state) {
+    static const int32_t starts[] = {0, 0, 2, 2, 2, 2, 2, 0, 1, 2, 2, 2, 5, 5};
+    struct reference_attention_options attention;
+    memset(&attention, 0, sizeof attention);
+    attention.document_starts = starts;
+    gradients_are_slopes_with(LLAMA_WITH_MQA, attention, 2, 7, NULL);
+    attention.windows[1] = 3;
+    attention.scale = 0.7;
+    attention.softcap = 0.8;
+    gradients_are_slopes_with(LLAMA_WITH_MQA, attention, 2, 7, a_third_dropped);
+    attention.document_starts = NULL;
+    gradients_are_slopes_with(RMSNORM_AND_GELU, attention, 1, 8, NULL);
+}
+
+// Tokens of another document change no logit of this one, and none beyond the windows of all layers.
+static void logits_do_not_see_what_is_masked(void **state) {
+    enum { T = 7, FIRST = 3 };
+    const struct reference_config config = LLAMA_WITH_MQA;
+    uint64_t seed = 11;
+    for (int windowed = 0; windowed < 2; windowed++) {
+        static const int32_t starts[T] = {0, 0, 0, FIRST, FIRST, FIRST, FIRST};
+        struct reference *r = reference_create(config);
+        for (int i = 0; i < r->num_tensors; i++)
+            for (int64_t j = 0; j < r->tensors[i].rows * r->tensors[i].cols; j++)
+                r->tensors[i].value[j] = test_uniform(&seed);
+        r->attention.document_starts = windowed ? NULL : starts;
+        for (int l = 0; l < config.L && windowed; l++)
+            r->attention.windows[l] = l == 0 ? FIRST : 1; // what reaches FIRST begins at token 1
+        int32_t tokens[T] = {1, 2, 3, 4, 5, 6, 7};
+        struct reference_activations *before = reference_forward(r, tokens, tokens, 1, T);
+        tokens[0] = 9;
+        struct reference_activations *after = reference_forward(r, tokens, tokens, 1, T);
+        for (int t = 0; t < T; t++) {
+            const size_t bytes = (size_t)config.V * sizeof(double);
+            const bool same = memcmp(before->logits + t * config.V, after->logits + t * config.V, bytes) == 0;
+            assert_int_equal(same, t >= FIRST);
+        }
+        reference_activations_destroy(before);
+        reference_activations_destroy(after);
+        reference_destroy(r);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gpt2_equals_pytorch),    cmocka_unit_test(llama_equals_pytorch),
-        cmocka_unit_test(qwen2_equals_pytorch),   cmocka_unit_test(gradients_without_dropout),
+        cmocka_unit_test(gpt2_equals_pytorch),
+        cmocka_unit_test(llama_equals_pytorch),
+        cmocka_unit_test(qwen2_equals_pytorch),
+        cmocka_unit_test(gradients_without_dropout),
         cmocka_unit_test(gradients_with_dropout),
+        cmocka_unit_test(gradients_with_masks),
+        cmocka_unit_test(logits_do_not_see_what_is_masked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
