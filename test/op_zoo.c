@@ -56,7 +56,7 @@ static void read_options(struct zoo_model *z, const char *folder, const char *mo
 static struct zoo_model *model_open(const char *folder, enum attention_backend backend, const char *more) {
     char path[256];
     struct error_text error;
-    bool all_fp32;
+    bool exact;
     struct zoo_model *z = (struct zoo_model *)test_alloc(sizeof *z);
     memset(z, 0, sizeof *z);
     z->what = backend == ATTENTION_FLASH ? "flash attention" : "unfused attention";
@@ -70,7 +70,7 @@ static struct zoo_model *model_open(const char *folder, enum attention_backend b
     z->dev.matmul = matmul_create(&z->dev);
     z->m = gpt_create(&z->config, policy_none(z->config.num_layers), backend, &z->dev);
     gpt_allocate(z->m);
-    const char *problem = model_load_folder(z->m, z->config.init_from, architecture_of(&z->config), &all_fp32, &error);
+    const char *problem = model_load_folder(z->m, z->config.init_from, &exact, &error);
     if (problem)
         fail_msg("%s", problem);
     return z;
@@ -202,7 +202,12 @@ static int gradients_in(const struct golden *g, const char *prefix) {
 // Each tensor of the folder, as it would be saved if the gradients were the parameters.
 static void gradients_equal(const struct zoo_model *z, const char *prefix) {
     const struct gpt *m = z->m;
-    struct huggingface_tensors tensors = huggingface_tensors_of(&m->table, &m->shape, architecture_of(&z->config));
+    struct error_text error;
+    enum architecture a = ARCHITECTURE_OURS;
+    const char *problem = model_folder_architecture(&a, z->config.init_from, &error);
+    assert_null(problem);
+    struct huggingface_tensors tensors =
+        huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(&z->config));
     int compared = 0;
     for (int i = 0; i < tensors.count; i++) {
         const struct huggingface_tensor *t = &tensors.list[i];

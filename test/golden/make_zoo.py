@@ -259,8 +259,11 @@ def signs(n):
 
 
 def projected(gradients):
-    """Without those that are zero but for rounding: softmax ignores a key's bias where nothing turns it."""
-    return {"grad." + name: signs(g.numel()) @ g.double().flatten() for name, g in gradients.items() if g.norm() > 1e-12}
+    """By the names of the file. Without those that are zero but for rounding: softmax ignores a key's bias where nothing turns
+    it."""
+    is_neox = any(name.startswith("gpt_neox.") for name in gradients)
+    in_file = lambda name: "embed_out.weight" if is_neox and name == "lm_head.weight" else name
+    return {"grad." + in_file(name): signs(g.numel()) @ g.double().flatten() for name, g in gradients.items() if g.norm() > 1e-12}
 
 
 def shown_positions(T):
