@@ -107,9 +107,9 @@ DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int fi
 }
 DEVICE_FUNCTION bool unfused_sees(int first_key, int query, int key) { return key >= first_key && key <= query; }
 // A product of a query and a key as a score in units of ln 2.
-DEVICE_FUNCTION float unfused_score(const struct unfused &u, float x) {
-    return u.shape.softcap > 0 ? u.shape.softcap * LOG2E * vector_tanhf(u.shape.scale / u.shape.softcap * x)
-                               : u.shape.scale * LOG2E * x;
+template <bool CAPPED> DEVICE_FUNCTION float unfused_score(const struct unfused &u, float x) {
+    return CAPPED ? u.shape.softcap * LOG2E * vector_tanhf(u.shape.scale / u.shape.softcap * x)
+                  : u.shape.scale * LOG2E * x;
 }
 // A grid of a block per head, 64 rows of T and 64 columns; the head is the first dimension, since others end at 65535.
 static inline dim3 unfused_grid(int64_t heads, int T, int columns) {
@@ -137,7 +137,8 @@ DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, co
 
 // P = softmax(scale Q K^T) of 64 queries of a head. The scores are computed twice, for the rows' sums and for P, so
 // that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first.
-static __global__ void __launch_bounds__(TILE_THREADS)
+template <bool CAPPED>
+static __global__ void __launch_bounds__(TILE_THREADS, CAPPED ? 2 : 3) // tanh takes more registers
     unfused_softmax_kernel(floatX *probabilities, const floatX *qkv, struct unfused u) {
     const int64_t head = blockIdx.x, b = head / u.H;
     const int h = (int)(head % u.H), first = (int)(gridDim.y - 1 - blockIdx.y) * TILE;
@@ -160,7 +161,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             const int key = panel + tile_x(), query = first + tile_y() + i;
             float now = max[i];
             for (int j = 0; j < 4; j++) {
-                s.x[i][j] = unfused_score(u, s.x[i][j]);
+                s.x[i][j] = unfused_score<CAPPED>(u, s.x[i][j]);
                 now = unfused_sees(first_key[i], query, key + j) ? fmaxf(now, s.x[i][j]) : now;
             }
             now = lanes_max(now, 16);
@@ -179,7 +180,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         for (int i = 0; i < 4; i++)
             for (int j = 0; j < 4; j++)
                 s.x[i][j] = unfused_sees(first_key[i], first + tile_y() + i, panel + tile_x() + j)
-                                ? exp2_approx(unfused_score(u, s.x[i][j]) - max[i]) / sum[i]
+                                ? exp2_approx(unfused_score<CAPPED>(u, s.x[i][j]) - max[i]) / sum[i]
                                 : 0.0f;
         tile_store(rows, u.T, first, panel, u.T, u.T, s, 1.0f);
     }
@@ -187,6 +188,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 // dS = P * (dP - delta), dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O), times the softcap's derivative,
 // of 64 queries of a head; from the first to the last tile of keys that one of them sees, as nothing outside is read.
+template <bool CAPPED>
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_softmax_backward_kernel(floatX *ds, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const floatX *probabilities, struct unfused u) {
@@ -208,7 +210,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     for (int panel = unfused_first_panel(u, b, first); panel <= first; panel += TILE) {
         struct tile dp = {}, s = {};
         tile_multiply(&dp, dout_rows, first, v, panel, 0, u.D);
-        if (u.shape.softcap > 0)
+        if (CAPPED)
             tile_multiply(&s, unfused_rows(u, qkv, u.qkv_stride, b, h), first,
                           unfused_rows(u, qkv, u.qkv_stride, b, u.H + h / u.group), panel, 0, u.D);
         struct tile result = {};
@@ -220,8 +222,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
                 const int64_t at = (int64_t)query * u.T + key;
                 if (query < u.T && unfused_sees(unfused_first_key(u.shape, b, query), query, key)) {
                     const float kept = p.dropout.p > 0 ? dropout_scale(p.dropout, p.element + (uint64_t)at) : 1.0f;
-                    const float capped =
-                        u.shape.softcap > 0 ? vector_tanhf(u.shape.scale / u.shape.softcap * s.x[i][j]) : 0.0f;
+                    const float capped = CAPPED ? vector_tanhf(u.shape.scale / u.shape.softcap * s.x[i][j]) : 0.0f;
                     result.x[i][j] = to_float(p.x[at]) * (kept * dp.x[i][j] - delta[i]) * (1.0f - capped * capped);
                 }
             }
@@ -266,8 +267,8 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
     const struct unfused u = unfused_of(shape, dropout);
     const int64_t heads = (int64_t)shape.B * u.H;
     const floatX *v = qkv + (int64_t)(u.H + u.Hkv) * u.D;
-    LAUNCH(dev, unfused_softmax_kernel, unfused_grid(heads, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, probabilities,
-           qkv, u);
+    LAUNCH(dev, shape.softcap > 0 ? unfused_softmax_kernel<true> : unfused_softmax_kernel<false>,
+           unfused_grid(heads, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, probabilities, qkv, u);
     LAUNCH(dev, unfused_queries_kernel, unfused_grid(heads, u.T, u.D), TILE_THREADS, UNFUSED_SHARED_BYTES, out,
            u.out_stride, probabilities, true, v, 1.0f, u);
 }
@@ -284,8 +285,9 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
     const dim3 keys = unfused_grid((int64_t)shape.B * u.Hkv, u.T, u.D);
     const int64_t k_at = (int64_t)u.H * u.D, v_at = (int64_t)(u.H + u.Hkv) * u.D;
     floatX *ds = (floatX *)workspace;
-    LAUNCH(dev, unfused_softmax_backward_kernel, unfused_grid((int64_t)shape.B * u.H, u.T, 1), TILE_THREADS,
-           UNFUSED_SHARED_BYTES, ds, dout, qkv, out, probabilities, u);
+    LAUNCH(dev, shape.softcap > 0 ? unfused_softmax_backward_kernel<true> : unfused_softmax_backward_kernel<false>,
+           unfused_grid((int64_t)shape.B * u.H, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, ds, dout, qkv, out,
+           probabilities, u);
     LAUNCH(dev, unfused_queries_kernel, queries, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv, u.qkv_stride, ds, false,
            qkv + k_at, u.shape.scale, u);
     LAUNCH(dev, unfused_keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv,
