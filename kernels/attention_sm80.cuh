@@ -69,14 +69,14 @@ static void flash_launch(void (*kernel)(typename plan::arguments), int rows, int
 }
 
 struct flash_forward_launcher {
-    template <int D, bool DROPOUT, bool PADDED, enum flash_scores SCORES>
+    template <int D, bool DROPOUT, bool PADDED, flash_scores SCORES>
     static void launch(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
         typedef forward_plan<D, DROPOUT, PADDED, SCORES> plan;
         flash_launch<plan>(flash_forward_kernel<plan>, plan::QUERIES, shape.num_heads, shape.first_key, a, shape, dev);
     }
 };
 struct flash_backward_launcher {
-    template <int D, bool DROPOUT, bool PADDED, enum flash_scores SCORES>
+    template <int D, bool DROPOUT, bool PADDED, flash_scores SCORES>
     static void launch(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
         typedef backward_query_plan<D, DROPOUT, PADDED, SCORES> query;
         typedef backward_key_plan<D, DROPOUT, PADDED, SCORES> key;

@@ -26,14 +26,13 @@ DEVICE_FUNCTION struct backward_element backward_one(float s, float dp, float sc
 
 // --- Backward: dQ -------------------------------------------------------------------------------------------------
 
-template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, enum flash_scores SCORES>
-struct backward_query_plan {
-    static constexpr int D = COLUMNS_OF_TILE; static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_scores SCORES> struct backward_query_plan {
+    static constexpr int D = COLUMNS_OF_TILE;
+    static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
-    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8,
-    THREADS = 32 * WARPS,
-    BLOCKS = D == 64 || D == 256 ? 2 : 1;
+    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8, THREADS = 32 * WARPS,
+                         BLOCKS = D == 64 || D == 256 ? 2 : 1;
     static constexpr int M = D == 64 ? 2 : 1;                   // 16-row blocks of a warp
     static constexpr int QUERIES = 16 * M * WARPS;              // of a block
     static constexpr int KEYS = D == 256 ? 32 : 64;             // of a tile
@@ -232,16 +231,15 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
 // S and dP are made transposed, keys x queries, so that P and dS are left operands of dV += P^T dO and dK += dS^T Q as
 // they stand in registers.
-template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, enum flash_scores SCORES>
-struct backward_key_plan {
-    static constexpr int D = COLUMNS_OF_TILE; static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_scores SCORES> struct backward_key_plan {
+    static constexpr int D = COLUMNS_OF_TILE;
+    static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
     static constexpr int M = D == 64 ? 2 : 1; // 16-row blocks of a warp
     // At 256 two warps share the same keys, each with half of the columns of dK and dV: all of them would not fit into
     // the registers of one. Both make S and dP.
-    static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8,
-    COLUMN_WARPS = D == 256 ? 2 : 1;
+    static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8, COLUMN_WARPS = D == 256 ? 2 : 1;
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
     static constexpr int KEYS = 16 * M * KEY_WARPS;            // of a block

@@ -5,20 +5,21 @@
 #include <math.h>                           // logf, INFINITY
 
 // Tiles as in FlashAttention-2 for sm_80: 4 warps, two blocks to a multiprocessor.
-template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, enum flash_scores SCORES>
-struct forward_plan {
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_scores SCORES> struct forward_plan {
     static constexpr int D = COLUMNS_OF_TILE, WARPS = 4, THREADS = 32 * WARPS;
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
     static constexpr int M = D == 256 ? 1 : 2;                             // 16-row blocks of a warp
     static constexpr int QUERIES = 16 * M * WARPS;                         // of a block
-    static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED ? 2 : 1; // of the loop over D
-    static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || (PADDED && D == 128) ? 2 : 1); // of a tile
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900                                                // see thread_index()
-    static constexpr bool HIDE_KEYS = DROPOUT && D != 128, HIDE_VALUES = HIDE_KEYS;
+    static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1; // of the loop over D
+    // Of a tile. Where a query sees every key up to its own, spans give the same tiles, and so the same bits.
+    static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || ANY || (PADDED && D == 128) ? 2 : 1);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 // see thread_index()
+    static constexpr bool HIDE_KEYS = SPANS || (DROPOUT && D != 128), HIDE_VALUES = HIDE_KEYS;
 #else
-    static constexpr bool HIDE_KEYS = DROPOUT || D == 128, HIDE_VALUES = DROPOUT || (PADDED && D == 128);
+    static constexpr bool HIDE_KEYS = SPANS || DROPOUT || D == 128,
+                          HIDE_VALUES = SPANS || DROPOUT || (PADDED && D == 128);
 #endif
     static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * 2 * D;
 };
@@ -65,7 +66,7 @@ DEVICE_FUNCTION void forward_softmax(float s[plan::M][plan::KEYS / 8][4], struct
 
 template <class plan>
 DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first_row, int first_column) {
-    const int lane = thread_index<(plan::D > 64)>() % 32;
+    const int lane = thread_index<(plan::D > 64 || plan::SPANS)>() % 32;
     const int row = first_row - first_column + lane / 4 - lane % 4 * 2; // as seen from the column
 #pragma unroll
     for (int m = 0; m < plan::M; m++)
@@ -81,12 +82,13 @@ DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first
 template <class plan>
 DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], const typename plan::arguments &a,
                                        int64_t token, int first_row, int first_column) {
+    const int lane = thread_index<true>() % 32;
 #pragma unroll
     for (int m = 0; m < plan::M; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int row = first_row + lane_row() + fragment_row(m, 2 * half);
-            const int first = first_key_of<plan>(a, token, row) - first_column - lane_column();
+            const int row = first_row + lane / 4 + fragment_row(m, 2 * half);
+            const int first = first_key_of<plan>(a, token, row) - first_column - lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < plan::KEYS / 8; n++)
 #pragma unroll
@@ -125,7 +127,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
                                   const struct head_views &view, int64_t head, int first_row, int tile, int lowest,
                                   uint32_t queries, uint32_t keys, uint32_t values) {
     constexpr int D = plan::D, M = plan::M, KEYS = plan::KEYS;
-    const int warp_row = 16 * M * (thread_index<(D > 64)>() / 32);
+    const int warp_row = 16 * M * (thread_index<(D > 64 || plan::SPANS)>() / 32);
     float s[M][KEYS / 8][4];
     struct dropout_bits<M, KEYS> kept;
     const bool visible = // to this warp
@@ -227,15 +229,20 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
     load_tile<plan, QUERIES>(queries, view.q, a.qkv_stride, first_row, a);
     load_tile<plan, KEYS>(keys, view.k, a.qkv_stride, tile * KEYS, a);
     cp_async_commit();
+    // The first key of any query, and where those begin that every query sees.
     const int lowest = first_key_of<plan>(a, view.token, first_row) / KEYS;
-    const int all_see =
-        first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here to the diagonal
-    for (; (tile + 1) * KEYS - 1 > first_row && tile >= (plan::SPANS ? lowest : 0); tile--)
-        forward_tile<true, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
-    for (; plan::SPANS ? tile >= lowest && tile * KEYS >= all_see : tile >= 0; tile--)
-        forward_tile<false, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
-    if (plan::SPANS)
+    const int all_see = first_key_of<plan>(a, view.token, end - 1);
+    if constexpr (plan::SPANS) {
         for (; tile >= lowest; tile--)
-            forward_tile<true, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
+            if ((tile + 1) * KEYS - 1 > first_row || tile * KEYS < all_see)
+                forward_tile<true, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
+            else
+                forward_tile<false, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
+    } else {
+        for (; (tile + 1) * KEYS - 1 > first_row && tile >= 0; tile--)
+            forward_tile<true, plan>(state, a, view, head, first_row, tile, 0, queries, keys, values);
+        for (; tile >= 0; tile--)
+            forward_tile<false, plan>(state, a, view, head, first_row, tile, 0, queries, keys, values);
+    }
     forward_finish<plan>(state, a, view, head, first_row, queries);
 }

@@ -50,7 +50,7 @@ struct flash_any_arguments : flash_spans_arguments {
     float cap_factor; // for capped_score(): 2 log2(e) scale / softcap, or 0
 };
 static_assert(sizeof(struct flash_spans_arguments) <= 128, "see above");
-template <enum flash_scores SCORES> struct flash_arguments_for;
+template <flash_scores SCORES> struct flash_arguments_for;
 template <> struct flash_arguments_for<FLASH_CAUSAL> { typedef struct flash_arguments type; };
 template <> struct flash_arguments_for<FLASH_SPANS> { typedef struct flash_spans_arguments type; };
 template <> struct flash_arguments_for<FLASH_ANY> { typedef struct flash_any_arguments type; };
