@@ -1,6 +1,6 @@
 // What forward and backward of flash attention for Hopper (sm_90a) share. bf16 in and out, sums in fp32. Attention is
-// causal, as the engine has it, with or without tables of the first key that each query sees, or full, to be timed beside
-// other implementations.
+// causal, as the engine has it, with or without tables of the first key that each query sees, or full, to be timed
+// beside other implementations.
 //
 // The policy of these files:
 // - Tiles come and go by TMA, through 4-D maps (D, heads, T, B) of the packed (B, T, (H + 2 Hkv) D): nothing is
@@ -10,8 +10,8 @@
 //   one behind the other, each of ROWS rows of 128 (64) bytes, whose 16-byte units are XORed with the row's number.
 // - A block is a producer warpgroup, of which one thread or a few start the copies, and consumer warpgroups, which
 //   multiply by wgmma; they synchronise by full and empty mbarriers. setmaxnreg divides the registers among them.
-// - What the tables of the first keys cost, an instance of the kernels of its own pays: the plan's SPANS. There tiles that
-//   nobody sees are neither loaded nor multiplied; whoever needs a range of tiles reads it from the tables for itself.
+// - What the tables of first keys cost, instances of their own pay: the plan's SPANS. There tiles that nobody sees are
+//   neither loaded nor multiplied, and every warp that needs a range of tiles reads it from the tables for itself.
 // - Every result has one writer and every sum one order, so that the same inputs give the same bits; except dQ where
 //   options.any_order is set.
 // - lse is to base 2 and includes the scale: max scale log2(e) + log2(sum), which backward subtracts before its exp2.

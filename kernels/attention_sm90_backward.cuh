@@ -9,16 +9,17 @@
 //
 // The policy of this file:
 // - A block of the middle kernel holds a tile of keys of one KV head and runs over the queries of every query head of
-//   the group, from the diagonal to the last that sees one of the keys: dK and dV stay in registers to the end, whatever
-//   the group's size.
+//   the group, from the diagonal to the last that sees one of the keys: dK and dV stay in registers to the end,
+//   whatever the group's size.
 // - S^T and dP^T are made, keys as rows, so that P^T and dS^T are left operands of dV and dK straight from registers.
 //   dS alone goes through shared memory, where dQ reads it. At head dim 256 dK and dV of 64 keys need the registers of
 //   both warpgroups; there each makes S^T and dP^T of half of the queries, P goes through shared memory too, and each
 //   has half of the columns of dK, dV and dQ.
 // - dQ of a tile is the sum of what the blocks of keys up to its diagonal add to it in memory, by bulk copies that add.
-//   The order is fixed, from the first keys that it sees to the diagonal's, so that the same inputs give the same bits. The first
-//   block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is. In any
-//   order, if that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a tile.
+//   The order is fixed, from the first keys that it sees to the diagonal's, so that the same inputs give the same bits.
+//   The first block stores, and so nothing is filled with zeroes before. A counter for each tile says whose turn it is.
+//   In any order, if that is allowed, the rows' kernel fills with zeroes, and blocks begin at different heads of a
+//   tile.
 // - RoPE is undone on dQ and dK in fp32, where dQ and dK's accumulators are scaled: no pass over dqkv of its own.
 // - Nobody waits for a block that may not have started: a block's turn comes after blocks with earlier keys of its KV
 //   head alone, and these have lower indices. GPUs start blocks in the order of their index (which CUDA does not

@@ -7,8 +7,8 @@
 //   section at a time, whose keys and values the L2 cache holds, and the tiles of a section in pairs of a long and a
 //   short one, or of two heads' middle ones, all as long: longest first in each section would leave up to 15 % of the
 //   blocks' time unused. Without a causal mask all tiles are as long.
-// - Where the shape has a first_key, an instance of its own runs. A tile's keys begin where its first query's do, so that
-//   its length says nothing of its place: a small kernel sorts the tiles by length before.
+// - Where the shape has a first_key, an instance of its own runs. A tile's keys begin where its first query's do, so
+//   that its place says nothing of its length: a small kernel sorts the tiles by length before.
 // - A warpgroup has 64 queries, with O and S in its registers; P is rounded there and is wgmma's A operand from there.
 // - Two things hide softmax. Inside a warpgroup, S of the next tile of keys is multiplied before O += P V of this one,
 //   whose product runs while the next tile's softmax does. Between warpgroups, they take turns to start their products,
@@ -291,8 +291,8 @@ DEVICE_FUNCTION void sm90_multiply_values(struct sm90_forward_state<plan> &state
     wgmma_commit();
 }
 
-// What hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans, first_key;
-// first_key alone, where each row has seen a key of a tile before.
+// What hides keys of a tile from some rows: nothing; the diagonal or the end of the sequence and, with spans,
+// first_key; first_key alone, where each row has seen a key of a tile before.
 enum sm90_mask { SM90_NO_MASK, SM90_DIAGONAL, SM90_LEFT };
 // The last and, with spans, the first key that each of the thread's two rows sees, less the tile's first key and
 // sm90_column().
@@ -485,20 +485,6 @@ DEVICE_FUNCTION struct sm90_forward_range sm90_forward_range_of(const struct sm9
     return range;
 }
 template <class plan>
-DEVICE_FUNCTION struct sm90_seen sm90_seen_of(const struct sm90_forward_arguments &a,
-                                              const struct sm90_forward_tile &tile, int first, int keys) {
-    const int column = keys * plan::KEYS + sm90_column();
-    struct sm90_seen seen;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = first + sm90_row() + 8 * half;
-        seen.last[half] = (a.full ? a.T - 1 : row) - column;
-        seen.first[half] = sm90_first_key<plan>(a, tile.head / a.H, row) - column;
-    }
-    return seen;
-}
-
-template <class plan>
 DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a,
                                           struct sm90_forward_consumer<plan> &c) {
     struct sm90_forward_state<plan> state;
@@ -509,7 +495,9 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
         const int first = tile.first + 64 * c.warpgroup;
         const struct sm90_pipeline<1> q = c.p.of_queries(c.warpgroup, tile.number);
         const struct sm90_forward_range range = sm90_forward_range_of<plan>(a, tile, first);
-        struct sm90_seen seen = sm90_seen_of<plan>(a, tile, first, range.last);
+        const int first_keys[2] = {sm90_first_key<plan>(a, tile.head / a.H, first + sm90_row()),
+                                   sm90_first_key<plan>(a, tile.head / a.H, first + sm90_row() + 8)};
+        int keys = range.block_last;
 #pragma unroll
         for (int i = 0; i < plan::D / 2; i++)
             state.o[i] = 0;
@@ -518,12 +506,15 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
             state.maximum[half] = -INFINITY;
             state.sum[half] = 0;
         }
-        for (int keys = range.block_last; keys > range.last; keys--)
+        for (; keys > range.last; keys--)
             sm90_skip<plan>(c);
         q.wait_full();
+        const int column = keys * plan::KEYS + sm90_column();
+        struct sm90_seen seen = {
+            {(a.full ? a.T - 1 : first + sm90_row()) - column, (a.full ? a.T - 1 : first + sm90_row() + 8) - column},
+            {first_keys[0] - column, first_keys[1] - column}};
         sm90_first_keys<plan>(state, c, seen);
-        int keys = range.last - 1;
-        for (; keys >= range.whole; keys--) {
+        for (keys--; keys >= range.whole; keys--) {
             sm90_seen_before<plan>(seen, 1);
             sm90_next_keys<SM90_DIAGONAL, plan>(state, c, seen);
         }

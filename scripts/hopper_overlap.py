@@ -15,7 +15,7 @@ import collections
 import re
 import sys
 
-KERNEL = re.compile(r"(?:Function : |\.text\.)_Z\d+(sm90_(?:forward|backward)_kernel)I\d+sm90_\w+?_planILi(\d+)EEE")
+KERNEL = re.compile(r"(?:Function : |\.text\.)_Z\d+(sm90_(?:forward|backward)_kernel)I\d+sm90_\w+?_planILi(\d+)E(?:Lb([01])E)?E")
 OTHER = re.compile(r"Function : |\.section\s+\.text\.|//-+ \.text\.")
 LABEL = re.compile(r"\s*(\.L_x_\d+):")
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
@@ -65,13 +65,13 @@ class Kernel:
 
 
 def kernels(lines):
-    """{(kernel, head dim): Kernel}"""
+    """{(kernel, head dim, whether first keys have tables): Kernel}"""
     found, kernel = {}, None
     for line in lines:
         label, instruction = LABEL.match(line), INSTRUCTION.search(line)
         if OTHER.search(line):
             match = KERNEL.search(line)
-            kernel = found.setdefault((match[1], int(match[2])), Kernel()) if match else None
+            kernel = found.setdefault((match[1], int(match[2]), match[3] == "1"), Kernel()) if match else None
         elif kernel and label:
             kernel.at[label[1]] = len(kernel.code)
         elif kernel and instruction:
@@ -82,10 +82,10 @@ def kernels(lines):
 
 def main():
     late, found = False, kernels(sys.stdin)
-    for (name, head_dim), kernel in sorted(found.items()):
+    for (name, head_dim, spans), kernel in sorted(found.items()):
         beside, after = kernel.exponentials()
         late = late or after > 0
-        print(f"{name} {head_dim}: {beside} exponentials before the second wait, {after} after it; "
+        print(f"{name} {head_dim}{' with tables' if spans else ''}: {beside} exponentials before the second wait, {after} after it; "
               f"{kernel.step() or 'no'} instructions a step")
     if not found:
         print("hopper_overlap.py: no kernel of Hopper's attention in this", file=sys.stderr)

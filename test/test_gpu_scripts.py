@@ -188,6 +188,12 @@ class Overlap(unittest.TestCase):
         self.assertEqual(self.overlap(product, wait, exponential, wait, exponential, product).returncode, 1)
         self.assertEqual(self.overlap(product, kernel="_Z11norm_kernel").returncode, 1)  # none of Hopper's
 
+    def test_instances(self):
+        """Those with tables of first keys are kernels of their own, and lines of their own."""
+        name = "_Z20sm90_backward_kernelI18sm90_backward_planILi96ELb{}EEEv23sm90_backward_arguments"
+        self.assertTrue(self.overlap("MOV", kernel=name.format(0)).stdout.startswith("sm90_backward_kernel 96: "))
+        self.assertTrue(self.overlap("MOV", kernel=name.format(1)).stdout.startswith("sm90_backward_kernel 96 with tables: "))
+
     def test_instructions_of_a_step(self):
         """Without the mask that a branch goes past, and of the inner loop."""
         step = ["MOV", "HGMMA", "@P1 BRA 0x60 ;", "FSEL", "FSEL", "FSEL", "MUFU.EX2", "@P0 BRA 0x10 ;", "FADD", "@P2 BRA 0x0 ;", "EXIT"]
