@@ -136,8 +136,9 @@ ALWAYS_INLINE void flash_forward_tile(const enum block_layout layout, floatX *ou
     }
     for (int group = sight.begin[0]; group < first + strips; group += FLASH_PANELS)
         for (int s = 0; s < strips; s++) {
-            const int strip = first + s, panel = group > sight.begin[s] ? group : sight.begin[s];
-            const int end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1, panels = end - panel;
+            const int strip = first + s;
+            const struct flash_panels seen = flash_seen(&sight, s, strip, group);
+            const int panel = seen.begin, panels = seen.end - panel;
             if (panels <= 0)
                 continue;
             const bool fresh = panel == sight.begin[s];
@@ -430,23 +431,21 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
     for (int group = sight.begin[0]; group < first + strips; group += FLASH_PANELS) {
         const int end = group + FLASH_PANELS < first + strips ? group + FLASH_PANELS : first + strips;
         for (int s = 0; f->dropout.p > 0 && s < strips; s++) {
-            const int panel = group > sight.begin[s] ? group : sight.begin[s],
-                      past = end < first + s + 1 ? end : first + s + 1;
-            if (panel < past)
-                flash_dropout(gradients.factors + (s * FLASH_PANELS + panel - group) * BLOCK_ELEMENTS, f, b, h,
-                              first + s, panel, past - panel);
+            const struct flash_panels seen = flash_seen(&sight, s, first + s, group);
+            if (seen.begin < seen.end)
+                flash_dropout(gradients.factors + (s * FLASH_PANELS + seen.begin - group) * BLOCK_ELEMENTS, f, b, h,
+                              first + s, seen.begin, seen.end - seen.begin);
         }
         for (int panel = group; panel < end; panel++)
             flash_backward_panel(layout, dk + panel * panel_elements, dv + panel * panel_elements, &gradients, &queries,
                                  &sight, f, place, panel, panel - group, first, strips, panel >= written);
         for (int s = 0; s < strips; s++) {
-            const int panel = group > sight.begin[s] ? group : sight.begin[s],
-                      past = end < first + s + 1 ? end : first + s + 1;
-            for (int d = 0; d < steps && panel < past; d++)
+            const struct flash_panels seen = flash_seen(&sight, s, first + s, group);
+            for (int d = 0; d < steps && seen.begin < seen.end; d++)
                 block_product(f->unit, dqt + (s * steps + d) * BLOCK_ELEMENTS,
-                              block_at(layout, flash_panel(f, f->kt, place, panel), d), steps,
-                              block_at(layout, gradients.ds, s * FLASH_PANELS + panel - group), 1, past - panel,
-                              panel > sight.begin[s]);
+                              block_at(layout, flash_panel(f, f->kt, place, seen.begin), d), steps,
+                              block_at(layout, gradients.ds, s * FLASH_PANELS + seen.begin - group), 1,
+                              seen.end - seen.begin, seen.begin > sight.begin[s]);
         }
     }
     float scale[BLOCK];

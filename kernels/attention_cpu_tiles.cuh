@@ -119,6 +119,16 @@ static void flash_look(struct flash_sight *sight, const struct flash *f, int b, 
         sight->whole[s] = (keys[last] + BLOCK - 1) / BLOCK;
     }
 }
+// Which of the FLASH_PANELS panels from `group` on strip s of a tile sees, `strip` along T: none where begin >= end.
+struct flash_panels {
+    int begin, end;
+};
+static inline struct flash_panels flash_seen(const struct flash_sight *sight, int s, int strip, int group) {
+    struct flash_panels seen;
+    seen.begin = group > sight->begin[s] ? group : sight->begin[s];
+    seen.end = group + FLASH_PANELS < strip + 1 ? group + FLASH_PANELS : strip + 1;
+    return seen;
+}
 // Masks a block of S^T of a tile's strip s: keys after the query lie below the diagonal of the block that has it.
 static inline void flash_mask(float *scores, const struct flash_sight *sight, int s, int strip, int panel) {
     if (panel == strip)
