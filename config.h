@@ -219,7 +219,7 @@ static const struct option_row config_rows[] = {
         CONFIG_BLOCKS),
     ROW(INT, ffn_hidden_size, "0", "N", 0, 1 << 22, "Width of the MLP; 0: 4 x hidden, swiglu 8/3 x, up to a 128",
         CONFIG_BLOCKS),
-    ROW(INT, seq_length, "1024", "N", 1, 1 << 24, "Tokens in a sequence; the Llama and Qwen presets say 4096",
+    ROW(INT, seq_length, "1024", "N", 1, 1 << 24, "Tokens in a sequence; presets say 1024 (GPT-2), 2048 (Pythia) or 4096",
         CONFIG_FIXED),
     ROW(INT, max_position_embeddings, "0", "N", 0, 1 << 24, "Learned positions; 0: as --seq-length", CONFIG_EMBEDDING),
     ROW(INT, vocab_size, "50257", "N", 1, 1 << 26, "Tokens in the vocabulary (padded to a multiple of 128 inside)",
@@ -348,7 +348,7 @@ static const struct option_row config_rows[] = {
 
     GROUP("Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
     ROW(STRING, init_from, "", "DIR", 0, 0,
-        "Begin with the parameters of a GPT-2, Llama or Qwen2 folder, or of an llm.c .bin; sets the model's options",
+        "Begin with the parameters of a Hugging Face folder, or of an llm.c .bin; sets the model's options",
         CONFIG_THIS_START),
     ROW(STRING, resume, "none", "auto|none|DIR", 0, 0,
         "Go on from a checkpoint, bit for bit; auto: the newest in OUT that is whole, where there is one",
