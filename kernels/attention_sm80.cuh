@@ -53,50 +53,76 @@ static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
 
 // --- Launches -----------------------------------------------------------------------------------------------------
 
-// `rows` queries or keys of one of `heads` heads a block.
+// `rows` queries or keys of one of `heads` heads a block; `spans` is the table of those rows.
 template <class plan>
-static void flash_launch(void (*kernel)(struct flash_arguments), int rows, int heads, const struct flash_arguments &a,
-                         struct attention_shape shape, struct device *dev) {
+static void flash_launch(void (*kernel)(typename plan::arguments), int rows, int heads, const int32_t *spans,
+                         const struct flash_any_arguments &any, struct attention_shape shape, struct device *dev) {
     // Once a kernel: more than 48 KB of shared memory has to be asked for.
     static const cudaError_t prepared =
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan::SHARED_BYTES);
     cuda_check(prepared);
+    struct flash_any_arguments with_spans = any;
+    with_spans.spans = spans;
+    const typename plan::arguments a = with_spans; // what the instance takes of them
     const dim3 grid(blocks_for(shape.T, rows), (unsigned)heads, (unsigned)shape.B);
     LAUNCH(dev, kernel, grid, plan::THREADS, plan::SHARED_BYTES, a);
 }
 
 struct flash_forward_launcher {
-    template <int D, bool DROPOUT, bool PADDED>
-    static void launch(const struct flash_arguments &a, struct attention_shape shape, struct device *dev) {
-        typedef forward_plan<D, DROPOUT, PADDED> plan;
-        flash_launch<plan>(flash_forward_kernel<plan>, plan::QUERIES, shape.num_heads, a, shape, dev);
+    template <int D, bool DROPOUT, bool PADDED, enum flash_scores SCORES>
+    static void launch(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
+        typedef forward_plan<D, DROPOUT, PADDED, SCORES> plan;
+        flash_launch<plan>(flash_forward_kernel<plan>, plan::QUERIES, shape.num_heads, shape.first_key, a, shape, dev);
     }
 };
 struct flash_backward_launcher {
-    template <int D, bool DROPOUT, bool PADDED>
-    static void launch(const struct flash_arguments &a, struct attention_shape shape, struct device *dev) {
-        typedef backward_query_plan<D, DROPOUT, PADDED> query;
-        typedef backward_key_plan<D, DROPOUT, PADDED> key;
-        flash_launch<query>(flash_backward_query_kernel<query>, query::QUERIES, shape.num_heads, a, shape, dev);
-        flash_launch<key>(flash_backward_key_kernel<key>, key::KEYS, shape.num_query_groups, a, shape, dev);
+    template <int D, bool DROPOUT, bool PADDED, enum flash_scores SCORES>
+    static void launch(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
+        typedef backward_query_plan<D, DROPOUT, PADDED, SCORES> query;
+        typedef backward_key_plan<D, DROPOUT, PADDED, SCORES> key;
+        flash_launch<query>(flash_backward_query_kernel<query>, query::QUERIES, shape.num_heads, shape.first_key, a,
+                            shape, dev);
+        flash_launch<key>(flash_backward_key_kernel<key>, key::KEYS, shape.num_query_groups, shape.last_query, a, shape,
+                          dev);
     }
 };
 
-// Picks the instance: the smallest tile that holds a head.
+// Picks the instance of a tile of D columns. A softcap, and spans with dropout, which are rarer, have the one that takes
+// every head that the tile holds.
 template <class launcher, int D>
-static void flash_choose_plan(const struct flash_arguments &a, struct attention_shape shape, struct device *dev) {
-    if (a.dropout.p > 0 && a.head_dim == D)
-        launcher::template launch<D, true, false>(a, shape, dev);
-    else if (a.dropout.p > 0)
-        launcher::template launch<D, true, true>(a, shape, dev);
-    else if (a.head_dim == D)
-        launcher::template launch<D, false, false>(a, shape, dev);
+static void flash_choose_plan(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
+    const bool dropout = a.dropout.p > 0, exact = a.head_dim == D;
+    if (shape.first_key && exact)
+        launcher::template launch<D, false, false, FLASH_SPANS>(a, shape, dev);
+    else if (shape.first_key)
+        launcher::template launch<D, false, true, FLASH_SPANS>(a, shape, dev);
+    else if (dropout && exact)
+        launcher::template launch<D, true, false, FLASH_CAUSAL>(a, shape, dev);
+    else if (dropout)
+        launcher::template launch<D, true, true, FLASH_CAUSAL>(a, shape, dev);
+    else if (exact)
+        launcher::template launch<D, false, false, FLASH_CAUSAL>(a, shape, dev);
     else
-        launcher::template launch<D, false, true>(a, shape, dev);
+        launcher::template launch<D, false, true, FLASH_CAUSAL>(a, shape, dev);
 }
+template <class launcher, int D>
+static void flash_choose_any(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
+    if (a.dropout.p > 0)
+        launcher::template launch<D, true, true, FLASH_ANY>(a, shape, dev);
+    else
+        launcher::template launch<D, false, true, FLASH_ANY>(a, shape, dev);
+}
+// The smallest tile that holds a head.
 template <class launcher>
-static void flash_choose(const struct flash_arguments &a, struct attention_shape shape, struct device *dev) {
-    if (a.head_dim <= 64)
+static void flash_choose(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
+    const bool any = shape.softcap > 0 || (shape.first_key && a.dropout.p > 0);
+    if (any && a.head_dim <= 64)
+        flash_choose_any<launcher, 64>(a, shape, dev);
+    else if (any && a.head_dim <= 128)
+        flash_choose_any<launcher, 128>(a, shape, dev);
+    else if (any)
+        flash_choose_any<launcher, 256>(a, shape, dev);
+    else if (a.head_dim <= 64)
         flash_choose_plan<launcher, 64>(a, shape, dev);
     else if (a.head_dim <= 96)
         flash_choose_plan<launcher, 96>(a, shape, dev);
@@ -106,8 +132,8 @@ static void flash_choose(const struct flash_arguments &a, struct attention_shape
         flash_choose_plan<launcher, 256>(a, shape, dev);
 }
 
-static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
-                                                 struct attention_shape shape, struct dropout dropout) {
+static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const void *const aligned[3],
+                                                     struct attention_shape shape, struct dropout dropout) {
     char reason[128];
     flash_unavailable_reason(reason, sizeof reason, shape);
     if (*reason)
@@ -115,7 +141,7 @@ static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *
     for (int i = 0; i < 3; i++)
         if ((uintptr_t)aligned[i] % 16 != 0)
             fail("flash attention on CUDA reads 16 bytes at a time, and a buffer is not aligned to that");
-    struct flash_arguments a;
+    struct flash_any_arguments a;
     memset(&a, 0, sizeof a);
     a.qkv = qkv;
     a.T = shape.T;
@@ -127,13 +153,15 @@ static struct flash_arguments flash_arguments_of(const floatX *qkv, const void *
     a.group_magic = ((1u << 31) - 1) / (uint32_t)(a.H / a.Hkv) + 1;
     a.scale = shape.scale;
     a.dropout = dropout;
+    a.unit = shape.softcap > 0 ? shape.softcap : shape.scale;
+    a.cap_factor = shape.softcap > 0 ? 2 * LOG2E * shape.scale / shape.softcap : 0;
     return a;
 }
 
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
                           struct dropout dropout, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, out, NULL};
-    struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
+    struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = out;
     a.lse = lse;
     flash_choose<flash_forward_launcher>(a, shape, dev);
@@ -142,7 +170,7 @@ static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct att
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
                            struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, dout, dqkv};
-    struct flash_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
+    struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;
     a.lse = (float *)lse;
     a.dout = dout;

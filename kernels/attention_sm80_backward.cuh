@@ -7,26 +7,33 @@
 // --- Backward: P and dS of a chunk --------------------------------------------------------------------------------
 
 // From an element of S and dP: P = exp2(scale_log2 S - lse_log2), dS = P (dP - delta). `mask` is dropout's: P is scaled
-// by it as in forward, and dP before it is used.
+// by it as in forward, and dP before it is used. Where scores are capped, dS is multiplied by 1 - tanh^2.
 struct backward_element {
     float p, ds;
 };
 DEVICE_FUNCTION struct backward_element backward_one(float s, float dp, float scale_log2, float lse_log2, float delta,
-                                                     float mask, bool visible) {
+                                                     float mask, bool visible, bool capped, float factor) {
     struct backward_element result;
+    if (capped)
+        s = capped_score(s, factor);
     const float p = visible ? exp2_approx(fmaf(s, scale_log2, -lse_log2)) : 0.0f;
     result.p = p * mask;
     result.ds = p * (dp * mask - delta);
+    if (capped)
+        result.ds *= fmaf(-s, s, 1.0f);
     return result;
 }
 
 // --- Backward: dQ -------------------------------------------------------------------------------------------------
 
-template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING> struct backward_query_plan {
-    static constexpr int D = COLUMNS_OF_TILE;
-    static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
-    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8, THREADS = 32 * WARPS,
-                         BLOCKS = D == 64 || D == 256 ? 2 : 1;
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, enum flash_scores SCORES>
+struct backward_query_plan {
+    static constexpr int D = COLUMNS_OF_TILE; static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+    static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
+    typedef typename flash_arguments_for<SCORES>::type arguments;
+    static constexpr int WARPS = D == 64 || D == 256 ? 4 : 8,
+    THREADS = 32 * WARPS,
+    BLOCKS = D == 64 || D == 256 ? 2 : 1;
     static constexpr int M = D == 64 ? 2 : 1;                   // 16-row blocks of a warp
     static constexpr int QUERIES = 16 * M * WARPS;              // of a block
     static constexpr int KEYS = D == 256 ? 32 : 64;             // of a tile
@@ -51,7 +58,7 @@ template <class plan> struct backward_query_state {
 // delta = rowsum(dO O) of this lane's rows, each row by its quad; both it and lse log2(e) are kept for the other
 // kernel.
 template <class plan>
-DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const struct flash_arguments &a,
+DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                    const struct head_views &view, int64_t head, int first_row) {
     const int t = (int)threadIdx.x % 4;
 #pragma unroll
@@ -88,18 +95,28 @@ DEVICE_FUNCTION void backward_rows(struct backward_query_state<plan> &state, con
 
 // dQ += dS K over one tile of keys, a chunk at a time.
 template <bool MASKED, class plan>
-DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const struct flash_arguments &a,
-                                         int64_t head, int first_row, int first_key, uint32_t stage) {
+DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const typename plan::arguments &a,
+                                         int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8;
-    const float scale_log2 = a.scale * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
+    const float scale_log2 = score_unit(a) * LOG2E, factor = cap_factor(a), dropout_scale = 1.0f / (1.0f - a.dropout.p);
     const uint32_t keys_right = origin_right<D>(stage), keys_down = origin_down<D>(stage);
     const uint32_t values_right = origin_right<D>(stage + plan::TILE_BYTES);
     const uint64_t element = (uint64_t)(head * a.T + first_row + lane_row()) * (uint64_t)a.T +
                              (uint64_t)(first_key + lane_column()); // for dropout
+    int first_seen[M][2]; // by each row of this lane, as seen from its columns
+    if (MASKED && plan::SPANS)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                first_seen[m][half] = first_key_of<plan>(a, token, first_row + lane_row() + fragment_row(m, 2 * half)) -
+                                      first_key - lane_column();
 #pragma unroll(plan::UNROLL)
     for (int chunk = 0; chunk < plan::KEYS; chunk += plan::CHUNK) {
         if (MASKED && first_key + chunk > first_row + 16 * M - 1)
             break; // no row of this warp sees the chunk
+        if (MASKED && plan::SPANS && first_key + chunk + plan::CHUNK <= first_key_of<plan>(a, token, first_row))
+            continue; // nor this one
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
             kept.make(a.dropout, state.step, element + chunk, 1, (uint64_t)a.T);
@@ -122,9 +139,11 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const float mask = plan::DROPOUT ? kept.mask(m, n, i, dropout_scale) : 1.0f;
+                    const bool visible =
+                        !MASKED || (fragment_column(n, i) - fragment_row(m, i) <= row &&
+                                    (!plan::SPANS || chunk + fragment_column(n, i) >= first_seen[m][i / 2]));
                     s[m][n][i] = backward_one(s[m][n][i], dp[m][n][i], scale_log2, state.lse_log2[m][i / 2],
-                                              state.delta[m][i / 2], mask,
-                                              !MASKED || fragment_column(n, i) - fragment_row(m, i) <= row)
+                                              state.delta[m][i / 2], mask, visible, has_cap<plan>(a), factor)
                                      .ds;
                 }
 #pragma unroll
@@ -138,7 +157,7 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
 
 // One tile: waits for its K and V, starts the copy of the next, multiplies.
 template <bool MASKED, class plan>
-DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const struct flash_arguments &a,
+DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          const struct head_views &view, int64_t head, int first_row, int tile,
                                          int tiles, uint32_t stages) {
     constexpr int KEYS = plan::KEYS;
@@ -158,13 +177,13 @@ DEVICE_FUNCTION void backward_query_step(struct backward_query_state<plan> &stat
         cp_async_wait<0>();
         __syncthreads();
     }
-    backward_query_tile<MASKED, plan>(state, a, head, first_row + warp_row, tile * KEYS, stage);
+    backward_query_tile<MASKED, plan>(state, a, view.token, head, first_row + warp_row, tile * KEYS, stage);
 }
 
 // One block: dQ of plan::QUERIES queries of one head; the blocks with the most keys start first.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
-    flash_backward_query_kernel(const struct flash_arguments a) {
+    flash_backward_query_kernel(const typename plan::arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, KEYS = plan::KEYS;
     const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, h = (int)blockIdx.y, b = (int)blockIdx.z;
     const int64_t head = (int64_t)b * a.H + h;
@@ -184,14 +203,20 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     state.q.open(shared, warp_row);
     state.dout.open(shared + plan::ROWS_BYTES, warp_row);
     const int end = first_row + QUERIES < a.T ? first_row + QUERIES : a.T, tiles = (end + KEYS - 1) / KEYS;
+    int tile = first_key_of<plan>(a, view.token, first_row) / KEYS;
+    const int all_see =
+        first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here to the diagonal
     if (plan::STAGES > 1) {
         __syncthreads(); // Q and dO have been read
-        load_tile<plan, KEYS>(stages, view.k, a.qkv_stride, 0, a);
-        load_tile<plan, KEYS>(stages + plan::TILE_BYTES, view.v, a.qkv_stride, 0, a);
+        const uint32_t stage = stages + (uint32_t)(tile % plan::STAGES * plan::STAGE_BYTES);
+        load_tile<plan, KEYS>(stage, view.k, a.qkv_stride, tile * KEYS, a);
+        load_tile<plan, KEYS>(stage + plan::TILE_BYTES, view.v, a.qkv_stride, tile * KEYS, a);
         cp_async_commit();
     }
 
-    int tile = 0;
+    if (plan::SPANS)
+        for (; tile < tiles && tile * KEYS < all_see; tile++)
+            backward_query_step<true, plan>(state, a, view, head, first_row, tile, tiles, stages);
     for (; tile < tiles && (tile + 1) * KEYS - 1 <= first_row; tile++)
         backward_query_step<false, plan>(state, a, view, head, first_row, tile, tiles, stages);
     for (; tile < tiles; tile++)
@@ -207,13 +232,16 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
 // S and dP are made transposed, keys x queries, so that P and dS are left operands of dV += P^T dO and dK += dS^T Q as
 // they stand in registers.
-template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING> struct backward_key_plan {
-    static constexpr int D = COLUMNS_OF_TILE;
-    static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, enum flash_scores SCORES>
+struct backward_key_plan {
+    static constexpr int D = COLUMNS_OF_TILE; static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+    static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
+    typedef typename flash_arguments_for<SCORES>::type arguments;
     static constexpr int M = D == 64 ? 2 : 1; // 16-row blocks of a warp
     // At 256 two warps share the same keys, each with half of the columns of dK and dV: all of them would not fit into
     // the registers of one. Both make S and dP.
-    static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8, COLUMN_WARPS = D == 256 ? 2 : 1;
+    static constexpr int KEY_WARPS = D == 64 || D == 256 ? 4 : 8,
+    COLUMN_WARPS = D == 256 ? 2 : 1;
     static constexpr int WARPS = KEY_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS, BLOCKS = D == 64 ? 2 : 1;
     static constexpr int COLUMNS = D / COLUMN_WARPS;
     static constexpr int KEYS = 16 * M * KEY_WARPS;            // of a block
@@ -235,14 +263,15 @@ template <class plan> struct backward_key_state {
     uint32_t step; // of dropout
 };
 
-// The queries that a block of keys meets: of every query head of its group, from the diagonal to the end.
+// The queries that a block of keys meets: of every query head of its group, from the diagonal to the last that sees any.
 struct query_steps {
     int b, first_head, first_tile, tiles; // tiles: of each head, from first_tile on
+    int all_seen;                         // the last query that sees every key of the block; T - 1 without spans
 };
 
 // Starts the copies of a step's Q, dO and rows.
 template <class plan>
-DEVICE_FUNCTION void load_queries(const struct flash_arguments &a, const struct query_steps &steps, int step,
+DEVICE_FUNCTION void load_queries(const typename plan::arguments &a, const struct query_steps &steps, int step,
                                   uint32_t stage) {
     constexpr int QUERIES = plan::QUERIES;
     const int h = steps.first_head + step / steps.tiles, first = (steps.first_tile + step % steps.tiles) * QUERIES;
@@ -257,10 +286,10 @@ DEVICE_FUNCTION void load_queries(const struct flash_arguments &a, const struct 
 
 // dV += P^T dO and dK += dS^T Q over one tile of queries, a chunk at a time.
 template <bool MASKED, class plan>
-DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const struct flash_arguments &a,
-                                       int64_t head, int first_key, int first_query, uint32_t stage) {
+DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const typename plan::arguments &a,
+                                       int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8, COLUMNS = plan::COLUMNS;
-    const float scale_log2 = a.scale * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
+    const float scale_log2 = score_unit(a) * LOG2E, factor = cap_factor(a), dropout_scale = 1.0f / (1.0f - a.dropout.p);
     const uint32_t queries_right = origin_right<D>(stage), douts_right = queries_right + plan::TILE_BYTES;
     const uint32_t rows = stage + 2 * plan::TILE_BYTES + 16 * (threadIdx.x % 4);
     const uint64_t element = (uint64_t)(head * a.T + first_query + lane_column()) * (uint64_t)a.T +
@@ -268,10 +297,20 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     // The part of the columns that is this warp's begins a multiple of 128 bytes into a row.
     const uint32_t queries_down = origin_down<D>(stage) + threadIdx.x / 32 / plan::KEY_WARPS * (2 * COLUMNS);
     const uint32_t douts_down = queries_down + plan::TILE_BYTES;
+    int last_seen[M][2]; // the last query that sees each key of this lane, as seen from its columns
+    if (MASKED && plan::SPANS)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                last_seen[m][half] = last_query_of<plan>(a, token, first_key + lane_row() + fragment_row(m, 2 * half)) -
+                                     first_query - lane_column();
 #pragma unroll(plan::UNROLL)
     for (int chunk = 0; chunk < plan::QUERIES; chunk += plan::CHUNK) {
         if (MASKED && first_query + chunk + plan::CHUNK - 1 < first_key)
             continue; // these queries see no key of this warp
+        if (MASKED && plan::SPANS && first_query + chunk > last_query_of<plan>(a, token, first_key + 16 * M - 1))
+            break; // nor do these, and those that follow
         const int query = first_query + chunk - first_key + lane_column() - lane_row(); // as seen from the key
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
@@ -295,9 +334,12 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const float mask = plan::DROPOUT ? kept.mask(m, n, i, dropout_scale) : 1.0f;
+                    const bool visible =
+                        !MASKED || (fragment_row(m, i) - fragment_column(n, i) <= query &&
+                                    (!plan::SPANS || chunk + fragment_column(n, i) <= last_seen[m][i / 2]));
                     const struct backward_element one =
                         backward_one(s[m][n][i], dp[m][n][i], scale_log2, row.x[i % 2 * 2], row.x[i % 2 * 2 + 1], mask,
-                                     !MASKED || fragment_row(m, i) - fragment_column(n, i) <= query);
+                                     visible, has_cap<plan>(a), factor);
                     s[m][n][i] = one.p;
                     dp[m][n][i] = one.ds;
                 }
@@ -315,7 +357,7 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
 
 // One step: waits for its queries, starts the copy of the next ones, multiplies.
 template <class plan>
-DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const struct flash_arguments &a,
+DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        const struct query_steps &steps, int step, int count, int first_key,
                                        uint32_t stages) {
     const int warp_key = first_key + 16 * plan::M * ((int)threadIdx.x / 32 % plan::KEY_WARPS);
@@ -333,24 +375,27 @@ DEVICE_FUNCTION void backward_key_step(struct backward_key_state<plan> &state, c
     }
     const int64_t head = (int64_t)steps.b * a.H + steps.first_head + step / steps.tiles;
     const int first_query = (steps.first_tile + step % steps.tiles) * plan::QUERIES;
-    if (first_query < first_key + plan::KEYS - 1)
-        backward_key_tile<true, plan>(state, a, head, warp_key, first_query, stage);
+    const int64_t token = (int64_t)steps.b * a.T;
+    if (first_query < first_key + plan::KEYS - 1 || (plan::SPANS && first_query + plan::QUERIES - 1 > steps.all_seen))
+        backward_key_tile<true, plan>(state, a, token, head, warp_key, first_query, stage);
     else
-        backward_key_tile<false, plan>(state, a, head, warp_key, first_query, stage);
+        backward_key_tile<false, plan>(state, a, token, head, warp_key, first_query, stage);
 }
 
 // One block: dK and dV of plan::KEYS keys of one KV head; the blocks with the most queries start first.
 template <class plan>
 static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
-    flash_backward_key_kernel(const struct flash_arguments a) {
+    flash_backward_key_kernel(const typename plan::arguments a) {
     constexpr int KEYS = plan::KEYS;
     const int first_key = (int)blockIdx.x * KEYS, group = (int)blockIdx.y, b = (int)blockIdx.z, heads = a.H / a.Hkv;
     const int warp_key = 16 * plan::M * ((int)threadIdx.x / 32 % plan::KEY_WARPS);
     const int warp_column = (int)threadIdx.x / 32 / plan::KEY_WARPS * plan::COLUMNS;
     const struct head_views view = view_head<plan>(a, b, group * heads);
     const uint32_t shared = shared_memory(), stages = shared + plan::STAGES_AT;
+    const int end = plan::SPANS ? last_query_of<plan>(a, view.token, first_key + KEYS - 1) + 1 : a.T;
     const struct query_steps steps = {b, group * heads, first_key / plan::QUERIES,
-                                      (a.T + plan::QUERIES - 1) / plan::QUERIES - first_key / plan::QUERIES};
+                                      (end + plan::QUERIES - 1) / plan::QUERIES - first_key / plan::QUERIES,
+                                      last_query_of<plan>(a, view.token, first_key)};
 
     load_tile<plan, KEYS>(shared, view.k, a.qkv_stride, first_key, a);
     load_tile<plan, KEYS>(shared + plan::KEYS_BYTES, view.v, a.qkv_stride, first_key, a);

@@ -5,9 +5,12 @@
 #include <math.h>                           // logf, INFINITY
 
 // Tiles as in FlashAttention-2 for sm_80: 4 warps, two blocks to a multiprocessor.
-template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING> struct forward_plan {
+template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, enum flash_scores SCORES>
+struct forward_plan {
     static constexpr int D = COLUMNS_OF_TILE, WARPS = 4, THREADS = 32 * WARPS;
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
+    static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
+    typedef typename flash_arguments_for<SCORES>::type arguments;
     static constexpr int M = D == 256 ? 1 : 2;                             // 16-row blocks of a warp
     static constexpr int QUERIES = 16 * M * WARPS;                         // of a block
     static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED ? 2 : 1; // of the loop over D
@@ -74,6 +77,35 @@ DEVICE_FUNCTION void forward_mask(float s[plan::M][plan::KEYS / 8][4], int first
                     s[m][n][i] = -INFINITY;
 }
 
+// Hides the keys before the first that a row sees.
+template <class plan>
+DEVICE_FUNCTION void forward_mask_left(float s[plan::M][plan::KEYS / 8][4], const typename plan::arguments &a,
+                                       int64_t token, int first_row, int first_column) {
+#pragma unroll
+    for (int m = 0; m < plan::M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = first_row + lane_row() + fragment_row(m, 2 * half);
+            const int first = first_key_of<plan>(a, token, row) - first_column - lane_column();
+#pragma unroll
+            for (int n = 0; n < plan::KEYS / 8; n++)
+#pragma unroll
+                for (int i = 2 * half; i < 2 * half + 2; i++)
+                    if (fragment_column(n, i) < first)
+                        s[m][n][i] = -INFINITY;
+        }
+}
+
+template <class plan> DEVICE_FUNCTION void forward_cap(float s[plan::M][plan::KEYS / 8][4], float factor) {
+#pragma unroll
+    for (int m = 0; m < plan::M; m++)
+#pragma unroll
+        for (int n = 0; n < plan::KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[m][n][i] = capped_score(s[m][n][i], factor);
+}
+
 template <class plan>
 DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                                      const struct dropout_bits<plan::M, plan::KEYS> &kept, float scale) {
@@ -86,18 +118,19 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// One tile of keys. On entry the copies of K of this tile, and all before, are in flight; on return that of the next K
+// One tile of keys, of which `lowest` is the last. On entry the copies of K of this tile, and all before, are in flight; on return that of the next K
 // is. There is one buffer each for K and V: V arrives while S is made, the next K while O is.
 template <bool MASKED, class plan>
-DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struct flash_arguments &a,
-                                  const struct head_views &view, int64_t head, int first_row, int tile,
+DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typename plan::arguments &a,
+                                  const struct head_views &view, int64_t head, int first_row, int tile, int lowest,
                                   uint32_t queries, uint32_t keys, uint32_t values) {
     constexpr int D = plan::D, M = plan::M, KEYS = plan::KEYS;
     const int warp_row = 16 * M * (thread_index<(D > 64)>() / 32);
     float s[M][KEYS / 8][4];
     struct dropout_bits<M, KEYS> kept;
-    const bool visible =
-        !MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1; // to this warp
+    const bool visible = // to this warp
+        (!MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1) &&
+        (!MASKED || !plan::SPANS || (tile + 1) * KEYS > first_key_of<plan>(a, view.token, first_row + warp_row));
     cp_async_wait<0>();
     __syncthreads();
     load_tile<plan, KEYS>(values, view.v, a.qkv_stride, tile * KEYS, a);
@@ -117,16 +150,20 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struc
             q.at(left, k);
             multiply_transposed<D, M, KEYS / 8>(s, left, origin_right<D, plan::HIDE_KEYS>(keys), 0, k);
         }
+        if (has_cap<plan>(a))
+            forward_cap<plan>(s, cap_factor(a));
         if (MASKED)
             forward_mask<plan>(s, first_row + warp_row, tile * KEYS);
+        if (MASKED && plan::SPANS)
+            forward_mask_left<plan>(s, a, view.token, first_row + warp_row, tile * KEYS);
     }
     cp_async_wait<0>();
     __syncthreads();
-    if (tile > 0)
+    if (tile > (plan::SPANS ? lowest : 0))
         load_tile<plan, KEYS>(keys, view.k, a.qkv_stride, (tile - 1) * KEYS, a);
     cp_async_commit();
     if (visible) {
-        forward_softmax<plan>(s, state, a.scale * LOG2E);
+        forward_softmax<plan>(s, state, score_unit(a) * LOG2E);
         if (plan::DROPOUT)
             forward_dropout<plan>(s, kept, 1.0f / (1.0f - a.dropout.p));
 #pragma unroll
@@ -140,7 +177,7 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const struc
 
 // O / sum and lse = scale maximum + ln(sum).
 template <class plan>
-DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const struct flash_arguments &a,
+DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typename plan::arguments &a,
                                     const struct head_views &view, int64_t head, int first_row, uint32_t queries) {
     const int warp_row = 16 * plan::M * ((int)threadIdx.x / 32);
 #pragma unroll
@@ -152,7 +189,7 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const str
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             const int row = first_row + warp_row + lane_row() + fragment_row(m, 2 * half);
             if (a.lse && threadIdx.x % 4 == 0 && row < a.T)
-                a.lse[head * a.T + row] = state.maximum[m][half] * a.scale + logf(sum);
+                a.lse[head * a.T + row] = state.maximum[m][half] * score_unit(a) + logf(sum);
             const float inverse = 1.0f / sum;
 #pragma unroll
             for (int n = 0; n < plan::D / 8; n++) {
@@ -165,10 +202,10 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const str
                                             warp_row, 0, state.o);
 }
 
-// One block: plan::QUERIES queries of one head. Keys are visited from the diagonal down to 0, so that the masked tiles
-// come first and a row's maximum is finite from its first tile on; the blocks with the most keys start first.
+// One block: plan::QUERIES queries of one head. Keys are visited from the diagonal down to the first that any of them
+// sees, so that a row's maximum is finite from its first tile on; the blocks with the most keys start first.
 template <class plan>
-static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(const struct flash_arguments a) {
+static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(const typename plan::arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, KEYS = plan::KEYS;
     const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, h = (int)blockIdx.y, b = (int)blockIdx.z;
     const int64_t head = (int64_t)b * a.H + h;
@@ -190,9 +227,15 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
     load_tile<plan, QUERIES>(queries, view.q, a.qkv_stride, first_row, a);
     load_tile<plan, KEYS>(keys, view.k, a.qkv_stride, tile * KEYS, a);
     cp_async_commit();
-    for (; (tile + 1) * KEYS - 1 > first_row && tile >= 0; tile--)
-        forward_tile<true, plan>(state, a, view, head, first_row, tile, queries, keys, values);
-    for (; tile >= 0; tile--)
-        forward_tile<false, plan>(state, a, view, head, first_row, tile, queries, keys, values);
+    const int lowest = first_key_of<plan>(a, view.token, first_row) / KEYS;
+    const int all_see =
+        first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here to the diagonal
+    for (; (tile + 1) * KEYS - 1 > first_row && tile >= (plan::SPANS ? lowest : 0); tile--)
+        forward_tile<true, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
+    for (; plan::SPANS ? tile >= lowest && tile * KEYS >= all_see : tile >= 0; tile--)
+        forward_tile<false, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
+    if (plan::SPANS)
+        for (; tile >= lowest; tile--)
+            forward_tile<true, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);
     forward_finish<plan>(state, a, view, head, first_row, queries);
 }

@@ -4,10 +4,19 @@
 #ifndef PRECISION_BF16
 #error "these kernels take bf16 alone"
 #endif
-#include "kernels/device.cuh" // bf16
-#include "kernels/packed.cuh" // packed_check
-#include "kernels/ptx.cuh"    // mma_m16n8k16, ldmatrix_x4, cp_async_16, pack_bf16x2
-#include "kernels/random.cuh" // struct dropout, philox4x32
+#include "kernels/device.cuh"      // bf16
+#include "kernels/packed.cuh"      // packed_check
+#include "kernels/ptx.cuh"         // mma_m16n8k16, ldmatrix_x4, cp_async_16, pack_bf16x2
+#include "kernels/random.cuh"      // struct dropout, philox4x32
+#include "kernels/vector_math.cuh" // LOG2E
+#include <stdint.h>                // int32_t
+
+// Which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
+enum flash_scores {
+    FLASH_CAUSAL, // a query sees every key up to its own position
+    FLASH_SPANS,  // those from first_key on
+    FLASH_ANY     // a softcap or, with dropout, none; and with first_key or without
+};
 
 // The arguments of all three kernels.
 struct flash_arguments {
@@ -32,6 +41,20 @@ template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
 }
 
+// What instances of FLASH_SPANS, and those of FLASH_ANY, take besides. Of more than 128 bytes nvcc 13.0 makes more spills.
+struct flash_spans_arguments : flash_arguments {
+    const int32_t *spans; // (B, T): first_key to the kernels of queries, last_query to that of keys; NULL: causal
+};
+struct flash_any_arguments : flash_spans_arguments {
+    float unit;       // of scores: the softcap, or the scale where there is none
+    float cap_factor; // for capped_score(): 2 log2(e) scale / softcap, or 0
+};
+static_assert(sizeof(struct flash_spans_arguments) <= 128, "see above");
+template <enum flash_scores SCORES> struct flash_arguments_for;
+template <> struct flash_arguments_for<FLASH_CAUSAL> { typedef struct flash_arguments type; };
+template <> struct flash_arguments_for<FLASH_SPANS> { typedef struct flash_spans_arguments type; };
+template <> struct flash_arguments_for<FLASH_ANY> { typedef struct flash_any_arguments type; };
+
 // The size of a head: a constant where the tile has no columns past it.
 template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments &a) {
     return plan::PADDED ? a.head_dim : plan::D;
@@ -41,12 +64,14 @@ template <class plan> DEVICE_FUNCTION int head_size(const struct flash_arguments
 struct head_views {
     const bf16 *q, *k, *v;
     int64_t qkv_offset, out_offset; // of q in qkv, and of the head in out
+    int64_t token;                  // the sequence's first
 };
 template <class plan> DEVICE_FUNCTION struct head_views view_head(const struct flash_arguments &a, int b, int h) {
     const int D = head_size<plan>(a);
     struct head_views view;
     const int64_t token = (int64_t)b * a.T;
     const int group = (int)((uint64_t)(uint32_t)h * a.group_magic >> 31);
+    view.token = token;
     view.qkv_offset = token * a.qkv_stride + h * D;
     view.out_offset = token * a.out_stride + h * D;
     view.q = a.qkv + view.qkv_offset;
@@ -229,6 +254,38 @@ DEVICE_FUNCTION int lane_row(void) { return (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int lane_column(void) { return 2 * ((int)threadIdx.x % 4); }
 DEVICE_FUNCTION constexpr int fragment_row(int m, int i) { return 16 * m + 8 * (i / 2); }
 DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i % 2; }
+
+// --- Spans and softcap --------------------------------------------------------------------------------------------
+
+// The first key that a query sees, or the last query that sees a key. Rows past T have the last row's, so that they see a
+// key of every tile that they alone are visited in.
+template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
+    return 0;
+}
+template <class plan>
+DEVICE_FUNCTION int first_key_of(const struct flash_spans_arguments &a, int64_t token, int query) {
+    return plan::ANY && !a.spans ? 0 : a.spans[token + (query < a.T ? query : a.T - 1)];
+}
+template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_arguments &a, int64_t token, int key) {
+    return a.T - 1;
+}
+template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans_arguments &a, int64_t token, int key) {
+    return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
+}
+
+// A capped score is softcap tanh(scale s / softcap): s becomes the tanh, and the softcap is the unit in the scale's place.
+DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
+DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
+template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
+template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_any_arguments &a) {
+    return !plan::DROPOUT || a.cap_factor > 0;
+}
+DEVICE_FUNCTION float cap_factor(const struct flash_arguments &) { return 0; }
+DEVICE_FUNCTION float cap_factor(const struct flash_any_arguments &a) { return a.cap_factor; }
+// tanh(x) = 1 - 2 / (e^2x + 1), to about 1e-7, where tanh.approx errs by 5e-4: by 0.02 of a score of 50.
+DEVICE_FUNCTION float capped_score(float s, float factor) {
+    return fmaf(-2.0f, reciprocal_approx(exp2_approx(s * factor) + 1.0f), 1.0f);
+}
 
 // --- Dropout ------------------------------------------------------------------------------------------------------
 

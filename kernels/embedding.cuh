@@ -79,8 +79,8 @@ static void embedding_forward(floatX *out, const int32_t *tokens, const floatX *
 // Backward sorts the rows by token, so that the rows of a token stand together, in order, and each token's sum is made
 // by one warp or block in a fixed order. Where positions restart with documents, so that rows of a sequence share one,
 // the same is done once more by position. A key is token << 32 | row, or position << 32 | row: no two are equal, and so
-// any sort gives the same order. The sort is a bitonic network (Batcher 1968), padded to a power of two with keys above all others: the steps
-// between keys less than a tile apart are made in shared memory, many a launch.
+// any sort gives the same order. The sort is a bitonic network (Batcher 1968), padded to a power of two with keys above
+// all others: the steps between keys less than a tile apart are made in shared memory, many a launch.
 enum { SORT_TILE = 4096, SORT_THREADS = 1024 };
 
 static inline int64_t embedding_sort_size(int B, int T) {
@@ -113,8 +113,8 @@ DEVICE_FUNCTION int64_t sort_pair_first(int64_t pair, int64_t stride) {
 }
 DEVICE_FUNCTION bool sort_ascending(int64_t at, int64_t run) { return (at & run) == 0; }
 
-// Sorts one tile. run 0: makes the tile's keys and runs the stages up to runs of a tile. Else: runs the rest of the stage
-// of runs of `run` keys, whose pairs are within tiles.
+// Sorts one tile. run 0: makes the tile's keys and runs the stages up to runs of a tile. Else: runs the rest of the
+// stage of runs of `run` keys, whose pairs are within tiles.
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_tile_kernel(uint64_t *keys, struct embedding_index index, int64_t n, int tile, int64_t run) {
     const int64_t begin = (int64_t)blockIdx.x * tile;
@@ -206,8 +206,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
     floats_store_some(to, sum, C - c);
 }
 
-// Block i looks at key i * TOKEN_FEW. An index of more rows than TOKEN_FEW has one of these keys at least, and the first
-// block that finds it adds its rows.
+// Block i looks at key i * TOKEN_FEW. An index of more rows than TOKEN_FEW has one of these keys at least, and the
+// first block that finds it adds its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     embedding_many_rows_kernel(float *dtable, const floatX *dout, const uint64_t *keys, int64_t n, int C, float scale,
                                struct dropout dropout) {

@@ -72,8 +72,8 @@ DEVICE_FUNCTION float loss_exp(float x) { return exp2_approx(x * LOG2E); }
 struct logit {
     float z, slope;
 };
-// With r = 1 / (e^2x + 1), tanh x is 1 - 2r, to about 2e-7, and its derivative 4r (1 - r). tanh.approx would err by 5e-4,
-// and so z by 0.02 of a softcap of 30.
+// With r = 1 / (e^2x + 1), tanh x is 1 - 2r, to about 2e-7, and its derivative 4r (1 - r). tanh.approx would err by
+// 5e-4, and so z by 0.02 of a softcap of 30.
 template <enum logit_kind KIND> DEVICE_FUNCTION struct logit logit_transformed(float logit, struct logit_transform t) {
     struct logit result = {logit, 1};
     if (KIND == LOGITS_SCALED)
@@ -189,7 +189,7 @@ static __global__ void __launch_bounds__(LOSS_THREADS, LOSS_BLOCKS)
     const int64_t n = (int64_t)gridDim.x - 1 - blockIdx.x;
     floatX *row = logits + n * Vp;
     const int target = targets[n];
-    if (target < 0) { // of the whole block
+    if (target < 0) { // every thread of the block returns here, before the barriers
         if (threadIdx.x == 0)
             losses[n] = 0;
         if (backward)

@@ -130,21 +130,28 @@ static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
 }
 
-// to[c] += the runs' sums of column c, c < C, of which each run's begin `stride` after those of the one before. A cache
-// line of the sums at a time.
+// to[c] += the runs' sums of column c, c < count, of `lines` cache lines of columns.
+ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, int64_t stride, int count,
+                                  const int lines) {
+    float total[2 * NORM_SUM_COLUMNS] = {0};
+    for (int64_t run = 0; run < runs; run++) {
+#pragma omp simd
+        for (int c = 0; c < lines * NORM_SUM_COLUMNS; c++)
+            total[c] += sums[run * stride + c];
+    }
+    for (int c = 0; c < count; c++)
+        to[c] += total[c];
+}
+// The same for c < C, where each run's sums begin `stride` after those of the one before. Two lines at a time, for a run's
+// are far from the last one's, and one at a time would wait for each.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C) {
 #pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < C; begin += NORM_SUM_COLUMNS) {
-        const int count = C - begin < NORM_SUM_COLUMNS ? (int)(C - begin) : (int)NORM_SUM_COLUMNS;
-        float total[NORM_SUM_COLUMNS] = {0};
-        for (int64_t run = 0; run < runs; run++) {
-            const float *from = sums + run * stride + begin;
-#pragma omp simd
-            for (int c = 0; c < NORM_SUM_COLUMNS; c++)
-                total[c] += from[c];
-        }
-        for (int c = 0; c < count; c++)
-            to[begin + c] += total[c];
+    for (int64_t begin = 0; begin < C; begin += 2 * NORM_SUM_COLUMNS) {
+        const int count = C - begin < 2 * NORM_SUM_COLUMNS ? (int)(C - begin) : 2 * (int)NORM_SUM_COLUMNS;
+        if (count > NORM_SUM_COLUMNS)
+            norm_add_lines(to + begin, sums + begin, runs, stride, count, 2);
+        else
+            norm_add_lines(to + begin, sums + begin, runs, stride, count, 1);
     }
 }
 

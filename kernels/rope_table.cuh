@@ -1,5 +1,5 @@
-// The table of cosines and sines that rotary embedding reads, for each way of scaling the frequencies of a model that is
-// to reach further than it was trained for. A way changes the frequency of a pair and the amplitude of what is turned,
+// The table of cosines and sines that rotary embedding reads, for each way of scaling the frequencies of a model that
+// is to reach further than it was trained for. Scaling changes the frequency of a pair and the amplitude of what turns,
 // and so nothing but the table. Computed in double: at position 100,000 an angle in fp32 would be off by 0.004.
 #pragma once
 #include <math.h>    // pow, log, cos, sin

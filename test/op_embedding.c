@@ -1,8 +1,8 @@
-// kernels/embedding.cuh against sums in double, with tokens that repeat, with positions that restart with documents, with
-// a factor and with dropout, and its backward by finite differences of those sums.
+// kernels/embedding.cuh against sums in double, with tokens that repeat, with positions that restart with documents,
+// with a factor and with dropout, and its backward by finite differences of those sums.
 //
-// Tolerances. fp32: an addition and two products, and in backward up to some tens of additions at one place: 1e-6. bf16:
-// one rounding of the result forward, and a tenth; backward sums in fp32.
+// Tolerances. fp32: an addition and two products, and in backward up to some tens of additions at one place: 1e-6.
+// bf16: one rounding of the result forward, and a tenth; backward sums in fp32.
 #include "kernels/embedding.cuh"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads

@@ -334,11 +334,18 @@ static void presets_have_the_published_parameter_counts(void **state) {
         int64_t parameters;
         int seq_length;
     } known[] = {
-        {"gpt2-124m", 124439808, 1024},    {"gpt2-350m", 354823168, 1024},     {"gpt2-774m", 774030080, 1024},
-        {"gpt2-1558m", 1557611200, 1024},  {"llama3.2-1b", 1235814400, 4096},  {"llama3-8b", 8030261248, 4096},
-        {"qwen2.5-0.5b", 494032768, 4096}, {"qwen2.5-1.5b", 1543714304, 4096}, {"qwen2.5-7b", 7615616512, 4096},
+        {"gpt2-124m", 124439808, 1024},     {"gpt2-350m", 354823168, 1024},    {"gpt2-774m", 774030080, 1024},
+        {"gpt2-1558m", 1557611200, 1024},   {"llama3.2-1b", 1235814400, 4096}, {"llama3.2-3b", 3212749824, 4096},
+        {"llama3-8b", 8030261248, 4096},    {"llama3.1-8b", 8030261248, 4096}, {"mistral-7b", 7248023552, 4096},
+        {"smollm2-135m", 134515008, 4096},  {"smollm2-360m", 361821120, 4096}, {"smollm2-1.7b", 1711376384, 4096},
+        {"qwen3-0.6b", 596049920, 4096},    {"qwen3-1.7b", 1720574976, 4096},  {"qwen3-4b", 4022468096, 4096},
+        {"qwen3-8b", 8190735360, 4096},     {"gemma3-270m", 268098176, 4096},  {"gemma3-1b", 999885952, 4096},
+        {"olmo2-1b", 1484916736, 4096},     {"olmo2-7b", 7298617344, 4096},    {"pythia-70m", 70426624, 2048},
+        {"pythia-160m", 162322944, 2048},   {"pythia-410m", 405334016, 2048},  {"qwen2.5-0.5b", 494032768, 4096},
+        {"qwen2.5-1.5b", 1543714304, 4096}, {"qwen2.5-7b", 7615616512, 4096},
     };
     struct command command;
+    assert_int_equal(sizeof known / sizeof known[0], CONFIG_PRESETS - 1); // all but demo
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         char words[64];
         snprintf(words, sizeof words, "--plan --preset %s", known[i].preset);
