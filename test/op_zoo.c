@@ -96,8 +96,8 @@ static double deviation_of(const struct golden *g, const char *name) {
 static void compare(const struct zoo_model *z, const char *name, const double *ours, double share) {
     const struct golden *g = z->golden;
     const double deviation = deviation_of(g, name);
-    const double bound = DEVIATIONS * deviation * (sizeof(floatX) == 2 ? 1 : FP32_OVER_BF16) +
-                         (sizeof(floatX) == 2 ? 0 : share);
+    const double bound =
+        DEVIATIONS * deviation * (sizeof(floatX) == 2 ? 1 : FP32_OVER_BF16) + (sizeof(floatX) == 2 ? 0 : share);
     double *expected = golden_doubles(g, name);
     const int64_t n = golden_tensor(g, name)->count;
     const double error = relative_error(ours, expected, n);
@@ -136,8 +136,7 @@ static void evaluation_equals(struct zoo_model *z) {
     double *ours = test_doubles((int64_t)rows * V);
     for (int i = 0; i < rows; i++)
         for (int v = 0; v < V; v++)
-            ours[i * V + v] =
-                transformed(&z->config, to_float(logits[(int64_t)row_of_logits(z->golden, i) * Vp + v]));
+            ours[i * V + v] = transformed(&z->config, to_float(logits[(int64_t)row_of_logits(z->golden, i) * Vp + v]));
     compare(z, "logits", ours, FP32_BOUND);
     free(ours);
 }

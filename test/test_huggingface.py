@@ -532,6 +532,24 @@ class LiveZoo(Runs):
 
         self.each(check)
 
+    def test_documents_that_end_in_their_delimiter(self):
+        """The target after a delimiter does not count, unless it is one too."""
+
+        def check(name, model, folder, shard, tokens, targets):
+            if name not in ("mistral_window", "gpt2_gelu"):
+                return
+            with self.torch.no_grad():
+                losses = self.make_zoo.token_losses(self.make_zoo.document_logits(model, tokens, ends=True), targets).double()
+            counts = (tokens != END) | (targets == END)
+            self.assertLess(counts.sum(), counts.numel())
+            options = ["--document-delimiter", "last", "--eod-token", END, "--reset-attention-mask", "--reset-position-ids"]
+            ours = self.loss(folder, shard, tokens.shape[1], *options)
+            self.assert_near(ours, losses.mean().item(), 2e-6, name + ", every target")
+            ours = self.loss(folder, shard, tokens.shape[1], *options, "--eod-mask-loss")
+            self.assert_near(ours, losses[counts].mean().item(), 2e-6, name)
+
+        self.each(check)
+
     def test_trainings(self):
         """Losses and gradient norms of AdamW's steps: the gradients of all parameters, and which of them decay."""
 

@@ -227,11 +227,11 @@ def whole_logits(model, tokens):
     return model(tokens, use_cache=False).logits
 
 
-def document_logits(model, tokens):
-    """Each document alone, from position 0: one begins at every delimiter, and at the front of a row."""
+def document_logits(model, tokens, ends=False):
+    """Each document alone, from position 0: one begins at every delimiter, or after it, and at the front of a row."""
     rows = []
     for row in tokens:
-        starts = [0] + [t for t in range(1, len(row)) if row[t] == END] + [len(row)]
+        starts = [0] + [t for t in range(1, len(row)) if row[t - ends] == END] + [len(row)]
         pieces = [model(row[None, first:end], use_cache=False).logits for first, end in zip(starts, starts[1:])]
         rows.append(torch.cat(pieces, dim=1))
     return torch.cat(rows)
