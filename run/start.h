@@ -81,9 +81,7 @@ static void start_take_options(struct config *config, const struct trainer_state
         if (!(config_rows[row].flags & CONFIG_FIXED_ON_RESUME))
             continue;
         const char *text = trainer_state_option(state, "resolved", config_rows[row].name);
-        if (!text)
-            fail("%s/trainer_state.json: lacks the option '%s'", config->checkpoint, config_rows[row].name);
-        if (!config->given[row])
+        if (text && !config->given[row]) // an option that is younger than the checkpoint keeps its default
             start_set(config, row, text);
     }
     if (!config_given(config, precision))
