@@ -88,7 +88,9 @@ static double bytes_of_token(const struct gpt *m, double positions) {
     const struct layer_shape *s = &m->shape.layer;
     const struct tensor *wte = parameters_find(&m->table, -1, PARAM_WTE);
     const struct tensor *wpe = parameters_find(&m->table, -1, PARAM_WPE);
-    double elements = (double)m->sequences * positions * 2 * m->shape.L * s->G * s->D;
+    double elements = 0;
+    for (int l = 0; l < m->shape.L; l++)
+        elements += (double)m->sequences * fmin(positions, kv_capacity(m, l)) * 2 * s->G * s->D;
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
         const bool row = t == wpe || (t == wte && !m->shape.tied);
