@@ -188,6 +188,21 @@ class Resume(Case):
         self.same_end("j", "j_whole", 6)
         result = self.run_it("j", "--resume", newest + "/../step_00000099", expect=2)
 
+    def test_one_that_is_older_than_some_options(self):
+        """Written before rotary scaling, windows and separate documents were options: it goes on with their defaults."""
+        data, out = self.path + "/s_train_000.bin", self.path + "/older"
+        generator = random.Random(7)
+        with open(data, "wb") as f:
+            f.write(struct.pack("<256i200H", 20240520, 1, 200, *[0] * 253, *[generator.randrange(16) for _ in range(200)]))
+        shutil.copytree(os.path.join(ROOT, "test/golden/older_checkpoint"), out + "/checkpoints/step_00000001")
+        command = [PROGRAM, "--train-data", data, "--train-steps", "2", "--resume", "auto", "--out", out]
+        result = subprocess.run([*command, "--window-size", "4"], capture_output=True, text=True, timeout=100)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--window-size is 4, but it is none in", result.stderr)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertEqual(self.steps("older"), [1, 2])
+
     def test_keep(self):
         self.run_it("k", "--train-steps", 7, "--checkpoint-every", 1, "--keep-checkpoints", 3)
         self.assertEqual(self.steps("k"), [5, 6, 7])
