@@ -11,16 +11,20 @@
 struct backward_element {
     float p, ds;
 };
-DEVICE_FUNCTION struct backward_element backward_one(float s, float dp, float scale_log2, float lse_log2, float delta,
-                                                     float mask, bool visible, bool capped, float factor) {
+template <class plan>
+DEVICE_FUNCTION struct backward_element backward_one(const typename plan::arguments &a, float s, float dp,
+                                                     float scale_log2, float lse_log2, float delta, float mask,
+                                                     bool visible) {
     struct backward_element result;
-    if (capped)
-        s = capped_score(s, factor);
+    if constexpr (plan::ANY)
+        if (has_cap<plan>(a))
+            s = capped_score(s, cap_factor(a));
     const float p = visible ? exp2_approx(fmaf(s, scale_log2, -lse_log2)) : 0.0f;
     result.p = p * mask;
     result.ds = p * (dp * mask - delta);
-    if (capped)
-        result.ds *= fmaf(-s, s, 1.0f);
+    if constexpr (plan::ANY)
+        if (has_cap<plan>(a))
+            result.ds *= fmaf(-s, s, 1.0f);
     return result;
 }
 
@@ -97,13 +101,13 @@ template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &state, const typename plan::arguments &a,
                                          int64_t token, int64_t head, int first_row, int first_key, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8;
-    const float scale_log2 = score_unit(a) * LOG2E, factor = cap_factor(a), dropout_scale = 1.0f / (1.0f - a.dropout.p);
+    const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
     const uint32_t keys_right = origin_right<D>(stage), keys_down = origin_down<D>(stage);
     const uint32_t values_right = origin_right<D>(stage + plan::TILE_BYTES);
     const uint64_t element = (uint64_t)(head * a.T + first_row + lane_row()) * (uint64_t)a.T +
                              (uint64_t)(first_key + lane_column()); // for dropout
     int first_seen[M][2]; // by each row of this lane, as seen from its columns
-    if (MASKED && plan::SPANS)
+    if constexpr (MASKED && plan::SPANS)
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -114,8 +118,9 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
     for (int chunk = 0; chunk < plan::KEYS; chunk += plan::CHUNK) {
         if (MASKED && first_key + chunk > first_row + 16 * M - 1)
             break; // no row of this warp sees the chunk
-        if (MASKED && plan::SPANS && first_key + chunk + plan::CHUNK <= first_key_of<plan>(a, token, first_row))
-            continue; // nor this one
+        if constexpr (MASKED && plan::SPANS)
+            if (first_key + chunk + plan::CHUNK <= first_key_of<plan>(a, token, first_row))
+                continue; // nor this one
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
             kept.make(a.dropout, state.step, element + chunk, 1, (uint64_t)a.T);
@@ -138,11 +143,11 @@ DEVICE_FUNCTION void backward_query_tile(struct backward_query_state<plan> &stat
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const float mask = plan::DROPOUT ? kept.mask(m, n, i, dropout_scale) : 1.0f;
-                    const bool visible =
-                        !MASKED || (fragment_column(n, i) - fragment_row(m, i) <= row &&
-                                    (!plan::SPANS || chunk + fragment_column(n, i) >= first_seen[m][i / 2]));
-                    s[m][n][i] = backward_one(s[m][n][i], dp[m][n][i], scale_log2, state.lse_log2[m][i / 2],
-                                              state.delta[m][i / 2], mask, visible, has_cap<plan>(a), factor)
+                    bool visible = !MASKED || fragment_column(n, i) - fragment_row(m, i) <= row;
+                    if constexpr (MASKED && plan::SPANS)
+                        visible = visible && chunk + fragment_column(n, i) >= first_seen[m][i / 2];
+                    s[m][n][i] = backward_one<plan>(a, s[m][n][i], dp[m][n][i], scale_log2, state.lse_log2[m][i / 2],
+                                                    state.delta[m][i / 2], mask, visible)
                                      .ds;
                 }
 #pragma unroll
@@ -202,9 +207,9 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
     state.q.open(shared, warp_row);
     state.dout.open(shared + plan::ROWS_BYTES, warp_row);
     const int end = first_row + QUERIES < a.T ? first_row + QUERIES : a.T, tiles = (end + KEYS - 1) / KEYS;
-    int tile = first_key_of<plan>(a, view.token, first_row) / KEYS;
-    const int all_see =
-        first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here to the diagonal
+    int tile = 0;
+    if constexpr (plan::SPANS)
+        tile = first_key_of<plan>(a, view.token, first_row) / KEYS;
     if (plan::STAGES > 1) {
         __syncthreads(); // Q and dO have been read
         const uint32_t stage = stages + (uint32_t)(tile % plan::STAGES * plan::STAGE_BYTES);
@@ -213,13 +218,19 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
         cp_async_commit();
     }
 
-    if (plan::SPANS)
-        for (; tile < tiles && tile * KEYS < all_see; tile++)
+    if constexpr (plan::SPANS) {
+        const int all_see = first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here
+        for (; tile < tiles; tile++)
+            if ((tile + 1) * KEYS - 1 > first_row || tile * KEYS < all_see)
+                backward_query_step<true, plan>(state, a, view, head, first_row, tile, tiles, stages);
+            else
+                backward_query_step<false, plan>(state, a, view, head, first_row, tile, tiles, stages);
+    } else {
+        for (; tile < tiles && (tile + 1) * KEYS - 1 <= first_row; tile++)
+            backward_query_step<false, plan>(state, a, view, head, first_row, tile, tiles, stages);
+        for (; tile < tiles; tile++)
             backward_query_step<true, plan>(state, a, view, head, first_row, tile, tiles, stages);
-    for (; tile < tiles && (tile + 1) * KEYS - 1 <= first_row; tile++)
-        backward_query_step<false, plan>(state, a, view, head, first_row, tile, tiles, stages);
-    for (; tile < tiles; tile++)
-        backward_query_step<true, plan>(state, a, view, head, first_row, tile, tiles, stages);
+    }
 
     __syncthreads();
     scale_all<plan::M, D / 8>(state.dq, a.scale);
@@ -287,7 +298,7 @@ template <bool MASKED, class plan>
 DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, const typename plan::arguments &a,
                                        int64_t token, int64_t head, int first_key, int first_query, uint32_t stage) {
     constexpr int D = plan::D, M = plan::M, N = plan::CHUNK / 8, COLUMNS = plan::COLUMNS;
-    const float scale_log2 = score_unit(a) * LOG2E, factor = cap_factor(a), dropout_scale = 1.0f / (1.0f - a.dropout.p);
+    const float scale_log2 = score_unit(a) * LOG2E, dropout_scale = 1.0f / (1.0f - a.dropout.p);
     const uint32_t queries_right = origin_right<D>(stage), douts_right = queries_right + plan::TILE_BYTES;
     const uint32_t rows = stage + 2 * plan::TILE_BYTES + 16 * (threadIdx.x % 4);
     const uint64_t element = (uint64_t)(head * a.T + first_query + lane_column()) * (uint64_t)a.T +
@@ -296,7 +307,7 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     const uint32_t queries_down = origin_down<D>(stage) + threadIdx.x / 32 / plan::KEY_WARPS * (2 * COLUMNS);
     const uint32_t douts_down = queries_down + plan::TILE_BYTES;
     int last_seen[M][2]; // the last query that sees each key of this lane, as seen from its columns
-    if (MASKED && plan::SPANS)
+    if constexpr (MASKED && plan::SPANS)
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -307,8 +318,9 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
     for (int chunk = 0; chunk < plan::QUERIES; chunk += plan::CHUNK) {
         if (MASKED && first_query + chunk + plan::CHUNK - 1 < first_key)
             continue; // these queries see no key of this warp
-        if (MASKED && plan::SPANS && first_query + chunk > last_query_of<plan>(a, token, first_key + 16 * M - 1))
-            break; // nor do these, and those that follow
+        if constexpr (MASKED && plan::SPANS)
+            if (first_query + chunk > last_query_of<plan>(a, token, first_key + 16 * M - 1))
+                break; // nor do these, and those that follow
         const int query = first_query + chunk - first_key + lane_column() - lane_row(); // as seen from the key
         struct dropout_bits<M, plan::CHUNK> kept;
         if (plan::DROPOUT)
@@ -332,12 +344,11 @@ DEVICE_FUNCTION void backward_key_tile(struct backward_key_state<plan> &state, c
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const float mask = plan::DROPOUT ? kept.mask(m, n, i, dropout_scale) : 1.0f;
-                    const bool visible =
-                        !MASKED || (fragment_row(m, i) - fragment_column(n, i) <= query &&
-                                    (!plan::SPANS || chunk + fragment_column(n, i) <= last_seen[m][i / 2]));
-                    const struct backward_element one =
-                        backward_one(s[m][n][i], dp[m][n][i], scale_log2, row.x[i % 2 * 2], row.x[i % 2 * 2 + 1], mask,
-                                     visible, has_cap<plan>(a), factor);
+                    bool visible = !MASKED || fragment_row(m, i) - fragment_column(n, i) <= query;
+                    if constexpr (MASKED && plan::SPANS)
+                        visible = visible && chunk + fragment_column(n, i) <= last_seen[m][i / 2];
+                    const struct backward_element one = backward_one<plan>(
+                        a, s[m][n][i], dp[m][n][i], scale_log2, row.x[i % 2 * 2], row.x[i % 2 * 2 + 1], mask, visible);
                     s[m][n][i] = one.p;
                     dp[m][n][i] = one.ds;
                 }

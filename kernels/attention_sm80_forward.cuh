@@ -10,8 +10,8 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr bool DROPOUT = WITH_DROPOUT, PADDED = WITH_PADDING;
     static constexpr bool SPANS = SCORES != FLASH_CAUSAL, ANY = SCORES == FLASH_ANY;
     typedef typename flash_arguments_for<SCORES>::type arguments;
-    static constexpr int M = D == 256 ? 1 : 2;                             // 16-row blocks of a warp
-    static constexpr int QUERIES = 16 * M * WARPS;                         // of a block
+    static constexpr int M = D == 256 ? 1 : 2;                                       // 16-row blocks of a warp
+    static constexpr int QUERIES = 16 * M * WARPS;                                   // of a block
     static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1; // of the loop over D
     // Of a tile. Where a query sees every key up to its own, spans give the same tiles, and so the same bits.
     static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || ANY || (PADDED && D == 128) ? 2 : 1);
@@ -130,9 +130,10 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
     const int warp_row = 16 * M * (thread_index<(D > 64 || plan::SPANS)>() / 32);
     float s[M][KEYS / 8][4];
     struct dropout_bits<M, KEYS> kept;
-    const bool visible = // to this warp
-        (!MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1) &&
-        (!MASKED || !plan::SPANS || (tile + 1) * KEYS > first_key_of<plan>(a, view.token, first_row + warp_row));
+    bool visible = // to this warp
+        !MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1;
+    if constexpr (MASKED && plan::SPANS)
+        visible = visible && (tile + 1) * KEYS > first_key_of<plan>(a, view.token, first_row + warp_row);
     cp_async_wait<0>();
     __syncthreads();
     load_tile<plan, KEYS>(values, view.v, a.qkv_stride, tile * KEYS, a);
@@ -152,11 +153,12 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
             q.at(left, k);
             multiply_transposed<D, M, KEYS / 8>(s, left, origin_right<D, plan::HIDE_KEYS>(keys), 0, k);
         }
-        if (has_cap<plan>(a))
-            forward_cap<plan>(s, cap_factor(a));
+        if constexpr (plan::ANY)
+            if (has_cap<plan>(a))
+                forward_cap<plan>(s, cap_factor(a));
         if (MASKED)
             forward_mask<plan>(s, first_row + warp_row, tile * KEYS);
-        if (MASKED && plan::SPANS)
+        if constexpr (MASKED && plan::SPANS)
             forward_mask_left<plan>(s, a, view.token, first_row + warp_row, tile * KEYS);
     }
     cp_async_wait<0>();
@@ -229,10 +231,9 @@ static __global__ void __launch_bounds__(plan::THREADS, 2) flash_forward_kernel(
     load_tile<plan, QUERIES>(queries, view.q, a.qkv_stride, first_row, a);
     load_tile<plan, KEYS>(keys, view.k, a.qkv_stride, tile * KEYS, a);
     cp_async_commit();
-    // The first key of any query, and where those begin that every query sees.
-    const int lowest = first_key_of<plan>(a, view.token, first_row) / KEYS;
-    const int all_see = first_key_of<plan>(a, view.token, end - 1);
     if constexpr (plan::SPANS) {
+        const int lowest = first_key_of<plan>(a, view.token, first_row) / KEYS;
+        const int all_see = first_key_of<plan>(a, view.token, end - 1); // every query sees the keys from here
         for (; tile >= lowest; tile--)
             if ((tile + 1) * KEYS - 1 > first_row || tile * KEYS < all_see)
                 forward_tile<true, plan>(state, a, view, head, first_row, tile, lowest, queries, keys, values);

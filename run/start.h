@@ -104,10 +104,14 @@ static void start_check(const struct config *config) {
         if (!(row->flags & CONFIG_FIXED_ON_RESUME))
             continue;
         const char *then = trainer_state_option(&state, "resolved", row->name);
-        if (strcmp(option_text(text, row, config), then) != 0)
+        if (!then && !config->given[i]) // the option is younger than the checkpoint
+            continue;
+        then = then ? then : row->default_text;
+        const char *now = option_text(text, row, config);
+        if (strcmp(now, then) != 0)
             fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run "
                  "from that model by --init-from and another --out",
-                 option_display(name, row->name), text, json_show(then).text, config->checkpoint);
+                 option_display(name, row->name), now, json_show(then).text, config->checkpoint);
     }
     const bool fp32 = strcmp(state.precision, "fp32") == 0;
     if (config->precision != (fp32 ? WITH_FP32 : WITH_BF16))

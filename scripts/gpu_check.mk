@@ -5,7 +5,7 @@ G := $(B)/cuda
 GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
 GPU_UNITS := $(patsubst test/cuda/%.cu,$G/%,$(wildcard test/cuda/unit_*.cu))
 # What takes longest to compile comes first, so that it isn't what a parallel build waits for at its end.
-GPU_LONG_OPS := $(filter gpt golden huggingface,$(GPU_OPS))
+GPU_LONG_OPS := $(filter gpt block golden zoo huggingface,$(GPU_OPS))
 GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS),$(GPU_OPS))
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP

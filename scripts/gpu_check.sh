@@ -186,7 +186,7 @@ op_tests() {
     choose_memory
     for name; do
         blocking=1
-        [[ $name == op_gpt_* || $name == op_golden_* ]] && blocking=0
+        [[ $name == op_@(gpt|golden|block|zoo)_* ]] && blocking=0
         if [ "$memory" = none ]; then
             skip "$name" "the host and the GPU see no memory in common"
         elif is_built "$programs/$name"; then
@@ -198,7 +198,7 @@ attention() { op_tests op_attention_bf16 op_attention_fp32; }
 ops() {
     local test names=()
     for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do
-        [[ ! -f $test || $test == */op_attention_* ]] || names+=("$(basename "$test")")
+        [[ ! -f $test || $test == */op_attention_@(bf16|fp32) ]] || names+=("$(basename "$test")")
     done
     op_tests "${names[@]}"
 }

@@ -1277,6 +1277,23 @@ MASK_TESTS_OF(flash, ATTENTION_FLASH)
 MASK_TESTS_OF(unfused, ATTENTION_UNFUSED)
 #ifdef TARGET_CUDA
 MASK_TESTS_OF(sm90, ATTENTION_FLASH_SM90)
+// Tiles of keys that all of a tile's rows see, between those that the diagonal and those that the first keys cut; a document
+// that begins with the last row of a warpgroup.
+static void sm90_visits_whole_tiles(void **state) {
+    static const int begins[] = {40, 255}, lengths_of[] = {450, 300}, windows[] = {260, 0};
+    skip_without(ATTENTION_FLASH_SM90);
+    for (int i = 0; i < 8; i++) {
+        const struct attention_shape s = shape_of(1, lengths_of[i % 2], 1, 1, dims[1 + i / 2]);
+        int32_t *starts = (int32_t *)test_alloc((size_t)s.T * sizeof *starts);
+        for (int t = 0; t < s.T; t++)
+            starts[t] = t >= begins[i % 2] ? begins[i % 2] : 0;
+        const struct attention_shape m = masked_by(s, starts, windows[i % 2]);
+        snprintf(case_mask, sizeof case_mask, ", document at %d, window %d", begins[i % 2], windows[i % 2]);
+        check_backend(ATTENTION_FLASH_SM90, m, 1, 1, 0);
+        unmask(m);
+        free(starts);
+    }
+}
 #endif
 #define MASK_TESTS(name)                                                                                               \
     cmocka_unit_test(name##_sees_a_window), cmocka_unit_test(name##_sees_documents),                                   \
@@ -1429,6 +1446,7 @@ int main(void) {
         MASK_TESTS(unfused),
 #ifdef TARGET_CUDA
         MASK_TESTS(sm90),
+        cmocka_unit_test(sm90_visits_whole_tiles),
 #endif
         cmocka_unit_test(test_choice),
         cmocka_unit_test(test_choice_of_flash),
