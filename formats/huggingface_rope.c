@@ -116,15 +116,23 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     return good ? NULL : error_format(error, "%s: %s is not a list of numbers of at least 1e-6", name, key);
 }
 
-// *original = the longest sequence before the scaling: the member at the top first, as transformers does.
+// *original = the longest sequence before the scaling: the member at the top first, as transformers does. Phi-3's class
+// has that member even where the file has not.
 static const char *rope_original(int64_t *original, const json_t *root, const json_t *rope, enum architecture a,
                                  const char *name, struct error_text *error) {
     static const char key[] = "original_max_position_embeddings";
-    int64_t longest;
+    const bool at_top = a == ARCHITECTURE_PHI3 || json_has(root, key);
+    int64_t longest, inner;
     RETURN_PROBLEM(json_get_int(root, "max_position_embeddings", 1, HUGGINGFACE_LARGEST, &longest, name, error));
     if (a == ARCHITECTURE_PHI3)
         longest = 4096; // the class's default
-    return json_opt_int(json_has(root, key) ? root : rope, key, 1, HUGGINGFACE_LARGEST, longest, original, name, error);
+    RETURN_PROBLEM(json_opt_int(at_top ? root : rope, key, 1, HUGGINGFACE_LARGEST, longest, original, name, error));
+    RETURN_PROBLEM(json_opt_int(rope, key, 1, HUGGINGFACE_LARGEST, *original, &inner, name, error));
+    return inner == *original ? NULL
+                              : error_format(error,
+                                             "%s: %s is %lld among the rotary settings, but %lld at the top, which "
+                                             "transformers takes; make them equal",
+                                             name, key, (long long)inner, (long long)*original);
 }
 // The factor, or where it is absent the ratio of the lengths.
 static const char *rope_factor(struct huggingface_config *h, const json_t *root, const json_t *rope, int64_t original,
@@ -271,12 +279,23 @@ static const char *rope_gather(json_t *rope, json_t **sliding, const json_t *roo
     return NULL;
 }
 
+// What CWM's class has where the file has neither rope_parameters nor rope_scaling, whatever rope_theta is at the top.
+static void rope_set_cwm(json_t *rope) {
+    json_object_set_new(rope, "rope_type", json_string("llama3"));
+    json_object_set_new(rope, "rope_theta", json_real(1e6));
+    json_object_set_new(rope, "factor", json_real(16));
+    json_object_set_new(rope, "low_freq_factor", json_real(1));
+    json_object_set_new(rope, "high_freq_factor", json_real(4));
+    json_object_set_new(rope, "original_max_position_embeddings", json_integer(8192));
+}
 static const char *rope_read(struct huggingface_config *h, const json_t *root, json_t *rope,
                              const struct architecture_traits *t, const char *name, struct error_text *error) {
     json_t *sliding;
     enum rope_scaling_type type = SCALING_NONE;
     double theta = 0, partial = 1;
     RETURN_PROBLEM(rope_gather(rope, &sliding, root, t, name, error));
+    if (h->architecture == ARCHITECTURE_CWM && json_object_size(rope) == 0)
+        rope_set_cwm(rope);
     RETURN_PROBLEM(rope_type_of(&type, rope, h->architecture, name, error));
     RETURN_PROBLEM(rope_partial(&partial, root, rope, t, name, error));
     RETURN_PROBLEM(rope_theta_of(&theta, root, rope, t, name, error));

@@ -217,6 +217,7 @@ class Refusals(Case):
                                           "short_factor": [1.0, 1.0], "long_factor": [1.0, 1.0, 1.0]}}, ["short_factor has 2", "expected 3"]),
             ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
                                           "short_factor": [1.0, 1.0, 1.0]}}, ["long_factor"]),
+            ("phi3", {"original_max_position_embeddings": 17}, ["original_max_position_embeddings is 16", "17"]),
             ("gemma3", {"rope_parameters": {"sliding_attention": yarn, "full_attention": {"rope_type": "default"}}},
              ["sliding_attention has a scaling of its own"]),
         ]:  # fmt: skip

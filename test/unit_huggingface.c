@@ -226,6 +226,11 @@ static void test_rotary_scaling_in_either_form(void **state) {
     assert_setting(GEMMA3, "{\"rope_local_base_freq\": 77}", "rotary-base-local", "77");
     assert_setting(GEMMA3, "{\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8}}", "rope-scaling-factor",
                    "8");
+    // CWM's class has a scaling of its own where the file has no rotary settings but rope_theta.
+    assert_setting(CWM, "{\"rope_theta\": 9}", "rope-scaling-type", "llama3");
+    assert_setting(CWM, "{\"rope_theta\": 9}", "rotary-base", "1000000");
+    assert_setting(CWM, "{\"rope_parameters\": {\"rope_theta\": 9}}", "rope-scaling-type", "none");
+    assert_setting(CWM, "{\"rope_parameters\": {\"rope_theta\": 9}}", "rotary-base", "9");
 }
 static void test_partial_rotary(void **state) {
     assert_setting(NEOX, "{}", "rotary-percent", "0.25");
