@@ -157,6 +157,7 @@ struct config {
     const char *init_from, *resume;
     int checkpoint_every, keep_checkpoints;
     enum config_checkpoint_dtype checkpoint_dtype;
+    const char *checkpoint_architecture;
     bool checkpoint_async;
     float max_shard_gib, exit_after;
     // data and output
@@ -356,6 +357,9 @@ static const struct option_row config_rows[] = {
     ROW(INT, checkpoint_every, "1000", "N", 0, INFINITY, "Steps between checkpoints, and after the last; 0: never"),
     ROW(INT, keep_checkpoints, "0", "N", 0, INFINITY, "Keep the newest N; 0: all"),
     ROW(ENUM, checkpoint_dtype, "auto", CHOICES(CHECKPOINT_DTYPES), 0, 0, "Of model.safetensors; auto: as --precision"),
+    ROW(STRING, checkpoint_architecture, "auto", "auto|MODEL_TYPE", 0, 0,
+        "Class of Hugging Face, as llama, that checkpoints are written as where it fits the model; auto: that of "
+        "--init-from, else the first that fits"),
     ROW(FLOAT, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
     ROW(BOOL, checkpoint_async, "true", "", 0, 0,
         "Copy what a checkpoint holds and write it in a thread; takes 12 bytes of the host's memory per parameter"),

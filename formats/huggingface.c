@@ -280,6 +280,10 @@ bool architecture_fits(enum architecture a, const struct config *c) {
     return equal;
 }
 enum architecture architecture_of(const struct config *c) {
+    enum architecture wanted;
+    if (architecture_find(&wanted, c->checkpoint_architecture) &&
+        (wanted == ARCHITECTURE_OURS || architecture_fits(wanted, c)))
+        return wanted;
 #define TRY_ROW(id, model_type, class_name)                                                                            \
     if (ARCHITECTURE_##id != ARCHITECTURE_OURS && architecture_fits(ARCHITECTURE_##id, c))                             \
         return ARCHITECTURE_##id;

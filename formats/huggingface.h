@@ -7,7 +7,8 @@
 // architecture can't express an option but has an exact equivalent, that is written: GPT-2 has as many KV heads as
 // heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. huggingface_note says so.
 //
-// A model that several fit is saved as the first of ARCHITECTURE_ROWS: Mistral without a window is a Llama.
+// A model that several fit is saved as the one that --checkpoint-architecture names, which --init-from sets, else as the
+// first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
 //
 // Names: transformers' models/*/configuration_*.py. Functions that return a text return NULL when all is well, else what
 // is wrong, in `error` (runtime/machine/error_text.h).
@@ -62,6 +63,9 @@ enum architecture architecture_of(const struct config *c);
 // Whether config.json of that architecture, other than ARCHITECTURE_OURS, can say these options.
 bool architecture_fits(enum architecture a, const struct config *c);
 const char *architecture_class(enum architecture a);
+const char *architecture_model_type(enum architecture a);
+// *a = the architecture of a model_type; false: unknown.
+bool architecture_find(enum architecture *a, const char *type);
 // A note for the start-up report about the form of the checkpoints; "": none.
 const char *huggingface_note(const struct config *c);
 

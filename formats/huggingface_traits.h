@@ -47,9 +47,6 @@ struct architecture_traits {
 
 __BEGIN_DECLS
 const struct architecture_traits *architecture_traits_of(enum architecture a);
-const char *architecture_model_type(enum architecture a);
-// *a = the architecture of a model_type; false: unknown.
-bool architecture_find(enum architecture *a, const char *type);
 
 // The shortest decimal that reads back as the same double.
 struct huggingface_number {

@@ -231,6 +231,8 @@ static void start_from_model(struct config *config) {
         fail("--init-from %s", problem);
     const bool gpt2 = model.architecture == ARCHITECTURE_GPT2;
     start_take_model(config, &model);
+    if (!config_given(config, checkpoint_architecture))
+        start_set(config, CONFIG_ROW(checkpoint_architecture), architecture_model_type(model.architecture));
     huggingface_free(&model);
     if (!config_given(config, seq_length)) {
         const int usual = gpt2 ? 1024 : 4096;
@@ -243,6 +245,11 @@ static void start_from_model(struct config *config) {
 
 // Finds the checkpoint or the model that the run starts from, if any, and sets its options.
 static void start_find(struct config *config) {
+    enum architecture architecture;
+    if (strcmp(config->checkpoint_architecture, "auto") != 0 &&
+        !architecture_find(&architecture, config->checkpoint_architecture))
+        fail("--checkpoint-architecture '%s' is not known; expected auto, or a model_type that docs/models.md lists",
+             config->checkpoint_architecture);
     const bool resumes = strcmp(config->resume, "none") != 0;
     if (resumes && !config_trains(config))
         fail("--resume goes on with training; --eval-only and --generate take a checkpoint by --init-from");
