@@ -33,7 +33,43 @@ static inline void config_resolve_heads(struct config *c) {
              derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
 }
 
-// The rotary settings: each must be one that the positions and the type of scaling use.
+// Settings that the type of scaling does not use: one that the user gave ends the program, a preset's becomes the default
+// again.
+static inline void config_resolve_scaling(struct config *c) {
+    const enum rope_scaling_type type = c->rope_scaling_type;
+    const bool llama3 = type == SCALING_LLAMA3, yarn = type == SCALING_YARN, longrope = type == SCALING_LONGROPE;
+    const struct {
+        int row;
+        bool used;
+    } settings[] = {
+        {CONFIG_ROW(rope_scaling_factor), type != SCALING_NONE},
+        {CONFIG_ROW(rope_low_freq_factor), llama3},
+        {CONFIG_ROW(rope_high_freq_factor), llama3},
+        {CONFIG_ROW(rope_original_max_position_embeddings), llama3 || yarn || longrope},
+        {CONFIG_ROW(yarn_beta_fast), yarn},
+        {CONFIG_ROW(yarn_beta_slow), yarn},
+        {CONFIG_ROW(yarn_truncate), yarn},
+        {CONFIG_ROW(yarn_mscale), yarn},
+        {CONFIG_ROW(yarn_mscale_all_dim), yarn},
+        {CONFIG_ROW(rope_attention_factor), yarn || longrope},
+        {CONFIG_ROW(rope_short_factors), longrope},
+        {CONFIG_ROW(rope_long_factors), longrope},
+    };
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        const struct option_row *row = &config_rows[settings[i].row];
+        char text[OPTION_TEXT], name[OPTION_NAME], chosen[OPTION_NAME];
+        const char *value = option_text(text, row, c);
+        if (settings[i].used || strcmp(value, row->default_text) == 0)
+            continue;
+        if (c->given[settings[i].row])
+            fail("--%s %s is not used with --rope-scaling-type %s; leave it out, or change the type",
+                 option_display(name, row->name), value,
+                 option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)type, chosen));
+        option_set(row, c, row->default_text);
+    }
+}
+
+// The rotary settings: each must be one that the positions and the type of scaling can use.
 static inline void config_check_rope(const struct config *c) {
     const enum rope_scaling_type type = c->rope_scaling_type;
     const int dims = config_rotary_dims(c), pairs = dims / 2;
@@ -46,21 +82,21 @@ static inline void config_check_rope(const struct config *c) {
     if (dims < 2 || dims % 2 != 0)
         fail("--rotary-percent %g turns %d of a head's %d elements; expected an even number of them, 2 at least",
              c->rotary_percent, dims, c->kv_channels);
-    if (c->rotary_base_local != 0 && (c->rotary_base_local < 1 || config_window(c) == 0))
-        fail("--rotary-base-local %g: expected at least 1, for layers with --window-size", c->rotary_base_local);
-    if (type == SCALING_NONE && c->rope_scaling_factor != 1)
-        fail("--rope-scaling-factor %g needs --rope-scaling-type", c->rope_scaling_factor);
+    if (c->rotary_base_local != 0 && c->rotary_base_local < 1)
+        fail("--rotary-base-local %g: expected 0, or at least 1", c->rotary_base_local);
+    if (c->rotary_base_local != 0 && config_window(c) == 0)
+        fail("--rotary-base-local %g is of layers with a window; add --window-size", c->rotary_base_local);
     if ((type == SCALING_LLAMA3 || type == SCALING_YARN || type == SCALING_LONGROPE) &&
-        c->rope_original_max_position_embeddings == 0)
+        c->rope_original_max_position_embeddings < 2)
         fail("this --rope-scaling-type needs --rope-original-max-position-embeddings, the longest sequence before the "
-             "scaling");
+             "scaling, of at least 2");
     if (type == SCALING_LLAMA3 && c->rope_low_freq_factor >= c->rope_high_freq_factor)
         fail("--rope-low-freq-factor %g is not below --rope-high-freq-factor %g", c->rope_low_freq_factor,
              c->rope_high_freq_factor);
+    if (type == SCALING_YARN && c->rotary_base <= 1)
+        fail("--rope-scaling-type yarn needs a --rotary-base above 1, not %g", (double)c->rotary_base);
     if (type == SCALING_YARN && c->yarn_beta_slow >= c->yarn_beta_fast)
         fail("--yarn-beta-slow %g is not below --yarn-beta-fast %g", c->yarn_beta_slow, c->yarn_beta_fast);
-    if (type != SCALING_LONGROPE && (*c->rope_short_factors || *c->rope_long_factors))
-        fail("--rope-short-factors and --rope-long-factors are of --rope-scaling-type longrope");
     if (type == SCALING_LONGROPE && pairs <= (int)(sizeof factors / sizeof *factors)) {
         config_numbers(factors, pairs, "--rope-short-factors", c->rope_short_factors, 1e-6);
         config_numbers(factors, pairs, "--rope-long-factors", c->rope_long_factors, 1e-6);
@@ -76,6 +112,8 @@ static inline void config_check_model(const struct config *c) {
     }
     if (c->qk_layernorm && c->normalization != NORMALIZATION_RMSNORM)
         fail("--qk-layernorm takes --normalization RMSNorm alone");
+    if (c->qk_layernorm_width != QK_LAYERNORM_HEAD && !c->qk_layernorm)
+        fail("--qk-layernorm-width full needs --qk-layernorm");
     if (c->parallel_residual && c->norm_placement != NORM_PLACEMENT_PRE)
         fail("--parallel-residual takes --norm-placement pre alone");
     if (c->logit_multiplier == 0 || c->embedding_multiplier == 0 || c->residual_multiplier == 0)
@@ -101,6 +139,7 @@ static inline void config_resolve_model(struct config *c) {
         c->add_attention_proj_bias = true;
     if (c->add_bias_linear && !config_given(c, add_mlp_bias))
         c->add_mlp_bias = true;
+    config_resolve_scaling(c);
     config_check_model(c);
 }
 
@@ -161,8 +200,14 @@ static inline void config_resolve_schedule(struct config *c) {
 }
 
 static inline void config_resolve_data(struct config *c) {
-    if (c->separate_documents)
-        c->reset_attention_mask = c->reset_position_ids = c->eod_mask_loss = true;
+    if (c->separate_documents && !config_given(c, reset_attention_mask))
+        c->reset_attention_mask = true;
+    if (c->separate_documents && !config_given(c, reset_position_ids))
+        c->reset_position_ids = true;
+    if (c->separate_documents && !config_given(c, eod_mask_loss))
+        c->eod_mask_loss = true;
+    if (c->eod_token >= c->vocab_size)
+        fail("--eod-token %d is outside the vocabulary: give one below --vocab-size %d", c->eod_token, c->vocab_size);
     if (c->eval_only && *c->generate)
         fail("--eval-only and --generate are two runs; give one of them");
     if (c->eval_only && !*c->val_data)

@@ -297,12 +297,13 @@ static void read_ahead_plan(struct dataloader *loader, int B) {
     pthread_mutex_unlock(&ahead->mutex);
 }
 
-static void read_ahead_start(struct dataloader *loader, int B, int batches) {
+// Starts the thread with a ring of `capacity` samples; 0: none.
+static void read_ahead_start(struct dataloader *loader, int B, int capacity) {
     struct read_ahead *ahead = &loader->ahead;
-    ahead->capacity = B * batches;
-    if (ahead->capacity == 0)
+    if (capacity == 0)
         return;
-    const size_t slots = (size_t)ahead->capacity;
+    const size_t slots = (size_t)capacity;
+    ahead->capacity = capacity;
     ahead->tokens = (int32_t *)dataloader_alloc(loader->option, slots, (size_t)(loader->T + 1) * sizeof(int32_t));
     if (loader->rule.boundary != BOUNDARY_NONE)
         ahead->documents =
@@ -490,7 +491,7 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
 // Opens a loader at sample 0; dataloader_close frees it. pattern: globs separated by commas. B: the samples that a rank
 // is expected to take at a time. batches_ahead: a thread reads so many times B samples ahead; 0: samples are read when
 // asked for. option: the option that gave the pattern, for messages. Nothing is allocated later, except by
-// dataloader_resume.
+// dataloader_separate_documents and dataloader_resume.
 static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t seed, bool shuffle, int vocab_size,
                                           int rank, int ranks, int B, int batches_ahead, const char *option) {
     if (T < 1 || T > INT32_MAX / 16)
@@ -520,7 +521,7 @@ static struct dataloader *dataloader_open(const char *pattern, int T, uint64_t s
     dataloader_set_changes(loader, NULL, 0);
     loader->sample = (int32_t *)dataloader_alloc(option, (size_t)T + 1, sizeof *loader->sample);
     reader_create(&loader->reader, loader);
-    read_ahead_start(loader, B, batches_ahead);
+    read_ahead_start(loader, B, B * batches_ahead);
     return loader;
 }
 
@@ -543,11 +544,11 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader);
 }
 
-// Tells documents apart from now on, by a rule whose boundary is BOUNDARY_INDEX only for Megatron datasets. Called before
-// the first sample is read.
+// Tells documents apart from now on, by a rule whose boundary is BOUNDARY_INDEX only for Megatron datasets. Called once,
+// before the first sample is read.
 static void dataloader_separate_documents(struct dataloader *loader, struct document_rule rule) {
     struct error_text error;
-    const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;
+    const int B = loader->ahead.B, capacity = loader->ahead.capacity;
     read_ahead_stop(&loader->ahead);
     loader->rule = rule;
     for (int i = 0; i < loader->num_files && rule.boundary == BOUNDARY_INDEX; i++) {
@@ -557,7 +558,7 @@ static void dataloader_separate_documents(struct dataloader *loader, struct docu
     }
     loader->sample_documents =
         (int32_t *)dataloader_alloc(loader->option, (size_t)loader->T + 1, sizeof *loader->sample_documents);
-    read_ahead_start(loader, B, batches);
+    read_ahead_start(loader, B, capacity);
 }
 static inline bool dataloader_has_index(const struct dataloader *loader) {
     return loader->files[0].format == TOKENS_MEGATRON;
@@ -647,7 +648,7 @@ static void dataloader_seek(struct dataloader *loader, uint64_t sample) {
 // that were added after those of the last change are used from the first epoch that has not begun.
 static void dataloader_resume(struct dataloader *loader, const struct data_change *changes, int count,
                               uint64_t sample) {
-    const int B = loader->ahead.B, batches = B > 0 ? loader->ahead.capacity / B : 0;
+    const int B = loader->ahead.B, capacity = loader->ahead.capacity;
     read_ahead_stop(&loader->ahead);
     dataloader_set_changes(loader, changes, count);
     struct data_change *last = &loader->changes[count - 1]; // there is room for one more
@@ -666,7 +667,7 @@ static void dataloader_resume(struct dataloader *loader, const struct data_chang
     }
     loader->position = sample;
     loader->reader.epoch = UINT64_MAX;
-    read_ahead_start(loader, B, batches);
+    read_ahead_start(loader, B, capacity);
 }
 
 static inline uint64_t dataloader_samples_per_epoch(const struct dataloader *loader) {

@@ -287,6 +287,9 @@ const char *token_file_read_documents(struct token_file *file, struct error_text
     if (!problem)
         problem = megatron_index_parse(&now, index, index_bytes, file->tokens * token_type_bytes(file->type),
                                        index_path, error);
+    if (!problem && now.type != file->type)
+        problem = error_format(error, "%s: has tokens of %s, but had %s when it was opened; don't change it",
+                               index_path, token_type_name(now.type), token_type_name(file->type));
     if (!problem)
         problem = megatron_documents_parse(file, index, index_path, error);
     unmap_index(index, index_bytes);

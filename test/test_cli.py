@@ -1,6 +1,7 @@
 """The program as its users meet it: options, messages, files, whole small runs. Python's standard library alone."""
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -30,6 +31,18 @@ def write_shard(path, tokens, count=None, magic=20240520, version=1, width="H"):
     with open(path, "wb") as f:
         f.write(struct.pack("<256i", magic, version, len(tokens) if count is None else count, *[0] * 253))
         f.write(struct.pack("<%d%s" % (len(tokens), width), *tokens))
+
+
+def write_megatron(prefix, documents):
+    """A dataset of Megatron's, each document a sequence of uint16."""
+    lengths = [len(document) for document in documents]
+    with open(prefix + ".bin", "wb") as f:
+        f.write(struct.pack("<%dH" % sum(lengths), *[token for document in documents for token in document]))
+    with open(prefix + ".idx", "wb") as f:
+        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(documents), len(documents) + 1))
+        f.write(struct.pack("<%di" % len(lengths), *lengths))
+        f.write(struct.pack("<%dq" % len(lengths), *[2 * sum(lengths[:i]) for i in range(len(lengths))]))
+        f.write(struct.pack("<%dq" % (len(documents) + 1), *range(len(documents) + 1)))
 
 
 class Case(unittest.TestCase):
@@ -194,6 +207,125 @@ class Data(Case):
         write_shard(path, list(range(200)) * 40, magic=20240801, version=7, width="I")
         result = run(*SMALL, "--train-data", path, "--train-steps", 2, "--out", self.path + "/wide")
         self.assertEqual(result.returncode, 0, result.stderr)
+
+
+class Documents(Case):
+    """Sequences that hold several documents: byte shards, in which 256 marks them."""
+    EOD = 256
+    SEPARATE = ["--separate-documents", "--precision", "fp32"]
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        generator = random.Random(5)
+        text = ("for (int i = 0; i < n; i++)\n    sum += x[i] * y[i];\nreturn sum;\n" * 10).encode()
+
+        def documents(count):
+            for _ in range(count):
+                begin = generator.randrange(300)
+                yield list(text[begin:begin + generator.choice([0, 1, 2, 9, 20, 50])])
+
+        cls.texts = {name: list(documents(count)) for name, count in (("train", 400), ("val", 150))}
+        for name, texts in cls.texts.items():
+            write_shard("%s/first_%s.bin" % (cls.path, name), cls.tokens(texts, "first"))
+            write_shard("%s/last_%s.bin" % (cls.path, name), cls.tokens(texts, "last"))
+            write_megatron("%s/index_%s" % (cls.path, name), [text + [cls.EOD] for text in texts])
+        cls.data = cls.data_of("first")
+
+    @classmethod
+    def tokens(cls, texts, place):
+        return [token for text in texts for token in ([cls.EOD] + text if place == "first" else text + [cls.EOD])]
+
+    @classmethod
+    def data_of(cls, kind):
+        return ["--train-data", "%s/%s_train.bin" % (cls.path, kind), "--val-data", "%s/%s_val.bin" % (cls.path, kind)]
+
+    def curve(self, *arguments):
+        return [(entry["step"], entry["tokens"], entry["loss"], entry["grad_norm"]) for entry in self.train(*arguments)[1]]
+
+    def model(self):
+        """The folder of a model that has learnt enough to look at what comes before a token."""
+        folder = self.path + "/model/checkpoints/step_00000060"
+        if not os.path.exists(folder):
+            self.train("model", *self.SEPARATE, "--train-steps", 60, "--checkpoint-every", 60)
+        return folder
+
+    def evaluate(self, path, *arguments):
+        """The validation loss of all of a file, and over how many tokens."""
+        result = run("--init-from", self.model(), "--eval-only", "--val-data", path, "--seq-length", 32, "--micro-batch-size", 1,
+                     "--val-steps", 100000, "--precision", "fp32", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        loss, tokens = re.search(r"validation loss (\S+), .* over (\d+) tokens", result.stdout).groups()
+        return float(loss), int(tokens)
+
+    def test_a_packed_run_trains_and_resumes(self):
+        whole = self.curve("whole", *self.SEPARATE, "--train-steps", 60)
+        self.assertEqual([step for step, *_ in whole], list(range(1, 61)))
+        self.assertLess(whole[-1][2], 0.7 * whole[0][2])
+        self.assertNotEqual(whole, self.curve("mixed", "--precision", "fp32", "--train-steps", 60))
+        self.curve("parts", *self.SEPARATE, "--train-steps", 60, "--checkpoint-every", 25)
+        shutil.rmtree(self.path + "/parts/checkpoints/step_00000060")
+        self.assertEqual(self.curve("parts", "--resume", "auto", "--train-steps", 60), whole)
+        # Each of the three matters, and those of them that were switched off stay so.
+        for i, off in enumerate(["--no-reset-attention-mask", "--no-reset-position-ids", "--no-eod-mask-loss"]):
+            name, data = "without%d" % i, self.data_of("last")
+            last = self.curve("last%d" % i, *data, *self.SEPARATE, "--document-delimiter", "last", "--train-steps", 4)
+            some = self.curve(name, *data, *self.SEPARATE, "--document-delimiter", "last", off, "--train-steps", 4, "--checkpoint-every", 2)
+            self.assertNotEqual(last[0][2:], some[0][2:], off)
+            shutil.rmtree(self.path + "/" + name + "/checkpoints/step_00000004")
+            self.assertEqual(self.curve(name, *data, "--resume", "auto"), some, off)
+
+    def test_evaluation_counts_the_targets(self):
+        for kind, options in (("first", []), ("last", ["--document-delimiter", "last"]), ("index", [])):
+            place = "first" if kind == "first" else "last"
+            tokens = self.tokens(self.texts["val"], place)
+            begins = {sum(len(text) + 1 for text in self.texts["val"][:i]) for i in range(len(self.texts["val"]))}
+            targets = range(1, (len(tokens) - 1) // 32 * 32 + 1)
+            counted = [i for i in targets if i not in begins or tokens[i] == self.EOD]
+            self.assertEqual(len(counted) == len(targets), kind == "first")
+            path = "%s/%s_val.bin" % (self.path, kind)
+            loss, count = self.evaluate(path, "--separate-documents", *options)
+            self.assertEqual(count, len(counted), kind)
+            self.assertGreater(loss, 0)
+            self.assertEqual(self.evaluate(path)[1], len(targets), kind)
+
+    def test_documents_do_not_see_each_other(self):
+        """The losses of two documents in one sequence add up, whichever these are; without the options they do not."""
+        def loss(first, second, *options):
+            path = self.path + "/pair.bin"
+            write_shard(path, [self.EOD, *first[:15], self.EOD, *second[:16]])
+            return self.evaluate(path, *options)[0]
+
+        a, b = list(b"for (int i = 0; i < n"), list(b"    sum += x[i] * y[i]")
+        c, d = list(b"    sum += x[i] * y[i]"), list(b"return sum;\nfor (int i")
+        for options, separate in ((["--separate-documents"], True), (["--reset-position-ids"], False), ([], False)):
+            together = loss(a, c, *options) + loss(b, d, *options) - loss(a, d, *options) - loss(b, c, *options)
+            if separate:
+                self.assertLess(abs(together), 1e-5)
+            else:
+                self.assertGreater(abs(together), 1e-4)
+
+    def test_generation(self):
+        results = [run("--init-from", self.model(), "--seq-length", 32, "--sample-tokens", 20, "--temperature", 0, "--precision", "fp32",
+                       "--generate", "for (int", *options) for options in ([], ["--separate-documents"])]
+        for result in results:
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("for (int", result.stdout)
+        self.assertEqual(results[0].stdout, results[1].stdout)
+
+    def test_no_end_of_text_is_known(self):
+        data = ["--train-data", self.path + "/first_train.bin", "--out", self.path + "/never"]
+        other = [*SMALL, "--vocab-size", 300, *data]
+        for option in ("--reset-attention-mask", "--reset-position-ids", "--eod-mask-loss", "--separate-documents"):
+            result = self.refused(*other, option, words=["no end-of-text token is known", "--eod-token ID"])
+            self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        self.refused(*other, "--separate-documents", "--document-delimiter", "last", words=["--eod-token ID"])
+        self.refused(*other, "--separate-documents", "--eod-token", 300, words=["--eod-token 300", "--vocab-size 300"])
+        self.assertFalse(os.path.exists(self.path + "/never/log.jsonl"))
+        known = run(*other, "--separate-documents", "--eod-token", self.EOD, "--train-steps", 1)
+        self.assertEqual(known.returncode, 0, known.stderr)
+        index = run(*other, *self.data_of("index")[:2], "--out", self.path + "/by_index", "--separate-documents", "--train-steps", 1)
+        self.assertEqual(index.returncode, 0, index.stderr) # its .idx says where documents begin
 
 
 class Attention(Case):

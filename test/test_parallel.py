@@ -183,6 +183,17 @@ class SameResult(Case):
             self.run_it("b", 4, *options, "--zero-stage", stage)
             self.assertEqual(self.curve("b"), self.curve("a"), stage)
 
+    def test_targets_that_do_not_count(self):
+        """Ranks and micro-batches with another number of targets that count: each target has the same weight."""
+        options = ["--train-steps", 10, "--val-every", 0, "--separate-documents", "--eod-token", 0, "--document-delimiter", "last"]
+        self.run_it("one", 1, *options, "--micro-batch-size", 12)
+        self.run_it("all", 1, *options, "--micro-batch-size", 12, "--no-eod-mask-loss")
+        self.assertGreater(self.difference("all", "one"), 1e-3)
+        for ranks, batch, stage in ((1, 2, 0), (2, 6, 0), (2, 1, 0), (2, 3, 2), (3, 1, 3)):
+            name = "%d-%d-%d" % (ranks, batch, stage)
+            self.run_it(name, ranks, *options, "--micro-batch-size", batch, "--zero-stage", stage)
+            self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
+
     def test_gradients_in_bf16(self):
         options = ["--micro-batch-size", 3, "--train-steps", 10]
         self.run_it("exact", 4, *options)

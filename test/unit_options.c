@@ -443,6 +443,253 @@ static void contradictions_name_what_to_change(void **state) {
                           "--recompute is ambiguous|--recompute-granularity|--recompute-modules");
 }
 
+// ---- options of the layers, of positions and of documents ----
+
+#define ROPE "--plan --position-embedding-type rope "
+#define YARN ROPE "--rope-scaling-type yarn --rope-original-max-position-embeddings 4096 "
+#define LLAMA3 ROPE "--rope-scaling-type llama3 --rope-original-max-position-embeddings 8192 "
+#define LONGROPE ROPE "--kv-channels 8 --rope-scaling-type longrope --rope-original-max-position-embeddings 4096 "
+
+static void windows_are_counted_with_the_query(void **state) {
+    static const struct {
+        const char *text;
+        int keys;
+    } sizes[] = {{"none", 0}, {"512", 512}, {"511,0", 512}, {"1", 1}, {"0,0", 1}, {"1e3", 1000}, {"16777216", 1 << 24}};
+    static const char *const wrong[] = {"0",
+                                        "-1",
+                                        "-1,0",
+                                        "511,1",
+                                        "511,-1",
+                                        "511,0,0",
+                                        "511,",
+                                        ",0",
+                                        "x",
+                                        "",
+                                        "1.5",
+                                        "1.5,0",
+                                        "inf",
+                                        "16777217",
+                                        "nan",
+                                        "5;0",
+                                        "5x,0",
+                                        "None",
+                                        "99999999999999999999"};
+    struct command command;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--plan --window-size %s", sizes[i].text);
+        const struct config c = configure(&command, words);
+        assert_int_equal(config_window(&c), sizes[i].keys);
+        for (int l = 0; l < c.num_layers; l++)
+            assert_int_equal(config_layer_is_windowed(&c, l), sizes[i].keys > 0);
+    }
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        char words[64], message[128];
+        snprintf(words, sizeof words, "--plan --window-size=%s", wrong[i]);
+        snprintf(message, sizeof message, "--window-size '%s': expected none, the number of keys|W-1,0", wrong[i]);
+        assert_config_rejects(words, message);
+    }
+}
+
+// layers: W where the window is, R where positions turn.
+static void layers_check(const char *words, const char *windows, const char *rotary) {
+    struct command command;
+    const struct config c = configure(&command, words);
+    assert_int_equal(strlen(windows), c.num_layers);
+    for (int l = 0; l < c.num_layers; l++) {
+        assert_int_equal(config_layer_is_windowed(&c, l), windows[l] == 'W');
+        assert_int_equal(config_layer_is_rotary(&c, l), rotary[l] == 'R');
+    }
+}
+static void layers_are_chosen_by_number_or_list(void **state) {
+    layers_check("--plan --num-layers 4", "....", "....");
+    layers_check(ROPE "--num-layers 4", "....", "RRRR");
+    layers_check(ROPE "--num-layers 4 --window-size 8", "WWWW", "RRRR");
+    layers_check(ROPE "--num-layers 7 --window-size 8 --window-attn-skip-freq 3", "WW.WW.W", "RRRRRRR");
+    layers_check(ROPE "--num-layers 3 --window-size 8 --window-attn-skip-freq 1", "...", "RRR");
+    layers_check(ROPE "--num-layers 3 --window-size 8 --window-attn-skip-freq 9", "WWW", "RRR");
+    layers_check(ROPE "--num-layers 3 --window-size 8 --window-attn-skip-freq 0,1,1", ".WW", "RRR");
+    layers_check(ROPE "--num-layers 1 --window-size 8 --window-attn-skip-freq 0", ".", "R");
+    layers_check(ROPE "--num-layers 1 --window-size 8 --window-attn-skip-freq 1", "W", "R");
+    layers_check(ROPE "--num-layers 7 --no-rope-freq 3", ".......", "RR.RR.R");
+    layers_check(ROPE "--num-layers 3 --no-rope-freq 1", "...", "...");
+    layers_check(ROPE "--num-layers 3 --no-rope-freq 0,1,0", "...", "R.R");
+    layers_check(ROPE "--num-layers 1 --no-rope-freq 1", ".", ".");
+    layers_check(ROPE "--num-layers 1 --no-rope-freq 0", ".", "R");
+    layers_check("--plan --preset gemma3-270m", "WWWWW.WWWWW.WWWWW.", "RRRRRRRRRRRRRRRRRR");
+}
+static void lists_of_layers_are_checked(void **state) {
+    static const char *const options[] = {"--no-rope-freq", "--window-size 8 --window-attn-skip-freq"};
+    static const struct {
+        const char *text, *words;
+    } wrong[] = {{"0", "expected none, a number N of at least 1, or a list"},
+                 {"-2", "expected none, a number N"},
+                 {"1.5", "expected none, a number N"},
+                 {"x", "expected none, a number N"},
+                 {"", "expected none, a number N"},
+                 {"65537", "expected none, a number N"},
+                 {"0,1", "has 2 layers, the model has 3"},
+                 {"0,1,0,1", "has 4 layers, the model has 3"},
+                 {"0,1,2", "expected a list of a 0 or 1 for each layer"},
+                 {"0,1,0.5", "expected a list of a 0 or 1"},
+                 {"0,1,", "expected a list of a 0 or 1"},
+                 {",0,1", "expected a list of a 0 or 1"},
+                 {"0,,1", "expected a list of a 0 or 1"},
+                 {"0,x,1", "expected a list of a 0 or 1"}};
+    for (int o = 0; o < 2; o++)
+        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+            char words[160], message[160];
+            const char *const name = o == 0 ? options[o] : "--window-attn-skip-freq";
+            snprintf(words, sizeof words, ROPE "--num-layers 3 %s=%s", options[o], wrong[i].text);
+            snprintf(message, sizeof message, "%s '%s': |%s", name, wrong[i].text, wrong[i].words);
+            assert_config_rejects(words, message);
+        }
+    assert_config_rejects("--plan --window-attn-skip-freq 2", "--window-attn-skip-freq 2 needs --window-size");
+}
+
+static void rotary_settings_are_of_rotary_positions(void **state) {
+    struct command command;
+    struct config c = configure(&command, ROPE "--rotary-percent 0.25");
+    assert_int_equal(config_rotary_dims(&c), 16);
+    c = configure(&command, ROPE);
+    assert_int_equal(config_rotary_dims(&c), 64);
+    c = configure(&command, ROPE "--kv-channels 8 --rotary-percent 0.25");
+    assert_int_equal(config_rotary_dims(&c), 2);
+    c = configure(&command, ROPE "--window-size 8 --rotary-base-local 10000");
+    assert_true(c.rotary_base_local == 10000);
+    static const char *const alone[] = {"--rope-scaling-type linear", "--rotary-percent 0.5", "--no-rope-freq 2",
+                                        "--window-size 8 --rotary-base-local 10000"};
+    for (int i = 0; i < 4; i++) {
+        char words[128];
+        snprintf(words, sizeof words, "--plan %s", alone[i]);
+        assert_config_rejects(words, "of rotary positions; add --position-embedding-type rope");
+    }
+    assert_config_rejects(ROPE "--rotary-percent 0.3", "--rotary-percent 0.3 turns 19 of a head's 64 elements|even");
+    assert_config_rejects(ROPE "--rotary-percent 0.02", "--rotary-percent 0.02 turns 1 of a head's 64 elements|2 at");
+    assert_config_rejects(ROPE "--rotary-percent 0.001", "--rotary-percent 0.001 turns 0 of");
+    assert_config_rejects(ROPE "--rotary-percent 0", "--rotary-percent: '0' is out of range");
+    assert_config_rejects(ROPE "--rotary-percent 1.1", "--rotary-percent: '1.1' is out of range");
+    assert_config_rejects(ROPE "--rotary-base-local 10000", "--rotary-base-local 10000|add --window-size");
+    assert_config_rejects(ROPE "--window-size 8 --rotary-base-local 0.5", "--rotary-base-local 0.5: |at least 1");
+}
+
+static void scaled_frequencies_take_the_settings_of_their_type(void **state) {
+    struct command command;
+    struct config c = configure(&command, YARN "--rope-scaling-factor 4 --yarn-beta-fast 16 --no-yarn-truncate");
+    assert_true(c.rope_scaling_type == SCALING_YARN && c.yarn_beta_fast == 16 && !c.yarn_truncate);
+    c = configure(&command, LLAMA3 "--rope-scaling-factor 8 --rope-low-freq-factor 0.5");
+    assert_true(c.rope_scaling_factor == 8 && c.rope_low_freq_factor == 0.5 && c.rope_high_freq_factor == 4);
+    c = configure(&command, ROPE "--rope-scaling-type linear --rope-scaling-factor 2");
+    assert_true(c.rope_scaling_factor == 2);
+    c = configure(&command, LONGROPE "--rope-short-factors 1,1.5,2,2.5 --rope-long-factors 1,2,4,1e1 "
+                                     "--rope-attention-factor 1.2");
+    assert_string_equal(c.rope_long_factors, "1,2,4,1e1");
+
+    static const struct {
+        const char *words, *option;
+    } unused[] = {{ROPE "--rope-scaling-factor 2", "--rope-scaling-factor 2 |--rope-scaling-type none"},
+                  {ROPE "--rope-low-freq-factor 2", "--rope-low-freq-factor 2 |--rope-scaling-type none"},
+                  {YARN "--rope-low-freq-factor 2", "--rope-low-freq-factor 2 |--rope-scaling-type yarn"},
+                  {YARN "--rope-high-freq-factor 2", "--rope-high-freq-factor 2 |--rope-scaling-type yarn"},
+                  {YARN "--rope-short-factors 1", "--rope-short-factors 1 |--rope-scaling-type yarn"},
+                  {LLAMA3 "--rope-long-factors 1", "--rope-long-factors 1 |--rope-scaling-type llama3"},
+                  {LLAMA3 "--yarn-beta-fast 2", "--yarn-beta-fast 2 |--rope-scaling-type llama3"},
+                  {LLAMA3 "--yarn-beta-slow 2", "--yarn-beta-slow 2 |--rope-scaling-type llama3"},
+                  {LLAMA3 "--no-yarn-truncate", "--yarn-truncate false |--rope-scaling-type llama3"},
+                  {LLAMA3 "--yarn-mscale 2", "--yarn-mscale 2 |--rope-scaling-type llama3"},
+                  {LLAMA3 "--yarn-mscale-all-dim 2", "--yarn-mscale-all-dim 2 |--rope-scaling-type llama3"},
+                  {LLAMA3 "--rope-attention-factor 2", "--rope-attention-factor 2 |--rope-scaling-type llama3"},
+                  {ROPE "--rope-scaling-type linear --rope-original-max-position-embeddings 9",
+                   "--rope-original-max-position-embeddings 9 |--rope-scaling-type linear"}};
+    for (size_t i = 0; i < sizeof unused / sizeof unused[0]; i++) {
+        char words[160];
+        snprintf(words, sizeof words, "%s|is not used with|leave it out", unused[i].option);
+        assert_config_rejects(unused[i].words, words);
+    }
+    // A preset's settings fall away with its type.
+    c = configure(&command, "--plan --preset llama3.2-1b --rope-scaling-type none");
+    assert_true(c.rope_scaling_factor == 1 && c.rope_original_max_position_embeddings == 0);
+    c = configure(&command, "--plan --preset llama3.2-1b --rope-scaling-type yarn");
+    assert_true(c.rope_scaling_factor == 32 && c.rope_original_max_position_embeddings == 8192);
+    c = configure(&command, "--plan --preset llama3.2-1b");
+    assert_true(c.rope_scaling_factor == 32 && c.rope_high_freq_factor == 4);
+
+    static const char *const types[] = {"llama3", "yarn", "longrope"};
+    for (int i = 0; i < 3; i++) {
+        char words[128];
+        snprintf(words, sizeof words, ROPE "--rope-scaling-type %s", types[i]);
+        assert_config_rejects(words, "needs --rope-original-max-position-embeddings, the longest sequence");
+    }
+    assert_config_rejects(LLAMA3 "--rope-low-freq-factor 4", "--rope-low-freq-factor 4|--rope-high-freq-factor 4");
+    assert_config_rejects(YARN "--yarn-beta-slow 32", "--yarn-beta-slow 32 is not below --yarn-beta-fast 32");
+    assert_config_rejects(YARN "--rotary-base 1", "yarn needs a --rotary-base above 1, not 1");
+    assert_config_rejects(YARN "--rope-scaling-factor 0", "--rope-scaling-factor: '0' is out of range");
+    assert_config_rejects(LONGROPE, "--rope-short-factors '': expected 4 numbers of at least 1e-06");
+    assert_config_rejects(LONGROPE "--rope-short-factors 1,1,1,1", "--rope-long-factors '': expected 4 numbers");
+    assert_config_rejects(LONGROPE "--rope-short-factors 1,1,1 --rope-long-factors 1,1,1,1",
+                          "--rope-short-factors '1,1,1': expected 4 numbers");
+    assert_config_rejects(LONGROPE "--rope-short-factors 1,1,1,1 --rope-long-factors 1,1,1,1,1",
+                          "--rope-long-factors '1,1,1,1,1': has more than 4 numbers");
+    assert_config_rejects(LONGROPE "--rope-short-factors 1,1,0,1 --rope-long-factors 1,1,1,1",
+                          "--rope-short-factors '1,1,0,1': expected 4 numbers of at least");
+    assert_config_rejects(LONGROPE "--rope-short-factors 1,1,x,1 --rope-long-factors 1,1,1,1",
+                          "--rope-short-factors '1,1,x,1': expected 4 numbers");
+    assert_config_rejects(LONGROPE "--rope-short-factors 1,1,inf,1 --rope-long-factors 1,1,1,1",
+                          "--rope-short-factors '1,1,inf,1': expected 4 numbers");
+}
+
+static void norms_and_multipliers_that_contradict(void **state) {
+    struct command command;
+    assert_true(configure(&command, "--plan --qk-layernorm --normalization RMSNorm").qk_layernorm);
+    assert_true(configure(&command, "--plan --parallel-residual").parallel_residual);
+    assert_true(configure(&command, "--plan --residual-multiplier -0.5").residual_multiplier == -0.5);
+    assert_config_rejects("--plan --qk-layernorm", "--qk-layernorm takes --normalization RMSNorm");
+    assert_config_rejects("--plan --qk-layernorm-width full", "--qk-layernorm-width full needs --qk-layernorm");
+    assert_config_rejects("--plan --parallel-residual --norm-placement post",
+                          "--parallel-residual takes --norm-placement pre");
+    assert_config_rejects("--plan --parallel-residual --norm-placement sandwich",
+                          "--parallel-residual takes --norm-placement pre");
+    assert_config_rejects("--plan --logit-multiplier 0", "--logit-multiplier|must not be 0");
+    assert_config_rejects("--plan --embedding-multiplier 0", "--embedding-multiplier|must not be 0");
+    assert_config_rejects("--plan --residual-multiplier -0", "--residual-multiplier|must not be 0");
+    assert_config_rejects("--plan --softmax-scale -1", "--softmax-scale: '-1' is out of range");
+    assert_config_rejects("--plan --attn-logit-softcapping -1", "--attn-logit-softcapping: '-1' is out of range");
+    assert_config_rejects("--plan --final-logit-softcapping -1", "--final-logit-softcapping: '-1' is out of range");
+}
+
+// An option that stands for three leaves alone those that the user gave.
+static void one_option_sets_three(void **state) {
+    struct command command;
+    struct config c = configure(&command, "--plan --add-bias-linear");
+    assert_true(c.add_qkv_bias && c.add_attention_proj_bias && c.add_mlp_bias);
+    c = configure(&command, "--plan --no-add-bias-linear");
+    assert_false(c.add_qkv_bias || c.add_attention_proj_bias || c.add_mlp_bias);
+    c = configure(&command, "--plan --no-add-bias-linear --add-mlp-bias");
+    assert_true(!c.add_qkv_bias && !c.add_attention_proj_bias && c.add_mlp_bias);
+    c = configure(&command, "--plan --add-bias-linear --no-add-attention-proj-bias");
+    assert_true(c.add_qkv_bias && !c.add_attention_proj_bias && c.add_mlp_bias);
+    c = configure(&command, "--plan --no-add-mlp-bias");
+    assert_true(c.add_qkv_bias && c.add_attention_proj_bias && !c.add_mlp_bias);
+
+    c = configure(&command, "--plan");
+    assert_false(c.separate_documents || c.reset_attention_mask || c.reset_position_ids || c.eod_mask_loss);
+    c = configure(&command, "--plan --separate-documents");
+    assert_true(c.reset_attention_mask && c.reset_position_ids && c.eod_mask_loss);
+    c = configure(&command, "--plan --no-eod-mask-loss --separate-documents");
+    assert_true(c.reset_attention_mask && c.reset_position_ids && !c.eod_mask_loss);
+    c = configure(&command, "--plan --separate-documents --no-reset-position-ids");
+    assert_true(c.reset_attention_mask && !c.reset_position_ids && c.eod_mask_loss);
+    c = configure(&command, "--plan --separate-documents --no-reset-attention-mask");
+    assert_true(!c.reset_attention_mask && c.reset_position_ids && c.eod_mask_loss);
+    c = configure(&command, "--plan --reset-position-ids --document-delimiter last --eod-token 50256");
+    assert_true(!c.reset_attention_mask && c.reset_position_ids && !c.eod_mask_loss && c.eod_token == 50256);
+    assert_true(c.document_delimiter == DELIMITER_LAST);
+    assert_config_rejects("--plan --eod-token 50257", "--eod-token 50257 is outside|--vocab-size 50257");
+    assert_config_rejects("--plan --preset demo --eod-token 257", "--eod-token 257 is outside|--vocab-size 257");
+    assert_config_rejects("--plan --eod-token -2", "--eod-token: '-2' is out of range");
+    assert_config_rejects("--plan --document-delimiter middle", "--document-delimiter: 'middle'|auto, first or last");
+}
+
 static void lists_of_recomputation_are_checked_for_form(void **state) {
     struct command command;
     struct config c = configure(&command, "--plan --recompute-layers 0-3,8 --recompute-modules norm,activation");
@@ -687,6 +934,13 @@ int main(void) {
         cmocka_unit_test(a_preset_fills_only_what_the_user_left_open),
         cmocka_unit_test(sizes_left_open_follow_from_the_others),
         cmocka_unit_test(contradictions_name_what_to_change),
+        cmocka_unit_test(windows_are_counted_with_the_query),
+        cmocka_unit_test(layers_are_chosen_by_number_or_list),
+        cmocka_unit_test(lists_of_layers_are_checked),
+        cmocka_unit_test(rotary_settings_are_of_rotary_positions),
+        cmocka_unit_test(scaled_frequencies_take_the_settings_of_their_type),
+        cmocka_unit_test(norms_and_multipliers_that_contradict),
+        cmocka_unit_test(one_option_sets_three),
         cmocka_unit_test(lists_of_recomputation_are_checked_for_form),
         cmocka_unit_test(products_that_overflow_are_caught),
         cmocka_unit_test(help_has_every_option_with_its_default),
