@@ -64,11 +64,27 @@ static void start_set(struct config *config, int row, const char *text) {
 
 // ---- from a checkpoint ----
 
+// The resolved value of a checkpoint's option, in `text` or elsewhere. One that is younger than the checkpoint had its
+// default, whatever its preset says by now; of the younger biases, that of --add-bias-linear.
+static const char *start_resolved(char text[OPTION_TEXT], const struct trainer_state *state, int row) {
+    const bool bias = row == CONFIG_ROW(add_attention_proj_bias) || row == CONFIG_ROW(add_mlp_bias);
+    const char *then = trainer_state_option(state, "resolved", config_rows[row].name);
+    struct config defaults;
+    if (!then && bias)
+        then = trainer_state_option(state, "resolved", config_rows[CONFIG_ROW(add_bias_linear)].name);
+    if (then)
+        return then;
+    memset(&defaults, 0, sizeof defaults);
+    option_set(&config_rows[row], &defaults, config_rows[row].default_text);
+    return option_text(text, &config_rows[row], &defaults);
+}
+
 // Takes over the options that were given to the run that wrote the checkpoint, and those of its model, except where
 // this command line gives them.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
+    char text[OPTION_TEXT];
     json_object_foreach (given, name, value) {
         const int row = option_find(&config_options, name, false);
         if (row < 0 || strcmp(config_rows[row].name, name) != 0)
@@ -80,9 +96,8 @@ static void start_take_options(struct config *config, const struct trainer_state
     for (int row = 0; row < CONFIG_ROWS; row++) {
         if (!(config_rows[row].flags & CONFIG_FIXED_ON_RESUME))
             continue;
-        const char *text = trainer_state_option(state, "resolved", config_rows[row].name);
-        if (text && !config->given[row]) // an option that is younger than the checkpoint keeps its default
-            start_set(config, row, text);
+        if (!config->given[row])
+            start_set(config, row, start_resolved(text, state, row));
     }
     if (!config_given(config, precision))
         start_set(config, CONFIG_ROW(precision), state->precision);
@@ -95,7 +110,7 @@ static void start_take_options(struct config *config, const struct trainer_state
 
 // Ends the run where a resolved option that a resumed run can't change, or the precision, is not the checkpoint's.
 static void start_check(const struct config *config) {
-    char text[OPTION_TEXT], name[OPTION_NAME];
+    char then_text[OPTION_TEXT], now_text[OPTION_TEXT], name[OPTION_NAME];
     if (!*config->checkpoint)
         return;
     struct trainer_state state = trainer_state_open(config->checkpoint);
@@ -103,11 +118,7 @@ static void start_check(const struct config *config) {
         const struct option_row *row = &config_rows[i];
         if (!(row->flags & CONFIG_FIXED_ON_RESUME))
             continue;
-        const char *then = trainer_state_option(&state, "resolved", row->name);
-        if (!then && !config->given[i]) // the option is younger than the checkpoint
-            continue;
-        then = then ? then : row->default_text;
-        const char *now = option_text(text, row, config);
+        const char *then = start_resolved(then_text, &state, i), *now = option_text(now_text, row, config);
         if (strcmp(now, then) != 0)
             fail("--%s is %s, but it is %s in %s, and a run can't change it; leave the option out, or begin a new run "
                  "from that model by --init-from and another --out",

@@ -1,0 +1,141 @@
+// The options that a run takes over from a checkpoint.
+#include "config_resolve.h" // config_read, config_resolve
+#include "run/start.h"      // start_take_options, start_check
+#include "test/fails.h"     // assert_fails
+#include "test/testing.h"   // cmocka
+
+// A checkpoint's folder, with trainer_state.json alone.
+static const char folder[] = "/tmp/unit_start.XXXXXX";
+struct old_run {
+    char path[sizeof folder];
+    struct trainer_state state;
+};
+
+// The options that came after the first checkpoints.
+static const char *const younger[] = {
+    "rotary_percent",
+    "rotary_base_local",
+    "rope_scaling_type",
+    "rope_scaling_factor",
+    "rope_low_freq_factor",
+    "rope_high_freq_factor",
+    "rope_original_max_position_embeddings",
+    "yarn_beta_fast",
+    "window_size",
+    "window_attn_skip_freq",
+    "qk_layernorm",
+    "norm_placement",
+    "parallel_residual",
+    "add_attention_proj_bias",
+    "add_mlp_bias",
+    "embedding_multiplier",
+    "logit_multiplier",
+    "separate_documents",
+    "reset_attention_mask",
+    "reset_position_ids",
+    "eod_mask_loss",
+    "document_delimiter",
+    "eod_token",
+};
+
+static struct config read_command(const char *const *words) {
+    char *argv[32] = {(char *)"train_gpt"};
+    int argc = 1;
+    for (; words[argc - 1]; argc++)
+        argv[argc] = (char *)words[argc - 1];
+    argv[argc] = NULL;
+    return config_read(argc, argv, NULL);
+}
+
+// A run with options `asked`, which a program without the younger options resolved as one of now resolves `then`.
+static struct old_run write_old(const char *const *asked, const char *const *then) {
+    struct old_run run;
+    struct config was_asked = read_command(asked), resolved = read_command(then);
+    struct trainer_file file = {"shard.bin", 1000};
+    struct trainer_data_change change = {0, 1};
+    struct error_text error;
+    char *text = NULL, path[64];
+    size_t bytes = 0;
+    config_resolve(&resolved);
+    memset(&run.state, 0, sizeof run.state);
+    run.state.precision = "fp32";
+    run.state.files = &file;
+    run.state.changes = &change;
+    run.state.num_files = run.state.num_changes = 1;
+    FILE *out = open_memstream(&text, &bytes);
+    trainer_state_write(out, &run.state, &config_options, &was_asked, was_asked.given, &resolved);
+    fclose(out);
+    assert_null(trainer_state_parse(&run.state, (const unsigned char *)text, bytes, "state", &error));
+    free(text);
+    for (size_t i = 0; i < sizeof younger / sizeof *younger; i++)
+        assert_int_equal(json_object_del(json_object_get(run.state.root, "resolved"), younger[i]), 0);
+    memcpy(run.path, folder, sizeof folder);
+    assert_non_null(mkdtemp(run.path));
+    snprintf(path, sizeof path, "%s/trainer_state.json", run.path);
+    assert_int_equal(json_dump_file(run.state.root, path, 0), 0);
+    return run;
+}
+static void remove_old(struct old_run *run) {
+    char path[64];
+    snprintf(path, sizeof path, "%s/trainer_state.json", run->path);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(run->path), 0);
+    trainer_state_free(&run->state);
+}
+// A run that goes on from it, with more options.
+struct resumed {
+    const struct old_run *run;
+    const char *const *words;
+    struct config config;
+};
+static void resume(void *argument) {
+    struct resumed *resumed = (struct resumed *)argument;
+    resumed->config = read_command(resumed->words);
+    resumed->config.checkpoint = resumed->run->path;
+    start_take_options(&resumed->config, &resumed->run->state);
+    config_resolve(&resumed->config);
+    start_check(&resumed->config);
+}
+
+// llama3.2-1b had no scaled frequencies once.
+static void a_preset_that_sets_younger_options_does_not_change_an_old_run(void **state) {
+    static const char *const asked[] = {"--preset=llama3.2-1b", "--train-data=t", NULL};
+    static const char *const then[] = {"--preset=llama3.2-1b",
+                                       "--train-data=t",
+                                       "--rope-scaling-type=none",
+                                       "--rope-scaling-factor=1",
+                                       "--rope-original-max-position-embeddings=0",
+                                       "--max-position-embeddings=4096",
+                                       NULL};
+    struct old_run run = write_old(asked, then);
+    struct resumed resumed = {&run, (const char *const[]){NULL}, read_command(asked)};
+    resume(&resumed);
+    const struct config *c = &resumed.config;
+    assert_int_equal(c->num_layers, 16);
+    assert_int_equal(c->rope_scaling_type, SCALING_NONE);
+    assert_true(c->rope_scaling_factor == 1);
+    assert_int_equal(c->rope_original_max_position_embeddings, 0);
+    assert_int_equal(c->max_position_embeddings, 4096);
+    assert_false(c->add_mlp_bias);
+    resumed.words = (const char *const[]){"--window-size=8", NULL};
+    assert_fails(resume, &resumed, "--window-size is 8|it is none");
+    resumed.words = (const char *const[]){"--separate-documents", NULL};
+    assert_fails(resume, &resumed, "--separate-documents is true|it is false");
+    remove_old(&run);
+}
+static void biases_of_an_old_run_are_those_of_all_linear_layers(void **state) {
+    static const char *const words[] = {"--preset=gpt2-124m", "--train-data=t", NULL};
+    struct old_run run = write_old(words, words);
+    struct resumed resumed = {&run, (const char *const[]){NULL}, read_command(words)};
+    resume(&resumed);
+    assert_true(resumed.config.add_qkv_bias && resumed.config.add_attention_proj_bias && resumed.config.add_mlp_bias);
+    remove_old(&run);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_preset_that_sets_younger_options_does_not_change_an_old_run),
+        cmocka_unit_test(biases_of_an_old_run_are_those_of_all_linear_layers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
