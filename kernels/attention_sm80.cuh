@@ -18,6 +18,11 @@
 //   delta = rowsum(dO O). The other holds dK and dV of a block of keys of one KV head and runs over the queries of
 //   every query head of the group. S and dP are made twice, which costs 7 matmuls where 5 are the minimum; in return dQ
 //   needs neither an fp32 buffer in memory nor an order among blocks, and nothing is zeroed or converted afterwards.
+// - Documents and windows: a tile of queries meets the tiles of keys from first_key of its first query to the diagonal,
+//   a tile of keys those of queries up to last_query of its last key; others are not visited. Tiles at either edge are
+//   masked, by first_key where rows are queries and by last_query where they are keys. Blocks start in the order of
+//   plain causal attention: with documents of T / 8 they end about as unevenly as there (arithmetic, in tiles, at T
+//   8192, 32 heads, 132 multiprocessors: 13 % over the mean, 14 % causal), with a window of 512 less so (6 %).
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #pragma once
@@ -87,8 +92,7 @@ struct flash_backward_launcher {
     }
 };
 
-// Picks the instance of a tile of D columns. A softcap, and spans with dropout, which are rarer, have the one that takes
-// every head that the tile holds.
+// Picks the instance of a tile of D columns, where there is no softcap, nor spans with dropout.
 template <class launcher, int D>
 static void flash_choose_plan(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     const bool dropout = a.dropout.p > 0, exact = a.head_dim == D;
@@ -105,6 +109,7 @@ static void flash_choose_plan(const struct flash_any_arguments &a, struct attent
     else
         launcher::template launch<D, false, true, FLASH_CAUSAL>(a, shape, dev);
 }
+// A softcap, and spans with dropout, are rarer: instances that take every head that their tile holds.
 template <class launcher, int D>
 static void flash_choose_any(const struct flash_any_arguments &a, struct attention_shape shape, struct device *dev) {
     if (a.dropout.p > 0)

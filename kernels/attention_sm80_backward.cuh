@@ -272,7 +272,8 @@ template <class plan> struct backward_key_state {
     uint32_t step; // of dropout
 };
 
-// The queries that a block of keys meets: of every query head of its group, from the diagonal to the last that sees any.
+// The queries that a block of keys meets: of every query head of its group, from the diagonal to the last that sees a
+// key of the block.
 struct query_steps {
     int b, first_head, first_tile, tiles; // tiles: of each head, from first_tile on
     int all_seen;                         // the last query that sees every key of the block; T - 1 without spans

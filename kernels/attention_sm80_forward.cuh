@@ -15,11 +15,14 @@ template <int COLUMNS_OF_TILE, bool WITH_DROPOUT, bool WITH_PADDING, flash_score
     static constexpr int UNROLL = D == 128 && !DROPOUT && !PADDED && !SPANS ? 2 : 1; // of the loop over D
     // Of a tile. Where a query sees every key up to its own, spans give the same tiles, and so the same bits.
     static constexpr int KEYS = (D == 64 ? 128 : 64) / (DROPOUT || ANY || (PADDED && D == 128) ? 2 : 1);
+    // SKIP_LEFT: a warp tests whether a tile lies before all that its rows see.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 // see thread_index()
     static constexpr bool HIDE_KEYS = SPANS || (DROPOUT && D != 128), HIDE_VALUES = HIDE_KEYS;
+    static constexpr bool SKIP_LEFT = SPANS && D != 64;
 #else
     static constexpr bool HIDE_KEYS = SPANS || DROPOUT || D == 128,
                           HIDE_VALUES = SPANS || DROPOUT || (PADDED && D == 128);
+    static constexpr bool SKIP_LEFT = SPANS;
 #endif
     static constexpr int SHARED_BYTES = (QUERIES + 2 * KEYS) * 2 * D;
 };
@@ -120,8 +123,8 @@ DEVICE_FUNCTION void forward_dropout(float s[plan::M][plan::KEYS / 8][4],
                 s[m][n][i] *= kept.mask(m, n, i, scale);
 }
 
-// One tile of keys, of which `lowest` is the last. On entry the copies of K of this tile, and all before, are in flight; on return that of the next K
-// is. There is one buffer each for K and V: V arrives while S is made, the next K while O is.
+// One tile of keys, `lowest` being the last. On entry the copies of K of this tile, and all before, are in flight; on
+// return that of the next K is. There is one buffer each for K and V: V arrives while S is made, the next K while O is.
 template <bool MASKED, class plan>
 DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typename plan::arguments &a,
                                   const struct head_views &view, int64_t head, int first_row, int tile, int lowest,
@@ -130,10 +133,9 @@ DEVICE_FUNCTION void forward_tile(struct forward_state<plan> &state, const typen
     const int warp_row = 16 * M * (thread_index<(D > 64 || plan::SPANS)>() / 32);
     float s[M][KEYS / 8][4];
     struct dropout_bits<M, KEYS> kept;
-    bool visible = // to this warp
-        !MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1;
-    if constexpr (MASKED && plan::SPANS)
-        visible = visible && (tile + 1) * KEYS > first_key_of<plan>(a, view.token, first_row + warp_row);
+    const bool visible = // to this warp
+        (!MASKED || plan::QUERIES <= KEYS || tile * KEYS <= first_row + warp_row + 16 * M - 1) &&
+        (!MASKED || !plan::SKIP_LEFT || (tile + 1) * KEYS > first_key_of<plan>(a, view.token, first_row + warp_row));
     cp_async_wait<0>();
     __syncthreads();
     load_tile<plan, KEYS>(values, view.v, a.qkv_stride, tile * KEYS, a);

@@ -1,5 +1,5 @@
-// What forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of a warp,
-// dropout. kernels/attention_sm80.cuh states the policy.
+// What forward and backward of flash attention by mma.sync share: arguments, tiles in shared memory, products of a
+// warp, spans, softcap, dropout. kernels/attention_sm80.cuh states the policy.
 #pragma once
 #ifndef PRECISION_BF16
 #error "these kernels take bf16 alone"
@@ -35,13 +35,14 @@ struct flash_arguments {
 
 // threadIdx.x. What a thread computes from it for a tile is cheap to compute, but kept from tile to tile it takes
 // registers that the accumulators need. Where HIDDEN, the compiler computes it again. Which uses are hidden, and how
-// far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any forward kernel, on
-// sm_80 and sm_90a; with nothing hidden and all unrolled it spills up to 120 bytes. `make ptxas` fails on a spill.
+// far forward's loop over D is unrolled, is what ptxas of CUDA 13.0 needs to spill nothing in any plain causal forward
+// kernel, and least in others, on sm_80 and sm_90a; with nothing hidden and all unrolled it spills up to 120 bytes.
 template <bool HIDDEN> DEVICE_FUNCTION int thread_index(void) {
     return HIDDEN ? hide_value((int)threadIdx.x) : (int)threadIdx.x;
 }
 
-// What instances of FLASH_SPANS, and those of FLASH_ANY, take besides. Of more than 128 bytes nvcc 13.0 makes more spills.
+// What instances of FLASH_SPANS, and those of FLASH_ANY, take besides. Where arguments have more than 128 bytes, nvcc
+// 13.0 spills more.
 struct flash_spans_arguments : flash_arguments {
     const int32_t *spans; // (B, T): first_key to the kernels of queries, last_query to that of keys; NULL: causal
 };
@@ -257,8 +258,8 @@ DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i %
 
 // --- Spans and softcap --------------------------------------------------------------------------------------------
 
-// The first key that a query sees, or the last query that sees a key. Rows past T have the last row's, so that they see a
-// key of every tile that they alone are visited in.
+// The first key that a query sees, and the last query that sees a key. Rows past T have those of the last row, so that
+// a query past T sees a key of the first tile that it meets.
 template <class plan> DEVICE_FUNCTION int first_key_of(const struct flash_arguments &, int64_t token, int query) {
     return 0;
 }
@@ -273,7 +274,7 @@ template <class plan> DEVICE_FUNCTION int last_query_of(const struct flash_spans
     return plan::ANY && !a.spans ? a.T - 1 : a.spans[token + (key < a.T ? key : a.T - 1)];
 }
 
-// A capped score is softcap tanh(scale s / softcap): s becomes the tanh, and the softcap is the unit in the scale's place.
+// A capped score is softcap tanh(scale s / softcap): s becomes the tanh, and the softcap takes the scale's place.
 DEVICE_FUNCTION float score_unit(const struct flash_arguments &a) { return a.scale; }
 DEVICE_FUNCTION float score_unit(const struct flash_any_arguments &a) { return a.unit; }
 template <class plan> DEVICE_FUNCTION bool has_cap(const struct flash_arguments &) { return false; }
