@@ -2,7 +2,7 @@
 #pragma once
 #include "attention.cuh"          // attention_forward, attention_backward, attention_decode
 #include "gpt_state.cuh"          // struct gpt and its buffers
-#include "kernels/activation.cuh" // gelu, squared_relu, swiglu
+#include "kernels/activation.cuh" // gelu_forward, swiglu_forward and the like, and their backward
 #include "kernels/matmul.cuh"     // matmul_forward, matmul_backward_input, matmul_backward_weight
 #include "kernels/norm.cuh"       // norm_forward, norm_backward, residual_forward, residual_norm_forward
 #include "kernels/qk_norm.cuh"    // qk_norm_forward, qk_norm_backward
@@ -29,7 +29,8 @@ static void residual(struct gpt *m, enum pass pass, floatX *sum, const floatX *x
                      struct dropout dropout) {
     RUN(m, residual_forward(sum, x, delta, extent_of(m, pass).N, m->shape.layer.C, residual_scale(m), dropout, m->dev));
 }
-// residual, whose delta is in `sum`, and the norm of the sum.
+// Residual addition of the delta that `sum` holds, fused with the norm of the result: sum = x + multiplier *
+// dropout(sum), out = norm(sum); out and stats may be NULL.
 static void residual_norm(struct gpt *m, enum pass pass, int l, floatX *sum, floatX *out, float *stats, const floatX *x,
                           struct norm_weights weights, struct dropout dropout) {
     const int64_t N = extent_of(m, pass).N;
@@ -44,7 +45,7 @@ static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floa
     void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
     MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
 }
-// Turns q and k of layer l by their positions, where it is a layer with rotary positions.
+// RoPE, in place, on q and k of layer l, where that layer has rotary positions.
 static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct layer_shape *s = &m->shape.layer;
     const struct extent e = extent_of(m, pass);
@@ -130,8 +131,8 @@ static void mlp_activation_backward(floatX *dfc, const floatX *dact, const float
 
 // ---- Forward ----
 
-// The sum of the residual stream and attention's branch, which the MLP's branch joins: an activation, or, where attention
-// and MLP read the same stream, a buffer of the forward pass alone.
+// The sum of the residual stream and attention's branch, which the MLP's branch joins: an activation, or, where
+// attention and MLP read the same stream, a buffer of the forward pass alone.
 static floatX *middle(struct gpt *m, enum pass pass, int l) {
     if (!m->shape.layer.parallel)
         return (floatX *)activation(m, pass, l, ACT_MID);
@@ -140,7 +141,8 @@ static floatX *middle(struct gpt *m, enum pass pass, int l) {
                             "residual after attention");
 }
 
-// The ops of attention, from the layer's input to the middle of its residual stream; block_forward says the rest.
+// The ops of the attention branch, from the layer's input to the sum of residual stream and branch; `produce` is
+// block_forward's.
 static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
 #define ACT(id) activation(m, pass, l, ACT_##id)
 #define WANTED(id) (produce & BIT(id) ? ACT(id) : NULL)
@@ -210,8 +212,8 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
         norm(m, pass, l, out, stats, (const floatX *)x, NORM_2);
     }
 }
-// The ops of the MLP, up to the layer's output; block_forward says the rest. next: the unit of parameters after the
-// layer's.
+// The ops of the MLP branch, up to the layer's output; `produce` is block_forward's. next: the unit of parameters after
+// the layer's.
 static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass, int next) {
     const struct layer_shape *s = &m->shape.layer;
     const int64_t N = extent_of(m, pass).N;
@@ -309,8 +311,8 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, 
 
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is the
-// gradient of the stream itself, which is then not stored twice.
+// The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
+// the gradient of the stream itself, which is then not stored twice.
 static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_use use) {
     const floatX *dres = d_residual(m);
     const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);

@@ -6,7 +6,7 @@
 #include "kernels/device_memory.cuh"   // device_upload, device_download, device_zero
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
-#include "kernels/loss.cuh"            // cross_entropy
+#include "kernels/loss.cuh"            // cross_entropy, losses_sum
 
 // ---- Embedding and head ----
 
@@ -281,8 +281,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     void *ws = workspace(m, sum_of_squares_workspace_bytes());
     RUN(m, gather_reports(m, ws));
     const double targets = (double)m->zero.shards.ranks * m->micro_steps * (double)extent_of(m, PASS_TRAIN).N;
-    RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->micro_steps, targets,
-                          c->clip_grad, m->dev));
+    RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->micro_steps,
+                          targets, c->clip_grad, m->dev));
     phase(m, "update", -1, "adamw");
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check));
 }

@@ -56,7 +56,7 @@ enum slot {
     SLOT_WINDOW_FIRST_KEY, // of layers with the window
     SLOT_WINDOW_LAST_QUERY,
     SLOT_LNF,
-    SLOT_LAST_ROWS, // of LNF: of each prompt's last token
+    SLOT_LAST_ROWS, // (B, C) prefill: LNF's rows of the prompts' last tokens
     SLOT_LNF_STATS,
     SLOT_LOGITS,
     SLOT_LOSSES,
@@ -73,7 +73,7 @@ struct step_results {
 // The mean over the targets that count; 0: there are none.
 static double loss_mean(struct loss_sum loss) { return loss.count > 0 ? loss.sum / loss.count : 0; }
 
-// What differs between layers.
+// What one layer's attention has: a window, rotary positions.
 struct layer_kind {
     bool windowed, rotary;
 };
@@ -135,8 +135,8 @@ struct gpt {
     double *host_requests; // (2) requests in flight
 };
 
-// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the struct loss_sum
-// of each micro-batch (from REPORT_LOSSES on), and its request (at report_request).
+// The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the struct
+// loss_sum of each micro-batch (from REPORT_LOSSES on), and its request (at report_request).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->micro_steps; }
 static int report_width(const struct gpt *m) { return report_request(m) + 1; }
 
@@ -174,7 +174,7 @@ static struct extent extent_of(const struct gpt *m, enum pass pass) {
 
 // The pass whose inputs a pass reads: recomputation reads the training batch.
 static enum pass input_pass(enum pass pass) { return pass == PASS_RECOMPUTE ? PASS_TRAIN : pass; }
-// (N) integers of a pass.
+// An integer for each of a pass's N tokens.
 static int32_t *integer_buffer(struct gpt *m, enum pass pass, enum slot slot, const char *category, const char *name) {
     const size_t bytes = (size_t)extent_of(m, pass).N * sizeof(int32_t);
     return (int32_t *)buffer(m, input_pass(pass), -1, slot, bytes, category, name);
@@ -190,10 +190,11 @@ static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
-// Where the tokens' documents begin; NULL: the model does not need it.
+// Whether a pass needs to know where the tokens' documents begin.
 static bool has_documents(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.reset_attention_mask || m->config.reset_position_ids);
 }
+// (N) the row of its sequence at which a token's document begins; NULL: the pass does not need it.
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
     return has_documents(m, pass) ? integer_buffer(m, pass, SLOT_DOCUMENT_STARTS, "tokens", "document starts") : NULL;
 }
@@ -206,11 +207,12 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     return positions;
 }
 
-// Whether a layer's attention has the window in a pass, which a sequence of at most the window's length does not show.
+// Whether layer l's window hides keys in a pass: in sequences that are no longer than the window it hides none.
 static bool shows_window(const struct gpt *m, enum pass pass, int l) {
     return m->kinds[l].windowed && extent_of(m, pass).T > m->window;
 }
-// Whether attention of a layer needs spans: it has a window, or documents do not see each other.
+// Whether attention in a pass needs spans, of layers with the window or of those without: either the window hides keys
+// or documents do not see each other.
 static bool has_spans(const struct gpt *m, enum pass pass, bool window) {
     return window || (!generates(pass) && m->config.reset_attention_mask);
 }
@@ -307,7 +309,8 @@ static struct norm_options norm_options_of(const struct gpt *m) {
     return options;
 }
 static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }
-// Rounded to the type of the parameters, as Gemma's is; Granite's is exact in each.
+// The embedding's multiplier, rounded to the type of the parameters: transformers rounds Gemma's, and Granite's is
+// exact in either type.
 static float embedding_scale(const struct gpt *m) { return to_float(to_floatX((float)m->config.embedding_multiplier)); }
 static struct logit_transform logit_transform_of(const struct gpt *m) {
     const struct logit_transform transform = {(float)m->config.logit_multiplier,

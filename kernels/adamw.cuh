@@ -10,8 +10,8 @@ struct adamw {
     float grad_scale; // what the gradients are multiplied by first
 };
 
-// What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait for
-// it.
+// What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait
+// for it.
 struct gradient_check {
     double grad_norm;
     float grad_scale; // clipping, and the mean over the targets that count
@@ -69,16 +69,16 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
 //   master = (1 - lr weight_decay) master - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
 //   params = master, rounded. master NULL (fp32 only): params are the master.
 // One pass: 16 bytes read and 12 written per parameter, and 2 more for a bf16 parameter.
-// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite nothing is changed;
-// NULL: neither.
+// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite nothing is
+// changed; NULL: neither.
 static void adamw_update(floatX *params,     // (n)
                          float *master,      // (n)
                          const float *grads, // (n)
                          float *m,           // (n)
                          float *v,           // (n)
                          int64_t n, struct adamw adamw, const struct gradient_check *check, struct device *dev);
-// total (+)= sum of x[i]^2 in double. A fixed number of partial sums is added in a fixed order: the bits depend neither on
-// the number of threads nor on the GPU.
+// total (+)= sum of x[i]^2 in double. A fixed number of partial sums is added in a fixed order: the bits depend neither
+// on the number of threads nor on the GPU.
 static size_t sum_of_squares_workspace_bytes(void);
 static void sum_of_squares(double *total,  // (1)
                            const float *x, // (n)
@@ -88,11 +88,11 @@ static void add_floats(float *out,      // (n)
                        const float *in, // (n)
                        int64_t n, struct device *dev);
 // The check of a step, the same on every rank, which has all reports: the norm of the gradients of all ranks' shards,
-// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all ranks,
-// counted or not; gradients are those of the sum of losses divided by it.
+// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all
+// ranks, counted or not; gradients are those of the sum of losses divided by it. A rank's report: the sum of its
+// gradients' squares; num_losses pairs of a sum of losses and the number of targets in it; columns that are not read.
 static void gradient_check(struct gradient_check *check, // (1)
-                           const double *reports, // (ranks, width): sum of squares; num_losses times a sum of losses and
-                                                  // the number of targets that it counts; what is not read here
+                           const double *reports,        // (ranks, width)
                            int ranks, int width, int num_losses, double targets, double clip, struct device *dev);
 enum { REPORT_SQUARES, REPORT_LOSSES }; // columns of reports
 

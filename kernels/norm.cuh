@@ -57,16 +57,18 @@ static void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                                   int64_t N, int C, struct norm_options options, float scale, struct dropout dropout,
                                   struct device *dev);
 
-// The gradient by residual_forward's delta: ddelta = dout times `scale` and the dropout scales that forward applied.
+// The gradient with respect to residual_forward's delta: ddelta = dout times `scale` and the dropout scales that
+// forward applied.
 static void residual_backward(floatX *ddelta,     // (n); may be dout
                               const floatX *dout, // (n)
                               int64_t n, float scale, struct dropout dropout, struct device *dev);
 
 #ifdef TARGET_CUDA
 
-// A row is the work of a warp where a lane's share of the row fits its registers, else of a block; of part of a warp in
-// qk_norm.cuh. A thread has every THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that the passes over the row read memory
-// once; PACKS = 0: any number at any alignment, read again in each pass. The choice depends on C and alignments alone.
+// A row is the work of a warp where a lane's share of the row fits its registers, else of a block; in qk_norm.cuh also
+// of part of a warp. A thread has every THREADS-th pack (16 bytes) of the row: PACKS of them held in registers, so that
+// the passes over the row read memory once; PACKS = 0: any number at any alignment, read again in each pass. The choice
+// depends on C and alignments alone.
 enum { NORM_THREADS = 256 };
 
 // Calls f(j, c) for each of this thread's packs: j is its number, c its first column.
@@ -309,8 +311,8 @@ static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)norm_backward_runs(N, C) * 2 * (size_t)C * sizeof(float);
 }
 
-// Adds the block's sums, of which each group of THREADS threads holds as many packs of the same columns, in the order of
-// the groups, into to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
+// Adds the block's sums, of which each group of THREADS threads holds as many packs of the same columns, in the order
+// of the groups, into to[0 .. count). All threads call; needs NORM_THREADS * PACK floats of shared memory.
 template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int count, const struct packed_floats &sums) {
     __syncthreads(); // the last call's sums have been read
     floats_store_shared(shared_memory() + threadIdx.x * (PACK * 4), sums);
@@ -412,8 +414,9 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
         });
 }
 
-// Adds the runs' sums (runs, a_count + b_count) to a (a_count) and b (b_count): a warp adds every 32nd run of 32 columns,
-// then the block's first warp adds the warps' sums. Without b, which is NULL then, its columns may be left out of the grid.
+// Adds the runs' sums (runs, a_count + b_count) to a (a_count) and b (b_count): a warp adds every 32nd run of 32
+// columns, then the block's first warp adds the warps' sums. Without b, which is NULL then, its columns may be left out
+// of the grid.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs) {

@@ -2,8 +2,8 @@
 #pragma once
 #include "run/run.cuh" // struct run
 
-// Finds such a file: beside the training shards, or those of a validation, under their prefix, or else in the folder of the checkpoint or model
-// that the run starts from, under `name`. Returns false where there is none.
+// Finds such a file: beside the shards of training, else of validation, under their prefix; else, under `name`, in the
+// folder of the checkpoint or model that the run starts from. Returns false where there is none.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->init_from};
