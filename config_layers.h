@@ -23,9 +23,9 @@ static inline void config_numbers(double *out, int n, const char *option, const 
         fail("%s '%s': has more than %d numbers", option, list, n);
 }
 
-// Whether `layer` of num_layers is marked by an option that is none, a number N, or a list with a 0 or 1 for each layer.
-// A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all the others. none
-// marks every layer with `others`, else none.
+// Whether `layer` of num_layers is marked by an option that is none, a number N, or a list with a 0 or 1 for each
+// layer. A list marks its layers of 1. N marks each N-th layer, layer N - 1 the first, or with `others` all the others.
+// none marks every layer with `others`, else none.
 static inline bool config_marks_layer(const char *option, const char *text, int layer, int num_layers, bool others) {
     if (strcmp(text, "none") == 0)
         return others;

@@ -1,5 +1,5 @@
-// What the user asked for becomes what the engine runs: the command line is read, options that were left open are set from
-// the preset or derived from others, and options that contradict each other end the program.
+// What the user asked for becomes what the engine runs: the command line is read, options that were left open are set
+// from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
 #include "config.h"        // struct config
 #include "config_layers.h" // the lists of layers
@@ -33,8 +33,8 @@ static inline void config_resolve_heads(struct config *c) {
              derived ? "--hidden-size or --num-attention-heads, or give --kv-channels" : "--kv-channels");
 }
 
-// Settings that the type of scaling does not use: one that the user gave ends the program, a preset's becomes the default
-// again.
+// Settings that the type of scaling does not use: one that the user gave ends the program, a preset's becomes the
+// default again.
 static inline void config_resolve_scaling(struct config *c) {
     const enum rope_scaling_type type = c->rope_scaling_type;
     const bool llama3 = type == SCALING_LLAMA3, yarn = type == SCALING_YARN, longrope = type == SCALING_LONGROPE;

@@ -203,8 +203,8 @@ static uint64_t documents_before(const struct token_file *file, uint64_t token) 
     }
     return low;
 }
-// documents (n) = the place in the sample at which the document of each of its n tokens begins. The sample's first token is
-// token `first` of the file.
+// documents (n) = the place in the sample at which the document of each of its n tokens begins. The sample's first
+// token is token `first` of the file.
 static void sample_documents(int32_t *documents, const int32_t *tokens, int n, struct document_rule rule,
                              const struct token_file *file, uint64_t first) {
     int32_t begin = 0;
@@ -544,8 +544,8 @@ static void dataloader_close(struct dataloader *loader) {
     free(loader);
 }
 
-// Tells documents apart from now on, by a rule whose boundary is BOUNDARY_INDEX only for Megatron datasets. Called once,
-// before the first sample is read.
+// Tells documents apart from now on, by a rule whose boundary is BOUNDARY_INDEX only for Megatron datasets. Called
+// once, before the first sample is read.
 static void dataloader_separate_documents(struct dataloader *loader, struct document_rule rule) {
     struct error_text error;
     const int B = loader->ahead.B, capacity = loader->ahead.capacity;

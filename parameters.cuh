@@ -50,7 +50,8 @@ static int qk_norm_weight_rows(const struct model_shape *s, int heads) {
     }
     return 0;
 }
-// Floats per token that the backward of q's and k's norm reads: a reciprocal root mean square of each head, or of q and k.
+// Floats per token that the backward of q's and k's norm reads: a reciprocal root mean square of each head, or of q and
+// k.
 static int qk_norm_statistics(const struct config *c) {
     if (!c->qk_layernorm)
         return 0;

@@ -68,9 +68,9 @@ static const char *const module_names[NUM_MODULES] = {
 // recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
 // cost is in ATT's row.
 // RoPE turns q and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An
-// activation that a shape does not have is a row of 0 bytes; with parallel residuals the sum after attention is one, since
-// only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op makes two,
-// activation_cost says so.
+// activation that a shape does not have is a row of 0 bytes; with parallel residuals the sum after attention is one,
+// since only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op
+// makes two, activation_cost says so.
 #define ACTIVATION_ROWS(ROW)                                                                                           \
     ROW(NORM1, "norm 1", "norm", MODULE_NORM, (int64_t)s->norm_before * s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)    \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \

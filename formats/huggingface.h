@@ -7,11 +7,11 @@
 // architecture can't express an option but has an exact equivalent, that is written: GPT-2 has as many KV heads as
 // heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. huggingface_note says so.
 //
-// A model that several fit is saved as the one that --checkpoint-architecture names, which --init-from sets, else as the
-// first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
+// A model that several fit is saved as the one that --checkpoint-architecture names, which --init-from sets, else as
+// the first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
 //
-// Names: transformers' models/*/configuration_*.py. Functions that return a text return NULL when all is well, else what
-// is wrong, in `error` (runtime/machine/error_text.h).
+// Names: transformers' models/*/configuration_*.py. Functions that return a text return NULL when all is well, else
+// what is wrong, in `error` (runtime/machine/error_text.h).
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // uint64_t
@@ -72,8 +72,8 @@ const char *huggingface_note(const struct config *c);
 // Writes a checkpoint's config.json. end_of_text: the token; -1: none. bf16: the type of model.safetensors, else fp32.
 void huggingface_write_config(FILE *out, const struct config *c, int end_of_text, bool bf16);
 // Reads a config.json, of which nothing is trusted; what the engine does not support is an error. All options of the
-// model's shape are set: those that the file does not say have their default. `name`: the file, for messages. On success
-// the caller calls huggingface_free; on failure nothing is held, and that is harmless.
+// model's shape are set: those that the file does not say have their default. `name`: the file, for messages. On
+// success the caller calls huggingface_free; on failure nothing is held, and that is harmless.
 const char *huggingface_parse_config(struct huggingface_config *h, const unsigned char *data, uint64_t bytes,
                                      const char *name, struct error_text *error);
 void huggingface_free(struct huggingface_config *h);
@@ -82,7 +82,8 @@ void huggingface_free(struct huggingface_config *h);
 void huggingface_set(struct huggingface_config *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // The value that an option, by its name with dashes, is set to; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
-// Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not set.
+// Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not
+// set.
 void huggingface_set_gpt2(struct huggingface_config *h);
 // Checks that each setting is a value that its option takes; huggingface_parse_config does so itself.
 const char *huggingface_check_settings(const struct huggingface_config *h, const char *name, struct error_text *error);

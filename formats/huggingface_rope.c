@@ -1,6 +1,6 @@
-// The rotary settings of config.json, read. Before transformers 5 they are rope_theta at the top and rope_scaling, later
-// all in rope_parameters; files have either or both, which then must agree. Gemma 3 and OLMo 3 have an object for each
-// kind of layer in rope_parameters, and what is said for none of them is of the full layers.
+// The rotary settings of config.json, read. Before transformers 5 they are rope_theta at the top and rope_scaling,
+// later all in rope_parameters; files have either or both, which then must agree. Gemma 3 and OLMo 3 have an object for
+// each kind of layer in rope_parameters, and what is said for none of them is of the full layers.
 //
 // Members: transformers' modeling_rope_utils.py.
 #include <stdlib.h> // atoi

@@ -26,7 +26,8 @@ struct architecture_traits {
     double epsilon, theta;
     // Biases: whether there are any by default, and whether attention_bias and mlp_bias say so.
     bool qkv_bias, proj_bias, mlp_bias, has_attention_bias, has_mlp_bias;
-    // Windows: sliding_window (0: null), and where layer_types is absent each layer full_each has none; 0: all have one.
+    // Windows: sliding_window (0: null), and where layer_types is absent each layer full_each has none; 0: all have
+    // one.
     enum huggingface_windows windows;
     int window, full_each;
     // Norms.

@@ -1,6 +1,6 @@
-// The MLP's activations. Pointwise: GELU (Hendrycks and Gimpel 2016) in its tanh form (GPT-2's "gelu_new") and as it was
-// defined, by the error function; squared ReLU (So et al. 2021, arXiv 2109.08668). Gated: SwiGLU and GeGLU (Shazeer 2020,
-// arXiv 2002.05202), with GELU in its tanh form.
+// The MLP's activations. Pointwise: GELU (Hendrycks and Gimpel 2016) in its tanh form (GPT-2's "gelu_new") and as it
+// was defined, by the error function; squared ReLU (So et al. 2021, arXiv 2109.08668). Gated: SwiGLU and GeGLU (Shazeer
+// 2020, arXiv 2002.05202), with GELU in its tanh form.
 //
 // A pointwise one is a function NAME and its derivative NAME_derivative: of a float for the cuda target, and by the
 // names vecs_NAME and vecs_NAME_derivative of FLOATX_VECS vectors for the cpu. POINTWISE_ACTIVATION(NAME) makes of them
@@ -51,8 +51,8 @@ HOST_DEVICE struct gate_gradient gelu_gradient(float x) {
 }
 HOST_DEVICE float gelu_derivative(float x) { return gelu_gradient(x).derivative; }
 
-// gelu_erf(x) = x Phi(x), Phi(x) = 0.5 (1 + erf(x / sqrt(2))) = 0.5 erfc(-x / sqrt(2)), the distribution function of the
-// standard normal distribution; erfc loses nothing to cancellation where x is negative.
+// gelu_erf(x) = x Phi(x), Phi(x) = 0.5 (1 + erf(x / sqrt(2))) = 0.5 erfc(-x / sqrt(2)), the distribution function of
+// the standard normal distribution; erfc loses nothing to cancellation where x is negative.
 HOST_DEVICE float gelu_erf(float x) { return 0.5f * x * erfcf(-0.7071067812f * x); }
 // gelu_erf'(x) = Phi(x) + x phi(x), phi(x) = e^(-x^2 / 2) / sqrt(2 pi)
 HOST_DEVICE float gelu_erf_derivative(float x) {
@@ -189,9 +189,9 @@ ALWAYS_INLINE void vecs_silu_gradient(vec s[FLOATX_VECS], vec derivative[FLOATX_
 // |x|, but no more than 20, from where on e^(-x^2 / 2) is 0: an infinity times it would be NaN.
 ALWAYS_INLINE vec vec_magnitude(vec x) { return vec_min(vec_set(20.0f), (vec)((vec_words)x & 0x7fffffffu)); }
 
-// below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|) the quotient of the two is t P(t), as in Abramowitz
-// and Stegun 7.1.26, and P a polynomial: minimax in the relative error for |x| <= 13.3, where e underflows, by Lawson's
-// iteration; that error is 2.5e-8, in bf16 7.3e-6.
+// below[i] = Phi(-|x[i]|), e[i] = e^(-x[i]^2 / 2). With t = 1 / (1 + a |x|) the quotient of the two is t P(t), as in
+// Abramowitz and Stegun 7.1.26, and P a polynomial: minimax in the relative error for |x| <= 13.3, where e underflows,
+// by Lawson's iteration; that error is 2.5e-8, in bf16 7.3e-6.
 ALWAYS_INLINE void vecs_normal_tail(vec below[FLOATX_VECS], vec e[FLOATX_VECS], const vec x[FLOATX_VECS]) {
 #ifdef PRECISION_BF16
     enum { TERMS = 6 };

@@ -3,9 +3,9 @@
 // All work is done on blocks of 32 x 32 (kernels/blocks.cuh), and scores are kept transposed, S^T = K Q^T: keys run
 // down the rows and queries along the lanes, so that maximum, sum, log-sum-exp and D = rowsum(dout * out) are plain
 // vectors and no reduction runs across lanes. A panel is 32 keys, a strip 32 queries: strip g needs the panels up to g,
-// from 0 or from that of the first key that its first query sees, and no other is visited. Only panel g needs the causal
-// mask, which hides the padding too, as keys beyond T come after every query; only panels before the first key that its
-// last query sees need the mask of first keys.
+// from 0 or from that of the first key that its first query sees, and no other is visited. Only panel g needs the
+// causal mask, which hides the padding too, as keys beyond T come after every query; only panels before the first key
+// that its last query sees need the mask of first keys.
 //
 //   forward:   S^T = K Q^T     O^T += V^T P^T
 //   backward:  S^T = K Q^T     dP^T = V dO^T     dV += P^T dO     dK += dS^T Q     dQ^T += K^T dS^T
@@ -256,8 +256,8 @@ static inline int flash_segments(const struct flash *f) {
     const int64_t wanted = (FLASH_UNITS + heads - 1) / heads;
     return (int)(wanted < pairs ? wanted : pairs);
 }
-// The first pairs of the segments of each sequence's KV heads, (B, segments + 1); pair i belongs to tile i / group. With
-// one segment there are no cuts, and with several at most FLASH_UNITS - 1 sequences.
+// The first pairs of the segments of each sequence's KV heads, (B, segments + 1); pair i belongs to tile i / group.
+// With one segment there are no cuts, and with several at most FLASH_UNITS - 1 sequences.
 struct flash_cuts {
     int segments, pairs; // of a KV head
     int first[3 * FLASH_UNITS];
@@ -334,8 +334,8 @@ ALWAYS_INLINE void flash_load_queries(const enum block_layout layout, struct fla
     }
 }
 
-// P^T = 2^(scale S^T - lse), dS^T = P^T * (dP^T - delta), times the slopes of capped scores where there are any (capped,
-// a constant); P^T as a left operand, dS^T as both, which in fp32 are one.
+// P^T = 2^(scale S^T - lse), dS^T = P^T * (dP^T - delta), times the slopes of capped scores where there are any
+// (capped, a constant); P^T as a left operand, dS^T as both, which in fp32 are one.
 // The factor `scale` that belongs to dS waits until dQ and dK are written.
 ALWAYS_INLINE void flash_gradient(const enum block_layout layout, const bool capped, void *p, void *ds_left,
                                   void *ds_right, const float *scores, const float *dp, const float *lse_log2,

@@ -1,5 +1,5 @@
-// The tiles of flash attention on the CPU (kernels/attention_cpu.cuh): how a shape is cut into panels of keys, strips and
-// tiles of queries, which panels a strip sees, and what is done to a block of scores before its softmax.
+// The tiles of flash attention on the CPU (kernels/attention_cpu.cuh): how a shape is cut into panels of keys, strips
+// and tiles of queries, which panels a strip sees, and what is done to a block of scores before its softmax.
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/blocks.cuh"          // BLOCK, block_at, block_transpose, row_store

@@ -13,9 +13,9 @@ struct attention_shape {
     float scale;
     bool full;     // every query sees every key, not only those up to its own position
     float softcap; // > 0: a scaled score s becomes softcap * tanh(s / softcap) before the mask (Gemma 2); 0: none
-    // Which keys a query sees, where documents or a window hide some (kernels/attention_spans.cuh makes both): the query
-    // at t sees keys first_key[b, t] to t, the key at t is seen by queries t to last_query[b, t]. Both rise with t or
-    // stay. (B, T) in device memory each; both NULL: a query sees every key up to its own position.
+    // Which keys a query sees, where documents or a window hide some (kernels/attention_spans.cuh makes both): the
+    // query at t sees keys first_key[b, t] to t, the key at t is seen by queries t to last_query[b, t]. Both rise with
+    // t or stay. (B, T) in device memory each; both NULL: a query sees every key up to its own position.
     const int32_t *first_key, *last_query;
 };
 

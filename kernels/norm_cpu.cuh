@@ -95,8 +95,8 @@ ALWAYS_INLINE void norm_some_rows(floatX *out, float *mean, float *rstd, const f
 // stream.
 enum { NORM_FORWARD_ROWS = sizeof(floatX) == 2 ? NORM_ROWS : 1 };
 
-// norm_forward of the rows n <= r < end of N, `end` at most NORM_FORWARD_ROWS further. Not inlined: residual_norm_forward
-// must give the same bits, and so runs the same code.
+// norm_forward of the rows n <= r < end of N, `end` at most NORM_FORWARD_ROWS further. Not inlined:
+// residual_norm_forward must give the same bits, and so runs the same code.
 __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float *rstd, const floatX *x,
                                                 const floatX *weight, const floatX *bias, int64_t n, int64_t end, int C,
                                                 struct norm_options options) {
@@ -142,8 +142,8 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
     for (int c = 0; c < count; c++)
         to[c] += total[c];
 }
-// The same for c < C, where each run's sums begin `stride` after those of the one before. Two lines at a time, for a run's
-// are far from the last one's, and one at a time would wait for each.
+// The same for c < C, where each run's sums begin `stride` after those of the one before. Two lines at a time, for a
+// run's are far from the last one's, and one at a time would wait for each.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C) {
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < C; begin += 2 * NORM_SUM_COLUMNS) {
@@ -228,7 +228,8 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
 enum { ELEMENTS_AT_A_TIME = 1024 };
 
-// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, like norm_rows.
+// sum[i] = x[i] + scale * dropout(delta[i]), i < count; sum[0] is element `first` of the mask. Not inlined, like
+// norm_rows.
 __attribute__((noinline)) static void residual_elements(floatX *sum, const floatX *x, const floatX *delta,
                                                         int64_t first, int64_t count, float scale,
                                                         struct dropout dropout) {

@@ -1,9 +1,9 @@
-// QK-norm (Dehghani et al. 2023, arXiv 2302.05442): RMSNorm of queries and keys, before their rotary embedding, by learned
-// weights, with statistics in fp32. Of each head by itself (Qwen 3, Gemma 3), or of all query heads of a token as one row
-// and all its key heads as another (OLMo 2).
+// QK-norm (Dehghani et al. 2023, arXiv 2302.05442): RMSNorm of queries and keys, before their rotary embedding, by
+// learned weights, with statistics in fp32. Of each head by itself (Qwen 3, Gemma 3), or of all query heads of a token
+// as one row and all its key heads as another (OLMo 2).
 //
-// Either way a token is a number of rows, one after the other: q's, k's, and the values', which pass unchanged. A row is
-// a head or, in full width, all heads.
+// Either way a token is a number of rows, one after the other: q's, k's, and the values', which pass unchanged. A row
+// is a head or, in full width, all heads.
 #pragma once
 #include "kernels/device.cuh" // floatX
 #include "kernels/norm.cuh"   // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
@@ -49,8 +49,8 @@ static inline struct qk_rows qk_rows_of(struct qk_norm_shape s) {
 
 #ifdef TARGET_CUDA
 
-// A row is the work of THREADS neighbouring lanes where they hold it in QK_PACKS packs each, and of a block otherwise. With
-// two packs the index arithmetic and the lanes' sum are shared by twice the bytes.
+// A row is the work of THREADS neighbouring lanes where they hold it in QK_PACKS packs each, and of a block otherwise.
+// With two packs the index arithmetic and the lanes' sum are shared by twice the bytes.
 enum { QK_PACKS = 2 };
 
 // Calls LAUNCH_ROWS(threads, packs): as many threads as rows of up to `longest` elements take, and the packs of each.
@@ -135,8 +135,8 @@ static void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const f
 #undef QK_FORWARD
 }
 
-// A block takes a run of tokens, whose sums for the weights' gradients lie in the workspace and are added in a fixed order.
-// As in norm_backward, the number of runs depends on the sizes alone, and fills 132 SMs.
+// A block takes a run of tokens, whose sums for the weights' gradients lie in the workspace and are added in a fixed
+// order. As in norm_backward, the number of runs depends on the sizes alone, and fills 132 SMs.
 static inline int64_t qk_norm_backward_runs(int64_t N, struct qk_norm_shape shape) {
     const int64_t most = (shape.full_width ? 2 : 4) * 132, runs = (N + 3) / 4;
     return runs < most ? runs : most;
@@ -146,8 +146,8 @@ static size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape s
     return (size_t)qk_norm_backward_runs(N, shape) * (size_t)(rows.q_width + rows.k_width) * sizeof(float);
 }
 
-// The q or the k rows of a run of `tokens` tokens: `count` in each, of C elements, from d and x on. sums (C) gets the run's
-// dweight. `turn` alternates between the two sets of slots in which a block's warps exchange sums.
+// The q or the k rows of a run of `tokens` tokens: `count` in each, of C elements, from d and x on. sums (C) gets the
+// run's dweight. `turn` alternates between the two sets of slots in which a block's warps exchange sums.
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *x, const floatX *weight,
                                           const float *rstd, unsigned tokens, unsigned count, int C,
@@ -244,7 +244,8 @@ static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX 
 
 #else
 
-// qk_norm_forward of `rows` <= NORM_ROWS rows of C elements: a token's rows are taken as many at a time, as in norm_cpu.cuh.
+// qk_norm_forward of `rows` <= NORM_ROWS rows of C elements: a token's rows are taken as many at a time, as in
+// norm_cpu.cuh.
 ALWAYS_INLINE void qk_norm_some(floatX *out, float *rstd, const floatX *x, const floatX *weight, int C,
                                 struct qk_norm_shape shape, const int rows) {
     const vec offset = vec_set(norm_weight_offset(shape.one_plus));

@@ -1,6 +1,6 @@
-// expf, logf, tanhf, and sine and cosine of a fraction of a turn, written so that the compiler vectorises loops over them: no
-// branch, no table, no call. libm's are calls, and their vector forms come only with -ffast-math, under which NaN is
-// lost.
+// expf, logf, tanhf, and sine and cosine of a fraction of a turn, written so that the compiler vectorises loops over
+// them: no branch, no table, no call. libm's are calls, and their vector forms come only with -ffast-math, under which
+// NaN is lost.
 //
 // Each is a range reduction and a polynomial. The coefficients are weighted minimax fits of the relative error over the
 // reduced range (iteratively reweighted least squares on Chebyshev nodes); the fit's own error stands beside each. The
@@ -75,8 +75,8 @@ HOST_DEVICE float vector_logf(float x) {
     return x < INFINITY ? in_domain : x; // infinity and NaN: themselves
 }
 
-// tanh x: below 0.55 an odd polynomial, above it of one exponential, (1 - e) / (1 + e) with e = e^(-2 |x|), which near 0
-// would lose its digits to cancellation. At most 1.6 ulp; tanh(+-infinity) = +-1, tanh NaN = NaN.
+// tanh x: below 0.55 an odd polynomial, above it of one exponential, (1 - e) / (1 + e) with e = e^(-2 |x|), which near
+// 0 would lose its digits to cancellation. At most 1.6 ulp; tanh(+-infinity) = +-1, tanh NaN = NaN.
 HOST_DEVICE float vector_tanhf(float x) {
     const float size = x < 0 ? -x : x, e = vector_expf(-2.0f * size), above = (1.0f - e) / (1.0f + e);
     // (tanh x / x - 1) / x^2, relative error of tanh x 2^-29.8

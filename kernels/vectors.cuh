@@ -108,8 +108,8 @@ static inline void vec_exp2(vec x[EXP2_VECS]) {
 #undef EACH
 }
 
-// tanh x, to 3.6e-7 relative and at most 1 in size; NaN stays. x P(x^2) / Q(x^2), a weighted minimax fit of the relative
-// error (2.1e-8) up to 9, from where fp32's tanh is 1.
+// tanh x, to 3.6e-7 relative and at most 1 in size; NaN stays. x P(x^2) / Q(x^2), a weighted minimax fit of the
+// relative error (2.1e-8) up to 9, from where fp32's tanh is 1.
 static inline vec vec_tanh(vec x) {
     x = vec_min(vec_set(9.0f), vec_max(vec_set(-9.0f), x));
     const vec y = x * x;

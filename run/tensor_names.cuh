@@ -6,9 +6,9 @@
 // Where the check fails, either add a tensor to the list, or let no architecture fit models with that parameter
 // (formats/huggingface.h).
 //
-// Rotary positions turn pairs of elements that lie half a head apart. Where a model turns the first R elements of a head
-// alone, its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back when they
-// are written, so that the R / 2 pairs that turn are the head's first.
+// Rotary positions turn pairs of elements that lie half a head apart. Where a model turns the first R elements of a
+// head alone, its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back
+// when they are written, so that the R / 2 pairs that turn are the head's first.
 //
 // Names and layouts: transformers' models/*/modeling_*.py.
 #pragma once

@@ -72,8 +72,8 @@ static void measure_utilisation(struct run *r, struct log_step *entry, double to
 }
 
 // *mean = the mean loss of a step over the targets that count, from all ranks' `reports`: summed over the micro-batches
-// in the data's order, so that its bits don't depend on the number of ranks. Returns the first micro-batch whose loss is a NaN or Inf,
-// *nonfinite; -1: none.
+// in the data's order, so that its bits don't depend on the number of ranks. Returns the first micro-batch whose loss
+// is a NaN or Inf, *nonfinite; -1: none.
 static int mean_loss(const struct run *r, const double *reports, double *mean, double *nonfinite) {
     const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
     int first = -1;

@@ -1,8 +1,8 @@
 // Speed of the ops that are no matmul and no attention, at the sizes of GPT-2 124M, B4 T1024. Memory bandwidth is the
 // bound that they should come near, so the last column compares with a triad, run in turn with the op, as other work on
 // the machine changes both. The triad's arrays, which no cache holds, are what the caches have when an op is timed;
-// `warm` is the time with what the op itself left there. Above 100 %: the triad reads the lines that it writes too, uncounted,
-// and what an op adds to is there. An argument restricts the list to names that contain it.
+// `warm` is the time with what the op itself left there. Above 100 %: the triad reads the lines that it writes too,
+// uncounted, and what an op adds to is there. An argument restricts the list to names that contain it.
 #include "kernels/activation.cuh"
 #include "kernels/adamw.cuh"
 #include "kernels/device_memory.cuh"

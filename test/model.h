@@ -1,5 +1,5 @@
-// What tests of the whole model share: a config from an option line, a step whose results are fetched at once, and memory
-// that holds NaN wherever the plan says that nothing is there.
+// What tests of the whole model share: a config from an option line, a step whose results are fetched at once, and
+// memory that holds NaN wherever the plan says that nothing is there.
 #pragma once
 // A test's look at the model as each phase begins.
 struct gpt;
@@ -70,8 +70,8 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     return gpt_results(m, 0, &losses).check.grad_norm;
 }
 
-// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN. `workspaces`:
-// also what nothing but workspaces ever lie in.
+// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN.
+// `workspaces`: also what nothing but workspaces ever lie in.
 static void poison_with(struct gpt *m, bool workspaces) {
     static int latest_phase; // of the region that runs
     device_synchronize(m->dev);

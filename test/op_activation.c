@@ -139,7 +139,8 @@ static void tails_and_nan(void **state) {
     free(in);
 }
 
-// Each value by itself, and alike wherever it stands: an op takes elements in groups, of which the last may not be whole.
+// Each value by itself, and alike wherever it stands: an op takes elements in groups, of which the last may not be
+// whole.
 static void gelu_of_negatives_is_exact_at_any_place(void **state) {
     enum { COUNT = 500 };
     floatX *in = (floatX *)test_alloc(COUNT * sizeof *in), *out = (floatX *)test_alloc(COUNT * sizeof *out);
@@ -164,8 +165,8 @@ static void gelu_of_negatives_is_exact_at_any_place(void **state) {
         free(all[i]);
 }
 
-// Both from -12 to 5, by hundredths: a left tail in relative precision. That of e^(-x^2 / 2), of an exponent up to 72 after 2
-// roundings of 2^-24, is 9e-6; the derivative passes 0 at -0.75.
+// Both from -12 to 5, by hundredths: a left tail in relative precision. That of e^(-x^2 / 2), of an exponent up to 72
+// after 2 roundings of 2^-24, is 9e-6; the derivative passes 0 at -0.75.
 static void gelu_erf_of_negatives_is_exact(void **state) {
     enum { COUNT = 1700 };
     floatX *in = (floatX *)test_alloc(COUNT * sizeof *in), *out = (floatX *)test_alloc(COUNT * sizeof *out);

@@ -95,8 +95,8 @@ static int64_t qkv_count(struct attention_shape s) {
 static int64_t out_count(struct attention_shape s) { return (int64_t)s.B * s.T * s.num_heads * s.head_dim; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The naive form. `rounding` is applied to the result of each op: none makes the reference, that of floatX makes what plain
-// ops in floatX compute.
+// The naive form. `rounding` is applied to the result of each op: none makes the reference, that of floatX makes what
+// plain ops in floatX compute.
 
 typedef double (*rounding)(double);
 static double exactly(double x) { return x; }
@@ -273,13 +273,13 @@ static void result_free(struct result r, enum attention_backend backend, struct 
 // ---------------------------------------------------------------------------------------------------------------------
 // Tolerances
 //
-// bf16: FlashAttention's rule, max|x - ref| <= 2 max|plain - ref| + 2 max|(ref + 0.3 - 0.3) - ref|, where plain rounds after
-// each op as plain ops in bf16 do, and the last term, in floatX, stands for the rounding of the result itself.
-// fp32: a score is a sum of D products, whose error grows like sqrt(D) roundings of scale * sum |q k| <= scale * D * a^2
-// (a: the largest input). It enters P as a relative error, beside 2e-7 of exp2 and of lse's rounding, and dS through both
-// of its factors; sums over T terms add sqrt(T) roundings. 4 for the factors that meet in a product. That is relative to the
-// largest entry; for dq and dk at least to scale * |dP| * a, since dS is what is left of dP after its mean is taken off, with
-// |dP| about sqrt(D) for inputs in [-1, 1).
+// bf16: FlashAttention's rule, max|x - ref| <= 2 max|plain - ref| + 2 max|(ref + 0.3 - 0.3) - ref|, where plain rounds
+// after each op as plain ops in bf16 do, and the last term, in floatX, stands for the rounding of the result itself.
+// fp32: a score is a sum of D products, whose error grows like sqrt(D) roundings of scale * sum |q k| <= scale * D *
+// a^2 (a: the largest input). It enters P as a relative error, beside 2e-7 of exp2 and of lse's rounding, and dS
+// through both of its factors; sums over T terms add sqrt(T) roundings. 4 for the factors that meet in a product. That
+// is relative to the largest entry; for dq and dk at least to scale * |dP| * a, since dS is what is left of dP after
+// its mean is taken off, with |dP| about sqrt(D) for inputs in [-1, 1).
 
 struct bound {
     double relative, least_size; // fp32
@@ -356,7 +356,8 @@ static void check_result(struct result r, enum attention_backend backend, struct
     }
 }
 
-// Takes the inputs, whose size is `input`. only: a backend, or ATTENTION_AUTO for all. Returns the reference's first lse.
+// Takes the inputs, whose size is `input`. only: a backend, or ATTENTION_AUTO for all. Returns the reference's first
+// lse.
 static double check_inputs(enum attention_backend only, struct attention_shape s, floatX *qkv, double *qkv_exact,
                            floatX *dout, double *dout_exact, double input, float dropout,
                            struct attention_backward_options options) {
@@ -544,7 +545,8 @@ static void check_low_scores(enum attention_backend only, struct attention_shape
 
 static void test_low_scores(void **state) { check_low_scores(ATTENTION_AUTO, shape_of(1, 192 - 31, 1, 1, 64)); }
 
-// The gradient by q and k before their rotation, with every backend; with heads that a backend of its own takes, and others.
+// The gradient by q and k before their rotation, with every backend; with heads that a backend of its own takes, and
+// others.
 static void test_rotary(void **state) {
     static const int sizes[] = {24, 64, 96, 128, 256};
     enum { T = 150 };
@@ -640,8 +642,8 @@ static void skip_without_sm90(void) {
         skip();
     }
 }
-// The backend of compute capability 9.0 with every size of head that it takes: lengths around its tiles' edges, and beyond
-// two tiles of keys, so that each buffer is used again.
+// The backend of compute capability 9.0 with every size of head that it takes: lengths around its tiles' edges, and
+// beyond two tiles of keys, so that each buffer is used again.
 static void test_sm90(void **state) {
     skip_without_sm90();
     static const int edges[] = {1, 2, 64, 65, 113, 127, 129, 191, 193, 217};
@@ -668,8 +670,8 @@ static void test_sm90(void **state) {
     for (int i = 1; i < (SLOW == 2 ? 2 : 5); i++)
         check_backend(ATTENTION_FLASH_SM90, shape_of(1, 1025, 1, 1, dims[i]), 1, 1, 0);
 }
-// dQ summed in any order: within the same bounds, from memory that held NaNs, with several blocks of keys and several heads
-// of a group.
+// dQ summed in any order: within the same bounds, from memory that held NaNs, with several blocks of keys and several
+// heads of a group.
 static void test_sm90_any_order(void **state) {
     skip_without_sm90();
     for (int i = 1; i < 5; i++) {
@@ -756,8 +758,8 @@ static void test_forward_schedule(void **state) {
 static __global__ void blocks_kernel(struct sm90_backward_arguments a, struct sm90_backward_block *blocks /*(grid)*/) {
     blocks[blockIdx.x] = sm90_backward_block_of<sm90_backward_plan<128>>(a);
 }
-// Backward's order: each block of keys once, those of a KV head in ascending order, which is what its waits rely on; and
-// each visits the tiles from its diagonal to the last, one way or the other.
+// Backward's order: each block of keys once, those of a KV head in ascending order, which is what its waits rely on;
+// and each visits the tiles from its diagonal to the last, one way or the other.
 static void check_order(struct attention_shape s, int multiprocessors) {
     typedef sm90_backward_plan<128> plan;
     struct sm90_backward_arguments a = sm90_backward_arguments_of(s);
@@ -1277,8 +1279,8 @@ MASK_TESTS_OF(flash, ATTENTION_FLASH)
 MASK_TESTS_OF(unfused, ATTENTION_UNFUSED)
 #ifdef TARGET_CUDA
 MASK_TESTS_OF(sm90, ATTENTION_FLASH_SM90)
-// Tiles of keys that all of a tile's rows see, between those that the diagonal and those that the first keys cut; a document
-// that begins with the last row of a warpgroup.
+// Tiles of keys that all of a tile's rows see, between those that the diagonal and those that the first keys cut; a
+// document that begins with the last row of a warpgroup.
 static void sm90_visits_whole_tiles(void **state) {
     static const int begins[] = {40, 255}, lengths_of[] = {450, 300}, windows[] = {260, 0};
     skip_without(ATTENTION_FLASH_SM90);
@@ -1356,8 +1358,8 @@ static void test_choice_of_flash(void **state) {
     assert_int_equal(c.backend, ATTENTION_FLASH);
 }
 #ifdef TARGET_CUDA
-// On compute capability 9.0 the faster flash backend, unless there is dropout or the heads have another size; the reason
-// says which it is, and why not the other.
+// On compute capability 9.0 the faster flash backend, unless there is dropout or the heads have another size; the
+// reason says which it is, and why not the other.
 static void test_choice_of_sm90(void **state) {
     struct attention_choice c;
     skip_without_sm90();

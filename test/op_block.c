@@ -1,12 +1,13 @@
-// The block in every form that options give it: recomputation changes no bit, gradients are those of the loss, generation
-// by prompts and KV cache gives the losses of whole sequences, and packed documents those of the documents alone.
+// The block in every form that options give it: recomputation changes no bit, gradients are those of the loss,
+// generation by prompts and KV cache gives the losses of whole sequences, and packed documents those of the documents
+// alone.
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions
 
-// Options that make a block of another form, each at values at which a mistake shows: windows shorter than the prompt and
-// at no tile border, multipliers far from 1, caps that bend, an even and an odd number of layers of a kind.
+// Options that make a block of another form, each at values at which a mistake shows: windows shorter than the prompt
+// and at no tile border, multipliers far from 1, caps that bend, an even and an odd number of layers of a kind.
 #define ROTARY                                                                                                         \
     SMALL "--num-layers 3 --hidden-size 48 --num-attention-heads 4 --num-query-groups 2 --kv-channels 16 "             \
           "--ffn-hidden-size 56 --normalization RMSNorm --position-embedding-type rope --activation swiglu "           \
@@ -79,8 +80,8 @@ static void recomputation_changes_no_bit(void **state) {
 // ---- gradients ----
 
 // For each form of the block and each activation, and each kind of tensor: along the gradient the loss changes as the
-// gradient says, by central differences. In fp32 the loss is known to about 2^-24 of itself, and a step of `h` changes it by
-// 2 h |gradient|.
+// gradient says, by central differences. In fp32 the loss is known to about 2^-24 of itself, and a step of `h` changes
+// it by 2 h |gradient|.
 static void assert_gradients(const char *shape, const char *options) {
     struct setup s = setup_of(shape, options);
     struct gpt *m = s.model;
@@ -96,7 +97,8 @@ static void assert_gradients(const char *shape, const char *options) {
         norm = sqrt(norm);
         float *before = (float *)test_alloc((size_t)tensor->count * sizeof *before);
         memcpy(before, p, (size_t)tensor->count * sizeof *before);
-        // A step that changes the loss by little, so that the loss bends little along it; where it bends, a smaller one.
+        // A step that changes the loss by little, so that the loss bends little along it; where it bends, a smaller
+        // one.
         bool good = false;
         for (double h = fmin(8e-3, 2e-2 / norm); norm > 1e-5 && !good && h > fmin(8e-3, 2e-2 / norm) / 10; h /= 4) {
             double loss[2];
@@ -220,8 +222,8 @@ static void result_free(struct result *r) {
     free(r->grads);
     free(r->losses);
 }
-// Moves the documents of a packed batch apart, each into a sequence of its own, which a model of T tokens sees alone; the
-// rest of the sequence counts for nothing. Adds the gradients, and puts the losses where they are in the batch.
+// Moves the documents of a packed batch apart, each into a sequence of its own, which a model of T tokens sees alone;
+// the rest of the sequence counts for nothing. Adds the gradients, and puts the losses where they are in the batch.
 static struct result alone(struct setup *s, struct batch batch) {
     const int T = s->config.seq_length, B = s->config.micro_batch_size;
     const int64_t flat = s->model->table.flat;

@@ -143,8 +143,8 @@ static void backward(void **state) {
         }
 }
 
-// Rows enough for several tiles of a sort, of which one token has half: its sum has thousands of terms of one size, and so
-// random-walks over sqrt(5000) 2^-24 = 4e-6.
+// Rows enough for several tiles of a sort, of which one token has half: its sum has thousands of terms of one size, and
+// so random-walks over sqrt(5000) 2^-24 = 4e-6.
 static void many_rows_of_a_token(void **state) {
     const int shapes[][3] = {{1, 64, 8}, {1, 65, 8}, {1, 320, 8}, {3, 700, 33}, {2, 4800, 24}}; // B, T, C
     for (int k = 0; k < 5; k++)

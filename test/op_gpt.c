@@ -33,8 +33,9 @@ static void every_module_drops_an_activation(void **state) {
     assert_true(recompute_modules_of("") == recompute_modules_of(RECOMPUTE_MODULES_DEFAULT));
 }
 
-// The bytes a token that a layer keeps, by the formula of the modern transformer layer: 4h norm inputs, 4h norm outputs,
-// 2d(a + 2kv) q, k, v, 2ad attention output, 4a log-sum-exps, 4f GELU or 6f SwiGLU, and the norms' statistics; in 16 bits.
+// The bytes a token that a layer keeps, by the formula of the modern transformer layer: 4h norm inputs, 4h norm
+// outputs, 2d(a + 2kv) q, k, v, 2ad attention output, 4a log-sum-exps, 4f GELU or 6f SwiGLU, and the norms' statistics;
+// in 16 bits.
 static void test_activation_bytes(void **state) {
     static const struct {
         int h, a, kv, f;
@@ -260,9 +261,9 @@ static void test_padding_is_invisible(void **state) {
 }
 
 #ifndef TARGET_CUDA // the driver and the emulator use the same heap
-// From the second step on nothing is allocated: the heap holds what it held. LLVM's OpenMP runtime allocates 512 bytes as a
-// thread enters a loop, which another thread than the measuring one may still hold: there one of several rounds has to
-// find the heap as it was, which none does where a step keeps memory.
+// From the second step on nothing is allocated: the heap holds what it held. LLVM's OpenMP runtime allocates 512 bytes
+// as a thread enters a loop, which another thread than the measuring one may still hold: there one of several rounds
+// has to find the heap as it was, which none does where a step keeps memory.
 static void test_steps_allocate_nothing(void **state) {
 #ifdef __clang__
     enum { ROUNDS = 10 };

@@ -4,9 +4,9 @@
 // Tolerances. The loss is an fp32 sum of exponentials of one unit's error each, its logarithm, and a difference of
 // numbers of the size of the largest logit's distance: 1e-6 of (1 + loss). Gradient in fp32: x - shift is rounded once
 // before the exponential, where |x - shift| <= 34 for all that counts: 34 * 2^-24 = 2e-6 relative, random over the row,
-// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth. A factor adds the rounding of the product, 2^-24 of
-// the largest. A cap adds what its tanh errs by, 3.2e-7: of the cap in z, and twice in the slope 1 - tanh^2, which may
-// be small.
+// and the rest is smaller: 2e-6. In bf16: one rounding, and a tenth. A factor adds the rounding of the product, 2^-24
+// of the largest. A cap adds what its tanh errs by, 3.2e-7: of the cap in z, and twice in the slope 1 - tanh^2, which
+// may be small.
 #include "kernels/loss.cuh"
 #include "test/testing.h"
 
@@ -136,7 +136,8 @@ static void sizes(void **state) {
         check(shapes[i][0], shapes[i][1], shapes[i][2], 8, 0, 0);
 }
 
-// Rows that begin anywhere: the same as at an aligned place. To the bit where a thread takes the same columns either way.
+// Rows that begin anywhere: the same as at an aligned place. To the bit where a thread takes the same columns either
+// way.
 static void rows_anywhere(void **state) {
     enum { V = 1003, VP = 1009, N = 3 };
     struct problem p = problem_create(N, V, VP, 8, 0, 0);

@@ -4,8 +4,9 @@
 // makes no vector lanes of them, random-walk over C <= 1000 terms, sqrt(1000) 6e-8 = 2e-6. bf16: sums are fp32 and the
 // result is rounded once, so that FLOATX_ROUNDING bounds each element's relative error, hence the norm's; a tenth more
 // for the fp32 work before. A row of one element is special: all terms of LayerNorm's dx cancel and what remains is
-// rstd = 316 times their roundings. rstd itself: a lane of the vector, of which the narrowest have four, sums C / 4 squares,
-// with a standard deviation of at most sqrt(C / 4) 2^-24; the worst row is within four of that, and the root halves it.
+// rstd = 316 times their roundings. rstd itself: a lane of the vector, of which the narrowest have four, sums C / 4
+// squares, with a standard deviation of at most sqrt(C / 4) 2^-24; the worst row is within four of that, and the root
+// halves it.
 #include "kernels/device_queue.cuh" // device_synchronize
 #include "kernels/norm.cuh"
 #include "test/testing.h"

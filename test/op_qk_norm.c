@@ -1,8 +1,8 @@
 // kernels/qk_norm.cuh against the formulas in double, finite differences of those formulas, and threads.
 //
-// Tolerances as in op_norm.c. fp32: about five roundings of 2^-24 an element and sums whose errors random-walk over up to
-// 4096 terms of a vector lane's or thread's share: 2e-6. bf16: the result is rounded once, and a tenth more for the fp32
-// work before.
+// Tolerances as in op_norm.c. fp32: about five roundings of 2^-24 an element and sums whose errors random-walk over up
+// to 4096 terms of a vector lane's or thread's share: 2e-6. bf16: the result is rounded once, and a tenth more for the
+// fp32 work before.
 #include "kernels/qk_norm.cuh"
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads

@@ -1,6 +1,6 @@
-// The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever lies in memory that the plan
-// calls dead and however slow the network is; and that a stage takes the memory that it should. The ranks are processes that
-// are forked here.
+// The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever lies in memory that the
+// plan calls dead and however slow the network is; and that a stage takes the memory that it should. The ranks are
+// processes that are forked here.
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "kernels/device.cuh"
@@ -122,8 +122,8 @@ static void micro_step(struct setup *s, int step, int index, int batch, int batc
     gpt_micro_step(s->model, index, batch_of(inputs, targets), 1.0 / batches);
 }
 
-// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards; the copy that
-// a checkpoint is made of; what evaluation and generation make of the parameters.
+// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards; the
+// copy that a checkpoint is made of; what evaluation and generation make of the parameters.
 struct outcome {
     double loss[STEPS * MOST_BATCHES], norm[STEPS], evaluation;
     float *own[4]; // (flat / ranks) each: gradients, moments, parameters
@@ -242,7 +242,8 @@ static void run_rank(int rank, int ranks, const char *rendezvous, rank_body *bod
     free(parallel);
     _exit(0);
 }
-// Each rank in a process of its own; how many failed. Nothing here may use OpenMP before, whose threads a fork leaves behind.
+// Each rank in a process of its own; how many failed. Nothing here may use OpenMP before, whose threads a fork leaves
+// behind.
 static int run_ranks(int ranks, rank_body *body, int which) {
     char rendezvous[64];
     pid_t pids[MOST_RANKS];
@@ -276,7 +277,8 @@ static struct outcome run_model(struct parallel *parallel, const char *shape, co
     return o;
 }
 
-// One rank that computes all micro-batches: the first losses to the bit, since nothing was summed yet, and the rest nearly.
+// One rank that computes all micro-batches: the first losses to the bit, since nothing was summed yet, and the rest
+// nearly.
 static void compare_with_one(const struct outcome *o, const char *shape, int batches) {
     struct outcome one = run_model(NULL, shape, "", 0, batches, false);
     const double tolerance = sizeof(floatX) == 2 ? 2e-2 : 1e-5;
@@ -291,7 +293,8 @@ static void compare_with_one(const struct outcome *o, const char *shape, int bat
     outcome_free(&one);
 }
 
-// Stages 0 and 1 reduce what the micro-steps of a step added up to, 2 and 3 each micro-step's: with one they are the same.
+// Stages 0 and 1 reduce what the micro-steps of a step added up to, 2 and 3 each micro-step's: with one they are the
+// same.
 static void compare_stages(struct parallel *parallel, const char *shape, int micro_steps, int num_policies) {
     struct outcome expected[2] = {run_model(parallel, shape, "", 0, micro_steps, false),
                                   run_model(parallel, shape, "", 2, micro_steps, false)};
@@ -354,8 +357,8 @@ static void memory_body(struct parallel *parallel, int which) {
 }
 static void test_memory(void **state) { assert_int_equal(run_ranks(3, memory_body, 0), 0); }
 
-// From the third step on nothing is allocated: the heap holds what it held. A first round is not looked at: libraries keep
-// some of their first calls.
+// From the third step on nothing is allocated: the heap holds what it held. A first round is not looked at: libraries
+// keep some of their first calls.
 static void heap_body(struct parallel *parallel, int which) {
     for (int round = 0; round <= STAGES; round++) {
         const int stage = round > 0 ? round - 1 : 0;
@@ -402,8 +405,8 @@ static void watch_units(struct gpt *m) {
         }
 }
 
-// All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first, which
-// come one right after another.
+// All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first,
+// which come one right after another.
 static void units_body(struct parallel *parallel, int which) {
     static const char *const shapes[] = {GPT2, LLAMA};
     enum { LAYERS = 5 };

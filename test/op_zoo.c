@@ -1,11 +1,11 @@
-// The zoo: a model of every architecture that --init-from takes, beside what transformers computes with it (test/golden/zoo):
-// logits of evaluation, and of a prompt that is continued through the KV cache; the loss and every gradient, with each
-// attention backend; the same with documents that do not see each other.
+// The zoo: a model of every architecture that --init-from takes, beside what transformers computes with it
+// (test/golden/zoo): logits of evaluation, and of a prompt that is continued through the KV cache; the loss and every
+// gradient, with each attention backend; the same with documents that do not see each other.
 //
 // Tensors are compared by the norm of their difference over their norm, gradients by their projections
-// (test/golden/README.md). In fp32 logits are within 1e-5. A gradient is so as well, after a share for what each rounding of
-// the forward pass does to it: fp32's unit roundoff over bf16's times what bf16 does to it. In bf16 the bound is three times
-// what random errors of one unit roundoff on every stored number do.
+// (test/golden/README.md). In fp32 logits are within 1e-5. A gradient is so as well, after a share for what each
+// rounding of the forward pass does to it: fp32's unit roundoff over bf16's times what bf16 does to it. In bf16 the
+// bound is three times what random errors of one unit roundoff on every stored number do.
 
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "run/load.cuh"   // model_load_folder, huggingface_gather

@@ -1,5 +1,5 @@
-// Documents in the data loader: where each token's document begins, and which targets do not count, are what a scan of the
-// whole shard says, whatever the window, the batch, the ranks and the reading ahead.
+// Documents in the data loader: where each token's document begins, and which targets do not count, are what a scan of
+// the whole shard says, whatever the window, the batch, the ranks and the reading ahead.
 #include "dataloader.h"   // under test
 #include "test/fails.h"   // assert_fails, assert_error
 #include "test/testing.h" // cmocka, test_random
@@ -104,8 +104,8 @@ static bool begins_document(const struct shard *shard, int i, enum document_boun
     return false;
 }
 
-// Tokens that are FIRST_VALUE + their place among all shards, so that a window says where it lies, and delimiters: one in
-// `rarity`, in places that cover each place of a window; never a window of delimiters alone.
+// Tokens that are FIRST_VALUE + their place among all shards, so that a window says where it lies, and delimiters: one
+// in `rarity`, in places that cover each place of a window; never a window of delimiters alone.
 static void shards_fill(struct shard *shards, int rarity, uint64_t *random) {
     int value = FIRST_VALUE;
     for (int f = 0; f < FILES; f++) {

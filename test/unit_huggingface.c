@@ -1,5 +1,5 @@
-// config.json of a model's folder, as read: what its members stand for, and what those stand for that are absent; what is
-// not supported is refused in words that name the setting. unit_architectures.c has what is written.
+// config.json of a model's folder, as read: what its members stand for, and what those stand for that are absent; what
+// is not supported is refused in words that name the setting. unit_architectures.c has what is written.
 #include "formats/huggingface.h" // under test
 #include "test/config_json.h"    // parse_bytes
 #include "test/fails.h"          // assert_error

@@ -1,6 +1,6 @@
-// Which tensor of a model's folder holds which parameters: of each architecture every parameter once, written and read as
-// the same bits; heads that are turned in part give the scores of the file's; and the folders of test/golden, by their own
-// names and shapes.
+// Which tensor of a model's folder holds which parameters: of each architecture every parameter once, written and read
+// as the same bits; heads that are turned in part give the scores of the file's; and the folders of test/golden, by
+// their own names and shapes.
 #define PRECISION_BF16
 #include "config_layers.h"       // config_rotary_dims
 #include "config_resolve.h"      // config_parse

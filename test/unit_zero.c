@@ -50,7 +50,8 @@ static void for_many(check *each) {
 
 // ---- units ----
 
-// One after another from 0 to the end, each a multiple of as many aligned parts as there are ranks; each tensor in its own.
+// One after another from 0 to the end, each a multiple of as many aligned parts as there are ranks; each tensor in its
+// own.
 static void check_units(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     assert_int_equal(t->num_units, t->L + 2);
     assert_int_equal(t->unit_begin[0], 0);
@@ -92,7 +93,8 @@ static void test_tensors_are_the_same(void **state) {
 
 // ---- buckets ----
 
-// They tile each unit, in order; parts are equal and aligned; none is larger than a bucket, but for the parts' alignment.
+// They tile each unit, in order; parts are equal and aligned; none is larger than a bucket, but for the parts'
+// alignment.
 static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT, most = bucket_bytes / 4;
     struct shards s = shards_create(t, ranks - 1, ranks, 3, bucket_bytes);
@@ -158,7 +160,8 @@ static void test_all_cut_alike(void **state) {
 
 // ---- what a rank holds ----
 
-// The own parts lie in a sharded buffer in their order, without gaps, and fill it; a whole one has everything at its place.
+// The own parts lie in a sharded buffer in their order, without gaps, and fill it; a whole one has everything at its
+// place.
 static void check_places(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     for (int rank = 0; rank<ranks; rank += ranks> 9 ? ranks / 3 : 1) {
         struct shards s = shards_create(t, rank, ranks, 3, bucket_bytes);
