@@ -491,7 +491,7 @@ static void windows_are_counted_with_the_query(void **state) {
     }
 }
 
-// layers: W where the window is, R where positions turn.
+// layers: W where the window is, R where RoPE is applied.
 static void layers_check(const char *words, const char *windows, const char *rotary) {
     struct command command;
     const struct config c = configure(&command, words);
@@ -564,9 +564,9 @@ static void rotary_settings_are_of_rotary_positions(void **state) {
         snprintf(words, sizeof words, "--plan %s", alone[i]);
         assert_config_rejects(words, "of rotary positions; add --position-embedding-type rope");
     }
-    assert_config_rejects(ROPE "--rotary-percent 0.3", "--rotary-percent 0.3 turns 19 of a head's 64 elements|even");
-    assert_config_rejects(ROPE "--rotary-percent 0.02", "--rotary-percent 0.02 turns 1 of a head's 64 elements|2 at");
-    assert_config_rejects(ROPE "--rotary-percent 0.001", "--rotary-percent 0.001 turns 0 of");
+    assert_config_rejects(ROPE "--rotary-percent 0.3", "--rotary-percent 0.3 rotates 19 of a head's 64 elements|even");
+    assert_config_rejects(ROPE "--rotary-percent 0.02", "--rotary-percent 0.02 rotates 1 of a head's 64 elements|2 at");
+    assert_config_rejects(ROPE "--rotary-percent 0.001", "--rotary-percent 0.001 rotates 0 of");
     assert_config_rejects(ROPE "--rotary-percent 0", "--rotary-percent: '0' is out of range");
     assert_config_rejects(ROPE "--rotary-percent 1.1", "--rotary-percent: '1.1' is out of range");
     assert_config_rejects(ROPE "--rotary-base-local 10000", "--rotary-base-local 10000|add --window-size");
@@ -651,6 +651,7 @@ static void norms_and_multipliers_that_contradict(void **state) {
                           "--parallel-residual takes --norm-placement pre");
     assert_config_rejects("--plan --logit-multiplier 0", "--logit-multiplier|must not be 0");
     assert_config_rejects("--plan --embedding-multiplier 0", "--embedding-multiplier|must not be 0");
+    assert_config_rejects("--plan --logit-multiplier -1", "--logit-multiplier|-1");
     assert_config_rejects("--plan --residual-multiplier -0", "--residual-multiplier|must not be 0");
     assert_config_rejects("--plan --softmax-scale -1", "--softmax-scale: '-1' is out of range");
     assert_config_rejects("--plan --attn-logit-softcapping -1", "--attn-logit-softcapping: '-1' is out of range");
