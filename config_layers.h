@@ -70,10 +70,10 @@ static inline bool config_layer_is_windowed(const struct config *c, int layer) {
     return config_window(c) > 0 &&
            config_marks_layer("--window-attn-skip-freq", c->window_attn_skip_freq, layer, c->num_layers, true);
 }
-// Whether q and k of this layer are turned by their positions.
+// Whether RoPE rotates q and k of this layer.
 static inline bool config_layer_is_rotary(const struct config *c, int layer) {
     return c->position_embedding_type == POSITION_ROPE &&
            !config_marks_layer("--no-rope-freq", c->no_rope_freq, layer, c->num_layers, false);
 }
-// Elements of a head that rotary positions turn.
+// Elements of a head that RoPE rotates.
 static inline int config_rotary_dims(const struct config *c) { return (int)(c->kv_channels * c->rotary_percent); }

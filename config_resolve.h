@@ -80,7 +80,7 @@ static inline void config_check_rope(const struct config *c) {
             "--rope-scaling-type, --rotary-percent, --rotary-base-local and --no-rope-freq are of rotary positions; add "
             "--position-embedding-type rope");
     if (dims < 2 || dims % 2 != 0)
-        fail("--rotary-percent %g turns %d of a head's %d elements; expected an even number of them, 2 at least",
+        fail("--rotary-percent %g rotates %d of a head's %d elements; expected an even number of them, 2 at least",
              c->rotary_percent, dims, c->kv_channels);
     if (c->rotary_base_local != 0 && c->rotary_base_local < 1)
         fail("--rotary-base-local %g: expected 0, or at least 1", c->rotary_base_local);

@@ -10,8 +10,8 @@
 // that are added at the end of the list while a run is stopped are used from the next epoch on (dataloader_resume).
 //
 // Where documents are to be separated, each sample comes with the place at which the document of each token begins: at
-// the end-of-text token or after it, or where the .idx of a Megatron dataset says. A piece at the window's front begins
-// at 0. No file format is needed for it.
+// the end-of-text token or after it, or where the .idx of a Megatron dataset says. Where a window begins within a document, that
+// document counts as beginning at 0.
 //
 // Files are read by pread in a thread, ahead of the step, into a ring buffer of samples, so that cold pages, network
 // file systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of
@@ -95,7 +95,7 @@ enum document_boundary {
     BOUNDARY_NONE,  // not needed
     BOUNDARY_FIRST, // the delimiter is the first token of a document
     BOUNDARY_LAST,  // the delimiter is the last token of a document
-    BOUNDARY_INDEX, // the files say it
+    BOUNDARY_INDEX, // the .idx files have where documents begin
 };
 struct document_rule {
     enum document_boundary boundary;

@@ -252,7 +252,7 @@ static struct attention_shape layer_attention_shape(struct gpt *m, enum pass pas
     }
     return shape;
 }
-// The rotary table of layer l; NULL: its q and k are not turned.
+// The rotary table of layer l; NULL: its q and k are not rotated.
 static const float *rope_of(const struct gpt *m, int l) {
     if (!m->kinds[l].rotary)
         return NULL;

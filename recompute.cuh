@@ -67,7 +67,7 @@ static const char *const module_names[NUM_MODULES] = {
 // stored twice. The last matmul of the MLP belongs to OUT; no backward reads OUT of its own layer, so full
 // recomputation skips it. SOFTMAX and ATT are outputs of one op, which computes both whenever either is needed; its
 // cost is in ATT's row.
-// RoPE turns q and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An
+// RoPE rotates q and k in place, in the phase that makes what attention reads: QKV, or QKN where q and k are normed. An
 // activation that a shape does not have is a row of 0 bytes; with parallel residuals the sum after attention is one,
 // since only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op
 // makes two, activation_cost says so.

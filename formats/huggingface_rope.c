@@ -91,7 +91,7 @@ static const char *rope_needs(struct huggingface_config *h, const json_t *rope, 
     huggingface_set(h, "%s=%s", option, huggingface_show(value).text);
     return NULL;
 }
-// A list of a number for each pair of turned elements.
+// A list with a number for each pair of rotated elements.
 static const char *rope_list(struct huggingface_config *h, const json_t *rope, const char *key, size_t pairs,
                              const char *option, const char *name, struct error_text *error) {
     json_t *list;
@@ -99,7 +99,7 @@ static const char *rope_list(struct huggingface_config *h, const json_t *rope, c
     size_t bytes = 0;
     RETURN_PROBLEM(json_get_array(rope, key, &list, name, error));
     if (json_array_size(list) != pairs)
-        return error_format(error, "%s: %s has %zu numbers; expected %zu, one for each pair of turned elements", name,
+        return error_format(error, "%s: %s has %zu numbers; expected %zu, one for each pair of rotated elements", name,
                             key, json_array_size(list), pairs);
     FILE *out = open_memstream(&text, &bytes);
     bool good = out != NULL;
@@ -195,7 +195,7 @@ static const char *rope_scaling(struct huggingface_config *h, const json_t *root
 
 // ---- theta, partial rotary ----
 
-// *partial = the part of each head's elements that is turned.
+// *partial = the fraction of each head's elements that is rotated.
 static const char *rope_partial(double *partial, const json_t *root, const json_t *rope,
                                 const struct architecture_traits *t, const char *name, struct error_text *error) {
     static const char key[] = "partial_rotary_factor";
@@ -299,13 +299,12 @@ static const char *rope_read(struct huggingface_config *h, const json_t *root, j
     RETURN_PROBLEM(rope_type_of(&type, rope, h->architecture, name, error));
     RETURN_PROBLEM(rope_partial(&partial, root, rope, t, name, error));
     RETURN_PROBLEM(rope_theta_of(&theta, root, rope, t, name, error));
-    const int turned = (int)(atoi(huggingface_setting(h, "kv-channels")) * partial);
-    if (turned < 2 || turned % 2 != 0)
-        return error_format(error, "%s: partial rotary positions turn %d elements of a head; expected an even number",
-                            name, turned);
+    const int rotated = (int)(atoi(huggingface_setting(h, "kv-channels")) * partial);
+    if (rotated < 2 || rotated % 2 != 0)
+        return error_format(error, "%s: RoPE rotates %d elements of a head; expected an even number", name, rotated);
     huggingface_set(h, "rotary-base=%s", huggingface_show(theta).text);
     huggingface_set(h, "rotary-percent=%s", huggingface_show(partial).text);
-    RETURN_PROBLEM(rope_scaling(h, root, rope, type, (size_t)turned / 2, name, error));
+    RETURN_PROBLEM(rope_scaling(h, root, rope, type, (size_t)rotated / 2, name, error));
     return t->rope_by_layers ? rope_local(h, root, rope, theta, sliding, t, name, error) : NULL;
 }
 const char *huggingface_read_rope(struct huggingface_config *h, const json_t *root, const struct architecture_traits *t,

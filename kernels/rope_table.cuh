@@ -1,5 +1,5 @@
 // The table of cosines and sines that rotary embedding reads, for each way of scaling the frequencies of a model that
-// is to reach further than it was trained for. Scaling changes the frequency of a pair and the amplitude of what turns,
+// is to reach further than it was trained for. Scaling changes the frequency of a pair and the amplitude of what is rotated,
 // and so nothing but the table. Computed in double: at position 100,000 an angle in fp32 would be off by 0.004.
 #pragma once
 #include <math.h>    // pow, log, cos, sin
@@ -11,17 +11,17 @@
 enum rope_scaling {
     ROPE_UNSCALED, // w
     ROPE_LINEAR,   // w / factor: position interpolation (Chen et al. 2023)
-    ROPE_LLAMA3,   // by the turns that a pair makes in original_positions: w from high_freq_factor up, w / factor up to
-                   // low_freq_factor, between them by the turns (Llama 3.1)
-    ROPE_YARN,     // by the pair's number: w up to where a pair makes beta_fast turns in original_positions, w / factor
-                   // from where it makes beta_slow, between them by the number (Peng et al. 2023, arXiv 2309.00071)
+    ROPE_LLAMA3, // by the rotations that a pair makes in original_positions: w from high_freq_factor up, w / factor up to
+                 // low_freq_factor, between them by the rotations (Llama 3.1)
+    ROPE_YARN, // by the pair's number: w up to where a pair makes beta_fast rotations in original_positions, w / factor
+               // from where it makes beta_slow, between them by the number (Peng et al. 2023, arXiv 2309.00071)
     ROPE_LONGROPE, // w / a factor of the pair's own (Ding et al. 2024, arXiv 2402.13753)
 };
 
 // Fields of other ways of scaling are not read. 0 means an absent number where the default is named.
 struct rope_settings {
     int head_dim;    // D, even
-    int rotary_dims; // R, even, at most D: the pairs i >= R/2 are not turned
+    int rotary_dims; // R, even, at most D: the pairs i >= R/2 are not rotated
     double theta;
     enum rope_scaling scaling;
     double factor; // linear, llama3, yarn; longrope, for the amplitude alone. 0: max_positions / original_positions
@@ -39,12 +39,12 @@ struct rope_settings {
 // Frequencies without scaling, of whole heads.
 static inline struct rope_settings rope_unscaled(int head_dim, double theta);
 
-// The angle between neighbouring positions of pair i < D/2, and the amplitude of pairs that turn.
+// The angle between neighbouring positions of pair i < D/2, and the amplitude of pairs that are rotated.
 static inline double rope_frequency(const struct rope_settings *settings, int i);
 static inline double rope_amplitude(const struct rope_settings *settings);
 
-// table[p] = amplitude * D/2 cosines, then amplitude * D/2 sines, of the angles of position p. A pair that does not
-// turn has angle 0 and amplitude 1. `table` is memory of the host.
+// table[p] = amplitude * D/2 cosines, then amplitude * D/2 sines, of the angles of position p. A pair that is not
+// rotated has angle 0 and amplitude 1. `table` is memory of the host.
 static inline void rope_table(float *table, // (T, D)
                               int T, const struct rope_settings *settings);
 
@@ -65,7 +65,7 @@ static inline double rope_factor(const struct rope_settings *s) {
     return s->factor > 0 ? s->factor : s->max_positions / rope_original_positions(s);
 }
 
-// The number, not whole, of the pair that makes so many turns in original_positions.
+// The number, not whole, of the pair that makes `turns` rotations in original_positions.
 static inline double rope_yarn_pair(const struct rope_settings *s, double turns) {
     return s->rotary_dims * log(rope_original_positions(s) / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }

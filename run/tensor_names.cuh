@@ -6,9 +6,9 @@
 // Where the check fails, either add a tensor to the list, or let no architecture fit models with that parameter
 // (formats/huggingface.h).
 //
-// Rotary positions turn pairs of elements that lie half a head apart. Where a model turns the first R elements of a
+// RoPE rotates pairs of elements that lie half a head apart. Where a model rotates the first R elements of a
 // head alone, its pairs lie R / 2 apart: the rows of each head of q and k are permuted when they are read, and back
-// when they are written, so that the R / 2 pairs that turn are the head's first.
+// when they are written, so that the R / 2 pairs that are rotated are the head's first.
 //
 // Names and layouts: transformers' models/*/modeling_*.py.
 #pragma once
@@ -36,7 +36,7 @@ struct huggingface_tensors {
     int count, room;
 };
 
-// The element of our head of D that a file has as element d, where rotary positions turn its first R alone. Ours are
+// The element of our head of D that a file has as element d, where RoPE rotates its first R alone. Ours are
 // the first R / 2 pairs, (i, i + D / 2).
 static int huggingface_turned(int d, int R, int D) {
     if (d < R / 2 || d >= (D + R) / 2)
@@ -69,7 +69,7 @@ struct huggingface_builder {
     const struct parameters *table;
     const struct model_shape *shape;
     const char *layers; // the prefix of a layer's tensors
-    int rotary_dims;    // elements of a head that rotary positions turn
+    int rotary_dims;    // elements of a head that RoPE rotates
 };
 
 // Adds the tensor PREFIX[LAYER.]NAME, of rows [first_row, first_row + rows) of a parameter, or zeros where the model
@@ -146,7 +146,7 @@ static void huggingface_list_gpt2(struct huggingface_builder *b) {
     huggingface_add(b, -1, PARAM_LNF_B, 0, s->C, "", "transformer.ln_f.bias");
     huggingface_add_head(b, "lm_head.weight");
 }
-// Permutes the heads of the first `rows` rows of the parameter, if rotary positions turn a part of each alone.
+// Permutes the heads of the first `rows` rows of the parameter, if RoPE rotates a part of each alone.
 static void huggingface_turn_heads(struct huggingface_tensor *t, const struct huggingface_builder *b, int rows) {
     t->head_dim = b->shape->layer.D;
     t->rotary_dims = b->rotary_dims;
@@ -274,7 +274,7 @@ static void huggingface_tensors_check(const struct huggingface_tensors *tensors,
 }
 
 // All tensors of the model's folder, in the order in which they are written; huggingface_tensors_free frees them.
-// rotary_dims: elements of a head that rotary positions turn.
+// rotary_dims: elements of a head that RoPE rotates.
 static struct huggingface_tensors huggingface_tensors_of(const struct parameters *table,
                                                          const struct model_shape *shape, enum architecture a,
                                                          int rotary_dims) {

@@ -179,8 +179,8 @@ static struct naive naive_attention(const double *qkv, const double *dout, struc
         r.dqkv[i] = round(r.dqkv[i]);
     return r;
 }
-// The gradient by what was turned, of that by what came of it.
-static void naive_turn_back(struct naive r, const float *rotary, struct attention_shape s, rounding round) {
+// d, the gradient with respect to rotated q and k, becomes that with respect to q and k before.
+static void naive_undo_rope(struct naive r, const float *rotary, struct attention_shape s, rounding round) {
     const int D = s.head_dim, turned = s.num_heads + s.num_query_groups, all = turned + s.num_query_groups;
     for (int64_t t = 0; t < (int64_t)s.B * s.T; t++)
         for (int h = 0; h < turned; h++)
@@ -366,9 +366,9 @@ static double check_inputs(enum attention_backend only, struct attention_shape s
     const struct naive plain = plain_attention(reference, qkv_exact, dout_exact, s, d);
     const double first_lse = reference.lse[0];
     if (options.rotary && plain.dqkv != reference.dqkv)
-        naive_turn_back(plain, options.rotary, s, to_precision);
+        naive_undo_rope(plain, options.rotary, s, to_precision);
     if (options.rotary)
-        naive_turn_back(reference, options.rotary, s, exactly);
+        naive_undo_rope(reference, options.rotary, s, exactly);
     FOR_EACH_BACKEND(backend, s, dropout) {
         if (only != ATTENTION_AUTO && only != backend)
             continue;

@@ -9,8 +9,8 @@
 #define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 3e-7)
 static struct device device = {2, NULL};
 
-// Documents begin at each multiple of `document`, less the sequence's number; 0: there are none. `rotary` elements of a
-// head turn.
+// Documents begin at each multiple of `document`, less the sequence's number; 0: there are none. RoPE rotates `rotary`
+// elements of a head.
 struct shape {
     int B, T, start, H, Hkv, D, document, rotary;
 };
@@ -22,8 +22,8 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static const double THETA = 10000, AMPLITUDE = 1.2079;
 
 static void test_case_shape(uint64_t seed, struct shape s) {
-    test_case(seed, "B %d, T %d from %d, %d heads, %d KV heads of %d, of which %d turn, documents of %d", s.B, s.T,
-              s.start, s.H, s.Hkv, s.D, s.rotary, s.document);
+    test_case(seed, "B %d, T %d from %d, %d heads, %d KV heads of %d, of which %d are rotated, documents of %d", s.B,
+              s.T, s.start, s.H, s.Hkv, s.D, s.rotary, s.document);
 }
 static int document_start(struct shape s, int b, int t) {
     return s.document && t >= s.document - b ? (t + b) / s.document * s.document - b : 0;
@@ -35,7 +35,7 @@ static int32_t *document_starts(struct shape s) {
         starts[row] = document_start(s, row / s.T, row % s.T);
     return starts;
 }
-// yarn with a factor of 1 scales no frequency, and gives turned pairs an amplitude.
+// yarn with a factor of 1 scales no frequency, and gives rotated pairs an amplitude.
 static float *test_table(struct shape s) {
     const int T = s.start + s.B + s.T;
     float *table = (float *)test_alloc((size_t)T * (size_t)s.D * sizeof *table);
@@ -147,7 +147,7 @@ static void misaligned(void **state) {
         free(all[i]);
 }
 
-// The angle of a far position is right to fp32 although it is many turns.
+// The angle of a far position is right to fp32 although it is many rotations.
 static void far_positions(void **state) {
     enum { T = 131072, D = 4 };
     test_case_without_seed("table of T %d, heads of %d", T, D);

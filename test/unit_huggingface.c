@@ -285,7 +285,7 @@ static void test_refusals_name_the_setting(void **state) {
          "sliding_attention has a scaling of its own"},
         {OLMO3, "{\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"yarn\", \"truncate\": false}}}",
          "truncate is false in full_attention, but true in rope_parameters"},
-        {NEOX, "{\"rotary_pct\": 0.1}", "turn 1 elements of a head"},
+        {NEOX, "{\"rotary_pct\": 0.1}", "rotates 1 elements of a head"},
         {LLAMA, "{\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 7}}}",
          "rope_parameters has full_attention"},
         {LLAMA, "{\"rope_parameters\": {\"partial_rotary_factor\": 0.5}}", "partial_rotary_factor is 0.5"},
