@@ -1,11 +1,12 @@
 // config.json of a Hugging Face folder: which architecture a model is, and its options written and read.
 // run/tensor_names.cuh does the same for the tensors.
 //
-// An architecture fits a model if what is written for it is read back as the same options, so that an option that an
-// architecture was not taught makes the model none of its kind. A model that none fits (LayerNorm with rotary positions
-// and no biases, say) is ARCHITECTURE_OURS and written under our own names, which only this program reads. Where an
-// architecture can't express an option but has an exact equivalent, that is written: GPT-2 has as many KV heads as
-// heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros. huggingface_note says so.
+// An architecture fits a model if what is written for it is read back as the same options, so that a model with an
+// option that an architecture has no member for is not saved as that architecture. A model that none fits (LayerNorm
+// with rotary positions and no biases, say) is ARCHITECTURE_OURS and written under our own names, which only this
+// program reads. Where an architecture can't express an option but has an exact equivalent, that is written: GPT-2 has
+// as many KV heads as heads, so fewer are repeated; it has biases everywhere, so absent ones are zeros.
+// huggingface_note says so.
 //
 // A model that several fit is saved as the one that --checkpoint-architecture names, which --init-from sets, else as
 // the first of ARCHITECTURE_ROWS: a preset of Mistral without a window is a Llama.
@@ -62,6 +63,8 @@ __BEGIN_DECLS
 enum architecture architecture_of(const struct config *c);
 // Whether config.json of that architecture, other than ARCHITECTURE_OURS, can say these options.
 bool architecture_fits(enum architecture a, const struct config *c);
+// Names of an architecture in config.json, constant texts: its class, as LlamaForCausalLM, and its model_type, as
+// llama.
 const char *architecture_class(enum architecture a);
 const char *architecture_model_type(enum architecture a);
 // *a = the architecture of a model_type; false: unknown.
@@ -80,7 +83,7 @@ void huggingface_free(struct huggingface_config *h);
 
 // Adds a setting, OPTION=VALUE.
 void huggingface_set(struct huggingface_config *h, const char *format, ...) __attribute__((format(printf, 2, 3)));
-// The value that an option, by its name with dashes, is set to; NULL: it is not set.
+// The value that an option, by its name with dashes, is set to, valid until h is freed; NULL: it is not set.
 const char *huggingface_setting(const struct huggingface_config *h, const char *option);
 // Adds the settings that all GPT-2s have in common, and the default of each option of the model's shape that is not
 // set.

@@ -4,7 +4,7 @@
 #include "formats/huggingface.h" // huggingface_parse_config
 #include "test/testing.h"        // cmocka
 
-// In memory of exactly that size, so that the sanitizer sees a read beyond it.
+// Parses a copy of exactly that size, so that the sanitizer sees a read beyond it.
 static inline const char *parse_bytes(struct huggingface_config *h, const char *text, size_t bytes,
                                       struct error_text *error) {
     unsigned char *copy = (unsigned char *)malloc(bytes ? bytes : 1);
