@@ -593,7 +593,7 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
         return;
     }
     for (int t = 1; t <= T; t++) // without a branch, so that it becomes vector instructions
-        targets[t - 1] = (documents[t] == t) & (tokens[t] != rule.delimiter) ? -1 : tokens[t];
+        targets[t - 1] = ((documents[t] == t) & (tokens[t] != rule.delimiter)) ? -1 : tokens[t];
 }
 
 static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {
