@@ -54,6 +54,8 @@ static inline void config_check_rope(const struct config *c) {
         c->rope_original_max_position_embeddings == 0)
         fail("this --rope-scaling-type needs --rope-original-max-position-embeddings, the longest sequence before the "
              "scaling");
+    if (type == SCALING_LONGROPE && c->rope_original_max_position_embeddings == 1)
+        fail("--rope-original-max-position-embeddings 1: expected 2 at least, since longrope divides by its logarithm");
     if (type == SCALING_LLAMA3 && c->rope_low_freq_factor >= c->rope_high_freq_factor)
         fail("--rope-low-freq-factor %g is not below --rope-high-freq-factor %g", c->rope_low_freq_factor,
              c->rope_high_freq_factor);
@@ -82,7 +84,18 @@ static inline void config_check_model(const struct config *c) {
         fail("--logit-multiplier, --embedding-multiplier and --residual-multiplier must not be 0");
 }
 
+// Where the user takes a preset's window or scaling away, what the preset sets beside it goes too.
+static inline void config_resolve_companions(struct config *c) {
+    if (config_window(c) == 0 && !config_given(c, window_attn_skip_freq))
+        c->window_attn_skip_freq = "none";
+    if (config_window(c) == 0 && !config_given(c, rotary_base_local))
+        c->rotary_base_local = 0;
+    if (c->rope_scaling_type == SCALING_NONE && !config_given(c, rope_scaling_factor))
+        c->rope_scaling_factor = 1;
+}
+
 static inline void config_resolve_model(struct config *c) {
+    config_resolve_companions(c);
     config_resolve_heads(c);
     if (c->ffn_hidden_size == 0)
         c->ffn_hidden_size =
@@ -161,8 +174,12 @@ static inline void config_resolve_schedule(struct config *c) {
 }
 
 static inline void config_resolve_data(struct config *c) {
-    if (c->separate_documents)
-        c->reset_attention_mask = c->reset_position_ids = c->eod_mask_loss = true;
+    if (c->separate_documents && !config_given(c, reset_attention_mask))
+        c->reset_attention_mask = true;
+    if (c->separate_documents && !config_given(c, reset_position_ids))
+        c->reset_position_ids = true;
+    if (c->separate_documents && !config_given(c, eod_mask_loss))
+        c->eod_mask_loss = true;
     if (c->eval_only && *c->generate)
         fail("--eval-only and --generate are two runs; give one of them");
     if (c->eval_only && !*c->val_data)
