@@ -120,7 +120,16 @@ static inline void config_check_model(const struct config *c) {
         fail("--logit-multiplier, --embedding-multiplier and --residual-multiplier must not be 0");
 }
 
+// Where the user takes a preset's window away, what the preset sets beside it goes too.
+static inline void config_resolve_companions(struct config *c) {
+    if (config_window(c) == 0 && !config_given(c, window_attn_skip_freq))
+        c->window_attn_skip_freq = "none";
+    if (config_window(c) == 0 && !config_given(c, rotary_base_local))
+        c->rotary_base_local = 0;
+}
+
 static inline void config_resolve_model(struct config *c) {
+    config_resolve_companions(c);
     config_resolve_heads(c);
     if (c->ffn_hidden_size == 0)
         c->ffn_hidden_size =

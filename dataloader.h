@@ -221,10 +221,14 @@ static void sample_documents(int32_t *documents, const int32_t *tokens, int n, s
             documents[t] = begin = tokens[t - 1] == rule.delimiter ? t : begin;
         break;
     case BOUNDARY_INDEX:
-        for (int t = 0; t < n; t++) {
-            for (; next < file->num_documents && file->documents[next] <= first + (uint64_t)t; next++)
+        for (int t = 0; t < n;) { // up to the next document's begin at a time
+            if (next < file->num_documents && file->documents[next] == first + (uint64_t)t) {
                 begin = t;
-            documents[t] = begin;
+                next++;
+            }
+            const uint64_t left = next < file->num_documents ? file->documents[next] - first : UINT64_MAX;
+            for (const int end = left < (uint64_t)n ? (int)left : n; t < end; t++)
+                documents[t] = begin;
         }
         break;
     }
@@ -577,17 +581,19 @@ struct token_batch {
 // begin.
 static void batch_row(struct token_batch batch, int b, const int32_t *tokens, const int32_t *documents,
                       const struct dataloader *loader) {
-    const size_t T = (size_t)loader->T, row = (size_t)b * T;
+    const int T = loader->T;
+    const size_t row = (size_t)b * (size_t)T, bytes = (size_t)T * sizeof *tokens;
     const struct document_rule rule = loader->rule;
-    memcpy(batch.inputs + row, tokens, T * sizeof *tokens);
-    memcpy(batch.targets + row, tokens + 1, T * sizeof *tokens);
-    if (rule.boundary == BOUNDARY_NONE)
+    int32_t *targets = batch.targets + row;
+    memcpy(batch.inputs + row, tokens, bytes);
+    if (rule.boundary != BOUNDARY_NONE && batch.document_starts)
+        memcpy(batch.document_starts + row, documents, bytes);
+    if (rule.boundary == BOUNDARY_NONE || !rule.mask_targets) {
+        memcpy(targets, tokens + 1, bytes);
         return;
-    if (batch.document_starts)
-        memcpy(batch.document_starts + row, documents, T * sizeof *documents);
-    for (int t = 1; rule.mask_targets && t <= loader->T; t++)
-        if (documents[t] == t && tokens[t] != rule.delimiter)
-            batch.targets[row + (size_t)t - 1] = -1;
+    }
+    for (int t = 1; t <= T; t++) // without a branch, so that it becomes vector instructions
+        targets[t - 1] = ((documents[t] == t) & (tokens[t] != rule.delimiter)) ? -1 : tokens[t];
 }
 
 static void dataloader_read_now(struct dataloader *loader, struct token_batch batch, int B) {

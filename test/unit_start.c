@@ -1,4 +1,4 @@
-// The options that a run takes over from a checkpoint.
+// The options that a run starts with, where several places name them: the command line, a preset, a checkpoint.
 #include "config_resolve.h" // config_read, config_resolve
 #include "run/start.h"      // start_take_options, start_check
 #include "test/fails.h"     // assert_fails
@@ -97,6 +97,8 @@ static void resume(void *argument) {
     start_check(&resumed->config);
 }
 
+// ---- a checkpoint ----
+
 // llama3.2-1b had no scaled frequencies once.
 static void a_preset_that_sets_younger_options_does_not_change_an_old_run(void **state) {
     static const char *const asked[] = {"--preset=llama3.2-1b", "--train-data=t", NULL};
@@ -132,10 +134,49 @@ static void biases_of_an_old_run_are_those_of_all_linear_layers(void **state) {
     remove_old(&run);
 }
 
+// ---- a preset ----
+
+static struct config resolve(const char *const *words) {
+    struct config config = read_command(words);
+    config_resolve(&config);
+    return config;
+}
+static void resolve_in_child(void *words) { resolve((const char *const *)words); }
+
+static void what_a_preset_sets_beside_an_option_goes_with_it(void **state) {
+    struct config c = resolve((const char *const[]){"--preset=gemma3-270m", "--window-size=none", "--plan", NULL});
+    assert_int_equal(config_window(&c), 0);
+    assert_false(config_layer_is_windowed(&c, 0));
+    assert_true(c.rotary_base_local == 0);
+    c = resolve((const char *const[]){"--preset=llama3.2-1b", "--rope-scaling-type=none", "--plan", NULL});
+    assert_true(c.rope_scaling_factor == 1);
+    const char *words[] = {"--window-size=none", "--rotary-base-local=100", "--position-embedding-type=rope", "--plan",
+                           NULL};
+    assert_fails(resolve_in_child, words, "--rotary-base-local 100|--window-size");
+}
+
+// ---- the command line ----
+
+static void separate_documents_leaves_what_is_given_too(void **state) {
+    struct config c = resolve((const char *const[]){"--separate-documents", "--plan", NULL});
+    assert_true(c.reset_attention_mask && c.reset_position_ids && c.eod_mask_loss);
+    c = resolve((const char *const[]){"--separate-documents", "--no-reset-position-ids", "--plan", NULL});
+    assert_true(c.reset_attention_mask && c.eod_mask_loss);
+    assert_false(c.reset_position_ids);
+}
+// The kernels take the largest logit for that of the largest z.
+static void factors_that_no_kernel_takes_are_refused(void **state) {
+    const char *words[] = {"--logit-multiplier=-1", "--plan", NULL};
+    assert_fails(resolve_in_child, words, "--logit-multiplier|-1|out of range");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_preset_that_sets_younger_options_does_not_change_an_old_run),
         cmocka_unit_test(biases_of_an_old_run_are_those_of_all_linear_layers),
+        cmocka_unit_test(what_a_preset_sets_beside_an_option_goes_with_it),
+        cmocka_unit_test(separate_documents_leaves_what_is_given_too),
+        cmocka_unit_test(factors_that_no_kernel_takes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
