@@ -69,9 +69,12 @@ static void separate_documents(struct run *r) {
     struct dataloader *loaders[] = {r->train, r->val};
     if (!separates_documents(c))
         return;
+    // Ranks must not tell documents apart differently, and the tokenizer may be beside the data of one alone.
+    const int delimiter =
+        parallel_largest(r->parallel, r->vocabulary.end_of_text, "agreement on the end-of-text token");
     for (int i = 0; i < 2; i++)
         if (loaders[i])
-            dataloader_separate_documents(loaders[i], document_rule_of(c, loaders[i], r->vocabulary.end_of_text));
+            dataloader_separate_documents(loaders[i], document_rule_of(c, loaders[i], delimiter));
     r->document_starts =
         (int32_t *)calloc((size_t)c->micro_batch_size * (size_t)c->seq_length, sizeof *r->document_starts);
     if (!r->document_starts)

@@ -194,6 +194,28 @@ class SameResult(Case):
             self.run_it(name, ranks, *options, "--micro-batch-size", batch, "--zero-stage", stage)
             self.assertLess(self.difference(name, "one"), FP32_TOLERANCE, name)
 
+    def test_the_end_of_text_is_that_of_any_rank(self):
+        """Each rank reads data of its own folder; the vocabulary lies in one of these."""
+        options = ["--train-steps", 2, "--val-every", 0, "--separate-documents", "--document-delimiter", "last", "--micro-batch-size", 6]
+        other = self.path + "/other"
+        os.makedirs(other)
+        for path in glob.glob(self.path + "/t_*.bin"):
+            shutil.copy(path, other)
+        self.run_it("named", 2, *options, "--eod-token", 0)
+        for first, second in ((self.path, other), (other, self.path)):
+            job = Job(here(self.command("found", *options), self.path), 2, folders=[first, second])
+            statuses, outputs = job.end(20)
+            self.assertNotIn(0, statuses, outputs)
+            self.assertIn("no end-of-text token is known", "".join(outputs))
+            with open(self.path + "/vocabulary.bin", "wb") as f: # each token is empty, token 0 the end of text
+                f.write(struct.pack("<8s4I", b"GPTVOCAB", 1, VOCABULARY, 0, 0) + bytes(4 * (VOCABULARY + 1)))
+            job = Job(here(self.command("found", *options), self.path), 2, folders=[first, second])
+            statuses, outputs = job.end(20)
+            os.remove(self.path + "/vocabulary.bin")
+            self.assertEqual(statuses, [0, 0], outputs)
+            self.assertEqual(self.curve("found"), self.curve("named"))
+            shutil.rmtree(self.path + "/found")
+
     def test_gradients_in_bf16(self):
         options = ["--micro-batch-size", 3, "--train-steps", 10]
         self.run_it("exact", 4, *options)
