@@ -214,7 +214,8 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets the options of a model. An option that the user gave too must have the same value, or the program ends.
+// Sets the options of a model. An option that the user gave too must have the same value, or the program ends, unless it is
+// one that may extend the model: then the user's stays.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {
@@ -222,6 +223,8 @@ static void start_take_model(struct config *config, const struct huggingface_con
         snprintf(name, sizeof name, "%.*s", (int)(equals - model->settings[i]), model->settings[i]);
         const int row = option_find(&config_options, name, false);
         const bool was_given = config->given[row];
+        if (was_given && config_rows[row].flags & CONFIG_EXTENDS)
+            continue;
         const char *given = option_text(given_text, &config_rows[row], config);
         start_set(config, row, equals + 1);
         const char *found = option_text(found_text, &config_rows[row], config);

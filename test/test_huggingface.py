@@ -224,6 +224,20 @@ class Refusals(Case):
     def test_an_architecture_that_is_not_known(self):
         self.refused_from(self.copy(), "--checkpoint-architecture 'gpt5' is not known", options=["--checkpoint-architecture", "gpt5"])
 
+    def test_a_longer_context(self):
+        """Rotary scaling and windows of a folder may be given anew; a checkpoint says the new ones."""
+        write_shard(self.path + "/x_train_000.bin", [i * 7 % 101 for i in range(200)])
+        folder = self.copy("llama")
+        out = self.path + "/longer"
+        result = run("--init-from", folder, "--rope-scaling-type", "yarn", "--rope-scaling-factor", 4,
+                     "--rope-original-max-position-embeddings", 16, "--window-size", 20, "--seq-length", 48, "--train-steps", 1,
+                     "--train-data", self.path + "/x_train_000.bin", "--micro-batch-size", 1, "--out", out)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(out + "/checkpoints/step_00000001/config.json") as f:
+            config = json.load(f)
+        self.assertEqual(config["rope_parameters"]["rope_type"], "yarn")
+        self.assertEqual((config["model_type"], config["sliding_window"]), ("mistral", 20))
+
     def test_options_that_contradict(self):
         folder = self.copy()
         self.refused_from(folder, "--preset", "--init-from", options=["--preset", "gpt2-124m"])
