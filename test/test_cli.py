@@ -289,6 +289,20 @@ class Documents(Case):
             self.assertGreater(loss, 0)
             self.assertEqual(self.evaluate(path)[1], len(targets), kind)
 
+    def test_a_sequence_that_does_not_count_changes_nothing(self):
+        """Neither the mean loss nor the gradient: each is over the targets that count, of all micro-batches."""
+        text = list(b"for (int i = 0; i < n; i++) sum += x[i]")[:33]
+        write_megatron(self.path + "/counts", [text])
+        write_megatron(self.path + "/never_counts", [[token] for token in text]) # each token begins a document
+        options = ["--val-data=", "--separate-documents", "--precision", "fp32", "--vocab-size", 300, "--train-steps", 1]
+        whole, *others = [self.curve("count%d" % i, "--train-data", self.path + "/" + data, *options, *batch)[0]
+                          for i, (data, *batch) in enumerate([
+                              ("counts.bin", "--micro-batch-size", 1), ("*counts.bin", "--micro-batch-size", 2),
+                              ("*counts.bin", "--micro-batch-size", 1, "--global-batch-size", 2)])]
+        for _, _, loss, norm in others:
+            self.assertAlmostEqual(loss, whole[2], delta=1e-5)
+            self.assertAlmostEqual(norm / whole[3], 1, delta=1e-5)
+
     def test_documents_do_not_see_each_other(self):
         """The losses of two documents in one sequence add up, whichever these are; without the options they do not."""
         def loss(first, second, *options):
