@@ -29,6 +29,30 @@ static void report_numa(const struct run *r) {
                 nodes, nodes);
 }
 
+// What a token sees, and how rotary frequencies are scaled, where options say so.
+static void report_positions(const struct run *r) {
+    const struct config *c = r->config;
+    char type[OPTION_NAME];
+    int windowed = 0;
+    for (int l = 0; l < c->num_layers; l++)
+        windowed += r->model->kinds[l].windowed;
+    if (windowed > 0)
+        log_row("window", "%d keys, in %d of %d layers", r->model->window, windowed, c->num_layers);
+    if (c->rope_scaling_type == SCALING_LONGROPE)
+        log_row("rotary scaling", "longrope, the %s factors for sequences of %d",
+                c->seq_length > c->rope_original_max_position_embeddings ? "long" : "short", c->seq_length);
+    else if (c->rope_scaling_type != SCALING_NONE)
+        log_row("rotary scaling", "%s, factor %g",
+                option_choice_name(CHOICES(ROPE_SCALING_TYPES), (int)c->rope_scaling_type, type),
+                c->rope_scaling_factor);
+    if (c->reset_attention_mask)
+        log_row("documents", "a token sees its own document alone");
+    if (c->reset_position_ids)
+        log_row("positions", "begin at 0 in each document");
+    if (c->eod_mask_loss)
+        log_row("targets", "the first token of another document does not count, unless it is the delimiter");
+}
+
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
@@ -44,6 +68,7 @@ static void report(const struct run *r) {
     log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
     log_row("attention", "%s", r->attention.reason);
+    report_positions(r);
     report_numa(r);
     log_row("recomputation", "%s", m->policy.description);
     if (c->ranks > 1)
