@@ -341,7 +341,7 @@ static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s) {
     for (int id = 0; id < ACT_COUNT; id++)
         if (activation_row((enum activation_id)id, s).modules & modules)
             dropped |= 1u << id;
-    return dropped;
+    return dropped & activation_present(s);
 }
 
 static const char *modules_text(char *out, size_t n, uint32_t modules) {
