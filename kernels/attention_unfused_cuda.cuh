@@ -96,6 +96,13 @@ static inline struct unfused unfused_of(struct attention_shape shape, struct dro
     u.dropout = dropout;
     return u;
 }
+// Which scores a kernel can make: an instance each, so that plain causal attention pays nothing for the others.
+enum unfused_scores {
+    UNFUSED_CAUSAL, // a query sees every key up to its own position
+    UNFUSED_SPANS,  // those from first_key on
+    UNFUSED_CAPPED  // a softcap; with first_key or without
+};
+
 // The first tile of keys that 64 queries from `first` on see one of, and the end of the queries that see one of 64 keys
 // from `first` on.
 DEVICE_FUNCTION int unfused_first_panel(const struct unfused &u, int64_t b, int first) {
@@ -103,13 +110,17 @@ DEVICE_FUNCTION int unfused_first_panel(const struct unfused &u, int64_t b, int 
 }
 DEVICE_FUNCTION int unfused_end_query(const struct unfused &u, int64_t b, int first) {
     const int last_key = first + TILE < u.T ? first + TILE - 1 : u.T - 1;
-    return u.shape.last_query ? u.shape.last_query[b * u.T + last_key] + 1 : u.T;
+    return u.shape.last_query[b * u.T + last_key] + 1;
 }
-DEVICE_FUNCTION bool unfused_sees(int first_key, int query, int key) { return key >= first_key && key <= query; }
-// A product of a query and a key as a score in units of ln 2.
-template <bool CAPPED> DEVICE_FUNCTION float unfused_score(const struct unfused &u, float x) {
-    return CAPPED ? u.shape.softcap * LOG2E * vector_tanhf(u.shape.scale / u.shape.softcap * x)
-                  : u.shape.scale * LOG2E * x;
+// Products of queries and keys as scores in units that unfused_unit() gives.
+template <unfused_scores SCORES> DEVICE_FUNCTION void unfused_cap(const struct unfused &u, struct tile *s) {
+    if (SCORES == UNFUSED_CAPPED)
+        for (int i = 0; i < 4; i++)
+            for (int j = 0; j < 4; j++)
+                s->x[i][j] = vector_tanhf(u.shape.scale / u.shape.softcap * s->x[i][j]);
+}
+template <unfused_scores SCORES> DEVICE_FUNCTION float unfused_unit(const struct unfused &u) {
+    return SCORES == UNFUSED_CAPPED ? u.shape.softcap : u.shape.scale;
 }
 // A grid of a block per head, 64 rows of T and 64 columns; the head is the first dimension, since others end at 65535.
 static inline dim3 unfused_grid(int64_t heads, int T, int columns) {
@@ -136,39 +147,44 @@ DEVICE_FUNCTION struct unfused_matrix unfused_square(const struct unfused &u, co
 }
 
 // P = softmax(scale Q K^T) of 64 queries of a head. The scores are computed twice, for the rows' sums and for P, so
-// that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first.
-template <bool CAPPED>
-static __global__ void __launch_bounds__(TILE_THREADS, CAPPED ? 2 : 3) // tanh takes more registers
+// that fp32 scores need no memory and P is rounded once. The blocks with the most keys come first. At least 3 blocks
+// have to fit on a multiprocessor, 2 where tanh takes more registers; plain causal, the compiler fits 4 by itself (0).
+template <unfused_scores SCORES>
+static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAUSAL  ? 0
+                                                       : SCORES == UNFUSED_SPANS ? 3
+                                                                                 : 2)
     unfused_softmax_kernel(floatX *probabilities, const floatX *qkv, struct unfused u) {
     const int64_t head = blockIdx.x, b = head / u.H;
     const int h = (int)(head % u.H), first = (int)(gridDim.y - 1 - blockIdx.y) * TILE;
     const struct unfused_matrix q = unfused_rows(u, qkv, u.qkv_stride, b, h);
     const struct unfused_matrix k = unfused_rows(u, qkv, u.qkv_stride, b, u.H + h / u.group);
-    const int begin = unfused_first_panel(u, b, first);
+    const float unit_log2 = unfused_unit<SCORES>(u) * LOG2E;
+    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_panel(u, b, first);
     floatX *rows = probabilities + head * u.T * u.T;
     int first_key[4];
-    float max[4], sum[4]; // of scores in units of ln 2; of 2^(score - max), of this thread's keys
+    float max[4], sum[4]; // of unit_log2 scores; of 2^(unit_log2 score - max), of this thread's keys
     for (int i = 0; i < 4; i++) {
         const int query = first + tile_y() + i;
-        first_key[i] = query < u.T ? unfused_first_key(u.shape, b, query) : 0;
+        first_key[i] = SCORES != UNFUSED_CAUSAL && query < u.T ? unfused_first_key(u.shape, b, query) : 0;
         max[i] = -FLT_MAX;
         sum[i] = 0;
     }
     for (int panel = begin; panel <= first; panel += TILE) {
         struct tile s = {};
         tile_multiply(&s, q, first, k, panel, 0, u.D);
+        unfused_cap<SCORES>(u, &s);
         for (int i = 0; i < 4; i++) {
-            const int key = panel + tile_x(), query = first + tile_y() + i;
+            // This thread's keys: from the query's first, up to its own.
+            const int hidden = SCORES == UNFUSED_CAUSAL ? 0 : first_key[i] - (panel + tile_x());
+            const int keys = first + tile_y() + i + 1 - (panel + tile_x());
             float now = max[i];
-            for (int j = 0; j < 4; j++) {
-                s.x[i][j] = unfused_score<CAPPED>(u, s.x[i][j]);
-                now = unfused_sees(first_key[i], query, key + j) ? fmaxf(now, s.x[i][j]) : now;
-            }
+            for (int j = 0; j < 4; j++)
+                now = j >= hidden && j < keys ? fmaxf(now, unit_log2 * s.x[i][j]) : now;
             now = lanes_max(now, 16);
             sum[i] *= exp2_approx(max[i] - now);
             max[i] = now;
             for (int j = 0; j < 4; j++)
-                sum[i] += unfused_sees(first_key[i], query, key + j) ? exp2_approx(s.x[i][j] - now) : 0.0f;
+                sum[i] += j >= hidden && j < keys ? exp2_approx(unit_log2 * s.x[i][j] - now) : 0.0f;
         }
     }
     for (int i = 0; i < 4; i++)
@@ -177,19 +193,21 @@ static __global__ void __launch_bounds__(TILE_THREADS, CAPPED ? 2 : 3) // tanh t
         struct tile s = {};
         if (panel >= begin && panel <= first)
             tile_multiply(&s, q, first, k, panel, 0, u.D);
-        for (int i = 0; i < 4; i++)
+        unfused_cap<SCORES>(u, &s);
+        for (int i = 0; i < 4; i++) {
+            const int hidden = SCORES == UNFUSED_CAUSAL ? 0 : first_key[i] - (panel + tile_x());
+            const int keys = first + tile_y() + i + 1 - (panel + tile_x());
             for (int j = 0; j < 4; j++)
-                s.x[i][j] = unfused_sees(first_key[i], first + tile_y() + i, panel + tile_x() + j)
-                                ? exp2_approx(unfused_score<CAPPED>(u, s.x[i][j]) - max[i]) / sum[i]
-                                : 0.0f;
+                s.x[i][j] = j >= hidden && j < keys ? exp2_approx(unit_log2 * s.x[i][j] - max[i]) / sum[i] : 0.0f;
+        }
         tile_store(rows, u.T, first, panel, u.T, u.T, s, 1.0f);
     }
 }
 
 // dS = P * (dP - delta), dP = dropout(dO V^T), delta = rowsum(P * dP) = rowsum(dO * O), times the softcap's derivative,
 // of 64 queries of a head; from the first to the last tile of keys that one of them sees, as nothing outside is read.
-template <bool CAPPED>
-static __global__ void __launch_bounds__(TILE_THREADS)
+template <unfused_scores SCORES>
+static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED ? 2 : 0) // without the 2, spills
     unfused_softmax_backward_kernel(floatX *ds, const floatX *dout, const floatX *qkv, const floatX *out,
                                     const floatX *probabilities, struct unfused u) {
     const int64_t head = blockIdx.x, b = head / u.H;
@@ -207,12 +225,14 @@ static __global__ void __launch_bounds__(TILE_THREADS)
                 to_float(dout_rows.x[query * u.out_stride + d]) * to_float(out_rows.x[query * u.out_stride + d]);
         delta[i] = lanes_sum(delta[i], 16);
     }
-    for (int panel = unfused_first_panel(u, b, first); panel <= first; panel += TILE) {
+    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_panel(u, b, first);
+    for (int panel = begin; panel <= first; panel += TILE) {
         struct tile dp = {}, s = {};
         tile_multiply(&dp, dout_rows, first, v, panel, 0, u.D);
-        if (CAPPED)
+        if (SCORES == UNFUSED_CAPPED)
             tile_multiply(&s, unfused_rows(u, qkv, u.qkv_stride, b, h), first,
                           unfused_rows(u, qkv, u.qkv_stride, b, u.H + h / u.group), panel, 0, u.D);
+        unfused_cap<SCORES>(u, &s);
         struct tile result = {};
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -220,10 +240,12 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             for (int j = 0; j < 4; j++) {
                 const int query = first + tile_y() + i, key = panel + tile_x() + j;
                 const int64_t at = (int64_t)query * u.T + key;
-                if (query < u.T && unfused_sees(unfused_first_key(u.shape, b, query), query, key)) {
+                if (key <= query && query < u.T &&
+                    (SCORES == UNFUSED_CAUSAL || key >= unfused_first_key(u.shape, b, query))) {
                     const float kept = p.dropout.p > 0 ? dropout_scale(p.dropout, p.element + (uint64_t)at) : 1.0f;
-                    const float capped = CAPPED ? vector_tanhf(u.shape.scale / u.shape.softcap * s.x[i][j]) : 0.0f;
-                    result.x[i][j] = to_float(p.x[at]) * (kept * dp.x[i][j] - delta[i]) * (1.0f - capped * capped);
+                    result.x[i][j] = to_float(p.x[at]) * (kept * dp.x[i][j] - delta[i]);
+                    if (SCORES == UNFUSED_CAPPED)
+                        result.x[i][j] *= 1.0f - s.x[i][j] * s.x[i][j];
                 }
             }
         }
@@ -233,6 +255,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 // out[query] = scale * sum over keys that the query sees of matrix[query][key] x[key]: O from P and V, dQ from dS and
 // K. The matrix is of the query's head, x of its KV head.
+template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
                            float scale, struct unfused u) {
@@ -241,22 +264,24 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     const struct unfused_matrix left = unfused_square(u, matrix, head, dropped);
     const struct unfused_matrix right = transposed(unfused_rows(u, x, u.qkv_stride, b, h / u.group));
     struct tile sums = {};
-    tile_multiply(&sums, left, first, right, column, unfused_first_panel(u, b, first),
-                  first + TILE < u.T ? first + TILE : u.T);
+    const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_panel(u, b, first);
+    tile_multiply(&sums, left, first, right, column, begin, first + TILE < u.T ? first + TILE : u.T);
     tile_store(out + b * u.T * out_stride + (int64_t)h * u.D, out_stride, first, column, u.T, u.D, sums, scale);
 }
 // out[key] = scale * sum over the group's heads and, in each, the queries that see the key of matrix[query][key]
 // x[query]: dK from dS and Q, dV from P and dO.
+template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_keys_kernel(floatX *out, const floatX *matrix, bool dropped, const floatX *x, int64_t x_stride, float scale,
                         struct unfused u) {
     const int64_t kv_head = blockIdx.x, b = kv_head / u.Hkv;
     const int kv = (int)(kv_head % u.Hkv), first = blockIdx.y * TILE, column = blockIdx.z * TILE;
+    const int end = SCORES == UNFUSED_CAUSAL ? u.T : unfused_end_query(u, b, first);
     struct tile sums = {};
     for (int h = kv * u.group; h < (kv + 1) * u.group; h++) {
         const struct unfused_matrix left = transposed(unfused_square(u, matrix, b * u.H + h, dropped));
         const struct unfused_matrix right = transposed(unfused_rows(u, x, x_stride, b, h));
-        tile_multiply(&sums, left, first, right, column, first, unfused_end_query(u, b, first));
+        tile_multiply(&sums, left, first, right, column, first, end);
     }
     tile_store(out + b * u.T * u.qkv_stride + (int64_t)kv * u.D, u.qkv_stride, first, column, u.T, u.D, sums, scale);
 }
@@ -267,10 +292,14 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
     const struct unfused u = unfused_of(shape, dropout);
     const int64_t heads = (int64_t)shape.B * u.H;
     const floatX *v = qkv + (int64_t)(u.H + u.Hkv) * u.D;
-    LAUNCH(dev, shape.softcap > 0 ? unfused_softmax_kernel<true> : unfused_softmax_kernel<false>,
+    LAUNCH(dev,
+           shape.softcap > 0 ? unfused_softmax_kernel<UNFUSED_CAPPED>
+           : shape.first_key ? unfused_softmax_kernel<UNFUSED_SPANS>
+                             : unfused_softmax_kernel<UNFUSED_CAUSAL>,
            unfused_grid(heads, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, probabilities, qkv, u);
-    LAUNCH(dev, unfused_queries_kernel, unfused_grid(heads, u.T, u.D), TILE_THREADS, UNFUSED_SHARED_BYTES, out,
-           u.out_stride, probabilities, true, v, 1.0f, u);
+    LAUNCH(dev, shape.first_key ? unfused_queries_kernel<UNFUSED_SPANS> : unfused_queries_kernel<UNFUSED_CAUSAL>,
+           unfused_grid(heads, u.T, u.D), TILE_THREADS, UNFUSED_SHARED_BYTES, out, u.out_stride, probabilities, true, v,
+           1.0f, u);
 }
 
 // dS (B, H, T, T)
@@ -285,13 +314,19 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
     const dim3 keys = unfused_grid((int64_t)shape.B * u.Hkv, u.T, u.D);
     const int64_t k_at = (int64_t)u.H * u.D, v_at = (int64_t)(u.H + u.Hkv) * u.D;
     floatX *ds = (floatX *)workspace;
-    LAUNCH(dev, shape.softcap > 0 ? unfused_softmax_backward_kernel<true> : unfused_softmax_backward_kernel<false>,
+    const auto queries_kernel =
+        shape.first_key ? unfused_queries_kernel<UNFUSED_SPANS> : unfused_queries_kernel<UNFUSED_CAUSAL>;
+    const auto keys_kernel = shape.first_key ? unfused_keys_kernel<UNFUSED_SPANS> : unfused_keys_kernel<UNFUSED_CAUSAL>;
+    LAUNCH(dev,
+           shape.softcap > 0 ? unfused_softmax_backward_kernel<UNFUSED_CAPPED>
+           : shape.first_key ? unfused_softmax_backward_kernel<UNFUSED_SPANS>
+                             : unfused_softmax_backward_kernel<UNFUSED_CAUSAL>,
            unfused_grid((int64_t)shape.B * u.H, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, ds, dout, qkv, out,
            probabilities, u);
-    LAUNCH(dev, unfused_queries_kernel, queries, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv, u.qkv_stride, ds, false,
-           qkv + k_at, u.shape.scale, u);
-    LAUNCH(dev, unfused_keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv,
-           u.qkv_stride, u.shape.scale, u);
-    LAUNCH(dev, unfused_keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + v_at, probabilities, true, dout,
+    LAUNCH(dev, queries_kernel, queries, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv, u.qkv_stride, ds, false, qkv + k_at,
+           u.shape.scale, u);
+    LAUNCH(dev, keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv, u.qkv_stride,
+           u.shape.scale, u);
+    LAUNCH(dev, keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + v_at, probabilities, true, dout,
            u.out_stride, 1.0f, u);
 }

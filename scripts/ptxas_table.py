@@ -50,7 +50,7 @@ def plain_names(names):
         text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return names
-    without_parameters = (re.sub(r"\(.*", "", re.sub(r"\((?:int|bool|unsigned int|flash_scores)\)", "", n)) for n in text.splitlines())
+    without_parameters = (re.sub(r"\(.*", "", re.sub(r"\((?:int|bool|unsigned int|\w+_scores)\)", "", n)) for n in text.splitlines())
     return [re.sub(r"^void ", "", n) for n in without_parameters]
 
 
