@@ -154,13 +154,16 @@ class Spills(unittest.TestCase):
             return script("ptxas_table.py", path)
 
     def test_bounds(self):
-        table = self.table(("flash_forward_kernel", 0), ("flash_backward_key_kernel", 120), ("rope_kernel", 0))
+        # flash_forward_kernel<plan<64, 0> >: plain causal attention; with 1 it sees documents or a window.
+        forward, masked, backward = (f"_Z{len(name)}{name}I4planILi64ELi{scores}EEEvv" for name, scores in (
+            ("flash_forward_kernel", 0), ("flash_forward_kernel", 1), ("flash_backward_key_kernel", 0)))
+        table = self.table((forward, 0), (backward, 120), (masked, 68), ("rope_kernel", 0))
         self.assertEqual(table.returncode, 0, table.stderr)
-        self.assertIn("flash_backward_key_kernel bf16_sm_80             255      16     16          120           8", table.stdout)
-        for kernel, stores in (("flash_forward_kernel", 4), ("flash_backward_key_kernel", 124), ("rope_kernel", 4)):
-            table = self.table(("flash_forward_kernel", 0), (kernel, stores))
+        self.assertRegex(table.stdout, r"flash_backward_key_kernel<plan<64, 0> > bf16_sm_80 +255 +16 +16 +120 +8\n")
+        for kernel, stores in ((forward, 4), (masked, 72), (backward, 124), ("rope_kernel", 4)):
+            table = self.table((forward, 0), (kernel, stores))
             self.assertEqual(table.returncode, 1)
-            self.assertIn(f"{kernel} of bf16_sm_80 spills {stores} bytes", table.stderr)
+            self.assertRegex(table.stderr, f" of bf16_sm_80 spills {stores} bytes")
         self.assertEqual(self.table().returncode, 1)  # no kernel at all
 
     def test_hopper(self):
