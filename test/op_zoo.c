@@ -7,11 +7,12 @@
 // rounding of the forward pass does to it: fp32's unit roundoff over bf16's times what bf16 does to it. In bf16 the
 // bound is three times what random errors of one unit roundoff on every stored number do.
 
-#include "test/model.h"   // before gpt.cuh, which it looks into
-#include "run/load.cuh"   // model_load_folder, huggingface_gather
-#include "run/start.h"    // start_find: a folder's settings as options
-#include "test/golden.h"  // golden_open, golden_tensor
-#include "test/testing.h" // cmocka
+#include "test/model.h"          // before gpt.cuh, which it looks into
+#include "test/config_strings.h" // config_free_strings
+#include "run/load.cuh"          // model_load_folder, huggingface_gather
+#include "run/start.h"           // start_find: a folder's settings as options
+#include "test/golden.h"         // golden_open, golden_tensor
+#include "test/testing.h"        // cmocka
 
 #include <dirent.h> // scandir
 #include <omp.h>    // omp_set_num_threads
@@ -80,6 +81,7 @@ static void model_close(struct zoo_model *z) {
     matmul_destroy(z->dev.matmul);
     device_close(&z->dev);
     golden_close(z->golden);
+    config_free_strings(&z->config, z->words, sizeof z->words);
     free(z);
 }
 

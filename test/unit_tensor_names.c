@@ -7,6 +7,7 @@
 #include "formats/safetensors.h" // safetensors_open
 #include "run/start.h"           // start_find
 #include "run/tensor_names.cuh"  // under test
+#include "test/config_strings.h" // config_free_strings
 #include "test/testing.h"        // cmocka
 #include <dirent.h>              // opendir
 
@@ -50,6 +51,7 @@ static void model_close(struct folder_model *m) {
     parameters_free(&m->table);
     free(m->values);
     free(m->again);
+    config_free_strings(&m->config, m->words, sizeof m->words);
 }
 
 // ---- each architecture ----

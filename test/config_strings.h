@@ -1,0 +1,15 @@
+// Frees the strings that start_find copies into a config, which a run keeps to its end.
+#pragma once
+#include "config.h" // struct config
+
+// words (bytes): the command line that the config was read from, into which the other strings point.
+static inline void config_free_strings(const struct config *config, const char *words, size_t bytes) {
+    for (int row = 0; row < CONFIG_ROWS; row++) {
+        char *text = NULL;
+        if (config_rows[row].kind != OPTION_STRING || !config->given[row])
+            continue;
+        memcpy(&text, (const char *)config + config_rows[row].offset, sizeof text);
+        if (text < words || text >= words + bytes)
+            free(text);
+    }
+}
