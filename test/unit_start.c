@@ -5,9 +5,8 @@
 #include "test/testing.h"   // cmocka
 
 // A checkpoint's folder, with trainer_state.json alone.
-static const char folder[] = "/tmp/unit_start.XXXXXX";
 struct old_run {
-    char path[sizeof folder];
+    char path[TEST_PATH];
     struct trainer_state state;
 };
 
@@ -54,7 +53,7 @@ static struct old_run write_old(const char *const *asked, const char *const *the
     struct trainer_file file = {"shard.bin", 1000};
     struct trainer_data_change change = {0, 1};
     struct error_text error;
-    char *text = NULL, path[64];
+    char *text = NULL, path[TEST_PATH + 32];
     size_t bytes = 0;
     config_resolve(&resolved);
     memset(&run.state, 0, sizeof run.state);
@@ -69,14 +68,13 @@ static struct old_run write_old(const char *const *asked, const char *const *the
     free(text);
     for (size_t i = 0; i < sizeof younger / sizeof *younger; i++)
         assert_int_equal(json_object_del(json_object_get(run.state.root, "resolved"), younger[i]), 0);
-    memcpy(run.path, folder, sizeof folder);
-    assert_non_null(mkdtemp(run.path));
+    assert_non_null(mkdtemp(test_template(run.path, "unit_start")));
     snprintf(path, sizeof path, "%s/trainer_state.json", run.path);
     assert_int_equal(json_dump_file(run.state.root, path, 0), 0);
     return run;
 }
 static void remove_old(struct old_run *run) {
-    char path[64];
+    char path[TEST_PATH + 32];
     snprintf(path, sizeof path, "%s/trainer_state.json", run->path);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rmdir(run->path), 0);
