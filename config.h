@@ -60,6 +60,13 @@
 // WITH_: PRECISION_BF16 is a macro of the compiler's command line.
 #define PRECISIONS(X) X(WITH_AUTO, "auto") X(WITH_BF16, "bf16") X(WITH_FP32, "fp32")
 #define CHECKPOINT_DTYPES(X) X(CHECKPOINT_AUTO, "auto") X(CHECKPOINT_BF16, "bf16") X(CHECKPOINT_FP32, "fp32")
+#define FP8_FORMATS(X) X(FP8_FORMAT_NONE, "none") X(FP8_FORMAT_HYBRID, "hybrid") X(FP8_FORMAT_E4M3, "e4m3")
+#define FP8_RECIPES(X)                                                                                                 \
+    X(FP8_RECIPE_TENSORWISE, "tensorwise")                                                                             \
+    X(FP8_RECIPE_DELAYED, "delayed")                                                                                   \
+    X(FP8_RECIPE_BLOCKWISE, "blockwise")
+#define FP8_AMAX_ALGOS(X) X(FP8_AMAX_MOST_RECENT, "most_recent") X(FP8_AMAX_MAX, "max")
+#define FP8_FAST_ACCUMULATIONS(X) X(FP8_FAST_FORWARD, "forward") X(FP8_FAST_NONE, "none") X(FP8_FAST_ALL, "all")
 #define COLLECTIVES(X) X(BY_AUTO, "auto") X(BY_NCCL, "nccl") X(BY_MPI, "mpi") X(BY_SOCKETS, "sockets")
 
 enum normalization { NORMALIZATIONS(CHOICE_ENUMERATOR) };
@@ -75,6 +82,10 @@ enum recompute_method { RECOMPUTE_METHODS(CHOICE_ENUMERATOR) };
 enum config_device { DEVICES(CHOICE_ENUMERATOR) };
 enum config_precision { PRECISIONS(CHOICE_ENUMERATOR) };
 enum config_checkpoint_dtype { CHECKPOINT_DTYPES(CHOICE_ENUMERATOR) };
+enum config_fp8_format { FP8_FORMATS(CHOICE_ENUMERATOR) };
+enum config_fp8_recipe { FP8_RECIPES(CHOICE_ENUMERATOR) };
+enum config_fp8_amax_algo { FP8_AMAX_ALGOS(CHOICE_ENUMERATOR) };
+enum config_fp8_fast_accumulation { FP8_FAST_ACCUMULATIONS(CHOICE_ENUMERATOR) };
 enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
 
 // Columns of the rows of ACTIVATIONS: whether the MLP has a gate beside its up projection, and the option's name.
@@ -147,6 +158,14 @@ struct config {
     enum lr_wsd_decay_style lr_wsd_decay_style;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     int skip_nonfinite;
+    // FP8
+    enum config_fp8_format fp8_format;
+    enum config_fp8_recipe fp8_recipe;
+    int fp8_margin, fp8_amax_history_len;
+    enum config_fp8_amax_algo fp8_amax_compute_algo;
+    enum config_fp8_fast_accumulation fp8_fast_accumulation;
+    bool first_last_layers_bf16;
+    int num_layers_at_start_in_bf16, num_layers_at_end_in_bf16;
     // validation and samples
     int val_every, val_steps, sample_every, sample_tokens, sample_count;
     float temperature, top_p;
@@ -342,6 +361,21 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, adam_eps, "1e-8", "X", 1e-20, INFINITY, "AdamW's epsilon"),
     ROW(FLOAT, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
     ROW(INT, skip_nonfinite, "0", "N", 0, INFINITY, "Steps with a NaN or Inf loss or gradient to skip before stopping"),
+
+    GROUP("FP8 (linear layers of the blocks in training; needs --precision bf16 and, on a GPU, sm_89 or newer)"),
+    ROW(ENUM, fp8_format, "none", CHOICES(FP8_FORMATS), 0, 0,
+        "hybrid: E4M3, gradients in E5M2; e4m3: all in E4M3; none: no FP8"),
+    ROW(ENUM, fp8_recipe, "tensorwise", CHOICES(FP8_RECIPES), 0, 0,
+        "Scales: by each tensor's largest value, by those of steps before, or by blocks of 128 (Hopper)"),
+    ROW(INT, fp8_margin, "0", "N", 0, 64, "delayed: scales are 2^N times smaller than the history asks for"),
+    ROW(INT, fp8_amax_history_len, "1", "N", 1, 1 << 16, "delayed: steps whose largest values are remembered"),
+    ROW(ENUM, fp8_amax_compute_algo, "most_recent", CHOICES(FP8_AMAX_ALGOS), 0, 0,
+        "delayed: scale by the last step's value, or by the largest of the history"),
+    ROW(ENUM, fp8_fast_accumulation, "forward", CHOICES(FP8_FAST_ACCUMULATIONS), 0, 0,
+        "Products that may sum in the tensor cores' fewer bits, which is faster; blockwise: none"),
+    ROW(BOOL, first_last_layers_bf16, "false", "", 0, 0, "The first and the last layers stay in bf16, by the next two"),
+    ROW(INT, num_layers_at_start_in_bf16, "1", "N", 0, 1 << 16, "Layers at the start that do"),
+    ROW(INT, num_layers_at_end_in_bf16, "1", "N", 0, 1 << 16, "Layers at the end that do"),
 
     GROUP("Validation and samples"),
     ROW(INT, val_every, "100", "N", 0, INFINITY, "Steps between validations, and after the last; 0: never"),

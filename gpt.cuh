@@ -276,6 +276,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.weight_decay = (float)c->weight_decay;
     adamw.step = step;
     adamw.grad_scale = 1;
+    adamw.amax = NULL;
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, sum_of_squares_workspace_bytes());

@@ -8,6 +8,7 @@
 #include "attention.cuh"            // struct attention_shape
 #include "config.h"                 // struct config
 #include "config_layers.h"          // config_layer_is_windowed
+#include "fp8.cuh"                  // struct fp8_state
 #include "kernels/device_queue.cuh" // struct work_graph
 #include "kernels/loss.cuh"         // struct loss_sum
 #include "kernels/norm_kind.cuh"    // struct norm_options
@@ -99,6 +100,7 @@ struct gpt {
     struct timeline timeline;
     struct zero zero; // parameters and gradients
     struct optimizer optimizer;
+    struct fp8_state fp8;
 
     struct layer_kind *kinds; // (L)
     int window;               // keys that a query of a windowed layer sees; 0: no layer has a window
@@ -136,9 +138,16 @@ struct gpt {
 };
 
 // The report of one rank, report_width doubles: the sum of its gradients' squares (at REPORT_SQUARES), the struct
-// loss_sum of each micro-batch (from REPORT_LOSSES on), and its request (at report_request).
+// loss_sum of each micro-batch (from REPORT_LOSSES on), its request (at report_request), and with FP8 its counts
+// (FP8_KINDS, FP8_COUNTS) and, where scales are delayed, the amax of each (fp8_num_scales).
 static int report_request(const struct gpt *m) { return REPORT_LOSSES + 2 * m->micro_steps; }
-static int report_width(const struct gpt *m) { return report_request(m) + 1; }
+static int report_fp8_counts(const struct gpt *m) { return report_request(m) + 1; }
+static int report_fp8_amaxes(const struct gpt *m) {
+    return report_fp8_counts(m) + (fp8_is_on(&m->fp8) ? FP8_KINDS * FP8_COUNTS : 0);
+}
+static int report_width(const struct gpt *m) {
+    return report_fp8_amaxes(m) + (m->fp8.delay.length > 0 ? fp8_num_scales(&m->fp8) : 0);
+}
 
 // ---- Phases and buffers ----
 
@@ -306,6 +315,7 @@ static struct norm_options norm_options_of(const struct gpt *m) {
     }
     options.one_plus = m->shape.norm_one_plus;
     options.epsilon = (float)m->config.norm_epsilon;
+    options.amax = NULL;
     return options;
 }
 static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }

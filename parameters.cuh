@@ -197,6 +197,39 @@ enum parameter {
         PARAM_COUNT
 };
 
+// The linear layers of a block. Columns: id; name; weight; bias; outputs; inputs. `s` is the struct layer_shape.
+#define LINEAR_ROWS(ROW)                                                                                               \
+    ROW(QKV, "qkv", PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C)                                                      \
+    ROW(ATT_PROJ, "attention projection", PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D)                         \
+    ROW(FC, "fc", PARAM_FC_W, PARAM_FC_B, fc_width(s), s->C)                                                           \
+    ROW(MLP_PROJ, "mlp projection", PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F)
+
+enum linear {
+#define ENUM_ROW(id, name, weight, bias, outputs, inputs) LINEAR_##id,
+    LINEAR_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        LINEAR_COUNT
+};
+struct linear_row {
+    const char *name;
+    enum parameter weight, bias;
+    int outputs, inputs;
+};
+static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
+    switch (id) {
+#define CASE_ROW(id, name, weight, bias, outputs, inputs)                                                              \
+    case LINEAR_##id: {                                                                                                \
+        const struct linear_row row = {name, weight, bias, outputs, inputs};                                           \
+        return row;                                                                                                    \
+    }
+        LINEAR_ROWS(CASE_ROW)
+#undef CASE_ROW
+    case LINEAR_COUNT: break;
+    }
+    const struct linear_row none = {"", PARAM_COUNT, PARAM_COUNT, 0, 0};
+    return none;
+}
+
 struct tensor {
     char name[40]; // "layer.3.qkv.weight"
     enum parameter parameter;

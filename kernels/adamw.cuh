@@ -8,6 +8,7 @@ struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step;     // from 1
     float grad_scale; // what the gradients are multiplied by first
+    uint32_t *amax;   // becomes at least fp8_magnitude of the largest new parameter; NULL: not taken
 };
 
 // What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait

@@ -2,6 +2,7 @@
 // fp32 over the whole depth and are rounded once.
 #pragma once
 #include "kernels/device.cuh"      // floatX, struct device
+#include "kernels/fp8.cuh"         // struct fp8_matrix
 #include "kernels/matmul_gemm.cuh" // struct gemm
 
 // Scratch that any of the three calls below needs, aligned to 64 bytes.
@@ -24,6 +25,20 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
                                    const floatX *dout, // (M, N)
                                    const floatX *in,   // (M, K)
                                    int64_t M, int N, int K, void *workspace, struct device *dev);
+
+// Products of FP8 matrices, with fp32 sums, rounded once: out = a b^T + bias, sum += a b^T. Where both operands have one
+// scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are applied block by block.
+// fast: on a GPU the tensor cores may keep the sum over the whole depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
+static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
+static void matmul_fp8(floatX *out,         // (M, N)
+                       struct fp8_matrix a, // (M, K)
+                       struct fp8_matrix b, // (N, K)
+                       const floatX *bias,  // (N); NULL: none
+                       int64_t M, int64_t N, int64_t K, bool fast, void *workspace, struct device *dev);
+static void matmul_fp8_add(float *sum,          // (M, N)
+                           struct fp8_matrix a, // (M, K)
+                           struct fp8_matrix b, // (N, K)
+                           int64_t M, int64_t N, int64_t K, bool fast, void *workspace, struct device *dev);
 
 #ifdef TARGET_CUDA
 #include "kernels/matmul_cublaslt.cuh" // gemm_run, by cuBLASLt

@@ -8,6 +8,8 @@ struct norm_options {
     enum norm_kind kind;
     bool one_plus; // the weight is stored as its difference from 1, which is added in fp32 (Gemma)
     float epsilon; // added to the variance
+    // becomes at least fp8_magnitude of the largest element of what is written: forward's out, backward's dx. NULL: not
+    uint32_t *amax;
 };
 
 // What a norm adds to each weight. -0.0 changes no float, where 0.0 would make 0 of -0.

@@ -15,15 +15,16 @@ from environment import ROOT
 # parts: a parameter's row names what recomputation calls its module, units of ZeRO are ranges of parameters, the
 # optimizer's state is sharded by ZeRO, and whatever holds memory is planned. Recomputation stands below the options, one of
 # which lists its modules.
-PARTS = ["attention", "optimizer", "zero", "parameters", "recompute", "timeline", "memory"]
+PARTS = ["attention", "optimizer", "zero", "fp8", "parameters", "recompute", "timeline", "memory"]
 FLOORS = [
     ("program", ["train_gpt.c"], ["run", "generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
     ("run", ["run/"], ["generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
     ("generation", ["generation.cuh"], ["gpt", *PARTS, "config", "kernels", "runtime"]),
-    ("gpt", ["gpt.cuh", "block.cuh", "gpt_state.cuh"], [*PARTS, "config", "kernels", "runtime"]),
+    ("gpt", ["gpt.cuh", "block.cuh", "linear.cuh", "gpt_state.cuh"], [*PARTS, "config", "kernels", "runtime"]),
     ("attention", ["attention.cuh"], ["recompute", "memory", "config", "kernels", "runtime"]),
-    ("optimizer", ["optimizer.cuh"], ["zero", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
+    ("optimizer", ["optimizer.cuh"], ["zero", "fp8", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("zero", ["zero.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
+    ("fp8", ["fp8.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("parameters", ["parameters.cuh"], ["recompute", "config", "kernels", "runtime"]),
     ("timeline", ["timeline.cuh"], ["memory", "kernels", "runtime"]),
     ("memory", ["memory.cuh"], ["kernels", "runtime"]),

@@ -1,0 +1,28 @@
+// Casts of floatX matrices to FP8: the form that a product reads by rows, the transposed form, or both in one pass.
+//
+// On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 matrices by rows alone, so that the products of a linear
+// layer's backward need transposed operands, as bytes in memory.
+#pragma once
+#include "kernels/fp8.cuh" // struct fp8_matrix, struct fp8_scale
+
+// Values that a cast changed by more than rounding: limited to the largest finite value, or made zero.
+enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
+
+// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
+struct fp8_cast {
+    struct fp8_matrix rows;    // (M, N)
+    struct fp8_matrix columns; // (N, M), x transposed
+    float *dbias;              // (N) += column sums of x, before the cast
+    struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
+    uint64_t *counts;          // (FP8_COUNTS) += those of x, once, however many forms are made
+};
+
+// amax = the larger of what it holds and fp8_magnitude of x's largest element.
+static void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
+
+// Casts x. FP8_WHOLE: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax); writes scale->scale and
+// scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks of 128 elements along the rows of each form
+// by themselves, so that the two forms of an element may differ. FP8_128X128: the forms hold the same codes. Scales of
+// blocks are fp8_scale_of of their amax, rounded down to a power of two. M and N are multiples of 16; of 128 for blocks.
+static size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
+static void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
