@@ -1,12 +1,13 @@
 // One transformer block: its ops, its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
-#include "attention.cuh"          // attention_forward, attention_backward, attention_decode
-#include "gpt_state.cuh"          // struct gpt and its buffers
-#include "kernels/activation.cuh" // gelu_forward, swiglu_forward and the like, and their backward
-#include "kernels/matmul.cuh"     // matmul_forward, matmul_backward_input, matmul_backward_weight
-#include "kernels/norm.cuh"       // norm_forward, norm_backward, residual_forward, residual_norm_forward
-#include "kernels/qk_norm.cuh"    // qk_norm_forward, qk_norm_backward
-#include "kernels/rope.cuh"       // rope_forward
+#include "attention.cuh"              // attention_forward, attention_backward, attention_decode
+#include "gpt_state.cuh"              // struct gpt and its buffers
+#include "kernels/activation.cuh"     // gelu_forward, swiglu_forward and the like, and their backward
+#include "kernels/activation_fp8.cuh" // the same, written in FP8
+#include "kernels/norm.cuh"           // norm_forward, norm_backward, residual_forward, residual_norm_forward
+#include "kernels/qk_norm.cuh"        // qk_norm_forward, qk_norm_backward
+#include "kernels/rope.cuh"           // rope_forward
+#include "linear.cuh"                 // linear_forward, linear_backward, quantise_input
 
 // A norm's parameters.
 struct norm_weights {
@@ -18,11 +19,13 @@ static const struct norm_weights NORM_1 = {PARAM_LN1_W, PARAM_LN1_B}, NORM_2 = {
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
+// amax: of the result, where it is cast to FP8; NULL: not taken.
 static void norm(struct gpt *m, enum pass pass, int l, floatX *out, float *stats, const floatX *x,
-                 struct norm_weights weights) {
+                 struct norm_weights weights, uint32_t *amax) {
     const int64_t N = extent_of(m, pass).N;
     const floatX *w = param(m, pass, l, weights.weight), *b = param(m, pass, l, weights.bias);
-    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, norm_options_of(m), m->dev));
+    const struct norm_options options = norm_options_of(m, amax);
+    RUN(m, norm_forward(out, mean_of(m, stats, N), stats, x, w, b, N, m->shape.layer.C, options, m->dev));
 }
 // sum = x + multiplier * dropout(delta).
 static void residual(struct gpt *m, enum pass pass, floatX *sum, const floatX *x, const floatX *delta,
@@ -32,18 +35,11 @@ static void residual(struct gpt *m, enum pass pass, floatX *sum, const floatX *x
 // Residual addition of the delta that `sum` holds, fused with the norm of the result: sum = x + multiplier *
 // dropout(sum), out = norm(sum); out and stats may be NULL.
 static void residual_norm(struct gpt *m, enum pass pass, int l, floatX *sum, floatX *out, float *stats, const floatX *x,
-                          struct norm_weights weights, struct dropout dropout) {
+                          struct norm_weights weights, struct dropout dropout, uint32_t *amax) {
     const int64_t N = extent_of(m, pass).N;
     const floatX *w = param(m, pass, l, weights.weight), *b = param(m, pass, l, weights.bias);
     RUN(m, residual_norm_forward(sum, out, mean_of(m, stats, N), stats, x, sum, w, b, N, m->shape.layer.C,
-                                 norm_options_of(m), residual_scale(m), dropout, m->dev));
-}
-static void linear(struct gpt *m, enum pass pass, int l, floatX *out, const floatX *in, enum parameter weight,
-                   enum parameter bias, int n, int k) {
-    const int64_t N = extent_of(m, pass).N;
-    const floatX *w = param(m, pass, l, weight), *b = param(m, pass, l, bias);
-    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
-    MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
+                                 norm_options_of(m, amax), residual_scale(m), dropout, m->dev));
 }
 // RoPE, in place, on q and k of layer l, where that layer has rotary positions.
 static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
@@ -76,7 +72,8 @@ static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *s
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
-    RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, ws, m->dev));
+    uint32_t *amax = amax_of(m, pass, l, LINEAR_ATT_PROJ, FP8_INPUT);
+    RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, amax, ws, m->dev));
 }
 // Tokens of a sequence that the KV cache of layer l holds: all, or those of the window, in a ring.
 static int kv_capacity(const struct gpt *m, int l) {
@@ -107,26 +104,51 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
     RUN(m, attention_decode(att, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact.
+// act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact. amax: of the result; NULL: not taken.
 static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct model_shape *s,
-                                   struct device *dev) {
+                                   uint32_t *amax, struct device *dev) {
     switch (s->activation) {
-    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_GELU_ERF: gelu_erf_forward(act, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SQUARED_RELU: squared_relu_forward(act, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, dev); break;
-    case ACTIVATION_GEGLU: geglu_forward(act, fc, N, s->layer.F, dev); break;
+    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, amax, dev); break;
+    case ACTIVATION_GELU_ERF: gelu_erf_forward(act, fc, N * s->layer.F, amax, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_forward(act, fc, N * s->layer.F, amax, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, amax, dev); break;
+    case ACTIVATION_GEGLU: geglu_forward(act, fc, N, s->layer.F, amax, dev); break;
     }
 }
 static void mlp_activation_backward(floatX *dfc, const floatX *dact, const floatX *fc, int64_t N,
-                                    const struct model_shape *s, struct device *dev) {
+                                    const struct model_shape *s, uint32_t *amax, struct device *dev) {
     switch (s->activation) {
-    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_GELU_ERF: gelu_erf_backward(dfc, dact, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SQUARED_RELU: squared_relu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
-    case ACTIVATION_GEGLU: geglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
+    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, amax, dev); break;
+    case ACTIVATION_GELU_ERF: gelu_erf_backward(dfc, dact, fc, N * s->layer.F, amax, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_backward(dfc, dact, fc, N * s->layer.F, amax, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, amax, dev); break;
+    case ACTIVATION_GEGLU: geglu_backward(dfc, dact, fc, N, s->layer.F, amax, dev); break;
     }
+}
+// The same, written as FP8 operands alone, where the scale is known before the values are.
+static activation_forward_fp8 *mlp_activation_forward_fp8(enum activation activation) {
+    switch (activation) {
+    case ACTIVATION_GELU: return gelu_forward_fp8;
+    case ACTIVATION_GELU_ERF: return gelu_erf_forward_fp8;
+    case ACTIVATION_SQUARED_RELU: return squared_relu_forward_fp8;
+    case ACTIVATION_SWIGLU: return swiglu_forward_fp8;
+    case ACTIVATION_GEGLU: return geglu_forward_fp8;
+    }
+    __builtin_unreachable();
+}
+static activation_backward_fp8 *mlp_activation_backward_fp8(enum activation activation) {
+    switch (activation) {
+    case ACTIVATION_GELU: return gelu_backward_fp8;
+    case ACTIVATION_GELU_ERF: return gelu_erf_backward_fp8;
+    case ACTIVATION_SQUARED_RELU: return squared_relu_backward_fp8;
+    case ACTIVATION_SWIGLU: return swiglu_backward_fp8;
+    case ACTIVATION_GEGLU: return geglu_backward_fp8;
+    }
+    __builtin_unreachable();
+}
+// Whether the MLP's activation writes FP8 itself in a pass of layer l.
+static bool activation_is_fused(const struct gpt *m, enum pass pass, int l) {
+    return is_quantised(m, pass, l) && fp8_is_delayed(&m->fp8);
 }
 
 // ---- Forward ----
@@ -149,17 +171,20 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
     const struct layer_shape *s = &m->shape.layer;
     const int64_t N = extent_of(m, pass).N;
     const char *group = pass_name(pass);
-    if (produce & (BIT(NORM1) | BIT(NORM1_STATS))) {
+    const bool norm_1 = s->norm_before && input_is_wanted(m, pass, l, produce, BIT(NORM1), BIT(QKV));
+    // in a first forward the layer before made it
+    if ((norm_1 || produce & BIT(NORM1_STATS)) && (pass == PASS_RECOMPUTE || l == 0)) {
         phase(m, group, l, "norm 1");
-        floatX *out = (floatX *)WANTED(NORM1);
+        floatX *out = norm_1 ? linear_input(m, pass, l, LINEAR_QKV) : NULL;
         float *stats = (float *)WANTED(NORM1_STATS);
-        norm(m, pass, l, out, stats, (const floatX *)activation(m, pass, l - 1, ACT_OUT), NORM_1);
+        const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
+        norm(m, pass, l, out, stats, x, NORM_1, amax_of(m, pass, l, LINEAR_QKV, FP8_INPUT));
     }
+    quantise_input(m, pass, l, LINEAR_QKV, produce & BIT(QKV), produce & BIT(NORM1));
     if (produce & BIT(QKV)) {
         phase(m, group, l, "qkv");
         floatX *qkv = (floatX *)ACT(QKV);
-        const floatX *in = (const floatX *)(s->norm_before ? ACT(NORM1) : activation(m, pass, l - 1, ACT_OUT));
-        linear(m, pass, l, qkv, in, PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
+        linear_forward(m, pass, l, LINEAR_QKV, qkv);
         if (!s->qk_statistics)
             rotate(m, pass, l, qkv);
     }
@@ -181,36 +206,58 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
         else
             attention(m, pass, l, att, ACT(SOFTMAX), qkv);
     }
+    const bool sum = produce & (s->parallel ? BIT(OUT) : BIT(MID)); // of the stream and the branch
+    quantise_input(m, pass, l, LINEAR_ATT_PROJ, produce & BIT(ATT_PROJ) || (sum && !s->norm_after), false);
     if (produce & BIT(ATT_PROJ)) {
         phase(m, group, l, "attention projection");
-        linear(m, pass, l, (floatX *)ACT(ATT_PROJ), (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C,
-               s->H * s->D);
+        linear_forward(m, pass, l, LINEAR_ATT_PROJ, (floatX *)ACT(ATT_PROJ));
     }
     const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_ATTENTION_PROJECTION);
-    const bool norm_2 = produce & (BIT(NORM2) | BIT(NORM2_STATS));
-    if (s->parallel ? produce & BIT(OUT) : produce & BIT(MID)) {
+    const bool norm_2 = s->norm_before && input_is_wanted(m, pass, l, produce, BIT(NORM2), BIT(FC)),
+               norm_2_runs = norm_2 || produce & BIT(NORM2_STATS);
+    uint32_t *amax = amax_of(m, pass, l, LINEAR_FC, FP8_INPUT);
+    if (sum) {
         phase(m, group, l, s->norm_after ? "post-attention norm" : "attention projection");
         floatX *mid = middle(m, pass, l);
         if (s->norm_after)
-            norm(m, pass, l, mid, (float *)WANTED(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1);
+            norm(m, pass, l, mid, (float *)WANTED(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1, NULL);
         else
-            linear(m, pass, l, mid, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D);
+            linear_forward(m, pass, l, LINEAR_ATT_PROJ, mid);
         const floatX *x = (const floatX *)activation(m, pass, l - 1, ACT_OUT);
-        if (norm_2 && !s->parallel)
-            residual_norm(m, pass, l, mid, (floatX *)WANTED(NORM2), (float *)WANTED(NORM2_STATS), x, NORM_2, dropout);
+        if (norm_2_runs && !s->parallel)
+            residual_norm(m, pass, l, mid, norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL,
+                          (float *)WANTED(NORM2_STATS), x, NORM_2, dropout, amax);
         else
             residual(m, pass, mid, x, mid, dropout);
     } else if (produce & BIT(POST1_STATS)) {
         phase(m, group, l, "post-attention norm");
-        norm(m, pass, l, NULL, (float *)ACT(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1);
+        norm(m, pass, l, NULL, (float *)ACT(POST1_STATS), (const floatX *)ACT(ATT_PROJ), NORM_POST_1, NULL);
     }
-    if (norm_2 && (s->parallel || !(produce & BIT(MID)))) {
+    if (norm_2_runs && (s->parallel || !sum)) {
         phase(m, group, l, "norm 2");
-        floatX *out = (floatX *)WANTED(NORM2);
+        floatX *out = norm_2 ? linear_input(m, pass, l, LINEAR_FC) : NULL;
         float *stats = (float *)WANTED(NORM2_STATS);
         const void *x = s->parallel ? activation(m, pass, l - 1, ACT_OUT) : ACT(MID);
-        norm(m, pass, l, out, stats, (const floatX *)x, NORM_2);
+        norm(m, pass, l, out, stats, (const floatX *)x, NORM_2, amax);
     }
+}
+
+// Makes the MLP's activation, the input of `product`: in floatX, or, where the scale is known before, in FP8 at once.
+static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uint32_t product) {
+    const int64_t N = extent_of(m, pass).N;
+    const bool rows = produce & product, kept = produce & BIT(ACT);
+    phase(m, pass_name(pass), l, "activation");
+    const floatX *fc = (const floatX *)ACT(FC);
+    if (activation_is_fused(m, pass, l)) {
+        const struct fp8_cast to = input_cast(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
+        void *ws = workspace(m, fp8_cast_workspace_bytes(N, m->shape.layer.F));
+        RUN(m, mlp_activation_forward_fp8(m->shape.activation)(to, fc, N, m->shape.layer.F, ws, m->dev));
+        return;
+    }
+    floatX *act = linear_input(m, pass, l, LINEAR_MLP_PROJ);
+    uint32_t *amax = amax_of(m, pass, l, LINEAR_MLP_PROJ, FP8_INPUT);
+    RUN(m, mlp_activation_forward(act, fc, N, &m->shape, amax, m->dev));
+    quantise_input(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
 }
 // The ops of the MLP branch, up to the layer's output; `produce` is block_forward's. next: the unit of parameters after
 // the layer's.
@@ -218,22 +265,17 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
     const struct layer_shape *s = &m->shape.layer;
     const int64_t N = extent_of(m, pass).N;
     const char *group = pass_name(pass);
+    quantise_input(m, pass, l, LINEAR_FC, produce & BIT(FC), produce & BIT(NORM2));
     if (produce & BIT(FC)) {
         phase(m, group, l, "fc");
-        floatX *fc = (floatX *)ACT(FC);
-        const floatX *in = (const floatX *)(s->norm_before ? ACT(NORM2) : ACT(MID));
-        linear(m, pass, l, fc, in, PARAM_FC_W, PARAM_FC_B, fc_width(s), s->C);
+        linear_forward(m, pass, l, LINEAR_FC, (floatX *)ACT(FC));
     }
-    if (produce & BIT(ACT)) {
-        phase(m, group, l, "activation");
-        floatX *act = (floatX *)ACT(ACT);
-        const floatX *fc = (const floatX *)ACT(FC);
-        RUN(m, mlp_activation_forward(act, fc, N, &m->shape, m->dev));
-    }
+    const uint32_t product = s->norm_after ? BIT(MLP_PROJ) : BIT(OUT); // what the second projection makes
+    if (input_is_wanted(m, pass, l, produce, BIT(ACT), product))
+        activate(m, pass, l, produce, product);
     if (produce & BIT(MLP_PROJ)) {
         phase(m, group, l, "mlp projection");
-        linear(m, pass, l, (floatX *)ACT(MLP_PROJ), (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C,
-               s->F);
+        linear_forward(m, pass, l, LINEAR_MLP_PROJ, (floatX *)ACT(MLP_PROJ));
     }
     if (produce & BIT(OUT)) {
         if (pass != PASS_RECOMPUTE) // the fused norm's weights are the next unit's
@@ -241,23 +283,24 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
         phase(m, group, l, s->norm_after ? "post-mlp norm" : "mlp projection");
         floatX *out = (floatX *)ACT(OUT);
         if (s->norm_after)
-            norm(m, pass, l, out, (float *)WANTED(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2);
+            norm(m, pass, l, out, (float *)WANTED(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2, NULL);
         else
-            linear(m, pass, l, out, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
+            linear_forward(m, pass, l, LINEAR_MLP_PROJ, out);
         const floatX *mid = middle(m, pass, l);
         const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_MLP_PROJECTION);
         const bool last = l + 1 == m->shape.L;
         if (pass == PASS_RECOMPUTE || (!last && !s->norm_before))
             residual(m, pass, out, mid, out, dropout);
         else if (!last)
-            residual_norm(m, pass, l + 1, out, (floatX *)activation(m, pass, l + 1, ACT_NORM1),
-                          (float *)activation(m, pass, l + 1, ACT_NORM1_STATS), mid, NORM_1, dropout);
+            residual_norm(m, pass, l + 1, out, linear_input(m, pass, l + 1, LINEAR_QKV),
+                          (float *)activation(m, pass, l + 1, ACT_NORM1_STATS), mid, NORM_1, dropout,
+                          amax_of(m, pass, l + 1, LINEAR_QKV, FP8_INPUT));
         else
             residual_norm(m, pass, -1, out, final_norm_buffer(m, pass), final_norm_stats(m, pass), mid, NORM_FINAL,
-                          dropout);
+                          dropout, NULL);
     } else if (produce & BIT(POST2_STATS)) {
         phase(m, group, l, "post-mlp norm");
-        norm(m, pass, l, NULL, (float *)ACT(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2);
+        norm(m, pass, l, NULL, (float *)ACT(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2, NULL);
     }
 #undef WANTED
 #undef ACT
@@ -279,34 +322,23 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
             zero_prefetch(&m->zero, head_pass(m, pass), head_unit(m));
     }
     produce &= activation_present(&m->shape.layer);
-    if (pass != PASS_RECOMPUTE && l > 0)
-        produce &= ~(BIT(NORM1) | BIT(NORM1_STATS));
     attention_branch_forward(m, l, produce, pass);
     mlp_branch_forward(m, l, produce, pass, next);
 }
 
 // ---- Backward ----
 
-// Gradients of a linear layer: din (N, k) is written; dweight (n, k) and dbias (n) are added to the unit's gradients.
-static void linear_backward(struct gpt *m, int l, floatX *din, const floatX *dout, const floatX *in,
-                            enum parameter weight, enum parameter bias, int n, int k) {
-    const int64_t N = extent_of(m, PASS_TRAIN).N;
-    const floatX *w = param(m, PASS_RECOMPUTE, l, weight);
-    float *dw = grad(m, l, weight), *db = grad(m, l, bias);
-    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
-    MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
-    MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, ws, m->dev));
-}
-// dx += the gradient of a norm's input; those of its weight and bias are added to the unit's gradients.
+// dx += the gradient of a norm's input; those of its weight and bias are added to the unit's gradients. amax: of dx;
+// NULL: not taken.
 static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, const float *stats,
-                          struct norm_weights weights) {
+                          struct norm_weights weights, uint32_t *amax) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
     const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias);
     void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
-    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_options_of(m), ws,
-                         m->dev));
+    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_options_of(m, amax),
+                         ws, m->dev));
 }
 
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
@@ -325,17 +357,28 @@ static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_
 }
 // A branch: the slots of its gradients, its use of dropout, and its projection with the norm after it.
 struct branch {
+    enum linear linear;
     enum slot d_added, d_projection;
     enum dropout_use use;
     enum activation_id projection, statistics;
     struct norm_weights norm;
     const char *name;
 };
-static const struct branch ATTENTION_BRANCH = {SLOT_D_ATT_ADDED,     SLOT_D_ATT_PROJ, DROPOUT_ATTENTION_PROJECTION,
-                                               ACT_ATT_PROJ,         ACT_POST1_STATS, {PARAM_POST1_W, PARAM_POST1_B},
+static const struct branch ATTENTION_BRANCH = {LINEAR_ATT_PROJ,
+                                               SLOT_D_ATT_ADDED,
+                                               SLOT_D_ATT_PROJ,
+                                               DROPOUT_ATTENTION_PROJECTION,
+                                               ACT_ATT_PROJ,
+                                               ACT_POST1_STATS,
+                                               {PARAM_POST1_W, PARAM_POST1_B},
                                                "post-attention norm"};
-static const struct branch MLP_BRANCH = {SLOT_D_MLP_ADDED, SLOT_D_MLP_PROJ, DROPOUT_MLP_PROJECTION,
-                                         ACT_MLP_PROJ,     ACT_POST2_STATS, {PARAM_POST2_W, PARAM_POST2_B},
+static const struct branch MLP_BRANCH = {LINEAR_MLP_PROJ,
+                                         SLOT_D_MLP_ADDED,
+                                         SLOT_D_MLP_PROJ,
+                                         DROPOUT_MLP_PROJECTION,
+                                         ACT_MLP_PROJ,
+                                         ACT_POST2_STATS,
+                                         {PARAM_POST2_W, PARAM_POST2_B},
                                          "post-mlp norm"};
 // The gradient of the output of a branch's projection, through the norm after it where there is one. Opens the phase
 // `name`, in which the result is live.
@@ -350,7 +393,8 @@ static const floatX *d_projection(struct gpt *m, int l, const struct branch *bra
     floatX *dproj = d_buffer(m, l, branch->d_projection, C);
     RUN(m, device_zero(dproj, (size_t)extent_of(m, PASS_TRAIN).N * C * sizeof *dproj, m->dev));
     norm_gradient(m, l, dproj, dadded, (const floatX *)activation(m, PASS_RECOMPUTE, l, branch->projection),
-                  (const float *)activation(m, PASS_RECOMPUTE, l, branch->statistics), branch->norm);
+                  (const float *)activation(m, PASS_RECOMPUTE, l, branch->statistics), branch->norm,
+                  gradient_amax(m, l, branch->linear));
     phase(m, "backward", l, name);
     return d_buffer(m, l, branch->d_projection, C);
 }
@@ -368,15 +412,16 @@ static int next_backward_layer(const struct gpt *m, int l) {
 }
 
 // The gradient of the input of a branch joins d_residual: through the norm before it, or as it is.
-// x: the norm's input. Runs in a phase of its own.
+// x: the norm's input; amax: of the result, where the next projection's gradient is that; NULL: not taken. Runs in a
+// phase of its own.
 static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *name, enum activation_id statistics,
-                           struct norm_weights weights, int x_layer, enum activation_id x) {
+                           struct norm_weights weights, int x_layer, enum activation_id x, uint32_t *amax) {
     const struct layer_shape *s = &m->shape.layer;
     phase(m, "backward", l, name);
     floatX *din = d_buffer(m, l, slot, s->C), *dres = d_residual(m);
     if (s->norm_before)
         norm_gradient(m, l, dres, din, (const floatX *)activation(m, PASS_RECOMPUTE, x_layer, x),
-                      (const float *)activation(m, PASS_RECOMPUTE, l, statistics), weights);
+                      (const float *)activation(m, PASS_RECOMPUTE, l, statistics), weights, amax);
     else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};
         RUN(m, residual_forward(dres, din, dres, extent_of(m, PASS_TRAIN).N, s->C, 1, none, m->dev));
@@ -388,23 +433,28 @@ static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *nam
 static void mlp_branch_backward(struct gpt *m, int l) {
 #define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
     const struct layer_shape *s = &m->shape.layer;
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
     const floatX *dproj = d_projection(m, l, &MLP_BRANCH, "mlp projection");
-    floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
-    linear_backward(m, l, dact, dproj, (const floatX *)ACT(ACT), PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F);
+    linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj);
 
     phase(m, "backward", l, "activation");
-    dact = d_buffer(m, l, SLOT_D_ACT, s->F);
+    floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
     const floatX *fc = (const floatX *)ACT(FC);
+    if (activation_is_fused(m, PASS_TRAIN, l)) {
+        const struct fp8_cast to = gradient_cast(m, l, LINEAR_FC);
+        void *ws = workspace(m, fp8_cast_workspace_bytes(N, fc_width(s)));
+        RUN(m, mlp_activation_backward_fp8(m->shape.activation)(to, dact, fc, N, s->F, ws, m->dev));
+        linear_backward_fp8(m, l, LINEAR_FC, SLOT_D_NORM2);
+        return;
+    }
     // dfc overwrites dact, unless a gated activation makes it twice as wide.
     const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
     floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    RUN(m, mlp_activation_backward(dfc, dact, fc, extent_of(m, PASS_TRAIN).N, &m->shape, m->dev));
+    RUN(m, mlp_activation_backward(dfc, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
 
     phase(m, "backward", l, "fc");
     dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    floatX *dnorm2 = d_buffer(m, l, SLOT_D_NORM2, s->C);
-    linear_backward(m, l, dnorm2, dfc, (const floatX *)(s->norm_before ? ACT(NORM2) : ACT(MID)), PARAM_FC_W, PARAM_FC_B,
-                    fc_width(s), s->C);
+    linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc);
 }
 // The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
 static void attention_core_backward(struct gpt *m, int l) {
@@ -420,7 +470,7 @@ static void attention_core_backward(struct gpt *m, int l) {
     options.rotary = rope_of(m, l);
     options.positions = positions_of(m, PASS_TRAIN);
     options.any_order = !m->config.deterministic_mode;
-    options.amax = NULL;
+    options.amax = gradient_amax(m, l, LINEAR_QKV);
     void *ws = workspace(m, attention_backward_workspace_bytes(m->backend, shape, m->dev));
     RUN(m, attention_backward(dqkv, datt, qkv, att, saved, m->backend, shape, dropout, options, ws, m->dev));
     if (!s->qk_statistics)
@@ -441,7 +491,6 @@ static void attention_core_backward(struct gpt *m, int l) {
 // Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
 static void block_backward(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
-    const int att_width = s->H * s->D;
 
     zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
     zero_use(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
@@ -449,20 +498,19 @@ static void block_backward(struct gpt *m, int l) {
         zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
     mlp_branch_backward(m, l);
     if (!s->parallel)
-        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID);
+        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID,
+                       stream_amax(m, l, LINEAR_ATT_PROJ));
 
     const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");
-    floatX *datt = d_buffer(m, l, SLOT_D_ATT, att_width);
-    linear_backward(m, l, datt, dproj, (const floatX *)ACT(ATT), PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, att_width);
+    linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj);
     attention_core_backward(m, l);
 
     phase(m, "backward", l, "qkv");
     const floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    floatX *dnorm1 = d_buffer(m, l, SLOT_D_NORM1, s->C);
-    const void *in = s->norm_before ? ACT(NORM1) : activation(m, PASS_RECOMPUTE, l - 1, ACT_OUT);
-    linear_backward(m, l, dnorm1, dqkv, (const floatX *)in, PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C);
-    d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT);
+    linear_backward(m, l, LINEAR_QKV, SLOT_D_NORM1, dqkv);
+    uint32_t *amax = stream_amax(m, l - 1, LINEAR_MLP_PROJ); // of the last norm's dx, the gradient of the layer below
+    d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT, s->parallel ? NULL : amax);
     if (s->parallel)
-        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l - 1, ACT_OUT);
+        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l - 1, ACT_OUT, amax);
 #undef ACT
 }

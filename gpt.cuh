@@ -157,7 +157,8 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         floatX *dres = d_residual(m);
         RUN(m, device_zero(dres, (size_t)N * m->shape.layer.C * sizeof *dres, m->dev));
         const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
-        norm_gradient(m, -1, dres, dlnf, x, final_norm_stats(m, pass), NORM_FINAL);
+        norm_gradient(m, -1, dres, dlnf, x, final_norm_stats(m, pass), NORM_FINAL,
+                      stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
         zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
         zero_reduce(&m->zero, unit_of_head(), m->last_micro_step);
     }
@@ -185,6 +186,8 @@ static void embedding_gradients(struct gpt *m) {
 static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
+    if (m->fp8.scales && !m->timeline.planning)
+        fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), m->dev);
     embed(m, PASS_TRAIN);
     for (int l = 0; l < L; l++)
         block_forward(m, l, ACT_ALL, PASS_TRAIN);
@@ -236,6 +239,8 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->dropout = true;
     m->last_micro_step = index == m->micro_steps - 1;
     upload_batch(m, PASS_TRAIN, batch);
+    if (index == 0)
+        RUN(m, optimizer_know_weights(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     forward_backward_recorded(m, index, scale);
@@ -253,6 +258,9 @@ static void gpt_zero_gradients(struct gpt *m) {
 static void gather_reports(struct gpt *m, void *ws) {
     double *row = m->reports + m->zero.shards.rank * report_width(m);
     optimizer_sum_squares(&m->optimizer, &row[REPORT_SQUARES], ws);
+    if (fp8_is_on(&m->fp8))
+        fp8_scales_report(&row[report_fp8_counts(m)], m->fp8.counts, m->fp8.scales, FP8_KINDS * FP8_COUNTS,
+                          report_width(m) - report_fp8_amaxes(m), m->dev);
     if (m->zero.shards.ranks == 1)
         return;
     double *request = &m->host_requests[m->updates++ % 2];
@@ -276,7 +284,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.weight_decay = (float)c->weight_decay;
     adamw.step = step;
     adamw.grad_scale = 1;
-    adamw.amax = NULL;
+    adamw.amax = NULL; // optimizer_update sets it
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, sum_of_squares_workspace_bytes());
@@ -284,6 +292,10 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     const double targets = (double)m->zero.shards.ranks * m->micro_steps * (double)extent_of(m, PASS_TRAIN).N;
     RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->micro_steps,
                           targets, c->clip_grad, m->dev));
+    if (fp8_is_delayed(&m->fp8))
+        RUN(m, fp8_scales_update(m->fp8.scales, m->fp8.history, &m->results->check, m->reports, m->zero.shards.ranks,
+                                 report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
+                                 m->fp8.gradients, m->dev));
     phase(m, "update", -1, "adamw");
     RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check));
 }

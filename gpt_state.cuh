@@ -39,6 +39,23 @@ enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
     ROW(D_LNF, "d final norm")                                                                                         \
     ROW(D_RESIDUAL, "d residual") /* of the residual stream, from the head down to the embedding */
 
+// The buffers of a linear layer in FP8, besides those activations that are kept in FP8: id, category in plans. A form by
+// columns is the transposed matrix.
+#define FP8_BUFFER_ROWS(ROW)                                                                                           \
+    ROW(VALUES, "fp8 sources")      /* the input in floatX, until it is cast */                                        \
+    ROW(ROWS, "fp8 row form")       /* the input */                                                                    \
+    ROW(COLUMNS, "fp8 column form") /* the input, where it is kept in floatX */                                        \
+    ROW(WEIGHT_ROWS, "fp8 weight")                                                                                     \
+    ROW(WEIGHT_COLUMNS, "fp8 weight")                                                                                  \
+    ROW(GRADIENT_ROWS, "fp8 gradients") /* of the output */                                                            \
+    ROW(GRADIENT_COLUMNS, "fp8 gradients")
+enum fp8_buffer {
+#define ENUM_ROW(id, category) FP8_##id,
+    FP8_BUFFER_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        FP8_BUFFERS
+};
+
 // Buffers of a layer besides its activations, and of the whole model.
 enum slot {
     SLOT_BEFORE_GRADIENTS = ACT_COUNT - 1,
@@ -61,7 +78,8 @@ enum slot {
     SLOT_LNF_STATS,
     SLOT_LOGITS,
     SLOT_LOSSES,
-    SLOT_COUNT
+    SLOT_FP8, // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
+    SLOT_COUNT = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT
 };
 
 // The results of a step, in the device's memory until the host fetches them, up to a step later.
@@ -268,6 +286,11 @@ static const float *rope_of(const struct gpt *m, int l) {
     return m->kinds[l].windowed && m->local_rope ? m->local_rope : m->rope;
 }
 
+// Whether the linear layers of layer l multiply FP8 matrices in a pass.
+static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
+    return (pass == PASS_TRAIN || pass == PASS_RECOMPUTE) && fp8_has_layer(&m->fp8, l);
+}
+
 // An activation of layer l. One that the policy keeps has one buffer for forward and backward; one that it drops has a
 // buffer in the forward and another in the backward, for the recomputed values.
 static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
@@ -276,7 +299,8 @@ static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id
         pass = PASS_TRAIN;
     if (!m->timeline.planning)
         return buffer(m, pass, l, id, 0, NULL, NULL);
-    const struct activation_row row = activation_row(id, &m->shape.layer);
+    const struct layer_shape s = is_quantised(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
+    const struct activation_row row = activation_row(id, &s);
     const size_t bytes = (size_t)row.bytes_per_token * (size_t)extent_of(m, pass).N;
     char category[64];
     if (pass == PASS_TRAIN)
@@ -306,7 +330,8 @@ static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum 
                               (uint32_t)layer,           (uint32_t)use,  m->results ? &m->results->micro_step : NULL};
     return d;
 }
-static struct norm_options norm_options_of(const struct gpt *m) {
+// amax: see struct norm_options.
+static struct norm_options norm_options_of(const struct gpt *m, uint32_t *amax) {
     struct norm_options options;
     options.kind = NORM_LAYERNORM;
     switch (m->shape.normalization) {
@@ -315,7 +340,7 @@ static struct norm_options norm_options_of(const struct gpt *m) {
     }
     options.one_plus = m->shape.norm_one_plus;
     options.epsilon = (float)m->config.norm_epsilon;
-    options.amax = NULL;
+    options.amax = amax;
     return options;
 }
 static float residual_scale(const struct gpt *m) { return (float)m->config.residual_multiplier; }

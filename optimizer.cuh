@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/adamw.cuh"         // adamw_update, sum_of_squares
 #include "kernels/device_memory.cuh" // device_download, host_allocate
+#include "fp8.cuh"                   // fp8_weight_amax
 #include "zero.cuh"                  // struct zero
 
 // The value of an element of the state before the first step.
@@ -45,6 +46,7 @@ OPTIMIZER_STATE_ROWS(CHECK_ROW)
 
 struct optimizer {
     struct zero *zero;         // parameters and gradients; not owned
+    struct fp8_state *fp8;     // whose amaxes of weights the update collects; not owned
     float *state[STATE_COUNT]; // device memory, whole or this rank's shards; NULL: not present, or only planned
     float *copy[STATE_COUNT];  // host memory, whole, for checkpoints; NULL: none. Of MASTER: the unrounded parameters
     int ids[STATE_COUNT], copy_ids[STATE_COUNT], gathered_id; // buffers in the plan, -1: none
@@ -71,11 +73,13 @@ static bool optimizer_has(enum optimizer_state id) {
 // ---- memory ----
 
 // Adds the state to the plan, and the copy where the device's memory is the host's. `trains` false: neither.
-static void optimizer_plan(struct optimizer *o, struct zero *zero, bool trains, bool keeps_copy) {
+static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, bool trains,
+                           bool keeps_copy) {
     const size_t whole = (size_t)zero->shards.flat;
     struct plan *plan = &zero->timeline->plan;
     memset(o, 0, sizeof *o);
     o->zero = zero;
+    o->fp8 = fp8;
     o->keeps_copy = keeps_copy;
     o->gathered_id = -1;
     const size_t elements = (size_t)shards_elements(&zero->shards, optimizer_is_sharded(o));
@@ -134,6 +138,31 @@ static void optimizer_set_parameters(struct optimizer *o, int64_t at, const floa
         case STATE_ZERO: break;
         }
     zero_upload(o->zero, o->zero->params, shards_parameters(&o->zero->shards), at, rounded, n, sizeof *rounded);
+    o->fp8->weights_known = false;
+}
+
+// ---- amaxes of weights in FP8 ----
+
+// Where the amax of a tensor is collected; NULL: nowhere.
+static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
+    for (int linear = 0; linear < LINEAR_COUNT && t->layer >= 0; linear++)
+        if (linear_row((enum linear)linear, o->fp8->shape).weight == t->parameter)
+            return fp8_weight_amax(o->fp8, t->layer, (enum linear)linear);
+    return NULL;
+}
+// Takes the amaxes of weights that no update has made: initial ones, and those of a checkpoint.
+static void optimizer_know_weights(struct optimizer *o) {
+    const struct zero *z = o->zero;
+    if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)
+        return;
+    device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), z->timeline->dev);
+    for (int i = 0; i < z->table->num_tensors; i++) {
+        const struct tensor *t = &z->table->tensors[i];
+        uint32_t *amax = optimizer_amax(o, t);
+        if (amax)
+            fp8_amax(amax, z->params + t->offset, t->count, z->timeline->dev);
+    }
+    o->fp8->weights_known = true;
 }
 
 // ---- the update ----
@@ -152,6 +181,7 @@ static void optimizer_update_range(struct optimizer *o, struct adamw adamw, cons
             continue;
         struct adamw a = adamw;
         a.weight_decay = tensor_decays(t) ? adamw.weight_decay : 0;
+        a.amax = optimizer_amax(o, t);
         const int64_t parameter = b ? shards_place(s, b, first, shards_parameters(s)) : first;
         const int64_t gradient = b ? shards_place(s, b, first, shards_gradients(s)) : first;
         const int64_t state = b ? shards_place(s, b, first, shards_optimizer(s)) : first;
@@ -168,6 +198,8 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
     char name[64];
+    if (o->fp8->weight_amaxes)
+        device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), z->timeline->dev);
     if (!optimizer_is_sharded(o)) {
         optimizer_update_range(o, adamw, check, 0, s->flat, NULL);
         return;

@@ -97,6 +97,16 @@ static int norm_statistics(enum normalization kind) {
     return 0;
 }
 
+// How layers in FP8 keep inputs of linear layers.
+static enum kept_input fp8_input(const struct config *c) {
+    switch (c->fp8_recipe) {
+    case FP8_RECIPE_TENSORWISE:
+    case FP8_RECIPE_DELAYED: return KEPT_FP8;
+    case FP8_RECIPE_BLOCKWISE: return KEPT_FP8_BLOCKS;
+    }
+    return KEPT_FLOATX;
+}
+
 enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: logits masked, gradients zero, never saved
 
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialised) {
@@ -117,6 +127,9 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.parallel = c->parallel_residual;
     shape.layer.qk_statistics = qk_norm_statistics(c);
     shape.layer.keys = mean_keys(c);
+    shape.layer.kept_input = KEPT_FLOATX;
+    shape.layer.fp8_input = fp8_input(c);
+    config_fp8_layers(c, &shape.layer.fp8_first, &shape.layer.fp8_end);
     shape.qk_norm_width = c->qk_layernorm_width;
     shape.norm_one_plus = c->apply_layernorm_1p;
     shape.normalization = c->normalization;

@@ -12,6 +12,9 @@
 #include <stdlib.h>                // calloc, free, strtol, qsort
 #include <string.h>                // strcmp, strlen
 
+// How a layer keeps those inputs of its linear layers that no other op of its backward reads.
+enum kept_input { KEPT_FLOATX, KEPT_FP8, KEPT_FP8_BLOCKS };
+
 // The shape of a layer, on which the sizes in the table depend.
 struct layer_shape {
     int C, H, G, D, F;           // hidden size, query heads, key/value heads (query groups), head dim, FFN width
@@ -25,7 +28,26 @@ struct layer_shape {
     bool parallel;                // attention and MLP read the same residual stream
     int qk_statistics;            // floats per token that the backward of q's and k's norm reads; 0: they have none
     double keys;                  // that a query sees, on average over queries and layers
+    enum kept_input kept_input;   // of this layer; of a model's shape: KEPT_FLOATX, as in its evaluation
+    enum kept_input fp8_input;    // of a model: in the training of layers [fp8_first, fp8_end)
+    int fp8_first, fp8_end;
 };
+// The shape of a model's layer l in training.
+static inline struct layer_shape layer_shape_at(const struct layer_shape *model, int l) {
+    struct layer_shape s = *model;
+    s.kept_input = l >= s.fp8_first && l < s.fp8_end ? s.fp8_input : KEPT_FLOATX;
+    return s;
+}
+// Bytes per token of a linear layer's input of `width` elements that no other op of the backward reads. In FP8 it is
+// kept transposed, as the gradient of the weight reads it; with scales of blocks, 4 bytes for each 128 tokens.
+static inline int64_t input_bytes(const struct layer_shape *s, int width) {
+    switch (s->kept_input) {
+    case KEPT_FLOATX: return (int64_t)width * s->x;
+    case KEPT_FP8: return width;
+    case KEPT_FP8_BLOCKS: return width + width / 32;
+    }
+    return 0;
+}
 static inline int qkv_width(const struct layer_shape *s) { return (s->H + 2 * s->G) * s->D; }
 // Columns of the MLP's first matmul; with a gated activation, the gate's columns and then those that they multiply.
 static inline int fc_width(const struct layer_shape *s) { return (s->gated ? 2 : 1) * s->F; }
@@ -71,12 +93,16 @@ static const char *const module_names[NUM_MODULES] = {
 // activation that a shape does not have is a row of 0 bytes; with parallel residuals the sum after attention is one,
 // since only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op
 // makes two, activation_cost says so.
+//
+// What is kept in FP8 is kept transposed. A product that is computed again reads its input by rows, ROWS_OF: from the
+// activation, or, where that is in FP8, made again from its own source.
+#define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
 #define ACTIVATION_ROWS(ROW)                                                                                           \
-    ROW(NORM1, "norm 1", "norm", MODULE_NORM, (int64_t)s->norm_before * s->C * s->x, 0, 2 * s->C * s->x, ACT_INPUT)    \
+    ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->norm_before *input_bytes(s, s->C), 0, 2 * s->C * s->x, ACT_INPUT)     \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
         ACT_INPUT)                                                                                                     \
     ROW(QKV, "qkv", "qkv", MODULE_QKV, qkv_width(s) * s->x, 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,        \
-        s->norm_before ? BIT(NORM1) : ACT_INPUT)                                                                       \
+        s->norm_before ? ROWS_OF(NORM1, ACT_INPUT) : ACT_INPUT)                                                        \
     ROW(QKN, "qkv with q and k normed", "norm", MODULE_NORM, s->qk_statistics ? qkv_width(s) * s->x : 0, 0,            \
         2 * qkv_width(s) * s->x, BIT(QKV))                                                                             \
     ROW(QKN_STATS, "q and k norm statistics", "norm", 0, 4 * s->qk_statistics, 0, qkv_width(s) * s->x, BIT(QKV))       \
@@ -92,22 +118,22 @@ static const char *const module_names[NUM_MODULES] = {
     ROW(MID, "residual after attention", "residual", 0, s->parallel ? 0 : s->C * s->x,                                 \
         s->norm_after ? 0 : 2.0 * s->H * s->D * s->C, (s->norm_after ? 5 : 3) * s->C * s->x,                           \
         ACT_INPUT | (s->norm_after ? BIT(ATT_PROJ) : BIT(ATT)))                                                        \
-    ROW(NORM2, "norm 2", "norm", MODULE_NORM, (int64_t)s->norm_before * s->C * s->x, 0, 2 * s->C * s->x,               \
+    ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->norm_before *input_bytes(s, s->C), 0, 2 * s->C * s->x,                \
         s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
     ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
         s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
     ROW(FC, s->gated ? "gate and up" : "fc", "mlp", MODULE_MLP, (int64_t)fc_width(s) * s->x, 2.0 * s->C * fc_width(s), \
-        fc_width(s) * s->x, s->norm_before ? BIT(NORM2) : BIT(MID))                                                    \
-    ROW(ACT, s->activation_name, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, (int64_t)s->F * s->x, 0,            \
+        fc_width(s) * s->x, s->norm_before ? ROWS_OF(NORM2, s->parallel ? ACT_INPUT : BIT(MID)) : BIT(MID))            \
+    ROW(ACT, s->activation_name, "mlp activation", MODULE_ACTIVATION | MODULE_MLP, input_bytes(s, s->F), 0,            \
         (fc_width(s) + s->F) * s->x, BIT(FC))                                                                          \
     ROW(MLP_PROJ, "mlp projection", "residual branch", MODULE_MLP, (int64_t)s->norm_after * s->C * s->x,               \
-        2.0 * s->F * s->C, s->C * s->x, BIT(ACT))                                                                      \
+        2.0 * s->F * s->C, s->C * s->x, ROWS_OF(ACT, BIT(FC)))                                                         \
     ROW(POST2_STATS, "post-mlp norm statistics", "norm", 0, 4 * s->norm_after * s->norm_statistics, 0, s->C * s->x,    \
         BIT(MLP_PROJ))                                                                                                 \
     ROW(OUT, "residual after mlp", "residual", 0, s->C * s->x,                                                         \
         (s->norm_after ? 0 : 2.0 * s->F * s->C) + (s->parallel ? 2.0 * s->H * s->D * s->C : 0),                        \
         (s->norm_after ? 5 : 3) * s->C * s->x,                                                                         \
-        (s->parallel ? ACT_INPUT | BIT(ATT) : BIT(MID)) | (s->norm_after ? BIT(MLP_PROJ) : BIT(ACT)))
+        (s->parallel ? ACT_INPUT | BIT(ATT) : BIT(MID)) | (s->norm_after ? BIT(MLP_PROJ) : ROWS_OF(ACT, BIT(FC))))
 
 #define BIT(id) (1u << ACT_##id)
 enum activation_id {
@@ -292,7 +318,8 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l) {
 
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s) {
     const uint32_t wanted = ACT_BACKWARD | (policy_is_group_last(policy, l) ? 0 : BIT(OUT));
-    return activation_closure(wanted, policy->kept[l], s);
+    const struct layer_shape layer = layer_shape_at(s, l);
+    return activation_closure(wanted, policy->kept[l], &layer);
 }
 
 // Makes layer l keep nothing but its output, which is the next layer's input.
@@ -371,8 +398,10 @@ static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first,
 
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s) {
     int64_t bytes = 0;
-    for (int l = 0; l < policy->num_layers; l++)
-        bytes += activation_bytes(policy->kept[l], s);
+    for (int l = 0; l < policy->num_layers; l++) {
+        const struct layer_shape layer = layer_shape_at(s, l);
+        bytes += activation_bytes(policy->kept[l], &layer);
+    }
     return bytes;
 }
 
@@ -390,8 +419,10 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
 
 static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte) {
     double cost = 0;
-    for (int l = 0; l < policy->num_layers; l++)
-        cost += activation_cost(policy_missing(policy, l, s), s, flops_per_byte);
+    for (int l = 0; l < policy->num_layers; l++) {
+        const struct layer_shape layer = layer_shape_at(s, l);
+        cost += activation_cost(policy_missing(policy, l, s), &layer, flops_per_byte);
+    }
     return cost;
 }
 

@@ -12,7 +12,7 @@ struct fp8_delay {
 };
 
 // Begins a micro-batch: each scale's amax moves into step_amax, where it is larger, and becomes 0. A weight's, of which
-// is_weight(i) = i % 3 == 1, becomes the largest of the ranks'.
+// is_weight(i) = i % 3 == 1, becomes that of weight_amaxes, where this is given.
 static void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                              const uint32_t *weight_amaxes, // (ranks, n / 3)
                              int n, int ranks, struct device *dev);

@@ -108,7 +108,9 @@ static void fit_describe(struct recompute_policy *policy, const struct layer_sha
 // smallest plan takes.
 static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
     uint32_t frontier[FRONTIER_MOST];
-    const int L = f->config->num_layers, kinds = recompute_frontier(frontier, &f->shape, FLOPS_PER_BYTE);
+    const int L = f->config->num_layers;
+    const struct layer_shape layer = layer_shape_at(&f->shape, L / 2); // what most layers are
+    const int kinds = recompute_frontier(frontier, &layer, FLOPS_PER_BYTE);
     int low = 0, high = (kinds - 1) * L; // every candidate below `low` is too large
     size_t peak = fit_peak(f, fit_candidate(f, frontier, high));
     if (peak > (size_t)budget) {
@@ -176,7 +178,7 @@ static struct recompute_policy fit_policy(const struct fit *f) {
 
 static void fit_advise(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
-    const struct layer_shape *s = &f->shape;
+    const struct layer_shape shape = layer_shape_at(&f->shape, c->num_layers / 2), *s = &shape;
     if (c->recompute_granularity == RECOMPUTE_SELECTIVE && f->backend != ATTENTION_UNFUSED &&
         recompute_modules_of(c->recompute_modules) & MODULE_CORE_ATTN) {
         const double saved = (double)activation_bytes(BIT(ATT) | BIT(SOFTMAX), s),

@@ -41,7 +41,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
             plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
         m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float), shards_gradients(s));
-    optimizer_plan(&m->optimizer, &m->zero, m->trains, keeps_copy);
+    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, m->trains, keeps_copy);
     if (s->ranks > 1)
         m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
@@ -49,6 +49,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     m->results_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "step results", -1, sizeof(struct step_results));
     m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
+    fp8_plan(&m->fp8, plan);
 
     if (m->trains) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
@@ -100,6 +101,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->table = parameters_create(&m->shape, ranks);
     zero_create(&m->zero, &m->table, &m->timeline, config->rank, ranks, config->zero_stage,
                 (int64_t)(config->bucket_mib * 0x1p20));
+    fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards));
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;
@@ -217,6 +219,7 @@ static void gpt_allocate(struct gpt *m) {
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
     m->zero.grads = (float *)gpt_pointer(m, m->grads_id);
     optimizer_allocate(&m->optimizer);
+    fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
     m->losses = (struct loss_sum *)(m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);

@@ -1,0 +1,290 @@
+// The linear layers of a block, in floatX or FP8: where their inputs are, their products forward and backward.
+//
+// In FP8 (fp8.cuh) all three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and
+// W^T (k, n), for dW dout^T (n, N) and x^T (k, N). Each tensor is cast once in forward and once in backward, into the
+// forms that are read. A row form lives until its product; an input that nothing else in the backward reads is kept by
+// columns alone, one byte an element. Its producer writes floatX values into a buffer that lives until they are cast.
+// Weights are cast where they are used.
+#pragma once
+#include "gpt_state.cuh"        // struct gpt and its buffers
+#include "kernels/fp8_cast.cuh" // fp8_cast
+#include "kernels/matmul.cuh"   // matmul_forward, matmul_fp8
+#include "parameters.cuh"       // enum linear
+
+// ---- Inputs ----
+
+// What a linear layer of layer l reads. `shared`: other ops of the backward read it too, so that it is kept in floatX.
+struct linear_source {
+    enum activation_id id;
+    int layer;
+    bool shared;
+};
+static struct linear_source linear_source(const struct gpt *m, int l, enum linear linear) {
+    const struct layer_shape *s = &m->shape.layer;
+    struct linear_source source = {ACT_OUT, l, false};
+    switch (linear) {
+    case LINEAR_QKV:
+        source.id = s->norm_before ? ACT_NORM1 : ACT_OUT;
+        source.layer = s->norm_before ? l : l - 1;
+        source.shared = !s->norm_before;
+        break;
+    case LINEAR_ATT_PROJ:
+        source.id = ACT_ATT;
+        source.shared = true;
+        break;
+    case LINEAR_FC:
+        source.id = s->norm_before ? ACT_NORM2 : ACT_MID;
+        source.shared = !s->norm_before;
+        break;
+    case LINEAR_MLP_PROJ: source.id = ACT_ACT; break;
+    case LINEAR_COUNT: break;
+    }
+    return source;
+}
+
+// A buffer of a linear layer in FP8.
+static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_buffer which, size_t bytes) {
+    static const char *const categories[] = {
+#define CATEGORY_ROW(id, category) category,
+        FP8_BUFFER_ROWS(CATEGORY_ROW)
+#undef CATEGORY_ROW
+    };
+    const int slot = SLOT_FP8 + (int)which * LINEAR_COUNT + (int)linear;
+    return buffer(m, pass, l, slot, bytes, categories[which], linear_row(linear, &m->shape.layer).name);
+}
+// One of its matrices, (rows, depth).
+static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l, enum linear linear,
+                                           enum fp8_buffer which, enum fp8_operand operand, int64_t rows,
+                                           int64_t depth) {
+    void *at = fp8_buffer(m, pass, l, linear, which, fp8_matrix_bytes(&m->fp8, operand, rows, depth));
+    return fp8_matrix_in(&m->fp8, at, operand, rows, depth, fp8_scale(&m->fp8, l, linear, operand));
+}
+
+// Where the producer of a linear layer's input writes it, (N, inputs): the activation itself, or, where that is kept in
+// FP8, a buffer until the input is cast.
+static floatX *linear_input(struct gpt *m, enum pass pass, int l, enum linear linear) {
+    const struct linear_source source = linear_source(m, l, linear);
+    if (source.shared || !is_quantised(m, pass, l))
+        return (floatX *)activation(m, pass, source.layer, source.id);
+    const int64_t elements = extent_of(m, pass).N * linear_row(linear, &m->shape.layer).inputs;
+    return (floatX *)fp8_buffer(m, pass, l, linear, FP8_VALUES, (size_t)elements * sizeof(floatX));
+}
+// Where a producer puts the amax of an operand; NULL: nowhere. Recomputed values have the amax of the first ones.
+static uint32_t *amax_of(const struct gpt *m, enum pass pass, int l, enum linear linear, enum fp8_operand operand) {
+    struct fp8_scale *scale =
+        pass == PASS_TRAIN && is_quantised(m, pass, l) ? fp8_scale(&m->fp8, l, linear, operand) : NULL;
+    return scale ? &scale->amax : NULL;
+}
+// Whether `produce` asks for the input of a product, which, where it is kept in FP8, its product needs too.
+static bool input_is_wanted(const struct gpt *m, enum pass pass, int l, uint32_t produce, uint32_t input,
+                            uint32_t product) {
+    return produce & (is_quantised(m, pass, l) ? input | product : input);
+}
+// The pass after which values are counted and scales collected; recomputation makes the same ones again.
+static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
+    return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
+}
+
+// Describes the cast of an input: by rows where its product is to run, by columns where the backward keeps them.
+static struct fp8_cast input_cast(struct gpt *m, enum pass pass, int l, enum linear linear, bool rows, bool columns) {
+    const struct linear_source source = linear_source(m, l, linear);
+    const int64_t N = extent_of(m, pass).N;
+    const int k = linear_row(linear, &m->shape.layer).inputs;
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.scale = fp8_scale(&m->fp8, l, linear, FP8_INPUT);
+    to.counts = counts_of(m, pass, linear, FP8_INPUT);
+    if (rows)
+        to.rows = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
+    if (columns && !source.shared)
+        to.columns = fp8_matrix_in(&m->fp8, activation(m, pass, l, source.id), FP8_INPUT, k, N, to.scale);
+    return to;
+}
+// Casts the input of a linear layer, in a phase of its own, where the layer is in FP8.
+static void quantise_input(struct gpt *m, enum pass pass, int l, enum linear linear, bool rows, bool columns) {
+    const struct linear_source source = linear_source(m, l, linear);
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t N = extent_of(m, pass).N;
+    char name[PLAN_NAME_CHARS];
+    if (!is_quantised(m, pass, l) || !(rows || (columns && !source.shared)))
+        return;
+    snprintf(name, sizeof name, "cast for %s", row.name);
+    phase(m, pass_name(pass), l, name);
+    const floatX *in = linear_input(m, pass, l, linear);
+    const struct fp8_cast to = input_cast(m, pass, l, linear, rows, columns);
+    void *ws = workspace(m, fp8_cast_workspace_bytes(N, row.inputs));
+    uint32_t *amax = amax_of(m, pass, l, linear, FP8_INPUT);
+    if (amax && source.shared && source.id != ACT_ATT) // the residual stream has many readers: its amax is taken here
+        RUN(m, fp8_amax(amax, in, N * row.inputs, m->dev));
+    RUN(m, fp8_cast(to, in, N, row.inputs, ws, m->dev));
+}
+
+// ---- Products ----
+
+// Whether a product may sum in the tensor cores' fewer bits.
+static bool fast_accumulation(const struct gpt *m, bool forward) {
+    switch (m->config.fp8_fast_accumulation) {
+    case FP8_FAST_FORWARD: return forward && !fp8_by_blocks(&m->fp8);
+    case FP8_FAST_NONE: return false;
+    case FP8_FAST_ALL: return !fp8_by_blocks(&m->fp8);
+    }
+    return false;
+}
+// Casts a weight (outputs, inputs), or its transpose where `which` is FP8_WEIGHT_COLUMNS, in this phase.
+static struct fp8_matrix quantise_weight(struct gpt *m, enum pass pass, int l, enum linear linear,
+                                         enum fp8_buffer which, const floatX *w, void *ws) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const bool transposed = which == FP8_WEIGHT_COLUMNS;
+    const struct fp8_matrix matrix =
+        fp8_matrix_buffer(m, pass, l, linear, which, FP8_WEIGHT, transposed ? row.inputs : row.outputs,
+                          transposed ? row.outputs : row.inputs);
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    if (transposed)
+        to.columns = matrix;
+    else
+        to.rows = matrix;
+    to.scale = fp8_scale(&m->fp8, l, linear, FP8_WEIGHT);
+    to.counts = transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT);
+    if (m->fp8.weights_sharded && !transposed && amax_of(m, pass, l, linear, FP8_WEIGHT))
+        RUN(m, fp8_amax(&to.scale->amax, w, (int64_t)row.outputs * row.inputs, m->dev));
+    RUN(m, fp8_cast(to, w, row.outputs, row.inputs, ws, m->dev));
+    return matrix;
+}
+// The scratch memory of a phase that casts a weight and multiplies (M, K) by (N, K).
+static void *fp8_workspace(struct gpt *m, enum linear linear, int64_t M, int64_t N, int64_t K) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const size_t cast = fp8_cast_workspace_bytes(row.outputs, row.inputs),
+                 product = matmul_fp8_workspace_bytes(M, N, K, m->dev);
+    return workspace(m, cast > product ? cast : product);
+}
+
+// out (N, outputs) = in weight^T + bias, in the phase that the caller began. In FP8 quantise_input ran before.
+static void linear_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t N = extent_of(m, pass).N;
+    const int n = row.outputs, k = row.inputs;
+    const floatX *w = param(m, pass, l, row.weight), *b = param(m, pass, l, row.bias);
+    if (!is_quantised(m, pass, l)) {
+        const floatX *in = linear_input(m, pass, l, linear);
+        void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+        MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
+        return;
+    }
+    void *ws = fp8_workspace(m, linear, N, n, k);
+    const struct fp8_matrix x = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
+    const struct fp8_matrix weight = quantise_weight(m, pass, l, linear, FP8_WEIGHT_ROWS, w, ws);
+    MATMUL(m, matmul_fp8(out, x, weight, b, N, n, k, fast_accumulation(m, true), ws, m->dev));
+}
+
+// ---- Backward ----
+
+// Whether the gradient of a linear layer's output has its amax from its producer; else the cast takes it by a pass.
+static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
+    const struct layer_shape *s = &m->shape.layer;
+    const bool stream = m->config.hidden_dropout == 0 && residual_scale(m) == 1; // d_added is the stream's gradient
+    switch (linear) {
+    case LINEAR_QKV: return s->qk_statistics == 0;
+    case LINEAR_ATT_PROJ: return s->norm_after || (stream && !s->parallel);
+    case LINEAR_FC: return true;
+    case LINEAR_MLP_PROJ: return s->norm_after || stream;
+    case LINEAR_COUNT: break;
+    }
+    return false;
+}
+// Where the producer of the gradient of a linear layer's output puts its amax; NULL: nowhere.
+static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
+    return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
+}
+// The same for the gradient of the residual stream, which a projection without a norm after it has as its own.
+static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
+    return m->shape.layer.norm_after ? NULL : gradient_amax(m, l, projection);
+}
+
+// Describes the cast of the gradient of a linear layer's output, which sums dbias too.
+static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.rows = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, row.outputs);
+    to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, row.outputs, N);
+    to.dbias = grad(m, l, row.bias);
+    to.scale = fp8_scale(&m->fp8, l, linear, FP8_GRADIENT);
+    to.counts = counts_of(m, PASS_TRAIN, linear, FP8_GRADIENT);
+    return to;
+}
+static void quantise_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int n = linear_row(linear, &m->shape.layer).outputs;
+    const struct fp8_cast to = gradient_cast(m, l, linear);
+    void *ws = workspace(m, fp8_cast_workspace_bytes(N, n));
+    if (!gradient_has_amax(m, linear) && to.scale)
+        RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
+    RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
+}
+// The input by columns, for the gradient of the weight: as it was kept, or cast now by the scale of forward's cast.
+static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear, void *ws) {
+    const struct linear_source source = linear_source(m, l, linear);
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int k = linear_row(linear, &m->shape.layer).inputs;
+    struct fp8_scale *scale = fp8_scale(&m->fp8, l, linear, FP8_INPUT);
+    if (!source.shared)
+        return fp8_matrix_in(&m->fp8, activation(m, PASS_RECOMPUTE, l, source.id), FP8_INPUT, k, N, scale);
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.scale = scale;
+    to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_COLUMNS, FP8_INPUT, k, N);
+    const floatX *in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
+    RUN(m, fp8_cast(to, in, N, k, ws, m->dev));
+    return to.columns;
+}
+// The two products of a linear layer's backward in FP8, a phase each, after quantise_gradient.
+static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum slot din_slot) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int n = row.outputs, k = row.inputs;
+    const bool fast = fast_accumulation(m, false);
+    char name[PLAN_NAME_CHARS];
+
+    snprintf(name, sizeof name, "%s, input", row.name);
+    phase(m, "backward", l, name);
+    floatX *din = d_buffer(m, l, din_slot, k);
+    const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
+    void *ws = fp8_workspace(m, linear, N, k, n);
+    const struct fp8_matrix dout = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, n);
+    const struct fp8_matrix weight = quantise_weight(m, PASS_TRAIN, l, linear, FP8_WEIGHT_COLUMNS, w, ws);
+    timeline_touch(fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N).codes);
+    MATMUL(m, matmul_fp8(din, dout, weight, NULL, N, k, n, fast, ws, m->dev));
+
+    snprintf(name, sizeof name, "%s, weight", row.name);
+    phase(m, "backward", l, name);
+    timeline_touch(d_buffer(m, l, din_slot, k));
+    float *dw = grad(m, l, row.weight);
+    const size_t cast = fp8_cast_workspace_bytes(N, k), product = matmul_fp8_workspace_bytes(n, k, N, m->dev);
+    ws = workspace(m, cast > product ? cast : product);
+    const struct fp8_matrix x = input_columns(m, l, linear, ws);
+    const struct fp8_matrix dout_columns =
+        fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
+    MATMUL(m, matmul_fp8_add(dw, dout_columns, x, n, k, N, fast, ws, m->dev));
+}
+// Gradients of a linear layer, from the phase in which dout (N, outputs) is live: its input's (N, inputs) is written to
+// the slot; its weight's and bias's are added to the unit's gradients. In FP8 two further phases follow.
+static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int n = row.outputs, k = row.inputs;
+    if (is_quantised(m, PASS_TRAIN, l)) {
+        quantise_gradient(m, l, linear, dout);
+        linear_backward_fp8(m, l, linear, din_slot);
+        return;
+    }
+    const struct linear_source source = linear_source(m, l, linear);
+    floatX *din = d_buffer(m, l, din_slot, k);
+    const floatX *in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
+    const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
+    float *dw = grad(m, l, row.weight), *db = grad(m, l, row.bias);
+    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+    MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, ws, m->dev));
+}
