@@ -166,3 +166,30 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
     if (f->history)
         device_zero(f->history, fp8_history_bytes(f), dev);
 }
+
+// ---- what a checkpoint holds: of delayed scales, each scale's `delayed`, then the history ----
+
+// Floats of it; 0: nothing.
+static int64_t fp8_state_floats(const struct fp8_state *f) {
+    return fp8_is_delayed(f) ? (int64_t)fp8_num_scales(f) * (1 + f->delay.length) : 0;
+}
+// Copies it to the host's memory, (fp8_state_floats), and back. Both wait for the device.
+static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
+    const int n = fp8_num_scales(f);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
+    device_download(scales, f->scales, fp8_scales_bytes(f), dev);
+    for (int i = 0; i < n; i++)
+        to[i] = scales[i].delayed;
+    device_download(to + n, f->history, fp8_history_bytes(f), dev);
+    free(scales);
+}
+static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
+    const int n = fp8_num_scales(f);
+    struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
+    for (int i = 0; i < n; i++)
+        scales[i].delayed = from[i];
+    device_upload(f->scales, scales, fp8_scales_bytes(f), dev);
+    device_upload(f->history, from + n, fp8_history_bytes(f), dev);
+    device_synchronize(dev);
+    free(scales);
+}

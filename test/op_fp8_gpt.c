@@ -1,0 +1,380 @@
+// Training in FP8, at the level of the model: recomputation changes no bit, evaluation leaves no trace, gradients are
+// near bf16's, kept inputs take the bytes that the table says, and delayed scales follow the amaxes of the steps.
+#include "test/model.h"   // before gpt.cuh, which it looks into
+#include <malloc.h>       // before testing.h, which may redefine free
+#include "test/setup.h"   // models of a few layers, and what a step makes of them
+#include "test/testing.h" // assertions
+
+// Widths and the tokens of a micro-batch are multiples of 16, in WIDE, which blocks need, of 128.
+#ifdef CUDA_EMULATED
+#define FP8_BATCH " --micro-batch-size 1 --global-batch-size 2 --seq-length 32 --num-layers 3 "
+#else
+#define FP8_BATCH " --micro-batch-size 4 --global-batch-size 8 --seq-length 20 --num-layers 4 "
+#endif
+#define SMALL_FP8 "--vocab-size 150 --loss-chunk-tokens 50" FP8_BATCH "--hidden-size 48 --kv-channels 16 "
+#define ROTARY_FP8                                                                                                     \
+    SMALL_FP8 "--num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 80 --normalization RMSNorm "             \
+              "--position-embedding-type rope --activation swiglu --add-bias-linear=false "
+#define GPT2_FP8 SMALL_FP8 "--num-attention-heads 3 --hidden-dropout 0.1 --attention-dropout 0.2 "
+#define WIDE                                                                                                           \
+    "--vocab-size 150 --loss-chunk-tokens 50 --micro-batch-size 2 --global-batch-size 4 --seq-length 64 "              \
+    "--num-layers 3 --hidden-size 128 --num-attention-heads 4 --kv-channels 32 "
+#define TENSORWISE " --fp8-format hybrid "
+#define DELAYED                                                                                                        \
+    " --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 --fp8-amax-compute-algo max --fp8-margin 1 "
+#define BLOCKWISE " --fp8-format e4m3 --fp8-recipe blockwise "
+
+static const struct form {
+    const char *name, *options;
+} forms[] = {
+    {"gpt2", GPT2_FP8},
+    {"gpt2 without dropout", SMALL_FP8 "--num-attention-heads 3 "},
+    {"llama", ROTARY_FP8 "--add-qkv-bias --untie-embeddings-and-output-weights "},
+    {"qwen3", ROTARY_FP8 "--qk-layernorm "},
+    {"olmo2", ROTARY_FP8 "--norm-placement post --qk-layernorm --qk-layernorm-width full "},
+    {"gemma2", ROTARY_FP8 "--norm-placement sandwich --apply-layernorm-1p --activation geglu "},
+    {"granite", ROTARY_FP8 "--residual-multiplier 0.22 "},
+    {"gpt-neox", SMALL_FP8 "--num-attention-heads 3 --activation gelu_erf --parallel-residual "},
+    {"some layers in bf16", ROTARY_FP8 "--first-last-layers-bf16 --activation geglu "},
+};
+enum { FORMS = sizeof forms / sizeof *forms };
+static const char *const recipes[] = {TENSORWISE, DELAYED};
+static const struct form wide_forms[] = {
+    {"gpt2 by blocks", WIDE "--hidden-dropout 0.1 --ffn-hidden-size 256 "},
+    {"llama by blocks", WIDE "--num-query-groups 2 --ffn-hidden-size 128 --normalization RMSNorm --activation swiglu "
+                             "--position-embedding-type rope --add-bias-linear=false "},
+};
+enum { WIDE_FORMS = sizeof wide_forms / sizeof *wide_forms };
+
+// Calls f for every form and recipe.
+static void for_each_form(void (*f)(const char *shape, const char *recipe)) {
+    for (int i = 0; i < FORMS; i++)
+        for (int r = 0; r < 2; r++)
+            f(forms[i].options, recipes[r]);
+    for (int i = 0; i < WIDE_FORMS; i++)
+        f(wide_forms[i].options, BLOCKWISE);
+}
+// Both, in memory that the next call reuses.
+static const char *joined(const char *a, const char *b) {
+    static char text[1024];
+    snprintf(text, sizeof text, "%s %s", a, b);
+    return text;
+}
+
+// ---- recomputation ----
+
+static void policies_change_no_bit(const char *shape, const char *recipe) {
+    static const char *const policies[] = {
+        "--recompute-granularity full",
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+        "--recompute-granularity selective --recompute-modules " MODULE_LIST,
+        "--recompute-granularity selective --recompute-modules qkv",
+        "--recompute-granularity selective --recompute-modules mlp",
+        "--recompute-granularity selective --recompute-modules activation",
+        "--recompute-granularity selective --recompute-modules norm",
+        "--recompute-granularity selective --recompute-modules core_attn --attention-backend unfused",
+    };
+    enum { POLICIES = sizeof policies / sizeof *policies };
+    struct outcome none = outcome_of(shape, recipe),
+                   unfused = outcome_of(shape, joined(recipe, "--attention-backend unfused"));
+    for (int i = 0; i < POLICIES; i++) {
+        struct outcome o = outcome_of(shape, joined(recipe, policies[i]));
+        assert_same_bits(strstr(policies[i], "unfused") ? &unfused : &none, &o, policies[i]);
+        outcome_free(&o);
+    }
+    outcome_free(&none);
+    outcome_free(&unfused);
+}
+static void recomputation_changes_no_bit(void **state) { for_each_form(policies_change_no_bit); }
+
+// ---- memory ----
+
+static void poison_changes_no_bit(const char *shape, const char *recipe) {
+    static const char *const policies[] = {"", "--recompute-granularity full", "--recompute-granularity selective"};
+    for (int i = 0; i < 3; i++) {
+        struct outcome plain = outcome_of(shape, joined(recipe, policies[i]));
+        struct setup s = setup_of(shape, joined(recipe, policies[i]));
+        watch_phases(s.model, poison);
+        struct outcome poisoned = two_steps(&s);
+        assert_same_bits(&plain, &poisoned, policies[i]);
+        setup_free(&s);
+        outcome_free(&plain);
+        outcome_free(&poisoned);
+    }
+}
+static void poisoned_memory_changes_no_bit(void **state) { for_each_form(poison_changes_no_bit); }
+
+// Bytes of buffers of layers that live through the head's first phase.
+static int64_t kept_bytes(const struct gpt *m) {
+    const struct plan *plan = &m->timeline.plan;
+    int head = 0;
+    int64_t kept = 0;
+    while (strncmp(plan->phases[head], "head", 4))
+        head++;
+    for (int b = 0; b < plan->count; b++) {
+        const struct plan_buffer *buffer = &plan->buffers[b];
+        if (buffer->arena == ARENA_ACTIVATIONS && buffer->layer >= 0 && buffer->first_phase < head &&
+            buffer->last_phase > head)
+            kept += (int64_t)buffer->bytes;
+    }
+    return kept;
+}
+static void the_plan_keeps_the_table(const char *shape, const char *recipe) {
+    struct setup s = setup_of(shape, recipe);
+    assert_int_equal(kept_bytes(s.model), policy_bytes_per_token(&s.model->policy, &s.model->shape.layer) * s.tokens);
+    setup_free(&s);
+}
+// Per token and layer: GPT-2's 32 C + 4 H + 16 bytes become 26 C + 4 H + 16; in a layer with a gate 2 C + F fewer.
+static void inputs_are_kept_at_a_byte_an_element(void **state) {
+    for_each_form(the_plan_keeps_the_table);
+    if (sizeof(floatX) != 2)
+        return;
+    const struct {
+        const char *options;
+        int64_t saved; // bytes per token and layer
+    } cases[] = {{SMALL_FP8 "--num-attention-heads 3 ", 6 * 48}, {ROTARY_FP8, 2 * 48 + 80}};
+    for (int i = 0; i < 2; i++) {
+        struct setup bf16 = setup_of(cases[i].options, ""), fp8 = setup_of(cases[i].options, TENSORWISE);
+        assert_int_equal(kept_bytes(bf16.model) - kept_bytes(fp8.model),
+                         cases[i].saved * bf16.model->shape.L * bf16.tokens);
+        setup_free(&bf16);
+        setup_free(&fp8);
+    }
+}
+
+// Every preset: the peak is lower than bf16's, and no recipe's plan is above the bound by much.
+static void each_presets_peak_is_below_that_of_bf16(void **state) {
+    static const char *const names[] = {"gpt2-124m", "gpt2-1558m", "llama3.2-1b", "llama3-8b", "qwen2.5-1.5b"};
+    static const char *const with[] = {"", TENSORWISE, DELAYED};
+    struct device dev;
+    memset(&dev, 0, sizeof dev);
+    dev.threads = 2;
+    dev.matmul = matmul_create(&dev);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        size_t peaks[3];
+        for (int k = 0; k < 3; k++) {
+            char options[256];
+            snprintf(options, sizeof options, "--preset %s --micro-batch-size 8 %s", names[i], with[k]);
+            const struct config c = config_of_options(options, "");
+            const struct fit f = fit_of(&c, ATTENTION_FLASH, &dev);
+            struct gpt *m = gpt_create(&c, fit_policy(&f), ATTENTION_FLASH, &dev);
+            peaks[k] = m->timeline.plan.peak_bytes;
+            assert_true((double)peaks[k] <= 1.02 * (double)m->timeline.plan.lower_bound_bytes);
+            gpt_destroy(m);
+        }
+        for (int k = 1; k < 3 && sizeof(floatX) == 2; k++)
+            if (peaks[k] >= peaks[0])
+                fail_msg("%s%s: the peak of %zu bytes is not below bf16's %zu", names[i], with[k], peaks[k], peaks[0]);
+    }
+    matmul_destroy(dev.matmul);
+}
+
+#ifndef TARGET_CUDA // the driver and the emulator use the same heap
+// The case of TransformerEngine's issue 1935: delayed scales under full recomputation.
+static void steps_allocate_nothing(void **state) {
+    struct setup s = setup_of(ROTARY_FP8, DELAYED "--recompute-granularity full");
+    struct outcome o = two_steps(&s);
+    outcome_free(&o);
+    const struct mallinfo2 before = mallinfo2();
+    for (int step = 0; step < 30; step++) {
+        gpt_zero_gradients(s.model);
+        gpt_micro_step(s.model, 0, batch_of(s.inputs, s.targets), 1);
+        gpt_update(s.model, step + 3, 1e-3);
+    }
+    const struct mallinfo2 after = mallinfo2();
+    assert_int_equal(after.uordblks, before.uordblks);
+    assert_int_equal(after.hblkhd, before.hblkhd);
+    setup_free(&s);
+}
+#endif
+
+// ---- values ----
+
+// Gradients beside those of the same model without FP8. A value in E4M3 is off by at most 2^-4 of itself, one in E5M2
+// by 2^-3, independently of each other: a matrix's gradient, a sum of many products, by much less than their sum.
+static void near_without_fp8(const char *shape, const char *recipe) {
+    struct setup with = setup_of(shape, joined(recipe, "--hidden-dropout 0 --attention-dropout 0")),
+                 without = setup_of(shape, "--hidden-dropout 0 --attention-dropout 0");
+    gpt_zero_gradients(with.model);
+    gpt_zero_gradients(without.model);
+    const double a = setup_micro_step(&with, 0, 1), b = setup_micro_step(&without, 0, 1);
+    assert_near(a, b, 0.03 * b, 0);
+    bool differs = false;
+    for (int i = 0; i < with.model->table.num_tensors; i++) {
+        const struct tensor *t = &with.model->table.tensors[i];
+        const float *x = with.model->zero.grads + t->offset, *y = without.model->zero.grads + t->offset;
+        double error = 0, norm = 0;
+        for (int64_t j = 0; j < t->count; j++) {
+            error += ((double)x[j] - y[j]) * ((double)x[j] - y[j]);
+            norm += (double)y[j] * y[j];
+        }
+        differs = differs || error > 0;
+        if (error > 0.2 * 0.2 * norm)
+            fail_msg("%s%s: the gradient of %s is %.3f of its norm away from the one without FP8", shape, recipe,
+                     t->name, sqrt(error / norm));
+    }
+    assert_true(differs);
+    setup_free(&with);
+    setup_free(&without);
+}
+static void gradients_are_near_those_without_fp8(void **state) { for_each_form(near_without_fp8); }
+
+// A first step, with empty histories, casts by the amaxes of the micro-batch at hand, as tensorwise does: the same bits,
+// though the activations write FP8 themselves where scales are delayed.
+static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
+    for (int i = 0; i < FORMS; i++) {
+        struct setup a = setup_of(forms[i].options, TENSORWISE), b = setup_of(forms[i].options, DELAYED);
+        for (int batch = 0; batch < 2; batch++)
+            assert_true(setup_micro_step(&a, batch, 1) == setup_micro_step(&b, batch, 1));
+        device_synchronize(a.dev);
+        device_synchronize(b.dev);
+        assert_memory_equal(a.model->zero.grads, b.model->zero.grads, (size_t)a.model->table.flat * sizeof(float));
+        setup_free(&a);
+        setup_free(&b);
+    }
+}
+
+// ---- delayed scales ----
+
+static void step_of(struct setup *s, int step) {
+    gpt_zero_gradients(s->model);
+    for (int i = 0; i < 2; i++)
+        setup_micro_step(s, i, 0.5);
+    gpt_update(s->model, step + 1, 1e-3);
+    device_synchronize(s->dev);
+}
+// After each step a scale is the largest finite value over the largest amax of the last three steps, halved by the
+// margin; the history has the largest of both micro-batches.
+static void scales_follow_the_history(void **state) {
+    enum { LENGTH = 3, STEPS = 5 };
+    struct setup s = setup_of(ROTARY_FP8, DELAYED);
+    struct fp8_state *f = &s.model->fp8;
+    const int n = fp8_num_scales(f);
+    float *seen = (float *)test_alloc((size_t)STEPS * (size_t)n * sizeof *seen);
+    for (int step = 0; step < STEPS; step++) {
+        gpt_zero_gradients(s.model);
+        for (int i = 0; i < n; i++)
+            seen[step * n + i] = 0;
+        for (int batch = 0; batch < 2; batch++) {
+            setup_micro_step(&s, batch, 0.5);
+            for (int i = 0; i < n; i++) {
+                float amax;
+                memcpy(&amax, &f->scales[i].amax, sizeof amax);
+                seen[step * n + i] = amax > seen[step * n + i] ? amax : seen[step * n + i];
+            }
+        }
+        gpt_update(s.model, step + 1, 1e-3);
+        device_synchronize(s.dev);
+        for (int i = 0; i < n; i++) {
+            float largest = 0;
+            for (int k = step; k >= 0 && k > step - LENGTH; k--)
+                largest = seen[k * n + i] > largest ? seen[k * n + i] : largest;
+            assert_true(seen[step * n + i] > 0 && f->history[i * LENGTH] == seen[step * n + i]);
+            assert_true(f->scales[i].delayed ==
+                        fp8_largest(fp8_format_of(f, (enum fp8_operand)(i % FP8_OPERANDS))) / largest / 2);
+        }
+    }
+    free(seen);
+    setup_free(&s);
+}
+
+// Validation between steps changes nothing.
+static void evaluation_leaves_no_trace(const char *shape, const char *recipe) {
+    struct setup a = setup_of(shape, recipe), b = setup_of(shape, recipe);
+    for (int step = 0; step < 3; step++) {
+        step_of(&a, step);
+        step_of(&b, step);
+        gpt_evaluate(b.model, setup_batch(&b, 1));
+    }
+    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.flat * sizeof(floatX));
+    setup_free(&a);
+    setup_free(&b);
+}
+static void validation_leaves_no_trace(void **state) { for_each_form(evaluation_leaves_no_trace); }
+
+// A step with an infinite activation updates nothing, neither parameters nor histories, and the steps after it are
+// those of a run that never met it.
+static void a_skipped_step_leaves_no_trace(const char *shape, const char *recipe) {
+    struct setup a = setup_of(shape, recipe), b = setup_of(shape, recipe);
+    step_of(&a, 0);
+    step_of(&b, 0);
+    const struct tensor *t = parameters_find(&b.model->table, -1, PARAM_WTE);
+    floatX *p = b.model->zero.params + t->offset + (int64_t)b.inputs[3] * t->cols;
+    const floatX before = *p;
+    *p = to_floatX(INFINITY);
+    step_of(&b, 1);
+    assert_int_equal(b.model->results->check.finite, 0);
+    *p = before;
+    for (int step = 1; step < 4; step++) {
+        step_of(&a, step);
+        b.model->micro_step = a.model->micro_step - 2; // the counter of the dropout masks
+        step_of(&b, step);
+        assert_int_equal(b.model->results->check.finite, 1);
+    }
+    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.flat * sizeof(floatX));
+    setup_free(&a);
+    setup_free(&b);
+}
+static void skipped_steps_leave_no_trace(void **state) { for_each_form(a_skipped_step_leaves_no_trace); }
+
+// A state that goes through the host's memory into another model gives the same bits there; without it others.
+static void the_state_of_scales_can_be_moved(void **state) {
+    struct setup a = setup_of(ROTARY_FP8, DELAYED);
+    float *scales = (float *)test_alloc((size_t)fp8_state_floats(&a.model->fp8) * sizeof *scales);
+    for (int step = 0; step < 4; step++)
+        step_of(&a, step);
+    fp8_state_download(&a.model->fp8, scales, a.dev);
+    const size_t bytes = (size_t)a.model->table.flat * sizeof(float);
+    for (int with = 0; with < 2; with++) {
+        struct setup b = setup_of(ROTARY_FP8, DELAYED);
+        for (int id = 0; id < STATE_COUNT; id++)
+            if (a.model->optimizer.state[id])
+                memcpy(b.model->optimizer.state[id], a.model->optimizer.state[id], bytes);
+        memcpy(b.model->zero.params, a.model->zero.params, (size_t)a.model->table.flat * sizeof(floatX));
+        if (with)
+            fp8_state_upload(&b.model->fp8, scales, b.dev);
+        gpt_zero_gradients(a.model);
+        gpt_zero_gradients(b.model);
+        const double loss = setup_micro_step(&a, 1, 1), same = setup_micro_step(&b, 1, 1);
+        assert_int_equal(loss == same && memcmp(a.model->zero.grads, b.model->zero.grads, bytes) == 0, with);
+        setup_free(&b);
+    }
+    free(scales);
+    setup_free(&a);
+}
+
+// Each kind of tensor of each layer was cast: its scale is set, and the counts are of all of them.
+static void each_kind_of_tensor_is_cast(const char *shape, const char *recipe) {
+    struct setup s = setup_of(shape, recipe);
+    const struct fp8_state *f = &s.model->fp8;
+    setup_micro_step(&s, 0, 1);
+    device_synchronize(s.dev);
+    for (int l = 0; l < s.model->shape.L; l++)
+        for (int i = 0; i < FP8_KINDS && f->scales; i++) {
+            const struct fp8_scale *scale = &f->scales[l * FP8_KINDS + i];
+            if ((scale->scale > 0) != fp8_has_layer(f, l))
+                fail_msg("%s%s: layer %d, tensor %d has the scale %g", shape, recipe, l, i, (double)scale->scale);
+        }
+    setup_free(&s);
+}
+static void every_kind_of_tensor_is_cast(void **state) { for_each_form(each_kind_of_tensor_is_cast); }
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_kind_of_tensor_is_cast),
+        cmocka_unit_test(gradients_are_near_those_without_fp8),
+        cmocka_unit_test(recomputation_changes_no_bit),
+        cmocka_unit_test(poisoned_memory_changes_no_bit),
+        cmocka_unit_test(inputs_are_kept_at_a_byte_an_element),
+        cmocka_unit_test(each_presets_peak_is_below_that_of_bf16),
+#ifndef TARGET_CUDA
+        cmocka_unit_test(steps_allocate_nothing),
+#endif
+        cmocka_unit_test(a_first_delayed_step_has_the_bits_of_tensorwise),
+        cmocka_unit_test(scales_follow_the_history),
+        cmocka_unit_test(the_state_of_scales_can_be_moved),
+        cmocka_unit_test(validation_leaves_no_trace),
+        cmocka_unit_test(skipped_steps_leave_no_trace),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
