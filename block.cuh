@@ -104,47 +104,45 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
     RUN(m, attention_decode(att, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
+// The functions of kernels/activation.cuh by their names: a row for each activation, to which POINTWISE or GATED is applied.
+#define ACTIVATION_SWITCH(activation, POINTWISE, GATED)                                                                \
+    switch (activation) {                                                                                              \
+    case ACTIVATION_GELU: POINTWISE(gelu); break;                                                                      \
+    case ACTIVATION_GELU_ERF: POINTWISE(gelu_erf); break;                                                              \
+    case ACTIVATION_SQUARED_RELU: POINTWISE(squared_relu); break;                                                      \
+    case ACTIVATION_SWIGLU: GATED(swiglu); break;                                                                      \
+    case ACTIVATION_GEGLU: GATED(geglu); break;                                                                        \
+    }
+
 // act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact. amax: of the result; NULL: not taken.
 static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    uint32_t *amax, struct device *dev) {
-    switch (s->activation) {
-    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, amax, dev); break;
-    case ACTIVATION_GELU_ERF: gelu_erf_forward(act, fc, N * s->layer.F, amax, dev); break;
-    case ACTIVATION_SQUARED_RELU: squared_relu_forward(act, fc, N * s->layer.F, amax, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, amax, dev); break;
-    case ACTIVATION_GEGLU: geglu_forward(act, fc, N, s->layer.F, amax, dev); break;
-    }
+#define POINTWISE(name) name##_forward(act, fc, N * s->layer.F, amax, dev)
+#define GATED(name) name##_forward(act, fc, N, s->layer.F, amax, dev)
+    ACTIVATION_SWITCH(s->activation, POINTWISE, GATED)
+#undef GATED
+#undef POINTWISE
 }
 static void mlp_activation_backward(floatX *dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, uint32_t *amax, struct device *dev) {
-    switch (s->activation) {
-    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, amax, dev); break;
-    case ACTIVATION_GELU_ERF: gelu_erf_backward(dfc, dact, fc, N * s->layer.F, amax, dev); break;
-    case ACTIVATION_SQUARED_RELU: squared_relu_backward(dfc, dact, fc, N * s->layer.F, amax, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, amax, dev); break;
-    case ACTIVATION_GEGLU: geglu_backward(dfc, dact, fc, N, s->layer.F, amax, dev); break;
-    }
+#define POINTWISE(name) name##_backward(dfc, dact, fc, N * s->layer.F, amax, dev)
+#define GATED(name) name##_backward(dfc, dact, fc, N, s->layer.F, amax, dev)
+    ACTIVATION_SWITCH(s->activation, POINTWISE, GATED)
+#undef GATED
+#undef POINTWISE
 }
 // The same, written as FP8 operands alone, where the scale is known before the values are.
-static activation_forward_fp8 *mlp_activation_forward_fp8(enum activation activation) {
-    switch (activation) {
-    case ACTIVATION_GELU: return gelu_forward_fp8;
-    case ACTIVATION_GELU_ERF: return gelu_erf_forward_fp8;
-    case ACTIVATION_SQUARED_RELU: return squared_relu_forward_fp8;
-    case ACTIVATION_SWIGLU: return swiglu_forward_fp8;
-    case ACTIVATION_GEGLU: return geglu_forward_fp8;
-    }
-    __builtin_unreachable();
+static void mlp_activation_forward_fp8(struct fp8_cast to, const floatX *fc, int64_t N, const struct model_shape *s,
+                                       void *ws, struct device *dev) {
+#define IN_FP8(name) name##_forward_fp8(to, fc, N, s->layer.F, ws, dev)
+    ACTIVATION_SWITCH(s->activation, IN_FP8, IN_FP8)
+#undef IN_FP8
 }
-static activation_backward_fp8 *mlp_activation_backward_fp8(enum activation activation) {
-    switch (activation) {
-    case ACTIVATION_GELU: return gelu_backward_fp8;
-    case ACTIVATION_GELU_ERF: return gelu_erf_backward_fp8;
-    case ACTIVATION_SQUARED_RELU: return squared_relu_backward_fp8;
-    case ACTIVATION_SWIGLU: return swiglu_backward_fp8;
-    case ACTIVATION_GEGLU: return geglu_backward_fp8;
-    }
-    __builtin_unreachable();
+static void mlp_activation_backward_fp8(struct fp8_cast to, const floatX *dact, const floatX *fc, int64_t N,
+                                        const struct model_shape *s, void *ws, struct device *dev) {
+#define IN_FP8(name) name##_backward_fp8(to, dact, fc, N, s->layer.F, ws, dev)
+    ACTIVATION_SWITCH(s->activation, IN_FP8, IN_FP8)
+#undef IN_FP8
 }
 // Whether the MLP's activation writes FP8 itself in a pass of layer l.
 static bool activation_is_fused(const struct gpt *m, enum pass pass, int l) {
@@ -251,7 +249,7 @@ static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uin
     if (activation_is_fused(m, pass, l)) {
         const struct fp8_cast to = input_cast(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
         void *ws = workspace(m, fp8_cast_workspace_bytes(N, m->shape.layer.F));
-        RUN(m, mlp_activation_forward_fp8(m->shape.activation)(to, fc, N, m->shape.layer.F, ws, m->dev));
+        RUN(m, mlp_activation_forward_fp8(to, fc, N, &m->shape, ws, m->dev));
         return;
     }
     floatX *act = linear_input(m, pass, l, LINEAR_MLP_PROJ);
@@ -443,7 +441,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     if (activation_is_fused(m, PASS_TRAIN, l)) {
         const struct fp8_cast to = gradient_cast(m, l, LINEAR_FC);
         void *ws = workspace(m, fp8_cast_workspace_bytes(N, fc_width(s)));
-        RUN(m, mlp_activation_backward_fp8(m->shape.activation)(to, dact, fc, N, s->F, ws, m->dev));
+        RUN(m, mlp_activation_backward_fp8(to, dact, fc, N, &m->shape, ws, m->dev));
         linear_backward_fp8(m, l, LINEAR_FC, SLOT_D_NORM2);
         return;
     }
