@@ -111,21 +111,21 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
 static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct model_shape *s,
                                    struct device *dev) {
     switch (s->activation) {
-    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_GELU_ERF: gelu_erf_forward(act, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SQUARED_RELU: squared_relu_forward(act, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, dev); break;
-    case ACTIVATION_GEGLU: geglu_forward(act, fc, N, s->layer.F, dev); break;
+    case ACTIVATION_GELU: gelu_forward(act, fc, N * s->layer.F, NULL, dev); break;
+    case ACTIVATION_GELU_ERF: gelu_erf_forward(act, fc, N * s->layer.F, NULL, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_forward(act, fc, N * s->layer.F, NULL, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_forward(act, fc, N, s->layer.F, NULL, dev); break;
+    case ACTIVATION_GEGLU: geglu_forward(act, fc, N, s->layer.F, NULL, dev); break;
     }
 }
 static void mlp_activation_backward(floatX *dfc, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, struct device *dev) {
     switch (s->activation) {
-    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_GELU_ERF: gelu_erf_backward(dfc, dact, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SQUARED_RELU: squared_relu_backward(dfc, dact, fc, N * s->layer.F, dev); break;
-    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
-    case ACTIVATION_GEGLU: geglu_backward(dfc, dact, fc, N, s->layer.F, dev); break;
+    case ACTIVATION_GELU: gelu_backward(dfc, dact, fc, N * s->layer.F, NULL, dev); break;
+    case ACTIVATION_GELU_ERF: gelu_erf_backward(dfc, dact, fc, N * s->layer.F, NULL, dev); break;
+    case ACTIVATION_SQUARED_RELU: squared_relu_backward(dfc, dact, fc, N * s->layer.F, NULL, dev); break;
+    case ACTIVATION_SWIGLU: swiglu_backward(dfc, dact, fc, N, s->layer.F, NULL, dev); break;
+    case ACTIVATION_GEGLU: geglu_backward(dfc, dact, fc, N, s->layer.F, NULL, dev); break;
     }
 }
 
