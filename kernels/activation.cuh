@@ -14,9 +14,12 @@
 //   NAME_forward    out = f(gate) * up
 //   NAME_backward   dgate = dout * up * f'(gate), dup = dout * f(gate)
 //
+// All take a parameter `amax`, of what they write, as kernels/amax.cuh says; NULL: not taken.
+//
 // Tanh GELU and SiLU are x times a logistic function: 0.5 (1 + tanh(u)) = sigma(2u), which needs one exponential and,
 // unlike 1 + tanh, loses nothing to cancellation where x is negative.
 #pragma once
+#include "kernels/amax.cuh"           // amax_with_packed, amax_merge_block, amax_take
 #include "kernels/device.cuh"         // floatX
 #include "kernels/packed.cuh"         // packed_load_some, packed_store_some
 #include "kernels/vector_math.cuh"    // vector_expf
@@ -65,9 +68,9 @@ HOST_DEVICE float squared_relu_derivative(float x) { return x < 0 ? 0.0f : 2.0f 
 
 // A gated activation's arrays: gate_up (N, 2F) has the gate's row, then the up projection's; out and dout are (N, F).
 // dgate_up may be gate_up.
-typedef void gated_forward(floatX *out, const floatX *gate_up, int64_t N, int F, struct device *dev);
+typedef void gated_forward(floatX *out, const floatX *gate_up, int64_t N, int F, uint32_t *amax, struct device *dev);
 typedef void gated_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,
-                            struct device *dev);
+                            uint32_t *amax, struct device *dev);
 static gated_forward swiglu_forward, geglu_forward;
 static gated_backward swiglu_backward, geglu_backward;
 
@@ -77,33 +80,45 @@ static gated_backward swiglu_backward, geglu_backward;
 enum { ACTIVATION_THREADS = 256 };
 DEVICE_FUNCTION int64_t activation_first(void) { return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
 
+#define ACTIVATION_LAUNCH(kernel, grid, ...)                                                                           \
+    LAUNCH(dev, (amax != NULL ? kernel<true> : kernel<false>), grid, ACTIVATION_THREADS,                               \
+           amax != NULL ? AMAX_BLOCK_BYTES : 0, __VA_ARGS__, amax)
+
 #define POINTWISE_ACTIVATION(name)                                                                                     \
-    static __global__ void name##_forward_kernel(floatX *out, const floatX *in, int64_t n) {                           \
+    template <bool AMAX>                                                                                               \
+    static __global__ void name##_forward_kernel(floatX *out, const floatX *in, int64_t n, uint32_t *amax) {           \
         const int64_t at = activation_first();                                                                         \
-        if (at >= n)                                                                                                   \
-            return;                                                                                                    \
-        struct packed x = packed_load_some(in + at, n - at);                                                           \
-        for (int i = 0; i < PACK; i++)                                                                                 \
-            x.x[i] = to_floatX(name(to_float(x.x[i])));                                                                \
-        packed_store_some(out + at, x, n - at);                                                                        \
+        struct packed x = {};                                                                                          \
+        if (at < n) {                                                                                                  \
+            x = packed_load_some(in + at, n - at);                                                                     \
+            for (int i = 0; i < PACK; i++)                                                                             \
+                x.x[i] = to_floatX(name(to_float(x.x[i])));                                                            \
+            packed_store_some(out + at, x, n - at);                                                                    \
+        }                                                                                                              \
+        if (AMAX)                                                                                                      \
+            amax_merge_block(amax, amax_with_packed(0, x), shared_memory());                                           \
     }                                                                                                                  \
-    static void name##_forward(floatX *out, const floatX *in, int64_t n, struct device *dev) {                         \
-        LAUNCH(dev, name##_forward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), ACTIVATION_THREADS, 0, out, in,    \
-               n);                                                                                                     \
+    static void name##_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev) {         \
+        ACTIVATION_LAUNCH(name##_forward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), out, in, n);                 \
     }                                                                                                                  \
-    static __global__ void name##_backward_kernel(floatX *din, const floatX *dout, const floatX *in, int64_t n) {      \
+    template <bool AMAX>                                                                                               \
+    static __global__ void name##_backward_kernel(floatX *din, const floatX *dout, const floatX *in, int64_t n,        \
+                                                  uint32_t *amax) {                                                    \
         const int64_t at = activation_first();                                                                         \
-        if (at >= n)                                                                                                   \
-            return;                                                                                                    \
-        const struct packed x = packed_load_some(in + at, n - at);                                                     \
-        struct packed d = packed_load_some(dout + at, n - at);                                                         \
-        for (int i = 0; i < PACK; i++)                                                                                 \
-            d.x[i] = to_floatX(to_float(d.x[i]) * name##_derivative(to_float(x.x[i])));                                \
-        packed_store_some(din + at, d, n - at);                                                                        \
+        struct packed d = {};                                                                                          \
+        if (at < n) {                                                                                                  \
+            const struct packed x = packed_load_some(in + at, n - at);                                                 \
+            d = packed_load_some(dout + at, n - at);                                                                   \
+            for (int i = 0; i < PACK; i++)                                                                             \
+                d.x[i] = to_floatX(to_float(d.x[i]) * name##_derivative(to_float(x.x[i])));                            \
+            packed_store_some(din + at, d, n - at);                                                                    \
+        }                                                                                                              \
+        if (AMAX)                                                                                                      \
+            amax_merge_block(amax, amax_with_packed(0, d), shared_memory());                                           \
     }                                                                                                                  \
-    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev) {    \
-        LAUNCH(dev, name##_backward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), ACTIVATION_THREADS, 0, din, dout, \
-               in, n);                                                                                                 \
+    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,          \
+                                struct device *dev) {                                                                  \
+        ACTIVATION_LAUNCH(name##_backward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), din, dout, in, n);          \
     }
 
 // A row takes grid.x blocks; the grid's second and third dimensions are the rows.
@@ -114,40 +129,49 @@ static inline dim3 activation_grid(int64_t N, int F) {
     return dim3(blocks_for(F, ACTIVATION_THREADS * PACK), N < rows ? (unsigned)N : rows, blocks_for(N, rows));
 }
 #define GATED_ACTIVATION(name, function)                                                                               \
-    static __global__ void name##_forward_kernel(floatX *out, const floatX *gate_up, int64_t N, int F) {               \
+    template <bool AMAX>                                                                                               \
+    static __global__ void name##_forward_kernel(floatX *out, const floatX *gate_up, int64_t N, int F,                 \
+                                                 uint32_t *amax) {                                                     \
         const int64_t f = activation_first(), n = activation_row_number();                                             \
-        if (f >= F || n >= N)                                                                                          \
-            return;                                                                                                    \
-        struct packed gate = packed_load_some(gate_up + n * 2 * F + f, F - f);                                         \
-        const struct packed up = packed_load_some(gate_up + n * 2 * F + F + f, F - f);                                 \
-        for (int i = 0; i < PACK; i++)                                                                                 \
-            gate.x[i] = to_floatX(function(to_float(gate.x[i])) * to_float(up.x[i]));                                  \
-        packed_store_some(out + n * F + f, gate, F - f);                                                               \
-    }                                                                                                                  \
-    static void name##_forward(floatX *out, const floatX *gate_up, int64_t N, int F, struct device *dev) {             \
-        LAUNCH(dev, name##_forward_kernel, activation_grid(N, F), ACTIVATION_THREADS, 0, out, gate_up, N, F);          \
-    }                                                                                                                  \
-    static __global__ void name##_backward_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up,         \
-                                                  int64_t N, int F) {                                                  \
-        const int64_t f = activation_first(), n = activation_row_number();                                             \
-        if (f >= F || n >= N)                                                                                          \
-            return;                                                                                                    \
-        struct packed gate = packed_load_some(gate_up + n * 2 * F + f, F - f);                                         \
-        struct packed up = packed_load_some(gate_up + n * 2 * F + F + f, F - f);                                       \
-        const struct packed dout_row = packed_load_some(dout + n * F + f, F - f);                                      \
-        for (int i = 0; i < PACK; i++) {                                                                               \
-            const float g = to_float(gate.x[i]), d = to_float(dout_row.x[i]);                                          \
-            const struct gate_gradient of_gate = function##_gradient(g);                                               \
-            gate.x[i] = to_floatX(d * to_float(up.x[i]) * of_gate.derivative);                                         \
-            up.x[i] = to_floatX(d * g * of_gate.s);                                                                    \
+        struct packed gate = {};                                                                                       \
+        if (f < F && n < N) {                                                                                          \
+            gate = packed_load_some(gate_up + n * 2 * F + f, F - f);                                                   \
+            const struct packed up = packed_load_some(gate_up + n * 2 * F + F + f, F - f);                             \
+            for (int i = 0; i < PACK; i++)                                                                             \
+                gate.x[i] = to_floatX(function(to_float(gate.x[i])) * to_float(up.x[i]));                              \
+            packed_store_some(out + n * F + f, gate, F - f);                                                           \
         }                                                                                                              \
-        packed_store_some(dgate_up + n * 2 * F + f, gate, F - f);                                                      \
-        packed_store_some(dgate_up + n * 2 * F + F + f, up, F - f);                                                    \
+        if (AMAX)                                                                                                      \
+            amax_merge_block(amax, amax_with_packed(0, gate), shared_memory());                                        \
+    }                                                                                                                  \
+    static void name##_forward(floatX *out, const floatX *gate_up, int64_t N, int F, uint32_t *amax,                   \
+                               struct device *dev) {                                                                   \
+        ACTIVATION_LAUNCH(name##_forward_kernel, activation_grid(N, F), out, gate_up, N, F);                           \
+    }                                                                                                                  \
+    template <bool AMAX>                                                                                               \
+    static __global__ void name##_backward_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up,         \
+                                                  int64_t N, int F, uint32_t *amax) {                                  \
+        const int64_t f = activation_first(), n = activation_row_number();                                             \
+        struct packed gate = {}, up = {};                                                                              \
+        if (f < F && n < N) {                                                                                          \
+            gate = packed_load_some(gate_up + n * 2 * F + f, F - f);                                                   \
+            up = packed_load_some(gate_up + n * 2 * F + F + f, F - f);                                                 \
+            const struct packed dout_row = packed_load_some(dout + n * F + f, F - f);                                  \
+            for (int i = 0; i < PACK; i++) {                                                                           \
+                const float g = to_float(gate.x[i]), d = to_float(dout_row.x[i]);                                      \
+                const struct gate_gradient of_gate = function##_gradient(g);                                           \
+                gate.x[i] = to_floatX(d * to_float(up.x[i]) * of_gate.derivative);                                     \
+                up.x[i] = to_floatX(d * g * of_gate.s);                                                                \
+            }                                                                                                          \
+            packed_store_some(dgate_up + n * 2 * F + f, gate, F - f);                                                  \
+            packed_store_some(dgate_up + n * 2 * F + F + f, up, F - f);                                                \
+        }                                                                                                              \
+        if (AMAX)                                                                                                      \
+            amax_merge_block(amax, amax_with_packed(amax_with_packed(0, gate), up), shared_memory());                  \
     }                                                                                                                  \
     static void name##_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,         \
-                                struct device *dev) {                                                                  \
-        LAUNCH(dev, name##_backward_kernel, activation_grid(N, F), ACTIVATION_THREADS, 0, dgate_up, dout, gate_up, N,  \
-               F);                                                                                                     \
+                                uint32_t *amax, struct device *dev) {                                                  \
+        ACTIVATION_LAUNCH(name##_backward_kernel, activation_grid(N, F), dgate_up, dout, gate_up, N, F);               \
     }
 
 #else
@@ -247,7 +271,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
         vecs_##name(x);                                                                                                \
         EACH_VEC floatx_store(out + i * LANES, x[i]);                                                                  \
     }                                                                                                                  \
-    static void name##_forward(floatX *out, const floatX *in, int64_t n, struct device *dev) {                         \
+    static void name##_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev) {         \
         _Pragma("omp parallel for schedule(static)") for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {   \
             int64_t at = begin;                                                                                        \
             for (; at < begin + ACTIVATION_BLOCK && at + FLOATX_GROUP <= n; at += FLOATX_GROUP)                        \
@@ -257,7 +281,9 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
                 floatx_pad(x, in + at, (int)(n - at), 0);                                                              \
                 name##_forward_group(x, x);                                                                            \
                 memcpy(out + at, x, (size_t)(n - at) * sizeof *x);                                                     \
+                at = n;                                                                                                \
             }                                                                                                          \
+            amax_take(amax, out + begin, at - begin);                                                                  \
         }                                                                                                              \
     }                                                                                                                  \
     ALWAYS_INLINE void name##_backward_group(floatX *din, const floatX *dout, const floatX *in) {                      \
@@ -266,7 +292,8 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
         vecs_##name##_derivative(x);                                                                                   \
         EACH_VEC floatx_store(din + i * LANES, floatx_load(dout + i * LANES) * x[i]);                                  \
     }                                                                                                                  \
-    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev) {    \
+    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,          \
+                                struct device *dev) {                                                                  \
         _Pragma("omp parallel for schedule(static)") for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {   \
             int64_t at = begin;                                                                                        \
             for (; at < begin + ACTIVATION_BLOCK && at + FLOATX_GROUP <= n; at += FLOATX_GROUP)                        \
@@ -277,7 +304,9 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
                 floatx_pad(d, dout + at, (int)(n - at), 0);                                                            \
                 name##_backward_group(d, d, x);                                                                        \
                 memcpy(din + at, d, (size_t)(n - at) * sizeof *d);                                                     \
+                at = n;                                                                                                \
             }                                                                                                          \
+            amax_take(amax, din + begin, at - begin);                                                                  \
         }                                                                                                              \
     }
 
@@ -288,7 +317,8 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
         vecs_##function(x);                                                                                            \
         EACH_VEC floatx_store(out + i * LANES, x[i] * floatx_load(up + i * LANES));                                    \
     }                                                                                                                  \
-    static void name##_forward(floatX *out, const floatX *gate_up, int64_t N, int F, struct device *dev) {             \
+    static void name##_forward(floatX *out, const floatX *gate_up, int64_t N, int F, uint32_t *amax,                   \
+                               struct device *dev) {                                                                   \
         _Pragma("omp parallel for schedule(static)") for (int64_t n = 0; n < N; n++) {                                 \
             const floatX *gate = gate_up + n * 2 * F, *up = gate + F;                                                  \
             int f = 0;                                                                                                 \
@@ -301,6 +331,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
                 name##_forward_group(last_gate, last_gate, last_up);                                                   \
                 memcpy(out + n * F + f, last_gate, (size_t)(F - f) * sizeof *out);                                     \
             }                                                                                                          \
+            amax_take(amax, out + n * F, F);                                                                           \
         }                                                                                                              \
     }                                                                                                                  \
     ALWAYS_INLINE void name##_backward_group(floatX *dgate, floatX *dup, const floatX *dout, const floatX *gate,       \
@@ -315,7 +346,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
         }                                                                                                              \
     }                                                                                                                  \
     static void name##_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,         \
-                                struct device *dev) {                                                                  \
+                                uint32_t *amax, struct device *dev) {                                                  \
         _Pragma("omp parallel for schedule(static)") for (int64_t n = 0; n < N; n++) {                                 \
             const floatX *gate = gate_up + n * 2 * F, *up = gate + F, *dout_row = dout + n * F;                        \
             floatX *dgate = dgate_up + n * 2 * F, *dup = dgate + F;                                                    \
@@ -331,6 +362,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
                 memcpy(dgate + f, last_gate, (size_t)(F - f) * sizeof *dgate);                                         \
                 memcpy(dup + f, last_up, (size_t)(F - f) * sizeof *dup);                                               \
             }                                                                                                          \
+            amax_take(amax, dgate, 2 * (int64_t)F);                                                                    \
         }                                                                                                              \
     }
 

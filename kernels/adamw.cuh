@@ -1,5 +1,6 @@
 // AdamW (Loshchilov and Hutter 2019) as torch.optim.AdamW computes it, and the norm that gradients are clipped by.
 #pragma once
+#include "kernels/amax.cuh"   // amax_with, amax_merge_block, amax_take
 #include "kernels/device.cuh" // floatX
 #include "kernels/reduce.cuh" // block_sum_double
 #include <math.h>             // pow, sqrt, sqrtf
@@ -8,7 +9,7 @@ struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step;     // from 1
     float grad_scale; // what the gradients are multiplied by first
-    uint32_t *amax;   // becomes at least fp8_magnitude of the largest new parameter; NULL: not taken
+    uint32_t *amax;   // of params, as kernels/amax.cuh says; NULL: not taken
 };
 
 // What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait
@@ -71,7 +72,8 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
 //   params = master, rounded. master NULL (fp32 only): params are the master.
 // One pass: 16 bytes read and 12 written per parameter, and 2 more for a bf16 parameter.
 // `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite nothing is
-// changed; NULL: neither.
+// changed; NULL: neither. adamw.amax is of params as they are afterwards, where nothing is changed too: so it may be
+// cleared before each update.
 static void adamw_update(floatX *params,     // (n)
                          float *master,      // (n)
                          const float *grads, // (n)
@@ -133,12 +135,12 @@ template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int b
 
 // A thread takes four elements. Groups begin where m is aligned: ranges of a flat buffer, which all have the same
 // beginning, are then aligned in all of them; others are taken one element at a time. What is loaded is loaded first:
-// waiting for `check` before would double the time in which a thread has nothing under way.
-static __global__ void adamw_kernel(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
-                                    int skip, struct adamw_factors factors, const struct gradient_check *check) {
-    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4 - skip;
-    if (at >= n)
-        return;
+// waiting for `check` before would double the time in which a thread has nothing under way. Returns the largest
+// magnitude of the parameters, or, without AMAX, 0.
+template <bool AMAX>
+DEVICE_FUNCTION uint32_t adamw_four(floatX *params, float *master, const float *grads, float *m, float *v, int64_t at,
+                                    int64_t n, int skip, struct adamw_factors factors,
+                                    const struct gradient_check *check) {
     const int begin = at < 0 ? skip : 0, end = n - at < 4 ? (int)(n - at) : 4;
     const four<float> g = four_load(grads + at, begin, end);
     four<float> first = four_load(m + at, begin, end), second = four_load(v + at, begin, end), value;
@@ -150,27 +152,45 @@ static __global__ void adamw_kernel(floatX *params, float *master, const float *
         for (int i = 0; i < 4; i++)
             value.x[i] = to_float(rounded.x[i]);
     }
-    if (check != NULL) {
-        if (!check->finite)
-            return;
-        factors.grad_scale *= check->grad_scale;
-    }
-    for (int i = 0; i < 4; i++) {
-        value.x[i] = adamw_element(value.x[i], g.x[i], &first.x[i], &second.x[i], factors);
-        rounded.x[i] = to_floatX(value.x[i]);
-    }
-    four_store(m + at, first, begin, end);
-    four_store(v + at, second, begin, end);
-    if (master != NULL)
-        four_store(master + at, value, begin, end);
-    four_store(params + at, rounded, begin, end);
+    const bool finite = check == NULL || check->finite;
+    if (finite) {
+        if (check != NULL)
+            factors.grad_scale *= check->grad_scale;
+        for (int i = 0; i < 4; i++) {
+            value.x[i] = adamw_element(value.x[i], g.x[i], &first.x[i], &second.x[i], factors);
+            rounded.x[i] = to_floatX(value.x[i]);
+        }
+        four_store(m + at, first, begin, end);
+        four_store(v + at, second, begin, end);
+        if (master != NULL)
+            four_store(master + at, value, begin, end);
+        four_store(params + at, rounded, begin, end);
+    } else if (AMAX)
+        rounded = four_load(params + at, begin, end);
+    uint32_t largest = 0;
+    for (int i = 0; AMAX && i < 4; i++)
+        if (i >= begin && i < end)
+            largest = amax_with(largest, rounded.x[i]);
+    return largest;
+}
+template <bool AMAX>
+static __global__ void adamw_kernel(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
+                                    int skip, struct adamw_factors factors, const struct gradient_check *check,
+                                    uint32_t *amax) {
+    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4 - skip;
+    uint32_t largest = 0;
+    if (at < n)
+        largest = adamw_four<AMAX>(params, master, grads, m, v, at, n, skip, factors, check);
+    if (AMAX)
+        amax_merge_block(amax, largest, shared_memory());
 }
 static void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
                          struct adamw adamw, const struct gradient_check *check, struct device *dev) {
     const int skip = (int)((uintptr_t)m / sizeof *m % 4);
     if (n > 0)
-        LAUNCH(dev, adamw_kernel, blocks_for(n + skip, 4 * FLAT_THREADS), FLAT_THREADS, 0, params, master, grads, m, v,
-               n, skip, adamw_factors_of(adamw), check);
+        LAUNCH(dev, (adamw.amax != NULL ? adamw_kernel<true> : adamw_kernel<false>),
+               blocks_for(n + skip, 4 * FLAT_THREADS), FLAT_THREADS, adamw.amax != NULL ? AMAX_BLOCK_BYTES : 0, params,
+               master, grads, m, v, n, skip, adamw_factors_of(adamw), check, adamw.amax);
 }
 
 // Block b's sum goes to sums[b]. The number of blocks does not depend on the GPU, and so neither do the bits.
@@ -254,11 +274,16 @@ enum { ADAMW_BLOCK = 1024 };
 static void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
                          struct adamw adamw, const struct gradient_check *check, struct device *dev) {
     struct adamw_factors f = adamw_factors_of(adamw);
-    if (check != NULL) {
-        if (!check->finite)
-            return;
-        f.grad_scale *= check->grad_scale;
+    if (check != NULL && !check->finite) {
+        if (adamw.amax != NULL) {
+#pragma omp parallel for schedule(static)
+            for (int64_t begin = 0; begin < n; begin += ADAMW_BLOCK)
+                amax_take(adamw.amax, params + begin, n - begin < ADAMW_BLOCK ? n - begin : (int64_t)ADAMW_BLOCK);
+        }
+        return;
     }
+    if (check != NULL)
+        f.grad_scale *= check->grad_scale;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += ADAMW_BLOCK) {
         const int count = n - begin < ADAMW_BLOCK ? (int)(n - begin) : (int)ADAMW_BLOCK;
@@ -278,6 +303,7 @@ static void adamw_update(floatX *params, float *master, const float *grads, floa
                 params_block[i] =
                     to_floatX(adamw_element(to_float(params_block[i]), g_block[i], &m_block[i], &v_block[i], f));
         }
+        amax_take(adamw.amax, params_block, count);
     }
 }
 

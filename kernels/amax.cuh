@@ -58,5 +58,10 @@ static inline void amax_merge(uint32_t *amax, uint32_t largest) {
            !__atomic_compare_exchange_n(amax, &before, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         continue;
 }
+// Both; nothing where amax is NULL.
+static inline void amax_take(uint32_t *amax, const floatX *x, int64_t n) {
+    if (amax != NULL)
+        amax_merge(amax, amax_elements(x, n));
+}
 
 #endif

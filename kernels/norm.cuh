@@ -5,6 +5,7 @@
 // standard deviation. So each pass over a row also takes the mean of what is left after subtracting it, and subtracts
 // that too: the result is as if the mean were known exactly.
 #pragma once
+#include "kernels/amax.cuh"          // amax_with_packed, amax_merge_block
 #include "kernels/device.cuh"        // floatX
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/norm_kind.cuh"     // struct norm_options, norm_weight_offset
@@ -14,7 +15,7 @@
 #include <math.h>                    // sqrtf
 
 // out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(variance + epsilon), with 1 + weight in fp32 in place of
-// weight where one_plus is set. For RMSNorm the mean is 0 and the variance the mean square.
+// weight where one_plus is set. For RMSNorm the mean is 0 and the variance the mean square. options.amax is of out.
 static void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
                          float *mean,          // (N); NULL: not written
                          float *rstd,          // (N); NULL: not written
@@ -27,6 +28,7 @@ static void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
 // dout * (1 + weight):
 //   dx += rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
 //   dweight += sum over rows of dout * y;  dbias += sum over rows of dout
+// options.amax is of dx after the addition.
 static size_t norm_backward_workspace_bytes(int64_t N, int C);
 static void norm_backward(floatX *dx,           // (N, C)
                           float *dweight,       // (C)
@@ -146,16 +148,16 @@ DEVICE_FUNCTION struct packed residual_pack(struct packed_floats a, const struct
     return packed_from_floats(a);
 }
 
-// The kernel of norm_forward (delta NULL) and of residual_norm_forward: one for both, so that the norm has the same
-// bits.
-template <int THREADS, int PACKS>
-static __global__ void __launch_bounds__(NORM_THREADS)
-    norm_forward_kernel(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
-                        const floatX *weight, const floatX *bias, int64_t N, int C, struct norm_options options,
-                        float scale, struct dropout dropout) {
-    const int64_t n = (int64_t)blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS;
-    if (n >= N)
-        return;
+// Sets of slots that row_sums has in forward: three sums of a row. A maximum's lie behind them.
+enum { NORM_FORWARD_SLOTS = 3 };
+
+// Row n of norm_forward (delta NULL) and of residual_norm_forward: one for both, so that the norm has the same bits.
+// Returns the largest magnitude of the thread's part of out, or, without AMAX, 0.
+template <int THREADS, int PACKS, bool AMAX>
+DEVICE_FUNCTION uint32_t norm_forward_row(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x,
+                                          const floatX *delta, const floatX *weight, const floatX *bias, int64_t n,
+                                          int C, const struct norm_options &options, float scale,
+                                          const struct dropout &dropout) {
     const floatX *row = x + n * C;
     struct packed held[PACKS > 0 ? PACKS : 1], added[PACKS > 0 ? PACKS : 1];
     if (PACKS > 0)
@@ -219,7 +221,8 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             rstd[n] = row_rstd;
     }
     if (out == NULL)
-        return;
+        return 0;
+    uint32_t largest = 0;
     const float offset = norm_weight_offset(options.one_plus);
     row_packs<THREADS, PACKS>(C, [&](int j, int c) {
         struct packed_floats v = row_pack<PACKS>(held, row, j, c, C);
@@ -233,8 +236,30 @@ static __global__ void __launch_bounds__(NORM_THREADS)
             for (int i = 0; i < PACK; i++)
                 v.x[i] += b.x[i];
         }
-        row_store<PACKS>(out + n * C, packed_from_floats(v), c, C);
+        const struct packed value = packed_from_floats(v);
+        row_store<PACKS>(out + n * C, value, c, C);
+        if (AMAX && PACKS > 0)
+            largest = amax_with_packed(largest, value);
     });
+    if (AMAX && PACKS == 0) // apart, where registers would be spilled
+        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
+            largest = amax_with_packed(largest, row_load<PACKS>(out + n * C, c, C)); // 0 past the row's end
+        });
+    return largest;
+}
+
+template <int THREADS, int PACKS, bool AMAX>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_forward_kernel(floatX *sum, floatX *out, float *mean, float *rstd, const floatX *x, const floatX *delta,
+                        const floatX *weight, const floatX *bias, int64_t N, int C, struct norm_options options,
+                        float scale, struct dropout dropout) {
+    const int64_t n = (int64_t)blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS;
+    uint32_t largest = 0;
+    if (n < N)
+        largest = norm_forward_row<THREADS, PACKS, AMAX>(sum, out, mean, rstd, x, delta, weight, bias, n, C, options,
+                                                         scale, dropout);
+    if (AMAX)
+        amax_merge_block(options.amax, largest, shared_memory() + NORM_FORWARD_SLOTS * (NORM_THREADS / 32) * 4);
 }
 
 // Whether every row of the arrays begins and ends with a whole, aligned pack. NULL is aligned.
@@ -250,11 +275,12 @@ static void norm_forward_launch(floatX *sum, floatX *out, float *mean, float *rs
                                 const floatX *delta, const floatX *weight, const floatX *bias, int64_t N, int C,
                                 struct norm_options options, float scale, struct dropout dropout, struct device *dev) {
     const void *arrays[] = {sum, out, x, delta, weight, bias};
-    const bool whole = norm_rows_whole(C, arrays, 6);
+    const bool whole = norm_rows_whole(C, arrays, 6), amax = out != NULL && options.amax != NULL;
+    const size_t shared_bytes = NORM_FORWARD_SLOTS * NORM_THREADS / 32 * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0);
 #define NORM_FORWARD(threads, packs)                                                                                   \
-    LAUNCH(dev, (norm_forward_kernel<threads, packs>), blocks_for(N, NORM_THREADS / threads), NORM_THREADS,            \
-           3 * NORM_THREADS / 32 * sizeof(float), sum, out, mean, rstd, x, delta, weight, bias, N, C, options, scale,  \
-           dropout)
+    LAUNCH(dev, (amax ? norm_forward_kernel<threads, packs, true> : norm_forward_kernel<threads, packs, false>),       \
+           blocks_for(N, NORM_THREADS / threads), NORM_THREADS, shared_bytes, sum, out, mean, rstd, x, delta, weight,  \
+           bias, N, C, options, scale, dropout)
     if (!whole || C > 8 * NORM_THREADS * PACK)
         NORM_FORWARD(NORM_THREADS, 0);
     else if (C <= 2 * 32 * PACK)
@@ -325,8 +351,11 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
     }
 }
 
+// Sets of slots that row_sums has in backward: three sums of a row, twice. A maximum's lie behind them.
+enum { NORM_BACKWARD_SLOTS = 6 };
+
 // norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias.
-template <int THREADS, int PACKS>
+template <int THREADS, int PACKS, bool AMAX>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
     norm_backward_kernel(float *sums, floatX *dx, const floatX *dout, const floatX *x, const floatX *weight,
                          const float *mean, const float *rstd, int64_t N, int C, struct norm_options options) {
@@ -343,7 +372,8 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
         });
 
     const int64_t end = (blockIdx.x + 1) * N / gridDim.x;
-    int turn = 0; // the row's sums are exchanged in the first or second set of slots, by turns
+    uint32_t largest = 0; // magnitude of this thread's part of dx
+    int turn = 0;         // the row's sums are exchanged in the first or second set of slots, by turns
     for (int64_t n = blockIdx.x * N / gridDim.x + threadIdx.x / THREADS; n < end; n += ROWS, turn ^= 1) {
         const floatX *x_row = x + n * C, *dout_row = dout + n * C;
         floatX *dx_row = dx + n * C;
@@ -393,13 +423,18 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
                 dbias_sum[j].x[i] += d.x[i];
                 to.x[i] += row_rstd * (d.x[i] * w.x[i] - g_mean - y * gy_mean);
             }
-            row_store<PACKS>(dx_row, packed_from_floats(to), c, C);
+            const struct packed value = packed_from_floats(to);
+            row_store<PACKS>(dx_row, value, c, C);
+            if (AMAX)
+                largest = amax_with_packed(largest, value, PACKS > 0 ? PACK : C - c);
             if (PACKS == 0) {
                 floats_store_some(dweight + c, dweight_sum[0], C - c);
                 floats_store_some(dbias + c, dbias_sum[0], C - c);
             }
         });
     }
+    if (AMAX)
+        amax_merge_block(options.amax, largest, shared_memory() + NORM_BACKWARD_SLOTS * (THREADS / 32) * 4);
     if (PACKS > 0 && THREADS == 32) {
 #pragma unroll
         for (int j = 0; j < PACKS; j++) {
@@ -449,19 +484,22 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
     const bool whole = norm_rows_whole(C, arrays, 5);
     const int threads = norm_backward_row_threads(C);
     const int64_t runs = norm_backward_runs(N, C);
+    const bool amax = options.amax != NULL;
 #define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
-    LAUNCH(dev, (norm_backward_kernel<row_threads, packs>), (unsigned)runs, block_threads,                             \
-           (size_t)(shared_floats) * sizeof(float), sums, dx, dout, x, weight, mean, rstd, N, C, options)
+    LAUNCH(dev,                                                                                                        \
+           (amax ? norm_backward_kernel<row_threads, packs, true> : norm_backward_kernel<row_threads, packs, false>),  \
+           (unsigned)runs, block_threads, (size_t)(shared_floats) * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0),     \
+           sums, dx, dout, x, weight, mean, rstd, N, C, options)
     if (!whole || C > NORM_BACKWARD_PACKS * threads * PACK * (threads == 32 ? 2 : 1))
-        NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, 6 * NORM_THREADS / 32);
+        NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, NORM_BACKWARD_SLOTS * NORM_THREADS / 32);
     else if (threads == 32)
         NORM_BACKWARD(32, NORM_THREADS, NORM_BACKWARD_WARP_PACKS, NORM_THREADS * PACK);
     else if (threads == 128)
-        NORM_BACKWARD(128, 128, NORM_BACKWARD_PACKS, 6 * 128 / 32);
+        NORM_BACKWARD(128, 128, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 128 / 32);
     else if (threads == 256)
-        NORM_BACKWARD(256, 256, NORM_BACKWARD_PACKS, 6 * 256 / 32);
+        NORM_BACKWARD(256, 256, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 256 / 32);
     else
-        NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, 6 * 512 / 32);
+        NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 512 / 32);
 #undef NORM_BACKWARD
     LAUNCH(dev, norm_reduce_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_REDUCE_THREADS,
            NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs);

@@ -1,5 +1,6 @@
 // The cpu target's norms and residual additions (kernels/norm.cuh has their prototypes): rows by SIMD vectors.
 #pragma once
+#include "kernels/amax.cuh"           // amax_take
 #include "kernels/device.cuh"         // floatX
 #include "kernels/norm_kind.cuh"      // struct norm_options, norm_weight_offset
 #include "kernels/random.cuh"         // struct dropout, dropout_scales
@@ -112,9 +113,12 @@ __attribute__((noinline)) static void norm_rows(floatX *out, float *mean, float 
 static void norm_forward(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
                          const floatX *bias, int64_t N, int C, struct norm_options options, struct device *dev) {
 #pragma omp parallel for schedule(static)
-    for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS)
-        norm_rows(out, mean, rstd, x, weight, bias, n, N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS, C,
-                  options);
+    for (int64_t n = 0; n < N; n += NORM_FORWARD_ROWS) {
+        const int64_t end = N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS;
+        norm_rows(out, mean, rstd, x, weight, bias, n, end, C, options);
+        if (out != NULL)
+            amax_take(options.amax, out + n * C, (end - n) * C);
+    }
 }
 
 // The rows are cut into at most NORM_BACKWARD_RUNS runs. Each run's sums for dweight and dbias lie in the workspace and
@@ -213,12 +217,16 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
         memset(dweight_sum, 0, 2 * (size_t)columns * sizeof(float));
         int64_t n = run * N / runs;
         const int64_t end = (run + 1) * N / runs;
-        for (; n + NORM_ROWS <= end; n += NORM_ROWS)
+        for (; n + NORM_ROWS <= end; n += NORM_ROWS) {
             norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
                                C, options, NORM_ROWS);
-        for (; n < end; n++)
+            amax_take(options.amax, dx + n * C, (int64_t)NORM_ROWS * C);
+        }
+        for (; n < end; n++) {
             norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
                                C, options, 1);
+            amax_take(options.amax, dx + n * C, C);
+        }
     }
     norm_add_runs(dweight, sums, runs, 2 * columns, C);
     if (dbias != NULL)
@@ -269,6 +277,8 @@ static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *
         const int64_t end = N - n < NORM_FORWARD_ROWS ? N : n + NORM_FORWARD_ROWS;
         residual_elements(sum + n * C, x + n * C, delta + n * C, n * C, (end - n) * C, scale, dropout);
         norm_rows(out, mean, rstd, sum, weight, bias, n, end, C, options);
+        if (out != NULL)
+            amax_take(options.amax, out + n * C, (end - n) * C);
     }
 }
 

@@ -8,7 +8,7 @@ struct norm_options {
     enum norm_kind kind;
     bool one_plus; // the weight is stored as its difference from 1, which is added in fp32 (Gemma)
     float epsilon; // added to the variance
-    // becomes at least fp8_magnitude of the largest element of what is written: forward's out, backward's dx. NULL: not
+    // of forward's out, backward's dx, as kernels/amax.cuh says; NULL: not taken
     uint32_t *amax;
 };
 

@@ -5,6 +5,7 @@
 // more roundings of 2^-24: 1e-6 covers them in the norm. bf16: one rounding of the result, and a tenth more for the
 // fp32 work.
 #include "kernels/activation.cuh"
+#include "test/amax.h" // amax_case_set, amax_new, amax_expected
 #include "test/testing.h"
 
 #define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 1e-6)
@@ -20,8 +21,9 @@ static double slope(double (*f)(double), double x) { return (f(x + 1e-5) - f(x -
 static const int64_t sizes[] = {1, 2, 15, 16, 17, 100, 4095, 4096, 4097, 9001};
 enum { SIZES = sizeof sizes / sizeof *sizes };
 
-typedef void forward_op(floatX *out, const floatX *in, int64_t n, struct device *dev);
-typedef void backward_op(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev);
+typedef void forward_op(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev);
+typedef void backward_op(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,
+                         struct device *dev);
 
 // A pointwise activation against its formula, and its gradient against the formula's differences.
 static void check_pointwise(const char *name, forward_op *forward, backward_op *backward, double (*reference)(double)) {
@@ -37,19 +39,54 @@ static void check_pointwise(const char *name, forward_op *forward, backward_op *
             expected[i] = reference(in_exact[i]);
             expected_backward[i] = dout_exact[i] * slope(reference, in_exact[i]);
         }
-        forward(out, in, n, &device);
+        forward(out, in, n, NULL, &device);
         double *result = to_doubles(out, n);
         assert_close(result, expected, n, TOLERANCE);
-        backward(out, dout, in, n, &device);
+        backward(out, dout, in, n, NULL, &device);
         double *result_backward = to_doubles(out, n);
         assert_close(result_backward, expected_backward, n, TOLERANCE);
-        backward(dout, dout, in, n, &device); // in place
+        backward(dout, dout, in, n, NULL, &device); // in place
         assert_memory_equal(dout, out, (size_t)n * sizeof *out);
         assert_int_equal(((unsigned char *)&out[n])[0], 0x5a);
         void *all[] = {in_exact, dout_exact, expected, expected_backward, in, dout, out, result, result_backward};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
     }
+}
+// The same bits with an amax as without, and the amax is that of what is stored, or what it was before where that is
+// larger.
+static void check_amaxes(const char *name, forward_op *forward, backward_op *backward) {
+    for (int k = 0; k < SIZES * AMAX_CASES * 2; k++) {
+        const int64_t n = sizes[k / 2 % SIZES];
+        const int amax_case = k / 2 / SIZES;
+        const uint32_t before = k % 2 ? 0x7f000000u : 0;
+        uint64_t random = (uint64_t)k;
+        double *in_exact, *dout_exact;
+        test_case(random, "amax of %s, n %lld, %s, from %x", name, (long long)n, amax_case_names[amax_case], before);
+        floatX *in = test_floats(&in_exact, n, 6, &random), *dout = test_floats(&dout_exact, n, 1, &random);
+        floatX *out = (floatX *)test_alloc((size_t)n * sizeof *out),
+               *with = (floatX *)test_alloc((size_t)n * sizeof *out);
+        uint32_t *amax = amax_new(before);
+        amax_case_set(in, n, amax_case);
+        forward(out, in, n, NULL, &device);
+        forward(with, in, n, amax, &device);
+        assert_memory_equal(with, out, (size_t)n * sizeof *out);
+        assert_int_equal(*amax, amax_expected(before, out, n));
+        *amax = before;
+        amax_case_set(dout, n, amax_case);
+        backward(out, dout, in, n, NULL, &device);
+        backward(with, dout, in, n, amax, &device);
+        assert_memory_equal(with, out, (size_t)n * sizeof *out);
+        assert_int_equal(*amax, amax_expected(before, out, n));
+        void *all[] = {in_exact, dout_exact, in, dout, out, with, amax};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+}
+static void amaxes_of_pointwise(void **state) {
+    check_amaxes("GELU", gelu_forward, gelu_backward);
+    check_amaxes("GELU by erf", gelu_erf_forward, gelu_erf_backward);
+    check_amaxes("squared ReLU", squared_relu_forward, squared_relu_backward);
 }
 static void gelu_both_ways(void **state) { check_pointwise("GELU", gelu_forward, gelu_backward, gelu_reference); }
 static void gelu_erf_both_ways(void **state) {
@@ -59,17 +96,18 @@ static void squared_relu_both_ways(void **state) {
     check_pointwise("squared ReLU", squared_relu_forward, squared_relu_backward, squared_relu_reference);
     floatX *x = (floatX *)test_alloc(2 * sizeof *x);
     x[0] = x[1] = to_floatX(NAN);
-    squared_relu_forward(x, x, 1, &device);
+    squared_relu_forward(x, x, 1, NULL, &device);
     assert_true(isnan(to_float(x[0])));
-    squared_relu_backward(x, x + 1, x + 1, 1, &device);
+    squared_relu_backward(x, x + 1, x + 1, 1, NULL, &device);
     assert_true(isnan(to_float(x[0])));
     free(x);
 }
 
+enum { SHAPES = 6 };
+static const int shapes[SHAPES][2] = {{1, 1}, {1, 16}, {3, 17}, {5, 100}, {4, 688}, {33, 31}};
 static void check_gated(const char *name, gated_forward *forward, gated_backward *backward,
                         double (*reference)(double)) {
-    const int shapes[][2] = {{1, 1}, {1, 16}, {3, 17}, {5, 100}, {4, 688}, {33, 31}};
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < SHAPES; k++) {
         const int N = shapes[k][0], F = shapes[k][1];
         const int64_t n = (int64_t)N * F;
         uint64_t random = (uint64_t)n;
@@ -86,13 +124,13 @@ static void check_gated(const char *name, gated_forward *forward, gated_backward
                 expected_backward[row * 2 * F + f] = d * up * slope(reference, gate);
                 expected_backward[row * 2 * F + F + f] = d * reference(gate);
             }
-        forward(out, in, N, F, &device);
+        forward(out, in, N, F, NULL, &device);
         double *result = to_doubles(out, n);
         assert_close(result, expected, n, TOLERANCE);
-        backward(din, dout, in, N, F, &device);
+        backward(din, dout, in, N, F, NULL, &device);
         double *result_backward = to_doubles(din, 2 * n);
         assert_close(result_backward, expected_backward, 2 * n, TOLERANCE);
-        backward(in, dout, in, N, F, &device); // in place
+        backward(in, dout, in, N, F, NULL, &device); // in place
         assert_memory_equal(in, din, (size_t)(2 * n) * sizeof *in);
         void *all[] = {in_exact, dout_exact, expected, expected_backward, in, dout, out, din, result, result_backward};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -101,6 +139,41 @@ static void check_gated(const char *name, gated_forward *forward, gated_backward
 }
 static void swiglu_both_ways(void **state) { check_gated("SwiGLU", swiglu_forward, swiglu_backward, silu_reference); }
 static void geglu_both_ways(void **state) { check_gated("GeGLU", geglu_forward, geglu_backward, gelu_reference); }
+
+static void check_gated_amaxes(const char *name, gated_forward *forward, gated_backward *backward) {
+    for (int k = 0; k < SHAPES * AMAX_CASES * 2; k++) {
+        const int N = shapes[k / 2 % SHAPES][0], F = shapes[k / 2 % SHAPES][1], amax_case = k / 2 / SHAPES;
+        const int64_t n = (int64_t)N * F;
+        const uint32_t before = k % 2 ? 0x7f000000u : 0;
+        uint64_t random = (uint64_t)k;
+        double *in_exact, *dout_exact;
+        test_case(random, "amax of %s, N %d, F %d, %s, from %x", name, N, F, amax_case_names[amax_case], before);
+        floatX *in = test_floats(&in_exact, 2 * n, 6, &random), *dout = test_floats(&dout_exact, n, 1, &random);
+        const size_t bytes = (size_t)(2 * n) * sizeof(floatX);
+        floatX *out = (floatX *)test_alloc(bytes), *with = (floatX *)test_alloc(bytes);
+        uint32_t *amax = amax_new(before);
+        amax_case_set(in, 2 * n, amax_case);
+        forward(out, in, N, F, NULL, &device);
+        forward(with, in, N, F, amax, &device);
+        assert_memory_equal(with, out, bytes / 2);
+        assert_int_equal(*amax, amax_expected(before, out, n));
+        for (int half = 0; half < 2; half++) { // the largest in dgate, then in dup
+            in[2 * n - 1 - half * F] = to_floatX(20);
+            *amax = before;
+            backward(out, dout, in, N, F, NULL, &device);
+            backward(with, dout, in, N, F, amax, &device);
+            assert_memory_equal(with, out, bytes);
+            assert_int_equal(*amax, amax_expected(before, out, 2 * n));
+        }
+        void *all[] = {in_exact, dout_exact, in, dout, out, with, amax};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+}
+static void amaxes_of_gated(void **state) {
+    check_gated_amaxes("SwiGLU", swiglu_forward, swiglu_backward);
+    check_gated_amaxes("GeGLU", geglu_forward, geglu_backward);
+}
 
 // Far out the functions are 0 or x and the slopes 0 or 1; the left tail keeps its relative precision.
 static void tails_and_nan(void **state) {
@@ -117,18 +190,18 @@ static void tails_and_nan(void **state) {
         test_case_without_seed("tails of %s", names[kind]);
         switch (kind) {
         case 0:
-            gelu_forward(out, in, COUNT, &device);
-            gelu_backward(din, one, in, COUNT, &device);
+            gelu_forward(out, in, COUNT, NULL, &device);
+            gelu_backward(din, one, in, COUNT, NULL, &device);
             break;
         case 1:
-            gelu_erf_forward(out, in, COUNT, &device);
-            gelu_erf_backward(din, one, in, COUNT, &device);
+            gelu_erf_forward(out, in, COUNT, NULL, &device);
+            gelu_erf_backward(din, one, in, COUNT, NULL, &device);
             break;
         case 2:
-            swiglu_forward(out, in, 1, COUNT, &device);
-            swiglu_backward(din, one, in, 1, COUNT, &device);
+            swiglu_forward(out, in, 1, COUNT, NULL, &device);
+            swiglu_backward(din, one, in, 1, COUNT, NULL, &device);
             break;
-        default: geglu_forward(out, in, 1, COUNT, &device); geglu_backward(din, one, in, 1, COUNT, &device);
+        default: geglu_forward(out, in, 1, COUNT, NULL, &device); geglu_backward(din, one, in, 1, COUNT, NULL, &device);
         }
         for (int i = 0; i < 3; i++)
             assert_true(fabs(to_float(out[i])) < 1e-38 && fabs(to_float(din[i])) < 1e-38);
@@ -147,7 +220,7 @@ static void gelu_of_negatives_is_exact_at_any_place(void **state) {
     for (int i = 0; i < COUNT; i++)
         in[i] = to_floatX(-5 + 0.01f * (float)i);
     test_case_without_seed("GELU of -5 to 0, by hundredths");
-    gelu_forward(out, in, COUNT, &device);
+    gelu_forward(out, in, COUNT, NULL, &device);
     // 2u is up to 17, after 4 roundings of 2^-24
     const double tolerance = sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 5e-6;
     for (int i = 0; i < COUNT; i++) {
@@ -157,7 +230,7 @@ static void gelu_of_negatives_is_exact_at_any_place(void **state) {
     }
     floatX *one = (floatX *)test_alloc(2 * sizeof *one);
     for (int i = 0; i < COUNT; i++) {
-        gelu_forward(one, in + i, 1, &device);
+        gelu_forward(one, in + i, 1, NULL, &device);
         assert_memory_equal(one, out + i, sizeof *one);
     }
     floatX *all[] = {in, out, one};
@@ -176,8 +249,8 @@ static void gelu_erf_of_negatives_is_exact(void **state) {
         one[i] = to_floatX(1);
     }
     test_case_without_seed("GELU by erf of -12 to 5, by hundredths");
-    gelu_erf_forward(out, in, COUNT, &device);
-    gelu_erf_backward(din, one, in, COUNT, &device);
+    gelu_erf_forward(out, in, COUNT, NULL, &device);
+    gelu_erf_backward(din, one, in, COUNT, NULL, &device);
     const double tolerance = sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : 1e-5;
     const double near_0 = sizeof(floatX) == 2 ? 4e-5 : 2e-7; // each of the derivative's two terms is 0.2 there
     for (int i = 0; i < COUNT; i++) {
@@ -189,7 +262,7 @@ static void gelu_erf_of_negatives_is_exact(void **state) {
     }
     in[0] = to_floatX(INFINITY);
     in[1] = to_floatX(-INFINITY);
-    gelu_erf_forward(out, in, 2, &device);
+    gelu_erf_forward(out, in, 2, NULL, &device);
     assert_true(to_float(out[0]) == INFINITY);
     floatX *all[] = {in, out, one, din};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -203,6 +276,8 @@ int main(void) {
         cmocka_unit_test(squared_relu_both_ways),
         cmocka_unit_test(swiglu_both_ways),
         cmocka_unit_test(geglu_both_ways),
+        cmocka_unit_test(amaxes_of_pointwise),
+        cmocka_unit_test(amaxes_of_gated),
         cmocka_unit_test(tails_and_nan),
         cmocka_unit_test(gelu_of_negatives_is_exact_at_any_place),
         cmocka_unit_test(gelu_erf_of_negatives_is_exact),

@@ -4,6 +4,7 @@
 // Tolerances. Each step rounds every state a few times, 2^-24 each, and the errors of 20 steps add up like a random
 // walk: 1e-6 for m, v and the parameters. bf16 parameters are exactly the rounded master.
 #include "kernels/adamw.cuh"
+#include "test/amax.h" // amax_case_set, amax_new, amax_expected
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
 
@@ -194,6 +195,59 @@ static void nothing_changes(void **state) {
     free(check);
 }
 
+// The parameters' amax, as they are after an update and where it is skipped, does not change their bits. What stands
+// around them is larger.
+static void check_amax(int64_t n, bool with_master, bool finite, int offset, int amax_case, uint32_t before) {
+    uint64_t random = (uint64_t)n;
+    test_case(random, "amax, n %lld, %s, %s, %d elements off alignment, %s, from %x", (long long)n,
+              with_master ? "master weights" : "no master weights", finite ? "updated" : "skipped", offset,
+              amax_case_names[amax_case], before);
+    const int64_t count = n + offset + 4;
+    floatX *params[2];
+    float *arrays[4] = {NULL}; // master, grads, m, v
+    struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
+    uint32_t *amax = amax_new(before);
+    check->grad_norm = 1;
+    check->grad_scale = 1;
+    check->finite = finite;
+    for (int k = 0; k < 4; k++)
+        arrays[k] = (float *)test_alloc((size_t)count * sizeof(float));
+    for (int with_amax = 0; with_amax < 2; with_amax++) {
+        random = (uint64_t)n;
+        floatX *const p = params[with_amax] = (floatX *)test_alloc((size_t)count * sizeof *p);
+        for (int64_t i = 0; i < count; i++) {
+            p[i] = to_floatX(1e30f);
+            arrays[0][i] = 1e30f;
+            arrays[1][i] = arrays[2][i] = arrays[3][i] = 0;
+        }
+        for (int64_t i = offset; i < offset + n; i++) {
+            p[i] = to_floatX((float)test_uniform(&random));
+            arrays[1][i] = amax_case == AMAX_ZEROS ? 0 : (float)test_uniform(&random);
+        }
+        amax_case_set(p + offset, n, amax_case);
+        for (int64_t i = offset; i < offset + n; i++)
+            arrays[0][i] = to_float(p[i]);
+        struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
+        adamw.amax = with_amax ? amax : NULL;
+        adamw_update(p + offset, with_master ? arrays[0] + offset : NULL, arrays[1] + offset, arrays[2] + offset,
+                     arrays[3] + offset, n, adamw, check, &device);
+    }
+    assert_memory_equal(params[1], params[0], (size_t)count * sizeof **params);
+    assert_int_equal(*amax, amax_expected(before, params[1] + offset, n));
+    void *all[] = {params[0], params[1], arrays[0], arrays[1], arrays[2], arrays[3], check, amax};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+static void amax_is_of_the_parameters_afterwards(void **state) {
+    const int64_t sizes[] = {1, 2, 5, 15, 1023, 1024, 1025, 5000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int k = 0; k < 4 * AMAX_CASES; k++) {
+            const int offset = (int)(i + (size_t)k) % 4;
+            check_amax(sizes[i], k & 1, k & 2, offset, k / 4, 0);
+            check_amax(sizes[i], k & 1, k & 2, offset, k / 4, 0x7f000000u); // larger than any that is finite
+        }
+}
+
 // What gradient_check makes of a sum of squares and of losses of which one may be broken, each over 8 targets of which
 // `counted` counted.
 enum { TARGETS = 8 };
@@ -337,9 +391,17 @@ static void sums(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(twenty_steps),   cmocka_unit_test(ranges),          cmocka_unit_test(first_step),
-        cmocka_unit_test(without_master), cmocka_unit_test(nothing_changes), cmocka_unit_test(sums),
-        cmocka_unit_test(checks), cmocka_unit_test(checks_of_targets_that_do_not_count),         cmocka_unit_test(checks_of_ranks), cmocka_unit_test(additions),
+        cmocka_unit_test(twenty_steps),
+        cmocka_unit_test(ranges),
+        cmocka_unit_test(first_step),
+        cmocka_unit_test(without_master),
+        cmocka_unit_test(nothing_changes),
+        cmocka_unit_test(amax_is_of_the_parameters_afterwards),
+        cmocka_unit_test(sums),
+        cmocka_unit_test(checks),
+        cmocka_unit_test(checks_of_targets_that_do_not_count),
+        cmocka_unit_test(checks_of_ranks),
+        cmocka_unit_test(additions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 // halves it.
 #include "kernels/device_queue.cuh" // device_synchronize
 #include "kernels/norm.cuh"
+#include "test/amax.h" // amax_case_set, amax_new, amax_expected
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
 
@@ -284,6 +285,72 @@ static void same_bits_for_any_threads(void **state) {
     }
 }
 
+// Forward by the bias, backward by what dx holds before: of each the last element alone is NaN or infinite. amax begins
+// at `before`. Far from 0, so that a row's mean is larger than its results.
+static void check_amax(int N, int C, struct norm_options options, int amax_case, uint32_t before) {
+    struct problem p = problem_create(N, C, options, 100);
+    test_case((uint64_t)(N * 1000 + C), "amax, N %d, C %d, %s, %s, from %x", N, C, options_name(options),
+              amax_case_names[amax_case], before);
+    const size_t bytes = sizeof(floatX) * (size_t)(N * C), row_bytes = sizeof(float) * (size_t)C;
+    const struct dropout no_dropout = {0};
+    struct norm_options with_amax = options;
+    floatX *sum = (floatX *)test_alloc(bytes), *out[2], *dx[2], *fused[2];
+    float *mean = (float *)test_alloc(sizeof(float) * (size_t)N),
+          *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
+    float *gradients = (float *)test_alloc(2 * row_bytes);
+    void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
+    memset(gradients, 0, 2 * row_bytes);
+    amax_case_set(p.bias, C, amax_case);
+    amax_case_set(p.dx, (int64_t)N * C, amax_case);
+    if (amax_case == AMAX_ZEROS) {
+        amax_case_set(p.x, (int64_t)N * C, amax_case);
+        amax_case_set(p.dout, (int64_t)N * C, amax_case);
+    }
+    for (int i = 0; i < 2; i++) {
+        out[i] = (floatX *)test_alloc(bytes);
+        dx[i] = (floatX *)test_alloc(bytes);
+        fused[i] = (floatX *)test_alloc(bytes);
+        memcpy(dx[i], p.dx, bytes);
+        with_amax.amax = i == 0 ? NULL : amax_new(before);
+        norm_forward(out[i], mean, rstd, p.x, p.weight, p.bias, N, C, with_amax, &device);
+        if (i > 0) {
+            assert_memory_equal(out[0], out[1], bytes);
+            assert_int_equal(*with_amax.amax, amax_expected(before, out[1], (int64_t)N * C));
+            *with_amax.amax = before;
+        }
+        norm_backward(dx[i], gradients, gradients + C, p.dout, p.x, p.weight, mean, rstd, N, C, with_amax, workspace,
+                      &device);
+        if (i > 0) {
+            assert_memory_equal(dx[0], dx[1], bytes);
+            assert_int_equal(*with_amax.amax, amax_expected(before, dx[1], (int64_t)N * C));
+            *with_amax.amax = before;
+        }
+        residual_norm_forward(sum, fused[i], mean, rstd, p.x, p.dout, p.weight, p.bias, N, C, with_amax, 1, no_dropout,
+                              &device);
+    }
+    assert_memory_equal(fused[0], fused[1], bytes);
+    assert_int_equal(*with_amax.amax, amax_expected(before, fused[1], (int64_t)N * C));
+    *with_amax.amax = before;
+    norm_forward(NULL, NULL, rstd, p.x, p.weight, p.bias, N, C, with_amax, &device); // which writes no out
+    assert_int_equal(*with_amax.amax, before);
+    void *all[] = {sum,      out[0], out[1], dx[0],     dx[1],     fused[0],
+                   fused[1], mean,   rstd,   gradients, workspace, with_amax.amax};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    problem_free(p);
+}
+static void amax_is_of_what_is_stored(void **state) {
+    for (int i = 0; i < SIZES + 2; i++) {
+        const int *size = i < SIZES ? sizes[i] : long_sizes[i - SIZES];
+        for (int k = 0; k < AMAX_CASES; k++) // of each variant one case, another for each size
+            check_amax(size[0], size[1], options_of((i + k) % VARIANTS), k, k == AMAX_FINITE ? 0 : 1);
+        check_amax(size[0], size[1], options_of(i % VARIANTS), AMAX_FINITE, 0x7f000000u); // larger than any
+    }
+    for (int variant = 0; variant < VARIANTS; variant++)
+        for (int k = 0; k < AMAX_CASES; k++)
+            check_amax(7, 45, options_of(variant), k, 0);
+}
+
 // Decoding and recomputation take a row alone, or among others than training's forward.
 static void a_row_alone_has_the_bits_that_it_has_among_others(void **state) {
     const int shapes[][2] = {{7, 1}, {7, 45}, {8, 64}, {9, 768}};
@@ -497,6 +564,7 @@ int main(void) {
         cmocka_unit_test(large_mean),
         cmocka_unit_test(reference_by_finite_differences),
         cmocka_unit_test(same_bits_for_any_threads),
+        cmocka_unit_test(amax_is_of_what_is_stored),
         cmocka_unit_test(a_row_alone_has_the_bits_that_it_has_among_others),
         cmocka_unit_test(misaligned),
         cmocka_unit_test(residual),
