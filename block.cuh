@@ -261,7 +261,6 @@ static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uin
 // the layer's.
 static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass, int next) {
     const struct layer_shape *s = &m->shape.layer;
-    const int64_t N = extent_of(m, pass).N;
     const char *group = pass_name(pass);
     quantise_input(m, pass, l, LINEAR_FC, produce & BIT(FC), produce & BIT(NORM2));
     if (produce & BIT(FC)) {
