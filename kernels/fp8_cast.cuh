@@ -3,19 +3,7 @@
 // On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 matrices by rows alone, so that the products of a linear
 // layer's backward need transposed operands, as bytes in memory.
 #pragma once
-#include "kernels/fp8.cuh" // struct fp8_matrix, struct fp8_scale
-
-// Values that a cast changed by more than rounding: limited to the largest finite value, or made zero.
-enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
-
-// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
-struct fp8_cast {
-    struct fp8_matrix rows;    // (M, N)
-    struct fp8_matrix columns; // (N, M), x transposed
-    float *dbias;              // (N) += column sums of x, before the cast
-    struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
-    uint64_t *counts;          // (FP8_COUNTS) += those of x, once, however many forms are made
-};
+#include "kernels/fp8.cuh" // struct fp8_cast, struct fp8_scale
 
 // amax = the larger of what it holds and fp8_magnitude of x's largest element.
 static void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
