@@ -86,6 +86,20 @@ static inline int64_t fp8_inverse_count(enum fp8_scaling scaling, int64_t rows, 
     return 0;
 }
 
+// ---- casts (kernels/fp8_cast.cuh) ----
+
+// Values that a cast changed by more than rounding: limited to the largest finite value, or made zero.
+enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
+
+// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
+struct fp8_cast {
+    struct fp8_matrix rows;    // (M, N)
+    struct fp8_matrix columns; // (N, M), x transposed
+    float *dbias;              // (N) += column sums of x, before the cast
+    struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
+    uint64_t *counts;          // (FP8_COUNTS) += those of x, once, however many forms are made
+};
+
 // ---- formats, computed ----
 
 // Of both formats: mantissa bits, and the smallest normal number's exponent.

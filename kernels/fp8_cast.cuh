@@ -5,25 +5,14 @@
 #pragma once
 #include "kernels/amax.cuh"        // amax_larger, amax_merge, amax_elements
 #include "kernels/column_sums.cuh" // column_sums_add
-#include "kernels/fp8.cuh"         // struct fp8_matrix, struct fp8_scale
+#include "kernels/fp8.cuh"         // struct fp8_matrix, struct fp8_cast
+#include "kernels/fp8_blocks.cuh"  // fp8_cast_blocks
 #ifdef TARGET_CUDA
 #include "kernels/packed.cuh" // packed_load
 #include "kernels/ptx.cuh"    // pack_fp8x4, choose_bytes, shared memory
 #else
 #include "kernels/vectors_floatx.cuh" // floatx_load, transpose_16x16
 #endif
-
-// Values that a cast changed by more than rounding: limited to the largest finite value, or made zero.
-enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
-
-// What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
-struct fp8_cast {
-    struct fp8_matrix rows;    // (M, N)
-    struct fp8_matrix columns; // (N, M), x transposed
-    float *dbias;              // (N) += column sums of x, before the cast
-    struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
-    uint64_t *counts;          // (FP8_COUNTS) += those of x, once, however many forms are made
-};
 
 // amax = the larger of what it holds and fp8_magnitude of x's largest element.
 static void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *dev);
@@ -323,7 +312,8 @@ static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, in
         column_sums_add(to.dbias, partial, fp8_tiles(M), source::OUTPUTS * N, dev);
 }
 
-static void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev) {
+static void fp8_cast_whole(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
+                           struct device *dev) {
     const struct fp8_matrix_source from = {x, N};
     fp8_cast_tiles(to, from, M, N, workspace, dev);
 }
@@ -513,7 +503,8 @@ static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void 
         column_sums_add(to.dbias, cast.partial, fp8_tiles(M), outputs * N, dev);
 }
 
-static void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev) {
+static void fp8_cast_whole(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
+                           struct device *dev) {
     const struct fp8_matrix_source from = {x, N};
     fp8_cast_tiles(to, fp8_fill_from_matrix, &from, 1, false, M, N, workspace, dev);
 }
@@ -529,3 +520,11 @@ static void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *
 }
 
 #endif
+
+static void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev) {
+    switch (to.rows.codes ? to.rows.scaling : to.columns.scaling) {
+    case FP8_WHOLE: fp8_cast_whole(to, x, M, N, workspace, dev); break;
+    case FP8_1X128:
+    case FP8_128X128: fp8_cast_blocks(to, x, M, N, workspace, dev); break;
+    }
+}

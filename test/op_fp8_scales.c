@@ -246,6 +246,40 @@ static void delayed_scale_of_any_amax(void **state) {
             }
 }
 
+// A full history, longer than what is moved at once: all entries move by one, and the maximum is of those that are left,
+// wherever it stands.
+static void full_history(void **state) {
+    const int lengths[] = {2, 32, 33, 1024, 1025, 5000, 1 << 16};
+    for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
+        const struct fp8_delay delay = {lengths[l], 0, false};
+        const int length = delay.length, places[] = {length - 1, length - 2, length / 2, 31 % length, 0};
+        uint64_t random = (uint64_t)length;
+        for (size_t place = 0; place < sizeof places / sizeof *places; place++) {
+            test_case(random, "history %d, the largest at %d", length, places[place]);
+            struct model m = model_make(3, 1, delay, FP8_E4M3);
+            float *before = (float *)malloc((size_t)(3 * length) * sizeof *before);
+            assert_non_null(before);
+            for (int j = 0; j < 3 * length; j++)
+                before[j] = m.history[j] = (float)fabs(test_uniform(&random));
+            for (int i = 0; i < 3; i++) {
+                before[i * length + places[place]] = m.history[i * length + places[place]] = 100 + (float)i;
+                report_of(&m, 0)[i] = 0.5;
+            }
+            model_update(&m);
+            for (int i = 0; i < 3; i++) {
+                float largest = 0.5f;
+                for (int j = 1; j < length; j++)
+                    largest = before[i * length + j - 1] > largest ? before[i * length + j - 1] : largest;
+                assert_memory_equal(m.history + i * length + 1, before + i * length,
+                                    (size_t)(length - 1) * sizeof *before);
+                assert_true(m.history[i * length] == 0.5f && m.scales[i].delayed == 448 / largest);
+            }
+            model_free(&m);
+            (free)(before);
+        }
+    }
+}
+
 // Infinity and NaN, which a micro-batch before the last one left, are in the report, and zero counts as zero.
 static void report_carries_an_overflow(void **state) {
     const struct fp8_delay delay = {1, 0, false};
@@ -277,6 +311,7 @@ int main(void) {
         cmocka_unit_test(first_step),
         cmocka_unit_test(zeros_keep_the_scale),
         cmocka_unit_test(delayed_scale_of_any_amax),
+        cmocka_unit_test(full_history),
         cmocka_unit_test(report_carries_an_overflow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
