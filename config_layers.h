@@ -1,4 +1,4 @@
-// What differs between the layers of a model, by the options: a window in attention, rotary positions.
+// What differs between the layers of a model, by the options: a window in attention, rotary positions, FP8.
 #pragma once
 #include "config.h" // struct config
 #include <stdlib.h> // strtod
@@ -77,3 +77,13 @@ static inline bool config_layer_is_rotary(const struct config *c, int layer) {
 }
 // Elements of a head that RoPE rotates.
 static inline int config_rotary_dims(const struct config *c) { return (int)(c->kv_channels * c->rotary_percent); }
+
+// The layers whose linear layers train in FP8: from *first to before *end. Both are 0 where there are none: without
+// --fp8-format, and in a run that only validates or generates.
+static inline void config_fp8_layers(const struct config *c, int *first, int *end) {
+    const bool ends = c->first_last_layers_bf16;
+    *first = ends ? c->num_layers_at_start_in_bf16 : 0;
+    *end = c->num_layers - (ends ? c->num_layers_at_end_in_bf16 : 0);
+    if (c->fp8_format == FP8_FORMAT_NONE || !config_trains(c) || *end <= *first)
+        *first = *end = 0;
+}
