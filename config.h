@@ -426,7 +426,8 @@ static const struct option_row config_rows[] = {
         CONFIG_FIXED),
     ROW(STRING, out, "out", "DIR", 0, 0, "Where log.jsonl, config.json and checkpoints go; made where missing",
         CONFIG_THIS_START),
-    ROW(INT, log_every, "10", "N", 1, INFINITY, "Steps between progress lines in a pipe or file, or under mpirun"),
+    ROW(INT, log_every, "10", "N", 1, INFINITY,
+        "Steps between progress lines in a pipe or file, or under mpirun, and between FP8's shares in log.jsonl"),
 
     GROUP("Device"),
     ROW(ENUM, device, "auto", CHOICES(DEVICES), 0, 0, "Where to compute; auto: a GPU where there is one",

@@ -369,7 +369,7 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
     if (!problem)
         problem = fp8_load(&m->fp8, &has_histories, &file, path, m->dev, error);
     if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)
-        printf("%s has no histories of FP8's amaxes: they begin empty, and the first step's casts take its own\n",
+        printf("%s has no histories of FP8's amaxes: they begin empty, and the first step casts by its own amaxes\n",
                folder);
     model_loader_free(&loader);
     safetensors_close(&file);
