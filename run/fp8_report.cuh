@@ -61,9 +61,9 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
     }
     return 0;
 }
-// The shares of a step's values that casts saturated or flushed to zero. counts: the first rank's FP8_KINDS x FP8_COUNTS
-// in the ranks' reports, which are `width` doubles apart. Each operand is cast once a micro-batch, of M tokens, in each
-// layer.
+// The shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS, FP8_COUNTS) of the first
+// rank, in the ranks' reports, which are `width` doubles apart. Each operand is cast once a micro-batch, of M tokens, in
+// each layer.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;

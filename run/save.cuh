@@ -188,8 +188,7 @@ static const char *save_fp8(struct save_job *job, enum fp8_tensor t) {
     const struct fp8_state *f = &job->m->fp8;
     return save_values(job, job->fp8 + fp8_tensor_begin(f, t), fp8_tensor_count(f, t), false);
 }
-// The id of an entry is a tensor of the table, of a kind of state: kind * tensors + tensor. The kind STATE_COUNT are the
-// tensors of FP8.
+// The id of an entry is kind of state * tensors of the table + tensor; from STATE_COUNT * tensors on they are FP8's.
 static const char *save_optimizer_data(struct save_job *job, const struct safetensors_tensor *entries, int count) {
     const char *problem = NULL;
     for (int i = 0; i < count && !problem; i++) {

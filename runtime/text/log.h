@@ -11,9 +11,9 @@
 #include <stdio.h>     // FILE
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
-// Of one linear layer, over the layers in FP8 and all ranks: the shares of the values of a step that casts limited to the
-// largest number of the format, or made zero. Of inputs, weights and gradients of outputs, in this order. In log.jsonl:
-// "fp8": {"qkv": {"input": [saturated, flushed], "weight": [...], "gradient": [...]}, "fc": ...}
+// Of one linear layer, over the layers in FP8 and all ranks: the shares of the values of a step that casts limited to
+// the largest number of the format, or made zero. Of inputs, weights and gradients of outputs, in this order. In
+// log.jsonl: "fp8": {"qkv": {"input": [saturated, flushed], "weight": [...], "gradient": [...]}, "fc": ...}
 enum { LOG_FP8_OPERANDS = 3 };
 struct log_fp8 {
     const char *linear;
