@@ -34,20 +34,21 @@ static const char *fp8_describe_sums(const struct config *c) {
 }
 // text = what is quantised, how, and what is not. With --fp8-format.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
-    char recipe[FP8_TEXT], layers[64];
+    char recipe[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
     config_fp8_layers(c, &first, &end);
     if (end == first)
         return "not used: validation and generation compute without it";
-    snprintf(layers, sizeof layers, end - first < c->num_layers ? "%d of %d layers, %d to %d" : "%d of %d layers",
-             end - first, c->num_layers, first, end - 1);
+    if (end - first < c->num_layers)
+        snprintf(layers, sizeof layers, ", %d to %d", first, end - 1);
     fp8_describe_recipe(recipe, c);
-    const bool hybrid = c->fp8_format == FP8_FORMAT_HYBRID;
     snprintf(text, FP8_TEXT,
-             "%s, %.100s: inputs%s weights%s in the linear layers of %s; attention, norms, embedding and head in bf16; "
+             "%s, %.100s: %s, in the linear layers of %d of %d layers%s; attention, norms, embedding and head in bf16; "
              "%s",
-             hybrid ? "hybrid" : "e4m3", recipe, hybrid ? " and" : ",",
-             hybrid ? " in E4M3, gradients in E5M2," : " and gradients in E4M3,", layers, fp8_describe_sums(c));
+             option_choice_name(CHOICES(FP8_FORMATS), (int)c->fp8_format, format), recipe,
+             c->fp8_format == FP8_FORMAT_HYBRID ? "inputs and weights in E4M3, gradients in E5M2"
+                                                : "inputs, weights and gradients in E4M3",
+             end - first, c->num_layers, layers, fp8_describe_sums(c));
     return text;
 }
 
