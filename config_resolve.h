@@ -2,6 +2,7 @@
 // from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
 #include "config.h"        // struct config
+#include "config_fp8.h"    // the options of FP8
 #include "config_layers.h" // the lists of layers
 
 // The divisors of n as a text: "1, 2, 3, 4, 6, 12".
@@ -296,6 +297,7 @@ static inline void config_resolve(struct config *config) {
     config_resolve_data(config);
     config_check_recompute(config);
     config_check_sizes(config);
+    config_resolve_fp8(config);
 }
 // config_read and config_resolve.
 static inline struct config config_parse(int argc, char **argv) {

@@ -8,6 +8,7 @@
 #include "config_layers.h"           // config_rotary_dims
 #include "formats/huggingface.h"     // enum architecture
 #include "formats/llmc.h"            // llmc_parse
+#include "run/fp8_checkpoint.cuh"    // fp8_load
 #include "runtime/files/file_read.h" // read_exactly
 #include "formats/safetensors.h"     // safetensors_open, safetensors_read
 #include "run/start.h"               // start_read_model
@@ -364,6 +365,12 @@ static const char *model_load_optimizer(struct gpt *m, const char *folder, bool 
         for (int i = 0;
              i < m->table.num_tensors && !problem && state_is_in_file((enum optimizer_state)id, model_is_exact); i++)
             problem = model_load_state(&loader, &file, path, (enum optimizer_state)id, &m->table.tensors[i], error);
+    bool has_histories = false;
+    if (!problem)
+        problem = fp8_load(&m->fp8, &has_histories, &file, path, m->dev, error);
+    if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)
+        printf("%s has no histories of FP8's amaxes: they begin empty, and the first step casts by its own amaxes\n",
+               folder);
     model_loader_free(&loader);
     safetensors_close(&file);
     return problem;

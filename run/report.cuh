@@ -1,5 +1,6 @@
 // The report that a run prints when it starts: the model, how it is computed, its memory, its data.
 #pragma once
+#include "run/fp8_report.cuh"     // fp8_describe
 #include "run/run.cuh"            // struct run
 #include "runtime/machine/numa.h" // numa_nodes_used
 
@@ -57,7 +58,7 @@ static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
     const struct plan *plan = &m->timeline.plan;
-    char text[LOG_NUMBER], more[LOG_NUMBER], device[384];
+    char text[LOG_NUMBER], more[LOG_NUMBER], device[384], fp8[FP8_TEXT];
     log_row("model", "%d layers, hidden %d, %d heads, %d KV heads of %d, FFN %d, vocabulary %d", c->num_layers,
             c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
             c->vocab_size);
@@ -66,6 +67,8 @@ static void report(const struct run *r) {
     if (c->instruction_set_reason)
         log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
     log_row("precision", "%s: %s", c->precision == WITH_BF16 ? "bf16" : "fp32", c->precision_reason);
+    if (c->fp8_format != FP8_FORMAT_NONE)
+        log_row("FP8", "%s", fp8_describe(fp8, c));
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
     log_row("attention", "%s", r->attention.reason);
     report_positions(r);

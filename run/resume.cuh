@@ -37,6 +37,21 @@ static void resume_data(struct run *r, const struct trainer_state *state) {
     free(changes);
 }
 
+// Whether this run's options of FP8 make the same scales of a history as those of the checkpoint's run.
+static bool fp8_scales_hold(const struct config *c, const struct trainer_state *state) {
+    const int rows[] = {CONFIG_ROW(fp8_format),
+                        CONFIG_ROW(fp8_margin),
+                        CONFIG_ROW(fp8_amax_compute_algo),
+                        CONFIG_ROW(first_last_layers_bf16),
+                        CONFIG_ROW(num_layers_at_start_in_bf16),
+                        CONFIG_ROW(num_layers_at_end_in_bf16)};
+    char now[OPTION_TEXT], then[OPTION_TEXT];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(option_text(now, &config_rows[rows[i]], c), start_resolved(then, state, rows[i])) != 0)
+            return false;
+    return true;
+}
+
 // Loads all state from a checkpoint, or the parameters from a model; without either the model keeps its random initial
 // parameters.
 static void load_model(struct run *r) {
@@ -49,6 +64,8 @@ static void load_model(struct run *r) {
     if (*c->checkpoint) {
         struct trainer_state state = trainer_state_open(c->checkpoint);
         problem = model_load_checkpoint(r->model, c->checkpoint, &error);
+        if (!problem && !fp8_scales_hold(c, &state))
+            fp8_forget_scales(&r->model->fp8, &r->dev);
         resume_data(r, &state);
         if (state.step > INT_MAX)
             fail("%s: step %lld is beyond what can be counted", c->checkpoint, (long long)state.step);

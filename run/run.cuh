@@ -36,9 +36,10 @@ struct run {
     int skipped;              // steps that updated nothing because of a NaN or Inf
     uint64_t first_sample[2]; // position of a step's first sample in the data's order
     double lr[2];
-    double last_finish;  // seconds_now() when the last results had arrived
-    double slowest_step; // seconds
-    int64_t peak_bytes;  // peak of the device's memory, as last asked
+    double last_finish;                      // seconds_now() when the last results had arrived
+    double slowest_step;                     // seconds
+    int64_t peak_bytes;                      // peak of the device's memory, as last asked
+    struct log_fp8 fp8_shares[LINEAR_COUNT]; // of the last finished step
     // Checkpoints
     struct saver saver;
     int first_step;          // the first step of this start

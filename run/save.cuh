@@ -25,6 +25,7 @@ struct save_job {
     bool bf16;                          // model.safetensors is bf16, and optimizer.safetensors has the master weights
     uint64_t most_shard_bytes;
     const float *state[STATE_COUNT]; // host memory; NULL: fetched from `m`, a tensor at a time
+    float *fp8;                      // delayed scales and their histories (fp8_state_download); NULL: none
     struct gpt *m;
     float *fetched;      // room for the largest tensor
     char root[PATH_MAX]; // OUT/checkpoints
@@ -183,10 +184,19 @@ static const char *save_model(struct save_job *job) {
 
 // ---- optimizer.safetensors ----
 
+static const char *save_fp8(struct save_job *job, enum fp8_tensor t) {
+    const struct fp8_state *f = &job->m->fp8;
+    return save_values(job, job->fp8 + fp8_tensor_begin(f, t), fp8_tensor_count(f, t), false);
+}
+// The id of an entry is kind of state * tensors of the table + tensor; from STATE_COUNT * tensors on they are FP8's.
 static const char *save_optimizer_data(struct save_job *job, const struct safetensors_tensor *entries, int count) {
     const char *problem = NULL;
     for (int i = 0; i < count && !problem; i++) {
         const enum optimizer_state id = (enum optimizer_state)(entries[i].id / job->table->num_tensors);
+        if (id == STATE_COUNT) {
+            problem = save_fp8(job, (enum fp8_tensor)(entries[i].id % job->table->num_tensors));
+            continue;
+        }
         const struct tensor *t = &job->table->tensors[entries[i].id % job->table->num_tensors];
         const float *values = save_tensor(job, id, t);
         problem = save_values(job, values, (int64_t)t->visible_rows * t->cols, false);
@@ -203,7 +213,7 @@ static const char *save_optimizer(struct save_job *job) {
     enum { NAME = sizeof(((struct tensor *)0)->name) + 16 };
     const int tensors = job->table->num_tensors;
     const size_t most = (size_t)tensors * STATE_COUNT;
-    struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(most, sizeof *entries);
+    struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(most + FP8_TENSORS, sizeof *entries);
     char(*names)[NAME] = (char(*)[NAME])calloc(most, sizeof *names);
     int count = 0;
     for (int i = 0; i < (int)most && entries && names; i++) {
@@ -219,6 +229,8 @@ static const char *save_optimizer(struct save_job *job) {
         entries[count].shape[1] = (uint64_t)t->cols;
         entries[count++].id = i;
     }
+    for (int t = 0; t < FP8_TENSORS && job->fp8 && entries; t++)
+        entries[count++] = fp8_tensor_entry(&job->m->fp8, (enum fp8_tensor)t, (int)most + t);
     const char *problem = entries && names ? save_optimizer_file(job, entries, count)
                                            : error_format(&job->writer.error, "out of memory for a checkpoint");
     free(entries);
@@ -278,7 +290,9 @@ static const char *save_job_reserve(struct save_job *job, bool fetches, struct e
     job->values = (float *)malloc((size_t)widest * sizeof *job->values);
     job->bf16_values = (uint16_t *)malloc((size_t)SAVE_CHUNK * sizeof *job->bf16_values);
     job->fetched = fetches ? (float *)malloc((size_t)largest * sizeof *job->fetched) : NULL;
-    if (job->values && job->bf16_values && (job->fetched || !fetches))
+    const int64_t fp8_floats = fp8_state_floats(&job->m->fp8);
+    job->fp8 = fp8_floats > 0 ? (float *)malloc((size_t)fp8_floats * sizeof *job->fp8) : NULL;
+    if (job->values && job->bf16_values && (job->fetched || !fetches) && (job->fp8 || fp8_floats == 0))
         return NULL;
     return error_format(error, "out of memory for a checkpoint");
 }
@@ -286,10 +300,11 @@ static void save_job_release(struct save_job *job) {
     free(job->values);
     free(job->bf16_values);
     free(job->fetched);
+    free(job->fp8);
     free(job->config_json);
     free(job->state_json);
     huggingface_tensors_free(&job->tensors);
-    job->values = job->fetched = NULL;
+    job->values = job->fetched = job->fp8 = NULL;
     job->bf16_values = NULL;
     job->config_json = job->state_json = NULL;
 }
@@ -379,6 +394,8 @@ static void saver_save(struct saver *saver, int64_t step, char *state_json, size
     saver->last_step = step;
     saver->running = true;
     gpt_copy_state(saver->m);
+    if (job->fp8)
+        fp8_state_download(&saver->m->fp8, job->fp8, saver->m->dev);
     checkpoint_thread_start(&saver->thread, save_run, job);
     if (!saver->m->optimizer.keeps_copy) { // the thread reads the model itself, which must not train meanwhile
         while (checkpoint_thread_busy(&saver->thread))

@@ -2,6 +2,7 @@
 // command line's before config_resolve; after it they are checked against the checkpoint's and the other ranks'.
 #pragma once
 #include "config.h"                    // struct config
+#include "config_fp8.h"                // config_drop_unused_fp8
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
@@ -85,6 +86,8 @@ static void start_take_options(struct config *config, const struct trainer_state
     json_t *given = json_object_get(state->root, "given"), *value;
     const char *name;
     char text[OPTION_TEXT];
+    bool by_user[CONFIG_ROWS_MAX];
+    memcpy(by_user, config->given, sizeof by_user);
     json_object_foreach (given, name, value) {
         const int row = option_find(&config_options, name, false);
         if (row < 0 || strcmp(config_rows[row].name, name) != 0)
@@ -106,6 +109,25 @@ static void start_take_options(struct config *config, const struct trainer_state
     const char *batch_then = trainer_state_option(state, "resolved", config_rows[batch].name);
     if (!config->given[batch] && batch_then)
         start_set(config, batch, batch_then);
+    config_drop_unused_fp8(config, by_user);
+}
+
+// Whether the run of the checkpoint trained with delayed scales.
+static bool start_had_delayed_scales(const struct trainer_state *state) {
+    char format[OPTION_TEXT], recipe[OPTION_TEXT];
+    return strcmp(start_resolved(format, state, CONFIG_ROW(fp8_format)), "none") != 0 &&
+           strcmp(start_resolved(recipe, state, CONFIG_ROW(fp8_recipe)), "delayed") == 0;
+}
+// Ends the run where the delayed scales of the checkpoint have histories of another length than this run's.
+static void start_check_histories(const struct config *config, const struct trainer_state *state) {
+    const int row = CONFIG_ROW(fp8_amax_history_len);
+    char then_text[OPTION_TEXT], now_text[OPTION_TEXT];
+    const char *then = start_resolved(then_text, state, row);
+    const char *now = option_text(now_text, &config_rows[row], config);
+    if (config->fp8_format != FP8_FORMAT_NONE && config->fp8_recipe == FP8_RECIPE_DELAYED &&
+        start_had_delayed_scales(state) && strcmp(now, then) != 0)
+        fail("--fp8-amax-history-len is %s, but the histories in %s are of %s steps; leave the option out", now,
+             config->checkpoint, json_show(then).text);
 }
 
 // Ends the run where a resolved option that a resumed run can't change, or the precision, is not the checkpoint's.
@@ -128,6 +150,7 @@ static void start_check(const struct config *config) {
     if (config->precision != (fp32 ? WITH_FP32 : WITH_BF16))
         fail("--precision is not %s as in %s, and a run can't change it; leave the option out", state.precision,
              config->checkpoint);
+    start_check_histories(config, &state);
     trainer_state_free(&state);
 }
 

@@ -1,6 +1,7 @@
 // The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
 // and checks the replicas where due.
 #pragma once
+#include "run/fp8_report.cuh"  // fp8_shares
 #include "run/generate.cuh"    // print_samples
 #include "run/ranks.cuh"       // look_for_requests, measure_collectives, check_replicas
 #include "run/resume.cuh"      // save, report_save
@@ -91,6 +92,17 @@ static int mean_loss(const struct run *r, const double *reports, double *mean, d
     return first;
 }
 
+// Fills in the log entry's shares of values that FP8 changed by more than rounding.
+static void measure_fp8(struct run *r, struct log_step *entry, const double *reports) {
+    const struct gpt *m = r->model;
+    if (!fp8_is_on(&m->fp8))
+        return;
+    fp8_shares(r->fp8_shares, &m->fp8, &m->shape.layer, reports + report_fp8_counts(m), r->config->ranks,
+               report_width(m), m->micro_steps, (double)r->config->micro_batch_size * r->config->seq_length);
+    entry->fp8 = r->fp8_shares;
+    entry->num_fp8 = LINEAR_COUNT;
+}
+
 // Waits for the oldest step in flight and fills in its log entry. Returns false where the step met a NaN or Inf and
 // updated nothing.
 static bool finish_step(struct run *r, struct log_step *entry) {
@@ -115,6 +127,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     for (int rank = 0; rank < c->ranks && r->parallel; rank++)
         grant_request(r, (int)reports[rank * width + report_request(r->model)], rank);
     measure_collectives(r, entry, slot);
+    measure_fp8(r, entry, reports);
     double loss = 0;
     const int micro_batch = mean_loss(r, reports, &entry->loss, &loss);
     if (micro_batch >= 0)

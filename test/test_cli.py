@@ -141,6 +141,21 @@ class Options(Case):
         self.refused("--plan", "--micro-batch-size", 4, "--global-batch-size", 6, words=["--global-batch-size"])
         self.refused("--plan", "--lr", "nan", words=["--lr"])
 
+    def test_fp8_is_of_bf16_and_of_sizes_that_its_products_have(self):
+        fp8 = ["--plan", "--preset", "gpt2-124m", "--fp8-format", "hybrid"]
+        self.refused(*fp8, "--precision", "fp32", words=["--fp8-format", "--precision bf16"])
+        self.refused(*fp8, "--fp8-recipe", "mxfp8", words=["--fp8-recipe", "tensorwise, delayed or blockwise"])
+        self.refused(*fp8, "--ffn-hidden-size", 3080, words=["--ffn-hidden-size", "3080", "16"])
+        self.refused(*fp8, "--fp8-recipe", "blockwise", "--ffn-hidden-size", 3088, words=["--ffn-hidden-size", "128", "tensorwise"])
+        self.refused("--plan", "--fp8-recipe", "delayed", words=["--fp8-recipe delayed", "add --fp8-format"])
+
+    def test_fp8_chooses_bf16_and_the_report_says_what_it_is_of(self):
+        plain, fp8 = (run("--plan", "--device", "cpu", *options) for options in ([], ["--fp8-format", "hybrid", "--first-last-layers-bf16"]))
+        self.assertEqual((fp8.returncode, fp8.stderr), (0, ""))
+        self.assertRegex(fp8.stdout, r"\nprecision +bf16: --fp8-format needs it\n")
+        self.assertRegex(fp8.stdout, r"\nFP8 +hybrid, tensorwise: .* of 10 of 12 layers, 1 to 10; .* in bf16; sums in fp32\n")
+        self.assertNotIn("FP8", plain.stdout)
+
     def test_recompute_options_that_contradict(self):
         self.refused("--plan", "--recompute-modules", "norm", words=["--recompute-granularity selective"])
         self.refused("--plan", "--recompute-granularity", "auto", words=["--memory-budget"])

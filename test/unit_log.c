@@ -263,6 +263,39 @@ static void log_jsonl_has_an_object_for_each_step(void **state) {
     remove_folder(&run);
 }
 
+// Of every so many steps, the first and the last, as the progress lines of a pipe; what had no elements has no share.
+static void shares_of_fp8_are_in_the_steps_with_a_line(void **state) {
+    static const struct log_fp8 shares[2] = {{"qkv", {0, 0.5, 0.25}, {1, 0, 0.125}}, {"fc", {0, 0, NAN}, {0, 0, 0}}};
+    struct run run = run_in_new_folder(12, 5);
+    struct log log;
+    char value[512];
+    int lines = 0;
+    log_open(&log, run.folder, 12, 5, 0, true, true);
+    for (int i = 1; i <= 12; i++) {
+        struct log_step s = step_of(i);
+        s.fp8 = shares;
+        s.num_fp8 = i == 10 ? 0 : 2;
+        s.has_val_loss = i == 5;
+        log_write_step(&log, &s);
+    }
+    char *const text = read_text(inside(&run, "log.jsonl"));
+    char *rest = NULL;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        lines++;
+        assert_true(json_is_valid(line));
+        const bool has = lines == 1 || lines == 5 || lines == 12;
+        assert_int_equal(json_member(line, "fp8", value), has);
+        if (has)
+            assert_string_equal(value,
+                                "{\"qkv\": {\"input\": [0, 1], \"weight\": [0.5, 0], \"gradient\": [0.25, 0.125]}, "
+                                "\"fc\": {\"input\": [0, 0], \"weight\": [0, 0], \"gradient\": [null, 0]}}");
+    }
+    assert_int_equal(lines, 12);
+    free(text);
+    log_close(&log);
+    remove_folder(&run);
+}
+
 static void what_is_not_finite_is_null(void **state) {
     struct run run = run_in_new_folder(1, 1);
     struct log log;
@@ -460,6 +493,7 @@ int main(void) {
         cmocka_unit_test(numbers_have_units_and_separators),
         cmocka_unit_test(the_eta_does_not_count_the_first_step),
         cmocka_unit_test(log_jsonl_has_an_object_for_each_step),
+        cmocka_unit_test(shares_of_fp8_are_in_the_steps_with_a_line),
         cmocka_unit_test(what_is_not_finite_is_null),
         cmocka_unit_test(a_pipe_gets_a_plain_line_every_so_many_steps),
         cmocka_unit_test(rates_that_are_not_known_are_left_out),

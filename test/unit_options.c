@@ -430,7 +430,7 @@ static void contradictions_name_what_to_change(void **state) {
     assert_config_rejects("--train-data x --out=", "--out is empty");
     assert_config_rejects("--train-data x --val-every 10", "--val-every 10 needs --val-data");
     assert_config_rejects("--train-data x --seq-length 64 --sample-tokens 65", "--sample-tokens 65|--seq-length 64");
-    assert_config_rejects("--plan --num-layer=-1", "--num-layers: '-1' is out of range");
+    assert_config_rejects("--plan --num-layers=-1", "--num-layers: '-1' is out of range");
     assert_config_rejects("--plan --train-steps 4294967297", "--train-steps: |out of range"); // 1 in 32 bits
     assert_config_rejects("--plan --vocab-size 0", "--vocab-size: '0' is out of range");
     assert_config_rejects("--plan --hidden-dropout 1", "--hidden-dropout: '1' is out of range");
@@ -441,6 +441,139 @@ static void contradictions_name_what_to_change(void **state) {
     assert_config_rejects("--plan --train-iters 3", "unknown option --train-iters;|--train-steps");
     assert_config_rejects("--plan --recompute full",
                           "--recompute is ambiguous|--recompute-granularity|--recompute-modules");
+}
+
+// ---- FP8 ----
+
+#define FP8 "--plan --fp8-format hybrid "
+
+static void fp8_is_off_and_its_recipe_is_the_stateless_one(void **state) {
+    struct command command;
+    struct config c = configure(&command, "--plan");
+    int first, end;
+    assert_true(c.fp8_format == FP8_FORMAT_NONE && c.fp8_recipe == FP8_RECIPE_TENSORWISE);
+    config_fp8_layers(&c, &first, &end);
+    assert_true(first == 0 && end == 0);
+    c = configure(&command, FP8);
+    assert_true(c.fp8_format == FP8_FORMAT_HYBRID && c.fp8_fast_accumulation == FP8_FAST_FORWARD);
+    assert_true(c.precision == WITH_AUTO);
+    c = configure(&command, FP8 "--fp8-recipe delayed");
+    assert_true(c.fp8_margin == 0 && c.fp8_amax_history_len == 1 && c.fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT);
+    c = configure(&command, FP8 "--fp8-recipe delayed --fp8-amax-history-len 1024 --fp8-amax-compute-algo max "
+                                "--fp8-margin 2 --precision bf16");
+    assert_true(c.fp8_margin == 2 && c.fp8_amax_history_len == 1024 && c.fp8_amax_compute_algo == FP8_AMAX_MAX);
+}
+
+// The sums of blocks' products are scaled in fp32, so that nothing is left of fast accumulation.
+static void blockwise_scales_have_no_fast_accumulation(void **state) {
+    struct command command;
+    struct config c = configure(&command, FP8 "--fp8-recipe blockwise");
+    assert_true(c.fp8_fast_accumulation == FP8_FAST_NONE);
+    c = configure(&command, FP8 "--fp8-recipe blockwise --fp8-fast-accumulation none");
+    assert_true(c.fp8_fast_accumulation == FP8_FAST_NONE);
+    assert_config_rejects(FP8 "--fp8-recipe blockwise --fp8-fast-accumulation all",
+                          "--fp8-fast-accumulation all|--fp8-recipe blockwise|leave it out");
+    assert_config_rejects(FP8 "--fp8-recipe blockwise --fp8-fast-accumulation forward",
+                          "--fp8-fast-accumulation forward|--fp8-recipe blockwise|leave it out");
+}
+
+static void fp8_layers_check(const char *words, int first, int end) {
+    struct command command;
+    const struct config c = configure(&command, words);
+    int from = -1, to = -1;
+    config_fp8_layers(&c, &from, &to);
+    assert_int_equal(from, first);
+    assert_int_equal(to, end);
+}
+static void first_and_last_layers_may_stay_in_bf16(void **state) {
+    fp8_layers_check(FP8, 0, 12);
+    fp8_layers_check(FP8 "--first-last-layers-bf16", 1, 11);
+    fp8_layers_check(FP8 "--first-last-layers-bf16 --num-layers-at-start-in-bf16 0", 0, 11);
+    fp8_layers_check(FP8 "--first-last-layers-bf16 --num-layers-at-end-in-bf16 5", 1, 7);
+    fp8_layers_check(FP8 "--first-last-layers-bf16 --num-layers-at-end-in-bf16 10", 1, 2);
+    assert_config_rejects(FP8 "--first-last-layers-bf16 --num-layers-at-end-in-bf16 11",
+                          "--num-layers-at-start-in-bf16 1|--num-layers-at-end-in-bf16 11|12 layers");
+    assert_config_rejects(FP8 "--first-last-layers-bf16 --num-layers-at-start-in-bf16 65535",
+                          "--num-layers-at-start-in-bf16 65535");
+    assert_config_rejects(FP8 "--num-layers 2 --first-last-layers-bf16", "--num-layers-at-start-in-bf16 1|2 layers");
+    assert_config_rejects(FP8 "--num-layers-at-start-in-bf16 2",
+                          "--num-layers-at-start-in-bf16 2 needs --first-last-layers-bf16");
+    assert_config_rejects(FP8 "--num-layers-at-end-in-bf16 2",
+                          "--num-layers-at-end-in-bf16 2 needs --first-last-layers-bf16");
+}
+
+static void options_of_fp8_that_nothing_uses_are_refused(void **state) {
+    static const char *const without_format[] = {
+        "--fp8-recipe delayed",        "--fp8-margin 1",
+        "--fp8-amax-history-len 16",   "--fp8-amax-compute-algo max",
+        "--fp8-fast-accumulation all", "--first-last-layers-bf16",
+        "--num-layers-at-end-in-bf16", "--num-layers-at-start-in-bf16",
+    };
+    for (size_t i = 0; i < sizeof without_format / sizeof *without_format; i++) {
+        char words[128], name[64];
+        const bool layers = strncmp(without_format[i], "--num", 5) == 0;
+        snprintf(words, sizeof words, "--plan %s%s", without_format[i], layers ? " 2" : "");
+        snprintf(name, sizeof name, "%.*s|needs --fp8-format; add --fp8-format hybrid, or leave it out",
+                 (int)strcspn(without_format[i], " "), without_format[i]);
+        assert_config_rejects(words, name);
+    }
+    static const char *const delayed_only[] = {"--fp8-margin 1", "--fp8-amax-history-len 16",
+                                               "--fp8-amax-compute-algo max"};
+    for (size_t i = 0; i < 3; i++) {
+        char words[128], name[64];
+        snprintf(words, sizeof words, FP8 "%s", delayed_only[i]);
+        snprintf(name, sizeof name, "%s is of --fp8-recipe delayed", delayed_only[i]);
+        assert_config_rejects(words, name);
+        snprintf(words, sizeof words, FP8 "--fp8-recipe blockwise %s", delayed_only[i]);
+        assert_config_rejects(words, name);
+    }
+}
+
+// Megatron's names that are not there.
+static void what_fp8_does_not_have_is_named(void **state) {
+    assert_config_rejects(FP8 "--fp8-recipe mxfp8", "--fp8-recipe: 'mxfp8'|tensorwise, delayed or blockwise");
+    assert_config_rejects(FP8 "--fp8-recipe custom", "--fp8-recipe: 'custom'|tensorwise, delayed or blockwise");
+    assert_config_rejects("--plan --fp8-format e5m2", "--fp8-format: 'e5m2'|none, hybrid or e4m3");
+    assert_config_rejects(FP8 "--fp8-interval 1", "unknown option --fp8-interval|the nearest is --fp8-");
+    assert_config_rejects(FP8 "--no-fp8-wgrad", "unknown option --no-fp8-wgrad|the nearest is --");
+    assert_config_rejects(FP8 "--fp8-param-gather", "unknown option --fp8-param-gather|the nearest is --");
+    assert_config_rejects(FP8 "--fp8-amax-history-len 0", "--fp8-amax-history-len: '0' is out of range");
+    assert_config_rejects(FP8 "--fp8-margin -1", "--fp8-margin: '-1' is out of range");
+}
+
+static void fp8_takes_bf16_and_sizes_that_its_products_have(void **state) {
+    struct command command;
+    assert_config_rejects(FP8 "--precision fp32", "--fp8-format needs --precision bf16|change --precision");
+    assert_config_rejects(FP8 "--hidden-size 776 --kv-channels 64", "multiples of 16|--hidden-size, is 776");
+    assert_config_rejects(FP8 "--ffn-hidden-size 3080", "multiples of 16|--ffn-hidden-size, is 3080");
+    assert_config_rejects(FP8 "--activation swiglu --ffn-hidden-size 2056", "--ffn-hidden-size, is 2056");
+    assert_config_rejects(FP8 "--num-attention-heads 3 --kv-channels 8",
+                          "--num-attention-heads times --kv-channels|24");
+    assert_config_rejects(FP8 "--micro-batch-size 1 --seq-length 40",
+                          "multiples of 16|--micro-batch-size times --seq-length, is 40|leave --fp8-format out");
+    configure(&command, FP8 "--micro-batch-size 2 --seq-length 40");
+#define BLOCKS FP8 "--fp8-recipe blockwise --hidden-size 256 --num-attention-heads 4 --kv-channels 32 "
+    configure(&command, BLOCKS "--num-query-groups 2");
+    assert_config_rejects(BLOCKS "--num-query-groups 1",
+                          "multiples of 128|--num-query-groups, times --kv-channels, is 192|"
+                          "tensorwise");
+    assert_config_rejects(BLOCKS "--ffn-hidden-size 1040", "multiples of 128|--ffn-hidden-size, is 1040|tensorwise");
+    assert_config_rejects(BLOCKS "--micro-batch-size 1 --seq-length 192",
+                          "--micro-batch-size times --seq-length, is 192");
+    assert_config_rejects(FP8 "--fp8-recipe blockwise --preset gpt2-1558m", "--hidden-size, is 1600");
+    assert_config_rejects(FP8 "--fp8-recipe blockwise --hidden-size 256 --num-attention-heads 1 --kv-channels 64",
+                          "--num-attention-heads times --kv-channels, is 64");
+}
+
+// Neither validation nor generation uses FP8: a run of them takes the options of the run that trained the model.
+static void runs_that_do_not_train_ignore_what_fp8_needs(void **state) {
+    struct command command;
+    const struct config c = configure(&command, "--init-from m --eval-only --val-data v --fp8-format hybrid "
+                                                "--precision fp32 --micro-batch-size 1 --seq-length 40");
+    int first, end;
+    config_fp8_layers(&c, &first, &end);
+    assert_int_equal(first, end);
+    configure(&command, "--init-from m --generate x --fp8-format e4m3 --seq-length 257");
 }
 
 // ---- options of the layers, of positions and of documents ----
@@ -935,6 +1068,13 @@ int main(void) {
         cmocka_unit_test(a_preset_fills_only_what_the_user_left_open),
         cmocka_unit_test(sizes_left_open_follow_from_the_others),
         cmocka_unit_test(contradictions_name_what_to_change),
+        cmocka_unit_test(fp8_is_off_and_its_recipe_is_the_stateless_one),
+        cmocka_unit_test(blockwise_scales_have_no_fast_accumulation),
+        cmocka_unit_test(first_and_last_layers_may_stay_in_bf16),
+        cmocka_unit_test(options_of_fp8_that_nothing_uses_are_refused),
+        cmocka_unit_test(what_fp8_does_not_have_is_named),
+        cmocka_unit_test(fp8_takes_bf16_and_sizes_that_its_products_have),
+        cmocka_unit_test(runs_that_do_not_train_ignore_what_fp8_needs),
         cmocka_unit_test(windows_are_counted_with_the_query),
         cmocka_unit_test(layers_are_chosen_by_number_or_list),
         cmocka_unit_test(lists_of_layers_are_checked),

@@ -47,7 +47,8 @@ static struct config read_command(const char *const *words) {
 }
 
 // A run with options `asked`, which a program without the younger options resolved as one of now resolves `then`.
-static struct old_run write_old(const char *const *asked, const char *const *then) {
+// `precision`: bf16 or fp32.
+static struct old_run write_run(const char *precision, const char *const *asked, const char *const *then) {
     struct old_run run;
     struct config was_asked = read_command(asked), resolved = read_command(then);
     struct trainer_file file = {"shard.bin", 1000};
@@ -57,7 +58,7 @@ static struct old_run write_old(const char *const *asked, const char *const *the
     size_t bytes = 0;
     config_resolve(&resolved);
     memset(&run.state, 0, sizeof run.state);
-    run.state.precision = "fp32";
+    run.state.precision = precision;
     run.state.files = &file;
     run.state.changes = &change;
     run.state.num_files = run.state.num_changes = 1;
@@ -72,6 +73,9 @@ static struct old_run write_old(const char *const *asked, const char *const *the
     snprintf(path, sizeof path, "%s/trainer_state.json", run.path);
     assert_int_equal(json_dump_file(run.state.root, path, 0), 0);
     return run;
+}
+static struct old_run write_old(const char *const *asked, const char *const *then) {
+    return write_run("fp32", asked, then);
 }
 static void remove_old(struct old_run *run) {
     char path[TEST_PATH + 32];
@@ -132,6 +136,72 @@ static void biases_of_an_old_run_are_those_of_all_linear_layers(void **state) {
     remove_old(&run);
 }
 
+// ---- FP8 ----
+
+static void goes_on_with(struct resumed *resumed, const char *first, const char *second) {
+    static const char *words[3];
+    words[0] = first;
+    words[1] = second;
+    resumed->words = words;
+    resume(resumed);
+}
+static void is_refused_with(struct resumed *resumed, const char *first, const char *second, const char *message) {
+    const char *const words[] = {first, second, NULL};
+    resumed->words = words;
+    assert_fails(resume, resumed, message);
+}
+
+// What the checkpoint's options leave without a use is dropped; what the command line does is an error.
+static void fp8_may_change_when_a_run_goes_on_but_for_the_histories(void **state) {
+    static const char *const words[] = {"--fp8-format=hybrid",
+                                        "--fp8-recipe=delayed",
+                                        "--fp8-amax-history-len=32",
+                                        "--fp8-margin=1",
+                                        "--fp8-amax-compute-algo=max",
+                                        "--train-data=t",
+                                        NULL};
+    struct old_run run = write_run("bf16", words, words);
+    struct resumed resumed = {&run, NULL, read_command(words)};
+    const struct config *c = &resumed.config;
+    goes_on_with(&resumed, NULL, NULL);
+    assert_true(c->fp8_format == FP8_FORMAT_HYBRID && c->fp8_recipe == FP8_RECIPE_DELAYED);
+    assert_true(c->fp8_amax_history_len == 32 && c->fp8_margin == 1 && c->precision == WITH_BF16);
+    goes_on_with(&resumed, "--fp8-margin=0", "--fp8-amax-compute-algo=most_recent");
+    assert_true(c->fp8_margin == 0 && c->fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT);
+    goes_on_with(&resumed, "--fp8-format=e4m3", "--first-last-layers-bf16");
+    assert_true(c->fp8_format == FP8_FORMAT_E4M3 && c->first_last_layers_bf16);
+    goes_on_with(&resumed, "--fp8-format=none", NULL);
+    assert_true(c->fp8_format == FP8_FORMAT_NONE && !config_given(c, fp8_amax_history_len));
+    assert_int_equal(c->fp8_amax_history_len, 1);
+    goes_on_with(&resumed, "--fp8-recipe=tensorwise", NULL);
+    assert_true(c->fp8_format == FP8_FORMAT_HYBRID && c->fp8_recipe == FP8_RECIPE_TENSORWISE && c->fp8_margin == 0);
+    is_refused_with(&resumed, "--fp8-recipe=tensorwise", "--fp8-margin=2", "--fp8-margin 2 is of --fp8-recipe delayed");
+    is_refused_with(&resumed, "--fp8-amax-history-len=16", NULL,
+                    "--fp8-amax-history-len is 16|are of 32 steps; leave the option out");
+    remove_old(&run);
+}
+
+static void a_run_without_histories_goes_on_with_those_of_any_length(void **state) {
+    static const char *const before[][3] = {{"--train-data=t", NULL}, {"--train-data=t", "--fp8-format=e4m3", NULL}};
+    for (int i = 0; i < 2; i++) {
+        struct old_run run = write_run("bf16", before[i], before[i]);
+        static const char *const words[] = {"--fp8-format=hybrid", "--fp8-recipe=delayed", "--fp8-amax-history-len=16",
+                                            NULL};
+        struct resumed resumed = {&run, words, read_command(words)};
+        resume(&resumed);
+        assert_int_equal(resumed.config.fp8_amax_history_len, 16);
+        remove_old(&run);
+    }
+}
+
+static void a_run_in_fp32_does_not_go_on_in_fp8(void **state) {
+    static const char *const words[] = {"--train-data=t", NULL};
+    struct old_run run = write_old(words, words);
+    struct resumed resumed = {&run, NULL, read_command(words)};
+    is_refused_with(&resumed, "--fp8-format=hybrid", NULL, "not fp32 as in the checkpoint; leave --fp8-format out");
+    remove_old(&run);
+}
+
 // ---- a preset ----
 
 static struct config resolve(const char *const *words) {
@@ -172,6 +242,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_preset_that_sets_younger_options_does_not_change_an_old_run),
         cmocka_unit_test(biases_of_an_old_run_are_those_of_all_linear_layers),
+        cmocka_unit_test(fp8_may_change_when_a_run_goes_on_but_for_the_histories),
+        cmocka_unit_test(a_run_without_histories_goes_on_with_those_of_any_length),
+        cmocka_unit_test(a_run_in_fp32_does_not_go_on_in_fp8),
         cmocka_unit_test(what_a_preset_sets_beside_an_option_goes_with_it),
         cmocka_unit_test(separate_documents_leaves_what_is_given_too),
         cmocka_unit_test(factors_that_no_kernel_takes_are_refused),

@@ -138,6 +138,28 @@ static void log_append(struct log *log, const char *text, size_t bytes) {
     log->good_bytes += (int64_t)bytes;
 }
 
+// Whether a step is one of those with a progress line in a pipe or file.
+static bool log_is_due(const struct log *log, int64_t step) {
+    return step == 1 || step % log->every == 0 || step == log->total_steps;
+}
+
+// "fp8": {LINEAR: {OPERAND: [share that saturated, share flushed to zero], ...}, ...}
+static void log_write_fp8(struct json *json, const struct log_step *s) {
+    static const char *const operands[LOG_FP8_OPERANDS] = {"input", "weight", "gradient"};
+    json_object_begin(json, "fp8");
+    for (int i = 0; i < s->num_fp8; i++) {
+        json_object_begin(json, s->fp8[i].linear);
+        for (int o = 0; o < LOG_FP8_OPERANDS; o++) {
+            json_array_begin(json, operands[o]);
+            json_double(json, NULL, s->fp8[i].saturated[o]);
+            json_double(json, NULL, s->fp8[i].flushed[o]);
+            json_array_end(json);
+        }
+        json_object_end(json);
+    }
+    json_object_end(json);
+}
+
 static void log_write_step(struct log *log, const struct log_step *s) {
     if (!log->line)
         return;
@@ -161,6 +183,8 @@ static void log_write_step(struct log *log, const struct log_step *s) {
     }
     if (s->has_val_loss)
         json_double(&json, "val_loss", s->val_loss);
+    if (s->num_fp8 > 0 && log_is_due(log, s->step))
+        log_write_fp8(&json, s);
     json_object_end(&json);
     fflush(log->line);
     log_append(log, log->line_text, log->line_bytes);
@@ -253,7 +277,7 @@ static void log_draw(struct log *log, const struct log_step *s, double eta_s) {
         // One column stays free: a terminal wraps after its last one. ESC [K clears the rest of a longer line.
         printf("\r%.*s\033[K", log_terminal_width() - 1, text);
         log->drawn = true;
-    } else if (s->step == 1 || s->step % log->every == 0 || s->step == log->total_steps)
+    } else if (log_is_due(log, s->step))
         printf("%s\n", text);
     fflush(stdout);
 }

@@ -11,6 +11,15 @@
 #include <stdio.h>     // FILE
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
+// Of one linear layer, over the layers in FP8 and all ranks: the shares of the values of a step that casts limited to
+// the largest number of the format, or made zero. Of inputs, weights and gradients of outputs, in this order. In
+// log.jsonl: "fp8": {"qkv": {"input": [saturated, flushed], "weight": [...], "gradient": [...]}, "fc": ...}
+enum { LOG_FP8_OPERANDS = 3 };
+struct log_fp8 {
+    const char *linear;
+    double saturated[LOG_FP8_OPERANDS], flushed[LOG_FP8_OPERANDS];
+};
+
 // The numbers of a step. An unknown rate is NAN, which is null in log.jsonl and left out of the progress line.
 struct log_step {
     int64_t step;   // finished steps: 1 for the first
@@ -22,10 +31,12 @@ struct log_step {
     int64_t peak_bytes;
     bool has_val_loss; // a validation followed this step, and val_loss is set
     double val_loss;
-    bool has_comm;          // there are several ranks; the next fields are set:
-    int64_t comm_bytes;     // bytes that this rank sent
-    double comm_ms;         // time in which collectives ran, including waits for other ranks
-    double comm_exposed_ms; // time of comm_ms in which the training waited
+    bool has_comm;             // there are several ranks; the next fields are set:
+    int64_t comm_bytes;        // bytes that this rank sent
+    double comm_ms;            // time in which collectives ran, including waits for other ranks
+    double comm_exposed_ms;    // time of comm_ms in which the training waited
+    int num_fp8;               // 0: nothing is in FP8
+    const struct log_fp8 *fp8; // [num_fp8], the caller's; logged with the steps that have a progress line in a pipe
 };
 
 struct log { // for log.c alone

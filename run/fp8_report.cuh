@@ -1,0 +1,85 @@
+// What a run says of FP8: a row of the start-up report, and the shares of values in log.jsonl.
+#pragma once
+#include "config_layers.h"    // config_fp8_layers
+#include "fp8.cuh"            // struct fp8_state
+#include "runtime/text/log.h" // struct log_fp8
+
+static_assert((int)FP8_OPERANDS == (int)LOG_FP8_OPERANDS, "struct log_fp8 has an element for each operand");
+
+enum { FP8_TEXT = 512 };
+// How the recipe scales.
+static void fp8_describe_recipe(char text[FP8_TEXT], const struct config *c) {
+    char name[OPTION_NAME], margin[64] = "";
+    option_choice_name(CHOICES(FP8_RECIPES), (int)c->fp8_recipe, name);
+    if (c->fp8_recipe != FP8_RECIPE_DELAYED) {
+        snprintf(text, FP8_TEXT, "%s", name);
+        return;
+    }
+    if (c->fp8_margin > 0)
+        snprintf(margin, sizeof margin, ", scales 2^%d smaller", c->fp8_margin);
+    if (c->fp8_amax_compute_algo == FP8_AMAX_MOST_RECENT || c->fp8_amax_history_len == 1)
+        snprintf(text, FP8_TEXT, "%s by the last step's amax%s", name, margin);
+    else
+        snprintf(text, FP8_TEXT, "%s by the largest amax of %d steps%s", name, c->fp8_amax_history_len, margin);
+}
+static const char *fp8_describe_sums(const struct config *c) {
+    if (c->device == DEVICE_CPU)
+        return "sums in fp32";
+    switch (c->fp8_fast_accumulation) {
+    case FP8_FAST_FORWARD: return "fast accumulation in forward";
+    case FP8_FAST_NONE: return "sums in fp32";
+    case FP8_FAST_ALL: return "fast accumulation in forward and backward";
+    }
+    __builtin_unreachable();
+}
+// text = what is quantised, how, and what is not. With --fp8-format.
+static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
+    char recipe[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
+    int first, end;
+    config_fp8_layers(c, &first, &end);
+    if (end == first)
+        return "not used: validation and generation compute without it";
+    if (end - first < c->num_layers)
+        snprintf(layers, sizeof layers, ", %d to %d", first, end - 1);
+    fp8_describe_recipe(recipe, c);
+    snprintf(text, FP8_TEXT,
+             "%s, %.100s: %s, in the linear layers of %d of %d layers%s; attention, norms, embedding and head in bf16; "
+             "%s",
+             option_choice_name(CHOICES(FP8_FORMATS), (int)c->fp8_format, format), recipe,
+             c->fp8_format == FP8_FORMAT_HYBRID ? "inputs and weights in E4M3, gradients in E5M2"
+                                                : "inputs, weights and gradients in E4M3",
+             end - first, c->num_layers, layers, fp8_describe_sums(c));
+    return text;
+}
+
+// Elements of a cast of one operand of a linear layer: of its weight, or of a micro-batch of M tokens.
+static double fp8_elements(const struct linear_row *row, enum fp8_operand operand, double M) {
+    switch (operand) {
+    case FP8_INPUT: return M * row->inputs;
+    case FP8_WEIGHT: return (double)row->outputs * row->inputs;
+    case FP8_GRADIENT: return M * row->outputs;
+    case FP8_OPERANDS: break;
+    }
+    return 0;
+}
+// The shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS, FP8_COUNTS) of the first
+// rank, in the ranks' reports, which are `width` doubles apart. Each operand is cast once a micro-batch, of M tokens, in
+// each layer.
+static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
+                       const double *counts, int ranks, int width, int micro_steps, double M) {
+    const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;
+    for (int l = 0; l < LINEAR_COUNT; l++) {
+        const struct linear_row row = linear_row((enum linear)l, s);
+        shares[l].linear = row.name;
+        for (int o = 0; o < FP8_OPERANDS; o++) {
+            const double elements = casts * fp8_elements(&row, (enum fp8_operand)o, M);
+            double sums[FP8_COUNTS] = {0, 0};
+            for (int i = 0; i < ranks * FP8_COUNTS; i++)
+                sums[i % FP8_COUNTS] +=
+                    counts[(int64_t)(i / FP8_COUNTS) * width +
+                           fp8_index(0, (enum linear)l, (enum fp8_operand)o) * FP8_COUNTS + i % FP8_COUNTS];
+            shares[l].saturated[o] = sums[FP8_SATURATED] / elements;
+            shares[l].flushed[o] = sums[FP8_FLUSHED] / elements;
+        }
+    }
+}
