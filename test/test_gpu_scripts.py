@@ -15,6 +15,8 @@ import unittest
 from environment import ROOT
 
 SCRIPTS = os.path.join(ROOT, "scripts")
+sys.path.insert(0, SCRIPTS)
+import roofline_fp8  # noqa: E402 pylint: disable=wrong-import-position
 
 
 def script(name, *arguments, **environment):
@@ -36,6 +38,44 @@ class Roofline(unittest.TestCase):
     def test_hopper_ceilings_are_what_the_script_writes(self):
         result = script("hopper_ceiling.py", "--check")
         self.assertEqual(result.returncode, 0, result.stdout)
+
+
+class Fp8Roofline(unittest.TestCase):
+    def test_page_has_what_the_script_writes(self):
+        result = script("roofline_fp8.py", "--check")
+        self.assertEqual(result.returncode, 0, result.stdout)
+
+    def test_gpt2_1558m_by_hand(self):
+        """48 layers of width C = 1600, 16 x 1024 tokens: what a step moves and multiplies, in bytes and flops from the formulas."""
+        layers, width, tokens = 48, 1600, 16384
+        elements, weights = layers * tokens * width, layers * 12 * width ** 2
+        # Inputs C, C, C, 4C; gradients 3C, C, 4C, C. A cast reads 2 bytes and writes 1 twice; attention's output is read twice.
+        tensorwise = elements * (16 * (2 + 1 + 1) + 2)
+        expected = {
+            "amax by passes apart": (tensorwise + elements * 16 * 2, weights * (2 * (2 + 1) + 2)),
+            "tensorwise": (tensorwise, weights * 2 * (2 + 1)),
+            "delayed": (tensorwise - elements * (4 + 4) * (2 + 1 + 1), weights * 2 * (2 + 1)),
+        }
+        case = next(case for case in roofline_fp8.CASES if case.shape.name == "gpt2-1558m")
+        flops = 6 * weights * tokens
+        for rate in (4.3e12, 3.0e12):
+            bf16 = roofline_fp8.bf16_step(case, rate)
+            self.assertAlmostEqual(bf16[0] / (flops / (0.88 * 790e12)), 1, places=9)
+            self.assertAlmostEqual(bf16[1] / (2 * elements * 9 / (0.85 * rate)), 1, places=9)
+            for variant, (of_activations, of_weights) in expected.items():
+                linear, activations, cast_weights, rest = roofline_fp8.fp8_step(case, rate, variant)
+                self.assertAlmostEqual(linear / (flops / (0.88 * 1400e12)), 1, places=9)
+                self.assertAlmostEqual(activations / (of_activations / (0.85 * rate)), 1, places=9)
+                self.assertAlmostEqual(cast_weights / (of_weights / (0.85 * rate)), 1, places=9)
+                self.assertEqual(rest, bf16[2])
+
+    def test_products_that_memory_bounds(self):
+        """A small batch: FP8's products wait for the weights, of which a forward reads a byte and a weight gradient adds to 8."""
+        tokens, width = 128, 2048
+        case = roofline_fp8.Case(roofline_fp8.Shape("small", 1, width, 16, 16, 4 * width, 1000, False, 1, tokens))
+        weights, activations = 12 * width ** 2, tokens * width
+        size = weights * (1 + 1 + 8) + activations * (7 + 2 * 9 + 2 * 7 + 9 + 7 + 9)
+        self.assertAlmostEqual(roofline_fp8.fp8_step(case, 1e12, "delayed")[0] / (size / 0.85e12), 1, places=9)
 
 
 class Curve(unittest.TestCase):
