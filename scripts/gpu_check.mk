@@ -6,7 +6,8 @@ GPU_OPS := $(filter-out zero,$(patsubst test/op_%.c,%,$(wildcard test/op_*.c)))
 GPU_UNITS := $(patsubst test/cuda/%.cu,$G/%,$(wildcard test/cuda/unit_*.cu))
 # What takes longest to compile comes first, so that it isn't what a parallel build waits for at its end.
 GPU_LONG_OPS := $(filter gpt block golden zoo huggingface,$(GPU_OPS))
-GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS),$(GPU_OPS))
+GPU_FP8_OPS := $(foreach o,$(GPU_OPS),$(if $(findstring fp8,$o),$o))
+GPU_OTHER_OPS := $(GPU_LONG_OPS) $(filter-out attention $(GPU_LONG_OPS) $(GPU_FP8_OPS),$(GPU_OPS))
 GPU_QUICK := $G/op_attention_quick $(foreach o,activation norm rope loss,$G/op_$o_bf16)
 GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 # Op tests look at device memory from the host, and their waits end after 4 s and say where; under compute-sanitizer any wait
@@ -14,11 +15,12 @@ GPU_COMPILE = $(NVCC_COMPILE) $(GENCODE) -MMD -MP
 GPU_OP_COMPILE = $(GPU_COMPILE) -DDEVICE_MEMORY_MANAGED -include test/cuda/host_visible_memory.h
 GPU_WAIT_LIMIT := -DDEVICE_WAIT_LIMIT=4
 
-.PHONY: gpu-unit gpu-attention gpu-attention-table gpu-train-table gpu-ops gpu-curve gpu-ranks gpu-sanitize gpu-rehearsal
-gpu-train-table gpu-curve gpu-ranks: $(B)/train_gpt
+.PHONY: gpu-unit gpu-attention gpu-attention-table gpu-train-table gpu-fp8 gpu-ops gpu-curve gpu-ranks gpu-sanitize gpu-rehearsal
+gpu-train-table gpu-fp8 gpu-curve gpu-ranks: $(B)/train_gpt
 gpu-attention: $G/op_attention_bf16 $G/op_attention_fp32 $G/memory_probe
 gpu-attention-table: $G/attention_bench
 gpu-ops: $(foreach o,$(GPU_OTHER_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
+gpu-fp8: $(foreach o,$(GPU_FP8_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
 gpu-rehearsal: $(B)/emu/attention_bench

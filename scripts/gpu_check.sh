@@ -9,6 +9,8 @@
 #   attention        op tests of attention, bf16 and fp32
 #   attention_table  TFLOP/s of flash attention beside PyTorch's flash and cuDNN; what ptxas made of the kernels
 #   train_table      tokens/s, MFU and memory of three models under each recompute policy, beside torch.compile
+#   fp8              op tests of FP8; small models in FP8 held against bf16 and against the cpu target; tokens/s beside bf16's
+#                    and torchao's
 #   ops              the other op tests, and golden tests, bf16 and fp32
 #   curve            50 steps of a small GPT-2 and a small Llama, held against the cpu target's losses
 #   ranks            10 steps by two ranks that share the GPU, over TCP, held against one rank's; where there are more GPUs,
@@ -29,7 +31,7 @@
 # Exit status: 0 every check that ran passed, 1 one failed or hung, 2 wrong use, 77 there is no GPU.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
-all=build,unit,attention,attention_table,train_table,ops,curve,ranks,sanitize
+all=build,unit,attention,attention_table,train_table,fp8,ops,curve,ranks,sanitize
 stages=$all
 if [ "${1:-}" = --stages ]; then
     stages=${2:?--stages: a list with commas is missing}
@@ -195,10 +197,11 @@ op_tests() {
     done
 }
 attention() { op_tests op_attention_bf16 op_attention_fp32; }
+is_fp8_test() { [[ $1 == */op_*fp8* ]]; }
 ops() {
     local test names=()
     for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do
-        [[ ! -f $test || $test == */op_attention_@(bf16|fp32) ]] || names+=("$(basename "$test")")
+        [[ ! -f $test || $test == */op_attention_@(bf16|fp32) ]] || is_fp8_test "$test" || names+=("$(basename "$test")")
     done
     op_tests "${names[@]}"
 }
@@ -293,6 +296,73 @@ curve() {
             step "$name" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/${name}_cuda"
         done
     done
+}
+
+# fp8_options RECIPE: its options, into `recipe_options`.
+fp8_options() {
+    recipe_options=(--fp8-format hybrid --fp8-recipe "$1")
+    [ "$1" != delayed ] || recipe_options+=(--fp8-amax-history-len 16 --fp8-amax-compute-algo max)
+}
+# fp8_runs NAME RECIPES OPTION...: a run in bf16, then in FP8 by each of RECIPES, held against it.
+fp8_runs() {
+    local name=$1 recipes=$2 recipe
+    shift 2
+    train_run "fp8_${name}_bf16" 120 "$@" --device cuda || return
+    for recipe in $recipes; do
+        fp8_options "$recipe"
+        step "fp8_${name}_$recipe" 120 "$python" scripts/gpu_report.py fp8 "$work/fp8_${name}_$recipe" "$work/fp8_${name}_bf16" \
+            "$@" "${recipe_options[@]}" --device cuda
+    done
+}
+fp8_curves() {
+    local recipes=$1 shape recipe name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3 --precision bf16)
+    [ -z "$small" ] || run=(--micro-batch-size 4 --global-batch-size 4 --train-steps 12 --lr 3e-3 --precision bf16)
+    for shape in gpt2 llama; do
+        small_model $shape
+        fp8_runs "$shape" "$recipes" "${model[@]}" "${run[@]}"
+        for recipe in $recipes; do
+            name=fp8_${shape}_$recipe
+            fp8_options "$recipe"
+            train_run "${name}_cpu" 120 "${model[@]}" "${run[@]}" "${recipe_options[@]}" --device cpu
+            step "${name}_curve" 20 "$python" scripts/gpu_report.py curve "$work/${name}_cpu" "$work/$name"
+        done
+    done
+}
+# A width of 1600 is no multiple of blockwise's 128.
+fp8_speed() {
+    local blockwise=$1 run=(--micro-batch-size 16 --seq-length 1024 --train-steps 14 --precision bf16)
+    if [ -n "$small" ]; then
+        fp8_runs demo "tensorwise delayed" --preset demo --micro-batch-size 1 --seq-length 64 --max-position-embeddings 64 \
+            --train-steps 6 --train-data "$work/data/bytes_*.bin" --precision bf16
+        return
+    fi
+    fp8_runs gpt2-1558m "tensorwise delayed" --preset gpt2-1558m "${run[@]}" --train-data "$work/data/gpt2_*.bin"
+    if torchao_is_here; then
+        step torchao_gpt2-1558m 240 "$python" test/cuda/peer_torch.py train --preset gpt2-1558m --length 1024 --batch 16 --float8
+    fi
+    # As many of its layers as 80 GB hold: optimizer and gradients take 18 bytes a parameter.
+    fp8_runs llama3-8b "tensorwise delayed $blockwise" --preset llama3-8b --num-layers 8 --micro-batch-size 2 --seq-length 4096 \
+        --train-steps 14 --precision bf16 --train-data "$work/data/llama_*.bin"
+    fp8_runs gpt2-124m "tensorwise delayed" --preset gpt2-124m "${run[@]}" --train-data "$work/data/gpt2_*.bin"
+}
+torchao_is_here() {
+    torch_is_here && step --probe torchao 60 "$python" -c 'import torchao.float8; print(torchao.__version__)'
+}
+fp8() {
+    local test names=() capability=0 blockwise=
+    for test in "$programs"/op_*_bf16 "$programs"/op_*_fp32; do
+        [ ! -f "$test" ] || ! is_fp8_test "$test" || names+=("$(basename "$test")")
+    done
+    op_tests "${names[@]}"
+    [[ ! $gpu =~ ,\ ([0-9]+)\.([0-9]),\ [^,]*$ ]] || capability=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+    if [ "$capability" -lt 89 ]; then
+        skip fp8_training "the compute capability is below 8.9"
+        return
+    fi
+    [ "$capability" != 90 ] || blockwise=blockwise
+    is_built "$train_gpt" fp8_training && token_shards || return
+    fp8_curves "tensorwise delayed $blockwise"
+    fp8_speed "$blockwise"
 }
 
 # several NAME RANKS COLLECTIVES STAGES OPTION...: a run by one rank, then by RANKS over each of COLLECTIVES with each of the

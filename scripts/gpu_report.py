@@ -5,6 +5,8 @@
   gpu_report.py run FOLDER OPTION... runs build/train_gpt into FOLDER; prints its speed as a line of JSON
   gpu_report.py ranks FOLDER ONE RANKS OPTION...
                                      the same by so many ranks of this host, held against the run of one rank in ONE
+  gpu_report.py fp8 FOLDER BF16 OPTION...
+                                     as run, in FP8, held against the bf16 run in BF16
   gpu_report.py curve FOLDER FOLDER  compares the losses of two runs, step by step
 
 The report, RESULTS/gpu_check.json, and what of it is for reading, RESULTS/gpu_check.md:
@@ -41,10 +43,15 @@ DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "g
 WARM_UP = 4  # steps: plans, graphs and clocks settle
 # nats between the cpu's and the GPU's loss at any of 50 steps: sums in another order at first, then what Adam makes of it,
 # whose steps are as long for small gradients as for large ones.
-CURVE_TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2}
+CURVE_TOLERANCE = {"fp32": 2e-3, "bf16": 3e-2, "fp8": 6e-2}
 # The largest relative difference of a loss or a gradient norm of any step between one rank and several: gradients added in
 # another order, in bf16 also parameters that round the other way. The cpu target's are held to 1e-6 and 2e-2.
 RANKS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
+# tokens/s over bf16's that FP8 is to reach, with all of a model's layers: what llmq does at 1.5B and 7B on an H100.
+FP8_AIMS = {"gpt2-1558m": 1.24, "llama3-8b": 1.38}
+# The largest relative difference between FP8 and bf16 of the mean of the last losses of a short run: four times what is
+# allowed after 2000 steps.
+FP8_TOLERANCE, FP8_LAST_STEPS = 2e-2, 10
 
 
 def read_lines(path):
@@ -171,9 +178,33 @@ def ranks(folder, one, count, options):
     return status
 
 
+def last_loss(steps):
+    losses = [step["loss"] for step in steps[-FP8_LAST_STEPS:]]
+    return statistics.mean(losses) if losses and None not in losses else None
+
+
+def fp8(folder, bf16, options):
+    row, status = measure(folder, options)
+    row.update(bench="fp8", format=option(options, "--fp8-format"), recipe=option(options, "--fp8-recipe"),
+               layers=option(options, "--num-layers"))
+    if status == 0:
+        ours, theirs = (read_lines(os.path.join(path, "log.jsonl")) for path in (folder, bf16))
+        same_steps = [step["step"] for step in ours] == [step["step"] for step in theirs]
+        row.update(loss=last_loss(ours), bf16_loss=last_loss(theirs),
+                   bf16_peak_bytes=max((step["peak_bytes"] for step in theirs), default=None),
+                   bf16_tokens_per_second=median_of([step for step in theirs if step["step"] > WARM_UP], "tokens_per_second"))
+        difference = relative(row["loss"], row["bf16_loss"]) if same_steps else math.inf
+        print(f"{len(ours)} steps in FP8, {len(theirs)} in bf16; the means of their last losses differ by {100 * difference:.2g} %, "
+              f"allowed are {100 * FP8_TOLERANCE:g} %")
+        if not difference <= FP8_TOLERANCE:
+            row["error"], status = "differs from bf16", 1
+    print(json.dumps(row))
+    return 0 if row.get("error", "").startswith("the plan needs") else status
+
+
 def curve(one, other):
     losses = [[step["loss"] for step in read_lines(os.path.join(folder, "log.jsonl"))] for folder in (one, other)]
-    precision = "bf16" if "bf16" in one else "fp32"
+    precision = next((name for name in ("fp8", "bf16") if name in os.path.basename(one)), "fp32")
     if not losses[0] or len(losses[0]) != len(losses[1]):
         print(f"{one} has {len(losses[0])} steps, {other} {len(losses[1])}")
         return 1
@@ -228,6 +259,22 @@ def training_table(rows):
                      f"{row.get('error') or number(rate)} | {number(mfu, '{:.1f} %', 100)} | "
                      f"{number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
                      f"{number(row.get('planned_bytes'), '{:.2f}', 2.0 ** -30)} | {number(ratio, '{:.2f}')} |")
+    return lines if rows else []
+
+
+def fp8_table(rows):
+    peers = {row["preset"]: row.get("tokens_per_second") for row in rows if row.get("engine") == "torchao"}
+    rows = [row for row in rows if row.get("bench") == "fp8"]
+    lines = ["| model | T | B | | tokens/s | over bf16 | aim, whole model | over torchao | peak GiB | bf16's | last losses | bf16's |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    for row in rows:
+        rate, bf16, peer = row.get("tokens_per_second"), row.get("bf16_tokens_per_second"), peers.get(row["preset"])
+        name = (row["preset"] or "small") + (f", {row['layers']} of the layers" if row["layers"] else "")
+        lines.append(f"| {name} | {row['length']} | {row['batch']} | {row['format']} {row['recipe']} | {row.get('error') or number(rate)} | "
+                     f"{number(rate and bf16 and rate / bf16, '{:.2f}')} | {number(FP8_AIMS.get(row['preset']), '{:.2f}')} | "
+                     f"{number(rate and peer and rate / peer, '{:.2f}')} | {number(row.get('peak_bytes'), '{:.2f}', 2.0 ** -30)} | "
+                     f"{number(row.get('bf16_peak_bytes'), '{:.2f}', 2.0 ** -30)} | {number(row.get('loss'), '{:.4f}')} | "
+                     f"{number(row.get('bf16_loss'), '{:.4f}')} |")
     return lines if rows else []
 
 
@@ -287,6 +334,7 @@ def report_lines(results):
         return [row for check in checks if check["stage"] == stage for row in check.get("rows", [])]
     for title, table in (("Attention, TFLOP/s, bf16", attention_table(rows_of_stage("attention_table"))),
                          ("Training, bf16, a step of B x T tokens", training_table(rows_of_stage("train_table"))),
+                         ("FP8 beside bf16 in the same run", fp8_table(rows_of_stage("fp8"))),
                          ("Several ranks, the same batches as one; over sockets they share a GPU",
                           ranks_table(rows_of_stage("ranks"))),
                          ("Checks", checks_table(checks))):
@@ -459,6 +507,7 @@ def publish(source, folder=DOCS):
 COMMANDS = {  # by name: what does it, the fewest and the most arguments
     "data": (data, 1, 1), "run": (lambda folder, *options: run(folder, list(options)), 1, math.inf),
     "ranks": (lambda folder, one, count, *options: ranks(folder, one, int(count), list(options)), 3, math.inf),
+    "fp8": (lambda folder, bf16, *options: fp8(folder, bf16, list(options)), 2, math.inf),
     "curve": (curve, 2, 2), "start": (lambda folder, *values: start(folder, values), 1, math.inf),
     "add": (add, 8, 9), "skip": (skip, 4, 4), "publish": (publish, 1, 2),
     "page": (lambda *arguments: page(list(arguments)), 0, 2),

@@ -36,6 +36,11 @@ SHAPES = [
 ]
 
 
+def linears(s):
+    """(name, inputs, outputs) of a block's linear layers."""
+    return [("qkv", s.C, s.qkv), ("projection", s.C, s.C), ("MLP up", s.C, s.up), ("MLP down", s.F, s.C)]
+
+
 def matmuls(name, s, inputs, outputs):
     """A linear layer's three products: (N, inputs) times (inputs, outputs). The weight gradient is added to in fp32."""
     flops = 2 * s.N * inputs * outputs
@@ -51,10 +56,8 @@ def kernels(s):
     lse = 4 * s.N * s.H
     attention_flops = 2 * s.B * s.H * s.T * s.T * s.D  # two products, half of each below the diagonal
     layer = []
-    layer += matmuls("qkv", s, s.C, s.qkv)
-    layer += matmuls("projection", s, s.C, s.C)
-    layer += matmuls("MLP up", s, s.C, s.up)
-    layer += matmuls("MLP down", s, s.F, s.C)
+    for linear in linears(s):
+        layer += matmuls(linear[0], s, *linear[1:])
     if not s.llama:
         layer.append(("bias gradients of a block", 2 * s.N * (s.qkv + s.C + s.up + s.C), 0))
     layer += [

@@ -15,6 +15,8 @@ import unittest
 from environment import ROOT
 
 SCRIPTS = os.path.join(ROOT, "scripts")
+sys.path.insert(0, SCRIPTS)
+import roofline_fp8  # noqa: E402 pylint: disable=wrong-import-position
 
 
 def script(name, *arguments, **environment):
@@ -38,6 +40,44 @@ class Roofline(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout)
 
 
+class Fp8Roofline(unittest.TestCase):
+    def test_page_has_what_the_script_writes(self):
+        result = script("roofline_fp8.py", "--check")
+        self.assertEqual(result.returncode, 0, result.stdout)
+
+    def test_gpt2_1558m_by_hand(self):
+        """48 layers of width C = 1600, 16 x 1024 tokens: what a step moves and multiplies, in bytes and flops from the formulas."""
+        layers, width, tokens = 48, 1600, 16384
+        elements, weights = layers * tokens * width, layers * 12 * width ** 2
+        # Inputs C, C, C, 4C; gradients 3C, C, 4C, C. A cast reads 2 bytes and writes 1 twice; attention's output is read twice.
+        tensorwise = elements * (16 * (2 + 1 + 1) + 2)
+        expected = {
+            "amax by passes apart": (tensorwise + elements * 16 * 2, weights * (2 * (2 + 1) + 2)),
+            "tensorwise": (tensorwise, weights * 2 * (2 + 1)),
+            "delayed": (tensorwise - elements * (4 + 4) * (2 + 1 + 1), weights * 2 * (2 + 1)),
+        }
+        case = next(case for case in roofline_fp8.CASES if case.shape.name == "gpt2-1558m")
+        flops = 6 * weights * tokens
+        for rate in (4.3e12, 3.0e12):
+            bf16 = roofline_fp8.bf16_step(case, rate)
+            self.assertAlmostEqual(bf16[0] / (flops / (0.88 * 790e12)), 1, places=9)
+            self.assertAlmostEqual(bf16[1] / (2 * elements * 9 / (0.85 * rate)), 1, places=9)
+            for variant, (of_activations, of_weights) in expected.items():
+                linear, activations, cast_weights, rest = roofline_fp8.fp8_step(case, rate, variant)
+                self.assertAlmostEqual(linear / (flops / (0.88 * 1400e12)), 1, places=9)
+                self.assertAlmostEqual(activations / (of_activations / (0.85 * rate)), 1, places=9)
+                self.assertAlmostEqual(cast_weights / (of_weights / (0.85 * rate)), 1, places=9)
+                self.assertEqual(rest, bf16[2])
+
+    def test_products_that_memory_bounds(self):
+        """A small batch: FP8's products wait for the weights, of which a forward reads a byte and a weight gradient adds to 8."""
+        tokens, width = 128, 2048
+        case = roofline_fp8.Case(roofline_fp8.Shape("small", 1, width, 16, 16, 4 * width, 1000, False, 1, tokens))
+        weights, activations = 12 * width ** 2, tokens * width
+        size = weights * (1 + 1 + 8) + activations * (7 + 2 * 9 + 2 * 7 + 9 + 7 + 9)
+        self.assertAlmostEqual(roofline_fp8.fp8_step(case, 1e12, "delayed")[0] / (size / 0.85e12), 1, places=9)
+
+
 class Curve(unittest.TestCase):
     def compare(self, one, other, precision="fp32"):
         with tempfile.TemporaryDirectory() as folder:
@@ -50,6 +90,8 @@ class Curve(unittest.TestCase):
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.501, 3.4995]), 0)
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.51, 3.5]), 1)
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.51, 3.5], "bf16"), 0)
+        for precision, expected in (("bf16", 1), ("fp8_bf16", 0)):
+            self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.55, 3.5], precision), expected)
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, 4.5]), 1)
         self.assertEqual(self.compare([5.5, 4.5, 3.5], [5.5, None, 3.5]), 1)
         self.assertEqual(self.compare([5.5, 5.5, 5.5], [5.5, 5.5, 5.5]), 1)
@@ -88,7 +130,7 @@ if rank == 0:
         for step in range(1, 7):
             entry = {"step": step, "step_ms": 1, "tokens_per_second": 100.0 * ranks, "peak_bytes": 1, "mfu": None,
                      "loss": 7.0 - step, "grad_norm": 2.0, "comm_ms": 3.0, "comm_exposed_ms": 1.0, "comm_bytes": 5000000}
-            f.write(json.dumps({**entry, **(error if ranks > 1 and step == 2 else {})}) + "\\n")
+            f.write(json.dumps({**entry, **(error if step == 2 and (ranks > 1 or "--fp8-format" in options) else {})}) + "\\n")
 ''' % sys.executable
 
 
@@ -134,6 +176,23 @@ class Ranks(unittest.TestCase):
             row, status = self.ranks(precision, ERROR=json.dumps(error))
             self.assertEqual(status, expected, (error, row))
             self.assertEqual(row.get("error"), "differs from one rank" if expected else None)
+
+    def fp8(self, bf16, **error):
+        result = script("gpu_report.py", "fp8", self.folder.name + "/fp8", bf16, "--precision", "bf16", "--fp8-format", "hybrid",
+                        "--fp8-recipe", "delayed", "--num-layers", "8", TRAIN_GPT=self.program, ERROR=json.dumps(error))
+        return json.loads(result.stdout.splitlines()[-1]), result.returncode
+
+    def test_fp8_beside_bf16(self):
+        row, status = self.fp8(self.one)
+        self.assertEqual(status, 0)
+        for name, value in {"bench": "fp8", "format": "hybrid", "recipe": "delayed", "layers": "8", "tokens_per_second": 100,
+                            "bf16_tokens_per_second": 100, "bf16_peak_bytes": 1, "loss": 3.5, "bf16_loss": 3.5}.items():
+            self.assertEqual(row[name], value, name)
+        self.assertNotIn("error", row)
+        for error, differs in (({"loss": 5.4}, 0), ({"loss": 5.5}, 1), ({"loss": None}, 1), ({"step": 3}, 1)):  # of a mean of 3.5
+            row, status = self.fp8(self.one, **error)
+            self.assertEqual((status, row.get("error")), (differs, "differs from bf16" if differs else None))
+        self.assertEqual(self.fp8(self.folder.name + "/none")[1], 1)
 
     def test_any_rank_may_fail(self):
         for rank in (0, 1):
@@ -262,11 +321,18 @@ class Report(unittest.TestCase):
              "comm_exposed_ms": 0.5, "difference": 1.23e-4}])
         self.add("ranks", "ranks_sockets_3", output=[
             {**ranks, "preset": None, "collectives": "sockets", "zero_stage": 3, "error": "differs from one rank", "difference": 0.5}])
+        fp8 = {**train, "preset": "gpt2-1558m", "bench": "fp8", "engine": "ours", "format": "hybrid", "recipe": "tensorwise", "layers": None}
+        self.add("fp8", "fp8_1558m_bf16", output=[{**train, "engine": "ours", "tokens_per_second": 99999.0}])
+        self.add("fp8", "torchao_1558m", output=[{**train, "preset": "gpt2-1558m", "engine": "torchao", "tokens_per_second": 6e4}])
+        self.add("fp8", "fp8_1558m", output=[
+            {**fp8, "tokens_per_second": 7.5e4, "bf16_tokens_per_second": 6e4, "peak_bytes": 60 << 30, "bf16_peak_bytes": 68 << 30, "loss": 3.14159,
+             "bf16_loss": 3.14},
+            {**fp8, "preset": None, "layers": "3", "recipe": "delayed", "error": "differs from bf16"}])
         script("gpu_report.py", "skip", self.results, "sanitize", "three", "no time left")
         script("gpu_report.py", "skip", self.results, "sanitize", "four", "not installed")
         text = self.page()
-        for line in ("- 2026-01-01, Some GPU, commit abc: unit, attention_table, train_table, curve, ranks, sanitize\n",
-                     "9 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
+        for line in ("- 2026-01-01, Some GPU, commit abc: unit, attention_table, train_table, curve, ranks, fp8, sanitize\n",
+                     "12 checks passed; found: none; failed: two (status 1), train_124m_1024_full (status 1); hung: none; "
                      "no time left: three (no time left); skipped: four (not installed).",
                      "| forward | causal | 64 | 32/32 | 16 | 1024 | 300 | 200 | - | 1.50 |\n"
                      "| backward | causal | 64 | 32/32 | 16 | 1024 | 260 | - | - | - |\n"
@@ -276,9 +342,11 @@ class Report(unittest.TestCase):
                      "| gpt2-124m | 1024 | 16 | torch | none | 400000 | 32.0 % | 14.00 | - | - |",
                      "| gpt2-124m | 2 | nccl | 0 | 900000 | 1.80 | 200.00 | 3.14 | 0.50 | 0.0001 |",
                      "| small | 2 | sockets | 3 | differs from one rank | - | - | - | - | 0.5 |",
+                     "| gpt2-1558m | 1024 | 16 | hybrid tensorwise | 75000 | 1.25 | 1.24 | 1.25 | 60.00 | 68.00 | 3.1416 | 3.1400 |",
+                     "| small, 3 of the layers | 1024 | 16 | hybrid delayed | differs from bf16 | - | - | - | - | - | - | - |",
                      "| sanitize | 0 | 0 | 0 | 1 | 1 | 0 |"):
             self.assertIn(line, text)
-        for number in ("77777", "88888"):
+        for number in ("77777", "88888", "99999"):
             self.assertNotIn(number, text)
 
     def test_outcomes(self):
@@ -379,7 +447,7 @@ class Build(unittest.TestCase):
                     pass
             environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")}
             commands = subprocess.run(["make", "-n", "-B", "-f", "scripts/gpu_check.mk", "CUDA=yes", "NVCC=/bin/true", f"CUBLASLT_DIR={cuda}",
-                                       "MPI=", "B=build/none", "gpu-attention-table", "gpu-ops", "gpu-train-table"],
+                                       "MPI=", "B=build/none", "gpu-attention-table", "gpu-fp8", "gpu-ops", "gpu-train-table"],
                                       capture_output=True, text=True, check=True, cwd=ROOT, env=environment).stdout
         compiled = {name: line for line, name in re.findall(r"^(.*-c \S+ +-o build/none/(\S+\.o).*)$", commands, re.MULTILINE)}
         self.assertIn("cuda/attention_bench.o", compiled)
@@ -500,7 +568,7 @@ class Waits(unittest.TestCase):
 # ---- the rehearsal ----
 
 EMULATOR = os.environ.get("TRAIN_GPT_CUDA", "")
-ALL_STAGES = ["build", "unit", "attention", "attention_table", "train_table", "ops", "curve", "ranks", "sanitize"]
+ALL_STAGES = ["build", "unit", "attention", "attention_table", "train_table", "fp8", "ops", "curve", "ranks", "sanitize"]
 # What PyTorch would have said of the shapes that the rehearsal times; its last line is cut off.
 TORCH_ROWS = [{"bench": "attention", "engine": "torch flash", "direction": "forward", "mask": "causal", "head_dim": 64, "heads": 2, "groups": 2,
                "batch": 1, "length": 64, "ms": 1.0, "tflops": 123.0},
@@ -511,7 +579,7 @@ STAND_INS = {
     "nvidia-smi": """#!/bin/sh
 case "$1" in
 -L) echo "GPU 0: ${STAND_IN_GPU:-Stand-in}" ;;
-*) echo "${STAND_IN_GPU:-Stand-in}, 1.0, 8.0, 1024 MiB" ;;
+*) echo "${STAND_IN_GPU:-Stand-in}, 1.0, ${STAND_IN_CAPABILITY:-8.0}, 1024 MiB" ;;
 esac
 """,
     "compute-sanitizer": "#!/bin/sh\necho 'Device not supported.'\nexit 1\n",
@@ -528,6 +596,7 @@ PROGRAMS = {
     "unit_first": "#!/bin/sh\nprintf '1..2\\nok 1 - products\\nok 2 - copies\\n'\n",
     "unit_for_hopper": "#!/bin/sh\necho 'unit_for_hopper: needs compute capability 9.0'\nexit 77\n",
     "op_attention_bf16": "#!/bin/sh\nprintf '1..2\\nok 1 - forward\\nnot ok 2 - backward\\n'\nexit 1\n",
+    "op_some_fp8_bf16": "#!/bin/sh\nprintf '1..1\\nok 1 - casts\\n'\n",
     "op_attention_fp32": "#!/bin/sh\n[ $TEST_MEMORY = pinned ] && [ $CUDA_LAUNCH_BLOCKING = 1 ] || exit 3\nprintf '1..1\\nok 1 - memory\\n'\n",
 }
 
@@ -615,9 +684,9 @@ class Rehearsal(unittest.TestCase):
         curves = [f"curve_{shape}_{precision}{run}" for shape in ("gpt2", "llama") for precision in ("fp32", "bf16")
                   for run in ("_cpu", "_cuda", "")]
         passed = ["unit_first", "memory_pinned", "op_attention_fp32", "torch", "attention_ours", "attention_torch", "data",
-                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "op_rope_bf16",
+                  *[f"train_demo_64_{policy}" for policy in ("none", "selective", "full")], "torch_demo_64", "op_some_fp8_bf16", "op_rope_bf16",
                   *curves, "ranks_small_one", "ranks_small_sockets_0", "ranks_small_sockets_3"]
-        skipped = ["build", "unit_for_hopper", "memory_managed", "ranks_nccl", "sanitizer"]
+        skipped = ["build", "unit_for_hopper", "memory_managed", "fp8_training", "ranks_nccl", "sanitizer"]
         self.assertEqual(outcomes, {"op_attention_bf16": "failed", **{name: "passed" for name in passed},
                                     **{name: "skipped" for name in skipped}}, self.output)
         for line in ("failed: op_attention_bf16 (status 1: backward)", "torch (9.9 of a stand-in)", "memory_managed (no managed memory)",
@@ -647,6 +716,18 @@ class Rehearsal(unittest.TestCase):
         run = self.start("later", "--stages", "unit", STAND_IN_GPU="Other")
         output, _ = run.communicate(timeout=120)
         self.assertEqual(run.returncode, 2, output)
+
+    def test_fp8_on_hopper(self):
+        run = self.start("fp8", "--stages", "fp8", STAND_IN_CAPABILITY="9.0", EMU_CAPABILITY="9.0")
+        output, _ = run.communicate(timeout=600)
+        self.assertEqual(run.returncode, 0, output)
+        checks, text = self.read("fp8")
+        curves = [(shape, recipe) for shape in ("small, 1 of the layers", "demo, 1 of the layers") for recipe in ("tensorwise", "delayed", "blockwise")]
+        self.assertEqual([(row[0], row[3]) for row in self.table(text, "FP8 beside bf16")],
+                         [(model, "hybrid " + recipe) for model, recipe in [*curves, ("demo", "tensorwise"), ("demo", "delayed")]])
+        for shape in ("gpt2", "llama"):
+            for recipe in ("tensorwise", "delayed", "blockwise"):
+                self.assertEqual(checks[f"fp8_{shape}_{recipe}_curve"]["outcome"], "passed")
 
     def test_what_hangs_is_named(self):
         self.program("unit_hangs", "#!/bin/sh\necho begun\ntrap '' TERM\nwhile :; do sleep 1; done\n")

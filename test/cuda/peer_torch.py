@@ -3,7 +3,9 @@
 
   peer_torch.py attention [--quick]            scaled_dot_product_attention: flash and cuDNN, forward, backward and
                                                deterministic backward, causal and full
-  peer_torch.py train --preset NAME --length T --batch B [--steps N]     tokens/s and peak memory of a training step
+  peer_torch.py train --preset NAME --length T --batch B [--steps N] [--float8]
+                                               tokens/s and peak memory of a training step; --float8: linear layers by torchao,
+                                               in its default recipe, tensorwise
 
 A JSON object a line on stdout. Training: fp32 parameters under bf16 autocast, torch.compile of the whole model, fused
 AdamW, random tokens of this script's own, no recomputation: what a user of PyTorch would write first.
@@ -109,12 +111,15 @@ def train(arguments):
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     shape = PRESETS[arguments.preset]
-    result = {"bench": "train", "engine": "torch", "preset": arguments.preset, "length": arguments.length,
+    result = {"bench": "train", "engine": "torchao" if arguments.float8 else "torch", "preset": arguments.preset, "length": arguments.length,
               "batch": arguments.batch, "policy": "none"}
     try:
         with torch.device(device):
             model = Model(*shape, arguments.length)
             data = torch.randint(shape[5] - 64, (arguments.batch, arguments.length + 1))
+        if arguments.float8:
+            from torchao.float8 import convert_to_float8_training  # pylint: disable=import-outside-toplevel
+            convert_to_float8_training(model)  # the head is no module
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
         step_of = model if arguments.no_compile else torch.compile(model)
         times, loss = [], None
@@ -212,6 +217,7 @@ def main():
     one.add_argument("--warm-up", type=int, default=4)
     one.add_argument("--device", default="cuda")
     one.add_argument("--no-compile", action="store_true")
+    one.add_argument("--float8", action="store_true")
     arguments = parser.parse_args()
     return {"attention": attention, "train": train}[arguments.command](arguments)
 

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""What FP8 is expected to gain on an H200 and an H100, by arithmetic: the tables of docs/fp8.md.
+
+  scripts/roofline_fp8.py          those lines on stdout
+  scripts/roofline_fp8.py --check  whether docs/fp8.md has them
+
+A bf16 step is each kernel's roofline (roofline.py) over a stated efficiency, attention as hopper_ceiling.py predicts it. With FP8
+the products of the blocks' linear layers go at FP8's rate, casts move the bytes that are counted here, and the passes that sum
+bias gradients are gone, since casts sum them.
+"""
+import os
+import sys
+
+import hopper_ceiling
+import roofline
+from roofline import Shape
+
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "fp8.md")
+FP8_FLOPS_PER_S = 1400e12  # a large FP8 product on random data, on an H200, as roofline.py's 790e12 is of a bf16 one
+PRODUCTS, MEMORY = 0.88, 0.85  # of those rates, and of a copy's: the products and the memory-bound kernels of a step
+GPUS = {"H200": roofline.BYTES_PER_S, "H100": 3.0e12}  # bytes/s of a copy: 90 % of the data sheets' 4.8 and 3.35 TB/s
+
+
+class Case:
+    """A model at one micro-step of a step; `ranks` share the update as ZeRO's stage 1 does."""
+
+    def __init__(self, shape, ranks=1):
+        self.shape, self.ranks = shape, ranks
+
+
+CASES = [
+    Case(Shape("gpt2-124m", 12, 768, 12, 12, 3072, 50257, False, 64, 1024)),
+    Case(Shape("gpt2-1558m", 48, 1600, 25, 25, 6400, 50257, False, 16, 1024)),
+    Case(Shape("llama3-8b", 32, 4096, 32, 8, 14336, 128256, True, 1, 8192), ranks=8),
+]
+
+# ---- bytes of casts ----
+
+APART, TENSORWISE, DELAYED = "amax by passes apart", "tensorwise", "delayed"
+VARIANTS = (APART, TENSORWISE, DELAYED)
+BF16, FP8 = 2, 1  # bytes
+# Who makes the two operands of a linear layer's products that are activations.
+PRODUCERS = {
+    ("qkv", "input"): "norm", ("projection", "input"): "attention", ("MLP up", "input"): "norm", ("MLP down", "input"): "activation",
+    ("qkv", "gradient"): "attention", ("projection", "gradient"): "norm", ("MLP up", "gradient"): "activation",
+    ("MLP down", "gradient"): "norm",
+}
+
+
+def cast_bytes(linear, operand, variant):
+    """Bytes of memory that an element of an operand costs beside what a bf16 step moves. Both forms are made, rows and columns."""
+    if variant == DELAYED and PRODUCERS.get((linear, operand)) == "activation":
+        return 2 * FP8 - BF16  # the two forms are what the activation writes, in place of a bf16 result
+    # A weight and attention's output, which stay in bf16, are cast twice: rows in the forward, columns in the backward.
+    casts = 2 if operand == "weight" or (linear, operand) == ("projection", "input") else 1
+    return (BF16 if variant == APART else 0) + casts * BF16 + 2 * FP8
+
+
+def operands(s):
+    """(linear layer, operand, elements) of a layer's micro-batch."""
+    for linear, inputs, outputs in roofline.linears(s):
+        yield linear, "input", s.N * inputs
+        yield linear, "weight", inputs * outputs
+        yield linear, "gradient", s.N * outputs
+
+
+def casts(s, variant):
+    """Bytes of a step's casts: of activations and gradients, of weights."""
+    totals = [0, 0]
+    for linear, operand, elements in operands(s):
+        totals[operand == "weight"] += s.L * elements * cast_bytes(linear, operand, variant)
+    return totals
+
+
+# ---- a step ----
+
+def fp8_matmuls(s):
+    """As roofline.matmuls, of the blocks' linear layers: (calls, bytes, flops)."""
+    for _, inputs, outputs in roofline.linears(s):
+        x, y, w = FP8 * s.N * inputs, s.N * outputs, inputs * outputs
+        flops = 2 * s.N * inputs * outputs
+        yield s.L, x + BF16 * y + FP8 * w, flops
+        yield s.L, BF16 * x + FP8 * y + FP8 * w, flops
+        yield s.L, x + FP8 * y + 8 * w, flops  # added to in fp32
+
+
+def product_seconds(size, flops, bytes_per_s, flops_per_s):
+    return max(flops / (PRODUCTS * flops_per_s), size / (MEMORY * bytes_per_s))
+
+
+def bf16_step(case, bytes_per_s):
+    """Seconds of a step: the blocks' linear layers, their bias gradients, all else."""
+    s, linear, bias, rest = case.shape, 0.0, 0.0, 0.0
+    names = [name for name, _, _ in roofline.linears(s)]
+    forward, _, backward = hopper_ceiling.predicted(s.D, s.B, s.H, s.G, s.T, False)  # the deterministic backward, the default
+    for name, calls, size, flops in roofline.kernels(s):
+        memory = calls * size / (MEMORY * bytes_per_s)
+        product = calls * product_seconds(size, flops, bytes_per_s, roofline.FLOPS_PER_S)
+        if name.startswith("attention"):
+            rest += calls * flops / (1e12 * (backward if "backward" in name else forward))
+        elif name.startswith("bias"):
+            bias += memory
+        elif name.startswith(tuple(names)):
+            linear += product
+        elif name in ("gradient norm", "AdamW"):
+            rest += memory / case.ranks
+        else:
+            rest += product
+    return linear, bias, rest
+
+
+def fp8_step(case, bytes_per_s, variant):
+    """Seconds of a step: the blocks' linear layers, casts of activations and gradients, of weights, all else."""
+    linear = sum(calls * product_seconds(size, flops, bytes_per_s, FP8_FLOPS_PER_S) for calls, size, flops in fp8_matmuls(case.shape))
+    return linear, *(size / (MEMORY * bytes_per_s) for size in casts(case.shape, variant)), bf16_step(case, bytes_per_s)[2]
+
+
+# ---- the page's part ----
+
+HEAD = """## Speed, by arithmetic
+
+Written by `scripts/roofline_fp8.py`; a test holds this part to it. **Predictions: no figure here was measured on a GPU.** Bytes of
+memory that an element costs beside what a bf16 step moves, with both forms made: the first line is what casts that look for
+amaxes themselves would take, the two below are what the engine does.
+"""
+
+STEPS = """A bf16 step is each kernel's roofline ([gpu/kernels.md](gpu/kernels.md)): products at {products:.0f} % of {bf16:.0f} TFLOP/s, memory-bound
+kernels at {memory:.0f} % of 4.3 TB/s (H200) or 3.0 (H100), attention as [hopper.md](hopper.md) predicts it for an H200.
+FP8's products are taken at {products:.0f} % of {fp8:.0f} TFLOP/s, {ratio:.2f} times bf16's (TransformerEngine measured {measured:.2f} on an H200, 1142
+over 600 TFLOP/s, docs/examples/gemm_profiling): that is the figure to measure first. One micro-step, nothing recomputed; llama3-8b is one of 8
+ranks at ZeRO's stage 1 without the time of collectives. ms:
+"""
+
+NOTES = """Weights are cast in every micro-step, so their share falls as a micro-batch grows. Blockwise moves tensorwise's bytes and a
+float for each 128 codes; its products, which add each 128 of the depth in fp32, are slower by what isn't predicted here
+(TransformerEngine's casts and products, over bf16: 1.40 blockwise, 1.58 tensorwise). On an H100 llmq, an engine alike, measured
+gains of 1.24 at 1.5B and 1.38 at 7B parameters (its benchmarks/H100x1.md).
+"""
+
+
+def bytes_table():
+    columns = [("qkv", "input", "outputs of norms"), ("projection", "input", "of attention"), ("MLP down", "input", "of the activation"),
+               ("MLP up", "gradient", "gradient of the activation's input"), ("qkv", "gradient", "other gradients"),
+               ("qkv", "weight", "weights")]
+    lines = ["| | " + " | ".join(title for _, _, title in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for variant in VARIANTS:
+        lines.append(f"| {variant} | " + " | ".join(str(cast_bytes(*column[:2], variant)) for column in columns) + " |")
+    return lines
+
+
+def steps_table():
+    lines = ["| model | GPU | casts | bf16 step | its linear layers | in FP8 | casts | of weights | bias gradients saved | FP8 step | "
+             "gain | thousand tokens/s |", "|---" * 12 + "|"]
+    for case in CASES:
+        s = case.shape
+        for gpu, bytes_per_s in GPUS.items():
+            bf16 = bf16_step(case, bytes_per_s)
+            for variant in VARIANTS:
+                fp8 = fp8_step(case, bytes_per_s, variant)
+                cells = [sum(bf16), bf16[0], *fp8[:3], bf16[1], sum(fp8)]
+                lines.append(f"| {s.name}, {s.B} x {s.T} | {gpu} | {variant} | " + " | ".join(f"{1e3 * cell:.1f}" for cell in cells) +
+                             f" | {sum(bf16) / sum(fp8):.2f} | {1e-3 * s.N / sum(fp8):.1f} |")
+    return lines
+
+
+def lines():
+    steps = STEPS.format(products=100 * PRODUCTS, memory=100 * MEMORY, bf16=1e-12 * roofline.FLOPS_PER_S,
+                         fp8=1e-12 * FP8_FLOPS_PER_S, ratio=FP8_FLOPS_PER_S / roofline.FLOPS_PER_S, measured=1142 / 600)
+    return "\n".join([HEAD, *bytes_table(), "", steps, *steps_table(), "", NOTES])
+
+
+def main():
+    return roofline.write_or_check(lines(), PAGE, sys.argv[1:] == ["--check"], "docs/fp8.md has not what scripts/roofline_fp8.py "
+                                   "writes: put that in its place", part=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
