@@ -164,16 +164,18 @@ static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const vo
 }
 
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, void *workspace, struct device *dev) {
+                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, out, NULL};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = out;
     a.lse = lse;
+    a.amax = amax;
     flash_choose<flash_forward_launcher>(a, shape, dev);
 }
 
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
+                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                           struct device *dev) {
     const void *const aligned[3] = {qkv, dout, dqkv};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;
@@ -181,6 +183,7 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
     a.dout = dout;
     a.dqkv = dqkv;
     a.rows = (float2 *)workspace;
+    a.amax = amax;
     flash_choose<flash_backward_launcher>(a, shape, dev);
 }
 
@@ -188,11 +191,12 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
 
 // Never reached: flash_unavailable_reason() says so.
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, void *workspace, struct device *dev) {
+                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");
 }
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
+                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                           struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");
 }
 

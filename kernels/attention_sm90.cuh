@@ -19,6 +19,7 @@
 #ifndef PRECISION_BF16
 #error "these kernels take bf16 alone"
 #endif
+#include "kernels/amax.cuh"            // amax_larger, amax_merge_warp
 #include "kernels/attention_flash.cuh" // the prototypes of what the two files define
 #include "kernels/device.cuh"          // bf16, floatX, struct device, LAUNCH
 #include "kernels/ptx.cuh"             // shared_memory, exp2_approx, pack_bf16x2
@@ -129,6 +130,16 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
 // 8 (i / 4) + i % 2 + sm90_column().
 DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
+
+// The largest magnitude, not yet rounded, of a thread's N accumulators. left: how many rows from its first on are
+// stored.
+template <int N> DEVICE_FUNCTION uint32_t sm90_amax(const float *acc, int left) {
+    uint32_t largest[2] = {0, 0}; // of both its rows
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        largest[i / 2 % 2] = amax_larger(largest[i / 2 % 2], fp8_magnitude(acc[i]));
+    return amax_larger(left > 0 ? largest[0] : 0, left > 8 ? largest[1] : 0);
+}
 
 // --- Pipelines ----------------------------------------------------------------------------------------------------
 

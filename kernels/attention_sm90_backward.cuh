@@ -125,6 +125,7 @@ struct sm90_backward_arguments {
     int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
     float scale;
     const float *rotary; // (T, D) or NULL
+    uint32_t *amax;      // of dqkv, or NULL
     bool any_order, full;
     // With plan::SPANS alone:
     const int32_t *first_key, *last_query; // (B, T), both or neither NULL
@@ -682,6 +683,11 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
     if (a.rotary)
         sm90_undo_rope_on_keys<plan>(state, a, block);
+    if (a.amax) {
+        const int left = a.T - block.first_key - row - sm90_row();
+        const float dk = a.scale * __uint_as_float(sm90_amax<COLUMNS / 2>(state.dk, left));
+        amax_merge_warp(a.amax, amax_rounded(amax_larger(fp8_magnitude(dk), sm90_amax<COLUMNS / 2>(state.dv, left))));
+    }
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
@@ -743,8 +749,8 @@ enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 // dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared memory to
 // 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their
 // own. A thread has both halves of a head's columns: where a warpgroup had one of them, so do the first and the last
-// 128 threads one half of their quads.
-template <class plan>
+// 128 threads one half of their quads. AMAX: a.amax is given.
+template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, ROW_BYTES = 2 * D + 16;
@@ -756,6 +762,7 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0),
               column = sm90_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
     const uint32_t shared = shared_memory();
+    uint32_t largest = 0;
     struct sm90_angles angles[QUADS][2];
     if (a.rotary)
 #pragma unroll
@@ -793,10 +800,14 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
                 bf16 *dq = a.dqkv + (((int64_t)b * a.T + t) * (a.H + 2 * a.Hkv) + h) * D + piece * 8;
                 packed_check(dq, true);
                 *(uint4 *)dq = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+                if (AMAX)
+                    largest = amax_with_words(largest, words);
             }
         }
         __syncthreads();
     }
+    if (AMAX)
+        amax_merge_warp(a.amax, largest);
 }
 
 // --- Launches -----------------------------------------------------------------------------------------------------
@@ -859,7 +870,7 @@ struct sm90_backward_launcher {
         cuda_check(prepared);
         LAUNCH(dev, sm90_backward_kernel<plan>, (unsigned)(a.blocks * a.Hkv * a.B), plan::THREADS, plan::SHARED_BYTES,
                a);
-        LAUNCH(dev, sm90_backward_queries_kernel<plan>,
+        LAUNCH(dev, (a.amax ? sm90_backward_queries_kernel<plan, true> : sm90_backward_queries_kernel<plan, false>),
                dim3((unsigned)a.tiles, blocks_for(a.H, SM90_QUERIES_HEADS), (unsigned)a.B), SM90_QUERIES_THREADS,
                plan::QUERIES * (2 * plan::D + 16), a);
     }
@@ -921,6 +932,7 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
     a.counters = (int *)((char *)a.rows + layout.rows_bytes);
     a.rotary = options.rotary;
     a.any_order = options.any_order;
+    a.amax = options.amax;
     a.positions = options.positions;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
 }
