@@ -101,6 +101,16 @@ DEVICE_FUNCTION uint32_t fp8_eight_amax(uint32_t amax, const struct fp8_eight &x
     return amax;
 }
 
+// Where a thread's elements of a tile begin.
+struct fp8_place {
+    int64_t row, column;
+};
+DEVICE_FUNCTION struct fp8_place fp8_thread_place(int64_t tile_row, int64_t tile_column) {
+    const int lane = (int)threadIdx.x % FP8_TILE_LANES, group = (int)threadIdx.x / FP8_TILE_LANES;
+    const struct fp8_place place = {tile_row + group * FP8_THREAD_ROWS, tile_column + lane * FP8_THREAD_COLUMNS};
+    return place;
+}
+
 // A source of a tile's elements has
 //   OUTPUTS            1 or 2: matrices that stand beside each other in one of OUTPUTS times the columns
 //   TAKES_AMAX         the tile kernel merges their amax into the scale's, where that has a delayed scale
@@ -124,16 +134,22 @@ struct fp8_thread_tile {
     float sums[FP8_THREAD_COLUMNS];
 };
 
-// Adds eight elements' counts: saturated ones in the upper half, flushed ones in the lower.
+// Of eight elements: saturated ones in the upper half of the result, flushed ones in the lower. Few are saturated, and
+// their maximum says of eight at once that none is.
 DEVICE_FUNCTION uint32_t fp8_count_eight(const struct fp8_eight &x, float scale, enum fp8_format format) {
     const float above = fp8_saturates_above(format), zero = fp8_flushes_to(format);
+    float largest = 0;
     uint32_t count = 0;
 #pragma unroll
     for (int i = 0; i < FP8_THREAD_COLUMNS; i++) {
         const float value = to_float(x.x[i]), size = fabsf(value * scale);
-        count += size > above ? 0x10000u : 0;
-        count += value != 0 && size <= zero ? 1 : 0;
+        largest = fmaxf(largest, size);
+        if (value != 0 && size <= zero)
+            count++;
     }
+    if (largest > above)
+        for (int i = 0; i < FP8_THREAD_COLUMNS; i++)
+            count += fabsf(to_float(x.x[i]) * scale) > above ? 0x10000u : 0;
     return count;
 }
 DEVICE_FUNCTION void fp8_encode_eight(uint32_t codes[2], float sums[FP8_THREAD_COLUMNS], const struct fp8_eight &x,
@@ -252,16 +268,15 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
     fp8_tile_kernel(const struct fp8_cast to, enum fp8_format format, const source from, int64_t M, int64_t N,
                     float *partial) {
     const int64_t tile_row = (int64_t)blockIdx.y * FP8_TILE, tile_column = (int64_t)blockIdx.x * FP8_TILE;
-    const int64_t row = tile_row + (int)threadIdx.x / FP8_TILE_LANES * FP8_THREAD_ROWS;
-    const int64_t column = tile_column + (int)threadIdx.x % FP8_TILE_LANES * FP8_THREAD_COLUMNS;
-    const bool inside = row < M && column < N, takes_amax = source::TAKES_AMAX && to.scale->delayed != 0;
+    const struct fp8_place at = fp8_thread_place(tile_row, tile_column);
+    const bool inside = at.row < M && at.column < N, takes_amax = source::TAKES_AMAX && to.scale->delayed != 0;
     typename source::loaded in[FP8_THREAD_ROWS];
     struct fp8_thread_tile tiles[source::OUTPUTS];
     uint32_t count = 0, amax = 0;
     if (inside) {
 #pragma unroll
         for (int r = 0; r < FP8_THREAD_ROWS; r++)
-            in[r] = from.load(row + r, column);
+            in[r] = from.load(at.row + r, at.column);
     }
     const float scale = fp8_scale_for(to.scale, format);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
@@ -279,7 +294,7 @@ static __global__ void __launch_bounds__(FP8_TILE_THREADS)
                 uint32_t *codes = tiles[o].codes[r];
                 fp8_encode_eight(codes, tiles[o].sums, values[o], scale, format);
                 if (to.rows.codes)
-                    *(uint2 *)(to.rows.codes + (row + r) * source::OUTPUTS * N + o * N + column) =
+                    *(uint2 *)(to.rows.codes + (at.row + r) * source::OUTPUTS * N + o * N + at.column) =
                         make_uint2(codes[0], codes[1]);
                 if (to.counts)
                     count += fp8_count_eight(values[o], scale, format);
@@ -467,11 +482,12 @@ static void fp8_write_columns(fp8 *to, int64_t M, const word *words, int rows, i
 }
 
 static inline int fp8_tile_size(int64_t n, int64_t from) { return n - from < FP8_TILE ? (int)(n - from) : FP8_TILE; }
-static void fp8_fill(floatX *tiles, const struct fp8_tiles_cast *cast, int64_t row, int64_t column) {
-    const int rows = fp8_tile_size(cast->M, row), columns = fp8_tile_size(cast->N, column);
+static void fp8_fill(floatX *tiles, fp8_fill_tiles *fill, const void *from, int outputs, int64_t row, int64_t column,
+                     int64_t M, int64_t N) {
+    const int rows = fp8_tile_size(M, row), columns = fp8_tile_size(N, column);
     if (rows < FP8_TILE || columns < FP8_TILE)
-        memset(tiles, 0, (size_t)cast->outputs * FP8_TILE_ELEMENTS * sizeof *tiles);
-    cast->fill(tiles, cast->from, row, column, rows, columns);
+        memset(tiles, 0, (size_t)outputs * FP8_TILE_ELEMENTS * sizeof *tiles);
+    fill(tiles, from, row, column, rows, columns);
 }
 static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_t column) {
     __attribute__((aligned(64))) floatX tiles[FP8_MOST_OUTPUTS * FP8_TILE_ELEMENTS];
@@ -479,7 +495,7 @@ static void fp8_cast_tile(const struct fp8_tiles_cast *cast, int64_t row, int64_
     const struct fp8_cast *to = &cast->to;
     const int64_t N = cast->N * cast->outputs;
     uint64_t counts[FP8_COUNTS] = {0, 0};
-    fp8_fill(tiles, cast, row, column);
+    fp8_fill(tiles, cast->fill, cast->from, cast->outputs, row, column, cast->M, cast->N);
     if (cast->takes_amax)
         amax_merge(&to->scale->amax, amax_elements(tiles, cast->outputs * FP8_TILE_ELEMENTS));
     for (int o = 0; o < cast->outputs; o++) {
@@ -511,6 +527,19 @@ static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void 
             fp8_cast_tile(&cast, row, column);
     if (to.dbias)
         column_sums_add(to.dbias, cast.partial, fp8_tiles(M), outputs * N, dev);
+}
+
+// *amax = the larger of what it holds and that of the outputs' elements.
+static void fp8_amax_tiles(uint32_t *amax, fp8_fill_tiles *fill, const void *from, int outputs, int64_t M, int64_t N) {
+    uint32_t largest = 0;
+#pragma omp parallel for collapse(2) schedule(static) reduction(max : largest)
+    for (int64_t row = 0; row < M; row += FP8_TILE)
+        for (int64_t column = 0; column < N; column += FP8_TILE) {
+            floatX tiles[FP8_MOST_OUTPUTS * FP8_TILE_ELEMENTS];
+            fp8_fill(tiles, fill, from, outputs, row, column, M, N);
+            largest = amax_larger(largest, amax_elements(tiles, outputs * FP8_TILE_ELEMENTS));
+        }
+    amax_merge(amax, largest);
 }
 
 static void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev) {

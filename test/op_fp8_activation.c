@@ -1,0 +1,148 @@
+// kernels/activation_fp8.cuh: what an activation writes as FP8 itself has the bits of the op, fp8_amax and fp8_cast one
+// after the other. Codes, scales, counts and the sums of columns are compared byte by byte.
+#include "kernels/activation_fp8.cuh"
+#include "test/testing.h"
+
+static struct device device = {2, NULL};
+
+typedef void pointwise_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev);
+typedef void pointwise_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,
+                                struct device *dev);
+
+struct activation {
+    const char *name;
+    pointwise_forward *forward; // NULL: a gated one
+    pointwise_backward *backward;
+    gated_forward *forward_gated;
+    gated_backward *backward_gated;
+    activation_forward_fp8 *forward_fp8;
+    activation_backward_fp8 *backward_fp8;
+};
+#define POINTWISE(name)                                                                                                \
+    { #name, name##_forward, name##_backward, NULL, NULL, name##_forward_fp8, name##_backward_fp8 }
+#define GATED(name)                                                                                                    \
+    { #name, NULL, NULL, name##_forward, name##_backward, name##_forward_fp8, name##_backward_fp8 }
+static const struct activation activations[] = {POINTWISE(gelu), POINTWISE(gelu_erf), POINTWISE(squared_relu),
+                                                GATED(swiglu), GATED(geglu)};
+enum { ACTIVATIONS = sizeof activations / sizeof *activations };
+
+// What a cast writes, with all forms in one array so that two casts are compared at once.
+struct outputs {
+    unsigned char *bytes;
+    size_t count;
+    struct fp8_cast to;
+};
+enum { UNTOUCHED = 0x5a, ALIGNMENT = 256 };
+static struct outputs outputs_create(int64_t M, int64_t N, enum fp8_format format, float delayed, uint32_t amax) {
+    const size_t form = (size_t)(M * N + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    const size_t sums = ((size_t)N * sizeof(float) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    struct outputs o;
+    o.count = 2 * form + sums + 2 * ALIGNMENT;
+    o.bytes = (unsigned char *)test_alloc(o.count);
+    memset(o.bytes, UNTOUCHED, o.count);
+    struct fp8_scale *const scale = (struct fp8_scale *)(o.bytes + 2 * form + sums + ALIGNMENT);
+    const struct fp8_matrix rows = {o.bytes, &scale->inverse, format, FP8_WHOLE};
+    const struct fp8_matrix columns = {o.bytes + form, &scale->inverse, format, FP8_WHOLE};
+    const struct fp8_cast to = {rows, columns, (float *)(o.bytes + 2 * form), scale,
+                                (uint64_t *)(o.bytes + 2 * form + sums)};
+    memset(to.dbias, 0, sums);
+    memset(to.counts, 0, ALIGNMENT);
+    memset(scale, 0, sizeof *scale);
+    scale->amax = amax;
+    scale->delayed = delayed;
+    o.to = to;
+    return o;
+}
+
+// The sign of a NaN depends on the order of a product's operands, which is the compiler's.
+static void make_nans_equal(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (isnan(x[i]))
+            x[i] = NAN;
+}
+
+// Of 16 elements two are 0, one is tiny and one is large.
+static floatX *inputs(int64_t n, float size, bool finite, uint64_t *random) {
+    floatX *x = (floatX *)test_alloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++) {
+        const float uniform = size * (float)test_uniform(random);
+        const int kind = (int)(test_random(random) % 16);
+        x[i] = to_floatX(kind < 2 ? 0 : kind == 2 ? uniform * 0x1p-20f : kind == 3 ? uniform * 16 : uniform);
+    }
+    if (!finite)
+        x[n / 3] = to_floatX(NAN);
+    return x;
+}
+
+struct example {
+    int64_t N;
+    int F;
+    enum fp8_format format;
+    float delayed;
+    uint32_t amax; // that an earlier part of the micro-batch left
+    bool finite;
+};
+static void check(const struct activation *a, bool backward, const struct example *e) {
+    const int wide = a->forward ? e->F : 2 * e->F; // of fc
+    const int64_t N = e->N, n = N * e->F, columns = backward ? wide : e->F;
+    uint64_t random = (uint64_t)(n + columns);
+    test_case(random, "%s %s, %lld x %d, delayed scale %g, amax %08x%s", a->name, backward ? "backward" : "forward",
+              (long long)N, e->F, e->delayed, e->amax, e->finite ? "" : ", with a NaN");
+    floatX *fc = inputs(N * wide, 3, e->finite, &random), *dact = inputs(n, 1e-3f, true, &random);
+    floatX *result = (floatX *)test_alloc((size_t)(N * columns) * sizeof *result);
+    void *workspace = test_alloc(fp8_cast_workspace_bytes(N, columns));
+    struct outputs fused = outputs_create(N, columns, e->format, e->delayed, e->amax);
+    struct outputs apart = outputs_create(N, columns, e->format, e->delayed, e->amax);
+
+    if (a->forward && backward)
+        a->backward(result, dact, fc, n, NULL, &device);
+    else if (a->forward)
+        a->forward(result, fc, n, NULL, &device);
+    else if (backward)
+        a->backward_gated(result, dact, fc, N, e->F, NULL, &device);
+    else
+        a->forward_gated(result, fc, N, e->F, NULL, &device);
+    fp8_amax(&apart.to.scale->amax, result, N * columns, &device);
+    fp8_cast(apart.to, result, N, columns, workspace, &device);
+
+    if (backward)
+        a->backward_fp8(fused.to, dact, fc, N, e->F, workspace, &device);
+    else
+        a->forward_fp8(fused.to, fc, N, e->F, workspace, &device);
+    make_nans_equal(fused.to.dbias, columns);
+    make_nans_equal(apart.to.dbias, columns);
+    assert_memory_equal(fused.to.scale, apart.to.scale, sizeof *apart.to.scale);
+    assert_memory_equal(fused.bytes, apart.bytes, apart.count);
+    void *all[] = {fc, dact, result, workspace, fused.bytes, apart.bytes};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+static void check_all(bool backward) {
+    const struct example examples[] = {
+        {16, 16, FP8_E4M3, 0, 0, true},          {48, 80, FP8_E4M3, 0, 0, true},
+        {48, 80, FP8_E5M2, 0, 0x45000000, true}, {48, 80, FP8_E4M3, 100, 0, true},
+        {16, 272, FP8_E5M2, 3e7f, 0, true},      {144, 112, FP8_E4M3, 0.25f, 0x45000000, true},
+        {144, 112, FP8_E5M2, 0x1p40f, 0, true},  {80, 64, FP8_E4M3, 0, 0, false},
+        {80, 64, FP8_E4M3, 2, 0, false}};
+    for (int i = 0; i < ACTIVATIONS; i++)
+        for (size_t k = 0; k < sizeof examples / sizeof *examples; k++)
+            check(&activations[i], backward, &examples[k]);
+}
+static void forward_is_op_amax_and_cast(void **state) { check_all(false); }
+static void backward_is_op_amax_and_cast(void **state) { check_all(true); }
+
+// More tiles than the pass for the amax has blocks on a GPU.
+static void every_tile_counts(void **state) {
+    const struct example e = {FP8_TILE * 1100, 16, FP8_E4M3, 0, 0, true};
+    check(&activations[2], false, &e);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward_is_op_amax_and_cast),
+        cmocka_unit_test(backward_is_op_amax_and_cast),
+        cmocka_unit_test(every_tile_counts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
