@@ -5,8 +5,9 @@
 
 static struct device device = {2, NULL};
 
-typedef void pointwise_forward(floatX *out, const floatX *in, int64_t n, struct device *dev);
-typedef void pointwise_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, struct device *dev);
+typedef void pointwise_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev);
+typedef void pointwise_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,
+                                struct device *dev);
 
 struct activation {
     const char *name;
@@ -94,13 +95,13 @@ static void check(const struct activation *a, bool backward, const struct exampl
     struct outputs apart = outputs_create(N, columns, e->format, e->delayed, e->amax);
 
     if (a->forward && backward)
-        a->backward(result, dact, fc, n, &device);
+        a->backward(result, dact, fc, n, NULL, &device);
     else if (a->forward)
-        a->forward(result, fc, n, &device);
+        a->forward(result, fc, n, NULL, &device);
     else if (backward)
-        a->backward_gated(result, dact, fc, N, e->F, &device);
+        a->backward_gated(result, dact, fc, N, e->F, NULL, &device);
     else
-        a->forward_gated(result, fc, N, e->F, &device);
+        a->forward_gated(result, fc, N, e->F, NULL, &device);
     fp8_amax(&apart.to.scale->amax, result, N * columns, &device);
     fp8_cast(apart.to, result, N, columns, workspace, &device);
 
