@@ -56,7 +56,8 @@ static size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N) {
 // Bound by memory: a block of threads takes a tile of 128 x 128 elements, a thread 8 rows of 8 columns; a half warp
 // reads rows of 256 bytes and writes rows of 128. Codes of the transposed form pass through shared memory.
 enum { FP8_BLOCKS_THREADS = 256, FP8_BLOCKS_WARPS = FP8_BLOCKS_THREADS / 32, FP8_BLOCKS_EACH = 8 };
-enum { FP8_BLOCKS_LANES = FP8_BLOCK / FP8_BLOCKS_EACH }; // that have a row of the tile
+enum { FP8_BLOCKS_RESIDENT = sizeof(floatX) == 2 ? 3 : 2 }; // a multiprocessor: of bf16 loads, 96 KB in flight
+enum { FP8_BLOCKS_LANES = FP8_BLOCK / FP8_BLOCKS_EACH };    // that have a row of the tile
 
 // Shared memory: the transposed codes; of each warp the columns' maxima and their sums; the columns' scales; of each
 // warp a number of flushed values.
@@ -71,38 +72,36 @@ enum {
 struct fp8_blocks_row {
     floatX x[FP8_BLOCKS_EACH];
 };
-// What a thread has.
-struct fp8_blocks_thread {
-    struct fp8_blocks_row rows[FP8_BLOCKS_EACH];
-    uint32_t row_amaxes[FP8_BLOCKS_EACH], column_amaxes[FP8_BLOCKS_EACH];
-    float sums[FP8_BLOCKS_EACH]; // of columns
-};
 #define EACH_FP8(i) _Pragma("unroll") for (int i = 0; i < FP8_BLOCKS_EACH; i++)
 
+DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_row rows[FP8_BLOCKS_EACH], const floatX *x, int64_t N) {
+    EACH_FP8(r) {
+#pragma unroll
+        for (int i = 0; i < FP8_BLOCKS_EACH; i += PACK) {
+            const struct packed pack = packed_load(x + r * N + i);
+            memcpy(&rows[r].x[i], &pack, sizeof pack);
+        }
+    }
+}
+// Or else the compiler keeps elements as floats, in twice the registers, instead of converting them again.
+DEVICE_FUNCTION void fp8_blocks_forget_floats(struct fp8_blocks_row *row) {
+    int words[sizeof *row / sizeof(int)];
+    memcpy(words, row, sizeof words);
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof words / sizeof *words); i++)
+        words[i] = hide_value(words[i]);
+    memcpy(row, words, sizeof words);
+}
 DEVICE_FUNCTION uint32_t fp8_blocks_larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 DEVICE_FUNCTION uint32_t fp8_blocks_lanes_max(uint32_t x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
         x = fp8_blocks_larger(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
-DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_thread *t, const floatX *x, int64_t N) {
-    EACH_FP8(r) {
-#pragma unroll
-        for (int i = 0; i < FP8_BLOCKS_EACH; i += PACK) {
-            const struct packed pack = packed_load(x + r * N + i);
-            memcpy(&t->rows[r].x[i], &pack, sizeof pack);
-        }
-    }
-    EACH_FP8(i) {
-        t->row_amaxes[i] = t->column_amaxes[i] = 0;
-        t->sums[i] = 0;
-    }
-    EACH_FP8(r) EACH_FP8(c) {
-        const float value = to_float(t->rows[r].x[c]);
-        t->row_amaxes[r] = fp8_blocks_larger(t->row_amaxes[r], fp8_magnitude(value));
-        t->column_amaxes[c] = fp8_blocks_larger(t->column_amaxes[c], fp8_magnitude(value));
-        t->sums[c] += value;
-    }
+DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
+    uint32_t amax = 0;
+    EACH_FP8(i) amax = fp8_blocks_larger(amax, fp8_magnitude(to_float(row.x[i])));
+    return amax;
 }
 
 // Where a warp's word of column 8 `group` + i lies: four columns of all groups, then the other four, so that neither
@@ -120,16 +119,21 @@ DEVICE_FUNCTION void fp8_blocks_store_columns(uint32_t to, const float x[FP8_BLO
     store_shared_floats(to + (uint32_t)(warp * FP8_BLOCK + fp8_blocks_word(lane % FP8_BLOCKS_LANES, upper ? 4 : 0)) * 4,
                         four);
 }
-DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blocks_thread *t) {
+DEVICE_FUNCTION void fp8_blocks_share_sums(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float sums[FP8_BLOCKS_EACH];
-    EACH_FP8(i) sums[i] = t->sums[i] + __shfl_xor_sync(0xffffffffu, t->sums[i], FP8_BLOCKS_LANES);
+    EACH_FP8(i) {
+        sums[i] = 0;
+        EACH_FP8(r) sums[i] += to_float(rows[r].x[i]);
+        sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], FP8_BLOCKS_LANES);
+    }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_SUMS, sums);
 }
-DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_blocks_thread *t) {
+DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     float amaxes[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, t->column_amaxes[i], FP8_BLOCKS_LANES);
-        const uint32_t amax = fp8_blocks_larger(t->column_amaxes[i], other);
+        uint32_t amax = 0;
+        EACH_FP8(r) amax = fp8_blocks_larger(amax, fp8_magnitude(to_float(rows[r].x[i])));
+        amax = fp8_blocks_larger(amax, __shfl_xor_sync(0xffffffffu, amax, FP8_BLOCKS_LANES));
         memcpy(&amaxes[i], &amax, sizeof amax);
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_AMAXES, amaxes);
@@ -151,9 +155,9 @@ DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
     return amax;
 }
 // The maximum of the tile.
-DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_blocks_thread *t) {
+DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     uint32_t amax = 0;
-    EACH_FP8(i) amax = fp8_blocks_larger(amax, t->row_amaxes[i]);
+    EACH_FP8(r) amax = fp8_blocks_larger(amax, fp8_blocks_row_amax(rows[r]));
     amax = fp8_blocks_lanes_max(amax, 32);
     if (threadIdx.x % 32 == 0)
         store_shared_word(shared + FP8_BLOCKS_AMAXES + threadIdx.x / 32 * 4, amax);
@@ -184,13 +188,14 @@ DEVICE_FUNCTION uint32_t fp8_blocks_codes(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
 template <enum fp8_format FORMAT>
-DEVICE_FUNCTION int fp8_blocks_store_column(uint32_t shared, const struct fp8_blocks_thread *t, int i, float scale) {
+DEVICE_FUNCTION int fp8_blocks_store_column(uint32_t shared, const struct fp8_blocks_row x[FP8_BLOCKS_EACH], int i,
+                                            float scale) {
     const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES, group = (int)threadIdx.x % FP8_BLOCKS_LANES;
     float scaled[FP8_BLOCKS_EACH];
     int flushed = 0;
-    EACH_FP8(r) scaled[r] = to_float(t->rows[r].x[i]) * scale;
+    EACH_FP8(r) scaled[r] = to_float(x[r].x[i]) * scale;
     const uint32_t low = pack_fp8x4(scaled, FORMAT), high = pack_fp8x4(scaled + 4, FORMAT);
-    EACH_FP8(r) flushed += fp8_is_flushed(to_float(t->rows[r].x[i]), (r < 4 ? low : high) >> r % 4 * 8) ? 1 : 0;
+    EACH_FP8(r) flushed += fp8_is_flushed(to_float(x[r].x[i]), (r < 4 ? low : high) >> r % 4 * 8) ? 1 : 0;
     store_shared_long(shared + fp8_blocks_codes(group * FP8_BLOCKS_EACH + i, rows), (uint64_t)high << 32 | low);
     return flushed;
 }
@@ -226,22 +231,22 @@ DEVICE_FUNCTION void fp8_blocks_count(uint64_t *counts, uint32_t shared, int flu
 
 // partial (M / 128, N): sums of columns over each row of tiles; NULL: not made.
 template <enum fp8_format FORMAT, enum fp8_scaling SCALING>
-static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS)
+static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT)
     fp8_blocks_kernel(struct fp8_cast to, float *partial, const floatX *x, int64_t M, int64_t N) {
     const uint32_t shared = shared_memory();
-    const int64_t m = blockIdx.x / (N / FP8_BLOCK) * FP8_BLOCK, n = blockIdx.x % (N / FP8_BLOCK) * FP8_BLOCK;
+    const int64_t m = (int64_t)blockIdx.y * FP8_BLOCK, n = (int64_t)blockIdx.x * FP8_BLOCK;
     const int group = (int)threadIdx.x % FP8_BLOCKS_LANES, rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
     const int64_t row = m + rows * FP8_BLOCKS_EACH, column = n + group * FP8_BLOCKS_EACH;
-    struct fp8_blocks_thread t;
+    struct fp8_blocks_row mine[FP8_BLOCKS_EACH];
     int flushed = 0;
     float tile_scale = 0;
-    fp8_blocks_load(&t, x + row * N + column, N);
+    fp8_blocks_load(mine, x + row * N + column, N);
     if (partial != NULL)
-        fp8_blocks_share_sums(shared, &t);
+        fp8_blocks_share_sums(shared, mine);
     if (SCALING == FP8_1X128)
-        fp8_blocks_share_amaxes(shared, &t);
+        fp8_blocks_share_amaxes(shared, mine);
     else {
-        tile_scale = fp8_block_scale(fp8_blocks_tile_amax(shared, &t), FORMAT);
+        tile_scale = fp8_block_scale(fp8_blocks_tile_amax(shared, mine), FORMAT);
         if (threadIdx.x == 0) {
             if (to.rows.codes != NULL)
                 fp8_tile_inverse(&to.rows, 1.0f / tile_scale, m, n, M, N);
@@ -249,24 +254,26 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS)
                 fp8_tile_inverse(&to.columns, 1.0f / tile_scale, n, m, N, M);
         }
     }
+    EACH_FP8(r) fp8_blocks_forget_floats(&mine[r]);
     if (to.rows.codes != NULL)
         EACH_FP8(r) {
             float scale = tile_scale;
             if (SCALING == FP8_1X128) {
-                scale = fp8_block_scale(fp8_blocks_lanes_max(t.row_amaxes[r], FP8_BLOCKS_LANES), FORMAT);
+                scale = fp8_block_scale(fp8_blocks_lanes_max(fp8_blocks_row_amax(mine[r]), FP8_BLOCKS_LANES), FORMAT);
                 if (group == 0)
                     to.rows.inverse[n / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, M, N) + row + r] = 1.0f / scale;
             }
-            flushed += fp8_blocks_write_row<FORMAT>(to.rows.codes + (row + r) * N + column, t.rows[r], scale);
+            flushed += fp8_blocks_write_row<FORMAT>(to.rows.codes + (row + r) * N + column, mine[r], scale);
         }
+    EACH_FP8(r) fp8_blocks_forget_floats(&mine[r]);
     __syncthreads();
     if (threadIdx.x < FP8_BLOCK) {
-        const int mine = fp8_blocks_column((int)threadIdx.x);
+        const int word_column = fp8_blocks_column((int)threadIdx.x);
         if (partial != NULL)
-            partial[m / FP8_BLOCK * N + n + mine] = fp8_blocks_column_sum(shared);
+            partial[m / FP8_BLOCK * N + n + word_column] = fp8_blocks_column_sum(shared);
         if (SCALING == FP8_1X128 && to.columns.codes != NULL) {
             const float scale = fp8_block_scale(fp8_blocks_column_amax(shared), FORMAT);
-            to.columns.inverse[m / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, N, M) + n + mine] = 1.0f / scale;
+            to.columns.inverse[m / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, N, M) + n + word_column] = 1.0f / scale;
             store_shared_float(shared + FP8_BLOCKS_SCALES + threadIdx.x * 4, scale);
         }
     }
@@ -283,7 +290,7 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS)
                 memcpy(&scales[i], &four, sizeof four);
             }
         }
-        EACH_FP8(i) column_flushed += fp8_blocks_store_column<FORMAT>(shared, &t, i, scales[i]);
+        EACH_FP8(i) column_flushed += fp8_blocks_store_column<FORMAT>(shared, mine, i, scales[i]);
         flushed = to.rows.codes != NULL ? flushed : column_flushed;
         __syncthreads();
         fp8_blocks_write_columns(to.columns.codes + n * M + m, M, shared);
@@ -298,8 +305,8 @@ static void fp8_blocks_launch(struct fp8_cast to, const floatX *x, int64_t M, in
     float *partial = to.dbias != NULL ? (float *)workspace : NULL;
     void (*const kernel)(struct fp8_cast, float *, const floatX *, int64_t, int64_t) =
         fp8_blocks_kernel<FORMAT, SCALING>;
-    LAUNCH(dev, kernel, (unsigned)(M / FP8_BLOCK * (N / FP8_BLOCK)), FP8_BLOCKS_THREADS, FP8_BLOCKS_SHARED_BYTES, to,
-           partial, x, M, N);
+    const dim3 tiles((unsigned)(N / FP8_BLOCK), (unsigned)(M / FP8_BLOCK)); // M up to 128 x 65535
+    LAUNCH(dev, kernel, tiles, FP8_BLOCKS_THREADS, FP8_BLOCKS_SHARED_BYTES, to, partial, x, M, N);
     if (to.dbias != NULL)
         column_sums_add(to.dbias, partial, M / FP8_BLOCK, N, dev);
 }
