@@ -30,6 +30,9 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 // scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are applied block by block.
 // fast: on a GPU the tensor cores may keep the sum over the whole depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
 static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
+// NULL where the device and its library multiply FP8 matrices of this scaling; else why not, written to `text`, with the
+// option to change. A GPU that is not open refuses nothing.
+static const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev);
 static void matmul_fp8(floatX *out,         // (M, N)
                        struct fp8_matrix a, // (M, K)
                        struct fp8_matrix b, // (N, K)

@@ -32,6 +32,21 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 // INTEGERS: of at most 2, with scales that are powers of two near 1: every sum of products is exact in fp32.
 enum values { RANDOM, INTEGERS };
 
+// ---- scales, which a GPU reads from its own memory ----
+
+#ifdef TARGET_CUDA
+static float *scales_alloc(int64_t n) {
+    void *memory = NULL;
+    assert_int_equal(cudaMallocManaged(&memory, (size_t)n * sizeof(float)), cudaSuccess);
+    memset(memory, NAN_BYTE, (size_t)n * sizeof(float));
+    return (float *)memory;
+}
+static void scales_free(float *scales) { assert_int_equal(cudaFree(scales), cudaSuccess); }
+#else
+static float *scales_alloc(int64_t n) { return (float *)guarded((size_t)n * sizeof(float), NAN_BYTE); }
+static void scales_free(float *scales) { guarded_free(scales); }
+#endif
+
 // ---- a problem ----
 
 struct operand {
@@ -76,7 +91,7 @@ static struct operand operand_make(int64_t rows, int64_t depth, enum fp8_format 
     x.matrix.format = format;
     x.matrix.scaling = scaling;
     x.matrix.codes = (fp8 *)guarded((size_t)n, NAN_BYTE);
-    x.matrix.inverse = (float *)guarded((size_t)scales * sizeof(float), NAN_BYTE);
+    x.matrix.inverse = scales_alloc(scales);
     for (int64_t i = 0; i < n; i++) // of random signs and sizes, subnormals among them
         x.matrix.codes[i] = values == INTEGERS
                                 ? fp8_encode((float)(test_random(seed) % 5) - 2, format)
@@ -126,9 +141,9 @@ static struct problem problem_make(struct shape s, struct kind kind, enum values
 }
 static void problem_free(struct problem *p) {
     guarded_free(p->a.matrix.codes);
-    guarded_free(p->a.matrix.inverse);
+    scales_free(p->a.matrix.inverse);
     guarded_free(p->b.matrix.codes);
-    guarded_free(p->b.matrix.inverse);
+    scales_free(p->b.matrix.inverse);
     guarded_free(p->bias);
     free(p->a.exact);
     free(p->b.exact);
@@ -215,7 +230,7 @@ static bool is_ragged(struct shape s, struct kind kind) {
     return kind.a != FP8_WHOLE && (s.M % 128 || s.N % 128 || s.K % 128);
 }
 static bool here(struct shape s, struct kind kind) {
-#if defined TARGET_CUDA
+#if defined TARGET_CUDA && !defined CUDA_EMULATED
     return !is_ragged(s, kind);
 #else
     return true;
@@ -349,7 +364,247 @@ static void scratch_memory_depends_on_no_size(void **state) { for_each_backend(2
 
 #endif
 
+#ifdef CUDA_EMULATED
+
+// ---- what is refused, and by which words ----
+
+static void without_hopper_fp8_is_refused_by_name(void **state) {
+    static const struct {
+        const char *capability, *version;
+        enum fp8_scaling scaling;
+        const char *words; // NULL: not refused
+    } cases[] = {{"8.0", NULL, FP8_WHOLE, "capability 8.9 or more, and this one has 8.0: leave out --fp8-format"},
+                 {"8.0", NULL, FP8_1X128, "leave out --fp8-format"},
+                 {"8.9", NULL, FP8_WHOLE, NULL},
+                 {"8.9", NULL, FP8_1X128, "capability 9.0, and this one has 8.9: leave out --fp8-recipe blockwise"},
+                 {"10.0", NULL, FP8_WHOLE, NULL},
+                 {"10.0", NULL, FP8_128X128, "this one has 10.0: leave out --fp8-recipe blockwise"},
+                 {"9.0", NULL, FP8_1X128, NULL},
+                 {"9.0", "120803", FP8_WHOLE, NULL},
+                 {"9.0", "120803", FP8_1X128, "12.9 or newer; this program was built with 13.0 and runs with 12.8"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct device dev = {1, NULL};
+        char text[512];
+        dev.open = true;
+        setenv("EMU_CAPABILITY", cases[i].capability, 1);
+        if (cases[i].version)
+            setenv("EMU_CUBLASLT_VERSION", cases[i].version, 1);
+        const char *said = matmul_fp8_refusal(text, sizeof text, cases[i].scaling, &dev);
+        test_case_without_seed("case %zu", i);
+        if (cases[i].words)
+            assert_error(said, cases[i].words);
+        else
+            assert_null(said);
+        dev.open = false; // only planned
+        assert_null(matmul_fp8_refusal(text, sizeof text, cases[i].scaling, &dev));
+        unsetenv("EMU_CUBLASLT_VERSION");
+    }
+    setenv("EMU_CAPABILITY", "9.0", 1);
+}
+
+static void run_problem(void *argument) {
+    struct device dev = {1, NULL};
+    dev.matmul = matmul_create(&dev);
+    run((const struct problem *)argument, false, &dev);
+}
+static void assert_refused(struct shape s, const char *words) {
+    struct problem p = problem_make(s, kinds[0], RANDOM, 1);
+    assert_fails(run_problem, &p, words);
+    problem_free(&p);
+}
+static void what_has_no_algorithm_is_refused_by_name(void **state) {
+    const struct shape odd[] = {{24, 16, 16}, {16, 24, 16}, {16, 16, 24}}, whole = {16, 32, 48};
+    for (int i = 0; i < 3; i++)
+        assert_refused(odd[i], "multiples of 16|--micro-batch-size|--seq-length|--hidden-size|--fp8-format");
+    setenv("EMU_CAPABILITY", "8.0", 1);
+    assert_refused(whole, "no algorithm for an FP8 product of (16 x 48) by (48 x 32) transposed|--fp8-format");
+    setenv("EMU_CAPABILITY", "9.0", 1);
+}
+
+// What fast sums cost on Hopper, by 13 bits of mantissa: their errors grow with the depth.
+static double error_of(const struct problem *p, bool fast, struct device *dev) {
+    struct result r = run(p, fast, dev);
+    const int64_t n = p->shape.M * p->shape.N;
+    double *sum = floats_to_doubles(r.sum, n);
+    for (int64_t i = 0; i < n; i++)
+        sum[i] -= START;
+    const double error = relative_error(sum, p->sums, n);
+    free(sum);
+    result_free(&r);
+    return error;
+}
+static void fast_sums_cost_bits_on_the_emulated_hopper(void **state) {
+    const struct shape s = {32, 32, 4096};
+    struct device dev = {2, NULL};
+    dev.matmul = matmul_create(&dev);
+    struct problem p = problem_make(s, kinds[0], RANDOM, 1);
+    assert_true(error_of(&p, true, &dev) < 0x1p-18);
+    setenv("EMU_CUBLASLT_TRUNCATE", "1", 1);
+    const double slow = error_of(&p, false, &dev), fast = error_of(&p, true, &dev);
+    unsetenv("EMU_CUBLASLT_TRUNCATE");
+    print_message("           relative errors: %.2g, fast %.2g\n", slow, fast);
+    assert_true(slow > 0x1p-16 && slow < 2 * sqrt(128) * 0x1p-13);
+    assert_true(fast > 2 * slow && fast < 2 * sqrt((double)s.K) * 0x1p-13);
+    problem_free(&p);
+    matmul_destroy(dev.matmul);
+}
+
+// The stand-in for cuBLASLt ends the program where the library would fail, or go wrong without a word.
+enum misuse {
+    BOTH_E5M2,
+    ACROSS,
+    ODD_DEPTH,
+    ODD_WIDTH,
+    ODD_LEADING_DIMENSION,
+    FP8_OUTPUT,
+    NO_SCALE,
+    HOST_SCALE,
+    SCALE_OF_D,
+    AMAX_OF_D,
+    FP32_BIAS,
+    UNALIGNED,
+    WIDE_FAST,
+    NARROW_POINTER,
+    WIDE_MODE,
+    OTHER_SPEED,
+    LOW_WORKSPACE,
+    ONE_BLOCK, // this and the rest by scales of blocks
+    OTHER_MODE,
+    TWO_SQUARE_BLOCKS,
+    FAST_BLOCKS,
+    MICROSCALES,
+    UNALIGNED_SCALES,
+    UNPADDED_SCALES,
+    GOOD
+};
+static const char *const misuse_words[] = {"both operands are E5M2",
+                                           "along the depth",
+                                           "depth 24",
+                                           "width 24",
+                                           "leading dimension 56",
+                                           "an output of type 28",
+                                           "no scale of A",
+                                           "not in the device's memory",
+                                           "a scale of C or D",
+                                           "amax of D",
+                                           "a bias of type 0",
+                                           "B is aligned to 8 bytes, FP8 needs 16",
+                                           "attribute 25 has not 4 bytes",
+                                           "attribute 17 has not 4 bytes",
+                                           "attribute 31 has not 8 bytes",
+                                           "another operation",
+                                           "not aligned to 256",
+                                           "do not meet",
+                                           "another operation",
+                                           "both operands have scales of 128 x 128",
+                                           "a fast sum by scales of blocks",
+                                           "scale mode 2 needs another GPU",
+                                           "not aligned to 16 bytes",
+                                           "past an allocation"};
+struct misused {
+    struct problem problem;
+    struct matmul_library *library;
+    char *workspace;
+    floatX *out;
+    enum misuse which;
+};
+
+static void misuse_plan(struct matmul_plan *plan, const struct misused *m) {
+    static const float one = 1;
+    const float *const host = &one, *const none = NULL, *const moved = m->problem.b.matrix.inverse + 1;
+    const cublasOperation_t as_stored = CUBLAS_OP_N;
+    const int32_t fp32 = CUDA_R_32F, micro = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0,
+                  square = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                  scalar = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    const int64_t wide = 0;
+    const int8_t fast = 1;
+    switch (m->which) {
+    case ACROSS:
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, &as_stored, sizeof as_stored);
+        cublasLtMatrixLayoutInit(&plan->b, CUDA_R_8F_E4M3, (uint64_t)plan->key.cols, (uint64_t)plan->key.depth,
+                                 plan->key.cols);
+        break;
+    case ODD_LEADING_DIMENSION: plan->a.ld = 56; break;
+    case FP8_OUTPUT: plan->c.type = CUDA_R_8F_E4M3; break;
+    case NO_SCALE: matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &none, sizeof none); break;
+    case HOST_SCALE: matmul_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &host, sizeof host); break;
+    case SCALE_OF_D: matmul_set(plan, CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, &host, sizeof host); break;
+    case AMAX_OF_D: matmul_set(plan, CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, &host, sizeof host); break;
+    case FP32_BIAS: matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &fp32, sizeof fp32); break;
+    case UNALIGNED: plan->key.a_alignment = 8; break;
+    case WIDE_FAST: matmul_set(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fp32, 4); break;
+    case NARROW_POINTER: matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &host, 4); break;
+    case WIDE_MODE: matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &wide, 8); break;
+    case ONE_BLOCK: matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scalar, sizeof scalar); break;
+    case TWO_SQUARE_BLOCKS: matmul_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &square, sizeof square); break;
+    case FAST_BLOCKS: matmul_set(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast); break;
+    case MICROSCALES: matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &micro, sizeof micro); break;
+    case UNALIGNED_SCALES: matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &moved, sizeof moved); break;
+    default: break;
+    }
+}
+static void misuse_call(struct matmul_plan *plan, const struct misused *m) {
+    const int8_t fast = 1;
+    const int32_t vector = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    if (m->which == OTHER_SPEED)
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    if (m->which == OTHER_MODE)
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &vector, sizeof vector);
+}
+static void misuse_run(void *argument) {
+    struct misused *m = (struct misused *)argument;
+    const struct shape s = m->problem.shape;
+    const float one = 1, zero = 0;
+    struct fp8_matrix a = m->problem.a.matrix, b = m->problem.b.matrix;
+    if (m->which == BOTH_E5M2)
+        a.format = b.format = FP8_E5M2;
+    if (m->which == UNPADDED_SCALES) {
+        const int64_t padded = fp8_inverse_count(FP8_128X128, s.N, s.K); // of which no row is as long as this
+        b.inverse = scales_alloc(padded - 1);
+    }
+    const int64_t N = m->which == ODD_WIDTH ? 24 : s.N, K = m->which == ODD_DEPTH ? 24 : s.K;
+    const struct gemm gemm = {s.M, N, K, {NULL, s.K, false, &a}, {NULL, s.K, true, &b}, m->out, m->problem.bias};
+    struct matmul_plan plan;
+    plan.key = matmul_key_of(&gemm);
+    matmul_plan_product(&plan, &gemm);
+    misuse_plan(&plan, m);
+    cublas_check(matmul_choose_algorithm(&plan, m->library));
+    misuse_call(&plan, m);
+    cublas_check(cublasLtMatmul(m->library->handle, &plan.operation, &one, b.codes, &plan.b, a.codes, &plan.a, &zero,
+                                m->out, &plan.c, m->out, &plan.c, &plan.algorithm,
+                                m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0), MATMUL_LIBRARY_BYTES, NULL));
+}
+static void the_stand_in_refuses_what_the_library_refuses(void **state) {
+    const struct shape s = {32, 48, 48}; // so few that the stand-in starts no threads, which a child could not
+    struct misused m;
+    memset(&m, 0, sizeof m);
+    struct device dev = {1, NULL};
+    m.library = matmul_create(&dev);
+    m.workspace = (char *)test_alloc(MATMUL_LIBRARY_BYTES + 128);
+    m.out = (floatX *)test_alloc((size_t)(s.M * s.N) * sizeof *m.out);
+    char message[1024];
+    for (int which = 0; which <= GOOD; which++) {
+        m.which = (enum misuse)which;
+        for (int blocks = which >= ONE_BLOCK && which < GOOD; blocks <= (which >= ONE_BLOCK); blocks++) {
+            m.problem = problem_make(s, kinds[blocks ? 3 : 0], RANDOM, 1);
+            test_case_without_seed("misuse %d", which);
+            assert_int_equal(run_in_child(misuse_run, &m, message, sizeof message), which == GOOD ? 0 : 3);
+            if (which < GOOD && !strstr(message, misuse_words[which]))
+                fail_msg("expected '%s', got: %s", misuse_words[which], message);
+            problem_free(&m.problem);
+        }
+    }
+    free(m.workspace);
+    free(m.out);
+    matmul_destroy(m.library);
+}
+
+#endif
+
 int main(void) {
+#ifdef CUDA_EMULATED
+    setenv("EMU_CAPABILITY", "9.0", 1);
+#endif
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_values_are_as_close_as_sums_in_fp32_are),
         cmocka_unit_test(products_of_integers_are_exact),
@@ -360,12 +615,26 @@ int main(void) {
         cmocka_unit_test(any_number_of_threads_gives_the_same_bits),
         cmocka_unit_test(scratch_memory_depends_on_no_size),
 #endif
+#ifdef CUDA_EMULATED
+        cmocka_unit_test(without_hopper_fp8_is_refused_by_name),
+        cmocka_unit_test(what_has_no_algorithm_is_refused_by_name),
+        cmocka_unit_test(fast_sums_cost_bits_on_the_emulated_hopper),
+        cmocka_unit_test(the_stand_in_refuses_what_the_library_refuses),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
 #else
 
-int main(void) { return 0; }
+static void fp32_is_refused_by_name(void **state) {
+    struct device dev = {1, NULL};
+    char text[256];
+    assert_error(matmul_fp8_refusal(text, sizeof text, FP8_WHOLE, &dev), "--fp8-format needs --precision bf16");
+}
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(fp32_is_refused_by_name)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
 
 #endif
