@@ -205,7 +205,7 @@ static void shares_are_of_all_ranks_casts(void **state) {
     fp8_shares(shares, &f, &s, reports + 3, RANKS, WIDTH, MICRO_STEPS, TOKENS);
     static const int inputs[] = {48, 48, 48, 80}, outputs[] = {80, 48, 160, 48};
     for (int l = 0; l < LINEAR_COUNT; l++) {
-        const double elements[] = {TOKENS * inputs[l], outputs[l] * inputs[l], TOKENS * outputs[l]};
+        const double elements[] = {1.0 * TOKENS * inputs[l], 1.0 * outputs[l] * inputs[l], 1.0 * TOKENS * outputs[l]};
         assert_string_equal(shares[l].linear, linear_row((enum linear)l, &s).name);
         for (int o = 0; o < FP8_OPERANDS; o++) {
             const int first = 2 * (3 * l + o); // columns: saturated, flushed
