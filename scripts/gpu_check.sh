@@ -188,7 +188,7 @@ op_tests() {
     choose_memory
     for name; do
         blocking=1
-        [[ $name == op_@(gpt|golden|block|zoo)_* ]] && blocking=0
+        [[ $name == op_@(gpt|golden|block|zoo|fp8_gpt)_* ]] && blocking=0
         if [ "$memory" = none ]; then
             skip "$name" "the host and the GPU see no memory in common"
         elif is_built "$programs/$name"; then

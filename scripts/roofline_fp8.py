@@ -22,7 +22,8 @@ GPUS = {"H200": roofline.BYTES_PER_S, "H100": 3.0e12}  # bytes/s of a copy: 90 %
 
 
 class Case:
-    """A model at one micro-step of a step; `ranks` share the update as ZeRO's stage 1 does."""
+    """A model at one micro-step of a step; `ranks` share the update as ZeRO's stage 1 does. Where several do, none has the whole of
+    a weight in its update, so that a pass takes the weight's amax before its cast."""
 
     def __init__(self, shape, ranks=1):
         self.shape, self.ranks = shape, ranks
@@ -47,13 +48,14 @@ PRODUCERS = {
 }
 
 
-def cast_bytes(linear, operand, variant):
+def cast_bytes(linear, operand, variant, ranks=1):
     """Bytes of memory that an element of an operand costs beside what a bf16 step moves. Both forms are made, rows and columns."""
     if variant == DELAYED and PRODUCERS.get((linear, operand)) == "activation":
         return 2 * FP8 - BF16  # the two forms are what the activation writes, in place of a bf16 result
     # A weight and attention's output, which stay in bf16, are cast twice: rows in the forward, columns in the backward.
     casts = 2 if operand == "weight" or (linear, operand) == ("projection", "input") else 1
-    return (BF16 if variant == APART else 0) + casts * BF16 + 2 * FP8
+    amax_pass = variant == APART or (operand == "weight" and ranks > 1)
+    return (BF16 if amax_pass else 0) + casts * BF16 + 2 * FP8
 
 
 def operands(s):
@@ -64,11 +66,11 @@ def operands(s):
         yield linear, "gradient", s.N * outputs
 
 
-def casts(s, variant):
+def casts(case, variant):
     """Bytes of a step's casts: of activations and gradients, of weights."""
     totals = [0, 0]
-    for linear, operand, elements in operands(s):
-        totals[operand == "weight"] += s.L * elements * cast_bytes(linear, operand, variant)
+    for linear, operand, elements in operands(case.shape):
+        totals[operand == "weight"] += case.shape.L * elements * cast_bytes(linear, operand, variant, case.ranks)
     return totals
 
 
@@ -112,7 +114,7 @@ def bf16_step(case, bytes_per_s):
 def fp8_step(case, bytes_per_s, variant):
     """Seconds of a step: the blocks' linear layers, casts of activations and gradients, of weights, all else."""
     linear = sum(calls * product_seconds(size, flops, bytes_per_s, FP8_FLOPS_PER_S) for calls, size, flops in fp8_matmuls(case.shape))
-    return linear, *(size / (MEMORY * bytes_per_s) for size in casts(case.shape, variant)), bf16_step(case, bytes_per_s)[2]
+    return linear, *(size / (MEMORY * bytes_per_s) for size in casts(case, variant)), bf16_step(case, bytes_per_s)[2]
 
 
 # ---- the page's part ----
@@ -139,12 +141,13 @@ gains of 1.24 at 1.5B and 1.38 at 7B parameters (its benchmarks/H100x1.md).
 
 
 def bytes_table():
-    columns = [("qkv", "input", "outputs of norms"), ("projection", "input", "of attention"), ("MLP down", "input", "of the activation"),
-               ("MLP up", "gradient", "gradient of the activation's input"), ("qkv", "gradient", "other gradients"),
-               ("qkv", "weight", "weights")]
-    lines = ["| | " + " | ".join(title for _, _, title in columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    columns = [("outputs of norms", "qkv", "input", 1), ("of attention", "projection", "input", 1),
+               ("of the activation", "MLP down", "input", 1), ("gradient of the activation's input", "MLP up", "gradient", 1),
+               ("other gradients", "qkv", "gradient", 1), ("weights", "qkv", "weight", 1), ("weights, ZeRO", "qkv", "weight", 8)]
+    lines = ["| | " + " | ".join(title for title, *_ in columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for variant in VARIANTS:
-        lines.append(f"| {variant} | " + " | ".join(str(cast_bytes(*column[:2], variant)) for column in columns) + " |")
+        cells = [str(cast_bytes(linear, operand, variant, ranks)) for _, linear, operand, ranks in columns]
+        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return lines
 
 

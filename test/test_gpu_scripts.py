@@ -68,6 +68,8 @@ class Fp8Roofline(unittest.TestCase):
                 self.assertAlmostEqual(activations / (of_activations / (0.85 * rate)), 1, places=9)
                 self.assertAlmostEqual(cast_weights / (of_weights / (0.85 * rate)), 1, places=9)
                 self.assertEqual(rest, bf16[2])
+                sharded = roofline_fp8.fp8_step(roofline_fp8.Case(case.shape, ranks=8), rate, variant)  # a pass takes weights' amaxes
+                self.assertAlmostEqual(sharded[2] / (weights * (2 * (2 + 1) + 2) / (0.85 * rate)), 1, places=9)
 
     def test_products_that_memory_bounds(self):
         """A small batch: FP8's products wait for the weights, of which a forward reads a byte and a weight gradient adds to 8."""
