@@ -187,7 +187,7 @@ static void forward_backward(struct gpt *m, double scale) {
     const struct layer_shape *s = &m->shape.layer;
     const int L = m->shape.L;
     if (m->fp8.scales && !m->timeline.planning)
-        fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), 1, m->dev);
+        fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), m->dev);
     embed(m, PASS_TRAIN);
     for (int l = 0; l < L; l++)
         block_forward(m, l, ACT_ALL, PASS_TRAIN);

@@ -17,8 +17,8 @@ struct fp8_delay {
 // Begins a micro-batch: each scale's amax moves into step_amax, where it is larger, and becomes 0. A weight's, of which
 // is_weight(i) = i % 3 == 1, becomes that of weight_amaxes, where this is given.
 static void fp8_scales_begin(struct fp8_scale *scales,      // (n)
-                             const uint32_t *weight_amaxes, // (ranks, n / 3)
-                             int n, int ranks, struct device *dev);
+                             const uint32_t *weight_amaxes, // (n / 3); NULL: none is given
+                             int n, struct device *dev);
 
 // Writes what this rank reports of a step: `counts` as doubles and, where there are scales to delay (n > 0), the step's
 // amaxes; counts become 0.
@@ -30,7 +30,7 @@ static void fp8_scales_report(double *report,                 // (num_counts + n
 // Ends a step of delayed scales, by the amaxes in the ranks' reports, from column `first` on. check->finite becomes 0
 // where one is infinite or NaN. Where the check then is finite, each scale's largest amax enters its history, which
 // drops its oldest, and `delayed` follows from the history; an amax of 0 leaves `delayed` as it is. In any case amax
-// (but a weight's) and step_amax become 0.
+// and step_amax become 0.
 static void fp8_scales_update(struct fp8_scale *scales,     // (n)
                               float *history,               // (n, delay.length) newest first; 0: no step
                               struct gradient_check *check, // (1)
@@ -62,16 +62,10 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     }
     return largest;
 }
-HOST_DEVICE void fp8_scale_begin(struct fp8_scale *scale, const uint32_t *weight_amaxes, int i, int n, int ranks) {
-    uint32_t amax = 0;
-    if (i % 3 == 1)
-        for (int rank = 0; rank < ranks; rank++) {
-            const uint32_t other = weight_amaxes[(int64_t)rank * (n / 3) + i / 3];
-            amax = other > amax ? other : amax;
-        }
-    else if (scale->amax > scale->step_amax)
+HOST_DEVICE void fp8_scale_begin(struct fp8_scale *scale, const uint32_t *weight_amaxes, int i) {
+    if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;
-    scale->amax = amax;
+    scale->amax = i % 3 == 1 && weight_amaxes != NULL ? weight_amaxes[i / 3] : 0;
 }
 HOST_DEVICE double fp8_scale_report(const struct fp8_scale *scale) {
     return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
@@ -81,8 +75,7 @@ HOST_DEVICE void fp8_scale_end(struct fp8_scale *scale, int i, float history_ama
                                enum fp8_format gradients) {
     if (finite && history_amax > 0)
         scale->delayed = fp8_delayed_scale(history_amax, fp8_scale_format(i, gradients), margin);
-    if (i % 3 != 1)
-        scale->amax = 0;
+    scale->amax = 0;
     scale->step_amax = 0;
 }
 
@@ -90,16 +83,14 @@ HOST_DEVICE void fp8_scale_end(struct fp8_scale *scale, int i, float history_ama
 
 enum { FP8_SCALES_THREADS = 256, FP8_HISTORY_EACH = 4 }; // a thread takes so many entries of a history at a time
 
-static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n,
-                                               int ranks) {
+static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
     if (i < n)
-        fp8_scale_begin(scales + i, weight_amaxes, i, n, ranks);
+        fp8_scale_begin(scales + i, weight_amaxes, i);
 }
-static void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, int ranks,
-                             struct device *dev) {
+static void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, struct device *dev) {
     LAUNCH(dev, fp8_scales_begin_kernel, blocks_for(n, FP8_SCALES_THREADS), FP8_SCALES_THREADS, 0, scales,
-           weight_amaxes, n, ranks);
+           weight_amaxes, n);
 }
 
 static __global__ void fp8_scales_report_kernel(double *report, uint64_t *counts, const struct fp8_scale *scales,
@@ -177,10 +168,9 @@ static void fp8_scales_update(struct fp8_scale *scales, float *history, struct g
 
 #else
 
-static void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, int ranks,
-                             struct device *dev) {
+static void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, struct device *dev) {
     for (int i = 0; i < n; i++)
-        fp8_scale_begin(scales + i, weight_amaxes, i, n, ranks);
+        fp8_scale_begin(scales + i, weight_amaxes, i);
 }
 
 static void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale *scales, int num_counts, int n,

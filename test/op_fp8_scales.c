@@ -41,13 +41,13 @@ static struct model model_make(int n, int ranks, struct fp8_delay delay, enum fp
     m.delay = delay;
     m.gradients = gradients;
     m.scales = (struct fp8_scale *)test_alloc((size_t)n * sizeof *m.scales);
-    m.weight_amaxes = (uint32_t *)test_alloc((size_t)ranks * (size_t)(n / 3) * sizeof *m.weight_amaxes);
+    m.weight_amaxes = (uint32_t *)test_alloc((size_t)(n / 3) * sizeof *m.weight_amaxes);
     m.history = (float *)test_alloc(history_bytes + 4);
     m.check = (struct gradient_check *)test_alloc(sizeof *m.check);
     m.reports = test_doubles((int64_t)ranks * m.width);
     m.counts = (uint64_t *)test_alloc(COUNTS * sizeof *m.counts);
     memset(m.scales, 0, (size_t)n * sizeof *m.scales);
-    memset(m.weight_amaxes, 0, (size_t)ranks * (size_t)(n / 3) * sizeof *m.weight_amaxes);
+    memset(m.weight_amaxes, 0, (size_t)(n / 3) * sizeof *m.weight_amaxes);
     memset(m.history, 0, history_bytes);
     memset(m.counts, 0, COUNTS * sizeof *m.counts);
     m.history[(int64_t)n * delay.length] = 77; // what lies behind stays
@@ -100,20 +100,18 @@ static void check_steps(int n, int ranks, struct fp8_delay delay, enum fp8_forma
     static float entered[MAX_STEPS][MAX_SCALES];
     float delayed[MAX_SCALES] = {0};
     int num_entered = 0;
+    const bool weights_given = ranks == 1;
     for (int step = 0; step < steps; step++) {
         uint32_t amax[MAX_SCALES], weights[MAX_SCALES] = {0};
         const int micro_batches = 1 + (int)(test_random(&random) % 3), mine = (int)(test_random(&random) % ranks);
         for (int i = 0; i < n; i++)
             amax[i] = 0;
-        for (int rank = 0; rank < ranks; rank++)
-            for (int w = 0; w < n / 3; w++) {
-                const uint32_t one = m.weight_amaxes[rank * (n / 3) + w] = some_amax(&random);
-                weights[3 * w + 1] = one > weights[3 * w + 1] ? one : weights[3 * w + 1];
-            }
+        for (int w = 0; w < n / 3; w++)
+            weights[3 * w + 1] = m.weight_amaxes[w] = some_amax(&random);
         for (int micro_batch = 0; micro_batch < micro_batches; micro_batch++) {
-            fp8_scales_begin(m.scales, m.weight_amaxes, n, ranks, &device);
+            fp8_scales_begin(m.scales, weights_given ? m.weight_amaxes : NULL, n, &device);
             for (int i = 0; i < n; i++) {
-                if (i % 3 == 1) {
+                if (i % 3 == 1 && weights_given) {
                     assert_int_equal(m.scales[i].amax, weights[i]);
                     amax[i] = weights[i];
                     continue;
@@ -161,7 +159,7 @@ static void check_steps(int n, int ranks, struct fp8_delay delay, enum fp8_forma
                 delayed[i] = (float)expected_scale(largest, i, &m);
             assert_true(m.scales[i].delayed == delayed[i]);
             assert_true(delayed[i] == 0 || (isnormal(delayed[i]) && isnormal(1 / delayed[i])));
-            assert_int_equal(m.scales[i].amax, i % 3 == 1 ? weights[i] : 0);
+            assert_int_equal(m.scales[i].amax, 0);
             assert_int_equal(m.scales[i].step_amax, 0);
         }
     }
@@ -288,7 +286,7 @@ static void report_carries_an_overflow(void **state) {
     test_case_without_seed("an overflow in a micro-batch before the last one");
     for (int i = 0; i < 6; i++)
         m.scales[i].amax = amaxes[i];
-    fp8_scales_begin(m.scales, m.weight_amaxes, 6, 1, &device);
+    fp8_scales_begin(m.scales, m.weight_amaxes, 6, &device);
     m.scales[0].amax = m.scales[2].amax = bits_of(3);
     fp8_scales_report(report_of(&m, 0), m.counts, m.scales, 0, 6, &device);
     assert_true(report_of(&m, 0)[0] == INFINITY && isnan(report_of(&m, 0)[2]));
