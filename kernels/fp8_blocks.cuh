@@ -26,6 +26,15 @@ HOST_DEVICE float fp8_block_scale(uint32_t amax, enum fp8_format format) {
     memcpy(&power, &bits, sizeof power);
     return scale == scale ? power : scale;
 }
+// 1 / scale, exactly: of 2^k that of exponent -k.
+HOST_DEVICE float fp8_block_inverse(float scale) {
+    uint32_t bits;
+    float inverse;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = 0x7f000000u - bits;
+    memcpy(&inverse, &bits, sizeof inverse);
+    return scale == scale ? inverse : scale;
+}
 // Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
 // (FP8_128X128).
 HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
@@ -168,36 +177,30 @@ DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_
     return amax;
 }
 
-// Eight codes of a row; returns how many were flushed.
+// Eight elements as codes, the first in the lowest byte. Adds to *flushed those that were, where `counted`.
 template <enum fp8_format FORMAT>
-DEVICE_FUNCTION int fp8_blocks_write_row(fp8 *to, const struct fp8_blocks_row &row, float scale) {
+DEVICE_FUNCTION uint2 fp8_blocks_encode(int *flushed, const struct fp8_blocks_row &from, float scale, bool counted) {
     float scaled[FP8_BLOCKS_EACH];
-    int flushed = 0;
-    EACH_FP8(i) scaled[i] = to_float(row.x[i]) * scale;
+    EACH_FP8(i) scaled[i] = to_float(from.x[i]) * scale;
     const uint32_t low = pack_fp8x4(scaled, FORMAT), high = pack_fp8x4(scaled + 4, FORMAT);
-    EACH_FP8(i) flushed += fp8_is_flushed(to_float(row.x[i]), (i < 4 ? low : high) >> i % 4 * 8) ? 1 : 0;
+    if (counted)
+        EACH_FP8(i) *flushed += fp8_is_flushed(to_float(from.x[i]), (i < 4 ? low : high) >> i % 4 * 8) ? 1 : 0;
+    return make_uint2(low, high);
+}
+DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) {
 #ifdef CUDA_EMULATED
-    emu_touch_global(to, 8, true);
+    emu_touch_global(to, sizeof codes, true);
 #endif
-    *(uint2 *)to = make_uint2(low, high);
-    return flushed;
+    *(uint2 *)to = codes;
 }
 // Rows 8 `rows` to 8 rows + 7 of a column of the tile. Lanes of a half warp have one `rows` and columns that are 8 apart:
 // they write to other banks each, as do the lanes that read a column later.
 DEVICE_FUNCTION uint32_t fp8_blocks_codes(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }
-template <enum fp8_format FORMAT>
-DEVICE_FUNCTION int fp8_blocks_store_column(uint32_t shared, const struct fp8_blocks_row x[FP8_BLOCKS_EACH], int i,
-                                            float scale) {
-    const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES, group = (int)threadIdx.x % FP8_BLOCKS_LANES;
-    float scaled[FP8_BLOCKS_EACH];
-    int flushed = 0;
-    EACH_FP8(r) scaled[r] = to_float(x[r].x[i]) * scale;
-    const uint32_t low = pack_fp8x4(scaled, FORMAT), high = pack_fp8x4(scaled + 4, FORMAT);
-    EACH_FP8(r) flushed += fp8_is_flushed(to_float(x[r].x[i]), (r < 4 ? low : high) >> r % 4 * 8) ? 1 : 0;
-    store_shared_long(shared + fp8_blocks_codes(group * FP8_BLOCKS_EACH + i, rows), (uint64_t)high << 32 | low);
-    return flushed;
+DEVICE_FUNCTION void fp8_blocks_store_column(uint32_t shared, int column, uint2 codes) {
+    const int rows = (int)threadIdx.x / FP8_BLOCKS_LANES;
+    store_shared_long(shared + fp8_blocks_codes(column, rows), (uint64_t)codes.y << 32 | codes.x);
 }
 // to: of the tile's first column, in a form of M bytes a column.
 DEVICE_FUNCTION void fp8_blocks_write_columns(fp8 *to, int64_t M, uint32_t shared) {
@@ -249,9 +252,9 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT
         tile_scale = fp8_block_scale(fp8_blocks_tile_amax(shared, mine), FORMAT);
         if (threadIdx.x == 0) {
             if (to.rows.codes != NULL)
-                fp8_tile_inverse(&to.rows, 1.0f / tile_scale, m, n, M, N);
+                fp8_tile_inverse(&to.rows, fp8_block_inverse(tile_scale), m, n, M, N);
             if (to.columns.codes != NULL)
-                fp8_tile_inverse(&to.columns, 1.0f / tile_scale, n, m, N, M);
+                fp8_tile_inverse(&to.columns, fp8_block_inverse(tile_scale), n, m, N, M);
         }
     }
     EACH_FP8(r) fp8_blocks_forget_floats(&mine[r]);
@@ -261,9 +264,11 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT
             if (SCALING == FP8_1X128) {
                 scale = fp8_block_scale(fp8_blocks_lanes_max(fp8_blocks_row_amax(mine[r]), FP8_BLOCKS_LANES), FORMAT);
                 if (group == 0)
-                    to.rows.inverse[n / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, M, N) + row + r] = 1.0f / scale;
+                    to.rows.inverse[n / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, M, N) + row + r] =
+                        fp8_block_inverse(scale);
             }
-            flushed += fp8_blocks_write_row<FORMAT>(to.rows.codes + (row + r) * N + column, mine[r], scale);
+            const uint2 codes = fp8_blocks_encode<FORMAT>(&flushed, mine[r], scale, to.counts != NULL);
+            fp8_blocks_write_row(to.rows.codes + (row + r) * N + column, codes);
         }
     EACH_FP8(r) fp8_blocks_forget_floats(&mine[r]);
     __syncthreads();
@@ -273,13 +278,14 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT
             partial[m / FP8_BLOCK * N + n + word_column] = fp8_blocks_column_sum(shared);
         if (SCALING == FP8_1X128 && to.columns.codes != NULL) {
             const float scale = fp8_block_scale(fp8_blocks_column_amax(shared), FORMAT);
-            to.columns.inverse[m / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, N, M) + n + word_column] = 1.0f / scale;
+            to.columns.inverse[m / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, N, M) + n + word_column] =
+                fp8_block_inverse(scale);
             store_shared_float(shared + FP8_BLOCKS_SCALES + threadIdx.x * 4, scale);
         }
     }
     if (to.columns.codes != NULL) {
         float scales[FP8_BLOCKS_EACH];
-        int column_flushed = 0;
+        const bool counted = to.counts != NULL && to.rows.codes == NULL;
         EACH_FP8(i) scales[i] = tile_scale;
         if (SCALING == FP8_1X128) {
             __syncthreads();
@@ -290,8 +296,12 @@ static __global__ void __launch_bounds__(FP8_BLOCKS_THREADS, FP8_BLOCKS_RESIDENT
                 memcpy(&scales[i], &four, sizeof four);
             }
         }
-        EACH_FP8(i) column_flushed += fp8_blocks_store_column<FORMAT>(shared, mine, i, scales[i]);
-        flushed = to.rows.codes != NULL ? flushed : column_flushed;
+        EACH_FP8(i) {
+            struct fp8_blocks_row down;
+            EACH_FP8(r) down.x[r] = mine[r].x[i];
+            const uint2 codes = fp8_blocks_encode<FORMAT>(&flushed, down, scales[i], counted);
+            fp8_blocks_store_column(shared, group * FP8_BLOCKS_EACH + i, codes);
+        }
         __syncthreads();
         fp8_blocks_write_columns(to.columns.codes + n * M + m, M, shared);
     }
@@ -389,12 +399,12 @@ static void fp8_tile_load(struct fp8_tile *tile, float *sums, const floatX *x, i
 static void fp8_tile_inverses(const struct fp8_matrix *form, const float *scales, int64_t row, int64_t depth_at,
                               int64_t rows, int64_t depth) {
     if (form->scaling == FP8_128X128) {
-        fp8_tile_inverse(form, 1.0f / scales[0], row, depth_at, rows, depth);
+        fp8_tile_inverse(form, fp8_block_inverse(scales[0]), row, depth_at, rows, depth);
         return;
     }
     float *to = form->inverse + depth_at / FP8_BLOCK * fp8_inverse_pitch(FP8_1X128, rows, depth) + row;
     for (int i = 0; i < FP8_BLOCK; i++)
-        to[i] = 1.0f / scales[i];
+        to[i] = fp8_block_inverse(scales[i]);
 }
 static int fp8_tile_rows(const struct fp8_matrix *form, const struct fp8_tile *tile, int64_t m, int64_t n, int64_t M,
                          int64_t N) {
