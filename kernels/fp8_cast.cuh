@@ -20,7 +20,7 @@ static void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *
 // Casts x. FP8_WHOLE: by scale->delayed, or, where that is 0, by fp8_scale_of(scale->amax); writes scale->scale and
 // scale->inverse, which `inverse` of the forms points to. FP8_1X128: blocks of 128 elements along the rows of each form
 // by themselves, so that the two forms of an element may differ. FP8_128X128: the forms hold the same codes. Scales of
-// blocks are fp8_scale_of of their amax, rounded down to a power of two. M and N are multiples of 16; of 128 for blocks.
+// blocks are fp8_scale_of of their amax, rounded down to a power of two. M and N are multiples of 16, for blocks of 128.
 static size_t fp8_cast_workspace_bytes(int64_t M, int64_t N);
 static void fp8_cast(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace, struct device *dev);
 
@@ -56,7 +56,7 @@ static inline enum fp8_format fp8_cast_format(const struct fp8_cast *to) {
 static size_t fp8_cast_workspace_bytes(int64_t M, int64_t N) {
     return (size_t)fp8_tiles(M) * (size_t)N * sizeof(float); // partial sums of dbias, of each row of tiles
 }
-// What the codes are multiples of, before any is made.
+// The scale that a cast takes.
 HOST_DEVICE float fp8_scale_for(const struct fp8_scale *scale, enum fp8_format format) {
     return scale->delayed != 0 ? scale->delayed : fp8_scale_of(scale->amax, format);
 }
@@ -148,7 +148,7 @@ DEVICE_FUNCTION void fp8_encode_eight(uint32_t codes[2], float sums[FP8_THREAD_C
     for (int i = 0; i < FP8_THREAD_COLUMNS; i++) {
         const float value = to_float(x.x[i]);
         scaled[i] = value * scale;
-        sums[i] += value;
+        sums[i] = add_rounded(sums[i], value);
     }
     codes[0] = pack_fp8x4(scaled, format);
     codes[1] = pack_fp8x4(scaled + 4, format);
@@ -170,9 +170,9 @@ enum { FP8_TILE_CODES_BYTES = FP8_TILE * FP8_TILE, FP8_TILE_SUMS_BYTES = FP8_TIL
 enum { FP8_TILE_WORDS_BYTES = 2 * FP8_TILE_WARPS * 4 };
 #define FP8_TILE_SHARED_BYTES(outputs) ((outputs) * (FP8_TILE_CODES_BYTES + FP8_TILE_SUMS_BYTES) + FP8_TILE_WORDS_BYTES)
 
-// Rows 16 `chunk` to 16 chunk + 15 of a column of the tile, as an offset in its codes. A warp writes words of one chunk,
-// of columns that are 8 apart, and eight lanes read the four chunks of two neighbouring columns: neither meets a bank
-// twice.
+// Where a column's rows from 16 chunk to 16 chunk + 15 stand, as an offset in the tile's codes. A warp writes words of
+// one chunk, of columns that are 8 apart, and eight lanes read the four chunks of two neighbouring columns: neither
+// meets a bank twice.
 DEVICE_FUNCTION uint32_t fp8_chunk_offset(int column, int chunk) {
     const int group = column / FP8_THREAD_COLUMNS, i = column % FP8_THREAD_COLUMNS;
     return (uint32_t)((i * 4 + chunk) * FP8_TILE_LANES + (group ^ chunk ^ (i & 1) << 2)) * 16;
@@ -352,9 +352,9 @@ static void fp8_amax(uint32_t *amax, const floatX *x, int64_t n, struct device *
 
 #else
 
-// The elements (row, column) to (row + rows, column + columns) of each of a source's outputs, to the outputs' tiles,
-// (outputs, FP8_TILE, FP8_TILE), whose other elements are 0. Outputs stand beside each other in one matrix. Not inlined:
-// where floatX is float, a product would be added to a sum without its rounding.
+// A source of a tile's elements: writes `rows` x `columns` elements, from (row, column) on, of each of its outputs to
+// that output's tile; tiles: (outputs, FP8_TILE, FP8_TILE), of which the rest is 0. Outputs stand beside each other in
+// one matrix. Not inlined: where floatX is float, a product would be added to a sum without its rounding.
 typedef void fp8_fill_tiles(floatX *tiles, const void *from, int64_t row, int64_t column, int rows, int columns);
 enum { FP8_TILE_ELEMENTS = FP8_TILE * FP8_TILE, FP8_MOST_OUTPUTS = 2 };
 

@@ -299,8 +299,17 @@ PTX_FUNCTION uint32_t pack_bf16x2(float low, float high) {
 #endif
 }
 
-// Four floats as FP8 codes in one word, the first in the lowest byte, as fp8_encode makes them. Compute capabilities below
-// 8.9 have no instruction for it.
+// x + y, of which the compiler makes no fused multiply-add, where y is a product whose rounding counts.
+PTX_FUNCTION float add_rounded(float x, float y) {
+#if defined(__CUDACC__)
+    return __fadd_rn(x, y);
+#else
+    return x + y;
+#endif
+}
+
+// Four floats as FP8 codes in one word, the first in the lowest byte, as fp8_encode makes them. Compute capabilities
+// below 8.9 have no instruction for it.
 PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t low, high;

@@ -1,11 +1,11 @@
-// The FP8 formats from their definition, in double: a code's value is mantissa times a power of two, and a value's code is
-// found among the values of all codes. Slow, and of no code under test.
+// The FP8 formats from their definition, in double: a code's value is mantissa times a power of two, and a value's code
+// is found among the values of all codes. Slow, and of no code under test.
 #pragma once
 #include "kernels/fp8.cuh" // enum fp8_format
 #include <math.h>          // ldexp, fabs
 
-// The value of a magnitude's code as if there were no infinities and NaN: that of the first code past the largest finite
-// one is what rounding without a limit would take next.
+// The value of a magnitude's code as if there were no infinities and NaN: that of the first code past the largest
+// finite one is what rounding without a limit would take next.
 static inline double fp8_reference_value(int magnitude, enum fp8_format format) {
     const int mantissa_bits = format == FP8_E4M3 ? 3 : 2, bias = format == FP8_E4M3 ? 7 : 15;
     const int exponent = magnitude >> mantissa_bits, mantissa = magnitude & ((1 << mantissa_bits) - 1);
