@@ -61,7 +61,7 @@ static void make_nans_equal(float *x, int64_t n) {
             x[i] = NAN;
 }
 
-// Of 16 elements two are 0, one is tiny and one is large.
+// Of 16 elements two are 0, one is tiny and one is large; the last of all is the largest.
 static floatX *inputs(int64_t n, float size, bool finite, uint64_t *random) {
     floatX *x = (floatX *)test_alloc((size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
@@ -69,6 +69,7 @@ static floatX *inputs(int64_t n, float size, bool finite, uint64_t *random) {
         const int kind = (int)(test_random(random) % 16);
         x[i] = to_floatX(kind < 2 ? 0 : kind == 2 ? uniform * 0x1p-20f : kind == 3 ? uniform * 16 : uniform);
     }
+    x[n - 1] = to_floatX(20 * size);
     if (!finite)
         x[n / 3] = to_floatX(NAN);
     return x;
