@@ -335,6 +335,28 @@ static void check_adds(struct device *dev, const struct matmul_backend *backend)
 }
 static void a_second_product_adds_to_the_first(void **state) { for_each_backend(2, check_adds); }
 
+// Products of one shape, which on a GPU share a plan, each with scales and a bias of its own.
+static void check_pointers(struct device *dev, const struct matmul_backend *backend) {
+    const struct shape s = {128, 128, 256};
+    for (int k = 0; k < KINDS; k++) {
+        struct problem p[] = {problem_make(s, kinds[k], INTEGERS, 3), problem_make(s, kinds[k], INTEGERS, 4)};
+        for (int64_t i = 0; i < fp8_inverse_count(kinds[k].a, s.M, s.K); i++)
+            p[1].a.matrix.inverse[i] *= 2;
+        for (int64_t n = 0; n < s.N; n++)
+            p[1].bias[n] = to_floatX(9);
+        operand_exact(&p[1].a);
+        problem_sum(&p[1]);
+        for (int i = 0; i < 2; i++) {
+            struct result r = run(&p[i], false, dev);
+            assert_exact(&p[i], &r);
+            result_free(&r);
+        }
+        problem_free(&p[0]);
+        problem_free(&p[1]);
+    }
+}
+static void products_of_one_shape_have_their_own_scales(void **state) { for_each_backend(2, check_pointers); }
+
 #ifndef TARGET_CUDA
 
 static void check_threads(struct device *dev, const struct matmul_backend *backend) {
@@ -625,6 +647,7 @@ int main(void) {
         cmocka_unit_test(scales_of_blocks_keep_every_code_exact),
         cmocka_unit_test(an_inverse_of_nan_reaches_what_it_scales_alone),
         cmocka_unit_test(a_second_product_adds_to_the_first),
+        cmocka_unit_test(products_of_one_shape_have_their_own_scales),
 #ifndef TARGET_CUDA
         cmocka_unit_test(any_number_of_threads_gives_the_same_bits),
         cmocka_unit_test(scratch_memory_depends_on_no_size),
