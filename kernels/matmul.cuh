@@ -30,6 +30,9 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 // scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are applied block by block.
 // fast: on a GPU the tensor cores may keep the sum over the whole depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
 static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
+// NULL where the device and its library multiply FP8 matrices of this scaling; else why not, written to `text`, with the
+// option to change. A GPU that is not open refuses nothing.
+static const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev);
 static void matmul_fp8(floatX *out,         // (M, N)
                        struct fp8_matrix a, // (M, K)
                        struct fp8_matrix b, // (N, K)
@@ -43,12 +46,12 @@ static void matmul_fp8_add(float *sum,          // (M, N)
 #ifdef TARGET_CUDA
 #include "kernels/matmul_cublaslt.cuh" // gemm_run, by cuBLASLt
 #else
-#include "kernels/matmul_backend.cuh" // struct matmul_backend, struct matmul_library
+#include "kernels/matmul_backend.cuh" // struct matmul_backend, gemm_run_backend
 #include "kernels/matmul_fp32.cuh"    // gemm_fp32
+#include "kernels/matmul_fp8.cuh"     // matmul_fp8, matmul_fp8_add
 #include "kernels/matmul_rows.cuh"    // gemm_few_rows
 #include "kernels/matmul_tiles.cuh"   // gemm_amx, gemm_dot
 #include "runtime/machine/error.h"    // fail
-#include <omp.h>                      // omp_set_num_threads
 #include <stdlib.h>                   // calloc, free
 #if defined HAVE_ONEDNN && defined PRECISION_BF16
 #include "kernels/matmul_onednn.cuh" // gemm_onednn
@@ -97,25 +100,12 @@ static void matmul_destroy(struct matmul_library *library) {
 }
 static const char *matmul_describe(const struct matmul_library *library) { return library->description; }
 
-// The libraries take their number of threads from OpenMP's, which is restored after each call.
-static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
-    const int threads = omp_get_max_threads();
-    omp_set_num_threads(dev->threads);
-    const size_t bytes = dev->matmul->backend->workspace_bytes(gemm, dev);
-    omp_set_num_threads(threads);
-    return bytes;
-}
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
-    if (gemm_has_few_rows(gemm)) {
+    if (gemm_has_few_rows(gemm))
         gemm_few_rows(gemm, dev);
-        return;
-    }
-    const int threads = omp_get_max_threads();
-    omp_set_num_threads(dev->threads);
-    dev->matmul->backend->run(gemm, dbias, workspace, dev);
-    omp_set_num_threads(threads);
+    else
+        gemm_run_backend(gemm, dbias, workspace, dev);
 }
-
 #endif
 
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {

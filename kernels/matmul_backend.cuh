@@ -3,6 +3,7 @@
 #pragma once
 #include "kernels/device.cuh"      // struct device, floatX
 #include "kernels/matmul_gemm.cuh" // struct gemm
+#include <omp.h>                   // omp_set_num_threads
 
 // C (rows, cols) = A (rows, depth) B (depth, cols), plus C when `add`. A transposed operand is stored the other way
 // round: A (depth, rows), B (cols, depth).
@@ -28,6 +29,21 @@ struct matmul_library {
     void *state; // of the backend
     char description[64];
 };
+
+// The libraries take their number of threads from OpenMP's, which is restored after each call.
+static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(dev->threads);
+    const size_t bytes = dev->matmul->backend->workspace_bytes(gemm, dev);
+    omp_set_num_threads(threads);
+    return bytes;
+}
+static void gemm_run_backend(const struct gemm *gemm, float *dbias, void *workspace, const struct device *dev) {
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(dev->threads);
+    dev->matmul->backend->run(gemm, dbias, workspace, dev);
+    omp_set_num_threads(threads);
+}
 
 // Rows of dout that one partial sum of dbias covers: a constant, so that sums do not depend on the number of threads.
 enum { DBIAS_ROWS = 256 };

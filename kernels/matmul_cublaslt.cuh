@@ -12,6 +12,10 @@
 // GELU is not fused. An epilogue would apply it to the fp32 sums, while the backward pass makes it again from the
 // stored sums, rounded to floatX: the recomputed activation would have other bits than the first. Nor is the bias
 // gradient: the epilogue BGRADB overwrites where gradients accumulate.
+//
+// FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the library
+// takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32 before it
+// is scaled, and without `fast` other sums do so, too; the tensor cores themselves keep some 13 bits.
 #pragma once
 #include "kernels/device.cuh"      // struct device, floatX, LAUNCH
 #include "kernels/matmul_gemm.cuh" // struct gemm
@@ -26,8 +30,10 @@
 #error "cuBLASLt of CUDA 12.4 or newer is needed: CUBLASLT_DIR= names the folder that holds its include/ and lib/"
 #endif
 
+#define MATMUL_FP8_BLOCKS_VERSION 120900 // of the headers and of the library that have FP8 scales of blocks
+
 enum {
-    MATMUL_PLANS = 128,              // a training run of one model has some 20
+    MATMUL_PLANS = 128,              // a training run of one model has some 20, with FP8 some 40
     MATMUL_LIBRARY_BYTES = 32 << 20, // scratch that algorithms may ask for: what NVIDIA recommends for sm_90
     MATMUL_ALIGNMENT = 256,          // the largest that a key tells apart: the library asks for no more
 };
@@ -35,6 +41,7 @@ enum {
 // Every member is an int64, so that keys compare by their bytes.
 struct matmul_key {
     int64_t rows, cols, depth, a_transposed, b_transposed, accumulates, has_bias;
+    int64_t a_type, b_type, a_scaling, b_scaling, fast;
     int64_t a_alignment, b_alignment, c_alignment, bias_alignment; // bytes
 };
 struct matmul_plan {
@@ -86,6 +93,18 @@ static int64_t pointer_alignment(const void *pointer) {
     const uintptr_t bits = (uintptr_t)pointer | MATMUL_ALIGNMENT;
     return (int64_t)(bits & -bits);
 }
+
+static const cudaDataType_t MATMUL_TYPE = sizeof(floatX) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
+
+static const void *matmul_operand_data(const struct gemm_operand *x) {
+    return x->fp8 ? (const void *)x->fp8->codes : (const void *)x->data;
+}
+static cudaDataType_t matmul_operand_type(const struct gemm_operand *x) {
+    return x->fp8 == NULL ? MATMUL_TYPE : x->fp8->format == FP8_E4M3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+}
+static enum fp8_scaling matmul_operand_scaling(const struct gemm_operand *x) {
+    return x->fp8 ? x->fp8->scaling : FP8_WHOLE;
+}
 static struct matmul_key matmul_key_of(const struct gemm *gemm) {
     const void *c = gemm->sum ? (const void *)gemm->sum : (const void *)gemm->out;
     const struct matmul_key key = {gemm->rows,
@@ -95,22 +114,61 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm) {
                                    gemm->b.transposed,
                                    gemm->sum != NULL,
                                    gemm->bias != NULL,
-                                   pointer_alignment(gemm->a.data),
-                                   pointer_alignment(gemm->b.data),
+                                   matmul_operand_type(&gemm->a),
+                                   matmul_operand_type(&gemm->b),
+                                   matmul_operand_scaling(&gemm->a),
+                                   matmul_operand_scaling(&gemm->b),
+                                   gemm->fast,
+                                   pointer_alignment(matmul_operand_data(&gemm->a)),
+                                   pointer_alignment(matmul_operand_data(&gemm->b)),
                                    pointer_alignment(c),
                                    pointer_alignment(gemm->bias)};
     return key;
 }
 
-static const cudaDataType_t MATMUL_TYPE = sizeof(floatX) == sizeof(float) ? CUDA_R_32F : CUDA_R_16BF;
-
 static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t attribute, const void *value,
                        size_t bytes) {
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
-// Sets the bias pointer. Its value matters to the heuristics too, which see its alignment.
-static void matmul_set_bias(struct matmul_plan *plan, const floatX *bias) {
-    matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+// Sets the pointers that come with each call. Their values matter to the heuristics too, which see their alignment.
+static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm) {
+    if (gemm->bias)
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &gemm->bias, sizeof gemm->bias);
+    if (gemm->a.fp8 == NULL)
+        return;
+    matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &gemm->b.fp8->inverse, sizeof gemm->b.fp8->inverse);
+    matmul_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &gemm->a.fp8->inverse, sizeof gemm->a.fp8->inverse);
+}
+
+#if CUBLAS_VERSION >= MATMUL_FP8_BLOCKS_VERSION
+static int32_t matmul_scale_mode(enum fp8_scaling scaling) {
+    switch (scaling) {
+    case FP8_WHOLE: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    case FP8_1X128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    case FP8_128X128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    }
+    return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+}
+static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm) {
+    const int32_t a = matmul_scale_mode(gemm->b.fp8->scaling), b = matmul_scale_mode(gemm->a.fp8->scaling);
+    matmul_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &a, sizeof a);
+    matmul_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &b, sizeof b);
+}
+#else // matmul_fp8_refusal says so at start
+static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm) {
+    fail("this program was built with cuBLASLt %d.%d, which has no FP8 scales of blocks: leave out --fp8-recipe "
+         "blockwise",
+         CUBLAS_VERSION / 10000, CUBLAS_VERSION / 100 % 100);
+}
+#endif
+
+// A library before 12.8 knows no modes: of a whole matrix is what they all begin with.
+static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
+    const bool blocks = gemm->a.fp8->scaling != FP8_WHOLE || gemm->b.fp8->scaling != FP8_WHOLE;
+    const int8_t fast = gemm->fast && !blocks;
+    matmul_set(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    if (blocks)
+        matmul_set_blocks(plan, gemm);
 }
 
 // Describes the product to the library. fp32 operands are multiplied as such, not as TF32.
@@ -121,15 +179,18 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, gemm->b.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, gemm->a.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (gemm->bias)
-        matmul_set_bias(plan, gemm->bias);
+    matmul_set_pointers(plan, gemm);
+    if (gemm->a.fp8)
+        matmul_set_fp8(plan, gemm);
     // (lda, ...) by columns is what is stored (..., lda) by rows
     const int64_t a_lines = gemm->a.transposed ? gemm->depth : gemm->rows;
     const int64_t b_lines = gemm->b.transposed ? gemm->cols : gemm->depth;
     const int64_t a_width = gemm->a.transposed ? gemm->rows : gemm->depth;
     const int64_t b_width = gemm->b.transposed ? gemm->depth : gemm->cols;
-    cublas_check(cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, (uint64_t)a_width, (uint64_t)a_lines, gemm->a.ld));
-    cublas_check(cublasLtMatrixLayoutInit(&plan->b, MATMUL_TYPE, (uint64_t)b_width, (uint64_t)b_lines, gemm->b.ld));
+    cublas_check(cublasLtMatrixLayoutInit(&plan->a, matmul_operand_type(&gemm->a), (uint64_t)a_width, (uint64_t)a_lines,
+                                          gemm->a.ld));
+    cublas_check(cublasLtMatrixLayoutInit(&plan->b, matmul_operand_type(&gemm->b), (uint64_t)b_width, (uint64_t)b_lines,
+                                          gemm->b.ld));
     cublas_check(cublasLtMatrixLayoutInit(&plan->c, gemm->sum ? CUDA_R_32F : MATMUL_TYPE, (uint64_t)gemm->cols,
                                           (uint64_t)gemm->rows, gemm->cols));
 }
@@ -181,17 +242,21 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
 }
 
 // Writes which product the library refused, and what to change. The widths of a layer's input and output are multiples
-// of 8 in any usual model; where they are, the number of tokens is what the library refuses.
+// of 8 in any usual model, for FP8 of 16; where they are, the number of tokens is what the library refuses.
 static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *gemm, cublasStatus_t status,
                                        const struct matmul_library *library) {
-    const bool widths_fit = gemm->cols % 8 == 0 && (gemm->sum ? gemm->rows : gemm->depth) % 8 == 0;
-    snprintf(text, n, "%s has no algorithm for a product of (%lld x %lld)%s by (%lld x %lld)%s%s: %s; use %s",
-             library->description, (long long)gemm->rows, (long long)gemm->depth,
+    const int multiple = gemm->a.fp8 ? 16 : 8;
+    const bool widths_fit = gemm->cols % multiple == 0 && (gemm->sum ? gemm->rows : gemm->depth) % multiple == 0;
+    snprintf(text, n, "%s has no algorithm for %s product of (%lld x %lld)%s by (%lld x %lld)%s%s: %s; use %s%s%s",
+             library->description, gemm->a.fp8 ? "an FP8" : "a", (long long)gemm->rows, (long long)gemm->depth,
              gemm->a.transposed ? " transposed" : "", (long long)gemm->depth, (long long)gemm->cols,
              gemm->b.transposed ? " transposed" : "", gemm->bias ? " with a bias" : "", cublasLtGetStatusName(status),
              widths_fit
                  ? "another --micro-batch-size, --seq-length or --sample-count: their product is the number of tokens"
-                 : "multiples of 8 for --hidden-size, --ffn-hidden-size and --kv-channels");
+             : gemm->a.fp8 ? "multiples of 16"
+                           : "multiples of 8",
+             widths_fit ? "" : " for --hidden-size, --ffn-hidden-size and --kv-channels",
+             gemm->a.fp8 ? ", or leave out --fp8-format" : "");
     return text;
 }
 // For tests: NULL where the library can compute the product; else why it can't, written to `text`.
@@ -223,11 +288,10 @@ static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct devic
     const float one = 1, beta = gemm->sum ? 1 : 0;
     void *c = gemm->sum ? (void *)gemm->sum : (void *)gemm->out;
     struct matmul_plan *plan = matmul_plan_for(gemm, dev->matmul);
-    if (gemm->bias)
-        matmul_set_bias(plan, gemm->bias);
-    cublas_check(cublasLtMatmul(dev->matmul->handle, &plan->operation, &one, gemm->b.data, &plan->b, gemm->a.data,
-                                &plan->a, &beta, c, &plan->c, c, &plan->c, &plan->algorithm, workspace,
-                                MATMUL_LIBRARY_BYTES, dev->stream));
+    matmul_set_pointers(plan, gemm);
+    cublas_check(cublasLtMatmul(dev->matmul->handle, &plan->operation, &one, matmul_operand_data(&gemm->b), &plan->b,
+                                matmul_operand_data(&gemm->a), &plan->a, &beta, c, &plan->c, c, &plan->c,
+                                &plan->algorithm, workspace, MATMUL_LIBRARY_BYTES, dev->stream));
 }
 
 // ---- dbias += column sums of dout ----
@@ -321,4 +385,64 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
     gemm_cublaslt(gemm, workspace, dev);
     if (dbias)
         dbias_add(dbias, gemm->a.data, gemm->depth, (int)gemm->rows, workspace, dev);
+}
+
+// ---- FP8 ----
+
+static const char *matmul_fp8_refusal(char *text, size_t n, enum fp8_scaling scaling, const struct device *dev) {
+    const int version = (int)cublasLtGetVersion();
+    struct cudaDeviceProp properties;
+    if (sizeof(floatX) == sizeof(float)) {
+        snprintf(text, n, "FP8 products write bf16: --fp8-format needs --precision bf16");
+        return text;
+    }
+    if (!dev->open)
+        return NULL;
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+    const int capability = properties.major * 10 + properties.minor;
+    if (capability < 89)
+        snprintf(text, n,
+                 "FP8 needs a GPU of compute capability 8.9 or more, and this one has %d.%d: leave out "
+                 "--fp8-format",
+                 properties.major, properties.minor);
+    else if (scaling == FP8_WHOLE)
+        return NULL;
+    else if (capability != 90)
+        snprintf(text, n,
+                 "FP8 scales of blocks need a GPU of compute capability 9.0, and this one has %d.%d: leave out "
+                 "--fp8-recipe blockwise",
+                 properties.major, properties.minor);
+    else if (CUBLAS_VERSION < MATMUL_FP8_BLOCKS_VERSION || version < MATMUL_FP8_BLOCKS_VERSION)
+        snprintf(text, n,
+                 "FP8 scales of blocks need cuBLASLt 12.9 or newer; this program was built with %d.%d and runs "
+                 "with %d.%d: leave out --fp8-recipe blockwise",
+                 CUBLAS_VERSION / 10000, CUBLAS_VERSION / 100 % 100, version / 10000, version / 100 % 100);
+    else
+        return NULL;
+    return text;
+}
+
+static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev) {
+    return MATMUL_LIBRARY_BYTES;
+}
+
+static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a, const struct fp8_matrix *b,
+                            const floatX *bias, int64_t M, int64_t N, int64_t K, bool fast) {
+    if (M % 16 || N % 16 || K % 16)
+        fail("FP8 products need sizes that are multiples of 16, and one is (%lld x %lld) by (%lld x %lld): change "
+             "--micro-batch-size or --seq-length, whose product is the number of tokens, or --hidden-size, "
+             "--ffn-hidden-size or --kv-channels, or leave out --fp8-format",
+             (long long)M, (long long)K, (long long)K, (long long)N);
+    const struct gemm gemm = {M, N, K, {NULL, K, false, a}, {NULL, K, true, b}, out, bias, sum, fast};
+    return gemm;
+}
+static void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
+                       int64_t K, bool fast, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_fp8(out, NULL, &a, &b, bias, M, N, K, fast);
+    gemm_cublaslt(&gemm, workspace, dev);
+}
+static void matmul_fp8_add(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
+                           bool fast, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_fp8(NULL, sum, &a, &b, NULL, M, N, K, fast);
+    gemm_cublaslt(&gemm, workspace, dev);
 }

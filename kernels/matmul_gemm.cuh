@@ -2,12 +2,14 @@
 // what each target's library offers of it.
 #pragma once
 #include "kernels/device.cuh" // floatX
+#include "kernels/fp8.cuh"    // struct fp8_matrix
 
 // A matrix as it is stored. Only the products look inside: another type, a scale or a packed form would be a member.
 struct gemm_operand {
     const floatX *data;
     int64_t ld; // elements from one stored row to the next
     bool transposed;
+    const struct fp8_matrix *fp8; // NULL, or what is multiplied instead of data: of both operands, and on a GPU alone
 };
 struct gemm {
     int64_t rows, cols, depth;
@@ -16,6 +18,7 @@ struct gemm {
     floatX *out;           // (rows, cols) = A B + bias, or NULL:
     const floatX *bias;    // (cols) or NULL
     float *sum;            // (rows, cols) += A B
+    bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
 };
 
 // Makes the library's handles; the caller destroys them.

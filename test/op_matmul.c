@@ -1,9 +1,10 @@
 // matmul_forward, matmul_backward_input and matmul_backward_weight of every backend that is compiled in, against naive
 // double loops: values, accumulation, writes out of bounds, reads of what was not given, equal bits for the same
 // operands, and for any number of threads where the backend promises them.
-#include "kernels/matmul.cuh" // under test
-#include "test/fails.h"       // run_in_child
-#include "test/testing.h"     // cmocka, random data, comparison
+#include "kernels/matmul.cuh"     // under test
+#include "test/fails.h"           // run_in_child
+#include "test/matmul_backends.h" // for_each_backend, guarded
+#include "test/testing.h"         // cmocka, random data, comparison
 
 struct shape {
     int64_t M;
@@ -15,20 +16,6 @@ static const struct shape shapes[] = {{1, 1, 1},     {1, 5, 3},      {33, 17, 65
                                       {7, 40, 1700}, {1700, 31, 40}, {5, 1700, 65}, {20, 33, 2100}, {20, 2100, 33},
                                       {96, 64, 64},  {2, 32, 32},    {2600, 3, 5},  {4000, 64, 33}, {9000, 40, 3}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
-#ifdef TARGET_CUDA
-struct matmul_backend {
-    bool same_bits_for_any_threads;
-};
-static const struct matmul_backend matmul_backends[] = {{true}};
-enum { MATMUL_BACKENDS = 1 };
-static struct matmul_library *matmul_create_backend(struct device *dev, const struct matmul_backend *backend) {
-    return matmul_create(dev);
-}
-static void wait_for(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
-#else
-static void wait_for(struct device *dev) {}
-#endif
-static char backend_under_test[96] = "naive";
 
 // A sum of K products of random signs has a standard deviation of s sqrt(K); its K roundings, each at most 2^-24 of a
 // partial sum of s sqrt(k), add up to at most s K 2^-24 / sqrt(2): relative to the result, sqrt(K) 2^-24. Two more are
@@ -45,27 +32,6 @@ static const double CUT_OFFS = sizeof(floatX) == 2 ? 1.0 / 8 : 0; // for each pr
 static const double CUT_OFFS = 0;
 #endif
 static double dweight_tolerance(int64_t depth) { return tolerance(depth, CUT_OFFS * (double)depth * 0x1p-24); }
-
-// ---- arrays between guards: NaN around inputs, a pattern around outputs ----
-
-enum { GUARD = 64 }; // elements on each side
-
-static void *guarded(size_t bytes, unsigned char fill) {
-    char *memory = (char *)test_alloc(bytes + 2 * GUARD * sizeof(float));
-    memset(memory, fill, bytes + 2 * GUARD * sizeof(float));
-    return memory + GUARD * sizeof(float);
-}
-static void guarded_free(void *memory) { free((char *)memory - GUARD * sizeof(float)); }
-static void assert_guards(const void *memory, size_t bytes, unsigned char fill) {
-    const unsigned char *before = (const unsigned char *)memory - GUARD * sizeof(float);
-    const unsigned char *after = (const unsigned char *)memory + bytes;
-    for (size_t i = 0; i < GUARD * sizeof(float); i++) {
-        assert_int_equal(before[i], fill);
-        assert_int_equal(after[i], fill);
-    }
-}
-
-enum { NAN_BYTE = 0xff }; // floats and bf16s made of it are NaN
 
 static floatX *random_input(double **exact, int64_t n, uint64_t *state) {
     floatX *x = (floatX *)guarded((size_t)n * sizeof *x, NAN_BYTE);
@@ -251,23 +217,6 @@ static void assert_same_as_naive(const struct result *r, const struct problem *p
     double *all[] = {out, din, dweight, dbias, without, expected};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);
-}
-
-// Calls `check` with a device for each backend that is there; says which are.
-static void for_each_backend(int threads, void (*check)(struct device *, const struct matmul_backend *)) {
-    int found = 0;
-    for (int b = 0; b < MATMUL_BACKENDS; b++) {
-        struct device dev = {threads, NULL};
-        dev.matmul = matmul_create_backend(&dev, &matmul_backends[b]);
-        if (dev.matmul == NULL)
-            continue;
-        snprintf(backend_under_test, sizeof backend_under_test, "%s, %d threads", matmul_describe(dev.matmul), threads);
-        print_message("           %s\n", backend_under_test);
-        check(&dev, &matmul_backends[b]);
-        matmul_destroy(dev.matmul);
-        found++;
-    }
-    assert_true(found > 0);
 }
 
 // Slow where tiles are emulated: once is enough.

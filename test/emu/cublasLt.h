@@ -7,11 +7,19 @@
 // - an algorithm used for anything but what the heuristics were asked for: other shapes, types, epilogue,
 // - pointers aligned to less than the preference said, a workspace that is too small or not aligned,
 // - an output that overlaps an operand, the bias or the workspace,
-// - reductions that round the parts of a sum to the output's type, which our results would show.
-// It fills both ends of the workspace with NaN. EMU_CUBLASLT_LEAST is the least number of rows, columns and depth that its
-// heuristics have an algorithm for, 1 if unset.
+// - reductions that round the parts of a sum to the output's type, which our results would show,
+// - FP8 operands that are both E5M2, lie not along the depth, have a size, leading dimension or address that is no multiple
+//   of 16, or no scales in the device's memory; an FP8 output; a bias that is not bf16; and by scales of blocks a fast sum,
+//   two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
+// It fills both ends of the workspace with NaN. Environment:
+//   EMU_CUBLASLT_LEAST     the least number of rows, columns and depth that the heuristics have an algorithm for, 1 if unset
+//   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
+//   EMU_CUBLASLT_TRUNCATE  if set, FP8 sums keep 13 bits of their mantissa, as on Hopper's tensor cores: over the whole
+//                          depth with FAST_ACCUM, else over 128 of it
+// FP8 has no algorithm below compute capability 8.9 (EMU_CAPABILITY), scales of blocks none but on 9.0.
 #pragma once
-#include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range, emu_bf16
+#include <cuda_runtime.h> // cudaStream_t, emu_enqueue, emu_check_range, emu_find_allocation, emu_bf16
+#include <math.h>         // ldexpf, NAN
 #include <stdint.h>       // uint64_t
 #include <stdio.h>        // fprintf
 #include <stdlib.h>       // malloc, _Exit
@@ -28,7 +36,7 @@ typedef enum {
 } cublasStatus_t;
 typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
-typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
+typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 } cudaDataType_t;
 typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
 typedef enum {
     CUBLASLT_REDUCTION_SCHEME_NONE = 0,
@@ -38,8 +46,25 @@ typedef enum {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
-    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17,
+    CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
+    CUBLASLT_MATMUL_DESC_C_SCALE_POINTER = 19,
+    CUBLASLT_MATMUL_DESC_D_SCALE_POINTER = 20,
+    CUBLASLT_MATMUL_DESC_AMAX_D_POINTER = 21,
+    CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25,
+    CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
+    CUBLASLT_MATMUL_DESC_A_SCALE_MODE = 31,
+    CUBLASLT_MATMUL_DESC_B_SCALE_MODE = 32
 } cublasLtMatmulDescAttributes_t;
+typedef enum {
+    CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F = 0,
+    CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 = 1,
+    CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 = 2,
+    CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F = 3,
+    CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F = 4,
+    CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F = 5
+} cublasLtMatmulMatrixScale_t;
 typedef enum {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
     CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
@@ -61,7 +86,9 @@ typedef struct {
     int made;
     cublasOperation_t transa, transb;
     cublasLtEpilogue_t epilogue;
-    const void *bias;
+    int32_t bias_type, scale_modes[2]; // -1: the output's type; of A, B
+    int8_t fast;
+    const void *bias, *scales[4], *amax; // of A, B, C, D; of D
 } cublasLtMatmulDescOpaque_t;
 typedef struct {
     int made;
@@ -100,10 +127,14 @@ typedef struct emu_lt_handle {
 
 static inline const char *cublasLtGetStatusName(cublasStatus_t status) {
     return status == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
+           : status == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE"
            : status == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
                                                    : "CUBLAS_STATUS_EXECUTION_FAILED";
 }
-static inline size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+static inline size_t cublasLtGetVersion(void) {
+    const char *text = getenv("EMU_CUBLASLT_VERSION");
+    return text ? (size_t)strtoull(text, NULL, 0) : CUBLAS_VERSION;
+}
 static inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     EMU_LT_DEMAND(emu_forbid_while_recording() == cudaSuccess, "a handle is made while a graph is recorded");
     *handle = (cublasLtHandle_t)malloc(sizeof **handle);
@@ -117,6 +148,12 @@ static inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
+static inline bool emu_lt_is_fp8(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+// 0: not modelled.
+static inline size_t emu_lt_type_bytes(cudaDataType_t type) {
+    return type == CUDA_R_32F ? 4 : type == CUDA_R_16BF ? 2 : emu_lt_is_fp8(type) ? 1 : 0;
+}
+
 // ---- descriptors ----
 
 static inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t operation, cublasComputeType_t compute,
@@ -125,24 +162,47 @@ static inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t operati
     memset(operation, 0, sizeof *operation);
     operation->made = EMU_LT_MADE;
     operation->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    operation->bias_type = -1;
     return CUBLAS_STATUS_SUCCESS;
+}
+// Where an attribute's value lies, and its bytes.
+static inline void *emu_lt_attribute(cublasLtMatmulDescOpaque_t *x, cublasLtMatmulDescAttributes_t attribute,
+                                     size_t *bytes) {
+    *bytes = 8;
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return &x->bias;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: return &x->scales[0];
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: return &x->scales[1];
+    case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER: return &x->scales[2];
+    case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER: return &x->scales[3];
+    case CUBLASLT_MATMUL_DESC_AMAX_D_POINTER: return &x->amax;
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM: *bytes = 1; return &x->fast;
+    case CUBLASLT_MATMUL_DESC_TRANSA: *bytes = 4; return &x->transa;
+    case CUBLASLT_MATMUL_DESC_TRANSB: *bytes = 4; return &x->transb;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: *bytes = 4; return &x->epilogue;
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: *bytes = 4; return &x->bias_type;
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE: *bytes = 4; return &x->scale_modes[0];
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE: *bytes = 4; return &x->scale_modes[1];
+    }
+    return NULL;
 }
 static inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
                                                             cublasLtMatmulDescAttributes_t attribute, const void *value,
                                                             size_t bytes) {
     EMU_LT_DEMAND(operation->made == EMU_LT_MADE, "the descriptor was not initialised");
-    EMU_LT_DEMAND(bytes == (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8 : 4), "attribute %d has not %zu bytes",
-                  (int)attribute, bytes);
-    void *const to = attribute == CUBLASLT_MATMUL_DESC_TRANSA     ? (void *)&operation->transa
-                     : attribute == CUBLASLT_MATMUL_DESC_TRANSB   ? (void *)&operation->transb
-                     : attribute == CUBLASLT_MATMUL_DESC_EPILOGUE ? (void *)&operation->epilogue
-                                                                  : (void *)&operation->bias;
+    size_t wanted = 0;
+    void *const to = emu_lt_attribute(operation, attribute, &wanted);
+    const bool is_mode =
+        attribute == CUBLASLT_MATMUL_DESC_A_SCALE_MODE || attribute == CUBLASLT_MATMUL_DESC_B_SCALE_MODE;
+    if (is_mode && cublasLtGetVersion() < 120800)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    EMU_LT_DEMAND(to && bytes == wanted, "attribute %d has not %zu bytes", (int)attribute, bytes);
     memcpy(to, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 static inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t layout, cudaDataType_t type, uint64_t rows,
                                                       uint64_t cols, int64_t ld) {
-    EMU_LT_DEMAND(type == CUDA_R_32F || type == CUDA_R_16BF, "type %d is not modelled", (int)type);
+    EMU_LT_DEMAND(emu_lt_type_bytes(type) > 0, "type %d is not modelled", (int)type);
     EMU_LT_DEMAND(rows > 0 && cols > 0, "a matrix of %llu x %llu", (unsigned long long)rows, (unsigned long long)cols);
     EMU_LT_DEMAND(ld >= (int64_t)rows, "columns of %llu elements can't begin %lld apart", (unsigned long long)rows,
                   (long long)ld);
@@ -177,6 +237,98 @@ static inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmul
     return CUBLAS_STATUS_SUCCESS;
 }
 
+static inline cudaDataType_t emu_lt_bias_type(const cublasLtMatmulDescOpaque_t *operation,
+                                              const cublasLtMatrixLayoutOpaque_t *d) {
+    return operation->bias_type < 0 ? d->type : (cudaDataType_t)operation->bias_type;
+}
+
+// ---- what the library demands of FP8 ----
+
+static inline bool emu_lt_is_block(int32_t mode) {
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F || mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+}
+static inline bool emu_lt_is_scalar(const cublasLtMatmulDescOpaque_t *x) {
+    return x->scale_modes[0] == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F &&
+           x->scale_modes[1] == CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+}
+// Whether this GPU and this version have an algorithm.
+static inline bool emu_lt_has_fp8(const cublasLtMatmulDescOpaque_t *operation) {
+    struct cudaDeviceProp properties;
+    cudaGetDeviceProperties(&properties, emu_device);
+    const int capability = properties.major * 10 + properties.minor;
+    return emu_lt_is_scalar(operation) ? capability >= 89 : capability == 90 && cublasLtGetVersion() >= 120900;
+}
+// Floats of the scales of a matrix of `lines`, in the order that the mode has.
+static inline int64_t emu_lt_scale_count(int32_t mode, int64_t lines, int64_t depth) {
+    const int64_t depth_blocks = (depth + 127) / 128;
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F    ? lines
+           : mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F     ? depth_blocks * ((lines + 3) / 4 * 4)
+           : mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? (lines + 127) / 128 * ((depth_blocks + 3) / 4 * 4)
+                                                                 : 1;
+}
+// Which of them is that of a line's element k.
+static inline int64_t emu_lt_scale_at(int32_t mode, int64_t lines, int64_t depth, int64_t line, int64_t k) {
+    const int64_t depth_blocks = (depth + 127) / 128;
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F    ? line
+           : mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F     ? k / 128 * ((lines + 3) / 4 * 4) + line
+           : mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F ? line / 128 * ((depth_blocks + 3) / 4 * 4) + k / 128
+                                                                 : 0;
+}
+
+static inline void emu_lt_check_fp8_layouts(const cublasLtMatmulDescOpaque_t *operation,
+                                            cublasLtMatrixLayout_t const layouts[4]) {
+    const cublasLtMatrixLayoutOpaque_t *a = layouts[0], *b = layouts[1], *d = layouts[3];
+    EMU_LT_DEMAND(emu_lt_is_fp8(a->type) && emu_lt_is_fp8(b->type), "FP8 by another type: %d by %d", (int)a->type,
+                  (int)b->type);
+    EMU_LT_DEMAND(a->type == CUDA_R_8F_E4M3 || b->type == CUDA_R_8F_E4M3, "both operands are E5M2");
+    EMU_LT_DEMAND(d->type == CUDA_R_16BF || d->type == CUDA_R_32F, "an output of type %d is not modelled",
+                  (int)d->type);
+    EMU_LT_DEMAND(operation->transa == CUBLAS_OP_T && operation->transb == CUBLAS_OP_N,
+                  "FP8 operands must lie along the depth: A transposed, B not");
+    EMU_LT_DEMAND(a->rows % 16 == 0 && d->rows % 16 == 0, "depth %llu or the output's width %llu is no multiple of 16",
+                  (unsigned long long)a->rows, (unsigned long long)d->rows);
+    for (int i = 0; i < 4; i++)
+        EMU_LT_DEMAND(layouts[i]->ld % 16 == 0, "the leading dimension %lld of %c is no multiple of 16",
+                      (long long)layouts[i]->ld, "ABCD"[i]);
+}
+static inline void emu_lt_check_fp8_scales(const cublasLtMatmulDescOpaque_t *x,
+                                           cublasLtMatrixLayout_t const layouts[4]) {
+    for (int i = 0; i < 2; i++) {
+        const struct emu_allocation *memory = emu_find_allocation(x->scales[i]);
+        EMU_LT_DEMAND(x->scales[i], "no scale of %c", "AB"[i]);
+        EMU_LT_DEMAND(memory && memory->kind != EMU_PINNED, "the scale of %c at %p is not in the device's memory",
+                      "AB"[i], x -> scales[i]);
+        EMU_LT_DEMAND((uintptr_t)x->scales[i] % 16 == 0 || !emu_lt_is_block(x->scale_modes[i]),
+                      "scales of %c at %p are not aligned to 16 bytes", "AB"[i], x -> scales[i]);
+        EMU_LT_DEMAND(x->scale_modes[i] != CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 &&
+                          x->scale_modes[i] != CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 && x->scale_modes[i] >= 0 &&
+                          x->scale_modes[i] <= CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                      "scale mode %d needs another GPU", x->scale_modes[i]);
+    }
+    EMU_LT_DEMAND(!x->scales[2] && !x->scales[3] && !x->amax, "a scale of C or D, or an amax of D, which is not FP8");
+    const bool block[] = {emu_lt_is_block(x->scale_modes[0]), emu_lt_is_block(x->scale_modes[1])};
+    EMU_LT_DEMAND(block[0] == block[1] && (block[0] || x->scale_modes[0] == x->scale_modes[1]),
+                  "scale modes %d and %d do not meet", x->scale_modes[0], x->scale_modes[1]);
+    EMU_LT_DEMAND(!block[0] || x->scale_modes[0] == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ||
+                      x->scale_modes[1] == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                  "both operands have scales of 128 x 128");
+    EMU_LT_DEMAND(!block[0] || x->fast == 0, "a fast sum by scales of blocks");
+}
+static inline void emu_lt_check_fp8(const cublasLtMatmulDescOpaque_t *x, cublasLtMatrixLayout_t const layouts[4]) {
+    if (!emu_lt_is_fp8(layouts[0]->type) && !emu_lt_is_fp8(layouts[1]->type)) {
+        EMU_LT_DEMAND(!x->scales[0] && !x->scales[1] && !x->fast && emu_lt_is_scalar(x), "scales, but no FP8");
+        return;
+    }
+    emu_lt_check_fp8_layouts(x, layouts);
+    emu_lt_check_fp8_scales(x, layouts);
+    EMU_LT_DEMAND(x->fast == 0 || x->fast == 1, "FAST_ACCUM is %d", x->fast);
+    EMU_LT_DEMAND(x->epilogue == CUBLASLT_EPILOGUE_DEFAULT || x->epilogue == CUBLASLT_EPILOGUE_BIAS,
+                  "epilogue %d with FP8", (int)x->epilogue);
+    const cudaDataType_t bias_type = emu_lt_bias_type(x, layouts[3]);
+    EMU_LT_DEMAND(x->epilogue != CUBLASLT_EPILOGUE_BIAS || bias_type == CUDA_R_16BF, "a bias of type %d with FP8",
+                  (int)bias_type);
+}
+
 // ---- the choice of an algorithm ----
 
 static inline uint32_t emu_lt_alignment(const void *pointer) {
@@ -196,8 +348,9 @@ static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operat
                   (unsigned long long)m, (unsigned long long)k, (unsigned long long)k_of_b, (unsigned long long)n,
                   (unsigned long long)d->rows, (unsigned long long)d->cols);
     EMU_LT_DEMAND(memcmp(c, d, sizeof *c) == 0, "C and D differ in layout");
-    EMU_LT_DEMAND(a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F), "types %d by %d to %d",
-                  (int)a->type, (int)b->type, (int)d->type);
+    emu_lt_check_fp8(operation, layouts);
+    EMU_LT_DEMAND(emu_lt_is_fp8(a->type) || (a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F)),
+                  "types %d by %d to %d", (int)a->type, (int)b->type, (int)d->type);
 }
 
 // One algorithm for everything that is large enough, which takes scratch memory as one that splits the depth would.
@@ -220,6 +373,11 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     *found = 0;
     if (a->rows < least || a->cols < least || d->cols < least)
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (emu_lt_is_fp8(a->type) && !emu_lt_has_fp8(operation))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    for (int i = 0; i < 4; i++)
+        EMU_LT_DEMAND(!emu_lt_is_fp8(a->type) || preference->alignment[i] >= 16,
+                      "%c is aligned to %u bytes, FP8 needs 16", "ABCD"[i], preference -> alignment[i]);
     cublasLtMatmulHeuristicResult_t *result = &results[0];
     memset(result, 0, sizeof *result);
     result->algo.made = EMU_LT_MADE;
@@ -238,8 +396,24 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
 
 // ---- the product ----
 
+static inline float emu_lt_fp8(uint8_t code, cudaDataType_t type) {
+    const int mantissa_bits = type == CUDA_R_8F_E4M3 ? 3 : 2, bias = type == CUDA_R_8F_E4M3 ? 7 : 15;
+    const int exponent = (code & 0x7f) >> mantissa_bits, mantissa = code & ((1 << mantissa_bits) - 1);
+    const bool special = type == CUDA_R_8F_E4M3 ? (code & 0x7f) == 0x7f : exponent == 31;
+    const float value = special ? (mantissa ? NAN : INFINITY)
+                        : exponent == 0
+                            ? ldexpf((float)mantissa, 1 - bias - mantissa_bits)
+                            : ldexpf((float)(mantissa + (1 << mantissa_bits)), exponent - bias - mantissa_bits);
+    return code & 0x80 ? -value : value;
+}
 static inline float emu_lt_load(const void *x, int64_t i, cudaDataType_t type) {
-    return type == CUDA_R_32F ? ((const float *)x)[i] : emu_bf16(((const uint16_t *)x)[i]);
+    switch (type) {
+    case CUDA_R_32F: return ((const float *)x)[i];
+    case CUDA_R_16BF: return emu_bf16(((const uint16_t *)x)[i]);
+    case CUDA_R_8F_E4M3:
+    case CUDA_R_8F_E5M2: return emu_lt_fp8(((const uint8_t *)x)[i], type);
+    }
+    return NAN;
 }
 static inline void emu_lt_store(void *x, int64_t i, cudaDataType_t type, float value) {
     if (type == CUDA_R_32F)
@@ -280,10 +454,53 @@ static inline void emu_lt_block(float *sums, const float *a, const float *b, int
     memcpy(sums, sum, sizeof sum);
 }
 
+// A product of FP8 matrices, and how it is summed.
+struct emu_lt_fp8_product {
+    const float *a_scales, *b_scales; // NULL: no FP8
+    int32_t a_mode, b_mode;
+    int64_t m, n, k;
+    bool fast, truncate;
+};
+// Of a positive or negative number, its 13 highest bits of mantissa.
+static inline float emu_lt_truncate(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= ~0x3ffu;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+// The block at (i0, j0): tensor cores sum 32 of the depth at a time; each 128, or with `fast` all, go to fp32, by which
+// step the scales of blocks are applied. Those of whole matrices and of rows multiply the whole sum.
+static inline void emu_lt_fp8_block(const struct emu_lt_fp8_product *x, float *sums, const float *a, const float *b,
+                                    int64_t i0, int64_t j0) {
+    float partial[EMU_LT_N * EMU_LT_M] = {0}, step[EMU_LT_N * EMU_LT_M];
+    const bool blocks = emu_lt_is_block(x->a_mode);
+    memset(sums, 0, sizeof partial);
+    for (int64_t k = 0; k < x->k; k += 32) {
+        const int64_t depth = x->k - k < 32 ? x->k - k : 32;
+        const bool promote = k + depth == x->k || (!x->fast && (k + depth) % 128 == 0);
+        emu_lt_block(step, a + k * EMU_LT_M, b + k * EMU_LT_N, depth);
+        for (int e = 0; e < EMU_LT_N * EMU_LT_M; e++) {
+            partial[e] += step[e];
+            if (x->truncate)
+                partial[e] = emu_lt_truncate(partial[e]);
+            const int64_t i = i0 + e % EMU_LT_M, j = j0 + e / EMU_LT_M;
+            if (!promote || i >= x->m || j >= x->n)
+                continue;
+            const float scale = x->a_scales[emu_lt_scale_at(x->a_mode, x->m, x->k, i, k)] *
+                                x->b_scales[emu_lt_scale_at(x->b_mode, x->n, x->k, j, k)];
+            sums[e] += blocks ? partial[e] * scale : partial[e];
+            partial[e] = 0;
+            if (!blocks && k + depth == x->k)
+                sums[e] *= scale;
+        }
+    }
+}
+
 // The bytes of a matrix, from its first element to its last.
 static inline size_t emu_lt_extent(const cublasLtMatrixLayoutOpaque_t *layout) {
     const uint64_t elements = (layout->cols - 1) * (uint64_t)layout->ld + layout->rows;
-    return (size_t)elements * (layout->type == CUDA_R_32F ? 4 : 2);
+    return (size_t)elements * emu_lt_type_bytes(layout->type);
 }
 static inline bool emu_lt_overlap(const void *x, size_t x_bytes, const void *y, size_t y_bytes) {
     return (const char *)x < (const char *)y + y_bytes && (const char *)y < (const char *)x + x_bytes;
@@ -297,7 +514,8 @@ static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation
     cublasLtMatmulDescOpaque_t asked = *operation;
     asked.bias = NULL;
     EMU_LT_DEMAND(asked.transa == algo->operation.transa && asked.transb == algo->operation.transb &&
-                      asked.epilogue == algo->operation.epilogue,
+                      asked.epilogue == algo->operation.epilogue && asked.fast == algo->operation.fast &&
+                      memcmp(asked.scale_modes, algo->operation.scale_modes, sizeof asked.scale_modes) == 0,
                   "the algorithm is for another operation");
     for (int i = 0; i < 4; i++) {
         EMU_LT_DEMAND(memcmp(layouts[i], &algo->layouts[i], sizeof *layouts[i]) == 0,
@@ -317,7 +535,7 @@ static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation
                       "%c overlaps D or the workspace", "AB"[i]);
     EMU_LT_DEMAND(!emu_lt_overlap(workspace, workspace_bytes, pointers[3], d_bytes), "D overlaps the workspace");
     if (operation->epilogue == CUBLASLT_EPILOGUE_BIAS) {
-        const size_t bias_bytes = layouts[3]->rows * (layouts[3]->type == CUDA_R_32F ? 4 : 2);
+        const size_t bias_bytes = layouts[3]->rows * emu_lt_type_bytes(emu_lt_bias_type(operation, layouts[3]));
         EMU_LT_DEMAND(operation->bias && emu_lt_alignment(operation->bias) >= algo->bias_alignment,
                       "the bias %p is aligned to less than %u bytes", operation->bias, algo->bias_alignment);
         EMU_LT_DEMAND(!emu_lt_overlap(operation->bias, bias_bytes, pointers[3], d_bytes) &&
@@ -335,13 +553,34 @@ struct emu_lt_product {
     size_t workspace_bytes;
     bool keep; // what D holds
 };
+// Its scales are looked at when the product runs, as the device does.
+static inline struct emu_lt_fp8_product emu_lt_fp8_of(const struct emu_lt_product *x) {
+    const cublasLtMatmulDescOpaque_t *o = &x->operation;
+    const int64_t m = (int64_t)x->d_layout.rows, n = (int64_t)x->d_layout.cols, k = (int64_t)x->a_layout.rows;
+    const struct emu_lt_fp8_product fp8 = {(const float *)o->scales[0],
+                                           (const float *)o->scales[1],
+                                           o->scale_modes[0],
+                                           o->scale_modes[1],
+                                           m,
+                                           n,
+                                           k,
+                                           o->fast != 0,
+                                           getenv("EMU_CUBLASLT_TRUNCATE") != NULL};
+    if (fp8.a_scales) {
+        emu_check_range(fp8.a_scales, (size_t)emu_lt_scale_count(fp8.a_mode, m, k) * sizeof(float), "reads");
+        emu_check_range(fp8.b_scales, (size_t)emu_lt_scale_count(fp8.b_mode, n, k) * sizeof(float), "reads");
+    }
+    return fp8;
+}
 static inline void emu_lt_run(const struct emu_lt_product *x) {
     emu_check_range(x->a, emu_lt_extent(&x->a_layout), "reads");
     emu_check_range(x->b, emu_lt_extent(&x->b_layout), "reads");
     emu_check_range(x->d, emu_lt_extent(&x->d_layout), "writes");
     emu_check_range(x->workspace, x->workspace_bytes, "writes");
+    const cudaDataType_t bias_type = emu_lt_bias_type(&x->operation, &x->d_layout);
     if (x->operation.bias)
-        emu_check_range(x->operation.bias, x->d_layout.rows * (x->d_layout.type == CUDA_R_32F ? 4 : 2), "reads");
+        emu_check_range(x->operation.bias, x->d_layout.rows * emu_lt_type_bytes(bias_type), "reads");
+    const struct emu_lt_fp8_product fp8 = emu_lt_fp8_of(x);
     const size_t end_bytes = x->workspace_bytes < 4096 ? x->workspace_bytes : 4096;
     if (end_bytes > 0) {
         memset(x->workspace, 0xff, end_bytes);
@@ -357,7 +596,10 @@ static inline void emu_lt_run(const struct emu_lt_product *x) {
     for (int64_t block = 0; block < m_blocks * n_blocks; block++) {
         const int64_t i0 = block / n_blocks * EMU_LT_M, j0 = block % n_blocks * EMU_LT_N;
         float sums[EMU_LT_N * EMU_LT_M];
-        emu_lt_block(sums, packed_a + i0 * k, packed_b + j0 * k, k);
+        if (fp8.a_scales)
+            emu_lt_fp8_block(&fp8, sums, packed_a + i0 * k, packed_b + j0 * k, i0, j0);
+        else
+            emu_lt_block(sums, packed_a + i0 * k, packed_b + j0 * k, k);
         for (int64_t j = j0; j < j0 + EMU_LT_N && j < n; j++)
             for (int64_t i = i0; i < i0 + EMU_LT_M && i < m; i++) {
                 const int64_t at = j * x->d_layout.ld + i;
@@ -365,7 +607,7 @@ static inline void emu_lt_run(const struct emu_lt_product *x) {
                 if (x->keep)
                     value += emu_lt_load(x->d, at, x->d_layout.type);
                 if (x->operation.epilogue == CUBLASLT_EPILOGUE_BIAS)
-                    value += emu_lt_load(x->operation.bias, i, x->d_layout.type);
+                    value += emu_lt_load(x->operation.bias, i, bias_type);
                 emu_lt_store(x->d, at, x->d_layout.type, value);
             }
     }
