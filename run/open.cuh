@@ -6,6 +6,17 @@
 #include "run/run.cuh"         // struct run
 #include <omp.h>               // omp_set_num_threads
 
+// Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
+static void check_fp8(const struct run *r) {
+    const struct config *c = r->config;
+    const enum fp8_scaling scaling = c->fp8_recipe == FP8_RECIPE_BLOCKWISE ? FP8_1X128 : FP8_WHOLE;
+    char text[256];
+    int first, end;
+    config_fp8_layers(c, &first, &end);
+    const char *refusal = end > first ? matmul_fp8_refusal(text, sizeof text, scaling, &r->dev) : NULL;
+    if (refusal)
+        fail("%s", refusal);
+}
 static void open_device(struct run *r) {
     const struct config *c = r->config;
     r->dev.threads = c->threads > 0 ? c->threads : threads_of_rank(r);
@@ -14,6 +25,7 @@ static void open_device(struct run *r) {
         device_open(&r->dev, r->parallel ? r->parallel->launch.local_rank : 0,
                     collectives_kind_of(c) == COLLECTIVES_HOST);
     r->dev.matmul = matmul_create(&r->dev);
+    check_fp8(r);
 }
 
 // The backends that --attention-backend allows, as attention_choose takes them.

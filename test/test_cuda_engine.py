@@ -44,6 +44,32 @@ def missing():
 
 
 @unittest.skipIf(missing(), missing())
+@unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "a GPU has the compute capability that it has")
+class Fp8(unittest.TestCase):
+    def refused(self, capability, *arguments):
+        """The message of a run on an emulated GPU, which nothing was trained on."""
+        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": capability}), tempfile.TemporaryDirectory() as folder:
+            write_shard(folder + "/t_train_000.bin", [1] * 4000)
+            result = run("--device", "cuda", "--train-data", folder + "/t_train_*.bin", "--out", folder + "/out", "--vocab-size", 257,
+                         "--num-layers", 1, "--hidden-size", 128, "--num-attention-heads", 2, "--seq-length", 128, "--micro-batch-size", 1,
+                         "--val-every", 0, "--train-steps", 1, "--fp8-format", "hybrid", *arguments)
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        return result.stderr
+
+    def test_a_gpu_without_fp8_is_refused(self):
+        message = self.refused("8.0")
+        for word in ("compute capability 8.9", "8.0", "--fp8-format"):
+            self.assertIn(word, message)
+
+    def test_blocks_are_hoppers(self):
+        for capability in ("8.9", "10.0"):
+            message = self.refused(capability, "--fp8-recipe", "blockwise")
+            for word in ("compute capability 9.0", capability, "--fp8-recipe blockwise"):
+                self.assertIn(word, message)
+
+
+@unittest.skipIf(missing(), missing())
 class CudaEngine(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
