@@ -368,8 +368,11 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
 
 #endif
 
-POINTWISE_ACTIVATION(gelu)
-POINTWISE_ACTIVATION(gelu_erf)
-POINTWISE_ACTIVATION(squared_relu)
-GATED_ACTIVATION(swiglu, silu)
-GATED_ACTIVATION(geglu, gelu)
+// The ops, by their functions; kernels/activation_fp8.cuh makes those that write FP8 of the same rows.
+#define ACTIVATION_OPS(POINTWISE, GATED)                                                                               \
+    POINTWISE(gelu)                                                                                                    \
+    POINTWISE(gelu_erf)                                                                                                \
+    POINTWISE(squared_relu)                                                                                            \
+    GATED(swiglu, silu)                                                                                                \
+    GATED(geglu, gelu)
+ACTIVATION_OPS(POINTWISE_ACTIVATION, GATED_ACTIVATION)

@@ -5,17 +5,12 @@
 #include "kernels/activation.cuh" // the functions
 #include "kernels/fp8_cast.cuh"   // struct fp8_cast
 
-// Forward: casts act (N, F), to.scale->amax included. in: fc (N, F), or gate and up (N, 2F).
-// Backward: casts the gradient of fc, (N, F) or (N, 2F), of which to.dbias sums the columns.
-// Workspace: fp8_cast_workspace_bytes of what is cast.
-typedef void activation_forward_fp8(struct fp8_cast to, const floatX *fc, int64_t N, int F, void *workspace,
-                                    struct device *dev);
-typedef void activation_backward_fp8(struct fp8_cast to, const floatX *dact, const floatX *fc, int64_t N, int F,
-                                     void *workspace, struct device *dev);
-static activation_forward_fp8 gelu_forward_fp8, gelu_erf_forward_fp8, squared_relu_forward_fp8, swiglu_forward_fp8,
-    geglu_forward_fp8;
-static activation_backward_fp8 gelu_backward_fp8, gelu_erf_backward_fp8, squared_relu_backward_fp8, swiglu_backward_fp8,
-    geglu_backward_fp8;
+// For each NAME of ACTIVATION_OPS:
+//
+//   NAME_forward_fp8(to, fc, N, F, workspace, dev)         casts act (N, F); fc: (N, F), or gate and up, (N, 2F)
+//   NAME_backward_fp8(to, dact, fc, N, F, workspace, dev)  casts the gradient of fc, of which to.dbias sums the columns
+//
+// to.scale->amax is taken on the way. Workspace: fp8_cast_workspace_bytes of what is cast.
 
 #ifdef TARGET_CUDA
 
@@ -256,8 +251,4 @@ struct activation_arrays {
 
 #endif
 
-POINTWISE_ACTIVATION_FP8(gelu)
-POINTWISE_ACTIVATION_FP8(gelu_erf)
-POINTWISE_ACTIVATION_FP8(squared_relu)
-GATED_ACTIVATION_FP8(swiglu, silu)
-GATED_ACTIVATION_FP8(geglu, gelu)
+ACTIVATION_OPS(POINTWISE_ACTIVATION_FP8, GATED_ACTIVATION_FP8)
