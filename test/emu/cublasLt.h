@@ -9,8 +9,8 @@
 // - an output that overlaps an operand, the bias or the workspace,
 // - reductions that round the parts of a sum to the output's type, which our results would show,
 // - FP8 operands that are both E5M2, lie not along the depth, have a size, leading dimension or address that is no
-//   multiple of 16, or no scales in the device's memory; an FP8 output; a bias that is not bf16; and by scales of blocks a fast
-//   sum, two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
+//   multiple of 16, or no scales in the device's memory; an FP8 output; a bias that is not bf16; and by scales of
+//   blocks a fast sum, two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
 // It fills both ends of the workspace with NaN. Environment:
 //   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
 //   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
