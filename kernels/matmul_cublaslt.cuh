@@ -13,9 +13,9 @@
 // stored sums, rounded to floatX: the recomputed activation would have other bits than the first. Nor is the bias
 // gradient: the epilogue BGRADB overwrites where gradients accumulate.
 //
-// FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the library
-// takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32 before it
-// is scaled, and without `fast` other sums do so, too; the tensor cores themselves keep some 13 bits.
+// FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the
+// library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
+// before it is scaled, and without `fast` other sums do so, too; the tensor cores themselves keep some 13 bits.
 #pragma once
 #include "kernels/column_sums.cuh" // column_sums_add
 #include "kernels/device.cuh"      // struct device, floatX, LAUNCH

@@ -5,8 +5,8 @@
 // FP8_LINES rows that it meets. A block's fp32 sums run over the whole depth; the output is made of them, rounded once.
 //
 // One scale for a whole matrix multiplies these sums. Scales of blocks multiply the decoded values: they are powers of
-// two, so that this is exact as long as the exponent stays in bf16's range. A value above it becomes infinity, one below
-// 2^-126 may be rounded, or count as 0 in the product.
+// two, so that this is exact as long as the exponent stays in bf16's range. A value above it becomes infinity, one
+// below 2^-126 may be rounded, or count as 0 in the product.
 #pragma once
 #include "kernels/fp8.cuh"            // fp8_decode, struct fp8_matrix
 #include "kernels/matmul_backend.cuh" // gemm_run_backend, gemm_workspace_bytes

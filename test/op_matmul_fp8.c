@@ -1,6 +1,6 @@
 // matmul_fp8 and matmul_fp8_add of every backend that is compiled in, against double loops over the decoded values: all
-// scalings that meet, both formats, bias, accumulation, scales that are NaN, writes out of bounds, equal bits for any number
-// of threads where the backend promises them.
+// scalings that meet, both formats, bias, accumulation, scales that are NaN, writes out of bounds, equal bits for any
+// number of threads where the backend promises them.
 #include "kernels/matmul.cuh"     // under test
 #include "test/fails.h"           // run_in_child
 #include "test/matmul_backends.h" // for_each_backend, guarded
@@ -151,7 +151,7 @@ static void problem_free(struct problem *p) {
     free(p->magnitudes);
 }
 
-// What a backend makes of a problem. Outputs start as NaN; `sum` starts as START; the workspace is NaN before each call.
+// What a backend makes of a problem. Outputs start as NaN, `sum` as START; the workspace is NaN before each call.
 static const float START = 3;
 struct result {
     floatX *out, *without_bias;
@@ -194,8 +194,8 @@ static void result_free(struct result *r) {
 // ---- against double precision ----
 
 // Of |err| / sum of |a b|. A sum of K products makes K roundings, each at most 2^-24 of a partial sum that is no larger
-// than the sum of magnitudes, of random signs: sqrt(K) 2^-24. Three more are of the scales' product, its own and the bias's.
-// A GPU's tensor cores keep sums of 13 bits and truncate them, in 128 / 32 + 128 steps at most before they add to fp32.
+// than the sum of magnitudes, of random signs: sqrt(K) 2^-24. Three more are of the scales' product, its own and the
+// bias's. On a GPU 132 truncations to 13 bits, in a run of 128 of the depth.
 static double tolerance(int64_t K) {
 #if defined TARGET_CUDA && !defined CUDA_EMULATED
     return 132 * 0x1p-13;

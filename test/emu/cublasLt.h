@@ -8,11 +8,11 @@
 // - pointers aligned to less than the preference said, a workspace that is too small or not aligned,
 // - an output that overlaps an operand, the bias or the workspace,
 // - reductions that round the parts of a sum to the output's type, which our results would show,
-// - FP8 operands that are both E5M2, lie not along the depth, have a size, leading dimension or address that is no multiple
-//   of 16, or no scales in the device's memory; an FP8 output; a bias that is not bf16; and by scales of blocks a fast sum,
-//   two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
+// - FP8 operands that are both E5M2, lie not along the depth, have a size, leading dimension or address that is no
+//   multiple of 16, or no scales in the device's memory; an FP8 output; a bias that is not bf16; and by scales of
+//   blocks a fast sum, two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
 // It fills both ends of the workspace with NaN. Environment:
-//   EMU_CUBLASLT_LEAST     the least number of rows, columns and depth that the heuristics have an algorithm for, 1 if unset
+//   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
 //   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
 //   EMU_CUBLASLT_TRUNCATE  if set, FP8 sums keep 13 bits of their mantissa, as on Hopper's tensor cores: over the whole
 //                          depth with FAST_ACCUM, else over 128 of it
