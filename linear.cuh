@@ -80,12 +80,13 @@ static bool input_is_wanted(const struct gpt *m, enum pass pass, int l, uint32_t
                             uint32_t product) {
     return produce & (is_quantised(m, pass, l) ? input | product : input);
 }
-// The pass after which values are counted and scales collected; recomputation makes the same ones again.
+// Where a cast counts; NULL: nowhere. Recomputation casts the same values again, which are not counted twice.
 static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear linear, enum fp8_operand operand) {
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }
 
-// Describes the cast of an input: by rows where its product is to run, by columns where the backward keeps them.
+// Describes the cast of an input: by rows where its product is to run; by columns, which the backward reads, unless a
+// first forward would drop them.
 static struct fp8_cast input_cast(struct gpt *m, enum pass pass, int l, enum linear linear, bool rows, bool columns) {
     const struct linear_source source = linear_source(m, l, linear);
     const int64_t N = extent_of(m, pass).N;
@@ -96,7 +97,8 @@ static struct fp8_cast input_cast(struct gpt *m, enum pass pass, int l, enum lin
     to.counts = counts_of(m, pass, linear, FP8_INPUT);
     if (rows)
         to.rows = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
-    if (columns && !source.shared)
+    const bool kept = pass == PASS_RECOMPUTE || m->policy.kept[l] & (1u << source.id);
+    if (columns && kept && !source.shared)
         to.columns = fp8_matrix_in(&m->fp8, activation(m, pass, l, source.id), FP8_INPUT, k, N, to.scale);
     return to;
 }
