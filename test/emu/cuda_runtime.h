@@ -121,6 +121,16 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate) {
 static inline int __any_sync(unsigned mask, int predicate) { return emu_ballot(mask, predicate, "__any_sync") != 0; }
 static inline int __all_sync(unsigned mask, int predicate) { return emu_ballot(mask, !predicate, "__all_sync") == 0; }
 
+static inline unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+    const unsigned *all = (const unsigned *)emu_warp_exchange_among(mask, &value, sizeof value, "__reduce_max_sync");
+    const uint32_t lanes = mask & emu->warps[emu->current / 32].lanes;
+    unsigned result = 0;
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1u && all[i] > result)
+            result = all[i];
+    return result;
+}
+
 // Blocks run on several host threads.
 template <class T> static inline T emu_atomic(T *at, T (*change)(T, T), T operand) {
     emu_access_global(at, sizeof *at, true);
@@ -134,6 +144,10 @@ template <class T> static inline T emu_atomic(T *at, T (*change)(T, T), T operan
 template <class T> static inline T atomicAdd(T *at, T x) {
     return emu_atomic<T>(
         at, [](T a, T b) -> T { return a + b; }, x);
+}
+template <class T> static inline T atomicMax(T *at, T x) {
+    return emu_atomic<T>(
+        at, [](T a, T b) -> T { return a > b ? a : b; }, x);
 }
 template <class T> static inline T atomicCAS(T *at, T expected, T x) {
     emu_access_global(at, sizeof *at, true);

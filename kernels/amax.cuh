@@ -1,0 +1,62 @@
+// The largest magnitude among the elements that an op stores, for the scale of their cast to FP8 (kernels/fp8.cuh): the
+// op takes it on the way, at *amax in the device's memory, which becomes the larger of what it holds and fp8_magnitude
+// of each element as it was rounded and stored. A maximum of integers, so that no order changes its bits.
+#pragma once
+#include "kernels/device.cuh" // floatX
+#include "kernels/fp8.cuh"    // fp8_magnitude
+#include "kernels/packed.cuh" // struct packed
+#include "kernels/ptx.cuh"    // store_shared_word, load_shared_word
+
+HOST_DEVICE uint32_t amax_larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+HOST_DEVICE uint32_t amax_with(uint32_t largest, floatX x) { return amax_larger(largest, fp8_magnitude(to_float(x))); }
+
+#ifdef TARGET_CUDA
+
+// The maximum with the first `count` elements of a pack.
+DEVICE_FUNCTION uint32_t amax_with_packed(uint32_t largest, const struct packed &x, int64_t count = PACK) {
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+        if (i < count)
+            largest = amax_with(largest, x.x[i]);
+    return largest;
+}
+
+// Merges a maximum of each thread into *amax, by one atomic operation. All lanes of the warp call.
+DEVICE_FUNCTION void amax_merge_warp(uint32_t *amax, uint32_t largest) {
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    if (threadIdx.x % 32 == 0)
+        atomicMax(amax, largest);
+}
+// The same of a block of whole warps, all of whose threads call. shared: AMAX_BLOCK_BYTES of shared memory, which nobody
+// reads or writes since the last barrier, free again after the next.
+enum { AMAX_BLOCK_BYTES = 32 * sizeof(uint32_t) };
+DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t shared) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    if (lane == 0)
+        store_shared_word(shared + 4 * (uint32_t)warp, largest);
+    __syncthreads();
+    if (warp == 0)
+        amax_merge_warp(amax, lane < warps ? load_shared_word(shared + 4 * (uint32_t)lane) : 0);
+}
+
+#else
+
+// The maximum over n elements, read again where they lie: an op calls it for what it has just stored, a part that the
+// nearest cache still holds, so that its own loops stay as they are without an amax.
+static inline uint32_t amax_elements(const floatX *x, int64_t n) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t i = 0; i < n; i++)
+        largest = amax_with(largest, x[i]);
+    return largest;
+}
+// Merges a maximum into *amax, which several threads may do at a time.
+static inline void amax_merge(uint32_t *amax, uint32_t largest) {
+    uint32_t before = __atomic_load_n(amax, __ATOMIC_RELAXED);
+    while (before < largest &&
+           !__atomic_compare_exchange_n(amax, &before, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        continue;
+}
+
+#endif
