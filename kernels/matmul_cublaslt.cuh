@@ -13,6 +13,7 @@
 // stored sums, rounded to floatX: the recomputed activation would have other bits than the first. Nor is the bias
 // gradient: the epilogue BGRADB overwrites where gradients accumulate.
 #pragma once
+#include "kernels/column_sums.cuh" // column_sums_add
 #include "kernels/device.cuh"      // struct device, floatX, LAUNCH
 #include "kernels/matmul_gemm.cuh" // struct gemm
 #include "kernels/packed.cuh"      // packed_load, packed_load_some
@@ -235,7 +236,7 @@ static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct devic
 // Stage 1: a block sums DBIAS_ROWS rows of 32 packs of columns, stage 2 the blocks' partial sums; both in a fixed
 // order. The partial sums are 8 bytes for every DBIAS_ROWS elements of dout, 3 % of its bytes in bf16. The blocks for
 // 16384 rows of 768 columns have 6 MB of loads in flight, two thirds more than 4 TB/s at 0.9 us of latency ask for.
-enum { DBIAS_ROWS = 128, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, DBIAS_AHEAD = 4, DBIAS_PARTS = 32 };
+enum { DBIAS_ROWS = 128, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, DBIAS_AHEAD = 4 };
 // Words from one line of 32 sums in shared memory to the next: a warp meets no bank twice, neither when it writes a
 // line nor when it reads 32 columns, which are PACK lines' elements i, i + 1, ...
 enum { DBIAS_LINE = 32 + 32 / PACK };
@@ -284,33 +285,13 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     }
 }
 
-// A block adds up 32 columns: warp w the chunks w, w + 32, ..., then the first warp the sums of all.
-static __global__ void __launch_bounds__(32 * DBIAS_PARTS)
-    dbias_sum_kernel(float *dbias, const float *partial, int64_t chunks, int N) {
-    const int lane = (int)threadIdx.x % 32, part = (int)threadIdx.x / 32, column = (int)blockIdx.x * 32 + lane;
-    const uint32_t shared = shared_memory(); // (parts, 32)
-    float sum = 0;
-    if (column < N)
-        for (int64_t chunk = part; chunk < chunks; chunk += DBIAS_PARTS)
-            sum += partial[chunk * N + column];
-    store_shared_float(shared + (uint32_t)(part * 32 + lane) * 4, sum);
-    __syncthreads();
-    if (part > 0 || column >= N)
-        return;
-    sum = 0;
-    for (int p = 0; p < DBIAS_PARTS; p++)
-        sum += load_shared_float(shared + (uint32_t)(p * 32 + lane) * 4);
-    dbias[column] += sum;
-}
-
 static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *workspace, struct device *dev) {
     float *partial = (float *)workspace; // (chunks, N)
     const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
     const int strips = (N + DBIAS_COLUMNS - 1) / DBIAS_COLUMNS;
     LAUNCH(dev, dbias_partial_kernel, (unsigned)(chunks * strips), 32 * DBIAS_WARPS,
            DBIAS_WARPS * PACK * DBIAS_LINE * sizeof(float), partial, dout, M, N, strips);
-    LAUNCH(dev, dbias_sum_kernel, blocks_for(N, 32), 32 * DBIAS_PARTS, DBIAS_PARTS * 32 * sizeof(float), dbias, partial,
-           chunks, N);
+    column_sums_add(dbias, partial, chunks, N, dev);
 }
 
 // ---- what the layer calls ----

@@ -7,7 +7,8 @@
 //
 // Shared memory is read and written through these wrappers alone, so that the emulator sees each access.
 #pragma once
-#include <stdint.h> // uint32_t
+#include "kernels/fp8.cuh" // fp8_encode
+#include <stdint.h>        // uint32_t
 
 #if defined(__CUDACC__)
 #define PTX_FUNCTION static __device__ __forceinline__
@@ -296,6 +297,42 @@ PTX_FUNCTION uint32_t pack_bf16x2(float low, float high) {
 #else
     return (uint32_t)emu_to_bf16(low) | (uint32_t)emu_to_bf16(high) << 16;
 #endif
+}
+
+// Four floats as FP8 codes in one word, the first in the lowest byte, as fp8_encode makes them. Compute capabilities below
+// 8.9 have no instruction for it.
+PTX_FUNCTION uint32_t pack_fp8x4(const float x[4], enum fp8_format format) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if (format == FP8_E4M3) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+    }
+    return (uint32_t)low | (uint32_t)high << 16;
+#else
+    uint32_t word = 0;
+    for (int i = 0; i < 4; i++)
+        word |= (uint32_t)fp8_encode(x[i], format) << 8 * i;
+    return word;
+#endif
+}
+
+// A word of four bytes of a and b, which are numbered from a's lowest, 0, to b's highest, 7: hexadecimal digit i of
+// `bytes` says which is the i-th, from the lowest on.
+PTX_FUNCTION uint32_t choose_bytes(uint32_t a, uint32_t b, uint32_t bytes) {
+    uint32_t result;
+#if defined(__CUDACC__)
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(bytes));
+#else
+    const uint64_t both = (uint64_t)b << 32 | a;
+    result = 0;
+    for (int i = 0; i < 4; i++)
+        result |= (uint32_t)(both >> 8 * (bytes >> 4 * i & 7u) & 0xffu) << 8 * i;
+#endif
+    return result;
 }
 
 // 2^x to about 2 units in the last place; denormals are flushed to 0. 2^-inf = 0.
