@@ -30,6 +30,7 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
 
 // Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is
 // what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash), or floatX (B, H, T, T) probabilities (unfused).
+// amax: kernels/amax.cuh's, of out; NULL: not taken.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
@@ -37,7 +38,7 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
                               void *saved,       // attention_saved_bytes
                               const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
                               enum attention_backend backend, struct attention_shape shape, struct dropout dropout,
-                              void *workspace, struct device *dev);
+                              uint32_t *amax, void *workspace, struct device *dev);
 
 // Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
 // written. `dropout` and `saved` are forward's.
@@ -73,8 +74,8 @@ static void sm90_unavailable_reason(char *reason, size_t size, struct attention_
 static const char *sm90_describe(void) { return ""; }
 static size_t sm90_forward_workspace_bytes(struct attention_shape shape) { return 0; }
 static size_t sm90_backward_workspace_bytes(struct attention_shape shape) { return 0; }
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, void *workspace,
-                         struct device *dev) {
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
+                         void *workspace, struct device *dev) {
     fail("flash attention by wgmma takes bf16 on a GPU alone");
 }
 static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
@@ -182,13 +183,13 @@ static void attention_check(enum attention_backend backend, struct attention_sha
         fail("only flash attention by wgmma is there without a causal mask");
 }
 static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum attention_backend backend,
-                              struct attention_shape shape, struct dropout dropout, void *workspace,
+                              struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                               struct device *dev) {
     attention_check(backend, shape, dropout);
     switch (backend) {
-    case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, workspace, dev); break;
-    case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, workspace, dev); break;
-    case ATTENTION_FLASH: flash_forward(out, (float *)saved, qkv, shape, dropout, workspace, dev); break;
+    case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, amax, workspace, dev); break;
+    case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, amax, workspace, dev); break;
+    case ATTENTION_FLASH: flash_forward(out, (float *)saved, qkv, shape, dropout, amax, workspace, dev); break;
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
 }
@@ -197,19 +198,20 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *q
                                struct dropout dropout, struct attention_backward_options options, void *workspace,
                                struct device *dev) {
     attention_check(backend, shape, dropout);
+    uint32_t *const amax = options.rotary ? NULL : options.amax; // of the last pass over dqkv
     switch (backend) {
     case ATTENTION_FLASH_SM90: // undoes RoPE itself
         sm90_backward(dqkv, dout, qkv, out, (const float *)saved, shape, options, workspace, dev);
         return;
     case ATTENTION_UNFUSED:
-        unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, shape, dropout, workspace, dev);
+        unfused_backward(dqkv, dout, qkv, out, (const floatX *)saved, shape, dropout, amax, workspace, dev);
         break;
     case ATTENTION_FLASH:
-        flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, workspace, dev);
+        flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, amax, workspace, dev);
         break;
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
     if (options.rotary)
         rope_backward(dqkv, options.rotary, options.positions, shape.B, shape.T, shape.num_heads,
-                      shape.num_query_groups, shape.head_dim, dev);
+                      shape.num_query_groups, shape.head_dim, options.amax, dev);
 }

@@ -76,7 +76,7 @@ static void attention(struct gpt *m, enum pass pass, int l, floatX *att, void *s
     const struct attention_shape shape = layer_attention_shape(m, pass, l);
     const struct dropout dropout = dropout_of(m, m->config.attention_dropout, l, DROPOUT_ATTENTION);
     void *ws = workspace(m, attention_forward_workspace_bytes(m->backend, shape, m->dev));
-    RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, ws, m->dev));
+    RUN(m, attention_forward(att, saved, qkv, m->backend, shape, dropout, NULL, ws, m->dev));
 }
 // Tokens of a sequence that the KV cache of layer l holds: all, or those of the window, in a ring.
 static int kv_capacity(const struct gpt *m, int l) {

@@ -58,5 +58,14 @@ static inline void amax_merge(uint32_t *amax, uint32_t largest) {
            !__atomic_compare_exchange_n(amax, &before, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         continue;
 }
+// Merges the maximum of `count` rows of n elements, `stride` apart; nothing where amax is NULL.
+static inline void amax_merge_rows(uint32_t *amax, const floatX *rows, int64_t stride, int64_t count, int64_t n) {
+    uint32_t largest = 0;
+    if (!amax)
+        return;
+    for (int64_t r = 0; r < count; r++)
+        largest = amax_larger(largest, amax_elements(rows + r * stride, n));
+    amax_merge(amax, largest);
+}
 
 #endif

@@ -107,7 +107,7 @@ static void flash_finish_strip(floatX *out, float *lse, const struct flash *f, i
         inverse[q] = 1.0f / state->sum[q];
     const int64_t stride = (int64_t)f->H * f->D;
     flash_write_rows(out + ((int64_t)b * f->shape.T + t) * stride + (int64_t)h * f->D, stride, blocks, inverse, count,
-                     f->D);
+                     f);
     for (int q = 0; lse && q < count; q++)
         lse[flash_row(f, b, h, t + q)] = 0.6931471806f * state->max[q] + logf(state->sum[q]);
 }
@@ -207,13 +207,13 @@ static void flash_forward_job(floatX *out, float *lse, const floatX *qkv, const 
 // Packed K and V: 2 * B * Hkv * roundup(T, 32) * roundup(D, 32) elements, 2 or 4 bytes each by the blocks' layout.
 static size_t flash_forward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
-    const struct flash f = flash_of(shape, none);
+    const struct flash f = flash_of(shape, none, NULL);
     return 2 * flash_packed_bytes(&f);
 }
 
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, void *workspace, struct device *dev) {
-    struct flash f = flash_of(shape, dropout);
+                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
+    struct flash f = flash_of(shape, dropout, amax);
     f.k = (char *)workspace;
     f.v = f.k + flash_packed_bytes(&f);
 #pragma omp parallel
@@ -453,7 +453,7 @@ ALWAYS_INLINE void flash_backward_tile(const enum block_layout layout, floatX *d
         scale[q] = f->shape.scale;
     for (int s = 0; s < strips; s++)
         flash_write_rows(dqkv + (flash_head(f, qkv, b, (first + s) * BLOCK, h) - qkv), f->qkv_stride,
-                         dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f->D);
+                         dqt + s * steps * BLOCK_ELEMENTS, scale, flash_rows(f, first + s), f);
 }
 
 // dK and dV of one panel: `sums` (segments, 2, panels, steps) blocks of its KV head, of those segments that reached it,
@@ -487,6 +487,7 @@ static void flash_write_panel(floatX *dqkv, const float *sums, const struct flas
                 row_store(rows + r * f->qkv_stride + block * BLOCK, live_count > 1 ? total : row, scale, columns);
             }
         }
+        amax_merge_rows(f->amax, rows, f->qkv_stride, flash_rows(f, panel), f->D);
     }
 }
 
@@ -511,15 +512,16 @@ static void flash_backward_unit(floatX *dqkv, float *sums, const floatX *dout, c
 // most 31 + max(1, B * Hkv).
 static size_t flash_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0};
-    const struct flash f = flash_of(shape, none);
+    const struct flash f = flash_of(shape, none, NULL);
     const size_t heads = (size_t)shape.B * f.Hkv,
                  sums = heads * (size_t)f.panels * f.steps * BLOCK_ELEMENTS * sizeof(float);
     return 3 * flash_packed_bytes(&f) + 2 * sums * (size_t)flash_segments(&f);
 }
 
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
-    struct flash f = flash_of(shape, dropout);
+                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                           struct device *dev) {
+    struct flash f = flash_of(shape, dropout, amax);
     struct flash_cuts cuts;
     flash_cut(&cuts, &f);
     const int segments = cuts.segments;

@@ -1,6 +1,7 @@
 // The tiles of flash attention on the CPU (kernels/attention_cpu.cuh): how a shape is cut into panels of keys, strips
 // and tiles of queries, which panels a strip sees, and what is done to a block of scores before its softmax.
 #pragma once
+#include "kernels/amax.cuh"            // amax_merge_rows
 #include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/blocks.cuh"          // BLOCK, block_at, block_transpose, row_store
 #include "kernels/random.cuh"          // struct dropout, dropout_scales
@@ -15,6 +16,7 @@ enum { FLASH_PANELS = 4, FLASH_STRIPS = 4, FLASH_QUERY_BLOCKS = 16 };
 struct flash {
     struct attention_shape shape;
     struct dropout dropout;
+    uint32_t *amax; // of what is written, or NULL
     enum block_unit unit;
     int H, Hkv, D, group; // group: query heads of a KV head
     int panels, steps;    // blocks along T and along D
@@ -24,11 +26,12 @@ struct flash {
     char *k, *kt, *v; // packed keys, their transpose and values, (B * Hkv places, panels, steps) blocks; v^T in forward
 };
 
-static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout) {
+static inline struct flash flash_of(struct attention_shape shape, struct dropout dropout, uint32_t *amax) {
     struct flash f;
     memset(&f, 0, sizeof f);
     f.shape = shape;
     f.dropout = dropout;
+    f.amax = amax;
     f.unit = blocks_unit();
     f.H = shape.num_heads;
     f.Hkv = shape.num_query_groups;
@@ -176,7 +179,9 @@ static void flash_dropout(float *factors, const struct flash *f, int b, int h, i
 }
 
 // rows = one strip's out^T or dQ^T, (D, 32) in blocks, transposed; row q is scaled by factor[q].
-static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count, int D) {
+static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, const float *factor, int count,
+                             const struct flash *f) {
+    const int D = f->D;
     ALIGN_BLOCK float block[BLOCK_ELEMENTS];
     for (int s = 0; s * BLOCK < D; s++) {
         const int columns = D - s * BLOCK < BLOCK ? D - s * BLOCK : BLOCK;
@@ -184,4 +189,5 @@ static void flash_write_rows(floatX *rows, int64_t stride, const float *blocks, 
         for (int q = 0; q < count; q++)
             row_store(rows + q * stride + s * BLOCK, block + q * BLOCK, factor[q], columns);
     }
+    amax_merge_rows(f->amax, rows, stride, count, D);
 }

@@ -6,6 +6,7 @@
 // kernels/attention_sm90_forward.cuh
 //             and kernels/attention_sm90_backward.cuh (wgmma, bf16) on a GPU of compute capability 9.0
 //
+// amax: kernels/amax.cuh's, of out or dqkv; NULL: not taken.
 // On a GPU pointers are aligned to 16 bytes. A shape that the backend has no kernel for is an error.
 #pragma once
 #include "kernels/attention_shape.cuh" // struct attention_shape, struct attention_backward_options
@@ -25,7 +26,8 @@ static size_t flash_forward_workspace_bytes(struct attention_shape shape);
 static void flash_forward(floatX *out,       // (B, T, H * D)
                           float *lse,        // (B, H, T); NULL: not written
                           const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
-                          struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev);
+                          struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                          struct device *dev);
 // The gradient of flash_forward; dqkv is written in full.
 static size_t flash_backward_workspace_bytes(struct attention_shape shape);
 static void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
@@ -33,14 +35,15 @@ static void flash_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                            const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
                            const floatX *out,  // (B, T, H * D)
                            const float *lse,   // (B, H, T)
-                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev);
+                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                           struct device *dev);
 
 // out = softmax(scale Q K^T + causal mask) V, without the mask where shape.full; lse as flash_forward's, but to base 2.
 static size_t sm90_forward_workspace_bytes(struct attention_shape shape);
 static void sm90_forward(floatX *out,       // (B, T, H * D)
                          float *lse,        // (B, H, T); NULL: not written
                          const floatX *qkv, // (B, T, (H + 2 Hkv) * D)
-                         struct attention_shape shape,
+                         struct attention_shape shape, uint32_t *amax,
                          void *workspace, // used where shape.first_key is given
                          struct device *dev);
 // The gradient of sm90_forward, and through RoPE where options.rotary is given; dqkv is written in full.

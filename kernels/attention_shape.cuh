@@ -25,5 +25,5 @@ struct attention_backward_options {
     const float *rotary;
     bool any_order;                   // dQ may be summed in an order, and so with bits, that differ from call to call
     struct token_positions positions; // what the table is read at
-    uint32_t *amax; // becomes at least fp8_magnitude of the largest element of dqkv; NULL: not taken
+    uint32_t *amax;                   // kernels/amax.cuh's, of dqkv after RoPE is undone; NULL: not taken
 };

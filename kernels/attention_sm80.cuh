@@ -23,11 +23,14 @@
 //   masked, by first_key where rows are queries and by last_query where they are keys. Blocks start in the order of
 //   plain causal attention: with documents of T / 8 they end about as unevenly as there (arithmetic, in tiles, at T
 //   8192, 32 heads, 132 multiprocessors: 13 % over the mean, 14 % causal), with a window of 512 less so (6 %).
+// - An amax is taken by a pass of its own, where rope_backward does not: in the kernels, even at their end, it made
+//   ptxas spill in plain causal forward at 128, and up to 48 bytes more in backward, whether it was wanted or not.
 // - In shared memory the 16-byte units of a row are XORed with the row's number, so that the eight rows an ldmatrix
 //   reads lie in different banks.
 #pragma once
 #include "kernels/attention_flash.cuh" // the prototypes of what is defined here
 #include "kernels/device.cuh"          // floatX, struct device, LAUNCH
+#include "kernels/fp8_cast.cuh"        // fp8_amax
 #include "kernels/vector_math.cuh"     // LOG2E
 #include "runtime/machine/error.h"     // fail
 #include <stdio.h>                     // snprintf
@@ -164,16 +167,19 @@ static struct flash_any_arguments flash_arguments_of(const floatX *qkv, const vo
 }
 
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, void *workspace, struct device *dev) {
+                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     const void *const aligned[3] = {qkv, out, NULL};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = out;
     a.lse = lse;
     flash_choose<flash_forward_launcher>(a, shape, dev);
+    if (amax)
+        fp8_amax(amax, out, (int64_t)shape.B * shape.T * a.out_stride, dev);
 }
 
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
+                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                           struct device *dev) {
     const void *const aligned[3] = {qkv, dout, dqkv};
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = (floatX *)out;
@@ -182,17 +188,20 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
     a.dqkv = dqkv;
     a.rows = (float2 *)workspace;
     flash_choose<flash_backward_launcher>(a, shape, dev);
+    if (amax)
+        fp8_amax(amax, dqkv, (int64_t)shape.B * shape.T * a.qkv_stride, dev);
 }
 
 #else
 
 // Never reached: flash_unavailable_reason() says so.
 static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape,
-                          struct dropout dropout, void *workspace, struct device *dev) {
+                          struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");
 }
 static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
-                           struct attention_shape shape, struct dropout dropout, void *workspace, struct device *dev) {
+                           struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
+                           struct device *dev) {
     fail("flash attention on CUDA takes bf16 alone: --precision bf16");
 }
 

@@ -125,6 +125,7 @@ struct sm90_backward_arguments {
     int section, gang;                      // KV heads of a section; blocks of a gang, 0: all descend
     float scale;
     const float *rotary; // (T, D) or NULL
+    uint32_t *amax;      // of dqkv, or NULL
     bool any_order, full;
     // With plan::SPANS alone:
     const int32_t *first_key, *last_query; // (B, T), both or neither NULL
@@ -585,6 +586,15 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
+// The maximum of a thread's part of a tile's first `rows` rows, which both warpgroups read.
+template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(uint32_t tile, int rows) {
+    uint32_t largest = 0;
+#pragma unroll 1
+    for (int at = ((int)threadIdx.x - 128) * 16; at < BYTES; at += 256 * 16)
+        if (at % operand::CHUNK_BYTES / operand::SPAN < rows)
+            largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
+    return largest;
+}
 // Undoes RoPE on dK. At head dim 256 a warpgroup holds half of the columns: the warpgroups exchange theirs through the
 // shared memory that held the queries.
 template <class plan>
@@ -686,6 +696,12 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
     named_barrier_sync(1, 256);
+    if (a.amax) { // from shared memory: taken from the accumulators, ptxas spills
+        const int rows = a.T - block.first_key;
+        const uint32_t dk = sm90_amax_of_tile<typename plan::keys, plan::KEYS_BYTES>(shared + plan::KEYS_AT, rows);
+        const uint32_t dv = sm90_amax_of_tile<typename plan::values, plan::KEYS_BYTES>(shared + plan::VALUES_AT, rows);
+        amax_merge_warp(a.amax, amax_larger(dk, dv));
+    }
     if (threadIdx.x != 128)
         return;
     sm90_store_chunks<typename plan::keys, plan::D>(&a.dk, shared + plan::KEYS_AT, plan::KEY_CHUNK, a.H + block.group,
@@ -743,8 +759,8 @@ enum { SM90_QUERIES_THREADS = 256, SM90_QUERIES_HEADS = 4 };
 // dQ of one tile of a few heads, which share the angles: scaled, RoPE undone, rounded, and by way of shared memory to
 // 16-byte writes. Rows there are 16 bytes longer than they need to be, so that a quad's words lie in banks of their
 // own. A thread has both halves of a head's columns: where a warpgroup had one of them, so do the first and the last
-// 128 threads one half of their quads.
-template <class plan>
+// 128 threads one half of their quads. AMAX: a.amax is given.
+template <class plan, bool AMAX>
 static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     sm90_backward_queries_kernel(const __grid_constant__ struct sm90_backward_arguments a) {
     constexpr int D = plan::D, QUERIES = plan::QUERIES, ROW_BYTES = 2 * D + 16;
@@ -756,6 +772,7 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0),
               column = sm90_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
     const uint32_t shared = shared_memory();
+    uint32_t largest = 0;
     struct sm90_angles angles[QUADS][2];
     if (a.rotary)
 #pragma unroll
@@ -793,10 +810,14 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
                 bf16 *dq = a.dqkv + (((int64_t)b * a.T + t) * (a.H + 2 * a.Hkv) + h) * D + piece * 8;
                 packed_check(dq, true);
                 *(uint4 *)dq = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
+                if (AMAX)
+                    largest = sm90_amax_words(largest, words);
             }
         }
         __syncthreads();
     }
+    if (AMAX)
+        amax_merge_warp(a.amax, largest);
 }
 
 // --- Launches -----------------------------------------------------------------------------------------------------
@@ -859,7 +880,7 @@ struct sm90_backward_launcher {
         cuda_check(prepared);
         LAUNCH(dev, sm90_backward_kernel<plan>, (unsigned)(a.blocks * a.Hkv * a.B), plan::THREADS, plan::SHARED_BYTES,
                a);
-        LAUNCH(dev, sm90_backward_queries_kernel<plan>,
+        LAUNCH(dev, (a.amax ? sm90_backward_queries_kernel<plan, true> : sm90_backward_queries_kernel<plan, false>),
                dim3((unsigned)a.tiles, blocks_for(a.H, SM90_QUERIES_HEADS), (unsigned)a.B), SM90_QUERIES_THREADS,
                plan::QUERIES * (2 * plan::D + 16), a);
     }
@@ -921,6 +942,7 @@ static void sm90_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, c
     a.counters = (int *)((char *)a.rows + layout.rows_bytes);
     a.rotary = options.rotary;
     a.any_order = options.any_order;
+    a.amax = options.amax;
     a.positions = options.positions;
     sm90_choose<sm90_backward_launcher>(a, shape, dev);
 }

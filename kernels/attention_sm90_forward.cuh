@@ -54,6 +54,7 @@ struct sm90_forward_item {
 struct sm90_forward_arguments {
     struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 64 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL
+    uint32_t *amax;                       // of out, or NULL
     int T, H, Hkv;
     bool full;         // no diagonal
     int heads;         // B * H
@@ -454,6 +455,8 @@ sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_for
     const int barrier = 1 + plan::WARPGROUPS + c.warpgroup;
     named_barrier_sync(barrier, 128); // the other warps' products have read the queries
     sm90_put_rows<plan::D>(queries, state.o);
+    if (a.amax)
+        amax_merge_warp(a.amax, sm90_amax_of_rows<plan::D>(queries, a.T - first - (int)(threadIdx.x / 32 % 4 * 16)));
     async_proxy_fence();
     named_barrier_sync(barrier, 128);
     if (threadIdx.x % 128 < 32 && elect_one()) {
@@ -593,6 +596,7 @@ static int sm90_section_heads(struct attention_shape shape, double l2_bytes) {
 struct sm90_forward_buffers {
     bf16 *out;
     float *lse;
+    uint32_t *amax;
     const bf16 *qkv;
     struct sm90_forward_item *order;
 };
@@ -617,6 +621,7 @@ struct sm90_forward_launcher {
         a.keys = sm90_map<D>(buffers.qkv, sm90_packed_heads(shape), shape, plan::KEYS);
         a.out = sm90_map<D>(buffers.out, shape.num_heads, shape, 64);
         a.lse = buffers.lse;
+        a.amax = buffers.amax;
         a.T = shape.T;
         a.H = shape.num_heads;
         a.Hkv = shape.num_query_groups;
@@ -642,10 +647,10 @@ static size_t sm90_forward_workspace_bytes(struct attention_shape shape) {
     const int queries = shape.head_dim == 64 ? sm90_forward_plan<64>::QUERIES : sm90_forward_plan<128>::QUERIES;
     return (size_t)shape.B * shape.num_heads * blocks_for(shape.T, queries) * sizeof(struct sm90_forward_item);
 }
-static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, void *workspace,
-                         struct device *dev) {
+static void sm90_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
+                         void *workspace, struct device *dev) {
     const void *const aligned[2] = {qkv, out};
-    const struct sm90_forward_buffers buffers = {out, lse, qkv, (struct sm90_forward_item *)workspace};
+    const struct sm90_forward_buffers buffers = {out, lse, amax, qkv, (struct sm90_forward_item *)workspace};
     sm90_check(aligned, 2, shape);
     sm90_choose<sm90_forward_launcher>(buffers, shape, dev);
 }

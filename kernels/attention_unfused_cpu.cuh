@@ -1,5 +1,6 @@
 // Unfused attention on the CPU, by blocks of 32 x 32.
 #pragma once
+#include "kernels/amax.cuh"              // amax_merge_rows
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
 #include "kernels/blocks.cuh"            // block_product, pack_left, pack_right
 #include "kernels/vector_math.cuh"       // LOG2E, vector_tanhf
@@ -14,6 +15,7 @@ enum { UNFUSED_SLOTS = 32 };
 struct unfused {
     struct attention_shape shape;
     struct dropout dropout;
+    uint32_t *amax; // of what is written, or NULL
     enum block_unit unit;
     int H, Hkv, D, T, group;
     int panels, steps;              // blocks along T and along D
@@ -24,11 +26,12 @@ struct unfused {
     float *rows;                    // (UNFUSED_SLOTS, panels) blocks
 };
 
-static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout) {
+static inline struct unfused unfused_of(struct attention_shape shape, struct dropout dropout, uint32_t *amax) {
     struct unfused u;
     memset(&u, 0, sizeof u);
     u.shape = shape;
     u.dropout = dropout;
+    u.amax = amax;
     u.unit = blocks_unit();
     u.H = shape.num_heads;
     u.Hkv = shape.num_query_groups;
@@ -92,10 +95,13 @@ static void unfused_block(floatX *block, const floatX *matrix, const struct unfu
             block[q * BLOCK + i] = to_floatX(to_float(block[q * BLOCK + i]) * factors[i]);
     }
 }
-static void unfused_write(floatX *rows, int64_t stride, const float *blocks, float scale, int count, int D) {
+static void unfused_write(floatX *rows, int64_t stride, const float *blocks, float scale, int count,
+                          const struct unfused *u) {
+    const int D = u->D;
     for (int r = 0; r < count; r++)
         for (int d = 0; d < D; d++)
             rows[r * stride + d] = to_floatX(scale * blocks[d / BLOCK * BLOCK_ELEMENTS + r * BLOCK + d % BLOCK]);
+    amax_merge_rows(u->amax, rows, stride, count, D);
 }
 // sums (steps blocks) = or += the strip's stored block times panel `panel` of `right`.
 ALWAYS_INLINE void unfused_multiply(const enum block_layout layout, float *sums, const floatX *matrix,
@@ -195,13 +201,13 @@ ALWAYS_INLINE void unfused_forward_strip(const enum block_layout layout, floatX 
     }
     for (int p = begin; p <= strip; p++)
         unfused_multiply(layout, sums, probabilities, u->v, kv_head, u, head, strip, p, true, p > begin);
-    unfused_write(out + unfused_out_at(u, b, first, h), u->out_stride, sums, 1.0f, count, u->D);
+    unfused_write(out + unfused_out_at(u, b, first, h), u->out_stride, sums, 1.0f, count, u);
 }
 
 // Packed K^T and V, and 32 rows of fp32 scores for each job slot.
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
-    const struct unfused u = unfused_of(shape, none);
+    const struct unfused u = unfused_of(shape, none, NULL);
     return 2 * unfused_packed_bytes(&u, u.Hkv) + unfused_rows_bytes(&u);
 }
 
@@ -223,8 +229,8 @@ static void unfused_pack(const struct unfused *u, char *x, char *transposed, con
 }
 
 static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
-                            struct dropout dropout, void *workspace, struct device *dev) {
-    struct unfused u = unfused_of(shape, dropout);
+                            struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
+    struct unfused u = unfused_of(shape, dropout, amax);
     u.k = (char *)workspace;
     u.v = u.k + unfused_packed_bytes(&u, u.Hkv);
     u.rows = (float *)(u.v + unfused_packed_bytes(&u, u.Hkv));
@@ -317,7 +323,7 @@ ALWAYS_INLINE void unfused_backward_strip(const enum block_layout layout, floatX
     }
     for (int p = begin; p <= strip; p++)
         unfused_multiply(layout, sums, ds, u->k, kv_head, u, head, strip, p, false, p > begin);
-    unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u->D);
+    unfused_write(dqkv + unfused_at(u, b, first, h), u->qkv_stride, sums, u->shape.scale, count, u);
 }
 
 // One panel: dV = dropout(P)^T dO and dK = scale dS^T Q, summed over all strips that see the panel, of all heads of the
@@ -344,8 +350,8 @@ ALWAYS_INLINE void unfused_backward_panel(const enum block_layout layout, floatX
                 block_product(u->unit, dk + d * BLOCK_ELEMENTS, left, 1,
                               block_at(layout, unfused_panel(u, u->q, head, strip), d), 1, 1, add);
         }
-    unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + kv), u->qkv_stride, dk, u->shape.scale, count, u->D);
-    unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + u->Hkv + kv), u->qkv_stride, dv, 1.0f, count, u->D);
+    unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + kv), u->qkv_stride, dk, u->shape.scale, count, u);
+    unfused_write(dqkv + unfused_at(u, b, panel * BLOCK, u->H + u->Hkv + kv), u->qkv_stride, dv, 1.0f, count, u);
 }
 
 static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up, so that what follows stays aligned
@@ -355,15 +361,15 @@ static size_t unfused_matrix_bytes(struct attention_shape shape) { // rounded up
 // dS (B, H, T, T); packed K, V^T, Q and dO, with a softcap K^T; 32 rows of fp32 for each job slot.
 static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
     const struct dropout none = {0, 0, 0, 0, 0, NULL};
-    const struct unfused u = unfused_of(shape, none);
+    const struct unfused u = unfused_of(shape, none, NULL);
     return unfused_matrix_bytes(shape) + (shape.softcap > 0 ? 3 : 2) * unfused_packed_bytes(&u, u.Hkv) +
            2 * unfused_packed_bytes(&u, u.H) + unfused_rows_bytes(&u);
 }
 
 static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                              const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
-                             void *workspace, struct device *dev) {
-    struct unfused u = unfused_of(shape, dropout);
+                             uint32_t *amax, void *workspace, struct device *dev) {
+    struct unfused u = unfused_of(shape, dropout, amax);
     floatX *ds = (floatX *)workspace;
     u.k = (char *)workspace + unfused_matrix_bytes(shape);
     u.v = u.k + unfused_packed_bytes(&u, u.Hkv);

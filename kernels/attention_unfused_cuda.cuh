@@ -1,6 +1,8 @@
-// Unfused attention on a GPU, by tiles of 64 x 64.
+// Unfused attention on a GPU, by tiles of 64 x 64. An amax is taken by a pass of its own: in the kernels it made ptxas
+// spill.
 #pragma once
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
+#include "kernels/fp8_cast.cuh"          // fp8_amax
 #include "kernels/ptx.cuh"               // shared memory, exp2_approx
 #include "kernels/reduce.cuh"            // lanes_sum, lanes_max
 #include "kernels/vector_math.cuh"       // LOG2E, vector_tanhf
@@ -288,7 +290,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
 static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qkv, struct attention_shape shape,
-                            struct dropout dropout, void *workspace, struct device *dev) {
+                            struct dropout dropout, uint32_t *amax, void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const int64_t heads = (int64_t)shape.B * u.H;
     const floatX *v = qkv + (int64_t)(u.H + u.Hkv) * u.D;
@@ -300,6 +302,8 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
     LAUNCH(dev, shape.first_key ? unfused_queries_kernel<UNFUSED_SPANS> : unfused_queries_kernel<UNFUSED_CAUSAL>,
            unfused_grid(heads, u.T, u.D), TILE_THREADS, UNFUSED_SHARED_BYTES, out, u.out_stride, probabilities, true, v,
            1.0f, u);
+    if (amax)
+        fp8_amax(amax, out, (int64_t)shape.B * u.T * u.out_stride, dev);
 }
 
 // dS (B, H, T, T)
@@ -308,7 +312,7 @@ static size_t unfused_backward_workspace_bytes(struct attention_shape shape) {
 }
 static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out,
                              const floatX *probabilities, struct attention_shape shape, struct dropout dropout,
-                             void *workspace, struct device *dev) {
+                             uint32_t *amax, void *workspace, struct device *dev) {
     const struct unfused u = unfused_of(shape, dropout);
     const dim3 queries = unfused_grid((int64_t)shape.B * u.H, u.T, u.D);
     const dim3 keys = unfused_grid((int64_t)shape.B * u.Hkv, u.T, u.D);
@@ -329,4 +333,6 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
            u.shape.scale, u);
     LAUNCH(dev, keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + v_at, probabilities, true, dout,
            u.out_stride, 1.0f, u);
+    if (amax)
+        fp8_amax(amax, dqkv, (int64_t)shape.B * u.T * u.qkv_stride, dev);
 }

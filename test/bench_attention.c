@@ -160,7 +160,7 @@ static struct times run_once(struct buffers b, enum attention_backend backend, s
     struct times t;
     t.peak = 0;
     const double start = omp_get_wtime();
-    attention_forward(b.out, b.saved, b.qkv, backend, s, none, b.forward_workspace, dev);
+    attention_forward(b.out, b.saved, b.qkv, backend, s, none, NULL, b.forward_workspace, dev);
     t.forward = omp_get_wtime() - start;
     attention_backward(b.dqkv, b.dout, b.qkv, b.out, b.saved, backend, s, none, plain, b.backward_workspace, dev);
     t.backward = omp_get_wtime() - start - t.forward;

@@ -155,7 +155,7 @@ static void bench_rope(struct buffers *b) {
     rope_forward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
 }
 static void bench_rope_backward(struct buffers *b) {
-    rope_backward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
+    rope_backward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, NULL, &b->device);
 }
 static void bench_embedding(struct buffers *b) {
     embedding_forward(b->out, b->tokens, b->wte, b->wpe, in_order, B, T, C, 1, b->dropout, &b->device);

@@ -226,6 +226,19 @@ static void test_case_shape(struct attention_shape s, float dropout, const char 
               (double)dropout, s.full ? ", without a causal mask" : "", s.first_key ? case_mask : "");
 }
 
+// What *amax holds before a call, and whether calls take one: NULL must leave the bits as they are.
+static uint32_t amax_before;
+static bool amax_taken = true;
+// What *amax must hold after a call that stored x.
+static uint32_t amax_after(const floatX *x, int64_t n) {
+    uint32_t largest = amax_before;
+    for (int64_t i = 0; i < n; i++) {
+        const uint32_t magnitude = fp8_magnitude(to_float(x[i]));
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
 // Backward's workspace holds NaNs, or words that could be somebody's turn.
 static int32_t workspace_word = -1;
 
@@ -244,16 +257,22 @@ static struct result run_with(const floatX *qkv, const floatX *dout, enum attent
     r.dqkv = (floatX *)guarded((size_t)qkv_count(s) * sizeof(floatX));
     r.saved = guarded(attention_saved_bytes(backend, s));
     void *workspace = guarded(forward_bytes);
+    uint32_t *amax = (uint32_t *)guarded(2 * sizeof *amax);
+    amax[0] = amax[1] = amax_before;
+    options.amax = amax_taken ? amax + 1 : NULL;
 #ifdef CUDA_EMULATED
     const uint64_t conflicts = emu_conflicts;
 #endif
-    attention_forward(r.out, r.saved, qkv, backend, s, d, workspace, &dev);
+    attention_forward(r.out, r.saved, qkv, backend, s, d, amax_taken ? amax : NULL, workspace, &dev);
     guarded_free(workspace, forward_bytes);
     workspace = guarded(backward_bytes);
     for (size_t i = 0; i < backward_bytes / sizeof workspace_word; i++)
         ((int32_t *)workspace)[i] = workspace_word;
     attention_backward(r.dqkv, dout, qkv, r.out, r.saved, backend, s, d, options, workspace, &dev);
     guarded_free(workspace, backward_bytes);
+    assert_int_equal(amax[0], amax_taken ? amax_after(r.out, out_count(s)) : amax_before);
+    assert_int_equal(amax[1], amax_taken ? amax_after(r.dqkv, qkv_count(s)) : amax_before);
+    guarded_free(amax, 2 * sizeof *amax);
 #ifdef CUDA_EMULATED
     if (backend == ATTENTION_FLASH) // the rows that an ldmatrix reads lie in banks of their own
         assert_true(emu_conflicts == conflicts);
@@ -589,7 +608,7 @@ static void test_finite_differences(void **state) {
     free(dout);
 }
 
-// The same bits of one backend, or of all, again and again and with 1, 2, 3 threads of the host.
+// The same bits of one backend, or of all, again and again, with 1, 2, 3 threads of the host, with an amax and without.
 static void check_bits(enum attention_backend only, struct attention_shape s, float p) {
     uint64_t seed = case_seed = 3;
     double *qkv_exact, *dout_exact;
@@ -605,8 +624,10 @@ static void check_bits(enum attention_backend only, struct attention_shape s, fl
         for (int i = 0; i < (ON_GPU ? often : SLOW == 2 ? 2 : 4); i++) {
             omp_set_num_threads(i ? 1 + (i - 1) % 3 : threads);
             workspace_word = i % 2 ? 1 : -1;
+            amax_taken = i % 2 != 0;
             const struct result again = run(qkv, dout, which, s, dropout_of(p));
             workspace_word = -1;
+            amax_taken = true;
             assert_memory_equal(first.out, again.out, (size_t)out_count(s) * sizeof(floatX));
             assert_memory_equal(first.dqkv, again.dqkv, (size_t)qkv_count(s) * sizeof(floatX));
             assert_memory_equal(first.saved, again.saved, attention_saved_bytes(which, s));
@@ -697,7 +718,7 @@ static void test_sm90_full(void **state) {
 static void full_elsewhere(void *unused) {
     struct attention_shape s = shape_of(1, 8, 1, 1, 64);
     s.full = true;
-    attention_forward(NULL, NULL, NULL, ATTENTION_UNFUSED, s, dropout_of(0), NULL, &dev);
+    attention_forward(NULL, NULL, NULL, ATTENTION_UNFUSED, s, dropout_of(0), NULL, NULL, &dev);
 }
 static void test_full_elsewhere(void **state) { assert_fails(full_elsewhere, NULL, "wgmma|without a causal mask"); }
 #ifdef PRECISION_BF16
@@ -877,7 +898,7 @@ static void test_without_lse(void **state) {
     void *workspace = test_alloc(flash_forward_workspace_bytes(s));
     floatX *out = (floatX *)test_alloc((size_t)out_count(s) * sizeof(floatX));
     const struct result r = run(qkv, qkv, ATTENTION_FLASH, s, dropout_of(0));
-    flash_forward(out, NULL, qkv, s, dropout_of(0), workspace, &dev);
+    flash_forward(out, NULL, qkv, s, dropout_of(0), NULL, workspace, &dev);
     assert_memory_equal(out, r.out, (size_t)out_count(s) * sizeof(floatX));
     result_free(r, ATTENTION_FLASH, s);
     free(workspace);
@@ -1303,6 +1324,142 @@ static void sm90_visits_whole_tiles(void **state) {
         cmocka_unit_test(name##_packed_equals_alone), cmocka_unit_test(name##_keeps_documents_apart),                  \
         cmocka_unit_test(name##_mask_faults_are_seen), cmocka_unit_test(name##_repeats_masked_bits)
 
+// ---------------------------------------------------------------------------------------------------------------------
+// The amax of out and of dqkv. Every run compares both with what was stored; here they are what is hard to get right.
+
+// An amax is not cleared: what is larger before stays.
+static void amax_keeps_what_is_larger(void **state) {
+    const struct attention_shape s = shape_of(1, 40, 2, 1, 64);
+    uint64_t seed = case_seed = 51;
+    double *exact;
+    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
+    static const uint32_t before[] = {0x3c000000u, 0x7f000000u, 0x7fc00000u}; // 2^-7, 2^127, NaN
+    for (int i = 0; i < 3; i++)
+        FOR_EACH_BACKEND(which, s, 0) {
+            amax_before = before[i];
+            const struct result r = run(qkv, qkv, which, s, dropout_of(0));
+            amax_before = 0;
+            assert_true((amax_after(r.out, out_count(s)) > before[i]) == (i == 0));
+            result_free(r, which, s);
+        }
+    free(qkv);
+    free(exact);
+}
+// Every query sees little but the first key, whose value is small; rows past T, which are not stored, would have the
+// mean of all values. Tiles hold 8 to 128 tokens and 8 to 256 columns.
+static void amax_leaves_out_rows_past_T(void **state) {
+    static const int sizes[] = {40, 64, 96, 128, 256};
+    for (int i = 0; i < 5; i++) {
+        const struct attention_shape s = shape_of(2, 35, 2, 1, sizes[i]);
+        const int64_t D = s.head_dim, W = 4 * D;
+        uint64_t seed = case_seed = 52;
+        double *exact;
+        floatX *qkv = test_floats(&exact, qkv_count(s), 0.01, &seed);
+        for (int64_t t = 0; t < s.B * s.T; t++)
+            for (int64_t d = 0; d < D; d++) {
+                qkv[t * W + d] = qkv[t * W + D + d] = to_floatX(8);
+                qkv[t * W + 2 * D + d] = to_floatX(t % s.T == 0 ? 8.0f : -8.0f);
+                if (t % s.T != 0)
+                    qkv[t * W + 3 * D + d] = to_floatX(1000);
+            }
+        FOR_EACH_BACKEND(which, s, 0) {
+            const struct result r = run(qkv, qkv, which, s, dropout_of(0));
+            assert_true(amax_after(r.out, out_count(s)) < fp8_magnitude(0.02f));
+            result_free(r, which, s);
+        }
+        free(qkv);
+        free(exact);
+    }
+}
+// Where one element of out, or of dv, stands out, whichever it is: a thread that is left out is seen. Where a query
+// sees its own key alone, out is v, dv is the sum of its group's dout, and dq and dk are 0.
+static void amax_sees_every_element(void **state) {
+    static const int sizes[] = {24, 64, 96, 128, 256};
+    for (int i = 0; i < 5; i++) {
+        const int64_t D = sizes[i];
+        for (int64_t at = 0; at < D; at += SLOW == 2 ? D / 8 + 1 : 1) {
+            const struct attention_shape s = masked(shape_of(1, 21, 2, 1, (int)D), ONE_DOCUMENT, 1);
+            const int64_t token = at * 5 % s.T;
+            floatX *qkv = (floatX *)test_alloc((size_t)qkv_count(s) * sizeof *qkv),
+                   *dout = (floatX *)test_alloc((size_t)out_count(s) * sizeof *dout);
+            for (int64_t j = 0; j < qkv_count(s); j++)
+                qkv[j] = to_floatX(j == token * 4 * D + 3 * D + at ? -3.0f : 0.5f);
+            for (int64_t j = 0; j < out_count(s); j++)
+                dout[j] = to_floatX(j == token * 2 * D + D + at ? 5.0f : 0.25f);
+            FOR_EACH_BACKEND(which, s, 0) {
+                const struct result r = run(qkv, dout, which, s, dropout_of(0));
+                assert_int_equal(amax_after(r.out, out_count(s)), fp8_magnitude(3));
+                assert_int_equal(amax_after(r.dqkv, qkv_count(s)), fp8_magnitude(5.25f));
+                result_free(r, which, s);
+            }
+            free(qkv);
+            free(dout);
+            unmask(s);
+        }
+    }
+}
+// Infinities and NaNs in a value or in a gradient stand on top.
+static void amax_carries_overflow(void **state) {
+    static const float bad[] = {INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < 6; i++) {
+        const struct attention_shape s = shape_of(1, i < 3 ? 1 : 70, 1, 1, 64);
+        const int64_t D = s.head_dim, token = i < 3 ? 0 : 50;
+        uint64_t seed = case_seed = 53;
+        double *exact, *dexact;
+        floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed), *dout = test_floats(&dexact, out_count(s), 1, &seed);
+        qkv[token * 3 * D + 2 * D + 13] = to_floatX(bad[i % 3]);
+        dout[token * D + 29] = to_floatX(bad[i % 3]);
+        FOR_EACH_BACKEND(which, s, 0) {
+            const struct result r = run(qkv, dout, which, s, dropout_of(0));
+            const uint32_t out = amax_after(r.out, out_count(s));
+            assert_true(i < 2 ? out == 0x7f800000u : i == 2 ? out > 0x7f800000u : out >= 0x7f800000u);
+            assert_true(amax_after(r.dqkv, qkv_count(s)) >= 0x7f800000u);
+            result_free(r, which, s);
+        }
+        free(qkv);
+        free(dout);
+        free(exact);
+        free(dexact);
+    }
+}
+// The amax of dqkv is that after RoPE is undone, be the largest element one of q and k, whose angles raise it, or of v.
+static void amax_is_of_what_rope_leaves(void **state) {
+    static const int sizes[] = {24, 64, 96, 128, 256};
+    enum { T = 70 };
+    for (int i = 0; i < 5; i++)
+        for (int values = 0; values < 2; values++) {
+            const struct attention_shape s = shape_of(2, T, 4, 2, sizes[i]);
+            const struct rope_settings settings = rope_unscaled(sizes[i], 100);
+            float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
+            uint64_t seed = case_seed = 54;
+            double *exact, *dexact;
+            floatX *qkv = test_floats(&exact, qkv_count(s), values ? 0.01 : 5, &seed),
+                   *dout = test_floats(&dexact, out_count(s), 1, &seed);
+            rope_table(table, T, &settings);
+            const int64_t W = qkv_count(s) / (s.B * T), v = W - (int64_t)s.num_query_groups * s.head_dim;
+            FOR_EACH_BACKEND(which, s, 0) {
+                const struct result r = run_with(qkv, dout, which, s, dropout_of(0), options_of(table, false));
+                uint32_t in_v = 0, elsewhere = 0;
+                for (int64_t t = 0; t < s.B * T; t++) {
+                    const uint32_t first = amax_after(r.dqkv + t * W, v),
+                                   second = amax_after(r.dqkv + t * W + v, W - v);
+                    elsewhere = first > elsewhere ? first : elsewhere;
+                    in_v = second > in_v ? second : in_v;
+                }
+                assert_true(values ? in_v > elsewhere : elsewhere > in_v);
+                result_free(r, which, s);
+            }
+            free(qkv);
+            free(dout);
+            free(exact);
+            free(dexact);
+            free(table);
+        }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The choice of a backend
+
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
                    struct attention_choice *choice) {
     if (flash)
@@ -1443,6 +1600,11 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_without_lse),
+        cmocka_unit_test(amax_keeps_what_is_larger),
+        cmocka_unit_test(amax_leaves_out_rows_past_T),
+        cmocka_unit_test(amax_sees_every_element),
+        cmocka_unit_test(amax_carries_overflow),
+        cmocka_unit_test(amax_is_of_what_rope_leaves),
         cmocka_unit_test(spans_are_what_a_query_sees),
         MASK_TESTS(flash),
         MASK_TESTS(unfused),

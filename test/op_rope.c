@@ -115,7 +115,7 @@ static void backward(void **state) {
         }
         in[j] = before;
     }
-    rope_backward(dqkv, table, positions, s.B, s.T, s.H, s.Hkv, s.D, &device);
+    rope_backward(dqkv, table, positions, s.B, s.T, s.H, s.Hkv, s.D, NULL, &device);
     double *result = to_doubles(dqkv, COUNT);
     assert_close(result, expected, COUNT, TOLERANCE);
     void *all[] = {result, dqkv, dout_exact, table, documents};
