@@ -21,25 +21,6 @@ DEVICE_FUNCTION uint32_t amax_with_packed(uint32_t largest, const struct packed 
     return largest;
 }
 
-#ifdef PRECISION_BF16
-// The maximum with eight elements.
-DEVICE_FUNCTION uint32_t amax_with_words(uint32_t largest, const struct word_x4 &words) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        largest = amax_larger(largest, amax_larger(words.x[i] << 16 & 0x7fff0000u, words.x[i] & 0x7fff0000u));
-    return largest;
-}
-#endif
-// The magnitude of a value that will be stored, from that before its rounding to floatX: rounding keeps the order of
-// magnitudes, so that it is done once, to the maximum. (Every NaN is rounded to the same one.)
-DEVICE_FUNCTION uint32_t amax_rounded(uint32_t largest) {
-#ifdef PRECISION_BF16
-    return pack_bf16x2(__uint_as_float(largest), 0) << 16;
-#else
-    return largest;
-#endif
-}
-
 // Merges a maximum of each thread into *amax, by one atomic operation. All lanes of the warp call.
 DEVICE_FUNCTION void amax_merge_warp(uint32_t *amax, uint32_t largest) {
     largest = __reduce_max_sync(0xffffffffu, largest);

@@ -586,6 +586,15 @@ DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_c
         stmatrix_x4(operand::at(tile, row, first_column + 16 * k + lane / 16 * 8), words);
     }
 }
+// The maximum of a thread's part of a tile's first `rows` rows, which both warpgroups read.
+template <class operand, int BYTES> DEVICE_FUNCTION uint32_t sm90_amax_of_tile(uint32_t tile, int rows) {
+    uint32_t largest = 0;
+#pragma unroll 1
+    for (int at = ((int)threadIdx.x - 128) * 16; at < BYTES; at += 256 * 16)
+        if (at % operand::CHUNK_BYTES / operand::SPAN < rows)
+            largest = sm90_amax_words(largest, load_shared_words(tile + (uint32_t)at));
+    return largest;
+}
 // Undoes RoPE on dK. At head dim 256 a warpgroup holds half of the columns: the warpgroups exchange theirs through the
 // shared memory that held the queries.
 template <class plan>
@@ -683,15 +692,16 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
     if (a.rotary)
         sm90_undo_rope_on_keys<plan>(state, a, block);
-    if (a.amax) {
-        const int left = a.T - block.first_key - row - sm90_row();
-        const float dk = a.scale * __uint_as_float(sm90_amax<COLUMNS / 2>(state.dk, left));
-        amax_merge_warp(a.amax, amax_rounded(amax_larger(fp8_magnitude(dk), sm90_amax<COLUMNS / 2>(state.dv, left))));
-    }
     sm90_put_gradient<typename plan::keys, COLUMNS>(shared + plan::KEYS_AT, row, column, state.dk, a.scale);
     sm90_put_gradient<typename plan::values, COLUMNS>(shared + plan::VALUES_AT, row, column, state.dv, 1);
     async_proxy_fence();
     named_barrier_sync(1, 256);
+    if (a.amax) { // from shared memory: taken from the accumulators, ptxas spills
+        const int rows = a.T - block.first_key;
+        const uint32_t dk = sm90_amax_of_tile<typename plan::keys, plan::KEYS_BYTES>(shared + plan::KEYS_AT, rows);
+        const uint32_t dv = sm90_amax_of_tile<typename plan::values, plan::KEYS_BYTES>(shared + plan::VALUES_AT, rows);
+        amax_merge_warp(a.amax, amax_larger(dk, dv));
+    }
     if (threadIdx.x != 128)
         return;
     sm90_store_chunks<typename plan::keys, plan::D>(&a.dk, shared + plan::KEYS_AT, plan::KEY_CHUNK, a.H + block.group,
@@ -801,7 +811,7 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
                 packed_check(dq, true);
                 *(uint4 *)dq = make_uint4(words.x[0], words.x[1], words.x[2], words.x[3]);
                 if (AMAX)
-                    largest = amax_with_words(largest, words);
+                    largest = sm90_amax_words(largest, words);
             }
         }
         __syncthreads();

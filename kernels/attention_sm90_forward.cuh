@@ -457,6 +457,8 @@ sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_for
     const int barrier = 1 + plan::WARPGROUPS + c.warpgroup;
     named_barrier_sync(barrier, 128); // the other warps' products have read the queries
     sm90_put_rows<plan::D>(queries, state.o);
+    if (a.amax)
+        amax_merge_warp(a.amax, sm90_amax_of_rows<plan::D>(queries, a.T - first - (int)(threadIdx.x / 32 % 4 * 16)));
     async_proxy_fence();
     named_barrier_sync(barrier, 128);
     if (threadIdx.x % 128 < 32 && elect_one()) {

@@ -1,7 +1,8 @@
-// Unfused attention on a GPU, by tiles of 64 x 64.
+// Unfused attention on a GPU, by tiles of 64 x 64. An amax is taken by a pass of its own: in the kernels it made ptxas
+// spill.
 #pragma once
-#include "kernels/amax.cuh"              // amax_with, amax_merge_warp
 #include "kernels/attention_unfused.cuh" // unfused_forward, unfused_backward
+#include "kernels/fp8_cast.cuh"          // fp8_amax
 #include "kernels/ptx.cuh"               // shared memory, exp2_approx
 #include "kernels/reduce.cuh"            // lanes_sum, lanes_max
 #include "kernels/vector_math.cuh"       // LOG2E, vector_tanhf
@@ -76,16 +77,6 @@ DEVICE_FUNCTION void tile_store(floatX *to, int64_t stride, int row, int column,
         for (int j = 0; j < 4; j++)
             if (row + tile_y() + i < rows && column + tile_x() + j < columns)
                 to[(row + tile_y() + i) * stride + column + tile_x() + j] = to_floatX(scale * sums.x[i][j]);
-}
-// Merges the maximum of what tile_store stores. All threads call.
-DEVICE_FUNCTION void tile_amax(uint32_t *amax, int row, int column, int rows, int columns, const struct tile &sums,
-                               float scale) {
-    uint32_t largest = 0;
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++)
-            if (row + tile_y() + i < rows && column + tile_x() + j < columns)
-                largest = amax_with(largest, to_floatX(scale * sums.x[i][j]));
-    amax_merge_warp(amax, largest);
 }
 
 struct unfused {
@@ -269,7 +260,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, SCORES == UNFUSED_CAPPED 
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_queries_kernel(floatX *out, int64_t out_stride, const floatX *matrix, bool dropped, const floatX *x,
-                           float scale, uint32_t *amax, struct unfused u) {
+                           float scale, struct unfused u) {
     const int64_t head = blockIdx.x, b = head / u.H;
     const int h = (int)(head % u.H), first = (int)(gridDim.y - 1 - blockIdx.y) * TILE, column = blockIdx.z * TILE;
     const struct unfused_matrix left = unfused_square(u, matrix, head, dropped);
@@ -278,15 +269,13 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     const int begin = SCORES == UNFUSED_CAUSAL ? 0 : unfused_first_panel(u, b, first);
     tile_multiply(&sums, left, first, right, column, begin, first + TILE < u.T ? first + TILE : u.T);
     tile_store(out + b * u.T * out_stride + (int64_t)h * u.D, out_stride, first, column, u.T, u.D, sums, scale);
-    if (amax)
-        tile_amax(amax, first, column, u.T, u.D, sums, scale);
 }
 // out[key] = scale * sum over the group's heads and, in each, the queries that see the key of matrix[query][key]
 // x[query]: dK from dS and Q, dV from P and dO.
 template <unfused_scores SCORES>
 static __global__ void __launch_bounds__(TILE_THREADS)
     unfused_keys_kernel(floatX *out, const floatX *matrix, bool dropped, const floatX *x, int64_t x_stride, float scale,
-                        uint32_t *amax, struct unfused u) {
+                        struct unfused u) {
     const int64_t kv_head = blockIdx.x, b = kv_head / u.Hkv;
     const int kv = (int)(kv_head % u.Hkv), first = blockIdx.y * TILE, column = blockIdx.z * TILE;
     const int end = SCORES == UNFUSED_CAUSAL ? u.T : unfused_end_query(u, b, first);
@@ -297,8 +286,6 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         tile_multiply(&sums, left, first, right, column, first, end);
     }
     tile_store(out + b * u.T * u.qkv_stride + (int64_t)kv * u.D, u.qkv_stride, first, column, u.T, u.D, sums, scale);
-    if (amax)
-        tile_amax(amax, first, column, u.T, u.D, sums, scale);
 }
 
 static size_t unfused_forward_workspace_bytes(struct attention_shape shape) { return 0; }
@@ -314,7 +301,9 @@ static void unfused_forward(floatX *out, floatX *probabilities, const floatX *qk
            unfused_grid(heads, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, probabilities, qkv, u);
     LAUNCH(dev, shape.first_key ? unfused_queries_kernel<UNFUSED_SPANS> : unfused_queries_kernel<UNFUSED_CAUSAL>,
            unfused_grid(heads, u.T, u.D), TILE_THREADS, UNFUSED_SHARED_BYTES, out, u.out_stride, probabilities, true, v,
-           1.0f, amax, u);
+           1.0f, u);
+    if (amax)
+        fp8_amax(amax, out, (int64_t)shape.B * u.T * u.out_stride, dev);
 }
 
 // dS (B, H, T, T)
@@ -339,9 +328,11 @@ static void unfused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv
            unfused_grid((int64_t)shape.B * u.H, u.T, 1), TILE_THREADS, UNFUSED_SHARED_BYTES, ds, dout, qkv, out,
            probabilities, u);
     LAUNCH(dev, queries_kernel, queries, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv, u.qkv_stride, ds, false, qkv + k_at,
-           u.shape.scale, amax, u);
+           u.shape.scale, u);
     LAUNCH(dev, keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + k_at, ds, false, qkv, u.qkv_stride,
-           u.shape.scale, amax, u);
+           u.shape.scale, u);
     LAUNCH(dev, keys_kernel, keys, TILE_THREADS, UNFUSED_SHARED_BYTES, dqkv + v_at, probabilities, true, dout,
-           u.out_stride, 1.0f, amax, u);
+           u.out_stride, 1.0f, u);
+    if (amax)
+        fp8_amax(amax, dqkv, (int64_t)shape.B * u.T * u.qkv_stride, dev);
 }

@@ -38,8 +38,15 @@ DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float si
 // the bytes of a pair in bf16, once for them all, and has all their packs under way at a time.
 enum { ROPE_THREADS = 128, ROPE_HEADS = 4 };
 
-// WHOLE: D/2 is a multiple of PACK, and the arrays are aligned to 16 bytes. AMAX: v's heads, which stay, are read too.
-// Returns the maximum of what the thread has stored and read of v.
+// What rope_kernel stores to a pack of a head.
+template <bool WHOLE> DEVICE_FUNCTION void rope_store(floatX *to, const struct packed &x, int count) {
+    if (WHOLE)
+        packed_store(to, x);
+    else
+        packed_store_some(to, x, count);
+}
+// WHOLE: D/2 is a multiple of PACK, and the arrays are aligned to 16 bytes. AMAX: v's heads are read too. Returns the
+// maximum of what the thread has stored, and read of v.
 template <bool WHOLE, bool AMAX>
 DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, struct token_positions positions,
                                            int64_t rows, int T, int row_heads, int heads, int D, float direction) {
@@ -72,22 +79,14 @@ DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, stru
 #pragma unroll
             for (int k = 0; k < PACK; k++)
                 rope_rotate_pair(x.x[k], y.x[k], cosine.x[k], direction * sine.x[k]);
-            a[h] = packed_from_floats(x);
-            b[h] = packed_from_floats(y);
+            const struct packed low = packed_from_floats(x), high = packed_from_floats(y);
             floatX *to = first + (int64_t)h * D;
-            if (WHOLE) {
-                packed_store(to, a[h]);
-                packed_store(to + half, b[h]);
-            } else {
-                packed_store_some(to, a[h], count);
-                packed_store_some(to + half, b[h], count);
-            }
-        }
-    if (AMAX)
-#pragma unroll
-        for (int h = 0; h < ROPE_HEADS; h++)
-            if (first_head + h < row_heads)
-                largest = amax_with_packed(amax_with_packed(largest, a[h], count), b[h], count);
+            rope_store<WHOLE>(to, low, count);
+            rope_store<WHOLE>(to + half, high, count);
+            if (AMAX)
+                largest = amax_with_packed(amax_with_packed(largest, low, count), high, count);
+        } else if (AMAX && first_head + h < visited)
+            largest = amax_with_packed(amax_with_packed(largest, a[h], count), b[h], count);
     return largest;
 }
 template <bool WHOLE, bool AMAX>

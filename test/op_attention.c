@@ -1454,6 +1454,142 @@ static void sm90_visits_whole_tiles(void **state) {
         cmocka_unit_test(name##_packed_equals_alone), cmocka_unit_test(name##_keeps_documents_apart),                  \
         cmocka_unit_test(name##_mask_faults_are_seen), cmocka_unit_test(name##_repeats_masked_bits)
 
+// ---------------------------------------------------------------------------------------------------------------------
+// The amax of out and of dqkv. Every run compares both with what was stored; here they are what is hard to get right.
+
+// An amax is not cleared: what is larger before stays.
+static void amax_keeps_what_is_larger(void **state) {
+    const struct attention_shape s = shape_of(1, 40, 2, 1, 64);
+    uint64_t seed = case_seed = 51;
+    double *exact;
+    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed);
+    static const uint32_t before[] = {0x3c000000u, 0x7f000000u, 0x7fc00000u}; // 2^-7, 2^127, NaN
+    for (int i = 0; i < 3; i++)
+        FOR_EACH_BACKEND(which, s, 0) {
+            amax_before = before[i];
+            const struct result r = run(qkv, qkv, which, s, dropout_of(0));
+            amax_before = 0;
+            assert_true((amax_after(r.out, out_count(s)) > before[i]) == (i == 0));
+            result_free(r, which, s);
+        }
+    free(qkv);
+    free(exact);
+}
+// Every query sees little but the first key, whose value is small; rows past T, which are not stored, would have the
+// mean of all values. Tiles hold 8 to 128 tokens and 8 to 256 columns.
+static void amax_leaves_out_rows_past_T(void **state) {
+    static const int sizes[] = {40, 64, 96, 128, 256};
+    for (int i = 0; i < 5; i++) {
+        const struct attention_shape s = shape_of(2, 35, 2, 1, sizes[i]);
+        const int64_t D = s.head_dim, W = 4 * D;
+        uint64_t seed = case_seed = 52;
+        double *exact;
+        floatX *qkv = test_floats(&exact, qkv_count(s), 0.01, &seed);
+        for (int64_t t = 0; t < s.B * s.T; t++)
+            for (int64_t d = 0; d < D; d++) {
+                qkv[t * W + d] = qkv[t * W + D + d] = to_floatX(8);
+                qkv[t * W + 2 * D + d] = to_floatX(t % s.T == 0 ? 8.0f : -8.0f);
+                if (t % s.T != 0)
+                    qkv[t * W + 3 * D + d] = to_floatX(1000);
+            }
+        FOR_EACH_BACKEND(which, s, 0) {
+            const struct result r = run(qkv, qkv, which, s, dropout_of(0));
+            assert_true(amax_after(r.out, out_count(s)) < fp8_magnitude(0.02f));
+            result_free(r, which, s);
+        }
+        free(qkv);
+        free(exact);
+    }
+}
+// Where one element of out, or of dv, stands out, whichever it is: a thread that is left out is seen. Where a query
+// sees its own key alone, out is v, dv is the sum of its group's dout, and dq and dk are 0.
+static void amax_sees_every_element(void **state) {
+    static const int sizes[] = {24, 64, 96, 128, 256};
+    for (int i = 0; i < 5; i++) {
+        const int64_t D = sizes[i];
+        for (int64_t at = 0; at < D; at += SLOW == 2 ? D / 8 + 1 : 1) {
+            const struct attention_shape s = masked(shape_of(1, 21, 2, 1, (int)D), ONE_DOCUMENT, 1);
+            const int64_t token = at * 5 % s.T;
+            floatX *qkv = (floatX *)test_alloc((size_t)qkv_count(s) * sizeof *qkv),
+                   *dout = (floatX *)test_alloc((size_t)out_count(s) * sizeof *dout);
+            for (int64_t j = 0; j < qkv_count(s); j++)
+                qkv[j] = to_floatX(j == token * 4 * D + 3 * D + at ? -3.0f : 0.5f);
+            for (int64_t j = 0; j < out_count(s); j++)
+                dout[j] = to_floatX(j == token * 2 * D + D + at ? 5.0f : 0.25f);
+            FOR_EACH_BACKEND(which, s, 0) {
+                const struct result r = run(qkv, dout, which, s, dropout_of(0));
+                assert_int_equal(amax_after(r.out, out_count(s)), fp8_magnitude(3));
+                assert_int_equal(amax_after(r.dqkv, qkv_count(s)), fp8_magnitude(5.25f));
+                result_free(r, which, s);
+            }
+            free(qkv);
+            free(dout);
+            unmask(s);
+        }
+    }
+}
+// Infinities and NaNs in a value or in a gradient stand on top.
+static void amax_carries_overflow(void **state) {
+    static const float bad[] = {INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < 6; i++) {
+        const struct attention_shape s = shape_of(1, i < 3 ? 1 : 70, 1, 1, 64);
+        const int64_t D = s.head_dim, token = i < 3 ? 0 : 50;
+        uint64_t seed = case_seed = 53;
+        double *exact, *dexact;
+        floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed), *dout = test_floats(&dexact, out_count(s), 1, &seed);
+        qkv[token * 3 * D + 2 * D + 13] = to_floatX(bad[i % 3]);
+        dout[token * D + 29] = to_floatX(bad[i % 3]);
+        FOR_EACH_BACKEND(which, s, 0) {
+            const struct result r = run(qkv, dout, which, s, dropout_of(0));
+            const uint32_t out = amax_after(r.out, out_count(s));
+            assert_true(i < 2 ? out == 0x7f800000u : i == 2 ? out > 0x7f800000u : out >= 0x7f800000u);
+            assert_true(amax_after(r.dqkv, qkv_count(s)) >= 0x7f800000u);
+            result_free(r, which, s);
+        }
+        free(qkv);
+        free(dout);
+        free(exact);
+        free(dexact);
+    }
+}
+// The amax of dqkv is that after RoPE is undone, be the largest element one of q and k, whose angles raise it, or of v.
+static void amax_is_of_what_rope_leaves(void **state) {
+    static const int sizes[] = {24, 64, 96, 128, 256};
+    enum { T = 70 };
+    for (int i = 0; i < 5; i++)
+        for (int values = 0; values < 2; values++) {
+            const struct attention_shape s = shape_of(2, T, 4, 2, sizes[i]);
+            const struct rope_settings settings = rope_unscaled(sizes[i], 100);
+            float *table = (float *)test_alloc(T * (size_t)sizes[i] * sizeof *table);
+            uint64_t seed = case_seed = 54;
+            double *exact, *dexact;
+            floatX *qkv = test_floats(&exact, qkv_count(s), values ? 0.01 : 5, &seed),
+                   *dout = test_floats(&dexact, out_count(s), 1, &seed);
+            rope_table(table, T, &settings);
+            const int64_t W = qkv_count(s) / (s.B * T), v = W - (int64_t)s.num_query_groups * s.head_dim;
+            FOR_EACH_BACKEND(which, s, 0) {
+                const struct result r = run_with(qkv, dout, which, s, dropout_of(0), options_of(table, false));
+                uint32_t in_v = 0, elsewhere = 0;
+                for (int64_t t = 0; t < s.B * T; t++) {
+                    const uint32_t first = amax_after(r.dqkv + t * W, v),
+                                   second = amax_after(r.dqkv + t * W + v, W - v);
+                    elsewhere = first > elsewhere ? first : elsewhere;
+                    in_v = second > in_v ? second : in_v;
+                }
+                assert_true(values ? in_v > elsewhere : elsewhere > in_v);
+                result_free(r, which, s);
+            }
+            free(qkv);
+            free(dout);
+            free(exact);
+            free(dexact);
+            free(table);
+        }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The choice of a backend
+
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
                    struct attention_choice *choice) {
     if (flash)
