@@ -172,7 +172,6 @@ static void flash_forward(floatX *out, float *lse, const floatX *qkv, struct att
     struct flash_any_arguments a = flash_arguments_of(qkv, aligned, shape, dropout);
     a.out = out;
     a.lse = lse;
-    a.amax = amax;
     flash_choose<flash_forward_launcher>(a, shape, dev);
     if (amax)
         fp8_amax(amax, out, (int64_t)shape.B * shape.T * a.out_stride, dev);
@@ -188,7 +187,6 @@ static void flash_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
     a.dout = dout;
     a.dqkv = dqkv;
     a.rows = (float2 *)workspace;
-    a.amax = amax;
     flash_choose<flash_backward_launcher>(a, shape, dev);
     if (amax)
         fp8_amax(amax, dqkv, (int64_t)shape.B * shape.T * a.qkv_stride, dev);

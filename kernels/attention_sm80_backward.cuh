@@ -234,9 +234,6 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
     __syncthreads();
     scale_all<plan::M, D / 8>(state.dq, a.scale);
-    if (a.amax)
-        amax_merge_warp(a.amax,
-                        amax_rounded(amax_of_rows<plan, 16 * plan::M, D>(first_row + warp_row, a, 0, state.dq)));
     store_rows<plan, 16 * plan::M, D>(a.dqkv + view.qkv_offset, a.qkv_stride, first_row + warp_row, a, shared, warp_row,
                                       0, state.dq);
 }
@@ -431,12 +428,6 @@ static __global__ void __launch_bounds__(plan::THREADS, plan::BLOCKS)
 
     __syncthreads();
     scale_all<plan::M, plan::COLUMNS / 8>(state.dk, a.scale);
-    if (a.amax)
-        amax_merge_warp(
-            a.amax,
-            amax_rounded(amax_larger(
-                amax_of_rows<plan, 16 * plan::M, plan::COLUMNS>(first_key + warp_key, a, warp_column, state.dk),
-                amax_of_rows<plan, 16 * plan::M, plan::COLUMNS>(first_key + warp_key, a, warp_column, state.dv))));
     bf16 *dk = a.dqkv + (view.k - a.qkv), *dv = a.dqkv + (view.v - a.qkv);
     store_rows<plan, 16 * plan::M, plan::COLUMNS>(dk, a.qkv_stride, first_key + warp_key, a, shared, warp_key,
                                                   warp_column, state.dk);

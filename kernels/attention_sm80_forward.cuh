@@ -203,9 +203,6 @@ DEVICE_FUNCTION void forward_finish(struct forward_state<plan> &state, const typ
                 state.o[m][n][2 * half + 1] *= inverse;
             }
         }
-    if (a.amax)
-        amax_merge_warp(a.amax,
-                        amax_rounded(amax_of_rows<plan, 16 * plan::M, plan::D>(first_row + warp_row, a, 0, state.o)));
     // This warp alone has read its rows of Q, and will not again.
     store_rows<plan, 16 * plan::M, plan::D>(a.out + view.out_offset, a.out_stride, first_row + warp_row, a, queries,
                                             warp_row, 0, state.o);

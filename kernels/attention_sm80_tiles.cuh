@@ -4,7 +4,6 @@
 #ifndef PRECISION_BF16
 #error "these kernels take bf16 alone"
 #endif
-#include "kernels/amax.cuh"        // amax_larger, amax_merge_warp
 #include "kernels/device.cuh"      // bf16
 #include "kernels/packed.cuh"      // packed_check
 #include "kernels/ptx.cuh"         // mma_m16n8k16, ldmatrix_x4, cp_async_16, pack_bf16x2
@@ -32,7 +31,6 @@ struct flash_arguments {
     uint32_t group_magic; // h / (H / Hkv) = h group_magic >> 31, so that a head's addresses stay in uniform registers
     float scale;
     struct dropout dropout;
-    uint32_t *amax; // of out, to forward, or of dqkv; NULL: not taken
 };
 
 // threadIdx.x. What a thread computes from it for a tile is cheap to compute, but kept from tile to tile it takes
@@ -52,7 +50,7 @@ struct flash_any_arguments : flash_spans_arguments {
     float unit;       // of scores: the softcap, or the scale where there is none
     float cap_factor; // for capped_score(): 2 log2(e) scale / softcap, or 0
 };
-static_assert(sizeof(struct flash_spans_arguments) <= 136, "see above");
+static_assert(sizeof(struct flash_spans_arguments) <= 128, "see above");
 template <flash_scores SCORES> struct flash_arguments_for;
 template <> struct flash_arguments_for<FLASH_CAUSAL> { typedef struct flash_arguments type; };
 template <> struct flash_arguments_for<FLASH_SPANS> { typedef struct flash_spans_arguments type; };
@@ -257,27 +255,6 @@ DEVICE_FUNCTION int lane_row(void) { return (int)threadIdx.x % 32 / 4; }
 DEVICE_FUNCTION int lane_column(void) { return 2 * ((int)threadIdx.x % 4); }
 DEVICE_FUNCTION constexpr int fragment_row(int m, int i) { return 16 * m + 8 * (i / 2); }
 DEVICE_FUNCTION constexpr int fragment_column(int n, int i) { return 8 * n + i % 2; }
-
-// The largest magnitude, not yet rounded, of what store_rows stores.
-template <class plan, int ROWS, int COLUMNS>
-DEVICE_FUNCTION uint32_t amax_of_rows(int first, const struct flash_arguments &a, int column,
-                                      const float acc[ROWS / 16][COLUMNS / 8][4]) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int m = 0; m < ROWS / 16; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32_t row = 0;
-#pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n++)
-                if (!plan::PADDED || column + 8 * n < a.head_dim)
-                    row = amax_larger(
-                        row, amax_larger(fp8_magnitude(acc[m][n][2 * half]), fp8_magnitude(acc[m][n][2 * half + 1])));
-            if (first + lane_row() + fragment_row(m, 2 * half) < a.T)
-                largest = amax_larger(largest, row);
-        }
-    return largest;
-}
 
 // --- Spans and softcap --------------------------------------------------------------------------------------------
 

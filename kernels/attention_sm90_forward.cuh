@@ -452,8 +452,6 @@ sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_for
 #pragma unroll
     for (int i = 0; i < plan::D / 2; i++)
         state.o[i] *= state.factor[i / 2 % 2];
-    if (a.amax)
-        amax_merge_warp(a.amax, amax_rounded(sm90_amax<plan::D / 2>(state.o, a.T - row)));
     const int barrier = 1 + plan::WARPGROUPS + c.warpgroup;
     named_barrier_sync(barrier, 128); // the other warps' products have read the queries
     sm90_put_rows<plan::D>(queries, state.o);
