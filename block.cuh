@@ -133,8 +133,8 @@ static void mlp_activation_backward(floatX *dfc, const floatX *dact, const float
 }
 // The same, written as FP8 operands alone, where the scale is known before the values are.
 static void mlp_activation_forward_fp8(struct fp8_cast to, const floatX *fc, int64_t N, const struct model_shape *s,
-                                       void *ws, struct device *dev) {
-#define IN_FP8(name) name##_forward_fp8(to, fc, N, s->layer.F, ws, dev)
+                                       struct device *dev) {
+#define IN_FP8(name) name##_forward_fp8(to, fc, N, s->layer.F, NULL, dev)
     ACTIVATION_SWITCH(s->activation, IN_FP8, IN_FP8)
 #undef IN_FP8
 }
@@ -248,8 +248,7 @@ static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uin
     const floatX *fc = (const floatX *)ACT(FC);
     if (activation_is_fused(m, pass, l)) {
         const struct fp8_cast to = input_cast(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
-        void *ws = workspace(m, fp8_cast_workspace_bytes(N, m->shape.layer.F));
-        RUN(m, mlp_activation_forward_fp8(to, fc, N, &m->shape, ws, m->dev));
+        RUN(m, mlp_activation_forward_fp8(to, fc, N, &m->shape, m->dev));
         return;
     }
     floatX *act = linear_input(m, pass, l, LINEAR_MLP_PROJ);
@@ -439,7 +438,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     const floatX *fc = (const floatX *)ACT(FC);
     if (activation_is_fused(m, PASS_TRAIN, l)) {
         const struct fp8_cast to = gradient_cast(m, l, LINEAR_FC);
-        void *ws = workspace(m, fp8_cast_workspace_bytes(N, fc_width(s)));
+        void *ws = gradient_cast_workspace(m, l, LINEAR_FC);
         RUN(m, mlp_activation_backward_fp8(to, dact, fc, N, &m->shape, ws, m->dev));
         linear_backward_fp8(m, l, LINEAR_FC, SLOT_D_NORM2);
         return;

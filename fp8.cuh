@@ -23,7 +23,6 @@ struct fp8_state {
     const struct layer_shape *shape; // not owned
     int num_layers;
     bool weights_sharded; // no rank updates a whole weight: its amax is taken where it is cast
-    int ranks;            // that update weights, each its shards; 1: each rank updates all
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
     // In the device's memory; NULL while planning, and without FP8:
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS)

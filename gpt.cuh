@@ -239,8 +239,7 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->dropout = true;
     m->last_micro_step = index == m->micro_steps - 1;
     upload_batch(m, PASS_TRAIN, batch);
-    if (index == 0)
-        RUN(m, optimizer_know_weights(&m->optimizer));
+    RUN(m, optimizer_know_weights(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
     RUN(m, dropout_step_set(&m->results->micro_step, m->micro_step + (uint64_t)m->zero.shards.rank, m->dev));
     forward_backward_recorded(m, index, scale);

@@ -114,11 +114,10 @@ static void quantise_input(struct gpt *m, enum pass pass, int l, enum linear lin
     phase(m, pass_name(pass), l, name);
     const floatX *in = linear_input(m, pass, l, linear);
     const struct fp8_cast to = input_cast(m, pass, l, linear, rows, columns);
-    void *ws = workspace(m, fp8_cast_workspace_bytes(N, row.inputs));
     uint32_t *amax = amax_of(m, pass, l, linear, FP8_INPUT);
     if (amax && source.shared && source.id != ACT_ATT) // the residual stream has many readers: its amax is taken here
         RUN(m, fp8_amax(amax, in, N * row.inputs, m->dev));
-    RUN(m, fp8_cast(to, in, N, row.inputs, ws, m->dev));
+    RUN(m, fp8_cast(to, in, N, row.inputs, NULL, m->dev));
 }
 
 // ---- Products ----
@@ -134,7 +133,7 @@ static bool fast_accumulation(const struct gpt *m, bool forward) {
 }
 // Casts a weight (outputs, inputs), or its transpose where `which` is FP8_WEIGHT_COLUMNS, in this phase.
 static struct fp8_matrix quantise_weight(struct gpt *m, enum pass pass, int l, enum linear linear,
-                                         enum fp8_buffer which, const floatX *w, void *ws) {
+                                         enum fp8_buffer which, const floatX *w) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool transposed = which == FP8_WEIGHT_COLUMNS;
     const struct fp8_matrix matrix =
@@ -150,17 +149,9 @@ static struct fp8_matrix quantise_weight(struct gpt *m, enum pass pass, int l, e
     to.counts = transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT);
     if (m->fp8.weights_sharded && !transposed && amax_of(m, pass, l, linear, FP8_WEIGHT))
         RUN(m, fp8_amax(&to.scale->amax, w, (int64_t)row.outputs * row.inputs, m->dev));
-    RUN(m, fp8_cast(to, w, row.outputs, row.inputs, ws, m->dev));
+    RUN(m, fp8_cast(to, w, row.outputs, row.inputs, NULL, m->dev));
     return matrix;
 }
-// The scratch memory of a phase that casts a weight and multiplies (M, K) by (N, K).
-static void *fp8_workspace(struct gpt *m, enum linear linear, int64_t M, int64_t N, int64_t K) {
-    const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const size_t cast = fp8_cast_workspace_bytes(row.outputs, row.inputs),
-                 product = matmul_fp8_workspace_bytes(M, N, K, m->dev);
-    return workspace(m, cast > product ? cast : product);
-}
-
 // out (N, outputs) = in weight^T + bias, in the phase that the caller began. In FP8 quantise_input ran before.
 static void linear_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
@@ -173,9 +164,9 @@ static void linear_forward(struct gpt *m, enum pass pass, int l, enum linear lin
         MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
         return;
     }
-    void *ws = fp8_workspace(m, linear, N, n, k);
+    void *ws = workspace(m, matmul_fp8_workspace_bytes(N, n, k, m->dev));
     const struct fp8_matrix x = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
-    const struct fp8_matrix weight = quantise_weight(m, pass, l, linear, FP8_WEIGHT_ROWS, w, ws);
+    const struct fp8_matrix weight = quantise_weight(m, pass, l, linear, FP8_WEIGHT_ROWS, w);
     MATMUL(m, matmul_fp8(out, x, weight, b, N, n, k, fast_accumulation(m, true), ws, m->dev));
 }
 
@@ -216,17 +207,23 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     to.counts = counts_of(m, PASS_TRAIN, linear, FP8_GRADIENT);
     return to;
 }
+// The scratch memory of that cast; none without a bias.
+static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const bool sums = parameters_find(&m->table, l, row.bias) != NULL;
+    return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
+}
 static void quantise_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = linear_row(linear, &m->shape.layer).outputs;
     const struct fp8_cast to = gradient_cast(m, l, linear);
-    void *ws = workspace(m, fp8_cast_workspace_bytes(N, n));
+    void *ws = gradient_cast_workspace(m, l, linear);
     if (!gradient_has_amax(m, linear) && to.scale)
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
 // The input by columns, for the gradient of the weight: as it was kept, or cast now by the scale of forward's cast.
-static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear, void *ws) {
+static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear) {
     const struct linear_source source = linear_source(m, l, linear);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int k = linear_row(linear, &m->shape.layer).inputs;
@@ -238,7 +235,7 @@ static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear,
     to.scale = scale;
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_COLUMNS, FP8_INPUT, k, N);
     const floatX *in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
-    RUN(m, fp8_cast(to, in, N, k, ws, m->dev));
+    RUN(m, fp8_cast(to, in, N, k, NULL, m->dev));
     return to.columns;
 }
 // The two products of a linear layer's backward in FP8, a phase each, after quantise_gradient.
@@ -253,9 +250,9 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     phase(m, "backward", l, name);
     floatX *din = d_buffer(m, l, din_slot, k);
     const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
-    void *ws = fp8_workspace(m, linear, N, k, n);
+    void *ws = workspace(m, matmul_fp8_workspace_bytes(N, k, n, m->dev));
     const struct fp8_matrix dout = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, n);
-    const struct fp8_matrix weight = quantise_weight(m, PASS_TRAIN, l, linear, FP8_WEIGHT_COLUMNS, w, ws);
+    const struct fp8_matrix weight = quantise_weight(m, PASS_TRAIN, l, linear, FP8_WEIGHT_COLUMNS, w);
     timeline_touch(fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N).codes);
     MATMUL(m, matmul_fp8(din, dout, weight, NULL, N, k, n, fast, ws, m->dev));
 
@@ -263,9 +260,8 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     phase(m, "backward", l, name);
     timeline_touch(d_buffer(m, l, din_slot, k));
     float *dw = grad(m, l, row.weight);
-    const size_t cast = fp8_cast_workspace_bytes(N, k), product = matmul_fp8_workspace_bytes(n, k, N, m->dev);
-    ws = workspace(m, cast > product ? cast : product);
-    const struct fp8_matrix x = input_columns(m, l, linear, ws);
+    ws = workspace(m, matmul_fp8_workspace_bytes(n, k, N, m->dev));
+    const struct fp8_matrix x = input_columns(m, l, linear);
     const struct fp8_matrix dout_columns =
         fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
     MATMUL(m, matmul_fp8_add(dw, dout_columns, x, n, k, N, fast, ws, m->dev));

@@ -150,7 +150,8 @@ static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *
             return fp8_weight_amax(o->fp8, t->layer, (enum linear)linear);
     return NULL;
 }
-// Takes the amaxes of weights that no update has made: initial ones, and those of a checkpoint.
+// Takes the amaxes of weights that no update has made, initial ones and those of a checkpoint, where they are not known
+// yet.
 static void optimizer_know_weights(struct optimizer *o) {
     const struct zero *z = o->zero;
     if (o->fp8->weight_amaxes == NULL || o->fp8->weights_known)

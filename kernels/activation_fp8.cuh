@@ -10,7 +10,7 @@
 //   NAME_forward_fp8(to, fc, N, F, workspace, dev)         casts act (N, F); fc: (N, F), or gate and up, (N, 2F)
 //   NAME_backward_fp8(to, dact, fc, N, F, workspace, dev)  casts the gradient of fc, of which to.dbias sums the columns
 //
-// to.scale->amax is taken on the way. Workspace: fp8_cast_workspace_bytes of what is cast.
+// to.scale->amax is taken on the way. workspace: as fp8_cast's, of what is cast.
 
 #ifdef TARGET_CUDA
 

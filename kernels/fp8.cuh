@@ -38,8 +38,8 @@ HOST_DEVICE uint32_t fp8_magnitude(float x) {
 }
 
 // The scale of one tensor of one layer, in the device's memory. A cast takes `delayed`, or, where that is 0, the scale
-// of `amax`; it writes both members that it used. The first forward of a micro-batch collects amax; recomputation casts
-// by the same scale, since amax stays until the next micro-batch begins.
+// of `amax`, and writes `scale` and `inverse`. The first forward of a micro-batch collects amax, which stays until the
+// next micro-batch begins: casts of recomputed values find the same amax, and write the same scale again.
 struct fp8_scale {
     uint32_t amax;        // fp8_magnitude of the tensor's largest element in this micro-batch; a weight's in this step
     uint32_t step_amax;   // in the step's micro-batches before

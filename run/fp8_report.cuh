@@ -27,7 +27,7 @@ static const char *fp8_describe_sums(const struct config *c) {
         return "sums in fp32";
     switch (c->fp8_fast_accumulation) {
     case FP8_FAST_FORWARD: return "fast accumulation in forward";
-    case FP8_FAST_NONE: return "sums in fp32";
+    case FP8_FAST_NONE: return "sums in fp32, to which tensor cores add theirs at intervals";
     case FP8_FAST_ALL: return "fast accumulation in forward and backward";
     }
     __builtin_unreachable();
@@ -82,4 +82,22 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
             shares[l].flushed[o] = sums[FP8_FLUSHED] / elements;
         }
     }
+}
+
+// The first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales: writes its
+// name and *value, and returns true. amaxes: of the first rank; `width` doubles from one rank's to the next.
+static bool fp8_nonfinite_tensor(char text[FP8_TEXT], double *value, const struct fp8_state *f,
+                                 const struct layer_shape *s, const double *amaxes, int ranks, int width) {
+    static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};
+    for (int i = 0; i < fp8_num_scales(f) && fp8_is_delayed(f); i++)
+        for (int rank = 0; rank < ranks; rank++) {
+            if (isfinite(amaxes[(int64_t)rank * width + i]))
+                continue;
+            const enum linear linear = (enum linear)(i / FP8_OPERANDS % LINEAR_COUNT);
+            *value = amaxes[(int64_t)rank * width + i];
+            snprintf(text, FP8_TEXT, "largest %s of %s of layer %d, in FP8,", operands[i % FP8_OPERANDS],
+                     linear_row(linear, s).name, i / FP8_KINDS);
+            return true;
+        }
+    return false;
 }

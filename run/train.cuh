@@ -134,8 +134,15 @@ static bool finish_step(struct run *r, struct log_step *entry) {
         report_nonfinite(r, step, "loss", loss,
                          r->first_sample[slot] + (uint64_t)micro_batch * (uint64_t)c->micro_batch_size,
                          c->micro_batch_size);
-    else if (!results.check.finite)
-        report_nonfinite(r, step, "gradient norm", entry->grad_norm, r->first_sample[slot], c->global_batch_size);
+    else if (!results.check.finite) {
+        char tensor[FP8_TEXT];
+        double value = entry->grad_norm;
+        const bool in_fp8 =
+            isfinite(value) && fp8_nonfinite_tensor(tensor, &value, &r->model->fp8, &r->model->shape.layer,
+                                                    reports + report_fp8_amaxes(r->model), c->ranks, width);
+        report_nonfinite(r, step, in_fp8 ? tensor : "gradient norm", value, r->first_sample[slot],
+                         c->global_batch_size);
+    }
     return results.check.finite;
 }
 
