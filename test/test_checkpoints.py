@@ -330,14 +330,14 @@ class Fp8(Case):
 
     @unittest.skipUnless(MPIRUN, "no mpirun")
     def test_memory_is_flat(self):
-        """Delayed scales with all recomputed, the case of TransformerEngine's issue 1935. On the cpu target the peak is of the
-        resident set, whose last pages come late: a page or two, less than a tensor that each step leaves behind."""
+        """Delayed scales with all recomputed, the case of TransformerEngine's issue 1935. The cpu target's peak is of the resident
+        set, in which 120 KiB of libraries may come late; 58 steps that left a weight in FP8 behind would add 1 MiB."""
         self.launch("flat", 2, "--train-steps", 60, "--val-every", 0, "--recompute-granularity", "full", "--zero-stage", 3,
-                    "--checkpoint-every", 0, *DELAYED)
+                    "--checkpoint-every", 0, "--hidden-size", 128, *DELAYED)
         with open(self.path + "/flat/log.jsonl") as f:
             peaks = [json.loads(line)["peak_bytes"] for line in f]
         self.assertEqual(len(peaks), 60)
-        self.assertLessEqual(max(peaks) - peaks[1], 16 * 4096)
+        self.assertLessEqual(max(peaks) - peaks[1], 400 << 10)
 
 
 class Kill(Case):
