@@ -479,7 +479,8 @@ def page_text(folder):
         lines += [f"## {results['runs'][-1].get('gpu')}", "", *body, ""]
     if not reports:
         lines += ["**There is no measurement yet: no GPU has run this engine.** What is predicted stands in [kernels.md](kernels.md),",
-                  "[attention-sm80.md](attention-sm80.md) and [hopper.md](../hopper.md); how to measure, in [README.md](README.md).", ""]
+                  "[attention-sm80.md](attention-sm80.md), [hopper.md](../hopper.md) and [fp8.md](../fp8.md); how to measure, in",
+                  "[README.md](README.md).", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -2,6 +2,7 @@
 train_gpt, on none. Skipped where the program has no cuda target or finds no GPU."""
 import json
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -67,6 +68,32 @@ class Fp8(unittest.TestCase):
             message = self.refused(capability, "--fp8-recipe", "blockwise")
             for word in ("compute capability 9.0", capability, "--fp8-recipe blockwise"):
                 self.assertIn(word, message)
+
+    def planned(self, model, policy, *arguments):
+        """GB at the peak, of the words of a row of docs/fp8.md; None: the sizes are refused."""
+        preset, micro_batch, length = re.fullmatch(r"(\S+), (\d+) x (\d+)", model).groups()
+        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "9.0"}), tempfile.TemporaryDirectory() as folder:
+            result = run("--plan", "--plan-json", folder + "/plan.json", "--device", "cuda", "--precision", "bf16", "--preset", preset,
+                         "--micro-batch-size", micro_batch, "--global-batch-size", micro_batch, "--seq-length", length,
+                         "--recompute-granularity", policy, *arguments)
+            if result.returncode == 2 and "multiples of 128" in result.stderr:
+                return None
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(folder + "/plan.json") as f:
+                return json.load(f)["peak_bytes"] / 1e9
+
+    def test_planned_peaks_are_those_of_the_page(self):
+        with open(ROOT + "/docs/fp8.md", encoding="utf-8") as f:
+            rows = re.findall(r"^\| (\S+, \d+ x \d+) \| (none|selective|full) \| (.*) \|$", f.read(), re.M)
+        self.assertEqual(len(rows), 9)
+        delayed = ["--fp8-recipe", "delayed", "--fp8-amax-history-len", 1024, "--fp8-amax-compute-algo", "max"]
+        for model, policy, cells in rows:
+            peaks = [self.planned(model, policy, *recipe) for recipe in
+                     ([], ["--fp8-format", "hybrid"], ["--fp8-format", "hybrid", *delayed],
+                      ["--fp8-format", "e4m3", "--fp8-recipe", "blockwise"])]
+            self.assertTrue(all(peak is None or peak < peaks[0] for peak in peaks[1:]), (model, policy, peaks))
+            expected = ["-" if peak is None else "%.2f" % peak for peak in peaks] + ["%.2f" % (peaks[0] - peaks[1])]
+            self.assertEqual(cells.split(" | ")[:5], expected, (model, policy))
 
 
 @unittest.skipIf(missing(), missing())
