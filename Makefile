@@ -130,9 +130,10 @@ DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # what op_golden's and op_zoo's show; op_huggingface moves bytes, in either precision alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
 EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives \
-  $(patsubst %,%_fp32,$(filter-out op_gpt op_block,$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
+  $(patsubst %,%_fp32,$(filter-out op_gpt op_block op_fp8_gpt,$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
-QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(OPS:=_fp32) $(OPS:=_bf16))
+# Models in FP8 are trained with bf16 alone.
+QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt,$(OPS))) $(OPS:=_bf16))
 TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 

@@ -7,7 +7,8 @@
 #include "test/testing.h"
 
 #include "run/fit.cuh"
-#include "run/ranks.cuh" // check_replicas
+#include "run/ranks.cuh"                   // check_replicas
+#include "runtime/machine/memory_limits.h" // memory_resident_bytes
 #include "runtime/net/parallel.h"
 #include <math.h>
 #include <omp.h>
@@ -17,15 +18,26 @@
 #include <unistd.h>
 
 enum { STEPS = 2, MOST_MICRO_STEPS = 2, MOST_RANKS = 3, MOST_BATCHES = MOST_MICRO_STEPS * MOST_RANKS };
-#define SMALL                                                                                                          \
-    "--vocab-size 150 --micro-batch-size 2 --seq-length 19 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 " \
-    "--sample-count 2 --bucket-mib 0.03 --checkpoint-every 1 --train-steps 2 --num-layers 3 "
-static const char GPT2[] =
-    SMALL "--hidden-size 32 --num-attention-heads 2 --hidden-dropout 0.1 --attention-dropout 0.2 ";
-static const char LLAMA[] =
-    SMALL "--hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --ffn-hidden-size 104 "
-          "--normalization RMSNorm --position-embedding-type rope --activation swiglu --add-bias-linear=false "
-          "--untie-embeddings-and-output-weights --hidden-dropout 0.1 ";
+enum { MOST_TOKENS = 128 }; // of a micro-batch
+#define SMALL                                                                                                           \
+    "--vocab-size 150 --micro-batch-size 2 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 --sample-count 2 " \
+    "--bucket-mib 0.03 --checkpoint-every 1 --train-steps 2 --num-layers 3 "
+#define SMALL_GPT2 SMALL "--hidden-size 32 --num-attention-heads 2 --hidden-dropout 0.1 --attention-dropout 0.2 "
+#define SMALL_LLAMA                                                                                                    \
+    SMALL "--hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --normalization RMSNorm "                     \
+          "--position-embedding-type rope --activation swiglu --add-bias-linear=false "                                \
+          "--untie-embeddings-and-output-weights --hidden-dropout 0.1 "
+static const char GPT2[] = SMALL_GPT2 "--seq-length 19 ";
+static const char LLAMA[] = SMALL_LLAMA "--seq-length 19 --ffn-hidden-size 104 ";
+// In FP8 widths and the tokens of a micro-batch are multiples of 16; for blocks, of 128.
+#define DELAYED                                                                                                        \
+    "--seq-length 24 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 3 --fp8-amax-compute-algo max "
+static const char GPT2_TENSORWISE[] = SMALL_GPT2 "--seq-length 24 --fp8-format hybrid ";
+static const char GPT2_DELAYED[] = SMALL_GPT2 DELAYED;
+static const char LLAMA_DELAYED[] = SMALL_LLAMA "--ffn-hidden-size 112 " DELAYED;
+static const char GPT2_BLOCKWISE[] =
+    SMALL "--seq-length 64 --hidden-size 128 --num-attention-heads 2 --ffn-hidden-size 128 --hidden-dropout 0.1 "
+          "--fp8-format e4m3 --fp8-recipe blockwise ";
 static const char *const policies[] = {
     "", "--recompute-granularity selective", "--recompute-granularity full",
     "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"};
@@ -116,16 +128,20 @@ static void fill_tokens(const struct setup *s, int32_t *tokens, uint64_t seed) {
 }
 // Micro-batch `batch` of a step of all ranks.
 static void micro_step(struct setup *s, int step, int index, int batch, int batches) {
-    int32_t inputs[64], targets[64];
+    int32_t inputs[MOST_TOKENS], targets[MOST_TOKENS];
     fill_tokens(s, inputs, (uint64_t)(100 * step + batch + 1));
     fill_tokens(s, targets, (uint64_t)(100 * step + batch + 51));
     gpt_micro_step(s->model, index, batch_of(inputs, targets), 1.0 / batches);
 }
 
 // What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards; the
-// copy that a checkpoint is made of; what evaluation and generation make of the parameters.
+// copy that a checkpoint is made of; what evaluation and generation make of the parameters. In FP8 also how many values
+// of each kind were saturated or flushed, and what a checkpoint holds of delayed scales.
 struct outcome {
     double loss[STEPS * MOST_BATCHES], norm[STEPS], evaluation;
+    double counts[STEPS][FP8_KINDS * FP8_COUNTS];
+    float *scales; // (num_scales, 1 + history_length): `delayed`, then the histories
+    int num_scales, history_length;
     float *own[4]; // (flat / ranks) each: gradients, moments, parameters
     float *copy[STATE_COUNT];
     floatX logits[512];
@@ -158,6 +174,9 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
             o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + 2 * (i / ranks)];
         if (o)
             o->norm[step] = results.check.grad_norm;
+        for (int i = 0; i < FP8_KINDS * FP8_COUNTS && o && fp8_is_on(&m->fp8); i++)
+            for (int rank = 0; rank < ranks; rank++)
+                o->counts[step][i] += reports[rank * report_width(m) + report_fp8_counts(m) + i];
     }
 }
 static void collect_state(struct setup *s, struct outcome *o) {
@@ -171,6 +190,12 @@ static void collect_state(struct setup *s, struct outcome *o) {
     o->own[2] = own_shards(m, m->optimizer.state[STATE_MOMENT2], shards_optimizer(h));
     o->own[3] = own_shards(m, optimizer_state_of(&m->optimizer, STATE_MASTER),
                            optimizer_state_is_sharded(&m->optimizer, STATE_MASTER));
+    if (fp8_is_delayed(&m->fp8)) {
+        o->num_scales = fp8_num_scales(&m->fp8);
+        o->history_length = m->fp8.delay.length;
+        o->scales = (float *)test_alloc((size_t)fp8_state_floats(&m->fp8) * sizeof *o->scales);
+        fp8_state_download(&m->fp8, o->scales, m->dev);
+    }
     for (int flat = 0; flat < STATE_COUNT && m->optimizer.keeps_copy; flat++) {
         o->copy[flat] = (float *)test_alloc((size_t)o->flat * sizeof *o->copy[flat]);
         memcpy(o->copy[flat], m->optimizer.copy[flat], (size_t)o->flat * sizeof *o->copy[flat]);
@@ -178,7 +203,7 @@ static void collect_state(struct setup *s, struct outcome *o) {
 }
 static struct outcome outcome_of(struct setup *s) {
     struct outcome o;
-    int32_t inputs[64], targets[64];
+    int32_t inputs[MOST_TOKENS], targets[MOST_TOKENS];
     memset(&o, 0, sizeof o);
     run_steps(s, 0, STEPS, &o);
     collect_state(s, &o); // while the updated parameters are still on their way
@@ -196,6 +221,7 @@ static void outcome_free(struct outcome *o) {
         free(o->own[i]);
     for (int i = 0; i < STATE_COUNT; i++)
         free(o->copy[i]);
+    free(o->scales);
 }
 static void expect_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
     static const char *const names[] = {"gradients", "first moments", "second moments", "parameters"};
@@ -209,6 +235,10 @@ static void expect_same_bits(const struct outcome *a, const struct outcome *b, c
         if (a->copy[i])
             expect_same_values(floats_to_doubles(b->copy[i], a->flat), floats_to_doubles(a->copy[i], a->flat), a->flat,
                                what, "checkpoint's copy");
+    expect(!memcmp(a->counts, b->counts, sizeof a->counts), "%s: counts of saturated or flushed values differ", what);
+    for (int i = 0; i < a->num_scales * (1 + a->history_length); i++)
+        expect(a->scales[i] == b->scales[i], "%s: value %d of the delayed scales is %.9g, not %.9g", what, i,
+               (double)b->scales[i], (double)a->scales[i]);
     expect(a->evaluation == b->evaluation, "%s: evaluation gives %.17g, not %.17g", what, b->evaluation, a->evaluation);
     const int64_t logits = sizeof a->logits / sizeof *a->logits;
     expect_same_values(to_doubles(b->logits, logits), to_doubles(a->logits, logits), logits, what, "logits");
@@ -277,14 +307,21 @@ static struct outcome run_model(struct parallel *parallel, const char *shape, co
     return o;
 }
 
-// One rank that computes all micro-batches: the first losses to the bit, since nothing was summed yet, and the rest
-// nearly.
+// One rank that computes all micro-batches: the first step's losses, amaxes and counts to the bit, since no gradients
+// were summed yet, and the rest nearly.
 static void compare_with_one(const struct outcome *o, const char *shape, int batches) {
     struct outcome one = run_model(NULL, shape, "", 0, batches, false);
     const double tolerance = sizeof(floatX) == 2 ? 2e-2 : 1e-5;
     for (int i = 0; i < batches; i++)
         expect(one.loss[i] == o->loss[i], "loss %d of the first step is %.17g, with one rank %.17g", i, o->loss[i],
                one.loss[i]);
+    expect(!memcmp(one.counts[0], o->counts[0], sizeof one.counts[0]), "the counts of the first step");
+    for (int i = 0; i < o->num_scales; i++) {
+        const int at = o->num_scales + i * o->history_length + STEPS - 1;
+        expect(o->scales[at] > 0 && one.scales[at] == o->scales[at],
+               "amax %d of the first step is %.9g, with one rank %.9g", i, (double)o->scales[at],
+               (double)one.scales[at]);
+    }
     for (int step = 0; step < STEPS; step++)
         expect(fabs(o->norm[step] / one.norm[step] - 1) < tolerance, "the norm of step %d is %g, with one rank %g",
                step, o->norm[step], one.norm[step]);
@@ -315,22 +352,48 @@ static void compare_stages(struct parallel *parallel, const char *shape, int mic
     outcome_free(&expected[0]);
     outcome_free(&expected[1]);
 }
-static void compare_policies(struct parallel *parallel, int llama) {
-    const char *shape = llama ? LLAMA : GPT2;
-    compare_stages(parallel, shape, 1, 1);
-    compare_stages(parallel, shape, 2, POLICIES);
+static const char *const shapes[] = {GPT2, LLAMA, GPT2_TENSORWISE, LLAMA_DELAYED, GPT2_BLOCKWISE};
+static void compare_policies(struct parallel *parallel, int shape) {
+    compare_stages(parallel, shapes[shape], 1, 1);
+    compare_stages(parallel, shapes[shape], 2, POLICIES);
 }
 static void test_gpt2_on_two(void **state) { assert_int_equal(run_ranks(2, compare_policies, 0), 0); }
 static void test_llama_on_three(void **state) { assert_int_equal(run_ranks(3, compare_policies, 1), 0); }
+static void fp8_needs_bf16(void) {
+    if (sizeof(floatX) != 2)
+        skip();
+}
+static void test_tensorwise_on_two(void **state) {
+    fp8_needs_bf16();
+    assert_int_equal(run_ranks(2, compare_policies, 2), 0);
+}
+static void test_delayed_on_three(void **state) {
+    fp8_needs_bf16();
+    assert_int_equal(run_ranks(3, compare_policies, 3), 0);
+}
+static void test_blockwise_on_two(void **state) {
+    fp8_needs_bf16();
+    assert_int_equal(run_ranks(2, compare_policies, 4), 0);
+}
 
 // ---- memory ----
 
+// Of FP8's state: counts of 12 kinds of tensors; a slot and a history of each layer's, where scales are delayed; and
+// the amaxes of weights, where each rank updates all of them.
+static size_t fp8_state_bytes(const struct gpt *m, int stage) {
+    const size_t scales = (size_t)m->shape.L * 12, weights = (size_t)m->shape.L * 4;
+    if (m->config.fp8_format == FP8_FORMAT_NONE)
+        return 0;
+    return rounded(12 * FP8_COUNTS * sizeof(uint64_t)) + rounded(scales * sizeof(struct fp8_scale)) +
+           rounded(scales * (size_t)m->config.fp8_amax_history_len * sizeof(float)) +
+           (stage == 0 ? rounded(weights * sizeof(uint32_t)) : 0);
+}
 // The flat buffers take what the stage leaves of them on a rank, and nothing is allocated that is not planned.
-static void memory_body(struct parallel *parallel, int which) {
+static void memory_body(struct parallel *parallel, int delayed) {
     const size_t ranks = (size_t)parallel->launch.ranks;
     for (int stage = 0; stage < STAGES; stage++) {
         struct setup s;
-        setup_open(&s, parallel, GPT2, "", stage, 1);
+        setup_open(&s, parallel, delayed ? GPT2_DELAYED : GPT2, "", stage, 1);
         const struct gpt *m = s.model;
         const struct plan *plan = &m->timeline.plan;
         const size_t flat = (size_t)m->table.flat, states = sizeof(floatX) < 4 ? 3 : 2;
@@ -349,13 +412,17 @@ static void memory_body(struct parallel *parallel, int which) {
                "parameters of stage %d", stage);
         expect(plan->arena_bytes[ARENA_GRADIENTS] == flat * sizeof(float) / (stage >= 2 ? ranks : 1) + scratch,
                "gradients of stage %d", stage);
-        expect(plan->arena_bytes[ARENA_OPTIMIZER] ==
-                   states * flat * sizeof(float) / (stage >= 1 ? ranks : 1) + copy + reports,
+        expect(plan->arena_bytes[ARENA_OPTIMIZER] == states * flat * sizeof(float) / (stage >= 1 ? ranks : 1) + copy +
+                                                         reports + fp8_state_bytes(m, stage),
                "optimizer of stage %d", stage);
         setup_close(&s, parallel);
     }
 }
-static void test_memory(void **state) { assert_int_equal(run_ranks(3, memory_body, 0), 0); }
+static void test_memory(void **state) {
+    assert_int_equal(run_ranks(3, memory_body, 0), 0);
+    if (sizeof(floatX) == 2)
+        assert_int_equal(run_ranks(3, memory_body, 1), 0);
+}
 
 // From the third step on nothing is allocated: the heap holds what it held. A first round is not looked at: libraries
 // keep some of their first calls.
@@ -377,6 +444,36 @@ static void heap_body(struct parallel *parallel, int which) {
     }
 }
 static void test_steps_allocate_nothing(void **state) { assert_int_equal(run_ranks(2, heap_body, 0), 0); }
+
+// Delayed scales, full recomputation and sharded parameters together, where other engines were seen to keep what each
+// step restored: resident memory is after many steps what it is after two. The kernel's count lags by some pages a CPU;
+// a step's activations that stayed would add up to several times as much.
+static void resident_body(struct parallel *parallel, int which) {
+    enum { MANY = 60 };
+    const size_t lag = 1 << 20;
+    for (int round = 0; round < 2; round++) { // libraries keep some of their first calls
+        struct setup s;
+        setup_open(&s, parallel, LLAMA_DELAYED, "--recompute-granularity full", 3, 2);
+        expect(MANY * s.model->timeline.plan.arena_bytes[ARENA_ACTIVATIONS] > 4 * lag, "the model is too small");
+        run_steps(&s, 0, STEPS, NULL);
+        zero_wait_for_updates(&s.model->zero);
+        const struct mallinfo2 before = mallinfo2();
+        const size_t resident = memory_resident_bytes();
+        run_steps(&s, STEPS, MANY, NULL);
+        zero_wait_for_updates(&s.model->zero);
+        const struct mallinfo2 after = mallinfo2();
+        expect(round == 0 || (after.uordblks == before.uordblks && after.hblkhd == before.hblkhd),
+               "%zu bytes on the heap before, %zu after", before.uordblks + before.hblkhd,
+               after.uordblks + after.hblkhd);
+        expect(memory_resident_bytes() < resident + lag, "%zu bytes are resident after %d steps, %zu after %d",
+               resident, STEPS, memory_resident_bytes(), STEPS + MANY);
+        setup_close(&s, parallel);
+    }
+}
+static void test_resident_memory_stays(void **state) {
+    fp8_needs_bf16();
+    assert_int_equal(run_ranks(2, resident_body, 0), 0);
+}
 
 // ---- when units are gathered ----
 
@@ -408,7 +505,7 @@ static void watch_units(struct gpt *m) {
 // All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first,
 // which come one right after another.
 static void units_body(struct parallel *parallel, int which) {
-    static const char *const shapes[] = {GPT2, LLAMA};
+    static const char *const tied_or_not[] = {GPT2, LLAMA};
     enum { LAYERS = 5 };
     for (int i = 0; i < 2 * POLICIES; i++) {
         char policy[256];
@@ -416,11 +513,11 @@ static void units_body(struct parallel *parallel, int which) {
         const bool tied = i % 2 == 0;
         const int group = i / 2 == 3 ? 2 : 1, second = group == 2 ? LAYERS / 2 : 0; // those of a group
         snprintf(policy, sizeof policy, "%s --num-layers %d", policies[i / 2], LAYERS);
-        setup_open(&s, parallel, shapes[i % 2], policy, 3, 1);
+        setup_open(&s, parallel, tied_or_not[i % 2], policy, 3, 1);
         memset(&watch, 0, sizeof watch);
         watch_phases(s.model, watch_units);
         run_steps(&s, 0, 1, NULL);
-        int32_t tokens[64];
+        int32_t tokens[MOST_TOKENS];
         fill_tokens(&s, tokens, 7);
         gpt_evaluate(s.model, batch_of(tokens, tokens));
         watch_phases(s.model, NULL);
@@ -513,8 +610,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt2_on_two),
         cmocka_unit_test(test_llama_on_three),
+        cmocka_unit_test(test_tensorwise_on_two),
+        cmocka_unit_test(test_delayed_on_three),
+        cmocka_unit_test(test_blockwise_on_two),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_steps_allocate_nothing),
+        cmocka_unit_test(test_resident_memory_stays),
         cmocka_unit_test(test_units_come_a_unit_ahead),
         cmocka_unit_test(test_replicas),
         cmocka_unit_test(test_odd_rank),
