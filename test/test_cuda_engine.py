@@ -30,6 +30,13 @@ POLICIES = [["--recompute-granularity", "selective"],
             ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "2"],
             ["--recompute-granularity", "full", "--recompute-method", "block", "--recompute-num-layers", "1"],
             ["--cuda-graphs=false"]]
+# Without fast accumulation, whose sums have fewer bits on a GPU.
+FP8 = [[*GPT2, "--fp8-format", "hybrid", "--fp8-fast-accumulation", "none"],
+       [*LLAMA, "--fp8-format", "hybrid", "--fp8-recipe", "delayed", "--fp8-amax-history-len", "3", "--fp8-amax-compute-algo", "max",
+        "--fp8-fast-accumulation", "none"],
+       [*GPT2, "--fp8-format", "e4m3", "--fp8-recipe", "blockwise"]]
+FP8_SIZES = ["--num-layers", "2", "--seq-length", "128", "--global-batch-size", "1", "--train-steps", "5", "--val-every", "0",
+             "--log-every", "1"]
 # Relative difference of a loss in fp32: 20 steps let roundings of 2^-24 grow.
 FP32_TOLERANCE = 1e-4
 
@@ -114,6 +121,8 @@ class CudaEngine(unittest.TestCase):
         out = os.path.join(self.path, "run")
         result = run("--train-data", self.path + "/t_train_*.bin", "--val-data", self.path + "/t_val_*.bin", "--out", out, *TRAINING,
                      *arguments)
+        if "compute capability" in result.stderr and "TRAIN_GPT_CUDA" not in os.environ:
+            self.skipTest(result.stderr)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.output = result.stdout
         with open(out + "/log.jsonl") as f:
@@ -177,6 +186,28 @@ class CudaEngine(unittest.TestCase):
                 self.skipTest("this GPU is not of compute capability 9.0")
             self.no_policy_changes_a_bit(HOPPER, "bf16", plain, [POLICIES[1], POLICIES[2]])
             self.same_curve([*HOPPER, "--deterministic-mode=false"], "bf16")
+
+    def test_fp8(self):
+        """As in bf16: at most twice as far from the fp32 curve as the cpu target is. Scales of blocks are powers of two, so that the
+        same values have the same codes: the first losses differ by far less than FP8 moves them. A tensor's scale, and with it all its
+        codes, changes with a rounding of its largest element."""
+        def losses(*arguments):
+            log = self.train(*arguments, *FP8_SIZES)
+            self.assertEqual("fp8" in log[-1], "--fp8-format" in arguments)
+            return [entry["loss"] for entry in log]
+
+        def distance(ours, theirs):
+            return max(abs(one / other - 1) for one, other in zip(ours, theirs))
+
+        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "9.0"}):
+            for options in FP8:
+                shape = options[:options.index("--fp8-format")]
+                exact, bf16 = (losses(*shape, "--device", "cpu", "--precision", precision) for precision in ("fp32", "bf16"))
+                cpu, cuda = (losses(*options, "--device", device) for device in ("cpu", "cuda"))
+                self.assertLessEqual(distance(cuda, exact), 2 * distance(cpu, exact), options)
+                if "blockwise" in options:
+                    self.assertLess(distance(cuda[:1], cpu[:1]), 0.1 * distance(bf16[:1], cpu[:1]), options)
+                self.assertEqual(losses(*options, "--device", "cuda", "--cuda-graphs=false"), cuda, options)
 
     def test_samples(self):
         """The same text as on the cpu target: sampling at temperature 0 from an overfitted model."""
