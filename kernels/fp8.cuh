@@ -9,7 +9,6 @@
 // of one that is not, and every target has the same bits.
 #pragma once
 #include "kernels/device.cuh" // floatX, HOST_DEVICE
-#include <math.h>             // INFINITY
 
 typedef uint8_t fp8;
 enum fp8_format { FP8_E4M3, FP8_E5M2 };
@@ -64,7 +63,8 @@ HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
 // ---- matrices ----
 
 // What one scale is of: a whole matrix; 128 elements of a row; 128 x 128 elements. `inverse` is laid out as cuBLASLt
-// reads it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up to 4).
+// reads it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up
+// to 4).
 enum fp8_scaling { FP8_WHOLE, FP8_1X128, FP8_128X128 };
 enum { FP8_BLOCK = 128 };
 
@@ -93,11 +93,11 @@ enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
 
 // What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
 struct fp8_cast {
-    struct fp8_matrix rows;    // (M, N)
-    struct fp8_matrix columns; // (N, M), x transposed
+    struct fp8_matrix rows;    // (M, N): the row form
+    struct fp8_matrix columns; // (N, M): the column form, x transposed
     float *dbias;              // (N) += column sums of x, before the cast
     struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
-    uint64_t *counts;          // (FP8_COUNTS) += those of x, once, however many forms are made
+    uint64_t *counts;          // (FP8_COUNTS) += those of one form: of the rows, where they are made
 };
 
 // ---- formats, computed ----
