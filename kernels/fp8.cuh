@@ -75,13 +75,23 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_scaling scaling;
 };
-// Floats of a matrix's `inverse`.
-static inline int64_t fp8_inverse_count(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
-    const int64_t row_blocks = (rows + FP8_BLOCK - 1) / FP8_BLOCK, depth_blocks = (depth + FP8_BLOCK - 1) / FP8_BLOCK;
+// Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
+// (FP8_128X128).
+HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
     switch (scaling) {
     case FP8_WHOLE: return 1;
-    case FP8_1X128: return depth_blocks * ((rows + 3) / 4 * 4);
-    case FP8_128X128: return row_blocks * ((depth_blocks + 3) / 4 * 4);
+    case FP8_1X128: return (rows + 3) / 4 * 4;
+    case FP8_128X128: return ((depth + FP8_BLOCK - 1) / FP8_BLOCK + 3) / 4 * 4;
+    }
+    return 0;
+}
+// Floats of a matrix's `inverse`.
+static inline int64_t fp8_inverse_count(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
+    const int64_t pitch = fp8_inverse_pitch(scaling, rows, depth);
+    switch (scaling) {
+    case FP8_WHOLE: return 1;
+    case FP8_1X128: return (depth + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
+    case FP8_128X128: return (rows + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
     }
     return 0;
 }

@@ -37,16 +37,6 @@ HOST_DEVICE float fp8_block_inverse(float scale) {
     memcpy(&inverse, &bits, sizeof inverse);
     return scale == scale ? inverse : scale;
 }
-// Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
-// (FP8_128X128).
-HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
-    switch (scaling) {
-    case FP8_WHOLE: return 1;
-    case FP8_1X128: return (rows + 3) / 4 * 4;
-    case FP8_128X128: return ((depth + FP8_BLOCK - 1) / FP8_BLOCK + 3) / 4 * 4;
-    }
-    return 0;
-}
 // Stores the inverse of the tile that holds element (row, depth_at) of a form, FP8_128X128, and zeros in the padding
 // behind the last tile.
 HOST_DEVICE void fp8_tile_inverse(const struct fp8_matrix *form, float inverse, int64_t row, int64_t depth_at,
