@@ -104,7 +104,7 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
     RUN(m, attention_decode(att, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// The functions of kernels/activation.cuh by their names: a row for each activation, to which POINTWISE or GATED is applied.
+// Applies POINTWISE or GATED to the name that an activation's functions begin with (kernels/activation.cuh).
 #define ACTIVATION_SWITCH(activation, POINTWISE, GATED)                                                                \
     switch (activation) {                                                                                              \
     case ACTIVATION_GELU: POINTWISE(gelu); break;                                                                      \
@@ -131,7 +131,7 @@ static void mlp_activation_backward(floatX *dfc, const floatX *dact, const float
 #undef GATED
 #undef POINTWISE
 }
-// The same, written as FP8 operands alone, where the scale is known before the values are.
+// The same, written in FP8 alone, with delayed scales, which are known before the values are.
 static void mlp_activation_forward_fp8(struct fp8_cast to, const floatX *fc, int64_t N, const struct model_shape *s,
                                        struct device *dev) {
 #define IN_FP8(name) name##_forward_fp8(to, fc, N, s->layer.F, NULL, dev)
@@ -170,7 +170,7 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
     const int64_t N = extent_of(m, pass).N;
     const char *group = pass_name(pass);
     const bool norm_1 = s->norm_before && input_is_wanted(m, pass, l, produce, BIT(NORM1), BIT(QKV));
-    // in a first forward the layer before made it
+    // in a first forward the layer before has computed norm 1, with its own residual addition
     if ((norm_1 || produce & BIT(NORM1_STATS)) && (pass == PASS_RECOMPUTE || l == 0)) {
         phase(m, group, l, "norm 1");
         floatX *out = norm_1 ? linear_input(m, pass, l, LINEAR_QKV) : NULL;

@@ -1,12 +1,13 @@
 // FP8 training: which tensors are quantised, and the state of their scales.
 //
 // In the layers that --fp8-format quantises, the three products of each linear layer multiply FP8 matrices: input and
-// weight in E4M3, the gradient of the output in E5M2 (hybrid) or E4M3. Everything else is as without: attention, norms,
-// residual stream, embedding and head in bf16; master weights, moments, gradients of parameters and sums in fp32.
-// Validation and generation compute in bf16, so that they leave no trace in the scales.
+// weight in E4M3, the gradient of the output in E5M2 (hybrid) or E4M3. Everything else is as without FP8: attention,
+// norms, residual stream, embedding and head in bf16; master weights, moments, gradients of parameters and sums in
+// fp32. Validation and generation compute in bf16, so that they leave no trace in the scales.
 #pragma once
 #include "config.h"               // struct config
-#include "kernels/fp8_cast.cuh"   // enum fp8_count
+#include "config_layers.h"        // config_fp8_layers
+#include "kernels/fp8.cuh"        // struct fp8_matrix, enum fp8_count
 #include "kernels/fp8_scales.cuh" // struct fp8_delay
 #include "memory.cuh"             // plan_add, plan_pointer
 #include "parameters.cuh"         // enum linear
@@ -14,6 +15,8 @@
 // What a linear layer's products multiply.
 enum fp8_operand { FP8_INPUT, FP8_WEIGHT, FP8_GRADIENT, FP8_OPERANDS };
 enum { FP8_KINDS = LINEAR_COUNT * FP8_OPERANDS }; // kinds of tensors; a layer has one of each
+static_assert((int)FP8_WEIGHT == 1 && (int)FP8_GRADIENT == 2 && (int)FP8_OPERANDS == 3,
+              "kernels/fp8_scales.cuh takes scale i as that of operand i % 3");
 
 struct fp8_state {
     enum config_fp8_recipe recipe;
@@ -22,11 +25,11 @@ struct fp8_state {
     int first_layer, end_layer;      // the layers in FP8; none where they are equal
     const struct layer_shape *shape; // not owned
     int num_layers;
-    bool weights_sharded; // no rank updates a whole weight: its amax is taken where it is cast
+    bool weights_sharded; // no rank updates a whole weight: a weight's amax is taken where it is cast
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
-    // In the device's memory; NULL while planning, and without FP8:
+    // In the device's memory; NULL while planning, and without FP8; of blocks' scales there are counts alone:
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS)
-    uint32_t *weight_amaxes;  // (L, LINEAR_COUNT) that the update collects; NULL: weights_sharded
+    uint32_t *weight_amaxes;  // (L, LINEAR_COUNT), collected by the update; NULL: weights_sharded
     uint64_t *counts;         // (LINEAR_COUNT, FP8_OPERANDS, FP8_COUNTS) of this rank, in this step
     float *history;           // (L, LINEAR_COUNT, FP8_OPERANDS, delay.length); NULL: scales are not delayed
     bool weights_known;       // weight_amaxes are of the weights as they are
@@ -136,6 +139,7 @@ static size_t fp8_history_bytes(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (size_t)fp8_num_scales(f) * (size_t)f->delay.length * sizeof(float) : 0;
 }
 
+// Adds the state's buffers to the plan.
 static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     const char *const category = "fp8 scales";
     if (!fp8_is_on(f))
@@ -168,11 +172,11 @@ static void fp8_allocate(struct fp8_state *f, const struct plan *plan, const str
 
 // ---- what a checkpoint holds: of delayed scales, each scale's `delayed`, then the history ----
 
-// Floats of it; 0: nothing.
+// Floats of that state; 0: there is none.
 static int64_t fp8_state_floats(const struct fp8_state *f) {
     return fp8_is_delayed(f) ? (int64_t)fp8_num_scales(f) * (1 + f->delay.length) : 0;
 }
-// Copies it to the host's memory, (fp8_state_floats), and back. Both wait for the device.
+// Copies that state to the host's memory, (fp8_state_floats), and back. Both wait for the device.
 static void fp8_state_download(const struct fp8_state *f, float *to, struct device *dev) {
     const int n = fp8_num_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);

@@ -39,8 +39,8 @@ enum device_event { EVENT_BATCH = 0, EVENT_RESULTS = 2 };
     ROW(D_LNF, "d final norm")                                                                                         \
     ROW(D_RESIDUAL, "d residual") /* of the residual stream, from the head down to the embedding */
 
-// The buffers of a linear layer in FP8, besides those activations that are kept in FP8: id, category in plans. A form by
-// columns is the transposed matrix.
+// The buffers of a linear layer in FP8, besides those activations that are kept in FP8: id, category in plans. The
+// column form is the transposed matrix.
 #define FP8_BUFFER_ROWS(ROW)                                                                                           \
     ROW(VALUES, "fp8 sources")      /* the input in floatX, until it is cast */                                        \
     ROW(ROWS, "fp8 row form")       /* the input */                                                                    \

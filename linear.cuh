@@ -1,10 +1,11 @@
 // The linear layers of a block, in floatX or FP8: where their inputs are, their products forward and backward.
 //
 // In FP8 (fp8.cuh) all three products multiply matrices by rows: forward x (N, k) and W (n, k), for din dout (N, n) and
-// W^T (k, n), for dW dout^T (n, N) and x^T (k, N). Each tensor is cast once in forward and once in backward, into the
-// forms that are read. A row form lives until its product; an input that nothing else in the backward reads is kept by
-// columns alone, one byte an element. Its producer writes floatX values into a buffer that lives until they are cast.
-// Weights are cast where they are used.
+// W^T (k, n), for dW dout^T (n, N) and x^T (k, N). A tensor is cast at most once in forward and once in backward, into
+// the forms that are read there: its row form is the matrix as it is, its column form the transposed one. A row form
+// lives until its product. An input that no other op of the backward reads is kept in its column form alone, one byte
+// an element: the op that produces it writes floatX values into a buffer that lives until they are cast, or, with
+// delayed scales, the MLP's activation writes the FP8 forms itself. Weights are cast where they are used.
 #pragma once
 #include "gpt_state.cuh"        // struct gpt and its buffers
 #include "kernels/fp8_cast.cuh" // fp8_cast
@@ -52,7 +53,7 @@ static void *fp8_buffer(struct gpt *m, enum pass pass, int l, enum linear linear
     const int slot = SLOT_FP8 + (int)which * LINEAR_COUNT + (int)linear;
     return buffer(m, pass, l, slot, bytes, categories[which], linear_row(linear, &m->shape.layer).name);
 }
-// One of its matrices, (rows, depth).
+// A matrix (rows, depth) of a linear layer in FP8, in its buffer.
 static struct fp8_matrix fp8_matrix_buffer(struct gpt *m, enum pass pass, int l, enum linear linear,
                                            enum fp8_buffer which, enum fp8_operand operand, int64_t rows,
                                            int64_t depth) {
@@ -85,8 +86,8 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }
 
-// Describes the cast of an input: by rows where its product is to run; by columns, which the backward reads, unless a
-// first forward would drop them.
+// Describes the cast of an input. `rows`: its product is to run. `columns`: `produce` asks for the input; a first
+// forward makes the column form only of an input that the policy keeps.
 static struct fp8_cast input_cast(struct gpt *m, enum pass pass, int l, enum linear linear, bool rows, bool columns) {
     const struct linear_source source = linear_source(m, l, linear);
     const int64_t N = extent_of(m, pass).N;
@@ -189,7 +190,8 @@ static bool gradient_has_amax(const struct gpt *m, enum linear linear) {
 static uint32_t *gradient_amax(const struct gpt *m, int l, enum linear linear) {
     return gradient_has_amax(m, linear) ? amax_of(m, PASS_TRAIN, l, linear, FP8_GRADIENT) : NULL;
 }
-// The same for the gradient of the residual stream, which a projection without a norm after it has as its own.
+// As gradient_amax, for the op that makes the residual stream's gradient: without a norm after a projection that is the
+// gradient of the projection's output.
 static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection) {
     return m->shape.layer.norm_after ? NULL : gradient_amax(m, l, projection);
 }
@@ -222,7 +224,8 @@ static void quantise_gradient(struct gpt *m, int l, enum linear linear, const fl
         RUN(m, fp8_amax(&to.scale->amax, dout, N * n, m->dev));
     RUN(m, fp8_cast(to, dout, N, n, ws, m->dev));
 }
-// The input by columns, for the gradient of the weight: as it was kept, or cast now by the scale of forward's cast.
+// The column form of the input, for the gradient of the weight: kept or recomputed, or, of an input kept in floatX,
+// cast in this phase by the scale of forward's cast.
 static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear) {
     const struct linear_source source = linear_source(m, l, linear);
     const int64_t N = extent_of(m, PASS_TRAIN).N;

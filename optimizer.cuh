@@ -4,6 +4,7 @@
 #include "kernels/adamw.cuh"         // adamw_update, sum_of_squares
 #include "kernels/device_memory.cuh" // device_download, host_allocate
 #include "fp8.cuh"                   // fp8_weight_amax
+#include "kernels/fp8_cast.cuh"      // fp8_amax
 #include "zero.cuh"                  // struct zero
 
 // The value of an element of the state before the first step.

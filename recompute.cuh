@@ -94,11 +94,11 @@ static const char *const module_names[NUM_MODULES] = {
 // since only the next op reads it. A row alone makes nothing: block.cuh's block_forward makes it, and where one op
 // makes two, activation_cost says so.
 //
-// What is kept in FP8 is kept transposed. A product that is computed again reads its input by rows, ROWS_OF: from the
-// activation, or, where that is in FP8, made again from its own source.
+// What is kept in FP8 is kept in its column form. A product that is computed again reads its input in row form,
+// ROWS_OF: from the activation, or, where that is kept in FP8, made again from its own source.
 #define ROWS_OF(id, source) (s->kept_input == KEPT_FLOATX ? BIT(id) : (source))
 #define ACTIVATION_ROWS(ROW)                                                                                           \
-    ROW(NORM1, "norm 1", "norm", MODULE_NORM, s->norm_before *input_bytes(s, s->C), 0, 2 * s->C * s->x, ACT_INPUT)     \
+    ROW(NORM1, "norm 1", "norm", MODULE_NORM, input_bytes(s, s->C) * s->norm_before, 0, 2 * s->C * s->x, ACT_INPUT)    \
     ROW(NORM1_STATS, "norm 1 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
         ACT_INPUT)                                                                                                     \
     ROW(QKV, "qkv", "qkv", MODULE_QKV, qkv_width(s) * s->x, 2.0 * s->C * qkv_width(s), 2 * qkv_width(s) * s->x,        \
@@ -118,7 +118,7 @@ static const char *const module_names[NUM_MODULES] = {
     ROW(MID, "residual after attention", "residual", 0, s->parallel ? 0 : s->C * s->x,                                 \
         s->norm_after ? 0 : 2.0 * s->H * s->D * s->C, (s->norm_after ? 5 : 3) * s->C * s->x,                           \
         ACT_INPUT | (s->norm_after ? BIT(ATT_PROJ) : BIT(ATT)))                                                        \
-    ROW(NORM2, "norm 2", "norm", MODULE_NORM, s->norm_before *input_bytes(s, s->C), 0, 2 * s->C * s->x,                \
+    ROW(NORM2, "norm 2", "norm", MODULE_NORM, input_bytes(s, s->C) * s->norm_before, 0, 2 * s->C * s->x,               \
         s->parallel ? ACT_INPUT : BIT(MID))                                                                            \
     ROW(NORM2_STATS, "norm 2 statistics", "norm", 0, 4 * s->norm_before * s->norm_statistics, 0, s->C * s->x,          \
         s->parallel ? ACT_INPUT : BIT(MID))                                                                            \

@@ -27,8 +27,8 @@ DEVICE_FUNCTION void amax_merge_warp(uint32_t *amax, uint32_t largest) {
     if (threadIdx.x % 32 == 0)
         atomicMax(amax, largest);
 }
-// The same of a block of whole warps, all of whose threads call. shared: AMAX_BLOCK_BYTES of shared memory, which nobody
-// reads or writes since the last barrier, free again after the next.
+// The same of a block of whole warps, all of whose threads call. shared: AMAX_BLOCK_BYTES of shared memory, which no
+// thread has used since the last barrier, and which are free again after the next one.
 enum { AMAX_BLOCK_BYTES = 32 * sizeof(uint32_t) };
 DEVICE_FUNCTION void amax_merge_block(uint32_t *amax, uint32_t largest, uint32_t shared) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -58,7 +58,7 @@ static inline void amax_merge(uint32_t *amax, uint32_t largest) {
            !__atomic_compare_exchange_n(amax, &before, largest, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         continue;
 }
-// Both; nothing where amax is NULL.
+// Merges the maximum over n elements into *amax; nothing where amax is NULL.
 static inline void amax_take(uint32_t *amax, const floatX *x, int64_t n) {
     if (amax != NULL)
         amax_merge(amax, amax_elements(x, n));

@@ -9,7 +9,6 @@
 // of one that is not, and every target has the same bits.
 #pragma once
 #include "kernels/device.cuh" // floatX, HOST_DEVICE
-#include <math.h>             // INFINITY
 
 typedef uint8_t fp8;
 enum fp8_format { FP8_E4M3, FP8_E5M2 };
@@ -64,7 +63,8 @@ HOST_DEVICE float fp8_scale_of(uint32_t amax, enum fp8_format format) {
 // ---- matrices ----
 
 // What one scale is of: a whole matrix; 128 elements of a row; 128 x 128 elements. `inverse` is laid out as cuBLASLt
-// reads it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up to 4).
+// reads it: one float; (ceil(depth / 128), rows rounded up to 4); (ceil(rows / 128), ceil(depth / 128) rounded up
+// to 4).
 enum fp8_scaling { FP8_WHOLE, FP8_1X128, FP8_128X128 };
 enum { FP8_BLOCK = 128 };
 
@@ -75,13 +75,23 @@ struct fp8_matrix {
     enum fp8_format format;
     enum fp8_scaling scaling;
 };
-// Floats of a matrix's `inverse`.
-static inline int64_t fp8_inverse_count(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
-    const int64_t row_blocks = (rows + FP8_BLOCK - 1) / FP8_BLOCK, depth_blocks = (depth + FP8_BLOCK - 1) / FP8_BLOCK;
+// Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
+// (FP8_128X128).
+HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
     switch (scaling) {
     case FP8_WHOLE: return 1;
-    case FP8_1X128: return depth_blocks * ((rows + 3) / 4 * 4);
-    case FP8_128X128: return row_blocks * ((depth_blocks + 3) / 4 * 4);
+    case FP8_1X128: return (rows + 3) / 4 * 4;
+    case FP8_128X128: return ((depth + FP8_BLOCK - 1) / FP8_BLOCK + 3) / 4 * 4;
+    }
+    return 0;
+}
+// Floats of a matrix's `inverse`.
+static inline int64_t fp8_inverse_count(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
+    const int64_t pitch = fp8_inverse_pitch(scaling, rows, depth);
+    switch (scaling) {
+    case FP8_WHOLE: return 1;
+    case FP8_1X128: return (depth + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
+    case FP8_128X128: return (rows + FP8_BLOCK - 1) / FP8_BLOCK * pitch;
     }
     return 0;
 }
@@ -93,11 +103,11 @@ enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
 
 // What a cast of x (M, N) makes; what is NULL is not made. Both forms have one format and one scaling.
 struct fp8_cast {
-    struct fp8_matrix rows;    // (M, N)
-    struct fp8_matrix columns; // (N, M), x transposed
+    struct fp8_matrix rows;    // (M, N): the row form
+    struct fp8_matrix columns; // (N, M): the column form, x transposed
     float *dbias;              // (N) += column sums of x, before the cast
     struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
-    uint64_t *counts;          // (FP8_COUNTS) += those of x, once, however many forms are made
+    uint64_t *counts;          // (FP8_COUNTS) += those of one form: of the rows, where they are made
 };
 
 // ---- formats, computed ----

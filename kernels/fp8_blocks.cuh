@@ -1,19 +1,21 @@
 // Casts of floatX matrices to FP8 in blocks of 128 elements along the depth of a product, or of 128 x 128: the parts of
 // fp8_cast (kernels/fp8_cast.cuh) for FP8_1X128 and FP8_128X128.
 //
-// Scales are powers of two, so that scaling is exact and a value read back is a bf16 number (of magnitudes from 0x1.ep127
-// on it may be infinity). No value saturates: where
-// 448 / amax < 2^k, amax 2^k is at least a unit in the last place above 448, and the quotient so far below 2^k that it
-// does not round to it (57344 has the same mantissa). A block with an infinity or a NaN has codes and inverse NaN.
+// Scales are powers of two, so that scaling is exact and a value read back is a bf16 number (of magnitudes from
+// 0x1.ep127 on it may be infinity). No value saturates: where 448 / amax < 2^k, amax 2^k is at least a unit in the last
+// place above 448, and the quotient so far below 2^k that it does not round to it (57344 has the same mantissa). A
+// block with an infinity or a NaN has codes and inverse NaN.
 #pragma once
+#include "kernels/amax.cuh"        // amax_larger, amax_with
 #include "kernels/column_sums.cuh" // column_sums_add
 #include "kernels/fp8.cuh"         // struct fp8_cast
 #include "kernels/packed.cuh"      // packed_load
 #include "kernels/ptx.cuh"         // pack_fp8x4, shared memory
 
-// As fp8_cast, which see. M and N are multiples of 128. The padding of `inverse` becomes 0, so that nothing is added by a
-// product that reads it. Of to.counts only FP8_FLUSHED grows; of the row form, where that is made.
-static size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N);
+// Shapes and parameters are fp8_cast's; M and N are multiples of 128. The padding of `inverse` becomes 0, so that a
+// product that reads it adds nothing. Of to.counts only FP8_FLUSHED grows: by the flushed values of the row form, where
+// that is made, else of the column form.
+static size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N); // no more than fp8_cast_workspace_bytes
 static void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                             struct device *dev);
 
@@ -35,17 +37,8 @@ HOST_DEVICE float fp8_block_inverse(float scale) {
     memcpy(&inverse, &bits, sizeof inverse);
     return scale == scale ? inverse : scale;
 }
-// Floats from one row of `inverse` to the next, which is of another 128 of the depth (FP8_1X128), of the rows
-// (FP8_128X128).
-HOST_DEVICE int64_t fp8_inverse_pitch(enum fp8_scaling scaling, int64_t rows, int64_t depth) {
-    switch (scaling) {
-    case FP8_WHOLE: return 1;
-    case FP8_1X128: return (rows + 3) / 4 * 4;
-    case FP8_128X128: return ((depth + FP8_BLOCK - 1) / FP8_BLOCK + 3) / 4 * 4;
-    }
-    return 0;
-}
-// Of the tile that holds element (row, depth_at) of a form, FP8_128X128; with the padding behind the last tile.
+// Stores the inverse of the tile that holds element (row, depth_at) of a form, FP8_128X128, and zeros in the padding
+// behind the last tile.
 HOST_DEVICE void fp8_tile_inverse(const struct fp8_matrix *form, float inverse, int64_t row, int64_t depth_at,
                                   int64_t rows, int64_t depth) {
     const int64_t pitch = fp8_inverse_pitch(FP8_128X128, rows, depth), at = depth_at / FP8_BLOCK;
@@ -63,7 +56,7 @@ static size_t fp8_cast_blocks_workspace_bytes(int64_t M, int64_t N) {
 #ifdef TARGET_CUDA
 
 // Bound by memory: a block of threads takes a tile of 128 x 128 elements, a thread 8 rows of 8 columns; a half warp
-// reads rows of 256 bytes and writes rows of 128. Codes of the transposed form pass through shared memory.
+// reads rows of 256 bytes and writes rows of 128. Codes of the column form pass through shared memory.
 enum { FP8_BLOCKS_THREADS = 256, FP8_BLOCKS_WARPS = FP8_BLOCKS_THREADS / 32, FP8_BLOCKS_EACH = 8 };
 enum { FP8_BLOCKS_RESIDENT = sizeof(floatX) == 2 ? 3 : 2 }; // a multiprocessor: of bf16 loads, 96 KB in flight
 enum { FP8_BLOCKS_LANES = FP8_BLOCK / FP8_BLOCKS_EACH };    // that have a row of the tile
@@ -92,7 +85,7 @@ DEVICE_FUNCTION void fp8_blocks_load(struct fp8_blocks_row rows[FP8_BLOCKS_EACH]
         }
     }
 }
-// Or else the compiler keeps elements as floats, in twice the registers, instead of converting them again.
+// Without this the compiler keeps elements as floats, in twice the registers, instead of converting them again.
 DEVICE_FUNCTION void fp8_blocks_forget_floats(struct fp8_blocks_row *row) {
     int words[sizeof *row / sizeof(int)];
     memcpy(words, row, sizeof words);
@@ -101,15 +94,14 @@ DEVICE_FUNCTION void fp8_blocks_forget_floats(struct fp8_blocks_row *row) {
         words[i] = hide_value(words[i]);
     memcpy(row, words, sizeof words);
 }
-DEVICE_FUNCTION uint32_t fp8_blocks_larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 DEVICE_FUNCTION uint32_t fp8_blocks_lanes_max(uint32_t x, int lanes) {
     for (int offset = lanes / 2; offset > 0; offset /= 2)
-        x = fp8_blocks_larger(x, __shfl_xor_sync(0xffffffffu, x, offset));
+        x = amax_larger(x, __shfl_xor_sync(0xffffffffu, x, offset));
     return x;
 }
 DEVICE_FUNCTION uint32_t fp8_blocks_row_amax(const struct fp8_blocks_row &row) {
     uint32_t amax = 0;
-    EACH_FP8(i) amax = fp8_blocks_larger(amax, fp8_magnitude(to_float(row.x[i])));
+    EACH_FP8(i) amax = amax_with(amax, row.x[i]);
     return amax;
 }
 
@@ -141,8 +133,8 @@ DEVICE_FUNCTION void fp8_blocks_share_amaxes(uint32_t shared, const struct fp8_b
     float amaxes[FP8_BLOCKS_EACH];
     EACH_FP8(i) {
         uint32_t amax = 0;
-        EACH_FP8(r) amax = fp8_blocks_larger(amax, fp8_magnitude(to_float(rows[r].x[i])));
-        amax = fp8_blocks_larger(amax, __shfl_xor_sync(0xffffffffu, amax, FP8_BLOCKS_LANES));
+        EACH_FP8(r) amax = amax_with(amax, rows[r].x[i]);
+        amax = amax_larger(amax, __shfl_xor_sync(0xffffffffu, amax, FP8_BLOCKS_LANES));
         memcpy(&amaxes[i], &amax, sizeof amax);
     }
     fp8_blocks_store_columns(shared + FP8_BLOCKS_AMAXES, amaxes);
@@ -159,21 +151,20 @@ DEVICE_FUNCTION uint32_t fp8_blocks_column_amax(uint32_t shared) {
     uint32_t amax = 0;
 #pragma unroll
     for (int warp = 0; warp < FP8_BLOCKS_WARPS; warp++)
-        amax = fp8_blocks_larger(amax,
-                                 load_shared_word(shared + FP8_BLOCKS_AMAXES + (warp * FP8_BLOCK + threadIdx.x) * 4));
+        amax = amax_larger(amax, load_shared_word(shared + FP8_BLOCKS_AMAXES + (warp * FP8_BLOCK + threadIdx.x) * 4));
     return amax;
 }
 // The maximum of the tile.
 DEVICE_FUNCTION uint32_t fp8_blocks_tile_amax(uint32_t shared, const struct fp8_blocks_row rows[FP8_BLOCKS_EACH]) {
     uint32_t amax = 0;
-    EACH_FP8(r) amax = fp8_blocks_larger(amax, fp8_blocks_row_amax(rows[r]));
+    EACH_FP8(r) amax = amax_larger(amax, fp8_blocks_row_amax(rows[r]));
     amax = fp8_blocks_lanes_max(amax, 32);
     if (threadIdx.x % 32 == 0)
         store_shared_word(shared + FP8_BLOCKS_AMAXES + threadIdx.x / 32 * 4, amax);
     __syncthreads();
 #pragma unroll
     for (int warp = 0; warp < FP8_BLOCKS_WARPS; warp++)
-        amax = fp8_blocks_larger(amax, load_shared_word(shared + FP8_BLOCKS_AMAXES + (uint32_t)warp * 4));
+        amax = amax_larger(amax, load_shared_word(shared + FP8_BLOCKS_AMAXES + (uint32_t)warp * 4));
     return amax;
 }
 
@@ -193,8 +184,8 @@ DEVICE_FUNCTION void fp8_blocks_write_row(fp8 *to, uint2 codes) {
 #endif
     *(uint2 *)to = codes;
 }
-// Rows 8 `rows` to 8 rows + 7 of a column of the tile. Lanes of a half warp have one `rows` and columns that are 8 apart:
-// they write to other banks each, as do the lanes that read a column later.
+// Where rows 8 `rows` to 8 rows + 7 of a column of the tile lie, as an offset in its codes. Lanes of a half warp have
+// one `rows` and columns that are 8 apart: each writes to banks of its own, as do the lanes that read a column later.
 DEVICE_FUNCTION uint32_t fp8_blocks_codes(int column, int rows) {
     return (uint32_t)(column * FP8_BLOCK + (rows ^ column / FP8_BLOCKS_EACH) * FP8_BLOCKS_EACH);
 }

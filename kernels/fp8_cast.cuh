@@ -1,4 +1,4 @@
-// Casts of floatX matrices to FP8: the form that a product reads by rows, the transposed form, or both in one pass.
+// Casts of floatX matrices to FP8: the row form, the column form, which is the transposed matrix, or both in one pass.
 //
 // On compute capability 8.9 and 9.0 cuBLASLt multiplies FP8 matrices by rows alone, so that the products of a linear
 // layer's backward need transposed operands, as bytes in memory.
@@ -7,6 +7,7 @@
 #include "kernels/column_sums.cuh" // column_sums_add
 #include "kernels/fp8.cuh"         // struct fp8_matrix, struct fp8_cast
 #include "kernels/fp8_blocks.cuh"  // fp8_cast_blocks
+#include <math.h>                  // fabsf, fmaxf
 #ifdef TARGET_CUDA
 #include "kernels/packed.cuh" // packed_load
 #include "kernels/ptx.cuh"    // pack_fp8x4, choose_bytes, shared memory

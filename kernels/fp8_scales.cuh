@@ -6,16 +6,18 @@
 #include "kernels/reduce.cuh" // lanes_max
 #include <math.h>             // ldexpf
 
-// How the history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin, with
-// the largest of the last `length` steps' amaxes, or the last one.
+// How the history makes a scale (TransformerEngine's DelayedScaling, common/recipe): fp8_largest / amax / 2^margin,
+// with the largest of the last `length` steps' amaxes, or the last one.
 struct fp8_delay {
     int length; // steps; 0: scales are not delayed
     int margin;
     bool most_recent;
 };
 
-// Begins a micro-batch: each scale's amax moves into step_amax, where it is larger, and becomes 0. A weight's, of which
-// is_weight(i) = i % 3 == 1, becomes that of weight_amaxes, where this is given.
+// Scale i is of an input, a weight or a gradient where i % 3 is 0, 1 or 2 (enum fp8_operand in fp8.cuh).
+//
+// Begins a micro-batch: each scale's step_amax becomes the larger of itself and amax, and amax becomes 0; that of
+// weight i / 3 becomes weight_amaxes[i / 3], where weight_amaxes are given.
 static void fp8_scales_begin(struct fp8_scale *scales,      // (n)
                              const uint32_t *weight_amaxes, // (n / 3); NULL: none is given
                              int n, struct device *dev);

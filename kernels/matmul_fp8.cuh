@@ -40,11 +40,11 @@ static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct
 
 // What multiplies elements [k, k + FP8_BLOCK) of a row, k a multiple of FP8_BLOCK.
 static float fp8_inverse_at(const struct fp8_matrix *x, int64_t row, int64_t depth, int64_t rows, int64_t k) {
-    const int64_t depth_blocks = (depth + FP8_BLOCK - 1) / FP8_BLOCK;
+    const int64_t pitch = fp8_inverse_pitch(x->scaling, rows, depth);
     switch (x->scaling) {
     case FP8_WHOLE: return 1;
-    case FP8_1X128: return x->inverse[k / FP8_BLOCK * gemm_round_up(rows, 4) + row];
-    case FP8_128X128: return x->inverse[row / FP8_BLOCK * gemm_round_up(depth_blocks, 4) + k / FP8_BLOCK];
+    case FP8_1X128: return x->inverse[k / FP8_BLOCK * pitch + row];
+    case FP8_128X128: return x->inverse[row / FP8_BLOCK * pitch + k / FP8_BLOCK];
     }
     return 1;
 }

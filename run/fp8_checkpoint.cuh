@@ -22,7 +22,7 @@ static struct safetensors_tensor fp8_tensor_entry(const struct fp8_state *f, enu
     entry.id = id;
     return entry;
 }
-// Where its values are in those of fp8_state_download, and how many they are.
+// Where a tensor's values begin among those of fp8_state_download, and how many there are.
 static int64_t fp8_tensor_begin(const struct fp8_state *f, enum fp8_tensor t) {
     return t == FP8_TENSOR_SCALE ? 0 : fp8_num_scales(f);
 }
@@ -69,8 +69,8 @@ static const char *fp8_load(struct fp8_state *f, bool *found, const struct safet
     return problem;
 }
 
-// Makes the first step cast by its own amaxes, and the histories give the scales after it: for a run whose options make
-// other scales of them than those that a checkpoint holds.
+// Drops the scales that a checkpoint holds, for a run whose options would have made others of the histories. The first
+// step then casts by its own amaxes; after it scales follow from the histories, which stay.
 static void fp8_forget_scales(struct fp8_state *f, struct device *dev) {
     const int64_t floats = fp8_state_floats(f), scales = fp8_num_scales(f);
     float *values = floats > 0 ? (float *)malloc((size_t)floats * sizeof *values) : NULL;

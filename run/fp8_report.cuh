@@ -32,7 +32,7 @@ static const char *fp8_describe_sums(const struct config *c) {
     }
     __builtin_unreachable();
 }
-// text = what is quantised, how, and what is not. With --fp8-format.
+// text = what is quantised, how, and what is not, in a run with --fp8-format. Returns the text.
 static const char *fp8_describe(char text[FP8_TEXT], const struct config *c) {
     char recipe[FP8_TEXT], layers[64] = "", format[OPTION_NAME];
     int first, end;
@@ -63,8 +63,8 @@ static double fp8_elements(const struct linear_row *row, enum fp8_operand operan
     return 0;
 }
 // The shares of a step's values that casts saturated or flushed to zero. counts: (FP8_KINDS, FP8_COUNTS) of the first
-// rank, in the ranks' reports, which are `width` doubles apart. Each operand is cast once a micro-batch, of M tokens, in
-// each layer.
+// rank, in the ranks' reports, which are `width` doubles apart. Of each operand one cast is counted in each layer and
+// micro-batch, of M tokens.
 static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_state *f, const struct layer_shape *s,
                        const double *counts, int ranks, int width, int micro_steps, double M) {
     const double casts = (double)(f->end_layer - f->first_layer) * micro_steps * ranks;

@@ -8,6 +8,10 @@ static struct device device = {2, NULL};
 typedef void pointwise_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev);
 typedef void pointwise_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,
                                 struct device *dev);
+typedef void forward_fp8_op(struct fp8_cast to, const floatX *fc, int64_t N, int F, void *workspace,
+                            struct device *dev);
+typedef void backward_fp8_op(struct fp8_cast to, const floatX *dact, const floatX *fc, int64_t N, int F,
+                             void *workspace, struct device *dev);
 
 struct activation {
     const char *name;
@@ -15,8 +19,8 @@ struct activation {
     pointwise_backward *backward;
     gated_forward *forward_gated;
     gated_backward *backward_gated;
-    activation_forward_fp8 *forward_fp8;
-    activation_backward_fp8 *backward_fp8;
+    forward_fp8_op *forward_fp8;
+    backward_fp8_op *backward_fp8;
 };
 #define POINTWISE(name)                                                                                                \
     { #name, name##_forward, name##_backward, NULL, NULL, name##_forward_fp8, name##_backward_fp8 }

@@ -22,7 +22,6 @@ static void delayed_begin(struct delayed *d, float unit) {
     d->f.first_layer = 1;
     d->f.end_layer = 2;
     d->f.num_layers = LAYERS;
-    d->f.ranks = 1;
     d->f.scales = d->scales;
     d->f.history = d->history;
     for (int i = 0; i < SCALES; i++) {
