@@ -123,9 +123,13 @@ static int64_t kept_bytes(const struct gpt *m) {
     return kept;
 }
 static void the_plan_keeps_the_table(const char *shape, const char *recipe) {
-    struct setup s = setup_of(shape, recipe);
-    assert_int_equal(kept_bytes(s.model), policy_bytes_per_token(&s.model->policy, &s.model->shape.layer) * s.tokens);
-    setup_free(&s);
+    static const char *const policies[] = {"", "--recompute-granularity full", "--recompute-granularity selective"};
+    for (int i = 0; i < 3; i++) {
+        struct setup s = setup_of(shape, joined(recipe, policies[i]));
+        assert_int_equal(kept_bytes(s.model),
+                         policy_bytes_per_token(&s.model->policy, &s.model->shape.layer) * s.tokens);
+        setup_free(&s);
+    }
 }
 // Per token and layer: GPT-2's 32 C + 4 H + 16 bytes become 26 C + 4 H + 16; in a layer with a gate 2 C + F fewer.
 static void inputs_are_kept_at_a_byte_an_element(void **state) {
