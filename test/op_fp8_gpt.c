@@ -1,6 +1,6 @@
 // Training in FP8, at the level of the model: recomputation changes no bit, evaluation leaves no trace, gradients are
-// near bf16's, kept inputs take the bytes that the table says, and delayed scales follow the amaxes of the steps. FP8 is
-// trained with bf16 alone.
+// near bf16's, kept inputs take the bytes that the table says, and delayed scales follow the amaxes of the steps. There
+// is no FP8 with fp32.
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include <malloc.h>       // before testing.h, which may redefine free
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
@@ -123,9 +123,13 @@ static int64_t kept_bytes(const struct gpt *m) {
     return kept;
 }
 static void the_plan_keeps_the_table(const char *shape, const char *recipe) {
-    struct setup s = setup_of(shape, recipe);
-    assert_int_equal(kept_bytes(s.model), policy_bytes_per_token(&s.model->policy, &s.model->shape.layer) * s.tokens);
-    setup_free(&s);
+    static const char *const policies[] = {"", "--recompute-granularity full", "--recompute-granularity selective"};
+    for (int i = 0; i < 3; i++) {
+        struct setup s = setup_of(shape, joined(recipe, policies[i]));
+        assert_int_equal(kept_bytes(s.model),
+                         policy_bytes_per_token(&s.model->policy, &s.model->shape.layer) * s.tokens);
+        setup_free(&s);
+    }
 }
 // Per token and layer: GPT-2's 32 C + 4 H + 16 bytes become 26 C + 4 H + 16; in a layer with a gate 2 C + F fewer.
 static void inputs_are_kept_at_a_byte_an_element(void **state) {
@@ -259,8 +263,8 @@ static void near_without_fp8(const char *shape, const char *recipe) {
 }
 static void gradients_are_near_those_without_fp8(void **state) { for_each_form(near_without_fp8); }
 
-// A first step, with empty histories, casts by the amaxes of the micro-batch at hand, as tensorwise does: the same bits,
-// though the activations write FP8 themselves where scales are delayed.
+// A first step, with empty histories, casts by the amaxes of the micro-batch at hand, as tensorwise does: the same
+// bits, though the activations write FP8 themselves where scales are delayed.
 static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
     for (int i = 0; i < FORMS; i += FORM_STEP) {
         struct setup a = setup_of(forms[i].options, TENSORWISE), b = setup_of(forms[i].options, DELAYED);

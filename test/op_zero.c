@@ -19,9 +19,9 @@
 
 enum { STEPS = 2, MOST_MICRO_STEPS = 2, MOST_RANKS = 3, MOST_BATCHES = MOST_MICRO_STEPS * MOST_RANKS };
 enum { MOST_TOKENS = 128 }; // of a micro-batch
-#define SMALL                                                                                                           \
-    "--vocab-size 150 --micro-batch-size 2 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 --sample-count 2 " \
-    "--bucket-mib 0.03 --checkpoint-every 1 --train-steps 2 --num-layers 3 "
+#define SMALL                                                                                                          \
+    "--vocab-size 150 --micro-batch-size 2 --loss-chunk-tokens 25 --sample-every 1 --sample-tokens 2 "                 \
+    "--sample-count 2 --bucket-mib 0.03 --checkpoint-every 1 --train-steps 2 --num-layers 3 "
 #define SMALL_GPT2 SMALL "--hidden-size 32 --num-attention-heads 2 --hidden-dropout 0.1 --attention-dropout 0.2 "
 #define SMALL_LLAMA                                                                                                    \
     SMALL "--hidden-size 48 --num-attention-heads 3 --num-query-groups 1 --normalization RMSNorm "                     \
