@@ -68,7 +68,7 @@ static bool fp8_is_delayed(const struct fp8_state *f) { return fp8_is_on(f) && f
 
 // The scale of a tensor; NULL: while planning, and where scales are of blocks.
 static struct fp8_scale *fp8_scale(const struct fp8_state *f, int layer, enum linear linear, enum fp8_operand operand) {
-    return f->scales && !fp8_by_blocks(f) ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
+    return f->scales ? &f->scales[fp8_index(layer, linear, operand)] : NULL;
 }
 // Where the update collects the amax of a weight; NULL: nowhere.
 static uint32_t *fp8_weight_amax(const struct fp8_state *f, int layer, enum linear linear) {
@@ -144,7 +144,8 @@ static void fp8_plan(struct fp8_state *f, struct plan *plan) {
     const char *const category = "fp8 scales";
     if (!fp8_is_on(f))
         return;
-    f->counts_id = plan_add(plan, ARENA_OPTIMIZER, category, "counts of saturated values", -1, FP8_COUNTS_BYTES);
+    f->counts_id =
+        plan_add(plan, ARENA_OPTIMIZER, category, "counts of saturated and flushed values", -1, FP8_COUNTS_BYTES);
     if (fp8_by_blocks(f))
         return;
     f->scales_id = plan_add(plan, ARENA_OPTIMIZER, category, "scales", -1, fp8_scales_bytes(f));

@@ -41,7 +41,7 @@ HOST_DEVICE uint32_t fp8_magnitude(float x) {
 // next micro-batch begins: casts of recomputed values find the same amax, and write the same scale again.
 struct fp8_scale {
     uint32_t amax;        // fp8_magnitude of the tensor's largest element in this micro-batch; a weight's in this step
-    uint32_t step_amax;   // in the step's micro-batches before
+    uint32_t step_amax;   // in the step's micro-batches before; in fp8_scales_update the ranks' largest of the step
     float delayed;        // the scale by the history of amaxes; 0: other recipes, and an empty history
     float scale, inverse; // of the last cast; `inverse` is what a product multiplies by
     uint32_t unused[3];   // 32 bytes: members at 16-byte boundaries stay there in an array

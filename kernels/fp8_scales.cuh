@@ -64,17 +64,17 @@ HOST_DEVICE uint32_t fp8_largest_report(const double *amaxes, int ranks, int wid
     }
     return largest;
 }
-HOST_DEVICE void fp8_scale_begin(struct fp8_scale *scale, const uint32_t *weight_amaxes, int i) {
+HOST_DEVICE void fp8_begin_one(struct fp8_scale *scale, const uint32_t *weight_amaxes, int i) {
     if (scale->amax > scale->step_amax)
         scale->step_amax = scale->amax;
     scale->amax = i % 3 == 1 && weight_amaxes != NULL ? weight_amaxes[i / 3] : 0;
 }
-HOST_DEVICE double fp8_scale_report(const struct fp8_scale *scale) {
+HOST_DEVICE double fp8_report_one(const struct fp8_scale *scale) {
     return (double)fp8_float_of(scale->amax > scale->step_amax ? scale->amax : scale->step_amax);
 }
 // The end of a step of scale i, whose history has its new amax already, where the step was not skipped.
-HOST_DEVICE void fp8_scale_end(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
-                               enum fp8_format gradients) {
+HOST_DEVICE void fp8_end_one(struct fp8_scale *scale, int i, float history_amax, bool finite, int margin,
+                             enum fp8_format gradients) {
     if (finite && history_amax > 0)
         scale->delayed = fp8_delayed_scale(history_amax, fp8_scale_format(i, gradients), margin);
     scale->amax = 0;
@@ -88,7 +88,7 @@ enum { FP8_SCALES_THREADS = 256, FP8_HISTORY_EACH = 4 }; // a thread takes so ma
 static __global__ void fp8_scales_begin_kernel(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n) {
     const int i = (int)(blockIdx.x * FP8_SCALES_THREADS + threadIdx.x);
     if (i < n)
-        fp8_scale_begin(scales + i, weight_amaxes, i);
+        fp8_begin_one(scales + i, weight_amaxes, i);
 }
 static void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, struct device *dev) {
     LAUNCH(dev, fp8_scales_begin_kernel, blocks_for(n, FP8_SCALES_THREADS), FP8_SCALES_THREADS, 0, scales,
@@ -102,7 +102,7 @@ static __global__ void fp8_scales_report_kernel(double *report, uint64_t *counts
         report[i] = (double)counts[i];
         counts[i] = 0;
     } else if (i < num_counts + n)
-        report[i] = fp8_scale_report(scales + (i - num_counts));
+        report[i] = fp8_report_one(scales + (i - num_counts));
 }
 static void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale *scales, int num_counts, int n,
                               struct device *dev) {
@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(FP8_SCALES_THREADS)
         largest =
             lanes_max(lane < FP8_SCALES_THREADS / 32 ? load_shared_float(shared_memory() + 4 * (uint32_t)lane) : 0, 32);
         if (lane == 0)
-            fp8_scale_end(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, gradients);
+            fp8_end_one(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, gradients);
     }
 }
 static void fp8_scales_update(struct fp8_scale *scales, float *history, struct gradient_check *check,
@@ -172,7 +172,7 @@ static void fp8_scales_update(struct fp8_scale *scales, float *history, struct g
 
 static void fp8_scales_begin(struct fp8_scale *scales, const uint32_t *weight_amaxes, int n, struct device *dev) {
     for (int i = 0; i < n; i++)
-        fp8_scale_begin(scales + i, weight_amaxes, i);
+        fp8_begin_one(scales + i, weight_amaxes, i);
 }
 
 static void fp8_scales_report(double *report, uint64_t *counts, const struct fp8_scale *scales, int num_counts, int n,
@@ -182,7 +182,7 @@ static void fp8_scales_report(double *report, uint64_t *counts, const struct fp8
         counts[i] = 0;
     }
     for (int i = 0; i < n; i++)
-        report[num_counts + i] = fp8_scale_report(scales + i);
+        report[num_counts + i] = fp8_report_one(scales + i);
 }
 
 // Puts `newest` in front; returns the largest entry.
@@ -210,7 +210,7 @@ static void fp8_scales_update(struct fp8_scale *scales, float *history, struct g
         float largest = 0;
         if (finite)
             largest = fp8_history_enter(history + (int64_t)i * delay.length, delay.length, newest);
-        fp8_scale_end(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, gradients);
+        fp8_end_one(scales + i, i, delay.most_recent ? newest : largest, finite, delay.margin, gradients);
     }
 }
 

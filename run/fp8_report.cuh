@@ -95,7 +95,7 @@ static bool fp8_nonfinite_tensor(char text[FP8_TEXT], double *value, const struc
                 continue;
             const enum linear linear = (enum linear)(i / FP8_OPERANDS % LINEAR_COUNT);
             *value = amaxes[(int64_t)rank * width + i];
-            snprintf(text, FP8_TEXT, "largest %s of %s of layer %d, in FP8,", operands[i % FP8_OPERANDS],
+            snprintf(text, FP8_TEXT, "largest %s of %s of layer %d, in FP8", operands[i % FP8_OPERANDS],
                      linear_row(linear, s).name, i / FP8_KINDS);
             return true;
         }
