@@ -190,6 +190,7 @@ static void fp8_state_download(const struct fp8_state *f, float *to, struct devi
 static void fp8_state_upload(struct fp8_state *f, const float *from, struct device *dev) {
     const int n = fp8_num_scales(f);
     struct fp8_scale *scales = (struct fp8_scale *)plan_allocate((size_t)n, sizeof *scales);
+    device_download(scales, f->scales, fp8_scales_bytes(f), dev);
     for (int i = 0; i < n; i++)
         scales[i].delayed = from[i];
     device_upload(f->scales, scales, fp8_scales_bytes(f), dev);

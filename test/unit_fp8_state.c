@@ -232,7 +232,7 @@ static void the_report_says_what_is_in_fp8(void **state) {
     describe(
         "--plan --fp8-format e4m3 --fp8-recipe blockwise --first-last-layers-bf16", true,
         "e4m3, blockwise: inputs, weights and gradients in E4M3, in the linear layers of 10 of 12 layers, 1 to 10; "
-        "attention, norms, embedding and head in bf16; sums in fp32");
+        "attention, norms, embedding and head in bf16; sums in fp32, to which tensor cores add theirs at intervals");
     describe(
         "--plan --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 32 --fp8-amax-compute-algo max "
         "--fp8-margin 1 --fp8-fast-accumulation all",
