@@ -86,7 +86,8 @@ static void fp8_shares(struct log_fp8 shares[LINEAR_COUNT], const struct fp8_sta
 
 // The first tensor with an amax that is infinite or NaN, in the ranks' reports of a step of delayed scales: writes its
 // name and *value, and returns true. amaxes: of the first rank; `width` doubles from one rank's to the next.
-static bool fp8_nonfinite_tensor(char text[FP8_TEXT], double *value, const struct fp8_state *f,
+enum { FP8_TENSOR_TEXT = 80 };
+static bool fp8_nonfinite_tensor(char text[FP8_TENSOR_TEXT], double *value, const struct fp8_state *f,
                                  const struct layer_shape *s, const double *amaxes, int ranks, int width) {
     static const char *const operands[FP8_OPERANDS] = {"input", "weight", "gradient"};
     for (int i = 0; i < fp8_num_scales(f) && fp8_is_delayed(f); i++)
@@ -95,7 +96,7 @@ static bool fp8_nonfinite_tensor(char text[FP8_TEXT], double *value, const struc
                 continue;
             const enum linear linear = (enum linear)(i / FP8_OPERANDS % LINEAR_COUNT);
             *value = amaxes[(int64_t)rank * width + i];
-            snprintf(text, FP8_TEXT, "largest %s of %s of layer %d, in FP8", operands[i % FP8_OPERANDS],
+            snprintf(text, FP8_TENSOR_TEXT, "largest %s of %s of layer %d, in FP8", operands[i % FP8_OPERANDS],
                      linear_row(linear, s).name, i / FP8_KINDS);
             return true;
         }

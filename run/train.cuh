@@ -135,7 +135,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
                          r->first_sample[slot] + (uint64_t)micro_batch * (uint64_t)c->micro_batch_size,
                          c->micro_batch_size);
     else if (!results.check.finite) {
-        char tensor[FP8_TEXT];
+        char tensor[FP8_TENSOR_TEXT];
         double value = entry->grad_norm;
         const bool in_fp8 =
             isfinite(value) && fp8_nonfinite_tensor(tensor, &value, &r->model->fp8, &r->model->shape.layer,
