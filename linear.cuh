@@ -256,12 +256,10 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     void *ws = workspace(m, matmul_fp8_workspace_bytes(N, k, n, m->dev));
     const struct fp8_matrix dout = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, n);
     const struct fp8_matrix weight = quantise_weight(m, PASS_TRAIN, l, linear, FP8_WEIGHT_COLUMNS, w);
-    timeline_touch(fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N).codes);
     MATMUL(m, matmul_fp8(din, dout, weight, NULL, N, k, n, fast, ws, m->dev));
 
     snprintf(name, sizeof name, "%s, weight", row.name);
     phase(m, "backward", l, name);
-    timeline_touch(d_buffer(m, l, din_slot, k));
     float *dw = grad(m, l, row.weight);
     ws = workspace(m, matmul_fp8_workspace_bytes(n, k, N, m->dev));
     const struct fp8_matrix x = input_columns(m, l, linear);
