@@ -23,7 +23,7 @@ struct bench {
 };
 
 static void forward(struct bench *b) {
-    attention_forward(b->out, b->lse, b->qkv, b->backend, b->shape, b->dropout, NULL, b->dev);
+    attention_forward(b->out, b->lse, b->qkv, b->backend, b->shape, b->dropout, NULL, NULL, b->dev);
 }
 static void backward(struct bench *b) {
     attention_backward(b->dqkv, b->dout, b->qkv, b->out, b->lse, b->backend, b->shape, b->dropout, b->options,
