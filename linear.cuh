@@ -86,16 +86,22 @@ static uint64_t *counts_of(const struct gpt *m, enum pass pass, enum linear line
     return pass == PASS_TRAIN ? fp8_counts(&m->fp8, linear, operand) : NULL;
 }
 
+// A cast that makes nothing yet.
+static struct fp8_cast cast_by(struct fp8_scale *scale, uint64_t *counts) {
+    struct fp8_cast to;
+    memset(&to, 0, sizeof to);
+    to.scale = scale;
+    to.counts = counts;
+    return to;
+}
+
 // Describes the cast of an input. `rows`: its product is to run. `columns`: `produce` asks for the input; a first
 // forward makes the column form only of an input that the policy keeps.
 static struct fp8_cast input_cast(struct gpt *m, enum pass pass, int l, enum linear linear, bool rows, bool columns) {
     const struct linear_source source = linear_source(m, l, linear);
     const int64_t N = extent_of(m, pass).N;
     const int k = linear_row(linear, &m->shape.layer).inputs;
-    struct fp8_cast to;
-    memset(&to, 0, sizeof to);
-    to.scale = fp8_scale(&m->fp8, l, linear, FP8_INPUT);
-    to.counts = counts_of(m, pass, linear, FP8_INPUT);
+    struct fp8_cast to = cast_by(fp8_scale(&m->fp8, l, linear, FP8_INPUT), counts_of(m, pass, linear, FP8_INPUT));
     if (rows)
         to.rows = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
     const bool kept = pass == PASS_RECOMPUTE || m->policy.kept[l] & (1u << source.id);
@@ -140,14 +146,12 @@ static struct fp8_matrix quantise_weight(struct gpt *m, enum pass pass, int l, e
     const struct fp8_matrix matrix =
         fp8_matrix_buffer(m, pass, l, linear, which, FP8_WEIGHT, transposed ? row.inputs : row.outputs,
                           transposed ? row.outputs : row.inputs);
-    struct fp8_cast to;
-    memset(&to, 0, sizeof to);
+    struct fp8_cast to =
+        cast_by(fp8_scale(&m->fp8, l, linear, FP8_WEIGHT), transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT));
     if (transposed)
         to.columns = matrix;
     else
         to.rows = matrix;
-    to.scale = fp8_scale(&m->fp8, l, linear, FP8_WEIGHT);
-    to.counts = transposed ? NULL : counts_of(m, pass, linear, FP8_WEIGHT);
     if (m->fp8.weights_sharded && !transposed && amax_of(m, pass, l, linear, FP8_WEIGHT))
         RUN(m, fp8_amax(&to.scale->amax, w, (int64_t)row.outputs * row.inputs, m->dev));
     RUN(m, fp8_cast(to, w, row.outputs, row.inputs, NULL, m->dev));
@@ -200,13 +204,11 @@ static uint32_t *stream_amax(const struct gpt *m, int l, enum linear projection)
 static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
-    struct fp8_cast to;
-    memset(&to, 0, sizeof to);
+    struct fp8_cast to =
+        cast_by(fp8_scale(&m->fp8, l, linear, FP8_GRADIENT), counts_of(m, PASS_TRAIN, linear, FP8_GRADIENT));
     to.rows = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, row.outputs);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, row.outputs, N);
     to.dbias = grad(m, l, row.bias);
-    to.scale = fp8_scale(&m->fp8, l, linear, FP8_GRADIENT);
-    to.counts = counts_of(m, PASS_TRAIN, linear, FP8_GRADIENT);
     return to;
 }
 // The scratch memory of that cast; none without a bias.
@@ -233,9 +235,7 @@ static struct fp8_matrix input_columns(struct gpt *m, int l, enum linear linear)
     struct fp8_scale *scale = fp8_scale(&m->fp8, l, linear, FP8_INPUT);
     if (!source.shared)
         return fp8_matrix_in(&m->fp8, activation(m, PASS_RECOMPUTE, l, source.id), FP8_INPUT, k, N, scale);
-    struct fp8_cast to;
-    memset(&to, 0, sizeof to);
-    to.scale = scale;
+    struct fp8_cast to = cast_by(scale, NULL);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_COLUMNS, FP8_INPUT, k, N);
     const floatX *in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
     RUN(m, fp8_cast(to, in, N, k, NULL, m->dev));
