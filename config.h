@@ -67,6 +67,9 @@
     X(FP8_RECIPE_BLOCKWISE, "blockwise")
 #define FP8_AMAX_ALGOS(X) X(FP8_AMAX_MOST_RECENT, "most_recent") X(FP8_AMAX_MAX, "max")
 #define FP8_FAST_ACCUMULATIONS(X) X(FP8_FAST_FORWARD, "forward") X(FP8_FAST_NONE, "none") X(FP8_FAST_ALL, "all")
+// MAIN_, MOMENT_: BF16 alone would be a macro of some compilers' headers.
+#define MAIN_DTYPES(X) X(MAIN_FP32, "fp32") X(MAIN_BF16, "bf16")
+#define MOMENT_DTYPES(X) X(MOMENT_FP32, "fp32") X(MOMENT_BF16, "bf16") X(MOMENT_8BIT, "8bit")
 #define COLLECTIVES(X) X(BY_AUTO, "auto") X(BY_NCCL, "nccl") X(BY_MPI, "mpi") X(BY_SOCKETS, "sockets")
 
 enum normalization { NORMALIZATIONS(CHOICE_ENUMERATOR) };
@@ -86,6 +89,8 @@ enum config_fp8_format { FP8_FORMATS(CHOICE_ENUMERATOR) };
 enum config_fp8_recipe { FP8_RECIPES(CHOICE_ENUMERATOR) };
 enum config_fp8_amax_algo { FP8_AMAX_ALGOS(CHOICE_ENUMERATOR) };
 enum config_fp8_fast_accumulation { FP8_FAST_ACCUMULATIONS(CHOICE_ENUMERATOR) };
+enum config_main_dtype { MAIN_DTYPES(CHOICE_ENUMERATOR) };
+enum config_moment_dtype { MOMENT_DTYPES(CHOICE_ENUMERATOR) };
 enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
 
 // Columns of the rows of ACTIVATIONS: whether the MLP has a gate beside its up projection, and the option's name.
@@ -108,7 +113,7 @@ static inline const char *activation_name(enum activation activation) {
     __builtin_unreachable();
 }
 
-enum { CONFIG_ROWS_MAX = 144 };
+enum { CONFIG_ROWS_MAX = 160 };
 
 struct config {
     // model; config_resolve replaces a 0 that stands for "choose"
@@ -145,7 +150,17 @@ struct config {
     enum recompute_method recompute_method;
     int recompute_num_layers;
     const char *recompute_layers, *recompute_modules;
-    int64_t memory_budget; // bytes; 0: none given
+    int64_t memory_budget; // bytes; 0: what the device has
+    int mlp_chunk_tokens;  // 0: none
+
+    // state formats and offload
+    enum config_main_dtype main_params_dtype, main_grads_dtype;
+    enum config_moment_dtype exp_avg_dtype, exp_avg_sq_dtype;
+    bool allow_lossy_states, optimizer_cpu_offload, offload_gradients, offload_weights;
+    double optimizer_offload_fraction;
+    int cpu_offloading_num_layers;
+    int64_t host_memory_budget; // bytes; 0: what the host has
+    double bus_gbps;            // 0: measured, or by the device's tables
     bool plan;
     const char *plan_json, *plan_picture;
     int loss_chunk_tokens;
@@ -335,12 +350,36 @@ static const struct option_row config_rows[] = {
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
     ROW(STRING, recompute_modules, "", "LIST", 0, 0,
         "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
-    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "auto: the memory to fit into, as 6GiB"),
+    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY,
+        "auto: the device's memory to fit into, as 6GiB; 0: what it has"),
+
+    GROUP("State formats and offload to the host's memory"),
+    ROW(ENUM, main_params_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
+        "Master weights: fp32, exact; bf16: none, the update rounds the bf16 parameters stochastically"),
+    ROW(ENUM, main_grads_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
+        "Gradients between micro-steps; bf16: rounded stochastically"),
+    ROW(ENUM, exp_avg_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0, "AdamW's first moments; 8bit: in blocks of 128"),
+    ROW(ENUM, exp_avg_sq_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0, "AdamW's second moments"),
+    ROW(BOOL, allow_lossy_states, "false", "", 0, 0, "auto: it may choose formats that are not fp32"),
+    ROW(BOOL, optimizer_cpu_offload, "false", "", 0, 0,
+        "Optimizer states in the host's memory, streamed through the update on the device; states only"),
+    ROW(DOUBLE, optimizer_offload_fraction, "1", "X", 0, 1, "Fraction of the optimizer states that is offloaded"),
+    ROW(INT, cpu_offloading_num_layers, "0", "N", 0, 1 << 16,
+        "What the first N layers keep for backward goes to the host's memory meanwhile"),
+    ROW(BOOL, offload_gradients, "false", "", 0, 0, "Gradients in the host's memory, a unit at a time on the device"),
+    ROW(BOOL, offload_weights, "false", "", 0, 0, "Parameters in the host's memory, a unit at a time on the device"),
+    ROW(BYTES, host_memory_budget, "0", "BYTES", 0, INFINITY,
+        "auto: pinned memory of the host to fit into; 0: what it has"),
+    ROW(DOUBLE, bus_gbps, "0", "X", 0, INFINITY,
+        "10^9 bytes a second each way between host and GPU, to plan with; 0: measured, or by the GPU's data sheet; on "
+        "the cpu target copies are as slow as that"),
 
     GROUP("Memory"),
     ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing", CONFIG_THIS_START),
     ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life", CONFIG_THIS_START),
     ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases", CONFIG_THIS_START),
+    ROW(INT, mlp_chunk_tokens, "0", "N", 0, 1 << 30,
+        "Tokens of a chunk of the MLP, where a long sequence's MLP is the peak; 0: all at once"),
     ROW(INT, loss_chunk_tokens, "0", "N", 0, 1 << 30, "Tokens whose logits exist at a time; 0: chosen"),
 
     GROUP("Training"),

@@ -8,6 +8,7 @@
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 #pragma once
+#include "kernels/transfers.cuh"   // transfer_begin, transfer_wait
 #include "memory.cuh"              // struct plan, struct arenas
 #include "runtime/machine/error.h" // fail
 #include <stdio.h>                 // snprintf
@@ -43,6 +44,7 @@ enum region {
 struct timeline {
     struct plan plan;
     struct arenas arenas;
+    struct transfers transfers; // of what is offloaded, opened with the arenas
     struct device *dev;
     bool planning;
     int phase;                      // index in the plan
@@ -94,6 +96,7 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
         t->workspaces[i] = -1;
 }
 static void timeline_free(struct timeline *t) {
+    transfers_close(&t->transfers, t->dev);
     arenas_free(&t->arenas);
     plan_free(&t->plan);
     free(t->workspaces);
@@ -133,17 +136,41 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// The address of a buffer of the activations arena, or NULL when planning, which makes it live in this phase. *id is
-// the buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1:
-// none).
-static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
-                             int layer) {
+// The address of a buffer of a packed arena, or NULL when planning, which makes it live in this phase. *id is the
+// buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1: none).
+static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
+                                const char *name, int layer) {
     if (!t->planning)
         return timeline_pointer(t, *id);
     if (*id < 0)
-        *id = plan_add(&t->plan, ARENA_ACTIVATIONS, category, name, layer, bytes);
+        *id = plan_add(&t->plan, arena, category, name, layer, bytes);
     plan_touch(&t->plan, *id);
     return NULL;
+}
+static void *timeline_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
+                             int layer) {
+    return timeline_buffer_in(t, ARENA_ACTIVATIONS, id, bytes, category, name, layer);
+}
+// The same in pinned host memory: the place of what is offloaded within a step.
+static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, const char *category, const char *name,
+                                  int layer) {
+    return timeline_buffer_in(t, ARENA_HOST_ACTIVATIONS, id, bytes, category, name, layer);
+}
+
+// Begins a copy between device and host memory in this phase, named for the plan; when planning, records its bytes.
+// Both operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait, 0 when planning.
+static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
+                                  const void *from, size_t bytes) {
+    if (!t->planning)
+        return transfer_begin(&t->transfers, direction, to, from, bytes, t->dev);
+    plan_transfer(&t->plan, direction, name, bytes);
+    return 0;
+}
+// Makes later work of the device wait for a transfer, and clears its ticket. 0: there is none.
+static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
+    if (*ticket != 0)
+        transfer_wait(&t->transfers, *ticket, t->dev);
+    *ticket = 0;
 }
 
 // Wraps the fetch of a buffer that no op of this phase uses but that must be live in it, between phases that use it.

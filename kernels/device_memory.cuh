@@ -27,6 +27,11 @@ static void device_touch(void *memory, size_t bytes);
 static void *host_allocate(size_t bytes, struct device *dev);
 static void host_free(void *memory);
 
+// Memory of the host in one mapping, zeroed, for what is offloaded: pinned on the cuda target, its pages touched by all
+// threads; NULL for 0 bytes. The caller releases it, and says how many bytes they are. Fails where there is too little.
+static void *host_reserve(size_t bytes);
+static void host_release(void *memory, size_t bytes);
+
 // Each enqueues one copy of `bytes`: from host to device, from device to host, within the device.
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev);
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev);
@@ -76,6 +81,9 @@ static void host_free(void *memory) {
     if (memory)
         cuda_check(cudaFreeHost(memory));
 }
+
+static void *host_reserve(size_t bytes) { return bytes > 0 ? host_allocate(bytes, NULL) : NULL; }
+static void host_release(void *memory, size_t bytes) { host_free(memory); }
 
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev) {
     cuda_check(cudaMemcpyAsync(device_memory, host, bytes, cudaMemcpyHostToDevice, dev->stream));
@@ -144,6 +152,9 @@ static void *host_allocate(size_t bytes, struct device *dev) {
     return memory;
 }
 static void host_free(void *memory) { free(memory); }
+
+static void *host_reserve(size_t bytes) { return device_allocate(bytes); }
+static void host_release(void *memory, size_t bytes) { device_free(memory, bytes); }
 
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev) {
     memcpy(device_memory, host, bytes);

@@ -216,6 +216,7 @@ static const float *gpt_initialise_rope(struct gpt *m, int id, bool local) {
 // Allocates the arenas and fills in initial parameters.
 static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
+    transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
     m->zero.grads = (float *)gpt_pointer(m, m->grads_id);
     optimizer_allocate(&m->optimizer);
