@@ -1,10 +1,10 @@
-// The optimizer: its state, one row per kind; the update of this rank's shards; and the copy of the state, in the
-// host's memory, from which checkpoints are written while the training goes on.
+// The optimizer: its state, one row per kind, and the update of this rank's shards.
 #pragma once
 #include "kernels/adamw.cuh"         // adamw_update, sum_of_squares
-#include "kernels/device_memory.cuh" // device_download, host_allocate
+#include "kernels/device_memory.cuh" // device_download
 #include "fp8.cuh"                   // fp8_weight_amax
 #include "kernels/fp8_cast.cuh"      // fp8_amax
+#include "kernels/state_format.cuh"  // enum state_format
 #include "zero.cuh"                  // struct zero
 
 // The value of an element of the state before the first step.
@@ -49,9 +49,7 @@ struct optimizer {
     struct zero *zero;         // parameters and gradients; not owned
     struct fp8_state *fp8;     // whose amaxes of weights the update collects; not owned
     float *state[STATE_COUNT]; // device memory, whole or this rank's shards; NULL: not present, or only planned
-    float *copy[STATE_COUNT];  // host memory, whole, for checkpoints; NULL: none. Of MASTER: the unrounded parameters
-    int ids[STATE_COUNT], copy_ids[STATE_COUNT], gathered_id; // buffers in the plan, -1: none
-    bool keeps_copy;                                          // checkpoints are written from `copy`, by this rank
+    int ids[STATE_COUNT];      // buffers in the plan, -1: none
 };
 
 static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
@@ -73,16 +71,12 @@ static bool optimizer_has(enum optimizer_state id) {
 
 // ---- memory ----
 
-// Adds the state to the plan, and the copy where the device's memory is the host's. `trains` false: neither.
-static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, bool trains,
-                           bool keeps_copy) {
-    const size_t whole = (size_t)zero->shards.flat;
+// Adds the state to the plan. `trains` false: none.
+static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, bool trains) {
     struct plan *plan = &zero->timeline->plan;
     memset(o, 0, sizeof *o);
     o->zero = zero;
     o->fp8 = fp8;
-    o->keeps_copy = keeps_copy;
-    o->gathered_id = -1;
     const size_t elements = (size_t)shards_elements(&zero->shards, optimizer_is_sharded(o));
     for (int id = 0; id < STATE_COUNT; id++) {
         const struct optimizer_state_row *row = &optimizer_state_rows[id];
@@ -90,30 +84,13 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
                          ? plan_add(plan, ARENA_OPTIMIZER, row->name, row->name, -1, elements * row->element_bytes)
                          : -1;
     }
-    for (int id = 0; id < STATE_COUNT; id++)
-        o->copy_ids[id] = trains && keeps_copy && DEVICE_MEMORY_IS_HOSTS && optimizer_has((enum optimizer_state)id)
-                              ? plan_add(plan, ARENA_OPTIMIZER, "copy for checkpoints", "copy for checkpoints", -1,
-                                         whole * sizeof(float))
-                              : -1;
 }
 
-// Sets the state's addresses in the arenas, and allocates the copy where the plan does not hold it.
+// Sets the state's addresses in the arenas.
 static void optimizer_allocate(struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
-    for (int id = 0; id < STATE_COUNT; id++) {
+    for (int id = 0; id < STATE_COUNT; id++)
         o->state[id] = (float *)plan_pointer(&t->plan, &t->arenas, o->ids[id]);
-        if (!o->keeps_copy || !optimizer_has((enum optimizer_state)id))
-            continue;
-        o->copy[id] = DEVICE_MEMORY_IS_HOSTS ? (float *)plan_pointer(&t->plan, &t->arenas, o->copy_ids[id])
-                                             : (float *)malloc((size_t)o->zero->shards.flat * sizeof(float));
-        if (!o->copy[id])
-            fail("out of the host's memory for the copy that checkpoints are written from; --no-checkpoint-async does "
-                 "without");
-    }
-}
-static void optimizer_free(struct optimizer *o) {
-    for (int id = 0; id < STATE_COUNT && !DEVICE_MEMORY_IS_HOSTS; id++)
-        free(o->copy[id]);
 }
 
 // Zeroes the state, and with it the gaps between tensors; optimizer_set_parameters then sets STATE_FROM_PARAMETERS.
@@ -232,75 +209,36 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
     }
 }
 
-// ---- the copy for checkpoints ----
+// ---- access by the host: checkpoints ----
 
-// The buffer for a gathered bucket of one state, live in REGION_SAVE; NULL when planning.
-static float *optimizer_gathered_buffer(struct optimizer *o) {
-    const struct shards *s = &o->zero->shards;
-    struct timeline *t = o->zero->timeline;
-    timeline_region(t, REGION_SAVE);
-    timeline_phase(t, "save", -1, "gather");
-    return (float *)timeline_buffer(t, &o->gathered_id, (size_t)s->ranks * (size_t)s->largest_shard * sizeof(float),
-                                    "checkpoint", "a piece of sharded state", -1);
+// Whether the optimizer keeps the state in memory of its own.
+static bool optimizer_keeps(const struct optimizer *o, enum optimizer_state id) { return o->ids[id] >= 0; }
+// How a state of a unit's parameters is stored.
+static enum state_format optimizer_format(const struct optimizer *o, enum optimizer_state id, int unit) {
+    return id == STATE_MASTER ? FORMAT_REMAINDER : FORMAT_FP32;
 }
-
-// Gathers a sharded state from all ranks into the copy of the rank that keeps one. Every rank calls it.
-static void optimizer_gather_state(struct optimizer *o, enum optimizer_state id) {
-    const struct shards *s = &o->zero->shards;
-    struct device *dev = o->zero->timeline->dev;
-    float *gathered = optimizer_gathered_buffer(o);
-    for (int i = 0; i < s->count; i++) {
-        const struct bucket *b = &s->buckets[i];
-        const size_t bytes = (size_t)b->shard * sizeof *gathered;
-        collective_wait(o->zero->collectives,
-                        collective_all_gather(o->zero->collectives, gathered,
-                                              optimizer_state_of(o, id) + b->begin / s->ranks, bytes,
-                                              "state for a checkpoint", dev),
-                        dev);
-        if (o->keeps_copy)
-            device_download(o->copy[id] + b->begin, gathered, (size_t)s->ranks * bytes, dev);
-    }
+// The address of a state's element `at`, of which this rank holds n.
+static float *optimizer_place(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n) {
+    int64_t place = 0;
+    shards_next(&o->zero->shards, optimizer_is_sharded(o), &at, at + n, &place);
+    return o->state[id] + place;
 }
-
-// Copies an unsharded state into the copy. Only transfers to pinned memory reach the bus's full speed: while one chunk
-// is in flight, the one before is copied from pinned memory to its place.
-static void optimizer_copy_whole(struct optimizer *o, enum optimizer_state id) {
-    const int64_t CHUNK = DEVICE_MEMORY_IS_HOSTS ? 1 << 16 : 4 << 20, n = o->zero->shards.flat,
-                  chunks = (n + CHUNK - 1) / CHUNK;
-    const float *from = optimizer_state_of(o, id);
-    struct device *dev = o->zero->timeline->dev;
-    if (DEVICE_MEMORY_IS_HOSTS) {
-#pragma omp parallel for schedule(static)
-        for (int64_t first = 0; first < n; first += CHUNK)
-            memcpy(o->copy[id] + first, from + first, (size_t)(n - first < CHUNK ? n - first : CHUNK) * sizeof *from);
+// native = elements [at, at + n) of the flat buffers as they are stored: whole blocks, of one unit and of this rank's
+// shard.
+static void optimizer_download(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, void *native) {
+    const float *from = optimizer_place(o, id, at, n);
+    if (id != STATE_MASTER) {
+        device_download(native, from, (size_t)n * sizeof *from, o->zero->timeline->dev);
         return;
     }
-    float *pinned = (float *)host_allocate(2 * (size_t)CHUNK * sizeof *pinned, dev);
-    for (int64_t i = 0; i <= chunks; i++) {
-        if (i > 0)
-            device_synchronize(dev);
-        if (i < chunks) {
-            const int64_t first = i * CHUNK, count = n - first < CHUNK ? n - first : CHUNK;
-            device_download_begin(pinned + i % 2 * CHUNK, from + first, (size_t)count * sizeof *pinned, dev);
-        }
-        if (i > 0) {
-            const int64_t first = (i - 1) * CHUNK, count = n - first < CHUNK ? n - first : CHUNK;
-            memcpy(o->copy[id] + first, pinned + (i + 1) % 2 * CHUNK, (size_t)count * sizeof *pinned);
-        }
-    }
-    host_free(pinned);
+    float *values = (float *)malloc((size_t)n * sizeof *values);
+    device_download(values, from, (size_t)n * sizeof *from, o->zero->timeline->dev);
+    for (int64_t i = 0; i < n; i++)
+        ((uint16_t *)native)[i] = split_low(values[i]);
+    free(values);
 }
-
-// Copies the state that a checkpoint holds into the copy of the rank that keeps one. Every rank calls it, after waiting
-// for updated parameters in flight.
-static void optimizer_copy_state(struct optimizer *o) {
-    for (int id = 0; id < STATE_COUNT; id++) {
-        if (!optimizer_has((enum optimizer_state)id))
-            continue;
-        if (optimizer_state_is_sharded(o, (enum optimizer_state)id))
-            optimizer_gather_state(o, (enum optimizer_state)id);
-        else if (o->keeps_copy)
-            optimizer_copy_whole(o, (enum optimizer_state)id);
-    }
-    device_synchronize(o->zero->timeline->dev); // no gather is in flight when the next step starts
+// The inverse of optimizer_download; not of master weights, which optimizer_set_parameters sets.
+static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
+    device_upload(optimizer_place(o, id, at, n), native, (size_t)n * sizeof(float), o->zero->timeline->dev);
+    device_synchronize(o->zero->timeline->dev);
 }

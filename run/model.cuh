@@ -41,7 +41,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
             plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
         m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float), shards_gradients(s));
-    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, m->trains, keeps_copy);
+    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, m->trains);
+    state_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
         m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
@@ -61,8 +62,6 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
     }
-    if (m->trains && optimizer_is_sharded(&m->optimizer))
-        optimizer_gathered_buffer(&m->optimizer);
     m->timeline.planning = false;
     m->micro_step = 0;
     plan_place(plan);
@@ -123,10 +122,9 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
         m->kinds[l].windowed = config_layer_is_windowed(config, l);
         m->kinds[l].rotary = config_layer_is_rotary(config, l);
     }
-    // Sharded state is gathered into the copy of rank 0, which writes the checkpoints.
-    const bool async = config->checkpoint_async && config->checkpoint_every < config->train_steps;
-    gpt_make_plan(m, m->trains && config->checkpoint_every > 0 && config->rank == 0 &&
-                         (shards_optimizer(&m->zero.shards) || async));
+    // Checkpoints within the run are written from a copy, by every rank that holds a part of the state.
+    gpt_make_plan(m, m->trains && config->checkpoint_async && config->checkpoint_every > 0 &&
+                         config->checkpoint_every < config->train_steps && state_copy_writers(&m->zero.shards));
     return m;
 }
 
@@ -220,6 +218,7 @@ static void gpt_allocate(struct gpt *m) {
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
     m->zero.grads = (float *)gpt_pointer(m, m->grads_id);
     optimizer_allocate(&m->optimizer);
+    state_copy_allocate(&m->copy, &m->optimizer);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
@@ -254,15 +253,15 @@ static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     collectives_set_scratch(collectives, gpt_pointer(m, m->scratch_id));
 }
 
-// Copies the state that a checkpoint holds into the copy, in host memory, of the rank that keeps one. Every rank calls
-// it.
+// Makes the state that a checkpoint holds complete, and copies this rank's part of it where there is a copy.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
-    optimizer_copy_state(&m->optimizer);
+    device_synchronize(m->dev);
+    if (m->copy.kept)
+        state_copy_take(&m->copy, &m->optimizer);
 }
 
 static void gpt_destroy(struct gpt *m) {
-    optimizer_free(&m->optimizer);
     graph_free(&m->graph);
     host_free(m->host_batches);
     host_free(m->host_results);
