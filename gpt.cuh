@@ -284,6 +284,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.step = step;
     adamw.grad_scale = 1;
     adamw.amax = NULL; // optimizer_update sets it
+    adamw.seed = c->seed;
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, sum_of_squares_workspace_bytes());

@@ -282,7 +282,6 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
     memset(&u, 0, sizeof u);
     u.o = o;
     u.adamw = adamw;
-    u.adamw.seed = o->seed;
     u.check = check;
     u.slots = (char *)slots;
     if (o->fp8->weight_amaxes)

@@ -62,7 +62,6 @@ struct optimizer {
     struct stored_state states[STATE_COUNT];
     int64_t elements; // places of this rank's buffers
     int64_t cut;
-    uint64_t seed; // of stochastic rounding
     // The streamed update; see optimizer.cuh.
     int slots_id;
     int64_t piece; // elements; 0: nothing is streamed
@@ -148,7 +147,6 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
     memset(o, 0, sizeof *o);
     o->zero = zero;
     o->fp8 = fp8;
-    o->seed = config->seed;
     o->slots_id = -1;
     o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
     const double fraction = config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0;

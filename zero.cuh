@@ -15,7 +15,7 @@
 // Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
 // in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
 #pragma once
-#include "kernels/adamw.cuh"        // add_floats
+#include "kernels/gradients.cuh"    // add_gradients
 #include "kernels/collectives.cuh"  // collective_reduce_scatter, collective_all_gather
 #include "kernels/state_format.cuh" // enum state_format
 #include "parameters.cuh"           // struct parameters, TENSOR_ALIGNMENT
@@ -327,11 +327,13 @@ static void zero_add_reduced(struct zero *z, int unit) {
         return;
     timeline_phase(t, "backward", -1, "collect gradients");
     const float *whole = unit_gradients(z, unit);
+    const struct rounding unrounded = {0}; // fp32 is not rounded
     for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
         const struct bucket *b = &s->buckets[i];
         collective_wait(z->collectives, z->grads_tickets[i], t->dev);
-        TIMELINE_RUN(t, add_floats((float *)z->grads + b->begin / s->ranks,
-                                   whole + shards_own_begin(s, b) - z->table->unit_begin[unit], b->shard, t->dev));
+        TIMELINE_RUN(t, add_gradients((float *)z->grads + b->begin / s->ranks, FORMAT_FP32,
+                                      whole + shards_own_begin(s, b) - z->table->unit_begin[unit], b->shard, true,
+                                      unrounded, t->dev));
     }
 }
 
