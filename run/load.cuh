@@ -132,7 +132,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 // Into the model
 
 // Stores elements [first, first + n) of one of the model's tensors, those that this rank holds: exactly into the master
-// weights, rounded into the parameters. `rounded` has room for LOAD_CHUNK.
+// weights, rounded into the parameters. `rounded` has room for 2 LOAD_CHUNK.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
@@ -164,7 +164,7 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
-    loader->rounded = (floatX *)host_allocate(LOAD_CHUNK * sizeof *loader->rounded, m->dev);
+    loader->rounded = (floatX *)host_allocate(2 * LOAD_CHUNK * sizeof *loader->rounded, m->dev);
     return model_loader_reserve(loader, LOAD_CHUNK, error);
 }
 static void model_loader_free(struct model_loader *loader) {

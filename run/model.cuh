@@ -24,6 +24,19 @@ static enum collectives_kind collectives_kind_of(const struct config *c) {
     return COLLECTIVES_HOST;
 }
 
+// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each in flight.
+static void plan_staging(struct gpt *m) {
+    struct plan *plan = &m->timeline.plan;
+    const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
+    m->host_batches_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "batches in flight", -1,
+                                  6 * (size_t)m->host_batch_tokens * sizeof(int32_t));
+    m->host_results_id =
+        plan_add(plan, ARENA_HOST_STAGING, "staging", "step results in flight", -1, 2 * sizeof(struct step_results));
+    m->host_reports_id =
+        plan_add(plan, ARENA_HOST_STAGING, "staging", "reports of the ranks in flight", -1, 2 * reports_bytes);
+    m->host_requests_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
+}
+
 // Makes the memory plan: runs the timeline in planning mode and places the buffers. Allocates no memory of the model.
 static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
@@ -41,8 +54,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
             plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
         m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float), shards_gradients(s));
-    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, m->trains);
-    state_copy_plan(&m->copy, &m->optimizer, keeps_copy);
+    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
+    optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
         m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
@@ -51,6 +64,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
     fp8_plan(&m->fp8, plan);
+    plan_staging(m);
 
     if (m->trains) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
@@ -124,7 +138,7 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     }
     // Checkpoints within the run are written from a copy, by every rank that holds a part of the state.
     gpt_make_plan(m, m->trains && config->checkpoint_async && config->checkpoint_every > 0 &&
-                         config->checkpoint_every < config->train_steps && state_copy_writers(&m->zero.shards));
+                         config->checkpoint_every < config->train_steps && optimizer_copy_writes(&m->zero.shards));
     return m;
 }
 
@@ -133,7 +147,7 @@ static void gpt_initialise(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     const bool sharded = shards_parameters(&m->zero.shards);
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
-    floatX *rounded = (floatX *)host_allocate((size_t)CHUNK * sizeof *rounded, m->dev);
+    floatX *rounded = (floatX *)host_allocate(2 * (size_t)CHUNK * sizeof *rounded, m->dev);
     // The gaps between tensors are zeroes too.
     device_zero(m->zero.params, (size_t)shards_elements(&m->zero.shards, sharded) * sizeof *m->zero.params, m->dev);
     optimizer_initialise(&m->optimizer);
@@ -216,9 +230,9 @@ static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
     transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
-    m->zero.grads = (float *)gpt_pointer(m, m->grads_id);
+    m->zero.grads = gpt_pointer(m, m->grads_id);
     optimizer_allocate(&m->optimizer);
-    state_copy_allocate(&m->copy, &m->optimizer);
+    optimizer_copy_allocate(&m->copy, &m->optimizer);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
@@ -230,10 +244,10 @@ static void gpt_allocate(struct gpt *m) {
         m->rope = gpt_initialise_rope(m, m->rope_id, false);
     if (m->config.rotary_base_local > 0)
         m->local_rope = gpt_initialise_rope(m, m->local_rope_id, true);
-    m->host_batches = (int32_t *)host_allocate(6 * (size_t)m->host_batch_tokens * sizeof(int32_t), m->dev);
-    m->host_results = (struct step_results *)host_allocate(2 * sizeof *m->host_results, m->dev);
-    m->host_reports = (double *)host_allocate(2 * reports_bytes, m->dev);
-    m->host_requests = (double *)host_allocate(2 * sizeof *m->host_requests, m->dev);
+    m->host_batches = (int32_t *)gpt_pointer(m, m->host_batches_id);
+    m->host_results = (struct step_results *)gpt_pointer(m, m->host_results_id);
+    m->host_reports = (double *)gpt_pointer(m, m->host_reports_id);
+    m->host_requests = (double *)gpt_pointer(m, m->host_requests_id);
     gpt_initialise(m);
     device_synchronize(m->dev);
 }
@@ -257,16 +271,12 @@ static void gpt_connect(struct gpt *m, struct collectives *collectives) {
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);
-    if (m->copy.kept)
-        state_copy_take(&m->copy, &m->optimizer);
+    if (m->copy.keeps)
+        optimizer_copy_take(&m->copy, &m->optimizer);
 }
 
 static void gpt_destroy(struct gpt *m) {
     graph_free(&m->graph);
-    host_free(m->host_batches);
-    host_free(m->host_results);
-    host_free(m->host_reports);
-    host_free(m->host_requests);
     timeline_free(&m->timeline);
     policy_free(&m->policy);
     zero_free(&m->zero);

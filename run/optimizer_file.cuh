@@ -7,14 +7,14 @@
 // in model.safetensors are not exact.
 #pragma once
 #include "formats/safetensors.h" // struct safetensors_tensor
-#include "optimizer.cuh"         // enum optimizer_state, optimizer_format
+#include "optimizer_state.cuh"   // enum optimizer_state, optimizer_format
 #include <stdio.h>               // snprintf
 
 static const char optimizer_file_name[] = "optimizer.safetensors";
 
 // Whether the optimizer, with the parameters, has more of a master weight than its rounding to bf16.
 static bool masters_are_exact(const struct optimizer *o) {
-    return sizeof(floatX) == sizeof(float) || optimizer_keeps(o, STATE_MASTER);
+    return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
 }
 // Whether the file holds this state. model_is_exact: the parameters in model.safetensors are fp32.
 static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id, bool model_is_exact) {

@@ -247,7 +247,7 @@ static void save(struct run *r) {
         report_save_result(r, problem, 0);
     else if (begun)
         saver_save(&r->saver);
-    if (!r->model->copy.kept)
+    if (!r->model->copy.keeps)
         report_save(r);
     parallel_barrier(r->parallel, "the checkpoint");
 }

@@ -134,7 +134,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     struct save_tensors *tensors = &job->tensors;
     struct error_text error;
     memset(saver, 0, sizeof *saver);
-    if (!state_copy_writers(&m->zero.shards))
+    if (!optimizer_copy_writes(&m->zero.shards))
         return;
     saver->m = m;
     saver->end_of_text = end_of_text;
@@ -146,7 +146,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     tensors->most_shard_bytes = (uint64_t)((double)c->max_shard_gib * 0x1p30);
     tensors->first = m->zero.shards.rank == 0;
     job->rank = m->zero.shards.rank;
-    job->ranks = state_copy_ranks(&m->zero.shards);
+    job->ranks = optimizer_copy_ranks(&m->zero.shards);
     job->keep = c->keep_checkpoints;
     if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->out) >= sizeof job->root)
         fail("--out %s: the name is too long", c->out);
@@ -209,7 +209,7 @@ static void saver_save(struct saver *saver) {
     gpt_copy_state(saver->m);
     if (job->tensors.fp8)
         fp8_state_download(&saver->m->fp8, job->tensors.fp8, saver->m->dev);
-    if (saver->m->copy.kept)
+    if (saver->m->copy.keeps)
         checkpoint_thread_start(&saver->thread, save_run, job);
     else
         checkpoint_thread_call(&saver->thread, save_run, job);

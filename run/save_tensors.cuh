@@ -57,12 +57,12 @@ static void save_exact(struct save_tensors *s, int64_t at, int64_t n, float *out
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
     const int64_t begin = at / STATE_BLOCK * STATE_BLOCK, blocks = state_blocks(at + n - begin);
-    const floatX *rounded = (const floatX *)state_copy_read(&m->copy, o, PART_PARAMETERS, begin, blocks * STATE_BLOCK,
+    const floatX *rounded = (const floatX *)optimizer_copy_read(&m->copy, o, PART_PARAMETERS, begin, blocks * STATE_BLOCK,
                                                             s->stored[PART_PARAMETERS]) +
                             (at - begin);
     const uint16_t *low = NULL;
-    if (optimizer_keeps(o, STATE_MASTER))
-        low = (const uint16_t *)state_copy_read(&m->copy, o, STATE_MASTER, begin, blocks * STATE_BLOCK,
+    if (optimizer_holds(o, STATE_MASTER))
+        low = (const uint16_t *)optimizer_copy_read(&m->copy, o, STATE_MASTER, begin, blocks * STATE_BLOCK,
                                                 s->stored[STATE_MASTER]) +
               (at - begin);
     for (int64_t i = 0; i < n; i++)
@@ -319,7 +319,7 @@ static const char *save_state(struct save_tensors *s, const struct safetensors_t
     for (; !problem && (n = part_next(o, &at, end, &place)) > 0; at += n) {
         n = n < SAVE_CHUNK ? n : SAVE_CHUNK;
         const int64_t first = at - t->offset, count = visible - first < n ? visible - first : n;
-        const void *stored = state_copy_read(&s->m->copy, o, id, at, n, s->stored[id]), *bytes = s->bytes;
+        const void *stored = optimizer_copy_read(&s->m->copy, o, id, at, n, s->stored[id]), *bytes = s->bytes;
         if (scales)
             state_take_scales((float *)s->bytes, stored, state_blocks(count));
         else if (format_has_scales(format))
@@ -402,7 +402,7 @@ static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, stru
     s->moved = moved > 0 ? (float *)malloc((size_t)moved * sizeof *s->moved) : NULL;
     const int64_t fp8_floats = fp8_state_floats(&m->fp8);
     s->fp8 = fp8_floats > 0 ? (float *)malloc((size_t)fp8_floats * sizeof *s->fp8) : NULL;
-    for (int part = 0; part < STATE_PARTS && !m->copy.kept; part++)
+    for (int part = 0; part < STATE_PARTS && !m->copy.keeps; part++)
         if (part_is_kept(&m->optimizer, part))
             s->stored[part] = (char *)host_allocate((size_t)SAVE_CHUNK * sizeof(float), m->dev);
     if (s->values && s->bytes && (s->moved || moved == 0) && (s->fp8 || fp8_floats == 0))
