@@ -11,8 +11,8 @@ enum { PART_PARAMETERS = STATE_COUNT, STATE_PARTS };
 
 struct optimizer_copy {
     bool keeps;
-    int ids[STATE_PARTS];      // buffers in the plan, -1: none
-    char *parts[STATE_PARTS];  // pinned host memory: the elements that this rank writes, in their order, as stored
+    int ids[STATE_PARTS];     // buffers in the plan, -1: none
+    char *parts[STATE_PARTS]; // pinned host memory: the elements that this rank writes, in their order, as stored
 };
 
 // How many ranks write a checkpoint, from rank 0 on; and whether this rank is one of them.
@@ -31,7 +31,8 @@ static int64_t part_next(const struct optimizer *o, int64_t *at, int64_t end, in
 
 // Where element `place` of what this rank writes stands in the copy: bytes.
 static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
-    return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX) : state_offset(o, (enum optimizer_state)part, place);
+    return part == PART_PARAMETERS ? (size_t)place * sizeof(floatX)
+                                   : state_offset(o, (enum optimizer_state)part, place);
 }
 
 // native = elements [at, at + n) of a part as they are stored: whole blocks, of one range that this rank writes.
@@ -74,8 +75,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
 
 // Elements [at, at + n) of a part as they are stored, whole blocks of one range that this rank writes: in the copy where there is one,
 // else downloaded to `room`.
-static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at, int64_t n,
-                                   void *room) {
+static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
+                                       int64_t n, void *room) {
     int64_t place = 0;
     if (!c->keeps) {
         part_download(o, part, at, n, room);

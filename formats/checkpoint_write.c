@@ -1,14 +1,14 @@
 #include "formats/checkpoint_write.h"
 #include "formats/checkpoint_hash.h" // checkpoint_hash_file
-#include <errno.h>    // errno, EINTR
-#include <fcntl.h>    // openat, sync_file_range, posix_fadvise
-#include <inttypes.h> // PRId64
-#include <stdio.h>    // renameat, renameat2
-#include <stdlib.h>   // malloc, free
-#include <string.h>   // strerror
-#include <sys/stat.h> // mkdirat
-#include <time.h>     // nanosleep
-#include <unistd.h>   // write, fsync, getpid, unlinkat
+#include <errno.h>                   // errno, EINTR
+#include <fcntl.h>                   // openat, sync_file_range, posix_fadvise
+#include <inttypes.h>                // PRId64
+#include <stdio.h>                   // renameat, renameat2
+#include <stdlib.h>                  // malloc, free
+#include <string.h>                  // strerror
+#include <sys/stat.h>                // mkdirat
+#include <time.h>                    // nanosleep
+#include <unistd.h>                  // write, fsync, getpid, unlinkat
 
 enum {
     CHECKPOINT_CHUNK = 1 << 20,   // bytes hashed and written at a time: still in the cache when the kernel copies them

@@ -375,7 +375,8 @@ struct state_room {
 static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
                                       struct error_text *error) {
     const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
-    RETURN_PROBLEM(safetensors_read(s->file, s->values, (uint64_t)first * width, (uint64_t)n * width, room->bytes, error));
+    RETURN_PROBLEM(
+        safetensors_read(s->file, s->values, (uint64_t)first * width, (uint64_t)n * width, room->bytes, error));
     if (s->scales)
         RETURN_PROBLEM(safetensors_read(s->file, s->scales, (uint64_t)first / STATE_BLOCK * sizeof(float),
                                         blocks * sizeof(float), room->scales, error));

@@ -25,21 +25,21 @@ enum save_pass {
 // The tensors of a save, and the memory that it takes. Nothing but the last part changes while the training goes on.
 struct save_tensors {
     struct gpt *m;
-    struct huggingface_tensors model;  // of model.safetensors
-    bool bf16;                         // model.safetensors is bf16, and optimizer.safetensors has the master weights
-    bool first;                        // this rank writes what is no rank's: zeros, and FP8's state
+    struct huggingface_tensors model; // of model.safetensors
+    bool bf16;                        // model.safetensors is bf16, and optimizer.safetensors has the master weights
+    bool first;                       // this rank writes what is no rank's: zeros, and FP8's state
     uint64_t most_shard_bytes;
-    float *fp8;                        // delayed scales and their histories (fp8_state_download); NULL: none
-    char *stored[STATE_PARTS];         // room for blocks of a chunk as they are stored
-    float *values;                     // room for a chunk, or the widest row
-    char *bytes;                       // room for a chunk as a file has it
-    float *moved;                      // room for the largest parameter whose elements have other places; NULL: none
+    float *fp8;                // delayed scales and their histories (fp8_state_download); NULL: none
+    char *stored[STATE_PARTS]; // room for blocks of a chunk as they are stored
+    float *values;             // room for a chunk, or the widest row
+    char *bytes;               // room for a chunk as a file has it
+    float *moved;              // room for the largest parameter whose elements have other places; NULL: none
     // while the save runs
     enum save_pass pass;
     struct checkpoint_writer writer;
     struct checkpoint_part part;
     uint64_t data_begin; // of the file's tensors
-    struct { // the last range of elements that was asked for
+    struct {             // the last range of elements that was asked for
         int64_t begin, end;
         bool owned;
     } range;
@@ -57,13 +57,13 @@ static void save_exact(struct save_tensors *s, int64_t at, int64_t n, float *out
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
     const int64_t begin = at / STATE_BLOCK * STATE_BLOCK, blocks = state_blocks(at + n - begin);
-    const floatX *rounded = (const floatX *)optimizer_copy_read(&m->copy, o, PART_PARAMETERS, begin, blocks * STATE_BLOCK,
-                                                            s->stored[PART_PARAMETERS]) +
+    const floatX *rounded = (const floatX *)optimizer_copy_read(&m->copy, o, PART_PARAMETERS, begin,
+                                                                blocks * STATE_BLOCK, s->stored[PART_PARAMETERS]) +
                             (at - begin);
     const uint16_t *low = NULL;
     if (optimizer_holds(o, STATE_MASTER))
         low = (const uint16_t *)optimizer_copy_read(&m->copy, o, STATE_MASTER, begin, blocks * STATE_BLOCK,
-                                                s->stored[STATE_MASTER]) +
+                                                    s->stored[STATE_MASTER]) +
               (at - begin);
     for (int64_t i = 0; i < n; i++)
         out[i] = low ? parameter_joined(rounded[i], low[i]) : to_float(rounded[i]);
@@ -95,7 +95,8 @@ static const char *save_values(struct save_tensors *s, const struct safetensors_
 
 // Writes the exact parameters [begin, end) of the flat buffers, those that this rank owns, to a tensor of the file that
 // holds them in this order.
-static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t begin, int64_t end) {
+static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t begin,
+                              int64_t end) {
     const char *problem = NULL;
     int64_t at = begin, place, n;
     for (; !problem && (n = part_next(&s->m->optimizer, &at, end, &place)) > 0; at += n) {
@@ -123,7 +124,8 @@ static bool save_owns(struct save_tensors *s, int64_t at, int64_t end) {
 // The element of the flat buffers that a tensor's element comes from.
 static int64_t save_element(const struct huggingface_tensor *t, int row, int col) {
     const int64_t width = t->ours->cols;
-    return t->ours->offset + (t->transposed ? huggingface_row(t, col) * width + row : huggingface_row(t, row) * width + col);
+    return t->ours->offset +
+           (t->transposed ? huggingface_row(t, col) * width + row : huggingface_row(t, row) * width + col);
 }
 // Writes what this rank owns of a row of a tensor.
 static const char *save_row(struct save_tensors *s, const struct safetensors_tensor *entry,
@@ -263,8 +265,8 @@ static const char *save_index(struct save_tensors *s, const int *first, int shar
     if (out)
         safetensors_index_write(out, entries, s->model.count, total);
     const bool written = out && fclose(out) == 0;
-    const char *problem = written ? checkpoint_file(&s->writer, "model.safetensors.index.json", text, bytes)
-                                  : save_out_of_memory(s);
+    const char *problem =
+        written ? checkpoint_file(&s->writer, "model.safetensors.index.json", text, bytes) : save_out_of_memory(s);
     free(text);
     free(entries);
     return problem;
@@ -297,8 +299,7 @@ static const char *save_model(struct save_tensors *s) {
     struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc(count, sizeof *entries);
     int *first = (int *)calloc(count, sizeof *first);
     char(*names)[48] = (char(*)[48])calloc(count, sizeof *names);
-    const char *problem =
-        entries && first && names ? save_shards(s, entries, first, names) : save_out_of_memory(s);
+    const char *problem = entries && first && names ? save_shards(s, entries, first, names) : save_out_of_memory(s);
     free(entries);
     free(first);
     free(names);
@@ -351,7 +352,8 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
 static const char *save_optimizer(struct save_tensors *s) {
     const struct gpt *m = s->m;
     const int most = 2 * STATE_COUNT * m->table.num_tensors;
-    struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc((size_t)most + FP8_TENSORS, sizeof *entries);
+    struct safetensors_tensor *entries =
+        (struct safetensors_tensor *)calloc((size_t)most + FP8_TENSORS, sizeof *entries);
     char(*names)[STATE_NAME] = (char(*)[STATE_NAME])calloc((size_t)most, sizeof *names);
     int count = 0;
     for (int i = 0; i < most && entries && names; i++) {
