@@ -88,8 +88,8 @@ static void offload_changes_no_bit(const struct result *plain, const char *shape
     char with[OPTIONS + 64];
     snprintf(with, sizeof with, "%s --cpu-offloading-num-layers %d", options, layers);
     struct setup s = setup_of(shape, with);
-    if (late)
-        transfers_copy_late(&s.model->timeline.transfers);
+    for (int direction = 0; direction < TRANSFER_DIRECTIONS && late; direction++)
+        transfers_copy_late(&s.model->timeline.transfers, (enum transfer_direction)direction);
     watch_phases(s.model, watch);
     struct result r = result_of(&s);
     assert_same_bits(&plain->outcome, &r.outcome, with);
