@@ -228,8 +228,30 @@ static int remove_folder(void **state) {
     return failed;
 }
 
+// Random moments, stored as the model stores them; what is behind the visible rows stays 0.
+static void randomise_moments(struct gpt *m) {
+    uint64_t random = 8;
+    struct optimizer *o = &m->optimizer;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        const int64_t room = state_blocks(t->count) * STATE_BLOCK;
+        float *values = (float *)test_alloc((size_t)room * sizeof *values);
+        char *native = (char *)test_alloc((size_t)room * sizeof *values);
+        for (int id = 0; id < STATE_COUNT; id++) {
+            if (optimizer_state_rows[id].start == STATE_FROM_PARAMETERS)
+                continue;
+            for (int64_t j = 0; j < room; j++) {
+                const double sign = id == STATE_MOMENT1 ? test_uniform(&random) : fabs(test_uniform(&random));
+                values[j] = j < tensor_visible(t) ? (float)(sign * exp(4 * test_uniform(&random))) : 0;
+            }
+            state_encode(native, values, optimizer_format(o, (enum optimizer_state)id, unit_of(&m->table, t)), room);
+            optimizer_upload(o, (enum optimizer_state)id, t->offset, t->count, native);
+        }
+        free(values);
+        free(native);
+    }
+}
 // Values that no initialisation gives, in all that a checkpoint holds. Padding stays zero.
-static void randomise_moments(struct gpt *m, uint64_t random);
 static void randomise(struct gpt *m) {
     uint64_t random = 7;
     for (int i = 0; i < m->table.num_tensors; i++) {
@@ -244,6 +266,7 @@ static void randomise(struct gpt *m) {
         free(values);
         free(rounded);
     }
+    randomise_moments(m);
 }
 
 static void save_into(struct setup *s, int64_t step) {
@@ -384,28 +407,6 @@ static const char *const state_options[] = {
 };
 enum { STATE_OPTIONS = sizeof state_options / sizeof *state_options };
 
-// Random moments, stored as the model stores them; what is behind the visible rows stays 0.
-static void randomise_moments(struct gpt *m, uint64_t random) {
-    struct optimizer *o = &m->optimizer;
-    for (int i = 0; i < m->table.num_tensors; i++) {
-        const struct tensor *t = &m->table.tensors[i];
-        const int64_t room = state_blocks(t->count) * STATE_BLOCK;
-        float *values = (float *)test_alloc((size_t)room * sizeof *values);
-        char *native = (char *)test_alloc((size_t)room * sizeof *values);
-        for (int id = 0; id < STATE_COUNT; id++) {
-            if (optimizer_state_rows[id].start == STATE_FROM_PARAMETERS)
-                continue;
-            for (int64_t j = 0; j < room; j++) {
-                const double sign = id == STATE_MOMENT1 ? test_uniform(&random) : fabs(test_uniform(&random));
-                values[j] = j < tensor_visible(t) ? (float)(sign * exp(4 * test_uniform(&random))) : 0;
-            }
-            state_encode(native, values, optimizer_format(o, (enum optimizer_state)id, unit_of(&m->table, t)), room);
-            optimizer_upload(o, (enum optimizer_state)id, t->offset, t->count, native);
-        }
-        free(values);
-        free(native);
-    }
-}
 // The bytes of each state of a model as they are stored, visible elements alone: padding's may differ where both are 0.
 static void assert_same_states(struct gpt *a, struct gpt *b, const char *what) {
     for (int id = 0; id < STATE_COUNT; id++)
@@ -456,7 +457,6 @@ static void states_resume_in_every_format(void **state) {
         for (int from = 0; from < STATE_OPTIONS; from++) {
             struct setup a = setup_of_shape(shape, state_options[from]);
             randomise(a.m);
-            randomise_moments(a.m, (uint64_t)from);
             save_into(&a, 10 * shape + from);
             snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, 10 * shape + from);
             for (int to = 0; to < STATE_OPTIONS; to++) {
@@ -532,7 +532,6 @@ static void bad_states_are_refused(void **state) {
         struct error_text error;
         struct setup a = setup_of_shape(0, state_options[2]), b = setup_of_shape(0, state_options[2]);
         randomise(a.m);
-        randomise_moments(a.m, 1);
         save_into(&a, (int64_t)(500 + i));
         snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, (int)(500 + i));
         copy_without(path, cases[i].omitted, cases[i].retyped);
