@@ -327,16 +327,17 @@ static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
         uint64_t bytes = 0;
         if (*file->xxh3_128)
             continue;
+        memcpy(writer->file, file->name, sizeof writer->file); // the manifest is gone after a failure
         const int fd = openat(writer->folder_fd, file->name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
         if (fd < 0)
-            return checkpoint_fail(writer, file->name, "cannot be opened", errno);
+            return checkpoint_fail(writer, writer->file, "cannot be opened", errno);
         int error = checkpoint_hash_file(file->xxh3_128, &bytes, fd);
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         close(fd);
         if (!error && bytes != file->bytes)
             error = EIO;
         if (error)
-            return checkpoint_fail(writer, file->name, "cannot be read back", error);
+            return checkpoint_fail(writer, writer->file, "cannot be read back", error);
     }
     return NULL;
 }
