@@ -7,6 +7,7 @@
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"            // cross_entropy, losses_sum
+#include "offload.cuh"                 // offload_layer, fetch_group
 
 // ---- Embedding and head ----
 
@@ -189,14 +190,19 @@ static void forward_backward(struct gpt *m, double scale) {
     if (m->fp8.scales && !m->timeline.planning)
         fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), m->dev);
     embed(m, PASS_TRAIN);
-    for (int l = 0; l < L; l++)
+    offload_layer(m, -1);
+    for (int l = 0; l < L; l++) {
         block_forward(m, l, ACT_ALL, PASS_TRAIN);
+        offload_layer(m, l);
+    }
     head(m, PASS_TRAIN, (float)(scale / (double)extent_of(m, PASS_TRAIN).N));
     int reduced = unit_of_head(); // unit whose reduction is in flight while the next unit's gradients are computed
     for (int l = L - 1; l >= 0; l--) {
-        if (policy_is_group_last(&m->policy, l))
+        if (policy_is_group_last(&m->policy, l)) {
+            fetch_group(m, l);
             for (int k = m->policy.group_first[l]; k <= l; k++)
                 block_forward(m, k, policy_missing(&m->policy, k, s), PASS_RECOMPUTE);
+        }
         block_backward(m, l);
         zero_reduce(&m->zero, unit_of_layer(&m->table, l), m->last_micro_step);
         zero_add_reduced(&m->zero, reduced);
@@ -250,7 +256,7 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
 
 static void gpt_zero_gradients(struct gpt *m) {
     const int64_t n = shards_elements(&m->zero.shards, shards_gradients(&m->zero.shards));
-    device_zero(m->zero.grads, (size_t)n * sizeof *m->zero.grads, m->dev);
+    device_zero(m->zero.grads, state_bytes(m->zero.grads_format, n), m->dev);
 }
 
 // Fills in this rank's report and, with several ranks, all-gathers the reports.
@@ -284,6 +290,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.step = step;
     adamw.grad_scale = 1;
     adamw.amax = NULL; // optimizer_update sets it
+    adamw.seed = c->seed;
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, sum_of_squares_workspace_bytes());
@@ -296,7 +303,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
                                  report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
                                  m->fp8.gradients, m->dev));
     phase(m, "update", -1, "adamw");
-    RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check));
+    void *slots = optimizer_slots(&m->optimizer);
+    RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
 }
 
 // Enqueues the download of the last enqueued step's results into slot 0 or 1.
