@@ -81,6 +81,21 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     plan_place(plan);
 }
 
+// Sets the bytes that a training step copies between device and host in each direction.
+static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECTIONS]) {
+    const struct plan *plan = &m->timeline.plan;
+    const int *first = m->timeline.region_first, update = first[REGION_UPDATE];
+    int end = plan->phase_count; // of the update
+    for (int r = 0; r < REGION_COUNT; r++)
+        end = first[r] > update && first[r] < end ? first[r] : end;
+    memset(bytes, 0, TRANSFER_DIRECTIONS * sizeof *bytes);
+    for (int i = 0; i < plan->transfer_count && m->trains; i++) {
+        const struct plan_transfer *transfer = &plan->transfers[i];
+        if (transfer->phase < end)
+            bytes[transfer->direction] += transfer->bytes * (transfer->phase < update ? (size_t)m->micro_steps : 1);
+    }
+}
+
 // Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest.
 // A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU that of the
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
