@@ -180,12 +180,19 @@ static void check_shared_folder(struct run *r) {
     control_all_gather(r->parallel->control, all, &seen, sizeof seen, "check of --out", false);
     if (c->rank == 0)
         unlink(path);
-    for (int rank = 0; rank < c->ranks; rank++)
-        if (!all[rank])
-            fail("rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it must be a "
-                 "folder that all hosts share; --zero-stage 0 lets rank 0 write alone",
-                 rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
+    int rank = 0;
+    while (rank < c->ranks && all[rank])
+        rank++;
     free(all);
+    if (rank == c->ranks)
+        return;
+    if (c->rank == 0)
+        fprintf(stderr,
+                "train_gpt: rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
+                "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone\n",
+                rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
+    parallel_close(r->parallel); // no rank takes the end of another for a failure
+    exit(EXIT_USAGE);
 }
 
 // Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each.
