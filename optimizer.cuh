@@ -188,7 +188,7 @@ static void optimizer_update_range(struct optimizer *o, struct adamw adamw, cons
         const int64_t gradient = b ? shards_place(s, b, first, shards_gradients(s)) : first;
         const int64_t state = b ? shards_place(s, b, first, shards_optimizer(s)) : first;
         float *const master = o->state[STATE_MASTER];
-        adamw_update(z->params + parameter, master ? master + state : NULL, z->grads + gradient,
+        adamw_update(z->params + parameter, master ? master + state : NULL, (const float *)z->grads + gradient,
                      o->state[STATE_MOMENT1] + state, o->state[STATE_MOMENT2] + state, last - first, a, check,
                      z->timeline->dev);
     }
@@ -228,7 +228,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
         if (s->ranks > 1 && !shards_gradients(s))
             collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
         const int64_t at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
-        sum_of_squares(squares, z->grads + at, b->shard, i > 0, ws, z->timeline->dev);
+        sum_of_squares(squares, (const float *)z->grads + at, b->shard, i > 0, ws, z->timeline->dev);
     }
 }
 

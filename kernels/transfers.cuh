@@ -84,6 +84,10 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
             cudaStreamWaitEvent(dev->stream, t->done[transfer_direction_of(ticket)][ticket / 2 % TRANSFER_EVENTS], 0));
 }
 static double transfers_waited_s(const struct transfers *t) { return 0; }
+// What a stream other than the device's waits for before it reads what the transfer wrote.
+static cudaEvent_t transfer_event(const struct transfers *t, uint64_t ticket) {
+    return t->done[transfer_direction_of(ticket)][ticket / 2 % TRANSFER_EVENTS];
+}
 
 #else
 

@@ -44,6 +44,9 @@ static void enlarge_parameters(struct gpt *m) {
         master[i] *= 3;
 }
 
+// The gradients of this rank where they are fp32, on the device or the host.
+static float *gradients_of(const struct gpt *m) { return (float *)m->zero.grads; }
+
 // `wanted`, or unfused attention where this target has no flash attention in this precision.
 static enum attention_backend backend_here(enum attention_backend wanted) {
     const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false};

@@ -182,7 +182,7 @@ static void engine_gradient_errors(struct comparison *errors, const struct gpt *
             const int64_t visible = (int64_t)t->visible_rows * t->cols;
             double *gradient = test_doubles(t->count);
             for (int64_t j = 0; j < t->count; j++)
-                gradient[j] = m->zero.grads[t->offset + j];
+                gradient[j] = gradients_of(m)[t->offset + j];
             errors[place_of_gradients(g) + i] = tensor_error(g, g->tensors[i].name, gradient);
             for (int64_t j = visible; j < t->count; j++)
                 assert_true(gradient[j] == 0);

@@ -198,8 +198,8 @@ static void accumulation_equals_batch(const char *shape) {
     assert_near(loss, whole, tolerance * whole, 0);
     for (int t = 0; t < one.model->table.num_tensors; t++) {
         const struct tensor *tensor = &one.model->table.tensors[t];
-        double *a = floats_to_doubles(one.model->zero.grads + tensor->offset, tensor->count);
-        double *b = floats_to_doubles(two.model->zero.grads + tensor->offset, tensor->count);
+        double *a = floats_to_doubles(gradients_of(one.model) + tensor->offset, tensor->count);
+        double *b = floats_to_doubles(gradients_of(two.model) + tensor->offset, tensor->count);
         assert_close_at(a, b, tensor->count, tolerance, tensor->name, __FILE__, __LINE__);
         free(a);
         free(b);
@@ -253,7 +253,7 @@ static void test_padding_is_invisible(void **state) {
         assert_int_equal(t->rows, 256);
         assert_int_equal(t->visible_rows, 150);
         for (int64_t j = (int64_t)t->visible_rows * t->cols; j < t->count; j++) {
-            assert_true(s.model->zero.grads[t->offset + j] == 0);
+            assert_true(gradients_of(s.model)[t->offset + j] == 0);
             assert_true(to_float(s.model->zero.params[t->offset + j]) == 0);
         }
     }

@@ -185,7 +185,7 @@ static void collect_state(struct setup *s, struct outcome *o) {
     o->flat = h->flat;
     o->part = h->flat / h->ranks;
     gpt_copy_state(m);
-    o->own[0] = own_shards(m, m->zero.grads, shards_gradients(h));
+    o->own[0] = own_shards(m, gradients_of(m), shards_gradients(h));
     o->own[1] = own_shards(m, m->optimizer.state[STATE_MOMENT1], shards_optimizer(h));
     o->own[2] = own_shards(m, m->optimizer.state[STATE_MOMENT2], shards_optimizer(h));
     o->own[3] = own_shards(m, optimizer_state_of(&m->optimizer, STATE_MASTER),
