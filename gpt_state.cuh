@@ -125,6 +125,7 @@ struct gpt {
 
     int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
     int params_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
+    int host_batches_id, host_results_id, host_reports_id, host_requests_id;
     const float *rope;            // (T, D) cosines and sines
     const float *local_rope;      // (T, D) of windowed layers; NULL: rope
     struct step_results *results; // device memory

@@ -92,6 +92,7 @@ struct device {
     int index;                         // of the GPU
     size_t free_bytes;                 // of its memory when it was opened
     bool recording;                    // what is enqueued becomes part of a graph
+    uint32_t recordings;               // begun so far
     bool open;                         // false: nothing is run, only planned, and no GPU is needed
 };
 enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };

@@ -128,6 +128,7 @@ static inline void device_event_wait(struct device *dev, int i) { cuda_check(cud
 static void graph_begin(struct device *dev) {
     cuda_check(cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal));
     dev->recording = true;
+    dev->recordings++;
 }
 static void graph_end(struct work_graph *graph, struct device *dev) {
     cudaGraph_t recorded;

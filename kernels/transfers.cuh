@@ -5,15 +5,20 @@
 //
 // A transfer begins when all work that was enqueued on the device before it is done. From there to transfer_wait nobody
 // else may write its operands, nor read what it writes. Transfers of one direction run in the order in which they began.
-// Every transfer is waited for; one that began while a graph is recorded, before the recording ends.
+// Every transfer is waited for; one that began while a graph is recorded, before the recording ends, and one that began
+// before, not within it: a graph that is launched again begins and waits for its own transfers alone.
 #pragma once
 #include "kernels/device.cuh"         // struct device, cuda_check
-#include "kernels/device_memory.cuh"  // device_free
+#include "kernels/device_memory.cuh"  // device_allocate, host_reserve
+#include "kernels/device_queue.cuh"   // device_synchronize
 #include "runtime/machine/deadline.h" // deadline_clock_s
-#include <unistd.h>                   // usleep
+#include <stdio.h>                    // fprintf
+#include <stdlib.h>                   // abort
+#include <time.h>                     // nanosleep
 
 enum transfer_direction { TRANSFER_TO_HOST, TRANSFER_TO_DEVICE };
-enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64 }; // transfers in flight of one direction, at most
+// TRANSFER_EVENTS: beyond so many in flight of one direction, a wait may last until a later transfer is done.
+enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64, TRANSFER_MEASURED_BYTES = 64 << 20 };
 
 struct transfers; // one per process; its members are the target's own
 
@@ -25,25 +30,44 @@ static void transfers_close(struct transfers *t, struct device *dev);
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev);
 // Makes all work that is enqueued on the device from here on wait for the transfer. Ticket 0: nothing to wait for.
+// Aborts where the transfer began in another recording of a graph, or outside of this one.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev);
-// Seconds so far in which the device waited for transfers: known on the cpu target with a bus rate, else 0.
-static double transfers_waited_s(const struct transfers *t);
+// Seconds so far in which the device waited for transfers. Not known, and 0: of transfers within graphs, and on the cpu
+// target without a bus rate.
+static double transfers_waited_s(struct transfers *t);
+// Sets the rate of each direction, in 1e9 bytes a second, of copies of TRANSFER_MEASURED_BYTES both ways at once, on the
+// cpu target one after the other. Takes twice as much device and host memory meanwhile.
+static void transfers_measure(struct transfers *t, struct device *dev, double gbps[TRANSFER_DIRECTIONS]);
+// For tests: from here on the cpu target copies as late as it may, when a transfer is waited for. A missing wait then
+// leaves what was there before; a buffer that is used while it is copied shows in the usual order, at the beginning. The
+// emulator has both orders of its own (EMU_STREAMS).
+static void transfers_copy_late(struct transfers *t);
 
-// A ticket is the transfer's number in its direction, from 1, and the direction.
-static inline uint64_t transfer_ticket(enum transfer_direction direction, uint64_t number) {
-    return 2 * number + (direction == TRANSFER_TO_DEVICE);
+// A ticket is the number of its transfer in its direction, from 1, the recording in which that began (0: none), and the
+// direction.
+enum { TICKET_RECORDING_BITS = 16, TICKET_NUMBER_SHIFT = TICKET_RECORDING_BITS + 1 };
+static inline uint64_t transfer_ticket(enum transfer_direction direction, uint64_t recording, uint64_t number) {
+    return number << TICKET_NUMBER_SHIFT | recording << 1 | (direction == TRANSFER_TO_DEVICE);
 }
 static inline enum transfer_direction transfer_direction_of(uint64_t ticket) {
     return ticket % 2 ? TRANSFER_TO_DEVICE : TRANSFER_TO_HOST;
 }
+static inline uint64_t transfer_recording_of(uint64_t ticket) {
+    return ticket >> 1 & ((1u << TICKET_RECORDING_BITS) - 1);
+}
+static inline uint64_t transfer_number_of(uint64_t ticket) { return ticket >> TICKET_NUMBER_SHIFT; }
 
 #ifdef TARGET_CUDA
 
+// Transfer n of a direction has the events n % TRANSFER_EVENTS. `reached`: the device's stream came to its first wait for
+// the transfer.
 struct transfers {
     cudaStream_t streams[TRANSFER_DIRECTIONS];
     cudaEvent_t ready[TRANSFER_DIRECTIONS];
-    cudaEvent_t done[TRANSFER_DIRECTIONS][TRANSFER_EVENTS];
+    cudaEvent_t done[TRANSFER_DIRECTIONS][TRANSFER_EVENTS], reached[TRANSFER_DIRECTIONS][TRANSFER_EVENTS];
+    bool reaching[TRANSFER_DIRECTIONS][TRANSFER_EVENTS]; // both events were recorded, and are not yet in waited_s
     uint64_t begun[TRANSFER_DIRECTIONS];
+    double waited_s;
     bool open;
 };
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev) {
@@ -51,78 +75,213 @@ static void transfers_open(struct transfers *t, double bus_gbps, struct device *
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
         cuda_check(cudaStreamCreateWithFlags(&t->streams[d], cudaStreamNonBlocking));
         cuda_check(cudaEventCreateWithFlags(&t->ready[d], cudaEventDisableTiming));
-        for (int i = 0; i < TRANSFER_EVENTS; i++)
-            cuda_check(cudaEventCreateWithFlags(&t->done[d][i], cudaEventDisableTiming));
+        for (int i = 0; i < TRANSFER_EVENTS; i++) {
+            cuda_check(cudaEventCreate(&t->done[d][i]));
+            cuda_check(cudaEventCreate(&t->reached[d][i]));
+        }
     }
     t->open = true;
 }
 static void transfers_close(struct transfers *t, struct device *dev) {
     for (int d = 0; d < TRANSFER_DIRECTIONS && t->open; d++) {
         cuda_check(cudaStreamSynchronize(t->streams[d]));
-        for (int i = 0; i < TRANSFER_EVENTS; i++)
+        for (int i = 0; i < TRANSFER_EVENTS; i++) {
             cuda_check(cudaEventDestroy(t->done[d][i]));
+            cuda_check(cudaEventDestroy(t->reached[d][i]));
+        }
         cuda_check(cudaEventDestroy(t->ready[d]));
         cuda_check(cudaStreamDestroy(t->streams[d]));
     }
     t->open = false;
 }
+
+// The recording under way, 0: none.
+static uint64_t transfer_recording(const struct device *dev) {
+    return dev->recording ? 1 + dev->recordings % ((1u << TICKET_RECORDING_BITS) - 1) : 0;
+}
+// Adds how long the device waited for a transfer whose events are recorded, if both have happened.
+static void transfer_measure_wait(struct transfers *t, int direction, int event) {
+    float milliseconds = 0;
+    if (!t->reaching[direction][event])
+        return;
+    const cudaError_t status =
+        cudaEventElapsedTime(&milliseconds, t->reached[direction][event], t->done[direction][event]);
+    if (status == cudaErrorNotReady)
+        return;
+    cuda_check(status);
+    t->reaching[direction][event] = false;
+    t->waited_s += milliseconds > 0 ? 1e-3 * milliseconds : 0;
+}
+static double transfers_waited_s(struct transfers *t) {
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
+        for (int i = 0; i < TRANSFER_EVENTS; i++)
+            transfer_measure_wait(t, d, i);
+    return t->waited_s;
+}
+
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev) {
     const uint64_t number = ++t->begun[direction];
+    const int event = (int)(number % TRANSFER_EVENTS);
+    transfer_measure_wait(t, direction, event);
+    t->reaching[direction][event] = false; // its events are about to be recorded again
     cuda_check(cudaEventRecord(t->ready[direction], dev->stream));
     cuda_check(cudaStreamWaitEvent(t->streams[direction], t->ready[direction], 0));
     cuda_check(cudaMemcpyAsync(to, from, bytes,
                                direction == TRANSFER_TO_HOST ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
                                t->streams[direction]));
-    cuda_check(cudaEventRecord(t->done[direction][number % TRANSFER_EVENTS], t->streams[direction]));
-    return transfer_ticket(direction, number);
+    cuda_check(cudaEventRecord(t->done[direction][event], t->streams[direction]));
+    return transfer_ticket(direction, transfer_recording(dev), number);
 }
-// An event that was recorded again since is a later transfer's of the same stream: waiting for it waits for both.
+// An event that was recorded again since is a later transfer's of the same stream: waiting for it waits for both. An
+// event of a recording orders nothing outside of it, nor is there one outside that a graph could wait for each time.
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
-    if (ticket != 0)
-        cuda_check(
-            cudaStreamWaitEvent(dev->stream, t->done[transfer_direction_of(ticket)][ticket / 2 % TRANSFER_EVENTS], 0));
+    const enum transfer_direction direction = transfer_direction_of(ticket);
+    const int event = (int)(transfer_number_of(ticket) % TRANSFER_EVENTS);
+    if (ticket == 0)
+        return;
+    if (transfer_recording_of(ticket) != transfer_recording(dev)) {
+        fprintf(stderr,
+                "train_gpt: internal error: a transfer that began %s the recording of a graph is waited for %s\n",
+                transfer_recording_of(ticket) ? "in" : "before", dev->recording ? "in another" : "after it");
+        abort();
+    }
+    if (!dev->recording && !t->reaching[direction][event]) {
+        cuda_check(cudaEventRecord(t->reached[direction][event], dev->stream));
+        t->reaching[direction][event] = true;
+    }
+    cuda_check(cudaStreamWaitEvent(dev->stream, t->done[direction][event], 0));
 }
-static double transfers_waited_s(const struct transfers *t) { return 0; }
+static void transfers_copy_late(struct transfers *t) {}
+
+static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, struct device *dev,
+                                     double gbps[TRANSFER_DIRECTIONS]) {
+    const size_t bytes = TRANSFER_MEASURED_BYTES;
+    uint64_t tickets[TRANSFER_DIRECTIONS];
+    cudaEvent_t begin;
+    cuda_check(cudaEventCreate(&begin));
+    cuda_check(cudaEventRecord(begin, dev->stream));
+    tickets[TRANSFER_TO_HOST] = transfer_begin(t, TRANSFER_TO_HOST, host, device_memory, bytes, dev);
+    tickets[TRANSFER_TO_DEVICE] =
+        transfer_begin(t, TRANSFER_TO_DEVICE, device_memory + bytes, host + bytes, bytes, dev);
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
+        transfer_wait(t, tickets[d], dev);
+    device_synchronize(dev);
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
+        float milliseconds;
+        cuda_check(
+            cudaEventElapsedTime(&milliseconds, begin, t->done[d][transfer_number_of(tickets[d]) % TRANSFER_EVENTS]));
+        gbps[d] = 1e-6 * (double)bytes / milliseconds;
+    }
+    cuda_check(cudaEventDestroy(begin));
+}
 // What a stream other than the device's waits for before it reads what the transfer wrote.
 static cudaEvent_t transfer_event(const struct transfers *t, uint64_t ticket) {
-    return t->done[transfer_direction_of(ticket)][ticket / 2 % TRANSFER_EVENTS];
+    return t->done[transfer_direction_of(ticket)][transfer_number_of(ticket) % TRANSFER_EVENTS];
 }
 
 #else
 
+struct transfer_copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    double done_s; // when the bus has carried it
+};
 struct transfers {
     double bytes_per_s; // of the bus that copies seem to take; 0: none
-    uint64_t begun[TRANSFER_DIRECTIONS];
-    double free_s[TRANSFER_DIRECTIONS];                  // when the bus has carried all that began
-    double done_s[TRANSFER_DIRECTIONS][TRANSFER_EVENTS]; // when a transfer seems done
+    bool late;
+    struct transfer_copy copies[TRANSFER_DIRECTIONS][TRANSFER_EVENTS]; // number n at n % TRANSFER_EVENTS
+    uint64_t begun[TRANSFER_DIRECTIONS], copied[TRANSFER_DIRECTIONS];  // so far
+    double free_s[TRANSFER_DIRECTIONS];                                // when the bus has carried all that began
     double waited_s;
 };
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev) {
     memset(t, 0, sizeof *t);
     t->bytes_per_s = 1e9 * bus_gbps;
 }
-static void transfers_close(struct transfers *t, struct device *dev) {}
+static void transfers_copy_late(struct transfers *t) { t->late = true; }
+static double transfers_waited_s(struct transfers *t) { return t->waited_s; }
+
+// Memory bandwidth takes every thread.
+static void transfer_copy_now(const struct transfer_copy *copy) {
+    const int64_t chunk = 1 << 20, chunks = ((int64_t)copy->bytes + chunk - 1) / chunk;
+#pragma omp parallel for if (chunks > 1)
+    for (int64_t i = 0; i < chunks; i++) {
+        const int64_t begin = i * chunk, rest = (int64_t)copy->bytes - begin;
+        memcpy((char *)copy->to + begin, (const char *)copy->from + begin, (size_t)(rest < chunk ? rest : chunk));
+    }
+}
+static void transfers_copy_until(struct transfers *t, enum transfer_direction direction, uint64_t number) {
+    while (t->copied[direction] < number)
+        transfer_copy_now(&t->copies[direction][++t->copied[direction] % TRANSFER_EVENTS]);
+}
+static void transfers_close(struct transfers *t, struct device *dev) {
+    transfers_copy_until(t, TRANSFER_TO_HOST, t->begun[TRANSFER_TO_HOST]);
+    transfers_copy_until(t, TRANSFER_TO_DEVICE, t->begun[TRANSFER_TO_DEVICE]);
+}
+
 static uint64_t transfer_begin(struct transfers *t, enum transfer_direction direction, void *to, const void *from,
                                size_t bytes, struct device *dev) {
     const uint64_t number = ++t->begun[direction];
+    if (number > TRANSFER_EVENTS)
+        transfers_copy_until(t, direction, number - TRANSFER_EVENTS); // whose place this one takes
+    const struct transfer_copy copy = {to, from, bytes, 0};
+    struct transfer_copy *mine = &t->copies[direction][number % TRANSFER_EVENTS];
+    *mine = copy;
     if (t->bytes_per_s > 0) {
-        const double now_s = deadline_clock_s(), *free_s = &t->free_s[direction];
-        t->free_s[direction] = (*free_s > now_s ? *free_s : now_s) + (double)bytes / t->bytes_per_s;
-        t->done_s[direction][number % TRANSFER_EVENTS] = t->free_s[direction];
+        const double now_s = deadline_clock_s(), free_s = t->free_s[direction];
+        mine->done_s = t->free_s[direction] = (free_s > now_s ? free_s : now_s) + (double)bytes / t->bytes_per_s;
     }
-    memcpy(to, from, bytes);
-    return transfer_ticket(direction, number);
+    if (!t->late)
+        transfers_copy_until(t, direction, number);
+    return transfer_ticket(direction, 0, number);
+}
+// Sleeps most of the time and spins the rest: a sleep ends up to 0.1 ms late, in which a bus carries megabytes.
+static void transfer_sleep_until(double at_s) {
+    const double spun_s = 2e-4;
+    for (double left_s; (left_s = at_s - deadline_clock_s()) > 0;)
+        if (left_s > spun_s) {
+            struct timespec time;
+            time.tv_sec = (time_t)(left_s - spun_s);
+            time.tv_nsec = (long)(1e9 * (left_s - spun_s - (double)time.tv_sec));
+            nanosleep(&time, NULL);
+        }
 }
 static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *dev) {
-    if (ticket == 0 || t->bytes_per_s == 0)
+    const enum transfer_direction direction = transfer_direction_of(ticket);
+    const uint64_t number = transfer_number_of(ticket);
+    if (ticket == 0)
         return;
-    const double begin_s = deadline_clock_s(),
-                 rest_s = t->done_s[transfer_direction_of(ticket)][ticket / 2 % TRANSFER_EVENTS] - begin_s;
-    if (rest_s > 0)
-        usleep((useconds_t)(1e6 * rest_s));
-    t->waited_s += deadline_clock_s() - begin_s;
+    transfers_copy_until(t, direction, number);
+    if (t->bytes_per_s > 0) {
+        const double begin_s = deadline_clock_s();
+        transfer_sleep_until(t->copies[direction][number % TRANSFER_EVENTS].done_s);
+        t->waited_s += deadline_clock_s() - begin_s;
+    }
 }
-static double transfers_waited_s(const struct transfers *t) { return t->waited_s; }
+
+static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, struct device *dev,
+                                     double gbps[TRANSFER_DIRECTIONS]) {
+    const size_t bytes = TRANSFER_MEASURED_BYTES;
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {
+        const bool to_host = d == TRANSFER_TO_HOST;
+        const double begin_s = deadline_clock_s();
+        const uint64_t ticket =
+            transfer_begin(t, to_host ? TRANSFER_TO_HOST : TRANSFER_TO_DEVICE, to_host ? host : device_memory + bytes,
+                           to_host ? device_memory : host + bytes, bytes, dev);
+        transfer_wait(t, ticket, dev);
+        gbps[d] = 1e-9 * (double)bytes / (deadline_clock_s() - begin_s);
+    }
+}
 
 #endif
+
+static void transfers_measure(struct transfers *t, struct device *dev, double gbps[TRANSFER_DIRECTIONS]) {
+    const size_t bytes = 2 * (size_t)TRANSFER_MEASURED_BYTES;
+    char *device_memory = (char *)device_allocate(bytes), *host = (char *)host_reserve(bytes);
+    for (int round = 0; round < 2; round++) // the first one is slow: the driver's first copies
+        transfers_measure_copies(t, device_memory, host, dev, gbps);
+    host_release(host, bytes);
+    device_free(device_memory, bytes);
+}

@@ -19,6 +19,19 @@ static enum collectives_kind collectives_kind_of(const struct config *c) {
     return COLLECTIVES_HOST;
 }
 
+// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each in flight.
+static void plan_staging(struct gpt *m) {
+    struct plan *plan = &m->timeline.plan;
+    const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
+    m->host_batches_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "batches in flight", -1,
+                                  6 * (size_t)m->host_batch_tokens * sizeof(int32_t));
+    m->host_results_id =
+        plan_add(plan, ARENA_HOST_STAGING, "staging", "step results in flight", -1, 2 * sizeof(struct step_results));
+    m->host_reports_id =
+        plan_add(plan, ARENA_HOST_STAGING, "staging", "reports of the ranks in flight", -1, 2 * reports_bytes);
+    m->host_requests_id = plan_add(plan, ARENA_HOST_STAGING, "staging", "requests in flight", -1, 2 * sizeof(double));
+}
+
 // Makes the memory plan: runs the timeline in planning mode and places the buffers. Allocates no memory of the model.
 static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     const struct shards *s = &m->zero.shards;
@@ -48,6 +61,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     m->reports_id = plan_add(plan, ARENA_OPTIMIZER, "step results", "reports of the ranks", -1,
                              (size_t)s->ranks * (size_t)report_width(m) * sizeof(double));
     fp8_plan(&m->fp8, plan);
+    plan_staging(m);
 
     if (m->trains) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
@@ -244,10 +258,10 @@ static void gpt_allocate(struct gpt *m) {
         m->rope = gpt_initialise_rope(m, m->rope_id, false);
     if (m->config.rotary_base_local > 0)
         m->local_rope = gpt_initialise_rope(m, m->local_rope_id, true);
-    m->host_batches = (int32_t *)host_allocate(6 * (size_t)m->host_batch_tokens * sizeof(int32_t), m->dev);
-    m->host_results = (struct step_results *)host_allocate(2 * sizeof *m->host_results, m->dev);
-    m->host_reports = (double *)host_allocate(2 * reports_bytes, m->dev);
-    m->host_requests = (double *)host_allocate(2 * sizeof *m->host_requests, m->dev);
+    m->host_batches = (int32_t *)gpt_pointer(m, m->host_batches_id);
+    m->host_results = (struct step_results *)gpt_pointer(m, m->host_results_id);
+    m->host_reports = (double *)gpt_pointer(m, m->host_reports_id);
+    m->host_requests = (double *)gpt_pointer(m, m->host_requests_id);
     gpt_initialise(m);
     device_synchronize(m->dev);
 }
@@ -277,10 +291,6 @@ static void gpt_copy_state(struct gpt *m) {
 static void gpt_destroy(struct gpt *m) {
     optimizer_free(&m->optimizer);
     graph_free(&m->graph);
-    host_free(m->host_batches);
-    host_free(m->host_results);
-    host_free(m->host_reports);
-    host_free(m->host_requests);
     timeline_free(&m->timeline);
     policy_free(&m->policy);
     zero_free(&m->zero);

@@ -126,7 +126,8 @@ static void run_case(struct bench *b, int which, bool last_round) {
     gpt_allocate(m);
     k->arena_bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
-        k->arena_bytes += m->timeline.arenas.bytes[a];
+        if (plan_arena_memory((enum plan_arena)a) == MEMORY_DEVICE)
+            k->arena_bytes += m->timeline.arenas.bytes[a];
     one_step(b, m, 1);
     for (int i = 0; i < STEPS_A_ROUND; i++) {
         sample_add(&k->step, one_step(b, m, i + 2));

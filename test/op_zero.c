@@ -402,12 +402,14 @@ static void memory_body(struct parallel *parallel, int delayed) {
             rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
         const size_t scratch =
             rounded(collectives_scratch_bytes(m->zero.shards.largest_shard, (int)ranks, COLLECTIVES_HOST, false));
-        size_t allocated = 0;
+        size_t allocated[MEMORY_COUNT] = {0};
         for (int a = 0; a < ARENA_COUNT; a++) {
             expect(m->timeline.arenas.bytes[a] == plan->arena_bytes[a], "arena %d", a);
-            allocated += m->timeline.arenas.bytes[a];
+            allocated[plan_arena_memory((enum plan_arena)a)] += m->timeline.arenas.bytes[a];
         }
-        expect(allocated == plan->peak_bytes, "%zu bytes planned, %zu allocated", plan->peak_bytes, allocated);
+        expect(allocated[MEMORY_DEVICE] == plan->peak_bytes && allocated[MEMORY_HOST] == plan->host_peak_bytes,
+               "%zu and %zu bytes planned, %zu and %zu allocated", plan->peak_bytes, plan->host_peak_bytes,
+               allocated[MEMORY_DEVICE], allocated[MEMORY_HOST]);
         expect(plan->arena_bytes[ARENA_PARAMETERS] == flat * sizeof(floatX) / (stage >= 3 ? ranks : 1),
                "parameters of stage %d", stage);
         expect(plan->arena_bytes[ARENA_GRADIENTS] == flat * sizeof(float) / (stage >= 2 ? ranks : 1) + scratch,
