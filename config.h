@@ -363,7 +363,7 @@ static const struct option_row config_rows[] = {
     ROW(BOOL, allow_lossy_states, "false", "", 0, 0, "auto: it may choose formats that are not fp32"),
     ROW(BOOL, optimizer_cpu_offload, "false", "", 0, 0,
         "Optimizer states in the host's memory, streamed through the update on the device; states only"),
-    ROW(DOUBLE, optimizer_offload_fraction, "1", "X", 0, 1.0000001, "Fraction of the optimizer states that is offloaded"),
+    ROW(DOUBLE, optimizer_offload_fraction, "1", "X", 0, 1 + 1e-9, "Fraction of the optimizer states that is offloaded"),
     ROW(INT, cpu_offloading_num_layers, "0", "N", 0, 1 << 16,
         "What the first N layers keep for backward goes to the host's memory meanwhile"),
     ROW(BOOL, offload_gradients, "false", "", 0, 0, "Gradients in the host's memory, a unit at a time on the device"),

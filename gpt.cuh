@@ -291,6 +291,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.step = step;
     adamw.grad_scale = 1;
     adamw.amax = NULL; // optimizer_update sets it
+    adamw.seed = c->seed;
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, sum_of_squares_workspace_bytes());
@@ -303,7 +304,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
                                  report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
                                  m->fp8.gradients, m->dev));
     phase(m, "update", -1, "adamw");
-    RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check));
+    void *slots = optimizer_slots(&m->optimizer);
+    RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
 }
 
 // Enqueues the download of the last enqueued step's results into slot 0 or 1.

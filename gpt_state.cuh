@@ -14,6 +14,7 @@
 #include "kernels/norm_kind.cuh"    // struct norm_options
 #include "kernels/positions.cuh"    // struct token_positions
 #include "optimizer.cuh"            // struct optimizer
+#include "optimizer_copy.cuh"       // struct optimizer_copy
 #include "parameters.cuh"           // struct parameters, struct model_shape
 #include "recompute.cuh"            // struct recompute_policy
 #include "runtime/machine/error.h"  // fail
@@ -118,6 +119,7 @@ struct gpt {
     struct timeline timeline;
     struct zero zero; // parameters and gradients
     struct optimizer optimizer;
+    struct optimizer_copy copy; // for checkpoints
     struct fp8_state fp8;
 
     struct layer_kind *kinds; // (L)

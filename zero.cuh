@@ -27,8 +27,8 @@
 // once, when they are added to the stored sum. None of this changes a bit of what the same number of ranks computes
 // without offloading. Other numbers of ranks sum in another order, as they do in fp32.
 #pragma once
-#include "kernels/adamw.cuh"        // add_floats, sum_of_squares
 #include "kernels/collectives.cuh"  // collective_reduce_scatter, collective_all_gather
+#include "kernels/gradients.cuh"    // add_gradients, sum_of_squares
 #include "kernels/state_format.cuh" // enum state_format
 #include "parameters.cuh"           // struct parameters, TENSOR_ALIGNMENT
 #include "timeline.cuh"             // struct timeline, enum pass
@@ -487,16 +487,29 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     z->sums[unit] = UNIT_READY;
 }
 
-// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients.
-static void add_shard(struct zero *z, void *sum, const float *whole, const struct bucket *b) {
-    const int64_t own = shards_own_begin(&z->shards, b);
-    add_floats((float *)sum, whole + own - z->table->unit_begin[b->unit], b->shard, z->timeline->dev);
+// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients: tensor by tensor, since each has
+// random numbers of its own to be rounded by. Gaps between tensors stay zero.
+static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
+    const int64_t begin = shards_own_begin(&z->shards, b), end = begin + b->shard;
+    for (int i = 0; i < z->table->num_tensors; i++) {
+        const struct tensor *t = &z->table->tensors[i];
+        const int64_t first = t->offset > begin ? t->offset : begin;
+        const int64_t last = t->offset + t->count < end ? t->offset + t->count : end;
+        if (first >= last)
+            continue;
+        // The counter is the rank's own; less the rank it is the same on all.
+        const struct rounding r = {
+            z->seed,          (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, (uint32_t)i, ROUNDING_GRADIENTS,
+            first - t->offset};
+        add_gradients(sum + state_bytes(z->grads_format, first - begin), z->grads_format,
+                      whole + first - z->table->unit_begin[b->unit], last - first, true, r, z->timeline->dev);
+    }
 }
 // In the last micro-step: adds the squares of gradients that will be on the host to the report, bucket by bucket as
 // optimizer_sum_squares does with others.
 static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
     if (z->last_micro_step)
-        sum_of_squares(z->squares, (const float *)sum, z->shards.buckets[bucket].shard, bucket > 0, ws,
+        sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
                        z->timeline->dev);
 }
 // Adds buckets of a unit, reduced by now, to stored gradients on the device, `sum`, and takes their squares where they
@@ -505,7 +518,7 @@ static void add_to_stored(struct zero *z, void *sum, const float *whole, struct 
     const struct shards *s = &z->shards;
     for (int i = stored.first; i < stored.end && !z->timeline->planning; i++) {
         const struct bucket *b = &s->buckets[i];
-        void *at = bytes_behind(sum, state_bytes(z->grads_format, b->begin / s->ranks - stored.place));
+        char *at = (char *)sum + state_bytes(z->grads_format, b->begin / s->ranks - stored.place);
         if (s->ranks > 1)
             collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
         TIMELINE_RUN(z->timeline, add_shard(z, at, whole, b));

@@ -52,7 +52,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     if (m->trains)
         m->grads_id = plan_add(plan, m->zero.grads_on_host ? ARENA_HOST_GRADIENTS : ARENA_GRADIENTS, "gradients",
                                "gradients", -1, zero_gradients_bytes(&m->zero));
-    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, m->trains, keeps_copy);
+    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
+    optimizer_copy_plan(&m->copy, &m->optimizer, m->trains, keeps_copy);
     if (s->ranks > 1)
         m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
@@ -74,7 +75,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         gpt_decode(m, NULL, NULL);
     }
     if (m->trains && optimizer_is_sharded(&m->optimizer))
-        optimizer_gathered_buffer(&m->optimizer);
+        optimizer_gathered_buffer(&m->copy);
     m->timeline.planning = false;
     m->micro_step = 0;
     plan_place(plan);
@@ -156,7 +157,7 @@ static void gpt_initialise(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     const bool sharded = shards_parameters(&m->zero.shards);
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
-    floatX *rounded = (floatX *)host_allocate((size_t)CHUNK * sizeof *rounded, m->dev);
+    floatX *rounded = (floatX *)host_allocate(2 * (size_t)CHUNK * sizeof *rounded, m->dev);
     const size_t params_bytes = (size_t)shards_elements(&m->zero.shards, sharded) * sizeof *m->zero.params;
     // The gaps between tensors are zeroes too.
     if (m->zero.params_on_host)
@@ -245,6 +246,7 @@ static void gpt_allocate(struct gpt *m) {
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
     m->zero.grads = gpt_pointer(m, m->grads_id);
     optimizer_allocate(&m->optimizer);
+    optimizer_copy_allocate(&m->copy);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
@@ -285,11 +287,10 @@ static void gpt_connect(struct gpt *m, struct collectives *collectives) {
 // it.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
-    optimizer_copy_state(&m->optimizer);
+    optimizer_copy_state(&m->copy);
 }
 
 static void gpt_destroy(struct gpt *m) {
-    optimizer_free(&m->optimizer);
     graph_free(&m->graph);
     timeline_free(&m->timeline);
     policy_free(&m->policy);

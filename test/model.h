@@ -36,16 +36,41 @@ static struct config config_of_options(const char *shape, const char *options) {
 
 // Larger weights than at a start, so that no gradient is small against rounding.
 static void enlarge_parameters(struct gpt *m) {
-    const int64_t n = shards_elements(&m->zero.shards, shards_parameters(&m->zero.shards));
-    for (int64_t i = 0; i < n; i++)
-        m->zero.params[i] = to_floatX(3 * to_float(m->zero.params[i]));
-    float *const master = m->optimizer.state[STATE_MASTER];
-    for (int64_t i = 0; master && i < shards_elements(&m->zero.shards, shards_optimizer(&m->zero.shards)); i++)
-        master[i] *= 3;
+    const int64_t n = m->zero.shards.flat;
+    float *values = (float *)test_alloc((size_t)n * sizeof *values);
+    floatX *rounded = (floatX *)test_alloc(2 * (size_t)n * sizeof *rounded);
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        tensor_initialise(values + t->offset, 0, t->count, t, m->config.init_method_std, m->shape.L, m->config.seed);
+        for (int64_t k = 0; k < t->count; k++)
+            values[t->offset + k] *= 3;
+        optimizer_set_parameters(&m->optimizer, t->offset, values + t->offset, t->count, rounded);
+        device_synchronize(m->dev);
+    }
+    free(values);
+    free(rounded);
 }
 
-// The gradients of this rank where they are fp32, on the device or the host.
-static float *gradients_of(const struct gpt *m) { return (float *)m->zero.grads; }
+// (flat) the gradients of a model that has whole ones, as fp32, on the device or the host.
+static float *fp32_gradients(const struct gpt *m) { return (float *)m->zero.grads; }
+// (flat) a state of a model that is not sharded, as fp32; the caller frees it.
+static float *state_values(const struct gpt *m, enum optimizer_state id) {
+    float *values = (float *)test_alloc((size_t)m->table.flat * sizeof *values);
+    optimizer_values(&m->optimizer, id, 0, m->table.flat, values);
+    return values;
+}
+// The states of one model, and its parameters, become those of another of the same options, which is not sharded.
+static void copy_states(struct gpt *to, const struct gpt *from) {
+    const size_t bytes = (size_t)from->table.flat * sizeof(float);
+    char *native = (char *)test_alloc(bytes);
+    for (int id = 0; id < STATE_COUNT; id++)
+        if (optimizer_holds(&from->optimizer, (enum optimizer_state)id)) {
+            optimizer_download(&from->optimizer, (enum optimizer_state)id, 0, from->table.flat, native);
+            optimizer_upload(&to->optimizer, (enum optimizer_state)id, 0, from->table.flat, native);
+        }
+    free(native);
+    memcpy(to->zero.params, from->zero.params, (size_t)from->table.flat * sizeof(floatX));
+}
 
 // `wanted`, or unfused attention where this target has no flash attention in this precision.
 static enum attention_backend backend_here(enum attention_backend wanted) {
