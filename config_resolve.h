@@ -253,6 +253,9 @@ static inline void config_check_recompute(const struct config *c) {
     for (const char *at = c->recompute_layers; *at;)
         recompute_next_layers(c->recompute_layers, &at, &first, &last);
     recompute_modules_of(c->recompute_modules);
+    if (c->cpu_offloading_num_layers > c->num_layers)
+        fail("--cpu-offloading-num-layers %d: the model has only %d layers", c->cpu_offloading_num_layers,
+             c->num_layers);
 }
 
 // ---- sizes ----

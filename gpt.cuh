@@ -7,6 +7,7 @@
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"            // cross_entropy, losses_sum
+#include "offload.cuh"                 // offload_layer, fetch_group
 
 // ---- Embedding and head ----
 
@@ -189,14 +190,19 @@ static void forward_backward(struct gpt *m, double scale) {
     if (m->fp8.scales && !m->timeline.planning)
         fp8_scales_begin(m->fp8.scales, m->fp8.weight_amaxes, fp8_num_scales(&m->fp8), m->dev);
     embed(m, PASS_TRAIN);
-    for (int l = 0; l < L; l++)
+    offload_layer(m, -1);
+    for (int l = 0; l < L; l++) {
         block_forward(m, l, ACT_ALL, PASS_TRAIN);
+        offload_layer(m, l);
+    }
     head(m, PASS_TRAIN, (float)(scale / (double)extent_of(m, PASS_TRAIN).N));
     int reduced = unit_of_head(); // unit whose reduction is in flight while the next unit's gradients are computed
     for (int l = L - 1; l >= 0; l--) {
-        if (policy_is_group_last(&m->policy, l))
+        if (policy_is_group_last(&m->policy, l)) {
+            fetch_group(m, l);
             for (int k = m->policy.group_first[l]; k <= l; k++)
                 block_forward(m, k, policy_missing(&m->policy, k, s), PASS_RECOMPUTE);
+        }
         block_backward(m, l);
         zero_reduce(&m->zero, unit_of_layer(&m->table, l));
         zero_add_reduced(&m->zero, reduced);

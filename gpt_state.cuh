@@ -80,7 +80,8 @@ enum slot {
     SLOT_LOGITS,
     SLOT_LOSSES,
     SLOT_FP8, // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
-    SLOT_COUNT = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT
+    SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
+    SLOT_COUNT = SLOT_HOST + ACT_COUNT
 };
 
 // The results of a step, in the device's memory until the host fetches them, up to a step later.
@@ -146,6 +147,9 @@ struct gpt {
     struct work_graph graph; // the recorded work of a micro-step
     double graph_scale;      // the loss scale that the graph was recorded with
     bool warm;               // a micro-step has run, and with it the libraries' first calls, which can't be recorded
+
+    // Ticket of the last activation on its way to the host, and from there; 0: none is.
+    uint64_t transfers[TRANSFER_DIRECTIONS];
 
     // Pinned host memory, double-buffered: batches in flight to the device, results in flight to the host.
     int32_t *host_batches; // (2, 3, host_batch_tokens): batch; inputs, targets, document starts
@@ -294,23 +298,50 @@ static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
     return (pass == PASS_TRAIN || pass == PASS_RECOMPUTE) && fp8_has_layer(&m->fp8, l);
 }
 
-// An activation of layer l. One that the policy keeps has one buffer for forward and backward; one that it drops has a
-// buffer in the forward and another in the backward, for the recomputed values.
+// ---- Activations ----
+
+// The activations of layer l that its policy keeps from forward to backward.
+static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
+// Those of them that are in host memory meanwhile. A layer's input, the OUT of the layer before, goes with its layer. The
+// last group of layers stays: its backward comes next.
+static uint32_t offloaded_activations(const struct gpt *m, int l) {
+    const int wanted = m->config.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
+    const int layers = wanted < last_group ? wanted : last_group;
+    const uint32_t away = (l < layers ? ACT_ALL & ~BIT(OUT) : 0) | (l + 1 < layers ? BIT(OUT) : 0);
+    return kept_activations(m, l) & away;
+}
+static struct activation_row activation_row_of(const struct gpt *m, enum pass pass, int l, enum activation_id id) {
+    const struct layer_shape s = is_quantised(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
+    return activation_row(id, &s);
+}
+static size_t activation_row_bytes(const struct gpt *m, enum pass pass, const struct activation_row *row) {
+    return (size_t)row->bytes_per_token * (size_t)extent_of(m, pass).N;
+}
+// An activation of layer l. One that stays on the device has one buffer for forward and backward. One that the policy
+// drops, or that is offloaded, has a buffer in the forward and another in the backward: for what is recomputed, or
+// comes back.
 static void *activation(struct gpt *m, enum pass pass, int l, enum activation_id id) {
-    const uint32_t kept = l < 0 ? BIT(OUT) : m->policy.kept[l];
-    if (pass == PASS_RECOMPUTE && kept & (1u << id))
+    const uint32_t kept = kept_activations(m, l), offloaded = offloaded_activations(m, l);
+    if (pass == PASS_RECOMPUTE && kept & ~offloaded & (1u << id))
         pass = PASS_TRAIN;
     if (!m->timeline.planning)
         return buffer(m, pass, l, id, 0, NULL, NULL);
-    const struct layer_shape s = is_quantised(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
-    const struct activation_row row = activation_row(id, &s);
-    const size_t bytes = (size_t)row.bytes_per_token * (size_t)extent_of(m, pass).N;
+    const struct activation_row row = activation_row_of(m, pass, l, id);
     char category[64];
     if (pass == PASS_TRAIN)
         snprintf(category, sizeof category, "activations: %s", row.category);
+    else if (pass == PASS_RECOMPUTE)
+        snprintf(category, sizeof category, "%s activations", offloaded & (1u << id) ? "offloaded" : "recomputed");
     else
-        snprintf(category, sizeof category, "%s", pass == PASS_RECOMPUTE ? "recomputed activations" : pass_name(pass));
-    return buffer(m, pass, l, id, bytes, category, row.name);
+        snprintf(category, sizeof category, "%s", pass_name(pass));
+    return buffer(m, pass, l, id, activation_row_bytes(m, pass, &row), category, row.name);
+}
+// The place of an offloaded activation in host memory.
+static void *host_activation(struct gpt *m, int l, enum activation_id id) {
+    const struct activation_row row = activation_row_of(m, PASS_TRAIN, l, id);
+    int *slot = &m->slots[((int)PASS_TRAIN * (m->shape.L + 1) + l + 1) * SLOT_COUNT + SLOT_HOST + (int)id];
+    return timeline_host_buffer(&m->timeline, slot, activation_row_bytes(m, PASS_TRAIN, &row), "offloaded activations",
+                                row.name, l);
 }
 // The buffer of the gradient of an activation, (N, width).
 static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {

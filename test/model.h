@@ -98,24 +98,16 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     return gpt_results(m, 0, &losses).check.grad_norm;
 }
 
-// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN.
-// `workspaces`: also what nothing but workspaces ever lie in.
-static void poison_with(struct gpt *m, bool workspaces) {
-    static int latest_phase; // of the region that runs
-    device_synchronize(m->dev);
-    for (int r = 0; r < REGION_COUNT; r++)
-        if (m->timeline.phase == m->timeline.region_first[r])
-            latest_phase = -1;
-    const bool first_time = m->timeline.phase > latest_phase;
-    latest_phase = first_time ? m->timeline.phase : latest_phase;
-    const size_t lines = m->timeline.plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
+// Overwrites with NaN what the plan says is dead in this phase, or not yet written, of a packed arena.
+static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, bool first_time) {
+    const size_t lines = m->timeline.plan.arena_bytes[arena] / PLAN_ALIGNMENT;
     bool *dead = (bool *)calloc(lines + 1, 1);
     memset(dead, workspaces, lines);
     for (int live = 0; live < 2; live++) // first all that is ever used, less what is live
         for (int i = 0; i < m->timeline.plan.count; i++) {
             const struct plan_buffer *b = &m->timeline.plan.buffers[i];
             const char *category = m->timeline.plan.categories[b->category];
-            if (b->arena != ARENA_ACTIVATIONS || b->first_phase < 0 || (!live && !strcmp(category, "workspace")))
+            if (b->arena != arena || b->first_phase < 0 || (!live && !strcmp(category, "workspace")))
                 continue;
             if (live && (m->timeline.phase < b->first_phase || m->timeline.phase > b->last_phase))
                 continue;
@@ -126,10 +118,23 @@ static void poison_with(struct gpt *m, bool workspaces) {
     const bool *at = dead, *const last = dead + lines; // *last is false
     while ((at = (const bool *)memchr(at, true, (size_t)(last - at))) != NULL) {
         const bool *end = (const bool *)memchr(at, false, (size_t)(last - at) + 1);
-        memset(m->timeline.arenas.base[ARENA_ACTIVATIONS] + (at - dead) * PLAN_ALIGNMENT, 0xff,
+        memset(m->timeline.arenas.base[arena] + (at - dead) * PLAN_ALIGNMENT, 0xff,
                (size_t)(end - at) * PLAN_ALIGNMENT);
         at = end;
     }
     free(dead);
+}
+// The same of all memory of activations, the device's and the host's. `workspaces`: also what nothing but workspaces
+// ever lie in.
+static void poison_with(struct gpt *m, bool workspaces) {
+    static int latest_phase; // of the region that runs
+    device_synchronize(m->dev);
+    for (int r = 0; r < REGION_COUNT; r++)
+        if (m->timeline.phase == m->timeline.region_first[r])
+            latest_phase = -1;
+    const bool first_time = m->timeline.phase > latest_phase;
+    latest_phase = first_time ? m->timeline.phase : latest_phase;
+    poison_arena(m, ARENA_ACTIVATIONS, workspaces, first_time);
+    poison_arena(m, ARENA_HOST_ACTIVATIONS, workspaces, first_time);
 }
 static void poison(struct gpt *m) { poison_with(m, true); }

@@ -2,10 +2,11 @@
 // runs when the host waits for it and not before, so that a host buffer that is changed too early, or read without
 // waiting, gives wrong data. On the stream NULL, and with CUDA_LAUNCH_BLOCKING=1, all runs at once.
 //
-// With EMU_STREAMS=eager the streams beside the first one run as early as they may instead: when work is enqueued on them,
-// or as soon as the event that they wait for has happened, before the first stream goes on. The late order finds a missing
-// wait for another stream, the eager one what another stream does too early, such as refilling a buffer in use. A graph's
-// work runs in the order in which it was recorded.
+// With EMU_STREAMS=eager the streams beside the first one run as early as they may instead, with EMU_STREAMS=N the Nth of
+// them alone: when work is enqueued on them, or as soon as the event that they wait for has happened, before the first
+// stream goes on. The late order finds a missing wait for another stream, the eager one what another stream does too
+// early, such as refilling a buffer in use; one early and one late, a missing wait between those two. A graph's work runs
+// in the order in which it was recorded.
 //
 // What a capture must not do is refused by CUDA's own error, and spoils what is recorded: waits of the host, waits for an
 // event from outside, two captures that meet, a fork that is not joined again, use of the stream NULL beside a stream that
@@ -66,7 +67,7 @@ typedef std::map<const struct emu_stream *, uint64_t> emu_recorded_work;
 struct emu_stream {
     bool follows_null; // made without cudaStreamNonBlocking: waits for the stream NULL, which waits for it
     int priority;      // of no effect here
-    bool beside;       // made while there was another
+    int beside;        // made while there were so many others
     std::deque<struct emu_work> queue;
     uint64_t enqueued, done;                   // so far
     std::shared_ptr<struct emu_graph> capture; // what it records, if it does
@@ -115,19 +116,23 @@ static void emu_run_until(struct emu_stream *stream, uint64_t position) {
     }
     emu_memory_close();
 }
-// With EMU_STREAMS=eager: runs what the streams beside the first one have to do and need not wait for.
+static bool emu_is_early(const struct emu_stream *stream) {
+    const char *which = getenv("EMU_STREAMS");
+    return which && stream->beside > 0 && (strcmp(which, "eager") == 0 || atoi(which) == stream->beside);
+}
+// Runs what the early streams have to do and need not wait for.
 static void emu_run_eager(void) {
     static bool running;
-    const char *order = getenv("EMU_STREAMS");
-    if (running || !order || strcmp(order, "eager") != 0)
+    if (running)
         return;
     running = true;
     for (bool any = true; any;) {
         any = false;
         for (struct emu_stream *stream : emu_streams)
-            while (
-                stream->beside && !stream->queue.empty() &&
-                (!stream->queue.front().other || stream->queue.front().other->done >= stream->queue.front().position)) {
+            while (!stream->queue.empty() && emu_is_early(stream)) {
+                const struct emu_work *next = &stream->queue.front();
+                if (next->other && next->other->done < next->position)
+                    break;
                 emu_run_until(stream, stream->done + 1);
                 any = true;
             }
@@ -215,7 +220,7 @@ static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *grea
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     *stream = new emu_stream();
     (*stream)->follows_null = !(flags & cudaStreamNonBlocking);
-    (*stream)->beside = !emu_streams.empty();
+    (*stream)->beside = (int)emu_streams.size();
     (*stream)->priority = priority > EMU_LEAST_PRIORITY      ? (int)EMU_LEAST_PRIORITY
                           : priority < EMU_GREATEST_PRIORITY ? (int)EMU_GREATEST_PRIORITY
                                                              : priority;
