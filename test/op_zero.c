@@ -316,17 +316,18 @@ static int run_ranks(int ranks, rank_body *body, int which) {
 
 // ---- the same bits ----
 
-// How hard a run is made: as it is; dead memory poisoned and the network slow; and the bus as slow as it may be.
-enum { UNDISTURBED, POISONED, POISONED_AND_LATE };
+// How hard a run is made: as it is; dead memory poisoned and the network slow; and copies of one direction late.
+enum disturbance { UNDISTURBED, POISONED, LATE_TO_HOST, LATE_TO_DEVICE };
 static void poison_alone(struct gpt *m) { poison_with(m, false); }
 
 static struct outcome run_model(struct parallel *parallel, const char *shape, const char *options, int stage,
-                                int micro_steps, int disturbance) {
+                                int micro_steps, enum disturbance disturbance) {
     struct setup *s = (struct setup *)calloc(1, sizeof *s);
     setup_open(s, parallel, shape, options, stage, micro_steps);
     watch_phases(s->model, disturbance == UNDISTURBED ? NULL : parallel ? poison_and_delay : poison_alone);
-    if (disturbance == POISONED_AND_LATE)
-        transfers_copy_late(&s->model->timeline.transfers);
+    if (disturbance >= LATE_TO_HOST)
+        transfers_copy_late(&s->model->timeline.transfers,
+                            disturbance == LATE_TO_HOST ? TRANSFER_TO_HOST : TRANSFER_TO_DEVICE);
     const struct outcome o = outcome_of(s);
     watch_phases(s->model, NULL);
     setup_close(s, parallel);
@@ -397,27 +398,29 @@ enum { OFFLOADS = sizeof offloads / sizeof *offloads };
 // Runs with what is offloaded have the bits of one without it, `expected`.
 static void compare_offloads(struct parallel *parallel, const char *shape, const char *dtype, const char *policy,
                              int micro_steps, const struct outcome *expected) {
-    for (int i = 0; i < 2 * OFFLOADS * STAGES; i++) {
-        const int stage = i % STAGES, offload = i / STAGES % OFFLOADS, late = i / STAGES / OFFLOADS;
+    static const enum disturbance disturbances[] = {POISONED, LATE_TO_HOST, LATE_TO_DEVICE};
+    for (int i = 0; i < 3 * OFFLOADS * STAGES; i++) {
+        const int stage = i % STAGES, offload = i / STAGES % OFFLOADS, order = i / STAGES / OFFLOADS;
         char options[384], what[512];
         if (parallel ? stage < offloads[offload].least_stage : stage > 0)
             continue;
         snprintf(options, sizeof options, "%s %s %s", policy, dtype, offloads[offload].options);
-        struct outcome o = run_model(parallel, shape, options, stage, micro_steps, late ? POISONED_AND_LATE : POISONED);
-        snprintf(what, sizeof what, "stage %d, %d micro-steps, %s%s", stage, micro_steps, options,
-                 late ? ", copies late" : "");
+        struct outcome o = run_model(parallel, shape, options, stage, micro_steps, disturbances[order]);
+        snprintf(what, sizeof what, "stage %d, %d micro-steps, %s, order %d", stage, micro_steps, options, order);
         expect_same_bits(expected, &o, what);
         outcome_free(&o);
     }
 }
-static const char *const gradient_dtypes[] = {"", "--main-grads-dtype bf16"};
+// With the larger vocabulary the stored gradients of head and embeddings are streamed.
+static const char *const gradient_options[] = {"", "--main-grads-dtype bf16", "--vocab-size 700",
+                                               "--main-grads-dtype bf16 --vocab-size 700"};
 static void compare_offloads_of(struct parallel *parallel, const char *shape) {
-    for (int i = 0; i < 4; i++) {
-        const char *dtype = gradient_dtypes[i % 2];
-        const int micro_steps = 1 + i / 2;
-        struct outcome expected = run_model(parallel, shape, dtype, parallel ? 2 : 0, micro_steps, UNDISTURBED);
-        for (int policy = 0; policy < POLICIES; policy += micro_steps == 1 ? POLICIES : 1)
-            compare_offloads(parallel, shape, dtype, policies[policy], micro_steps, &expected);
+    for (int i = 0; i < 8; i++) {
+        const char *options = gradient_options[i % 4];
+        const int micro_steps = 1 + i / 4, num_policies = micro_steps == 2 && i % 4 < 2 ? POLICIES : 1;
+        struct outcome expected = run_model(parallel, shape, options, parallel ? 2 : 0, micro_steps, UNDISTURBED);
+        for (int policy = 0; policy < num_policies; policy++)
+            compare_offloads(parallel, shape, options, policies[policy], micro_steps, &expected);
         outcome_free(&expected);
     }
 }
