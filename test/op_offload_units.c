@@ -1,9 +1,10 @@
 // Parameters and gradients in host memory, a unit at a time on the device, on one rank: they change no bit, whatever lies
 // in memory that the plan calls dead and whether copies are early or late; gradients in bf16 have the same bits wherever
 // they lie; and the plan falls by what left. op_zero has the same of several ranks.
-#include "test/model.h"   // before gpt.cuh, which it looks into
-#include "test/setup.h"   // models of a few layers, and what a step makes of them
-#include "test/testing.h" // assertions
+#define UPDATE_SLOT_BYTES 6000 // small beside the models
+#include "test/model.h"        // before gpt.cuh, which it looks into
+#include "test/setup.h"        // models of a few layers, and what a step makes of them
+#include "test/testing.h"      // assertions
 
 #define CLIPPED " --clip-grad 0.01 --bucket-mib 0.03 "
 #ifdef CUDA_EMULATED

@@ -474,7 +474,8 @@ static void memory_body(struct parallel *parallel, int delayed) {
         setup_open(&s, parallel, delayed ? GPT2_DELAYED : GPT2, "", stage, 1);
         const struct gpt *m = s.model;
         const struct plan *plan = &m->timeline.plan;
-        const size_t flat = (size_t)m->table.flat, states = sizeof(floatX) < 4 ? 3 : 2;
+        const size_t flat = (size_t)m->table.flat;
+        const size_t states = 2 * sizeof(float) + (sizeof(floatX) < 4 ? sizeof(uint16_t) : 0); // moments, remainders
         const size_t copy = parallel->launch.rank == 0 ? 3 * flat * sizeof(float) : 0;
         const size_t reports =
             rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
@@ -492,8 +493,8 @@ static void memory_body(struct parallel *parallel, int delayed) {
                "parameters of stage %d", stage);
         expect(plan->arena_bytes[ARENA_GRADIENTS] == flat * sizeof(float) / (stage >= 2 ? ranks : 1) + scratch,
                "gradients of stage %d", stage);
-        expect(plan->arena_bytes[ARENA_OPTIMIZER] == states * flat * sizeof(float) / (stage >= 1 ? ranks : 1) + copy +
-                                                         reports + fp8_state_bytes(m, stage),
+        expect(plan->arena_bytes[ARENA_OPTIMIZER] ==
+                   states * flat / (stage >= 1 ? ranks : 1) + copy + reports + fp8_state_bytes(m, stage),
                "optimizer of stage %d", stage);
         setup_close(&s, parallel);
     }
