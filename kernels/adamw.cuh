@@ -2,6 +2,7 @@
 #pragma once
 #include "kernels/amax.cuh"      // amax_with, amax_merge_block, amax_take
 #include "kernels/gradients.cuh" // struct gradient_check, struct rounding, enum state_format
+#include <assert.h>              // static_assert
 #include <math.h>                // pow, sqrt, sqrtf
 
 struct adamw {
