@@ -494,7 +494,7 @@ static double correlation(const double *a, const double *b, int64_t n) {
 }
 static void roundings_are_even_and_of_nothing_else(void **state) {
     enum { OTHERS = 5 };
-    double *params[OTHERS], *v[OTHERS], bound = 4.5 / sqrt(CROWD); // 44 comparisons
+    double *params[OTHERS], *v[OTHERS], bound = 4.5 / sqrt((double)CROWD); // 44 comparisons
     for (int k = 0; k < OTHERS; k++) {
         params[k] = test_doubles(CROWD);
         v[k] = test_doubles(CROWD);
