@@ -220,8 +220,8 @@ static void adamw_update(struct adamw_range r, struct adamw adamw, const struct 
 
 #else
 
-// Elements that a thread takes at a time: whole blocks of states and of random numbers.
-enum { ADAMW_BLOCK = 512 };
+// Elements that a thread takes at a time: a page of fp32, whole blocks of states and of random numbers.
+enum { ADAMW_BLOCK = 1024 };
 static_assert(ADAMW_BLOCK % STATE_BLOCK == 0 && ADAMW_BLOCK % PHILOX_CHUNK == 0, "a part is whole blocks");
 
 static inline void *adamw_state_at(void *state, enum state_format format, int64_t at) {
