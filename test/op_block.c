@@ -99,8 +99,13 @@ static void assert_gradients_of_chunks(const char *shape, const char *options) {
         loss[i] = setup_micro_step(setups[i], 0, 1);
         validation[i] = loss_mean(gpt_evaluate(setups[i]->model, setup_batch(setups[i], 0)));
     }
-    assert_near(loss[1], loss[0], 1e-2 * tolerance * loss[0], 0);
-    assert_near(validation[1], validation[0], 1e-2 * tolerance * validation[0], 0);
+#ifdef TARGET_CUDA // a library may choose another kernel for fewer rows
+    const double bound = 1e-2 * tolerance;
+#else
+    const double bound = 0;
+#endif
+    assert_near(loss[1], loss[0], bound * loss[0], 0);
+    assert_near(validation[1], validation[0], bound * validation[0], 0);
     for (int t = 0; t < whole.model->table.num_tensors; t++) {
         const struct tensor *tensor = &whole.model->table.tensors[t];
         double *expected = floats_to_doubles(fp32_gradients(whole.model) + tensor->offset, tensor->count);
