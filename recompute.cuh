@@ -278,6 +278,10 @@ static int64_t policy_bytes_per_token(const struct recompute_policy *policy, con
 static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte);
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
+// The fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two, for which chunks cost at most 1 % of the
+// time of a layer that is recomputed in full; 0: sequences of `tokens` tokens are no longer.
+static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte);
+
 // The activations that a set of modules drops. The statistics of a norm are always kept: 4 or 8 bytes per token.
 static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
 // A set of modules as "norm,activation", in the `n` bytes of `out`.
@@ -415,6 +419,20 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
             cost += row.flops_per_token + flops_per_byte * row.traffic_per_token;
         }
     return cost;
+}
+
+// A chunk reads each weight of the MLP in the products of forward, recomputation and backward, x bytes each, and reads
+// and writes its fp32 gradient: 3 x + 8 bytes an element (recomputation leaves the second projection's out, which is not
+// counted in favour). That is not hidden behind the products in this estimate; on a GPU most of it is. A layer's time
+// is four forwards': forward, recomputation, and backward as two.
+static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte) {
+    const double weights = (double)s->C * (fc_width(s) + s->F);
+    const double chunk = weights * (3 * s->x + 8) * flops_per_byte;
+    const double token = 4 * activation_cost(ACT_ALL, s, flops_per_byte);
+    int64_t n = 256;
+    while (n < tokens && chunk > 0.01 * token * (double)n)
+        n *= 2;
+    return n < tokens ? n : 0;
 }
 
 static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte) {
