@@ -449,7 +449,8 @@ static const struct option_row config_rows[] = {
         "--init-from, else the first that fits"),
     ROW(FLOAT, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
     ROW(BOOL, checkpoint_async, "true", "", 0, 0,
-        "Copy what a checkpoint holds and write it in a thread; takes 12 bytes of the host's memory per parameter"),
+        "Write checkpoints in a thread, from a copy in the host's memory of what they hold: in bf16 12 bytes a "
+        "parameter of each rank's part. Where anything is offloaded the default is false"),
     ROW(FLOAT, exit_after, "0", "MINUTES", 0, INFINITY, "Save and exit after this time, for a job's limit; 0: never",
         CONFIG_THIS_START),
 

@@ -297,6 +297,14 @@ static inline struct config config_read(int argc, char **argv, options_build *de
 }
 // Sets the options that the user left open: from the preset, then derived from the other options. Fails where options
 // contradict each other.
+// What is offloaded needs the host's memory: unless it is asked for, no checkpoint is copied there too.
+static inline void config_resolve_checkpoints(struct config *c) {
+    const bool offloads =
+        c->optimizer_cpu_offload || c->offload_gradients || c->offload_weights || c->cpu_offloading_num_layers > 0;
+    if (offloads && !config_given(c, checkpoint_async))
+        c->checkpoint_async = false;
+}
+
 static inline void config_resolve(struct config *config) {
     if (config->preset > 0)
         options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
@@ -308,6 +316,7 @@ static inline void config_resolve(struct config *config) {
     config_check_recompute(config);
     config_check_sizes(config);
     config_resolve_fp8(config);
+    config_resolve_checkpoints(config);
 }
 // config_read and config_resolve.
 static inline struct config config_parse(int argc, char **argv) {

@@ -37,7 +37,6 @@ enum region {
     REGION_EVALUATE,
     REGION_PREFILL,
     REGION_GENERATE,
-    REGION_SAVE,
     REGION_COUNT
 };
 
