@@ -256,7 +256,7 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
 
 static void gpt_zero_gradients(struct gpt *m) {
     const int64_t n = shards_elements(&m->zero.shards, shards_gradients(&m->zero.shards));
-    device_zero(m->zero.grads, (size_t)n * sizeof *m->zero.grads, m->dev);
+    device_zero(m->zero.grads, state_bytes(m->zero.grads_format, n), m->dev);
 }
 
 // Fills in this rank's report and, with several ranks, all-gathers the reports.
@@ -290,6 +290,7 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.step = step;
     adamw.grad_scale = 1;
     adamw.amax = NULL; // optimizer_update sets it
+    adamw.seed = c->seed;
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");
     void *ws = workspace(m, sum_of_squares_workspace_bytes());
@@ -302,7 +303,8 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
                                  report_width(m), report_fp8_amaxes(m), fp8_num_scales(&m->fp8), m->fp8.delay,
                                  m->fp8.gradients, m->dev));
     phase(m, "update", -1, "adamw");
-    RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check));
+    void *slots = optimizer_slots(&m->optimizer);
+    RUN(m, optimizer_update(&m->optimizer, adamw, &m->results->check, slots));
 }
 
 // Enqueues the download of the last enqueued step's results into slot 0 or 1.

@@ -14,6 +14,7 @@
 #include "kernels/norm_kind.cuh"    // struct norm_options
 #include "kernels/positions.cuh"    // struct token_positions
 #include "optimizer.cuh"            // struct optimizer
+#include "optimizer_copy.cuh"       // struct optimizer_copy
 #include "parameters.cuh"           // struct parameters, struct model_shape
 #include "recompute.cuh"            // struct recompute_policy
 #include "runtime/machine/error.h"  // fail
@@ -119,6 +120,7 @@ struct gpt {
     struct timeline timeline;
     struct zero zero; // parameters and gradients
     struct optimizer optimizer;
+    struct optimizer_copy copy; // for checkpoints
     struct fp8_state fp8;
 
     struct layer_kind *kinds; // (L)
@@ -133,19 +135,21 @@ struct gpt {
     double *reports;              // (ranks, report_width) device memory: each rank's report of a step
     struct loss_sum *losses;      // (micro_steps) device memory: the losses within this rank's report
 
-    bool trains;          // has gradients and an optimizer; false: validates and generates only
-    int sequences;        // generation: sequences at a time
-    int prompt_tokens;    // generation: of the longest prompt
-    int decode_tokens;    // generation: capacity of the KV cache, tokens of a sequence
-    int64_t chunk;        // tokens of a logits chunk
-    int micro_steps;      // of a step, on each rank
-    uint64_t micro_step;  // micro-batches so far in the run, over all ranks
-    bool last_micro_step; // the current micro-step is its step's last: gradients are reduced
-    bool dropout;         // on in training, off in evaluation and generation
-    uint64_t transfers[TRANSFER_DIRECTIONS][ACT_COUNT]; // tickets of offloaded activations on their way; 0: none
-    struct work_graph graph;                            // the recorded work of a micro-step
-    double graph_scale;                                 // the loss scale that the graph was recorded with
-    bool warm; // a micro-step has run, and with it the libraries' first calls, which can't be recorded
+    bool trains;             // has gradients and an optimizer; false: validates and generates only
+    int sequences;           // generation: sequences at a time
+    int prompt_tokens;       // generation: of the longest prompt
+    int decode_tokens;       // generation: capacity of the KV cache, tokens of a sequence
+    int64_t chunk;           // tokens of a logits chunk
+    int micro_steps;         // of a step, on each rank
+    uint64_t micro_step;     // micro-batches so far in the run, over all ranks
+    bool last_micro_step;    // the current micro-step is its step's last: gradients are reduced
+    bool dropout;            // on in training, off in evaluation and generation
+    struct work_graph graph; // the recorded work of a micro-step
+    double graph_scale;      // the loss scale that the graph was recorded with
+    bool warm;               // a micro-step has run, and with it the libraries' first calls, which can't be recorded
+
+    // Ticket of the last activation on its way to the host, and from there; 0: none is.
+    uint64_t transfers[TRANSFER_DIRECTIONS];
 
     // Pinned host memory, double-buffered: batches in flight to the device, results in flight to the host.
     int32_t *host_batches; // (2, 3, host_batch_tokens): batch; inputs, targets, document starts

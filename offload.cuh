@@ -7,22 +7,21 @@
 #pragma once
 #include "gpt_state.cuh" // struct gpt, activation, offloaded_activations
 
-// The two operands of a transfer of an activation; both are live in this phase.
+// Where the bytes of an activation of layer l are; each is live in this phase.
 struct offload_operands {
     void *device, *host;
 };
 static struct offload_operands offload_operands(struct gpt *m, enum transfer_direction direction, int l,
                                                 enum activation_id id) {
-    struct offload_operands operands = {NULL, NULL};
+    struct offload_operands operands = {NULL, host_activation(m, l, id)};
     switch (direction) {
     case TRANSFER_TO_HOST: operands.device = activation(m, PASS_TRAIN, l, id); break;
     case TRANSFER_TO_DEVICE: operands.device = activation(m, PASS_RECOMPUTE, l, id); break;
     }
-    operands.host = host_activation(m, l, id);
     return operands;
 }
 
-// Begins, or waits for, the transfers of a set of layer l's activations.
+// Begins the transfers of a set of layer l's activations.
 static void offload_begin(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
@@ -31,19 +30,22 @@ static void offload_begin(struct gpt *m, enum transfer_direction direction, int 
             continue;
         const struct offload_operands at = offload_operands(m, direction, l, id);
         const bool to_host = direction == TRANSFER_TO_HOST;
-        m->transfers[direction][i] =
+        m->transfers[direction] =
             timeline_transfer(&m->timeline, direction, row.name, to_host ? at.host : at.device,
                               to_host ? at.device : at.host, activation_row_bytes(m, PASS_TRAIN, &row));
     }
 }
-static void offload_wait(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
+// Keeps the operands of these transfers live up to this phase, which waits for them (offload_wait).
+static void offload_touch(struct gpt *m, enum transfer_direction direction, int l, uint32_t set) {
     for (int i = 0; i < ACT_COUNT; i++) {
         const enum activation_id id = (enum activation_id)i;
-        if (!(set & (1u << i)) || activation_row_of(m, PASS_TRAIN, l, id).bytes_per_token == 0)
-            continue;
-        offload_operands(m, direction, l, id);
-        timeline_transfer_wait(&m->timeline, &m->transfers[direction][i]);
+        if (set & (1u << i) && activation_row_of(m, PASS_TRAIN, l, id).bytes_per_token > 0)
+            offload_operands(m, direction, l, id);
     }
+}
+// Waits for all transfers of a direction: they are done in the order in which they began.
+static void offload_wait(struct gpt *m, enum transfer_direction direction) {
+    timeline_transfer_wait(&m->timeline, &m->transfers[direction]);
 }
 
 // To be called after the forward of layer l (-1: the embedding): begins to offload what the layer keeps, and waits for
@@ -53,7 +55,8 @@ static void offload_layer(struct gpt *m, int l) {
     if (!(set | before))
         return;
     phase(m, "forward", l, "offload");
-    offload_wait(m, TRANSFER_TO_HOST, l - 1, before);
+    offload_touch(m, TRANSFER_TO_HOST, l - 1, before);
+    offload_wait(m, TRANSFER_TO_HOST);
     offload_begin(m, TRANSFER_TO_HOST, l, set);
 }
 
@@ -76,7 +79,8 @@ static void fetch_group(struct gpt *m, int last) {
     if (group_is_offloaded(m, first, last)) {
         phase(m, "backward", last, "fetched");
         for (int k = first - 1; k <= last; k++)
-            offload_wait(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, first, last, k));
+            offload_touch(m, TRANSFER_TO_DEVICE, k, fetched_activations(m, first, last, k));
+        offload_wait(m, TRANSFER_TO_DEVICE);
     }
     const int below = first - 1, below_first = below < 0 ? 0 : m->policy.group_first[below];
     if (below >= 0 && group_is_offloaded(m, below_first, below)) {

@@ -1,146 +1,15 @@
-// The optimizer: its state, one row per kind; the update of this rank's shards; and the copy of the state, in the
-// host's memory, from which checkpoints are written while the training goes on.
+// The update of the parameters that this rank owns, by AdamW, and the norm of their gradients.
+//
+// What the update reads and writes may lie in the host's memory: states (optimizer_state.cuh), parameters and gradients
+// (zero.cuh). It is then streamed through the device in pieces, in three slots: while one piece is updated, the next
+// arrives and the one before leaves. The same kernel updates the same elements as without offload, so that the bits are
+// the same.
 #pragma once
-#include "kernels/adamw.cuh"         // adamw_update, sum_of_squares
-#include "kernels/device_memory.cuh" // device_download, host_allocate
-#include "fp8.cuh"                   // fp8_weight_amax
-#include "kernels/fp8_cast.cuh"      // fp8_amax
-#include "zero.cuh"                  // struct zero
-
-// The value of an element of the state before the first step.
-enum state_start {
-    STATE_FROM_PARAMETERS, // the parameter, not rounded to floatX
-    STATE_ZERO,
-};
-
-// One row per kind of state: a flat buffer with an element for each parameter, sharded from ZeRO stage 1 on. Columns:
-// id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; element type; whether it is
-// present; initial value. Without master weights the parameters are fp32 and stand in for them.
-#define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
-    ROW(MASTER, "master weights", "master", float, sizeof(floatX) < sizeof(float), STATE_FROM_PARAMETERS)              \
-    ROW(MOMENT1, "first moments", "exp_avg", float, true, STATE_ZERO)                                                  \
-    ROW(MOMENT2, "second moments", "exp_avg_sq", float, true, STATE_ZERO)
-
-enum optimizer_state {
-#define ENUM_ROW(id, name, file_name, type, present, start) STATE_##id,
-    OPTIMIZER_STATE_ROWS(ENUM_ROW)
-#undef ENUM_ROW
-        STATE_COUNT
-};
-
-struct optimizer_state_row {
-    const char *name, *file_name;
-    size_t element_bytes;
-    bool present;
-    enum state_start start;
-};
-static const struct optimizer_state_row optimizer_state_rows[STATE_COUNT] = {
-#define STRUCT_ROW(id, name, file_name, type, present, start) {name, file_name, sizeof(type), present, start},
-    OPTIMIZER_STATE_ROWS(STRUCT_ROW)
-#undef STRUCT_ROW
-};
-// Gathers, copies and files of the state are fp32.
-#define CHECK_ROW(id, name, file_name, type, present, start)                                                           \
-    static_assert(sizeof(type) == sizeof(float), name ": another element type needs conversions in optimizer.cuh");
-OPTIMIZER_STATE_ROWS(CHECK_ROW)
-#undef CHECK_ROW
-
-struct optimizer {
-    struct zero *zero;         // parameters and gradients; not owned
-    struct fp8_state *fp8;     // whose amaxes of weights the update collects; not owned
-    float *state[STATE_COUNT]; // device memory, whole or this rank's shards; NULL: not present, or only planned
-    float *copy[STATE_COUNT];  // host memory, whole, for checkpoints; NULL: none. Of MASTER: the unrounded parameters
-    int ids[STATE_COUNT], copy_ids[STATE_COUNT], gathered_id; // buffers in the plan, -1: none
-    bool keeps_copy;                                          // checkpoints are written from `copy`, by this rank
-};
-
-static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
-// Whether the parameters stand in for this state: for MASTER, where it is not present.
-static bool state_is_parameters(enum optimizer_state id) {
-    return id == STATE_MASTER && !optimizer_state_rows[id].present;
-}
-// A state as checkpoints hold it, in the device's memory: whole, or this rank's shards (optimizer_state_is_sharded).
-static const float *optimizer_state_of(const struct optimizer *o, enum optimizer_state id) {
-    return state_is_parameters(id) ? (const float *)o->zero->params : o->state[id];
-}
-static bool optimizer_state_is_sharded(const struct optimizer *o, enum optimizer_state id) {
-    return state_is_parameters(id) ? shards_parameters(&o->zero->shards) : optimizer_is_sharded(o);
-}
-// Whether checkpoints hold this state.
-static bool optimizer_has(enum optimizer_state id) {
-    return optimizer_state_rows[id].present || state_is_parameters(id);
-}
-
-// ---- memory ----
-
-// Adds the state to the plan, and the copy where the device's memory is the host's. `trains` false: neither.
-static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, bool trains,
-                           bool keeps_copy) {
-    const size_t whole = (size_t)zero->shards.flat;
-    struct plan *plan = &zero->timeline->plan;
-    memset(o, 0, sizeof *o);
-    o->zero = zero;
-    o->fp8 = fp8;
-    o->keeps_copy = keeps_copy;
-    o->gathered_id = -1;
-    const size_t elements = (size_t)shards_elements(&zero->shards, optimizer_is_sharded(o));
-    for (int id = 0; id < STATE_COUNT; id++) {
-        const struct optimizer_state_row *row = &optimizer_state_rows[id];
-        o->ids[id] = trains && row->present
-                         ? plan_add(plan, ARENA_OPTIMIZER, row->name, row->name, -1, elements * row->element_bytes)
-                         : -1;
-    }
-    for (int id = 0; id < STATE_COUNT; id++)
-        o->copy_ids[id] = trains && keeps_copy && DEVICE_MEMORY_IS_HOSTS && optimizer_has((enum optimizer_state)id)
-                              ? plan_add(plan, ARENA_OPTIMIZER, "copy for checkpoints", "copy for checkpoints", -1,
-                                         whole * sizeof(float))
-                              : -1;
-}
-
-// Sets the state's addresses in the arenas, and allocates the copy where the plan does not hold it.
-static void optimizer_allocate(struct optimizer *o) {
-    const struct timeline *t = o->zero->timeline;
-    for (int id = 0; id < STATE_COUNT; id++) {
-        o->state[id] = (float *)plan_pointer(&t->plan, &t->arenas, o->ids[id]);
-        if (!o->keeps_copy || !optimizer_has((enum optimizer_state)id))
-            continue;
-        o->copy[id] = DEVICE_MEMORY_IS_HOSTS ? (float *)plan_pointer(&t->plan, &t->arenas, o->copy_ids[id])
-                                             : (float *)malloc((size_t)o->zero->shards.flat * sizeof(float));
-        if (!o->copy[id])
-            fail("out of the host's memory for the copy that checkpoints are written from; --no-checkpoint-async does "
-                 "without");
-    }
-}
-static void optimizer_free(struct optimizer *o) {
-    for (int id = 0; id < STATE_COUNT && !DEVICE_MEMORY_IS_HOSTS; id++)
-        free(o->copy[id]);
-}
-
-// Zeroes the state, and with it the gaps between tensors; optimizer_set_parameters then sets STATE_FROM_PARAMETERS.
-static void optimizer_initialise(struct optimizer *o) {
-    const int64_t elements = shards_elements(&o->zero->shards, optimizer_is_sharded(o));
-    for (int id = 0; id < STATE_COUNT; id++)
-        if (o->state[id])
-            device_zero(o->state[id], (size_t)elements * optimizer_state_rows[id].element_bytes,
-                        o->zero->timeline->dev);
-}
-
-// Sets parameters [at, at + n) of the flat buffers: `exact` into the states that start from them, rounded to floatX
-// into the parameters. `rounded` has room for n. Both must stay until the device was waited for.
-static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
-    for (int64_t i = 0; i < n; i++)
-        rounded[i] = to_floatX(exact[i]);
-    for (int id = 0; id < STATE_COUNT; id++)
-        switch (optimizer_state_rows[id].start) {
-        case STATE_FROM_PARAMETERS:
-            if (o->state[id])
-                zero_upload(o->zero, o->state[id], optimizer_is_sharded(o), at, exact, n, sizeof *exact);
-            break;
-        case STATE_ZERO: break;
-        }
-    zero_upload(o->zero, o->zero->params, shards_parameters(&o->zero->shards), at, rounded, n, sizeof *rounded);
-    o->fp8->weights_known = false;
-}
+#include "fp8.cuh"              // fp8_weight_amax
+#include "kernels/adamw.cuh"    // adamw_update, sum_of_squares
+#include "kernels/fp8_cast.cuh" // fp8_amax
+#include "optimizer_state.cuh"  // struct optimizer
+#include "zero.cuh"             // struct zero
 
 // ---- amaxes of weights in FP8 ----
 
@@ -169,52 +38,261 @@ static void optimizer_know_weights(struct optimizer *o) {
 
 // ---- the update ----
 
-// Enqueues AdamW on elements [begin, end) of the flat buffers, which are in this rank's shard of bucket b (NULL: this
-// rank holds all): tensor by tensor, since not all have weight decay.
-static void optimizer_update_range(struct optimizer *o, struct adamw adamw, const struct gradient_check *check,
-                                   int64_t begin, int64_t end, const struct bucket *b) {
+// What a piece of the update consists of: a state of each kind (enum optimizer_state), parameters and gradients.
+enum { OPERAND_PARAMETERS = STATE_COUNT, OPERAND_GRADIENTS, OPERAND_COUNT };
+
+// A range of a bucket of this rank's shard, or of all that an unsharded rank holds.
+struct update_piece {
+    int64_t at, n;          // elements of the flat buffers
+    const struct bucket *b; // NULL: unsharded
+    int bucket;             // its index, where this is its last piece; -1: it is not
+    bool streamed;
+    uint64_t arrival; // transfers in flight: the last of the piece's operands to the device
+    uint64_t leaving; // and back
+};
+
+// Where the operands of a piece are: in this rank's buffers, and the bytes that they have there.
+struct update_operand {
+    char *memory;
+    size_t bytes;
+    bool on_host, changes;
+};
+
+static int64_t piece_place(const struct optimizer *o, const struct update_piece *p, bool sharded) {
+    return p->b ? shards_place(&o->zero->shards, p->b, p->at, sharded) : p->at;
+}
+static struct update_operand update_operand_of(const struct optimizer *o, const struct update_piece *p, int operand) {
     const struct zero *z = o->zero;
-    const struct shards *s = &z->shards;
+    struct update_operand result = {NULL, 0, false, true};
+    if (operand == OPERAND_PARAMETERS) {
+        const int64_t place = piece_place(o, p, shards_parameters(&z->shards));
+        result.memory = (char *)(z->params + place);
+        result.bytes = (size_t)p->n * sizeof *z->params;
+        result.on_host = z->params_on_host;
+    } else if (operand == OPERAND_GRADIENTS) {
+        const int64_t place = piece_place(o, p, shards_gradients(&z->shards));
+        result.memory = (char *)z->grads + state_bytes(z->grads_format, place);
+        result.bytes = state_bytes(z->grads_format, p->n);
+        result.on_host = z->grads_on_host;
+        result.changes = false;
+    } else if (optimizer_holds(o, (enum optimizer_state)operand)) {
+        const enum optimizer_state id = (enum optimizer_state)operand;
+        const int64_t place = piece_place(o, p, shards_optimizer(&z->shards));
+        int64_t count; // all: pieces do not cross the cut
+        result.memory = state_address(o, id, place, p->n, &count, &result.on_host);
+        result.bytes = state_offset(o, id, place + p->n) - state_offset(o, id, place);
+    }
+    return result;
+}
+// The most bytes of an operand of `n` elements, rounded up so that the next one is aligned.
+static size_t operand_room(const struct optimizer *o, int operand, int64_t n) {
+    size_t bytes = 0;
+    if (operand == OPERAND_PARAMETERS)
+        bytes = o->zero->params_on_host ? (size_t)n * sizeof *o->zero->params : 0;
+    else if (operand == OPERAND_GRADIENTS)
+        bytes = o->zero->grads_on_host ? state_bytes(o->zero->grads_format, n) : 0;
+    else if (o->states[operand].host_id >= 0) {
+        const struct state_formats *f = &o->states[operand].formats;
+        const size_t layers = state_bytes(f->layers, n), others = state_bytes(f->others, n);
+        bytes = layers > others ? layers : others;
+    }
+    return (bytes + PLAN_ALIGNMENT - 1) / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+}
+static size_t slot_room(const struct optimizer *o, int64_t n) {
+    size_t bytes = 0;
+    for (int i = 0; i < OPERAND_COUNT; i++)
+        bytes += operand_room(o, i, n);
+    return bytes;
+}
+
+// Bytes of a slot, about: long enough for the bus to reach its full speed, short beside what is dead during the update.
+// Tests define other sizes.
+#ifndef UPDATE_SLOT_BYTES
+#ifdef TARGET_CUDA
+#define UPDATE_SLOT_BYTES (64 << 20)
+#else
+#define UPDATE_SLOT_BYTES (1 << 20) // within a core's cache
+#endif
+#endif
+
+// The slots of pieces on the device, live in this phase; when planning, records what the update moves. NULL: when
+// planning, and where nothing is streamed.
+static void *optimizer_slots(struct optimizer *o) {
+    struct timeline *t = o->zero->timeline;
+    if (t->planning) {
+        const size_t block = slot_room(o, STATE_BLOCK * STATE_BLOCK) / STATE_BLOCK; // about, of STATE_BLOCK elements
+        int64_t blocks = block > 0 ? (int64_t)(UPDATE_SLOT_BYTES / block) : 0;
+        blocks = blocks > o->elements / STATE_BLOCK ? o->elements / STATE_BLOCK : blocks;
+        o->piece = block > 0 ? (blocks > 0 ? blocks : 1) * STATE_BLOCK : 0;
+        o->slot_bytes = slot_room(o, o->piece);
+    }
+    if (o->piece == 0)
+        return NULL;
+    void *slots = timeline_buffer(t, &o->slots_id, UPDATE_SLOTS * o->slot_bytes, "update", "pieces of the update", -1);
+    for (int i = 0; i < OPERAND_COUNT && t->planning; i++) {
+        const int64_t n = i < STATE_COUNT ? o->elements - o->cut : o->elements;
+        const size_t bytes = i < STATE_COUNT
+                                 ? (o->states[i].host_id < 0 ? 0
+                                                             : state_offset(o, (enum optimizer_state)i, o->elements) -
+                                                                   state_offset(o, (enum optimizer_state)i, o->cut))
+                                 : operand_room(o, i, n);
+        const char *name = i < STATE_COUNT           ? optimizer_state_rows[i].name
+                           : i == OPERAND_PARAMETERS ? "parameters"
+                                                     : "gradients";
+        if (bytes == 0)
+            continue;
+        timeline_transfer(t, TRANSFER_TO_DEVICE, name, NULL, NULL, bytes);
+        if (i != OPERAND_GRADIENTS)
+            timeline_transfer(t, TRANSFER_TO_HOST, name, NULL, NULL, bytes);
+    }
+    return slots;
+}
+
+// The state of an update in progress.
+struct update {
+    struct optimizer *o;
+    struct adamw adamw;
+    const struct gradient_check *check;
+    char *slots;
+    struct update_piece pieces[UPDATE_SLOTS]; // the last ones
+    int count;                                // of pieces so far
+};
+
+// Enqueues AdamW on the tensors of a piece, one by one, since not all have weight decay. memory: of each operand, the
+// piece's first element.
+static void update_compute(struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
+    struct optimizer *o = u->o;
+    const struct zero *z = o->zero;
+    const int64_t end = p->at + p->n;
     for (int i = 0; i < z->table->num_tensors; i++) {
         const struct tensor *t = &z->table->tensors[i];
-        const int64_t first = t->offset > begin ? t->offset : begin;
+        const int64_t first = t->offset > p->at ? t->offset : p->at;
         const int64_t last = t->offset + t->count < end ? t->offset + t->count : end;
         if (first >= last)
             continue;
-        struct adamw a = adamw;
-        a.weight_decay = tensor_decays(t) ? adamw.weight_decay : 0;
+        const int unit = unit_of(z->table, t);
+        const struct update_piece before = {p->at, first - p->at, p->b, -1, false, 0, 0};
+        char *at[OPERAND_COUNT];
+        for (int k = 0; k < OPERAND_COUNT; k++)
+            at[k] = memory[k] ? memory[k] + update_operand_of(o, &before, k).bytes : NULL;
+        struct adamw a = u->adamw;
+        a.weight_decay = tensor_decays(t) ? u->adamw.weight_decay : 0;
         a.amax = optimizer_amax(o, t);
-        const int64_t parameter = b ? shards_place(s, b, first, shards_parameters(s)) : first;
-        const int64_t gradient = b ? shards_place(s, b, first, shards_gradients(s)) : first;
-        const int64_t state = b ? shards_place(s, b, first, shards_optimizer(s)) : first;
-        float *const master = o->state[STATE_MASTER];
-        adamw_update(z->params + parameter, master ? master + state : NULL, z->grads + gradient,
-                     o->state[STATE_MOMENT1] + state, o->state[STATE_MOMENT2] + state, last - first, a, check,
-                     z->timeline->dev);
+        struct adamw_range r;
+        r.params = (floatX *)at[OPERAND_PARAMETERS];
+        r.remainder = (uint16_t *)at[STATE_MASTER];
+        r.grads = at[OPERAND_GRADIENTS];
+        r.grads_format = z->grads_format;
+        r.m = at[STATE_MOMENT1];
+        r.m_format = optimizer_format(o, STATE_MOMENT1, unit);
+        r.v = at[STATE_MOMENT2];
+        r.v_format = optimizer_format(o, STATE_MOMENT2, unit);
+        r.n = last - first;
+        r.first = first - t->offset;
+        r.tensor = (uint32_t)i;
+        adamw_update(r, a, u->check, z->timeline->dev);
     }
 }
+
+// Where a piece's operand is during its update: in its slot, or in this rank's buffers.
+static char *piece_memory(const struct update *u, const struct update_operand *operand, int slot, int i) {
+    if (!operand->on_host)
+        return operand->memory;
+    char *memory = u->slots + (size_t)slot * u->o->slot_bytes;
+    for (int k = 0; k < i; k++)
+        memory += operand_room(u->o, k, u->o->piece);
+    return memory;
+}
+// Begins the copies of a piece's operands into its slot, which the piece before in that slot has left.
+static void update_arrive(struct update *u, struct update_piece *p, int slot) {
+    struct timeline *t = u->o->zero->timeline;
+    for (int i = 0; i < OPERAND_COUNT; i++) {
+        const struct update_operand operand = update_operand_of(u->o, p, i);
+        if (operand.on_host)
+            p->arrival = timeline_transfer(t, TRANSFER_TO_DEVICE, "", piece_memory(u, &operand, slot, i),
+                                           operand.memory, operand.bytes);
+    }
+}
+// Updates a piece, which has arrived, and begins the copies back. Once all of a sharded bucket is updated, begins the
+// all-gather of its parameters.
+static void update_finish(struct update *u, struct update_piece *p, int slot) {
+    struct zero *z = u->o->zero;
+    struct update_operand operands[OPERAND_COUNT];
+    char *memory[OPERAND_COUNT], name[64];
+    for (int i = 0; i < OPERAND_COUNT; i++) {
+        operands[i] = update_operand_of(u->o, p, i);
+        memory[i] = operands[i].memory ? piece_memory(u, &operands[i], slot, i) : NULL;
+    }
+    timeline_transfer_wait(z->timeline, &p->arrival);
+    update_compute(u, p, memory);
+    for (int i = 0; i < OPERAND_COUNT; i++)
+        if (operands[i].on_host && operands[i].changes)
+            p->leaving =
+                timeline_transfer(z->timeline, TRANSFER_TO_HOST, "", operands[i].memory, memory[i], operands[i].bytes);
+    if (p->bucket >= 0 && !shards_parameters(&z->shards))
+        z->params_tickets[p->bucket] = collective_all_gather(
+            z->collectives, z->params + p->b->begin, z->params + shards_own_begin(&z->shards, p->b),
+            (size_t)p->b->shard * sizeof *z->params, unit_name(z, p->b->unit, name, "updated parameters"),
+            z->timeline->dev);
+}
+// Takes up the next piece: its operands arrive while the piece before is updated.
+static void update_add(struct update *u, struct update_piece piece) {
+    const int slot = u->count % UPDATE_SLOTS, before = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
+    if (u->count >= UPDATE_SLOTS)
+        timeline_transfer_wait(u->o->zero->timeline, &u->pieces[slot].leaving);
+    u->pieces[slot] = piece;
+    update_arrive(u, &u->pieces[slot], slot);
+    if (u->count > 0)
+        update_finish(u, &u->pieces[before], before);
+    u->count++;
+}
+static void update_end(struct update *u) {
+    const int last = (u->count + UPDATE_SLOTS - 1) % UPDATE_SLOTS;
+    if (u->count > 0)
+        update_finish(u, &u->pieces[last], last);
+    for (int i = 0; i < UPDATE_SLOTS && i < u->count; i++)
+        timeline_transfer_wait(u->o->zero->timeline, &u->pieces[i].leaving);
+}
+// Cuts elements [at, end) of the flat buffers, of bucket `index` (-1: this rank is unsharded), into pieces.
+static void update_range(struct update *u, int64_t at, int64_t end, int index) {
+    const struct optimizer *o = u->o;
+    const struct zero *z = o->zero;
+    const bool all = z->params_on_host || z->grads_on_host;
+    while (at < end) {
+        struct update_piece p = {at, end - at, index < 0 ? NULL : &z->shards.buckets[index], -1, false, 0, 0};
+        const int64_t below = o->cut - piece_place(o, &p, optimizer_is_sharded(o)); // elements before the cut
+        if (below > 0 && p.n > below)
+            p.n = below;
+        p.streamed = all || below <= 0;
+        if (p.streamed && o->piece > 0 && p.n > o->piece)
+            p.n = o->piece;
+        at += p.n;
+        p.bucket = at == end ? index : -1;
+        update_add(u, p);
+    }
+}
+
 // Enqueues the update of all that this rank owns. Where it is sharded the embeddings are first: what the next forward
 // needs first is gathered while the rest is updated. *check, in the device's memory, holds the clipping or forbids the
-// update.
-static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check) {
+// update. slots: optimizer_slots.
+static void optimizer_update(struct optimizer *o, struct adamw adamw, const struct gradient_check *check, void *slots) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
-    char name[64];
+    struct update u;
+    memset(&u, 0, sizeof u);
+    u.o = o;
+    u.adamw = adamw;
+    u.check = check;
+    u.slots = (char *)slots;
     if (o->fp8->weight_amaxes)
         device_zero(o->fp8->weight_amaxes, fp8_amaxes_bytes(o->fp8), z->timeline->dev);
-    if (!optimizer_is_sharded(o)) {
-        optimizer_update_range(o, adamw, check, 0, s->flat, NULL);
-        return;
+    if (!optimizer_is_sharded(o))
+        update_range(&u, 0, s->flat, -1);
+    for (int i = s->count - 1; i >= 0 && optimizer_is_sharded(o); i--) {
+        const int64_t own = shards_own_begin(s, &s->buckets[i]);
+        update_range(&u, own, own + s->buckets[i].shard, i);
     }
-    for (int i = s->count - 1; i >= 0; i--) {
-        const struct bucket *b = &s->buckets[i];
-        const int64_t own = shards_own_begin(s, b);
-        optimizer_update_range(o, adamw, check, own, own + b->shard, b);
-        if (!shards_parameters(s))
-            z->params_tickets[i] = collective_all_gather(
-                z->collectives, z->params + b->begin, z->params + own, (size_t)b->shard * sizeof *z->params,
-                unit_name(z, b->unit, name, "updated parameters"), z->timeline->dev);
-    }
+    update_end(&u);
 }
 
 // *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every
@@ -228,79 +306,7 @@ static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws
         if (s->ranks > 1 && !shards_gradients(s))
             collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
         const int64_t at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
-        sum_of_squares(squares, z->grads + at, b->shard, i > 0, ws, z->timeline->dev);
+        sum_of_squares(squares, (const char *)z->grads + state_bytes(z->grads_format, at), z->grads_format, b->shard,
+                       i > 0, ws, z->timeline->dev);
     }
-}
-
-// ---- the copy for checkpoints ----
-
-// The buffer for a gathered bucket of one state, live in REGION_SAVE; NULL when planning.
-static float *optimizer_gathered_buffer(struct optimizer *o) {
-    const struct shards *s = &o->zero->shards;
-    struct timeline *t = o->zero->timeline;
-    timeline_region(t, REGION_SAVE);
-    timeline_phase(t, "save", -1, "gather");
-    return (float *)timeline_buffer(t, &o->gathered_id, (size_t)s->ranks * (size_t)s->largest_shard * sizeof(float),
-                                    "checkpoint", "a piece of sharded state", -1);
-}
-
-// Gathers a sharded state from all ranks into the copy of the rank that keeps one. Every rank calls it.
-static void optimizer_gather_state(struct optimizer *o, enum optimizer_state id) {
-    const struct shards *s = &o->zero->shards;
-    struct device *dev = o->zero->timeline->dev;
-    float *gathered = optimizer_gathered_buffer(o);
-    for (int i = 0; i < s->count; i++) {
-        const struct bucket *b = &s->buckets[i];
-        const size_t bytes = (size_t)b->shard * sizeof *gathered;
-        collective_wait(o->zero->collectives,
-                        collective_all_gather(o->zero->collectives, gathered,
-                                              optimizer_state_of(o, id) + b->begin / s->ranks, bytes,
-                                              "state for a checkpoint", dev),
-                        dev);
-        if (o->keeps_copy)
-            device_download(o->copy[id] + b->begin, gathered, (size_t)s->ranks * bytes, dev);
-    }
-}
-
-// Copies an unsharded state into the copy. Only transfers to pinned memory reach the bus's full speed: while one chunk
-// is in flight, the one before is copied from pinned memory to its place.
-static void optimizer_copy_whole(struct optimizer *o, enum optimizer_state id) {
-    const int64_t CHUNK = DEVICE_MEMORY_IS_HOSTS ? 1 << 16 : 4 << 20, n = o->zero->shards.flat,
-                  chunks = (n + CHUNK - 1) / CHUNK;
-    const float *from = optimizer_state_of(o, id);
-    struct device *dev = o->zero->timeline->dev;
-    if (DEVICE_MEMORY_IS_HOSTS) {
-#pragma omp parallel for schedule(static)
-        for (int64_t first = 0; first < n; first += CHUNK)
-            memcpy(o->copy[id] + first, from + first, (size_t)(n - first < CHUNK ? n - first : CHUNK) * sizeof *from);
-        return;
-    }
-    float *pinned = (float *)host_allocate(2 * (size_t)CHUNK * sizeof *pinned, dev);
-    for (int64_t i = 0; i <= chunks; i++) {
-        if (i > 0)
-            device_synchronize(dev);
-        if (i < chunks) {
-            const int64_t first = i * CHUNK, count = n - first < CHUNK ? n - first : CHUNK;
-            device_download_begin(pinned + i % 2 * CHUNK, from + first, (size_t)count * sizeof *pinned, dev);
-        }
-        if (i > 0) {
-            const int64_t first = (i - 1) * CHUNK, count = n - first < CHUNK ? n - first : CHUNK;
-            memcpy(o->copy[id] + first, pinned + (i + 1) % 2 * CHUNK, (size_t)count * sizeof *pinned);
-        }
-    }
-    host_free(pinned);
-}
-
-// Copies the state that a checkpoint holds into the copy of the rank that keeps one. Every rank calls it, after waiting
-// for updated parameters in flight.
-static void optimizer_copy_state(struct optimizer *o) {
-    for (int id = 0; id < STATE_COUNT; id++) {
-        if (!optimizer_has((enum optimizer_state)id))
-            continue;
-        if (optimizer_state_is_sharded(o, (enum optimizer_state)id))
-            optimizer_gather_state(o, (enum optimizer_state)id);
-        else if (o->keeps_copy)
-            optimizer_copy_whole(o, (enum optimizer_state)id);
-    }
-    device_synchronize(o->zero->timeline->dev); // no gather is in flight when the next step starts
 }

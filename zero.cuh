@@ -15,10 +15,11 @@
 // Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
 // in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
 #pragma once
-#include "kernels/adamw.cuh"       // add_floats
-#include "kernels/collectives.cuh" // collective_reduce_scatter, collective_all_gather
-#include "parameters.cuh"          // struct parameters, TENSOR_ALIGNMENT
-#include "timeline.cuh"            // struct timeline, enum pass
+#include "kernels/gradients.cuh"    // add_gradients
+#include "kernels/collectives.cuh"  // collective_reduce_scatter, collective_all_gather
+#include "kernels/state_format.cuh" // enum state_format
+#include "parameters.cuh"           // struct parameters, TENSOR_ALIGNMENT
+#include "timeline.cuh"             // struct timeline, enum pass
 
 struct bucket {
     int64_t begin; // element of the flat buffers
@@ -134,12 +135,14 @@ struct zero {
     struct timeline *timeline;       // not owned
     struct collectives *collectives; // not owned; NULL with one rank, and while planning
     floatX *params;                  // NULL while planning
-    float *grads;                    // NULL while planning, and where the model does not train
-    uint64_t *params_tickets;        // (buckets) all-gathers of parameters in flight, 0: none
-    uint64_t *grads_tickets;         // (buckets) reductions of gradients in flight, 0: none
-    enum unit_state *units;          // (PASS_COUNT, units) where parameters are sharded
-    int *params_ids;                 // (PASS_COUNT, units) buffer of a unit's gathered parameters, -1: none
-    int *grads_ids;                  // (units) buffer of a unit's gradients before they are reduced, -1: none
+    void *grads;                     // NULL while planning, and where the model does not train
+    enum state_format grads_format;  // FORMAT_FP32 or FORMAT_BF16
+    bool params_on_host, grads_on_host;
+    uint64_t *params_tickets; // (buckets) all-gathers of parameters in flight, 0: none
+    uint64_t *grads_tickets;  // (buckets) reductions of gradients in flight, 0: none
+    enum unit_state *units;   // (PASS_COUNT, units) where parameters are sharded
+    int *params_ids;          // (PASS_COUNT, units) buffer of a unit's gathered parameters, -1: none
+    int *grads_ids;           // (units) buffer of a unit's gradients before they are reduced, -1: none
 };
 
 // Sets up z for rank `rank` of `ranks`. The table and the timeline must outlive it; zero_free frees it.
@@ -229,7 +232,7 @@ static float *zero_gradient(struct zero *z, int layer, enum parameter id) {
         float *whole = unit_gradients(z, unit);
         return whole ? whole + t->offset - z->table->unit_begin[unit] : NULL;
     }
-    return z->grads ? z->grads + t->offset : NULL;
+    return z->grads ? (float *)z->grads + t->offset : NULL;
 }
 
 // Makes later work of the device wait for a unit's collectives in flight, and clears their tickets: later micro-steps
@@ -305,7 +308,7 @@ static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
     } else if (s->ranks == 1 || !last_micro_step)
         return;
     else if (z->grads)
-        whole = z->grads + z->table->unit_begin[unit];
+        whole = (float *)z->grads + z->table->unit_begin[unit];
     for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
         const struct bucket *b = &s->buckets[i];
         float *at = whole + b->begin - z->table->unit_begin[unit], *own = at + s->rank * b->shard;
@@ -324,11 +327,13 @@ static void zero_add_reduced(struct zero *z, int unit) {
         return;
     timeline_phase(t, "backward", -1, "collect gradients");
     const float *whole = unit_gradients(z, unit);
+    const struct rounding unrounded = {0}; // fp32 is not rounded
     for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
         const struct bucket *b = &s->buckets[i];
         collective_wait(z->collectives, z->grads_tickets[i], t->dev);
-        TIMELINE_RUN(t, add_floats(z->grads + b->begin / s->ranks,
-                                   whole + shards_own_begin(s, b) - z->table->unit_begin[unit], b->shard, t->dev));
+        TIMELINE_RUN(t, add_gradients((float *)z->grads + b->begin / s->ranks, FORMAT_FP32,
+                                      whole + shards_own_begin(s, b) - z->table->unit_begin[unit], b->shard, true,
+                                      unrounded, t->dev));
     }
 }
 

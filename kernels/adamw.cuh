@@ -1,23 +1,30 @@
-// AdamW (Loshchilov and Hutter 2019) as torch.optim.AdamW computes it, and the norm that gradients are clipped by.
+// AdamW (Loshchilov and Hutter 2019) as torch.optim.AdamW computes it, on states of any format.
 #pragma once
-#include "kernels/amax.cuh"   // amax_with, amax_merge_block, amax_take
-#include "kernels/device.cuh" // floatX
-#include "kernels/reduce.cuh" // block_sum_double
-#include <math.h>             // pow, sqrt, sqrtf
+#include "kernels/amax.cuh"      // amax_with, amax_merge_block, amax_take
+#include "kernels/gradients.cuh" // struct gradient_check, struct rounding, enum state_format
+#include <math.h>                // pow, sqrt, sqrtf
 
 struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step;     // from 1
     float grad_scale; // what the gradients are multiplied by first
     uint32_t *amax;   // of params, as kernels/amax.cuh says; NULL: not taken
+    uint64_t seed;    // of stochastic rounding
 };
 
-// What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait
-// for it.
-struct gradient_check {
-    double grad_norm;
-    float grad_scale; // clipping, and the mean over the targets that count
-    int32_t finite;   // 1 where every loss and the norm are
+// Elements of one tensor. Moments are FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and FORMAT_8BIT_ROOT (v).
+struct adamw_range {
+    floatX *params;      // (n)
+    uint16_t *remainder; // (n) FORMAT_REMAINDER, bf16 builds alone; NULL: none
+    const void *grads;   // (n) FORMAT_FP32 or FORMAT_BF16
+    enum state_format grads_format;
+    void *m; // state_bytes(m_format, n)
+    enum state_format m_format;
+    void *v; // state_bytes(v_format, n)
+    enum state_format v_format;
+    int64_t n;
+    int64_t first;   // of the range in its tensor, a multiple of STATE_BLOCK
+    uint32_t tensor; // its index: key of stochastic rounding
 };
 
 // What is the same for all elements.
@@ -53,299 +60,260 @@ HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, str
     return f.keep * value - change;
 }
 
-// The gradients are those of the sum of losses over `targets`, of which `counted` counted: of the mean loss they are
-// targets / counted times as large. grad_norm is the norm of those; they are scaled down to norm `clip` (0: never) as
-// torch.nn.utils.clip_grad_norm_ does, where 1e-6 keeps a zero norm from dividing.
-HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
-    struct gradient_check check;
-    const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
-    check.grad_norm = sqrt(squares) * mean;
-    const double scale = clip > 0 ? clip / (check.grad_norm + 1e-6) : 1;
-    check.grad_scale = (float)(mean * (scale < 1 ? scale : 1));
-    check.finite = isfinite(check.grad_norm) ? 1 : 0;
-    return check;
-}
-
 // With g = grads * grad_scale:
 //   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
-//   master = (1 - lr weight_decay) master - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
-//   params = master, rounded. master NULL (fp32 only): params are the master.
-// One pass: 16 bytes read and 12 written per parameter, and 2 more for a bf16 parameter.
-// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite nothing is
-// changed; NULL: neither. adamw.amax is of params as they are afterwards, where nothing is changed too: so it may be
-// cleared before each update.
-static void adamw_update(floatX *params,     // (n)
-                         float *master,      // (n)
-                         const float *grads, // (n)
-                         float *m,           // (n)
-                         float *v,           // (n)
-                         int64_t n, struct adamw adamw, const struct gradient_check *check, struct device *dev);
-// total (+)= sum of x[i]^2 in double. A fixed number of partial sums is added in a fixed order: the bits depend neither
-// on the number of threads nor on the GPU.
-static size_t sum_of_squares_workspace_bytes(void);
-static void sum_of_squares(double *total,  // (1)
-                           const float *x, // (n)
-                           int64_t n, bool add, void *workspace, struct device *dev);
-// out += in
-static void add_floats(float *out,      // (n)
-                       const float *in, // (n)
-                       int64_t n, struct device *dev);
-// The check of a step, the same on every rank, which has all reports: the norm of the gradients of all ranks' shards,
-// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all
-// ranks, counted or not; gradients are those of the sum of losses divided by it. A rank's report: the sum of its
-// gradients' squares; num_losses pairs of a sum of losses and the number of targets in it; columns that are not read.
-static void gradient_check(struct gradient_check *check, // (1)
-                           const double *reports,        // (ranks, width)
-                           int ranks, int width, int num_losses, double targets, double clip, struct device *dev);
-enum { REPORT_SQUARES, REPORT_LOSSES }; // columns of reports
+//   value = (1 - lr weight_decay) value - lr / (1 - beta1^step) * m / (sqrt(v / (1 - beta2^step)) + eps)
+// in fp32. value is the fp32 parameter, the bf16 parameter joined with its remainder (exact), or, without one, the bf16
+// parameter, which is then rounded stochastically: nearest would lose changes under 2^-9 of it. The moments of the step
+// are the unrounded ones. bf16 m is rounded to nearest; bf16 v stochastically, since it falls by less than nearest
+// notices at beta2 = 0.998 and more; 8-bit codes are the nearest.
+// One pass: 24 bytes read and written per parameter, and 8 of a bf16 parameter and its remainder.
+// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite no byte is changed;
+// NULL: neither. adamw.amax is of params as they are afterwards, where nothing is changed too: so it may be cleared
+// before each update.
+static void adamw_update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check,
+                         struct device *dev);
+
+static inline struct rounding adamw_rounding(const struct adamw_range *r, const struct adamw *adamw) {
+    struct rounding rounding;
+    rounding.seed = adamw->seed;
+    rounding.step = (uint64_t)adamw->step;
+    rounding.counter = NULL;
+    rounding.tensor = r->tensor;
+    rounding.use = ROUNDING_UPDATE;
+    rounding.first = r->first;
+    return rounding;
+}
+// Whether parameters are rounded stochastically, and whether anything is.
+HOST_DEVICE bool adamw_rounds_params(const struct adamw_range *r) {
+    return sizeof(floatX) < sizeof(float) && r->remainder == NULL;
+}
+HOST_DEVICE bool adamw_rounds(const struct adamw_range *r) {
+    return adamw_rounds_params(r) || r->v_format == FORMAT_BF16;
+}
 
 #ifdef TARGET_CUDA
 
-enum { FLAT_THREADS = 256, SQUARES_BLOCKS = 1024 };
-
-// Four neighbours in a flat range: 16 bytes of fp32, 8 of bf16, one access.
-template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
-// Told of each such access before it is made: the emulator checks its address.
-template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
-#ifdef CUDA_EMULATED
-    emu_access_global(at, sizeof(four<T>), write);
-#endif
-}
-template <class T> DEVICE_FUNCTION bool four_aligned(const T *at) { return (uintptr_t)at % sizeof(four<T>) == 0; }
-// Those of from[0..3] that `begin` and `end` leave.
-template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int begin, int end) {
-    if (begin == 0 && end >= 4 && four_aligned(from)) {
-        four_check(from, false);
-        return *(const four<T> *)from;
-    }
-    four<T> result = {};
+DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
+    four<float> result;
     for (int i = 0; i < 4; i++)
-        if (i >= begin && i < end)
-            result.x[i] = from[i];
+        result.x[i] = bf16_to_float(x.x[i]);
     return result;
-} template <class T> DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int begin, int end) {
-    if (begin == 0 && end >= 4 && four_aligned(to)) {
-        four_check(to, true);
-        *(four<T> *)to = value;
-    } else
+}
+// A block of an 8-bit state is a warp's: its lanes hold four elements each.
+DEVICE_FUNCTION const char *code_block_at(const void *state, int64_t at) {
+    return (const char *)state + at / STATE_BLOCK * (int64_t)sizeof(struct code_block);
+}
+// The first `count` of elements [at, at + 4).
+DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format format, int64_t at, int count) {
+    four<float> x = {};
+    if (count <= 0)
+        return x;
+    if (format == FORMAT_FP32)
+        return four_load((const float *)state + at, count);
+    if (format == FORMAT_BF16)
+        return four_floats(four_load((const bf16 *)state + at, count));
+    const struct code_block *block = (const struct code_block *)code_block_at(state, at);
+    const four<uint8_t> codes = four_load(block->codes + at % STATE_BLOCK, count);
+    const float scale = block->scale;
+    for (int i = 0; i < 4; i++)
+        x.x[i] = format == FORMAT_8BIT ? code_value(codes.x[i], scale) : root_code_value(codes.x[i], scale);
+    return x;
+}
+// All lanes of a warp call, whose first one's element is the first of a block. `random`: what bf16 is rounded by; to
+// nearest where `stochastic` is false.
+DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
+                                      int count, bool stochastic, const struct philox_words &random) {
+    if (format == FORMAT_FP32) {
+        four_store((float *)state + at, x, count);
+        return;
+    }
+    if (format == FORMAT_BF16) {
+        four<bf16> rounded;
         for (int i = 0; i < 4; i++)
-            if (i >= begin && i < end)
-                to[i] = value.x[i];
+            rounded.x[i] = stochastic ? bf16_stochastic(x.x[i], random.word[i] >> 16) : bf16_from_float(x.x[i]);
+        four_store((bf16 *)state + at, rounded, count);
+        return;
+    }
+    struct code_block *block = (struct code_block *)code_block_at(state, at);
+    uint32_t largest = 0;
+    for (int i = 0; i < 4; i++)
+        largest = i < count ? code_largest(largest, x.x[i]) : largest;
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    const float scale = format == FORMAT_8BIT ? code_scale(largest) : root_code_scale(largest);
+    const float inverse = code_inverse(scale);
+    four<uint8_t> codes;
+    for (int i = 0; i < 4; i++)
+        codes.x[i] = format == FORMAT_8BIT ? code_of(x.x[i], inverse) : root_code_of(x.x[i], inverse);
+    if (count > 0) {
+        if (at % STATE_BLOCK == 0)
+            block->scale = scale;
+        four_store(block->codes + at % STATE_BLOCK, codes, count);
+    }
+}
+DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const four<float> &value,
+                                            const struct philox_words &random) {
+    four<floatX> rounded;
+    for (int i = 0; i < 4; i++)
+        rounded.x[i] = adamw_rounds_params(&r) ? parameter_stochastic(value.x[i], random.word[i] & 0xffffu)
+                                               : parameter_rounded(value.x[i]);
+    return rounded;
 }
 
-// A thread takes four elements. Groups begin where m is aligned: ranges of a flat buffer, which all have the same
-// beginning, are then aligned in all of them; others are taken one element at a time. What is loaded is loaded first:
-// waiting for `check` before would double the time in which a thread has nothing under way. Returns the largest
-// magnitude of the parameters, or, without AMAX, 0.
+// A thread takes four elements, the first `count` of [at, at + 4). What is loaded is loaded first: waiting for `check`
+// before would double the time in which a thread has nothing under way. Returns the largest magnitude of the
+// parameters, or, without AMAX, 0.
 template <bool AMAX>
-DEVICE_FUNCTION uint32_t adamw_four(floatX *params, float *master, const float *grads, float *m, float *v, int64_t at,
-                                    int64_t n, int skip, struct adamw_factors factors,
-                                    const struct gradient_check *check) {
-    const int begin = at < 0 ? skip : 0, end = n - at < 4 ? (int)(n - at) : 4;
-    const four<float> g = four_load(grads + at, begin, end);
-    four<float> first = four_load(m + at, begin, end), second = four_load(v + at, begin, end), value;
-    four<floatX> rounded;
-    if (master != NULL)
-        value = four_load(master + at, begin, end);
-    else {
-        rounded = four_load(params + at, begin, end);
-        for (int i = 0; i < 4; i++)
-            value.x[i] = to_float(rounded.x[i]);
-    }
+DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, int64_t at, int count, struct adamw_factors factors,
+                                    const struct gradient_check *check, const struct rounding &rounding) {
+    const four<float> g = state_four_load(r.grads, r.grads_format, at, count);
+    four<float> first = state_four_load(r.m, r.m_format, at, count);
+    four<float> second = state_four_load(r.v, r.v_format, at, count), value;
+    four<floatX> rounded = four_load(r.params + at, count);
+    four<uint16_t> low = {};
+    if (r.remainder != NULL)
+        low = four_load(r.remainder + at, count);
+    for (int i = 0; i < 4; i++)
+        value.x[i] = r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
     const bool finite = check == NULL || check->finite;
     if (finite) {
+        struct philox_words random = {};
+        if (adamw_rounds(&r))
+            random = rounding_words(rounding, at);
         if (check != NULL)
             factors.grad_scale *= check->grad_scale;
         for (int i = 0; i < 4; i++) {
             value.x[i] = adamw_element(value.x[i], g.x[i], &first.x[i], &second.x[i], factors);
-            rounded.x[i] = to_floatX(value.x[i]);
+            low.x[i] = split_low(value.x[i]);
         }
-        four_store(m + at, first, begin, end);
-        four_store(v + at, second, begin, end);
-        if (master != NULL)
-            four_store(master + at, value, begin, end);
-        four_store(params + at, rounded, begin, end);
-    } else if (AMAX)
-        rounded = four_load(params + at, begin, end);
+        rounded = params_rounded(r, value, random);
+        state_four_store(r.m, r.m_format, at, first, count, false, random);
+        state_four_store(r.v, r.v_format, at, second, count, true, random);
+        if (r.remainder != NULL)
+            four_store(r.remainder + at, low, count);
+        four_store(r.params + at, rounded, count);
+    }
     uint32_t largest = 0;
     for (int i = 0; AMAX && i < 4; i++)
-        if (i >= begin && i < end)
+        if (i < count)
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
 template <bool AMAX>
-static __global__ void adamw_kernel(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
-                                    int skip, struct adamw_factors factors, const struct gradient_check *check,
-                                    uint32_t *amax) {
-    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4 - skip;
-    uint32_t largest = 0;
-    if (at < n)
-        largest = adamw_four<AMAX>(params, master, grads, m, v, at, n, skip, factors, check);
+static __global__ void adamw_kernel(struct adamw_range r, struct adamw_factors factors,
+                                    const struct gradient_check *check, struct rounding rounding, uint32_t *amax) {
+    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
+    const int count = r.n - at >= 4 ? 4 : r.n > at ? (int)(r.n - at) : 0;
+    const uint32_t largest = adamw_four<AMAX>(r, at, count, factors, check, rounding);
     if (AMAX)
         amax_merge_block(amax, largest, shared_memory());
 }
-static void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
-                         struct adamw adamw, const struct gradient_check *check, struct device *dev) {
-    const int skip = (int)((uintptr_t)m / sizeof *m % 4);
-    if (n > 0)
-        LAUNCH(dev, (adamw.amax != NULL ? adamw_kernel<true> : adamw_kernel<false>),
-               blocks_for(n + skip, 4 * FLAT_THREADS), FLAT_THREADS, adamw.amax != NULL ? AMAX_BLOCK_BYTES : 0, params,
-               master, grads, m, v, n, skip, adamw_factors_of(adamw), check, adamw.amax);
-}
-
-// Block b's sum goes to sums[b]. The number of blocks does not depend on the GPU, and so neither do the bits.
-static __global__ void squares_kernel(double *sums, const float *x, int64_t n) {
-    const int64_t thread = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
-    const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
-    const int64_t head = before < n ? before : n, groups = (n - head) / 4, tail = head + 4 * groups;
-    double sum = 0;
-#pragma unroll 4
-    for (int64_t group = thread; group < groups; group += SQUARES_BLOCKS * FLAT_THREADS) {
-        const four<float> y = four_load(x + head + 4 * group, 0, 4);
-        for (int i = 0; i < 4; i++)
-            sum += (double)y.x[i] * (double)y.x[i];
-    }
-    if (thread < head)
-        sum += (double)x[thread] * (double)x[thread];
-    if (thread < n - tail)
-        sum += (double)x[tail + thread] * (double)x[tail + thread];
-    sum = block_sum_double(sum, shared_memory());
-    if (threadIdx.x == 0)
-        sums[blockIdx.x] = sum;
-}
-static __global__ void __launch_bounds__(SQUARES_BLOCKS)
-    squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
-    const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
-    if (threadIdx.x == 0)
-        *total = add ? *total + sum : sum;
-}
-static size_t sum_of_squares_workspace_bytes(void) { return SQUARES_BLOCKS * sizeof(double); }
-static void sum_of_squares(double *total, const float *x, int64_t n, bool add, void *workspace, struct device *dev) {
-    double *sums = (double *)workspace; // (SQUARES_BLOCKS)
-    LAUNCH(dev, squares_kernel, SQUARES_BLOCKS, FLAT_THREADS, BLOCK_SUM_BYTES, sums, x, n);
-    LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
-}
-
-static __global__ void add_floats_kernel(float *out, const float *in, int64_t n) {
-    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
-    if (at >= n)
-        return;
-    const int end = n - at < 4 ? (int)(n - at) : 4;
-    four<float> sum = four_load(out + at, 0, end);
-    const four<float> more = four_load(in + at, 0, end);
-    for (int i = 0; i < 4; i++)
-        sum.x[i] += more.x[i];
-    four_store(out + at, sum, 0, end);
-}
-static void add_floats(float *out, const float *in, int64_t n, struct device *dev) {
-    if (n > 0)
-        LAUNCH(dev, add_floats_kernel, blocks_for(n, 4 * FLAT_THREADS), FLAT_THREADS, 0, out, in, n);
-}
-
-static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
-                                             int num_losses, double targets, double clip) { // one warp
-    float broken = 0;
-    for (int rank = 0; rank < ranks; rank++)
-        for (int i = threadIdx.x; i < 2 * num_losses; i += 32)
-            broken += isfinite(reports[rank * width + REPORT_LOSSES + i]) ? 0.0f : 1.0f;
-    broken = lanes_sum(broken, 32);
-    if (threadIdx.x == 0) {
-        double squares = 0, counted = 0;
-        for (int rank = 0; rank < ranks; rank++) {
-            squares += reports[rank * width + REPORT_SQUARES];
-            for (int i = 0; i < num_losses; i++)
-                counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
-        }
-        struct gradient_check result = gradient_check_of(squares, targets, counted, clip);
-        result.finite = result.finite && broken == 0;
-        *check = result;
-    }
-}
-static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
-                           double targets, double clip, struct device *dev) {
-    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, width, num_losses, targets, clip);
+static void adamw_update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check,
+                         struct device *dev) {
+    if (r.n > 0)
+        LAUNCH(dev, (adamw.amax != NULL ? adamw_kernel<true> : adamw_kernel<false>), blocks_for(r.n, 4 * FLAT_THREADS),
+               FLAT_THREADS, adamw.amax != NULL ? AMAX_BLOCK_BYTES : 0, r, adamw_factors_of(adamw), check,
+               adamw_rounding(&r, &adamw), adamw.amax);
 }
 
 #else
 
-// Elements that a thread takes at a time: a page of fp32.
+// Elements that a thread takes at a time: a page of fp32, whole blocks of states and of random numbers.
 enum { ADAMW_BLOCK = 1024 };
+static_assert(ADAMW_BLOCK % STATE_BLOCK == 0 && ADAMW_BLOCK % PHILOX_CHUNK == 0, "a part is whole blocks");
 
-static void adamw_update(floatX *params, float *master, const float *grads, float *m, float *v, int64_t n,
-                         struct adamw adamw, const struct gradient_check *check, struct device *dev) {
-    struct adamw_factors f = adamw_factors_of(adamw);
-    if (check != NULL && !check->finite) {
-        if (adamw.amax != NULL) {
-#pragma omp parallel for schedule(static)
-            for (int64_t begin = 0; begin < n; begin += ADAMW_BLOCK)
-                amax_take(adamw.amax, params + begin, n - begin < ADAMW_BLOCK ? n - begin : (int64_t)ADAMW_BLOCK);
-        }
+static inline void *adamw_state_at(void *state, enum state_format format, int64_t at) {
+    return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
+}
+// The elements of a state's blocks in fp32: where they lie, or decoded into `room`.
+static inline float *adamw_decoded(void *blocks, enum state_format format, float *room, int count) {
+    if (format == FORMAT_FP32)
+        return (float *)blocks;
+    for (int i = 0; i < count; i += STATE_BLOCK)
+        state_decode_block(room + i, adamw_state_at(blocks, format, i), format,
+                           count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
+    return room;
+}
+// Puts what adamw_decoded had decoded back; bf16 by `words`, NULL: to nearest.
+static inline void adamw_encode(void *blocks, enum state_format format, const float *room, int count,
+                                const uint32_t *words) {
+    if (format == FORMAT_FP32)
+        return;
+    if (format == FORMAT_BF16 && words) {
+        bf16 *rounded = (bf16 *)blocks;
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            rounded[i] = bf16_stochastic(room[i], words[i] >> 16);
         return;
     }
-    if (check != NULL)
+    for (int i = 0; i < count; i += STATE_BLOCK)
+        state_encode_block(adamw_state_at(blocks, format, i), room + i, format,
+                           count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
+}
+static inline void adamw_join(float *value, const floatX *params, const uint16_t *remainder, int count) {
+    if (remainder)
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            value[i] = parameter_joined(params[i], remainder[i]);
+    else
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            value[i] = to_float(params[i]);
+}
+static inline void adamw_split(floatX *params, uint16_t *remainder, const float *value, int count,
+                               const uint32_t *words) {
+    if (remainder)
+#pragma omp simd
+        for (int i = 0; i < count; i++) {
+            params[i] = parameter_rounded(value[i]);
+            remainder[i] = split_low(value[i]);
+        }
+    else
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            params[i] = parameter_stochastic(value[i], words[i] & 0xffffu);
+}
+static inline void adamw_step(float *__restrict__ value, const float *__restrict__ g, float *__restrict__ m,
+                              float *__restrict__ v, int count, struct adamw_factors f) {
+#pragma omp simd
+    for (int i = 0; i < count; i++)
+        value[i] = adamw_element(value[i], g[i], &m[i], &v[i], f);
+}
+static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
+                               struct rounding rounding) {
+    float value[ADAMW_BLOCK], g_room[ADAMW_BLOCK], m_room[ADAMW_BLOCK], v_room[ADAMW_BLOCK];
+    uint32_t words[ADAMW_BLOCK];
+    floatX *params = r->params + at;
+    uint16_t *remainder = r->remainder ? r->remainder + at : NULL;
+    void *m_blocks = adamw_state_at(r->m, r->m_format, at), *v_blocks = adamw_state_at(r->v, r->v_format, at);
+    void *g_blocks = adamw_state_at((void *)r->grads, r->grads_format, at);
+    const float *g = adamw_decoded(g_blocks, r->grads_format, g_room, count);
+    float *m = adamw_decoded(m_blocks, r->m_format, m_room, count);
+    float *v = adamw_decoded(v_blocks, r->v_format, v_room, count);
+    if (adamw_rounds(r))
+        for (int i = 0; i < count; i += PHILOX_CHUNK)
+            rounding_chunk(words + i, rounding, at + i);
+    adamw_join(value, params, remainder, count);
+    adamw_step(value, g, m, v, count, f);
+    adamw_split(params, remainder, value, count, words);
+    adamw_encode(m_blocks, r->m_format, m, count, NULL);
+    adamw_encode(v_blocks, r->v_format, v, count, words);
+}
+static void adamw_update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check,
+                         struct device *dev) {
+    struct adamw_factors f = adamw_factors_of(adamw);
+    const bool finite = check == NULL || check->finite;
+    if (!finite && adamw.amax == NULL)
+        return;
+    if (finite && check != NULL)
         f.grad_scale *= check->grad_scale;
 #pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < n; begin += ADAMW_BLOCK) {
-        const int count = n - begin < ADAMW_BLOCK ? (int)(n - begin) : (int)ADAMW_BLOCK;
-        const float *__restrict__ g_block = grads + begin;
-        float *__restrict__ m_block = m + begin, *__restrict__ v_block = v + begin;
-        floatX *__restrict__ params_block = params + begin;
-        if (master != NULL) {
-            float *__restrict__ master_block = master + begin;
-#pragma omp simd
-            for (int i = 0; i < count; i++) {
-                master_block[i] = adamw_element(master_block[i], g_block[i], &m_block[i], &v_block[i], f);
-                params_block[i] = to_floatX(master_block[i]);
-            }
-        } else {
-#pragma omp simd
-            for (int i = 0; i < count; i++)
-                params_block[i] =
-                    to_floatX(adamw_element(to_float(params_block[i]), g_block[i], &m_block[i], &v_block[i], f));
-        }
-        amax_take(adamw.amax, params_block, count);
+    for (int64_t begin = 0; begin < r.n; begin += ADAMW_BLOCK) {
+        const int count = r.n - begin < ADAMW_BLOCK ? (int)(r.n - begin) : (int)ADAMW_BLOCK;
+        if (finite)
+            adamw_block(&r, begin, count, f, adamw_rounding(&r, &adamw));
+        amax_take(adamw.amax, r.params + begin, count);
     }
-}
-
-enum { SUM_OF_SQUARES_RUNS = 256 };
-static size_t sum_of_squares_workspace_bytes(void) { return SUM_OF_SQUARES_RUNS * sizeof(double); }
-static void sum_of_squares(double *total, const float *x, int64_t n, bool add, void *workspace, struct device *dev) {
-    double *sums = (double *)workspace; // (runs)
-#pragma omp parallel for schedule(static)
-    for (int64_t run = 0; run < SUM_OF_SQUARES_RUNS; run++) {
-        // n / RUNS first, as n * RUNS could overflow
-        const int64_t begin = n / SUM_OF_SQUARES_RUNS * run, last = run == SUM_OF_SQUARES_RUNS - 1;
-        const int64_t end = last ? n : begin + n / SUM_OF_SQUARES_RUNS;
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = begin; i < end; i++)
-            sum += (double)x[i] * (double)x[i];
-        sums[run] = sum;
-    }
-    double sum = 0;
-    for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
-        sum += sums[run];
-    *total = add ? *total + sum : sum;
-}
-
-static void add_floats(float *out, const float *in, int64_t n, struct device *dev) {
-#pragma omp parallel for simd schedule(static)
-    for (int64_t i = 0; i < n; i++)
-        out[i] += in[i];
-}
-
-static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
-                           double targets, double clip, struct device *dev) {
-    double squares = 0, counted = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        squares += reports[rank * width + REPORT_SQUARES];
-        for (int i = 0; i < num_losses; i++)
-            counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
-    }
-    *check = gradient_check_of(squares, targets, counted, clip);
-    for (int rank = 0; rank < ranks; rank++)
-        for (int i = 0; i < 2 * num_losses; i++)
-            check->finite = check->finite && isfinite(reports[rank * width + REPORT_LOSSES + i]);
 }
 
 #endif

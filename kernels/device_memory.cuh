@@ -4,13 +4,16 @@
 // until the copy is done (device_event_record, device_event_wait), and must come from host_allocate for the copy to run
 // by itself.
 #pragma once
-#include "kernels/device.cuh"      // struct device, cuda_check
-#include "runtime/machine/error.h" // fail
-#include <errno.h>                 // errno
-#include <stdio.h>                 // snprintf
-#include <stdlib.h>                // malloc, free
-#include <sys/mman.h>              // mmap, madvise
-#include <unistd.h>                // sysconf
+#include "kernels/device.cuh"              // struct device, cuda_check
+#include "runtime/machine/error.h"         // fail
+#include "runtime/machine/memory_limits.h" // memory_available_bytes
+#include "runtime/machine/numa.h"          // numa_bind_thread, numa_node_of_pci
+#include <errno.h>                         // errno
+#include <stdio.h>                         // snprintf
+#include <stdlib.h>                        // malloc, free
+#include <sys/mman.h>                      // mmap, madvise
+#include <sys/resource.h>                  // getrlimit
+#include <unistd.h>                        // sysconf
 
 // `bytes` of the device's memory, aligned to 256 at least, zero on the cpu target and unset on a GPU; NULL for 0 bytes.
 // The caller frees them, and says how many they are. Fails where there are not so many.
@@ -27,8 +30,10 @@ static void device_touch(void *memory, size_t bytes);
 static void *host_allocate(size_t bytes, struct device *dev);
 static void host_free(void *memory);
 
-// Memory of the host in one mapping, zeroed, for what is offloaded: pinned on the cuda target, its pages touched by all
-// threads; NULL for 0 bytes. The caller releases it, and says how many bytes they are. Fails where there is too little.
+// Memory of the host in one mapping of whole pages, zeroed, for what is offloaded; NULL for 0 bytes. Each page is
+// resident when it returns: divided among the threads, on the cuda target on the NUMA node of the GPU, where that is
+// known, and then pinned. The caller releases it, and says how many bytes they are. Fails where there is too little, or
+// where it can't be pinned: pageable memory would make each copy wait for the host.
 static void *host_reserve(size_t bytes);
 static void host_release(void *memory, size_t bytes);
 
@@ -45,6 +50,62 @@ __attribute__((noreturn)) static void device_out_of_memory(size_t bytes, const c
     fail("cannot allocate %.2f GiB (%zu bytes) of memory: %s; lower --micro-batch-size or --seq-length, or recompute "
          "activations (--recompute-granularity full); --plan shows what takes how much",
          (double)bytes / (1 << 30), bytes, why);
+}
+
+__attribute__((noreturn)) static void host_out_of_memory(size_t bytes, const char *why) {
+    struct rlimit limit;
+    char lockable[32] = "all of it";
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        snprintf(lockable, sizeof lockable, "%.2f GiB", (double)limit.rlim_cur / (1 << 30));
+    fail(
+        "cannot %s %.2f GiB (%zu bytes) of the host's memory: %s; the machine and its cgroup (memory.max) leave %.2f GiB, "
+        "and a process may lock %s (ulimit -l, --ulimit memlock=-1 of a container; WSL2 pins about 1 GiB); offload less "
+        "by a smaller --optimizer-offload-fraction or --cpu-offloading-num-layers; --plan shows what takes how much",
+        DEVICE_MEMORY_IS_HOSTS ? "allocate" : "pin", (double)bytes / (1 << 30), bytes, why,
+        (double)memory_available_bytes() / (1 << 30), lockable);
+}
+
+// ---- mappings of the host's memory ----
+
+static size_t mapping_bytes(size_t bytes) { // whole pages
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (bytes / page + (bytes % page != 0)) * page;
+}
+// Maps `bytes` > 0, with huge pages where the kernel has them, and touches none; NULL with errno set where that fails.
+static char *mapping_reserve(size_t bytes) {
+    // A huge page begins at a multiple of its size: map that much more, give the ends back.
+    const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;
+    size_t mapped_bytes;
+    char *mapped = (char *)MAP_FAILED;
+    errno = ENOMEM;
+    if (!__builtin_add_overflow(bytes, slack, &mapped_bytes))
+        mapped = (char *)mmap(NULL, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == (char *)MAP_FAILED)
+        return NULL;
+    const size_t before = slack ? (huge_page - (uintptr_t)mapped % huge_page) % huge_page : 0;
+    char *base = mapped + before;
+    const size_t after = slack - before, used = mapping_bytes(bytes);
+    if (before > 0)
+        munmap(mapped, before);
+    if (after > 0)
+        munmap(base + used, after);
+    madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
+    return base;
+}
+// Writes to each page, divided among the threads by a static loop; node: the NUMA node whose CPUs they run on meanwhile,
+// and whose memory they so take, -1: any.
+static void mapping_touch(void *memory, size_t bytes, int node) {
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page;
+    const int64_t pages = bytes > 0 ? (int64_t)(((uintptr_t)memory + bytes - 1) / page - first) + 1 : 0;
+#pragma omp parallel
+    {
+        struct numa_binding binding;
+        numa_bind_thread(&binding, NUMA_NODES, node);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < pages; i++)
+            *(volatile char *)((first + (uintptr_t)i) * page) = 0;
+        numa_restore_thread(&binding);
+    }
 }
 
 #ifdef TARGET_CUDA
@@ -82,8 +143,36 @@ static void host_free(void *memory) {
         cuda_check(cudaFreeHost(memory));
 }
 
-static void *host_reserve(size_t bytes) { return bytes > 0 ? host_allocate(bytes, NULL) : NULL; }
-static void host_release(void *memory, size_t bytes) { host_free(memory); }
+// The NUMA node of this thread's GPU; -1: not known.
+static int device_numa_node(void) {
+    int index;
+    char address[32]; // domain:bus:device.function
+    cuda_check(cudaGetDevice(&index));
+    cuda_check(cudaDeviceGetPCIBusId(address, sizeof address, index));
+    return numa_node_of_pci(PCI_DEVICES, address);
+}
+// Pinning what is resident takes 21 s for 500 GB; cudaHostAlloc, which touches pages by one thread, 398 s.
+static void *host_reserve(size_t bytes) {
+    char *memory = bytes > 0 ? mapping_reserve(bytes) : NULL;
+    if (bytes == 0)
+        return NULL;
+    if (!memory)
+        host_out_of_memory(bytes, strerror(errno));
+    mapping_touch(memory, bytes, device_numa_node());
+    const cudaError_t status = cudaHostRegister(memory, mapping_bytes(bytes), cudaHostRegisterDefault);
+    if (status != cudaSuccess) {
+        cudaGetLastError(); // clears the error, which the next check would find
+        munmap(memory, mapping_bytes(bytes));
+        host_out_of_memory(bytes, cudaGetErrorString(status));
+    }
+    return memory;
+}
+static void host_release(void *memory, size_t bytes) {
+    if (!memory)
+        return;
+    cuda_check(cudaHostUnregister(memory));
+    munmap(memory, mapping_bytes(bytes));
+}
 
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev) {
     cuda_check(cudaMemcpyAsync(device_memory, host, bytes, cudaMemcpyHostToDevice, dev->stream));
@@ -104,37 +193,13 @@ static inline void device_zero(void *device_memory, size_t bytes, struct device 
 
 #else
 
-// One mapping, with huge pages where the kernel has them.
 static void *device_reserve(size_t bytes) {
-    if (bytes == 0)
-        return NULL;
-    // A huge page begins at a multiple of its size: map that much more, give the ends back.
-    const size_t huge_page = 2u << 20, slack = bytes >= huge_page ? huge_page : 0;
-    size_t mapped_bytes;
-    char *mapped = (char *)MAP_FAILED;
-    errno = ENOMEM;
-    if (!__builtin_add_overflow(bytes, slack, &mapped_bytes))
-        mapped = (char *)mmap(NULL, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == (char *)MAP_FAILED)
+    char *memory = bytes > 0 ? mapping_reserve(bytes) : NULL;
+    if (bytes > 0 && !memory)
         device_out_of_memory(bytes, strerror(errno));
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = bytes / page + (bytes % page != 0);
-    const size_t before = slack ? (huge_page - (uintptr_t)mapped % huge_page) % huge_page : 0;
-    char *base = mapped + before;
-    const size_t after = slack - before, used = pages * page;
-    if (before > 0)
-        munmap(mapped, before);
-    if (after > 0)
-        munmap(base + used, after);
-    madvise(base, used, MADV_HUGEPAGE); // a wish: kernels without huge pages refuse it
-    return base;
+    return memory;
 }
-static void device_touch(void *memory, size_t bytes) {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)memory / page;
-    const int64_t pages = bytes > 0 ? (int64_t)(((uintptr_t)memory + bytes - 1) / page - first) + 1 : 0;
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < pages; i++)
-        *(volatile char *)((first + (uintptr_t)i) * page) = 0;
-}
+static void device_touch(void *memory, size_t bytes) { mapping_touch(memory, bytes, -1); }
 static void *device_allocate(size_t bytes) {
     void *memory = device_reserve(bytes);
     device_touch(memory, bytes);
@@ -153,7 +218,13 @@ static void *host_allocate(size_t bytes, struct device *dev) {
 }
 static void host_free(void *memory) { free(memory); }
 
-static void *host_reserve(size_t bytes) { return device_allocate(bytes); }
+static void *host_reserve(size_t bytes) {
+    char *memory = bytes > 0 ? mapping_reserve(bytes) : NULL;
+    if (bytes > 0 && !memory)
+        host_out_of_memory(bytes, strerror(errno));
+    mapping_touch(memory, bytes, -1);
+    return memory;
+}
 static void host_release(void *memory, size_t bytes) { device_free(memory, bytes); }
 
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev) {

@@ -3,10 +3,11 @@
 // A value is a function of its key and counter alone, so that a dropout mask is never stored, a recomputed mask is the
 // same, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4
 // of block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest
-// bit set, the upper half of a stream's number (initialisation, sampling, shuffling).
+// bit set, the upper half of a stream's number (initialisation, sampling, shuffling), or, with the bit below it, a tensor
+// and what of it is rounded.
 #pragma once
-#include "kernels/device.cuh"      // uint32_t, uint64_t
-#include "kernels/vector_math.cuh" // vector_logf, vector_sincos_turn
+#include "kernels/device.cuh"      // uint32_t, uint64_t, bf16
+#include "kernels/vector_math.cuh" // vector_logf, vector_sincos_turn, float_bits
 #include <math.h>                  // ceilf, sqrtf
 #if defined(__AVX512F__) && !defined(TARGET_CUDA)
 #include <immintrin.h> // _mm512_mul_epu32
@@ -28,6 +29,25 @@ static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device
 
 // out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
 static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
+
+// Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on the element's place
+// in its tensor, not in a buffer: neither on ranks, padding nor threads. One evaluation serves four elements.
+enum rounding_use { ROUNDING_UPDATE, ROUNDING_GRADIENTS };
+struct rounding {
+    uint64_t seed, step;
+    const uint64_t *counter; // in the device's memory, added to step: a recorded graph reads it anew; NULL: 0
+    uint32_t tensor;         // its index, under 2^22
+    enum rounding_use use;
+    int64_t first; // a multiple of 4
+};
+// Stochastic rounding to bf16: up, in magnitude, for exactly `lower half of x` of the 65,536 values of `random`, a
+// number in [0, 65535]. What bf16 holds stays, NaN stays NaN.
+HOST_DEVICE bf16 bf16_stochastic(float x, uint32_t random) {
+    const uint32_t bits = float_bits(x);
+    bf16 result;
+    result.bits = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : (bits + random) >> 16);
+    return result;
+}
 
 // A uniform number in [0, 1), a function of the arguments alone.
 static inline float random_uniform(uint64_t seed, uint64_t stream, uint64_t element);
@@ -128,6 +148,19 @@ static inline void philox_chunk(uint32_t *words, uint64_t block, uint32_t counte
     }
 }
 #endif
+
+HOST_DEVICE uint32_t rounding_counter2(struct rounding r) { return (uint32_t)(r.step + (r.counter ? *r.counter : 0)); }
+HOST_DEVICE uint32_t rounding_counter3(struct rounding r) { return 0x40000000u | r.tensor << 8 | (uint32_t)r.use; }
+// The words of elements [at, at + 4) of the range; at: a multiple of 4.
+HOST_DEVICE struct philox_words rounding_words(struct rounding r, int64_t at) {
+    const uint64_t block = (uint64_t)(r.first + at) / 4;
+    return philox4x32((uint32_t)block, (uint32_t)(block >> 32), rounding_counter2(r), rounding_counter3(r),
+                      (uint32_t)r.seed, (uint32_t)(r.seed >> 32));
+}
+// Those of PHILOX_CHUNK elements.
+static inline void rounding_chunk(uint32_t *words, struct rounding r, int64_t at) {
+    philox_chunk(words, (uint64_t)(r.first + at) / 4, rounding_counter2(r), rounding_counter3(r), r.seed);
+}
 
 // A number in [0, 1) in steps of 2^-24, each exact in fp32.
 HOST_DEVICE float uniform_from_word(uint32_t word) { return (float)(int32_t)(word >> 8) * 0x1p-24f; }

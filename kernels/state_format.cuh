@@ -14,7 +14,9 @@
 // round away from zero: with ties to even an even hi has 65,537 preimages, and no 16 bits tell them apart. So every
 // parameter is rounded by parameter_rounded: initial, loaded, updated and saved ones.
 #pragma once
-#include "kernels/device.cuh" // floatX, bf16, HOST_DEVICE
+#include "kernels/device.cuh"      // floatX, bf16, HOST_DEVICE
+#include "kernels/random.cuh"      // bf16_stochastic
+#include "kernels/state_codes.cuh" // code_of, code_value
 
 enum { STATE_BLOCK = 128 };
 enum state_format { FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT, FORMAT_8BIT_ROOT, FORMAT_REMAINDER };
@@ -60,4 +62,124 @@ HOST_DEVICE floatX parameter_rounded(float exact) {
 #else
     return exact;
 #endif
+}
+// The same stochastically, by a number in [0, 65535].
+HOST_DEVICE floatX parameter_stochastic(float exact, uint32_t random) {
+#ifdef PRECISION_BF16
+    return bf16_stochastic(exact, random);
+#else
+    return exact;
+#endif
+}
+// The master weight of a parameter: itself, or with the lower half that is stored beside it.
+HOST_DEVICE float parameter_joined(floatX rounded, uint16_t low) {
+#ifdef PRECISION_BF16
+    return split_join(rounded, low);
+#else
+    return rounded;
+#endif
+}
+
+// out[i], i < n: the elements of a state whose first block is at `state`. On the host; not of FORMAT_REMAINDER, which is
+// no number without its parameter.
+static void state_decode(float *out,        // (n)
+                         const void *state, // state_bytes(format, n)
+                         enum state_format format, int64_t n);
+// The state of n elements, each rounded to the nearest. On the host; not of FORMAT_REMAINDER. Codes behind the last
+// element of an 8-bit block become 0.
+static void state_encode(void *state,         // state_bytes(format, n)
+                         const float *values, // (n)
+                         enum state_format format, int64_t n);
+
+// ---- One block, by one thread of the host ----
+
+struct code_block {
+    float scale;
+    uint8_t codes[STATE_BLOCK];
+};
+
+static inline void state_decode_block(float *out, const void *block, enum state_format format, int count) {
+    const bf16 *rounded = (const bf16 *)block;
+    const struct code_block *coded = (const struct code_block *)block;
+    float scale;
+    switch (format) {
+    case FORMAT_FP32: memcpy(out, block, (size_t)count * sizeof *out); return;
+    case FORMAT_BF16:
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            out[i] = bf16_to_float(rounded[i]);
+        return;
+    case FORMAT_8BIT: scale = coded->scale;
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            out[i] = code_value(coded->codes[i], scale);
+        return;
+    case FORMAT_8BIT_ROOT: scale = coded->scale;
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            out[i] = root_code_value(coded->codes[i], scale);
+        return;
+    case FORMAT_REMAINDER: break;
+    }
+    fail("remainders of master weights are no numbers without their parameters");
+}
+
+static inline uint32_t values_largest(const float *values, int count) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (int i = 0; i < count; i++)
+        largest = code_largest(largest, values[i]);
+    return largest;
+}
+static inline void state_encode_block(void *block, const float *values, enum state_format format, int count) {
+    bf16 *rounded = (bf16 *)block;
+    struct code_block *coded = (struct code_block *)block;
+    float scale, inverse;
+    switch (format) {
+    case FORMAT_FP32: memcpy(block, values, (size_t)count * sizeof *values); return;
+    case FORMAT_BF16:
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            rounded[i] = bf16_from_float(values[i]);
+        return;
+    case FORMAT_8BIT:
+        scale = code_scale(values_largest(values, count));
+        inverse = code_inverse(scale);
+        coded->scale = scale;
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            coded->codes[i] = code_of(values[i], inverse);
+        return;
+    case FORMAT_8BIT_ROOT:
+        scale = root_code_scale(values_largest(values, count));
+        inverse = code_inverse(scale);
+        coded->scale = scale;
+#pragma omp simd
+        for (int i = 0; i < count; i++)
+            coded->codes[i] = root_code_of(values[i], inverse);
+        return;
+    case FORMAT_REMAINDER: break;
+    }
+    fail("remainders of master weights are no numbers without their parameters");
+}
+
+static void state_decode(float *out, const void *state, enum state_format format, int64_t n) {
+    const int64_t blocks = (n + STATE_BLOCK - 1) / STATE_BLOCK, bytes = (int64_t)state_block_bytes(format);
+#pragma omp parallel for schedule(static)
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = b * STATE_BLOCK;
+        state_decode_block(out + at, (const char *)state + b * bytes, format,
+                           n - at < STATE_BLOCK ? (int)(n - at) : (int)STATE_BLOCK);
+    }
+}
+static void state_encode(void *state, const float *values, enum state_format format, int64_t n) {
+    const int64_t blocks = (n + STATE_BLOCK - 1) / STATE_BLOCK, bytes = (int64_t)state_block_bytes(format);
+#pragma omp parallel for schedule(static)
+    for (int64_t b = 0; b < blocks; b++) {
+        const int64_t at = b * STATE_BLOCK;
+        char *block = (char *)state + b * bytes;
+        if (n - at < STATE_BLOCK && (format == FORMAT_8BIT || format == FORMAT_8BIT_ROOT))
+            memset(block, 0, (size_t)bytes);
+        state_encode_block(block, values + at, format, n - at < STATE_BLOCK ? (int)(n - at) : (int)STATE_BLOCK);
+    }
 }

@@ -38,10 +38,10 @@ static double transfers_waited_s(struct transfers *t);
 // Sets the rate of each direction, in 1e9 bytes a second, of copies of TRANSFER_MEASURED_BYTES both ways at once, on the
 // cpu target one after the other. Takes twice as much device and host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, double gbps[TRANSFER_DIRECTIONS]);
-// For tests: from here on the cpu target copies as late as it may, when a transfer is waited for. A missing wait then
-// leaves what was there before; a buffer that is used while it is copied shows in the usual order, at the beginning. The
-// emulator has both orders of its own (EMU_STREAMS).
-static void transfers_copy_late(struct transfers *t);
+// For tests: from here on the cpu target copies in this direction as late as it may, when a transfer is waited for. A
+// missing wait then leaves what was there before; a buffer that is used while it is copied shows in the usual order, at
+// the beginning. The emulator has such orders of its own (EMU_STREAMS).
+static void transfers_copy_late(struct transfers *t, enum transfer_direction direction);
 
 // A ticket is the number of its transfer in its direction, from 1, the recording in which that began (0: none), and the
 // direction.
@@ -152,7 +152,7 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
     }
     cuda_check(cudaStreamWaitEvent(dev->stream, t->done[direction][event], 0));
 }
-static void transfers_copy_late(struct transfers *t) {}
+static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) {}
 
 static void transfers_measure_copies(struct transfers *t, char *device_memory, char *host, struct device *dev,
                                      double gbps[TRANSFER_DIRECTIONS]) {
@@ -186,7 +186,7 @@ struct transfer_copy {
 };
 struct transfers {
     double bytes_per_s; // of the bus that copies seem to take; 0: none
-    bool late;
+    bool late[TRANSFER_DIRECTIONS];
     struct transfer_copy copies[TRANSFER_DIRECTIONS][TRANSFER_EVENTS]; // number n at n % TRANSFER_EVENTS
     uint64_t begun[TRANSFER_DIRECTIONS], copied[TRANSFER_DIRECTIONS];  // so far
     double free_s[TRANSFER_DIRECTIONS];                                // when the bus has carried all that began
@@ -196,7 +196,7 @@ static void transfers_open(struct transfers *t, double bus_gbps, struct device *
     memset(t, 0, sizeof *t);
     t->bytes_per_s = 1e9 * bus_gbps;
 }
-static void transfers_copy_late(struct transfers *t) { t->late = true; }
+static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) { t->late[direction] = true; }
 static double transfers_waited_s(struct transfers *t) { return t->waited_s; }
 
 // Memory bandwidth takes every thread.
@@ -229,7 +229,7 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
         const double now_s = deadline_clock_s(), free_s = t->free_s[direction];
         mine->done_s = t->free_s[direction] = (free_s > now_s ? free_s : now_s) + (double)bytes / t->bytes_per_s;
     }
-    if (!t->late)
+    if (!t->late[direction])
         transfers_copy_until(t, direction, number);
     return transfer_ticket(direction, 0, number);
 }

@@ -131,7 +131,7 @@ static const char *model_folder_check_names(const struct model_folder *folder,
 // Into the model
 
 // Stores elements [first, first + n) of one of the model's tensors, those that this rank holds: exactly into the master
-// weights, rounded into the parameters. `rounded` has room for LOAD_CHUNK.
+// weights, rounded into the parameters. `rounded` has room for 2 LOAD_CHUNK.
 static void model_store(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
@@ -163,7 +163,7 @@ static const char *model_loader_reserve(struct model_loader *loader, int64_t ele
 static const char *model_loader_create(struct model_loader *loader, struct gpt *m, struct error_text *error) {
     memset(loader, 0, sizeof *loader);
     loader->m = m;
-    loader->rounded = (floatX *)host_allocate(LOAD_CHUNK * sizeof *loader->rounded, m->dev);
+    loader->rounded = (floatX *)host_allocate(2 * LOAD_CHUNK * sizeof *loader->rounded, m->dev);
     return model_loader_reserve(loader, LOAD_CHUNK, error);
 }
 static void model_loader_free(struct model_loader *loader) {
@@ -319,7 +319,7 @@ static const char optimizer_file_name[] = "optimizer.safetensors";
 static bool state_is_in_file(enum optimizer_state id, bool model_is_exact) {
     switch (optimizer_state_rows[id].start) {
     case STATE_FROM_PARAMETERS: return !model_is_exact;
-    case STATE_ZERO: return optimizer_has(id);
+    case STATE_ZERO: return true;
     }
     return false;
 }
@@ -345,9 +345,11 @@ static const char *model_load_state(struct model_loader *loader, const struct sa
         RETURN_PROBLEM(model_read(loader, file, file_name, tensor, first, n, error));
         if (parameters)
             model_store(m, t, first, loader->values, n, loader->rounded);
-        else
-            zero_upload(&m->zero, m->optimizer.state[id], optimizer_is_sharded(&m->optimizer), t->offset + first,
-                        loader->values, n, sizeof(float));
+        else {
+            memset(loader->values + n, 0,
+                   (size_t)((STATE_BLOCK - n % STATE_BLOCK) % STATE_BLOCK) * sizeof *loader->values);
+            optimizer_upload(&m->optimizer, id, t->offset + first, n, loader->values);
+        }
         device_synchronize(m->dev);
     }
     return NULL;

@@ -54,7 +54,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
             plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
         m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float), shards_gradients(s));
-    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, m->trains, keeps_copy);
+    optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
+    optimizer_copy_plan(&m->copy, &m->optimizer, m->trains, keeps_copy);
     if (s->ranks > 1)
         m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
@@ -76,7 +77,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         gpt_decode(m, NULL, NULL);
     }
     if (m->trains && optimizer_is_sharded(&m->optimizer))
-        optimizer_gathered_buffer(&m->optimizer);
+        optimizer_gathered_buffer(&m->copy);
     m->timeline.planning = false;
     m->micro_step = 0;
     plan_place(plan);
@@ -149,7 +150,7 @@ static void gpt_initialise(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
     const bool sharded = shards_parameters(&m->zero.shards);
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
-    floatX *rounded = (floatX *)host_allocate((size_t)CHUNK * sizeof *rounded, m->dev);
+    floatX *rounded = (floatX *)host_allocate(2 * (size_t)CHUNK * sizeof *rounded, m->dev);
     // The gaps between tensors are zeroes too.
     device_zero(m->zero.params, (size_t)shards_elements(&m->zero.shards, sharded) * sizeof *m->zero.params, m->dev);
     optimizer_initialise(&m->optimizer);
@@ -232,8 +233,9 @@ static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
     transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
-    m->zero.grads = (float *)gpt_pointer(m, m->grads_id);
+    m->zero.grads = gpt_pointer(m, m->grads_id);
     optimizer_allocate(&m->optimizer);
+    optimizer_copy_allocate(&m->copy);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
@@ -272,11 +274,10 @@ static void gpt_connect(struct gpt *m, struct collectives *collectives) {
 // it.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
-    optimizer_copy_state(&m->optimizer);
+    optimizer_copy_state(&m->copy);
 }
 
 static void gpt_destroy(struct gpt *m) {
-    optimizer_free(&m->optimizer);
     graph_free(&m->graph);
     timeline_free(&m->timeline);
     policy_free(&m->policy);

@@ -133,6 +133,14 @@ static uint64_t hash_of(struct gpt *m, const void *memory, size_t bytes) {
     return hash;
 }
 
+// Hash of a state, of which a part may be in the host's memory; 0: there is none.
+static uint64_t hash_of_state(struct gpt *m, enum optimizer_state id) {
+    const struct optimizer *o = &m->optimizer;
+    const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
+    const uint64_t hash = o->states[id].device ? hash_of(m, o->states[id].device, below) : 0;
+    return o->states[id].host ? hash64(o->states[id].host, all - below, hash) : hash;
+}
+
 // The first rank whose row of hashes is not the most frequent row, which rank *right has; -1: all rows are the same. Of
 // two equally frequent rows, the lower rank's counts as right.
 static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
@@ -165,8 +173,8 @@ static void check_replicas(struct run *r) {
     if (!shards_parameters(s))
         mine[0] = hash_of(m, m->zero.params, (size_t)s->flat * sizeof *m->zero.params);
     for (int id = 0; id < STATE_COUNT; id++)
-        if (!optimizer_is_sharded(&m->optimizer) && m->optimizer.state[id])
-            mine[1 + id] = hash_of(m, m->optimizer.state[id], (size_t)s->flat * optimizer_state_rows[id].element_bytes);
+        if (!optimizer_is_sharded(&m->optimizer))
+            mine[1 + id] = hash_of_state(m, (enum optimizer_state)id);
     control_all_gather(r->parallel->control, all, mine, sizeof mine, "check of the replicas", false);
     int right = 0;
     const int culprit = odd_rank(all, s->ranks, BUFFERS, &right);

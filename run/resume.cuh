@@ -162,7 +162,7 @@ static void save(struct run *r) {
         size_t bytes = 0;
         char *state = state_json(r, &bytes);
         saver_save(&r->saver, r->finished, state, bytes);
-        if (!r->model->optimizer.keeps_copy)
+        if (!r->model->copy.keeps)
             report_save(r);
     }
     parallel_barrier(r->parallel, "the checkpoint");

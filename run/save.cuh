@@ -45,8 +45,7 @@ struct save_job {
 static const float *save_tensor(struct save_job *job, enum optimizer_state id, const struct tensor *t) {
     if (job->state[id])
         return job->state[id] + t->offset;
-    device_download(job->fetched, optimizer_state_of(&job->m->optimizer, id) + t->offset,
-                    (size_t)t->count * sizeof(float), job->m->dev);
+    optimizer_values(&job->m->optimizer, id, t->offset, t->count, job->fetched);
     return job->fetched;
 }
 
@@ -355,9 +354,7 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     if ((size_t)snprintf(job->root, sizeof job->root, "%s/checkpoints", c->out) >= sizeof job->root)
         fail("--out %s: the name is too long", c->out);
     for (int id = 0; id < STATE_COUNT; id++)
-        job->state[id] = m->optimizer.keeps_copy  ? m->optimizer.copy[id]
-                         : DEVICE_MEMORY_IS_HOSTS ? optimizer_state_of(&m->optimizer, (enum optimizer_state)id)
-                                                  : NULL;
+        job->state[id] = m->copy.keeps ? m->copy.values[id] : NULL;
     const char *problem = save_job_reserve(job, !job->state[STATE_MASTER], &error);
     if (problem)
         fail("%s", problem);
@@ -397,7 +394,7 @@ static void saver_save(struct saver *saver, int64_t step, char *state_json, size
     if (job->fp8)
         fp8_state_download(&saver->m->fp8, job->fp8, saver->m->dev);
     checkpoint_thread_start(&saver->thread, save_run, job);
-    if (!saver->m->optimizer.keeps_copy) { // the thread reads the model itself, which must not train meanwhile
+    if (!saver->m->copy.keeps) { // the thread reads the model itself, which must not train meanwhile
         while (checkpoint_thread_busy(&saver->thread))
             usleep(1000);
     }

@@ -36,12 +36,40 @@ static struct config config_of_options(const char *shape, const char *options) {
 
 // Larger weights than at a start, so that no gradient is small against rounding.
 static void enlarge_parameters(struct gpt *m) {
-    const int64_t n = shards_elements(&m->zero.shards, shards_parameters(&m->zero.shards));
-    for (int64_t i = 0; i < n; i++)
-        m->zero.params[i] = to_floatX(3 * to_float(m->zero.params[i]));
-    float *const master = m->optimizer.state[STATE_MASTER];
-    for (int64_t i = 0; master && i < shards_elements(&m->zero.shards, shards_optimizer(&m->zero.shards)); i++)
-        master[i] *= 3;
+    const int64_t n = m->zero.shards.flat;
+    float *values = (float *)test_alloc((size_t)n * sizeof *values);
+    floatX *rounded = (floatX *)test_alloc(2 * (size_t)n * sizeof *rounded);
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        tensor_initialise(values + t->offset, 0, t->count, t, m->config.init_method_std, m->shape.L, m->config.seed);
+        for (int64_t k = 0; k < t->count; k++)
+            values[t->offset + k] *= 3;
+        optimizer_set_parameters(&m->optimizer, t->offset, values + t->offset, t->count, rounded);
+        device_synchronize(m->dev);
+    }
+    free(values);
+    free(rounded);
+}
+
+// (flat) the gradients of a model that has whole ones, as fp32, on the device.
+static float *fp32_gradients(const struct gpt *m) { return (float *)m->zero.grads; }
+// (flat) a state of a model that is not sharded, as fp32; the caller frees it.
+static float *state_values(const struct gpt *m, enum optimizer_state id) {
+    float *values = (float *)test_alloc((size_t)m->table.flat * sizeof *values);
+    optimizer_values(&m->optimizer, id, 0, m->table.flat, values);
+    return values;
+}
+// The states of one model, and its parameters, become those of another of the same options, which is not sharded.
+static void copy_states(struct gpt *to, const struct gpt *from) {
+    const size_t bytes = (size_t)from->table.flat * sizeof(float);
+    char *native = (char *)test_alloc(bytes);
+    for (int id = 0; id < STATE_COUNT; id++)
+        if (optimizer_holds(&from->optimizer, (enum optimizer_state)id)) {
+            optimizer_download(&from->optimizer, (enum optimizer_state)id, 0, from->table.flat, native);
+            optimizer_upload(&to->optimizer, (enum optimizer_state)id, 0, from->table.flat, native);
+        }
+    free(native);
+    memcpy(to->zero.params, from->zero.params, (size_t)from->table.flat * sizeof(floatX));
 }
 
 // `wanted`, or unfused attention where this target has no flash attention in this precision.
@@ -70,24 +98,16 @@ static double update_norm(struct gpt *m, int64_t step, double lr) {
     return gpt_results(m, 0, &losses).check.grad_norm;
 }
 
-// Overwrites all activation memory that the plan says is dead in this phase, or not yet written, with NaN.
-// `workspaces`: also what nothing but workspaces ever lie in.
-static void poison_with(struct gpt *m, bool workspaces) {
-    static int latest_phase; // of the region that runs
-    device_synchronize(m->dev);
-    for (int r = 0; r < REGION_COUNT; r++)
-        if (m->timeline.phase == m->timeline.region_first[r])
-            latest_phase = -1;
-    const bool first_time = m->timeline.phase > latest_phase;
-    latest_phase = first_time ? m->timeline.phase : latest_phase;
-    const size_t lines = m->timeline.plan.arena_bytes[ARENA_ACTIVATIONS] / PLAN_ALIGNMENT;
+// Overwrites with NaN what the plan says is dead in this phase, or not yet written, of a packed arena.
+static void poison_arena(struct gpt *m, enum plan_arena arena, bool workspaces, bool first_time) {
+    const size_t lines = m->timeline.plan.arena_bytes[arena] / PLAN_ALIGNMENT;
     bool *dead = (bool *)calloc(lines + 1, 1);
     memset(dead, workspaces, lines);
     for (int live = 0; live < 2; live++) // first all that is ever used, less what is live
         for (int i = 0; i < m->timeline.plan.count; i++) {
             const struct plan_buffer *b = &m->timeline.plan.buffers[i];
             const char *category = m->timeline.plan.categories[b->category];
-            if (b->arena != ARENA_ACTIVATIONS || b->first_phase < 0 || (!live && !strcmp(category, "workspace")))
+            if (b->arena != arena || b->first_phase < 0 || (!live && !strcmp(category, "workspace")))
                 continue;
             if (live && (m->timeline.phase < b->first_phase || m->timeline.phase > b->last_phase))
                 continue;
@@ -98,10 +118,23 @@ static void poison_with(struct gpt *m, bool workspaces) {
     const bool *at = dead, *const last = dead + lines; // *last is false
     while ((at = (const bool *)memchr(at, true, (size_t)(last - at))) != NULL) {
         const bool *end = (const bool *)memchr(at, false, (size_t)(last - at) + 1);
-        memset(m->timeline.arenas.base[ARENA_ACTIVATIONS] + (at - dead) * PLAN_ALIGNMENT, 0xff,
+        memset(m->timeline.arenas.base[arena] + (at - dead) * PLAN_ALIGNMENT, 0xff,
                (size_t)(end - at) * PLAN_ALIGNMENT);
         at = end;
     }
     free(dead);
+}
+// The same of all memory of activations, the device's and the host's. `workspaces`: also what nothing but workspaces
+// ever lie in.
+static void poison_with(struct gpt *m, bool workspaces) {
+    static int latest_phase; // of the region that runs
+    device_synchronize(m->dev);
+    for (int r = 0; r < REGION_COUNT; r++)
+        if (m->timeline.phase == m->timeline.region_first[r])
+            latest_phase = -1;
+    const bool first_time = m->timeline.phase > latest_phase;
+    latest_phase = first_time ? m->timeline.phase : latest_phase;
+    poison_arena(m, ARENA_ACTIVATIONS, workspaces, first_time);
+    poison_arena(m, ARENA_HOST_ACTIVATIONS, workspaces, first_time);
 }
 static void poison(struct gpt *m) { poison_with(m, true); }

@@ -89,7 +89,7 @@ static void assert_gradients(const char *shape, const char *options) {
     setup_micro_step(&s, 0, 1);
     for (int t = 0; t < m->table.num_tensors; t++) {
         const struct tensor *tensor = &m->table.tensors[t];
-        const float *g = m->zero.grads + tensor->offset;
+        const float *g = fp32_gradients(m) + tensor->offset;
         float *p = (float *)m->zero.params + tensor->offset;
         double norm = 0, slope = 0;
         for (int64_t j = 0; j < tensor->count; j++)
@@ -220,7 +220,7 @@ static struct result result_of(struct setup *s, struct batch batch) {
     r.losses = floats_to_doubles(evaluated, s->tokens);
     gpt_micro_step(m, 0, batch, (double)s->tokens); // of the sum of the losses
     device_synchronize(m->dev);
-    r.grads = floats_to_doubles(m->zero.grads, m->table.flat);
+    r.grads = floats_to_doubles(fp32_gradients(m), m->table.flat);
     return r;
 }
 static void result_free(struct result *r) {
@@ -324,7 +324,7 @@ static void targets_that_do_not_count(void **state) {
     setup_micro_step(&s, 1, 0.5);
     double squares = 0;
     for (int64_t i = 0; i < m->table.flat; i++)
-        squares += (double)m->zero.grads[i] * m->zero.grads[i];
+        squares += (double)fp32_gradients(m)[i] * fp32_gradients(m)[i];
     // of the two micro-batches only the first lacks targets
     const double mean = 2.0 * (double)s.tokens / (double)(counted + s.tokens);
     const double norm = update_norm(m, 1, 1e-3);

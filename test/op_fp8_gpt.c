@@ -246,7 +246,7 @@ static void near_without_fp8(const char *shape, const char *recipe) {
     bool differs = false;
     for (int i = 0; i < with.model->table.num_tensors; i++) {
         const struct tensor *t = &with.model->table.tensors[i];
-        const float *x = with.model->zero.grads + t->offset, *y = without.model->zero.grads + t->offset;
+        const float *x = fp32_gradients(with.model) + t->offset, *y = fp32_gradients(without.model) + t->offset;
         double error = 0, norm = 0;
         for (int64_t j = 0; j < t->count; j++) {
             error += ((double)x[j] - y[j]) * ((double)x[j] - y[j]);
@@ -272,7 +272,8 @@ static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
             assert_true(setup_micro_step(&a, batch, 1) == setup_micro_step(&b, batch, 1));
         device_synchronize(a.dev);
         device_synchronize(b.dev);
-        assert_memory_equal(a.model->zero.grads, b.model->zero.grads, (size_t)a.model->table.flat * sizeof(float));
+        assert_memory_equal(fp32_gradients(a.model), fp32_gradients(b.model),
+                            (size_t)a.model->table.flat * sizeof(float));
         setup_free(&a);
         setup_free(&b);
     }
@@ -371,16 +372,13 @@ static void the_state_of_scales_can_be_moved(void **state) {
     const size_t bytes = (size_t)a.model->table.flat * sizeof(float);
     for (int with = 0; with < 2; with++) {
         struct setup b = setup_of(ROTARY_FP8, DELAYED);
-        for (int id = 0; id < STATE_COUNT; id++)
-            if (a.model->optimizer.state[id])
-                memcpy(b.model->optimizer.state[id], a.model->optimizer.state[id], bytes);
-        memcpy(b.model->zero.params, a.model->zero.params, (size_t)a.model->table.flat * sizeof(floatX));
+        copy_states(b.model, a.model);
         if (with)
             fp8_state_upload(&b.model->fp8, scales, b.dev);
         gpt_zero_gradients(a.model);
         gpt_zero_gradients(b.model);
         const double loss = setup_micro_step(&a, 1, 1), same = setup_micro_step(&b, 1, 1);
-        assert_int_equal(loss == same && memcmp(a.model->zero.grads, b.model->zero.grads, bytes) == 0, with);
+        assert_int_equal(loss == same && memcmp(fp32_gradients(a.model), fp32_gradients(b.model), bytes) == 0, with);
         setup_free(&b);
     }
     free(scales);

@@ -69,8 +69,8 @@ static struct setup setup_from(const char *path, int T, const char *more) {
     return setup_of(options);
 }
 
-// Exact values of the parameters: fp32 ones are their own.
-static const float *exact(const struct gpt *m) { return optimizer_state_of(&m->optimizer, STATE_MASTER); }
+// Exact values of the parameters, which the caller frees.
+static float *exact(const struct gpt *m) { return state_values(m, STATE_MASTER); }
 
 // ---- Logits --------------------------------------------------------------------------------------------------------
 
@@ -122,13 +122,15 @@ static struct reference *reference_of_model(const struct gpt *m) {
     c.norm_epsilon = m->config.norm_epsilon;
     c.rotary_base = m->config.rotary_base;
     struct reference *r = reference_create(c);
+    float *values = exact(m);
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
         struct reference_tensor *to = reference_find(r, t->name);
         assert_non_null(to);
         for (int64_t j = 0; j < to->rows * to->cols; j++)
-            to->value[j] = exact(m)[t->offset + j];
+            to->value[j] = values[t->offset + j];
     }
+    free(values);
     return r;
 }
 static double perturbed(void *context, double x) {
@@ -231,15 +233,22 @@ static void randomise(struct gpt *m) {
     uint64_t random = 7;
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
-        for (int64_t j = t->offset; j < t->offset + (int64_t)t->visible_rows * t->cols; j++) {
-            const float value = (float)(0.4 * test_uniform(&random) + (t->init == INIT_ONE));
-            m->zero.params[j] = to_floatX(value);
-            for (int id = 0; id < STATE_COUNT; id++)
-                if (m->optimizer.state[id])
-                    m->optimizer.state[id][j] = optimizer_state_rows[id].start == STATE_FROM_PARAMETERS
-                                                    ? value
-                                                    : (float)fabs(test_uniform(&random));
+        float *values = (float *)calloc((size_t)t->count + STATE_BLOCK, sizeof *values); // whole blocks
+        floatX *rounded = (floatX *)test_alloc(2 * (size_t)t->count * sizeof *rounded);
+        const int64_t visible = (int64_t)t->visible_rows * t->cols;
+        for (int64_t j = 0; j < visible; j++)
+            values[j] = (float)(0.4 * test_uniform(&random) + (t->init == INIT_ONE));
+        optimizer_set_parameters(&m->optimizer, t->offset, values, t->count, rounded);
+        for (int id = 0; id < STATE_COUNT; id++) {
+            if (optimizer_state_rows[id].start == STATE_FROM_PARAMETERS)
+                continue;
+            for (int64_t j = 0; j < visible; j++)
+                values[j] = (float)fabs(test_uniform(&random));
+            optimizer_upload(&m->optimizer, (enum optimizer_state)id, t->offset, t->count, values);
         }
+        device_synchronize(m->dev);
+        free(values);
+        free(rounded);
     }
 }
 
@@ -314,11 +323,14 @@ static void resumes_as_the_same_bits(const char *options) {
             fail_msg("%s, %s: %s", shapes[i].name, options, problem);
         if (!same_bits(a.m->zero.params, b.m->zero.params, n, sizeof(floatX)))
             fail_msg("%s, %s: parameters differ", shapes[i].name, options);
-        for (int id = 0; id < STATE_COUNT; id++)
-            if (optimizer_has((enum optimizer_state)id) &&
-                !same_bits(optimizer_state_of(&a.m->optimizer, (enum optimizer_state)id),
-                           optimizer_state_of(&b.m->optimizer, (enum optimizer_state)id), n, sizeof(float)))
+        for (int id = 0; id < STATE_COUNT; id++) {
+            float *saved = state_values(a.m, (enum optimizer_state)id),
+                  *loaded = state_values(b.m, (enum optimizer_state)id);
+            if (!same_bits(saved, loaded, n, sizeof(float)))
                 fail_msg("%s, %s: %s differ", shapes[i].name, options, optimizer_state_rows[id].name);
+            free(saved);
+            free(loaded);
+        }
         setup_free(&a);
         setup_free(&b);
     }
@@ -337,17 +349,16 @@ static void saves_from_a_copy(void **state) {
     char path[256];
     struct setup a = setup_of_shape(1, "--checkpoint-every 1"), b = setup_of_shape(1, "");
     struct saver saver;
-    assert_true(a.m->optimizer.keeps_copy);
+    assert_true(a.m->copy.keeps);
     randomise(a.m);
     a.m->config.out = folder;
     saver_open(&saver, a.m, 66);
     saver_save(&saver, 77, strdup("{}"), 2);
     const int64_t n = a.m->table.flat;
-    float *kept = (float *)test_alloc((size_t)n * sizeof *kept);
-    memcpy(kept, exact(a.m), (size_t)n * sizeof *kept);
+    float *kept = exact(a.m);
     memset(a.m->zero.params, 0xff, (size_t)n * sizeof *a.m->zero.params);
-    if (a.m->optimizer.state[STATE_MASTER])
-        memset(a.m->optimizer.state[STATE_MASTER], 0xff, (size_t)n * sizeof *a.m->optimizer.state[STATE_MASTER]);
+    if (a.m->optimizer.states[STATE_MASTER].device)
+        memset(a.m->optimizer.states[STATE_MASTER].device, 0xff, (size_t)n * sizeof(uint16_t));
     const char *problem = saver_wait(&saver);
     assert_string_equal(problem ? problem : "", "");
     saver_close(&saver);
@@ -355,7 +366,9 @@ static void saves_from_a_copy(void **state) {
     problem = model_load_checkpoint(b.m, path, &error);
     assert_string_equal(problem ? problem : "", "");
     // In bf16 model.safetensors is bf16 and the exact values are the optimizer's.
-    assert_true(same_bits(kept, exact(b.m), n, sizeof(float)));
+    float *loaded = exact(b.m);
+    assert_true(same_bits(kept, loaded, n, sizeof(float)));
+    free(loaded);
     free(kept);
     setup_free(&a);
     setup_free(&b);

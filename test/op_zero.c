@@ -158,6 +158,15 @@ static float *own_shards(const struct gpt *m, const float *flat, bool sharded) {
     }
     return own;
 }
+static float *own_values(const struct gpt *m, enum optimizer_state id) {
+    const struct shards *s = &m->zero.shards;
+    float *own = (float *)test_alloc((size_t)(s->flat / s->ranks) * sizeof *own);
+    for (int i = 0; i < s->count; i++) {
+        const struct bucket *b = &s->buckets[i];
+        optimizer_values(&m->optimizer, id, shards_own_begin(s, b), b->shard, own + b->begin / s->ranks);
+    }
+    return own;
+}
 static void run_steps(struct setup *s, int first, int steps, struct outcome *o) {
     struct gpt *m = s->model;
     const int ranks = m->zero.shards.ranks, batches = m->micro_steps * ranks;
@@ -185,20 +194,19 @@ static void collect_state(struct setup *s, struct outcome *o) {
     o->flat = h->flat;
     o->part = h->flat / h->ranks;
     gpt_copy_state(m);
-    o->own[0] = own_shards(m, m->zero.grads, shards_gradients(h));
-    o->own[1] = own_shards(m, m->optimizer.state[STATE_MOMENT1], shards_optimizer(h));
-    o->own[2] = own_shards(m, m->optimizer.state[STATE_MOMENT2], shards_optimizer(h));
-    o->own[3] = own_shards(m, optimizer_state_of(&m->optimizer, STATE_MASTER),
-                           optimizer_state_is_sharded(&m->optimizer, STATE_MASTER));
+    o->own[0] = own_shards(m, fp32_gradients(m), shards_gradients(h));
+    o->own[1] = own_values(m, STATE_MOMENT1);
+    o->own[2] = own_values(m, STATE_MOMENT2);
+    o->own[3] = own_values(m, STATE_MASTER);
     if (fp8_is_delayed(&m->fp8)) {
         o->num_scales = fp8_num_scales(&m->fp8);
         o->history_length = m->fp8.delay.length;
         o->scales = (float *)test_alloc((size_t)fp8_state_floats(&m->fp8) * sizeof *o->scales);
         fp8_state_download(&m->fp8, o->scales, m->dev);
     }
-    for (int flat = 0; flat < STATE_COUNT && m->optimizer.keeps_copy; flat++) {
+    for (int flat = 0; flat < STATE_COUNT && m->copy.keeps; flat++) {
         o->copy[flat] = (float *)test_alloc((size_t)o->flat * sizeof *o->copy[flat]);
-        memcpy(o->copy[flat], m->optimizer.copy[flat], (size_t)o->flat * sizeof *o->copy[flat]);
+        memcpy(o->copy[flat], m->copy.values[flat], (size_t)o->flat * sizeof *o->copy[flat]);
     }
 }
 static struct outcome outcome_of(struct setup *s) {
@@ -561,8 +569,9 @@ static void replicas_body(struct parallel *parallel, int which) {
     run_steps(&s, 0, 1, NULL);
     r->model = m;
     r->parallel = parallel;
-    void *const buffers[] = {m->zero.params, m->optimizer.state[STATE_MASTER], m->optimizer.state[STATE_MOMENT1],
-                             m->optimizer.state[STATE_MOMENT2], NULL};
+    void *const buffers[] = {m->zero.params, m->optimizer.states[STATE_MASTER].device,
+                             m->optimizer.states[STATE_MOMENT1].device, m->optimizer.states[STATE_MOMENT2].device,
+                             NULL};
     if (parallel->launch.rank == 1 && buffers[which]) {
         zero_wait_for_updates(&m->zero);
         ((unsigned char *)buffers[which])[12345] ^= 4;

@@ -220,7 +220,7 @@ static void gradients_equal(const struct zoo_model *z, const char *prefix) {
         const int64_t n = huggingface_count(t);
         float *values = (float *)test_alloc((size_t)n * sizeof *values);
         assert_non_null(t->ours);
-        huggingface_gather(values, t, m->zero.grads + t->ours->offset, 0, t->rows);
+        huggingface_gather(values, t, fp32_gradients(m) + t->ours->offset, 0, t->rows);
         project(sums, values, n);
         compare(z, name, sums, FP32_BOUND);
         free(values);

@@ -110,7 +110,7 @@ static struct outcome two_steps(struct setup *s) {
     o.flat = m->table.flat;
     o.grads = (float *)test_alloc((size_t)o.flat * sizeof *o.grads);
     o.params = (floatX *)test_alloc((size_t)o.flat * sizeof *o.params);
-    memcpy(o.grads, m->zero.grads, (size_t)o.flat * sizeof *o.grads);
+    memcpy(o.grads, fp32_gradients(m), (size_t)o.flat * sizeof *o.grads);
     memcpy(o.params, m->zero.params, (size_t)o.flat * sizeof *o.params);
     return o;
 }

@@ -12,7 +12,7 @@ enum { LINE = PLAN_ALIGNMENT };
 static size_t whole_lines(size_t bytes) { return (bytes + LINE - 1) / LINE * LINE; }
 
 static bool live_together(const struct plan_buffer *a, const struct plan_buffer *b) {
-    if (a->arena != ARENA_ACTIVATIONS)
+    if (!plan_arena_is_packed(a->arena))
         return true;
     return a->first_phase >= 0 && b->first_phase >= 0 && a->first_phase <= b->last_phase &&
            b->first_phase <= a->last_phase;
@@ -33,27 +33,29 @@ static const char *plan_fault(const struct plan *plan) {
                 return "two buffers that live together share bytes";
         }
     }
-    size_t peak = 0;
+    size_t peak[MEMORY_COUNT] = {0};
     for (int a = 0; a < ARENA_COUNT; a++)
-        peak += plan->arena_bytes[a];
-    return peak != plan->peak_bytes ? "the peak is not the sum of the arenas" : NULL;
+        peak[plan_arena_memory((enum plan_arena)a)] += plan->arena_bytes[a];
+    return peak[MEMORY_DEVICE] != plan->peak_bytes || peak[MEMORY_HOST] != plan->host_peak_bytes
+               ? "a peak is not the sum of its memory's arenas"
+               : NULL;
 }
 static void assert_sound(const struct plan *plan) {
     const char *fault = plan_fault(plan);
     if (fault)
         fail_msg("%s", fault);
-    assert_true(plan->peak_bytes >= plan->lower_bound_bytes);
+    assert_true(plan->peak_bytes >= plan->lower_bound_bytes && plan->host_peak_bytes >= plan->host_lower_bound_bytes);
 }
 
-// The lower bound by its definition, phase by phase.
-static size_t naive_lower_bound(const struct plan *plan, int *peak_phase) {
+// The lower bound of a memory by its definition, phase by phase, where one of its arenas is packed.
+static size_t naive_lower_bound(const struct plan *plan, enum plan_arena packed, int *peak_phase) {
     size_t most = 0, others = 0;
     *peak_phase = -1;
     for (int p = 0; p < plan->phase_count; p++) {
         size_t sum = 0;
         for (int i = 0; i < plan->count; i++) {
             const struct plan_buffer *b = &plan->buffers[i];
-            if (b->arena == ARENA_ACTIVATIONS && b->first_phase >= 0 && b->first_phase <= p && p <= b->last_phase)
+            if (b->arena == packed && b->first_phase >= 0 && b->first_phase <= p && p <= b->last_phase)
                 sum += whole_lines(b->bytes);
         }
         if (sum > most) {
@@ -62,7 +64,7 @@ static size_t naive_lower_bound(const struct plan *plan, int *peak_phase) {
         }
     }
     for (int i = 0; i < plan->count; i++)
-        if (plan->buffers[i].arena != ARENA_ACTIVATIONS)
+        if (plan->buffers[i].arena != packed && plan_arena_memory(plan->buffers[i].arena) == plan_arena_memory(packed))
             others += whole_lines(plan->buffers[i].bytes);
     return most + others;
 }
@@ -79,7 +81,8 @@ static void random_plan(struct plan *plan, uint64_t *random, int max_count, int 
     for (int i = 0; i < count; i++) {
         static const char *const categories[3] = {"some", "others", "yet others"};
         const int any = (int)(test_random(random) % ARENA_COUNT);
-        const int arena = test_random(random) % 8 ? ARENA_ACTIVATIONS : any;
+        const bool usual = test_random(random) % 8 > 0, host = test_random(random) % 4 == 0;
+        const int arena = !usual ? any : host ? ARENA_HOST_ACTIVATIONS : ARENA_ACTIVATIONS;
         const char *category = categories[test_random(random) % 3];
         plan_add(plan, (enum plan_arena)arena, category, "buffer", i % 5 - 1, test_random(random) % sizes);
         first[i] = (int)(test_random(random) % (uint64_t)phases);
@@ -105,7 +108,8 @@ static void no_two_live_buffers_share_a_byte(void **state) {
         plan_place(&plan);
         assert_sound(&plan);
         int peak_phase;
-        assert_true(plan.lower_bound_bytes == naive_lower_bound(&plan, &peak_phase));
+        assert_true(plan.host_lower_bound_bytes == naive_lower_bound(&plan, ARENA_HOST_ACTIVATIONS, &peak_phase));
+        assert_true(plan.lower_bound_bytes == naive_lower_bound(&plan, ARENA_ACTIVATIONS, &peak_phase));
         assert_int_equal(plan.peak_phase, peak_phase);
         plan_free(&plan);
     }
@@ -396,8 +400,9 @@ static void arenas_are_what_was_planned(void **state) {
     struct plan plan;
     plan_begin(&plan);
     plan_phase(&plan, "one");
-    int ids[8];
-    for (int i = 0; i < 8; i++) {
+    enum { BUFFERS = 2 * ARENA_COUNT };
+    int ids[BUFFERS];
+    for (int i = 0; i < BUFFERS; i++) {
         const enum plan_arena arena = (enum plan_arena)(i % ARENA_COUNT);
         ids[i] = plan_add(&plan, arena, "all", "buffer", -1, (size_t)1000003 * (size_t)(i + 1));
         plan_touch(&plan, ids[i]);
@@ -409,15 +414,16 @@ static void arenas_are_what_was_planned(void **state) {
     arenas_allocate(&arenas, &plan);
     // Every page is touched already. The kernel's count lags by some pages a CPU.
     const size_t grown = memory_resident_bytes() - before;
-    assert_true(grown + (1 << 20) > plan.peak_bytes && grown < plan.peak_bytes + (1 << 20));
-    assert_true(memory_resident_peak_bytes() + (1 << 20) >= plan.peak_bytes);
+    const size_t planned = plan.peak_bytes + plan.host_peak_bytes;
+    assert_true(grown + (1 << 20) > planned && grown < planned + (1 << 20));
+    assert_true(memory_resident_peak_bytes() + (1 << 20) >= planned);
     assert_null(plan_pointer(&plan, &arenas, untouched));
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         char *at = (char *)plan_pointer(&plan, &arenas, ids[i]);
         assert_true((uintptr_t)at % LINE == 0 && at[0] == 0);
         memset(at, i + 1, plan.buffers[ids[i]].bytes);
     }
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < BUFFERS; i++) {
         const char *at = (const char *)plan_pointer(&plan, &arenas, ids[i]);
         for (size_t j = 0; j < plan.buffers[ids[i]].bytes; j++)
             assert_true(at[j] == i + 1);
@@ -429,6 +435,28 @@ static void arenas_are_what_was_planned(void **state) {
         arena[0] = arena[bytes - 1] = 1;
         device_free(arena, bytes);
     }
+}
+
+// Of the host's arenas alone, the resident set grows by what is planned and by no more than 1 % besides.
+static void host_arenas_take_what_was_planned(void **state) {
+    struct plan plan;
+    plan_begin(&plan);
+    plan_phase(&plan, "one");
+    plan_add(&plan, ARENA_HOST_OPTIMIZER, "moments", "moments", -1, (size_t)100 << 20);
+    plan_touch(&plan, plan_add(&plan, ARENA_HOST_ACTIVATIONS, "kept", "kept", 0, ((size_t)50 << 20) + 1));
+    plan_place(&plan);
+    assert_true(plan.peak_bytes == 0 && plan.lower_bound_bytes == 0 && plan.peak_phase == -1);
+    assert_true(plan.host_peak_bytes == ((size_t)150 << 20) + LINE &&
+                plan.host_peak_bytes == plan.host_lower_bound_bytes);
+    struct arenas arenas;
+    const size_t before = memory_resident_bytes();
+    arenas_allocate(&arenas, &plan);
+    const double grown = (double)(memory_resident_bytes() - before), planned = (double)plan.host_peak_bytes;
+    assert_true(grown > 0.99 * planned && grown < 1.01 * planned);
+    arenas_free(&arenas);
+    assert_true(memory_resident_bytes() < before + planned / 100);
+    assert_true(host_available_bytes(1) / 3 >= host_available_bytes(4) && host_available_bytes(4) > 0);
+    plan_free(&plan);
 }
 
 // Pages of `bytes` from `memory` on that are resident; memory begins a page.
@@ -459,12 +487,16 @@ static void pages_are_resident_once_they_are_touched(void **state) {
 }
 
 static void allocate_too_much(void *bytes) { device_allocate(*(const size_t *)bytes); }
+static void reserve_too_much(void *bytes) { host_reserve(*(const size_t *)bytes); }
 static void an_arena_that_does_not_fit_is_an_error(void **state) {
     size_t bytes = (size_t)1 << 60;
     assert_fails(allocate_too_much, &bytes,
                  "1073741824.00 GiB|Cannot allocate|--micro-batch-size|--recompute-granularity");
     bytes = SIZE_MAX;
     assert_fails(allocate_too_much, &bytes, "17179869184.00 GiB|Cannot allocate memory|--micro-batch-size");
+    assert_fails(reserve_too_much, &bytes,
+                 "17179869184.00 GiB|the host's memory|Cannot allocate memory|--optimizer-offload-fraction|"
+                 "--cpu-offloading-num-layers");
 }
 
 int main(void) {
@@ -480,6 +512,7 @@ int main(void) {
         cmocka_unit_test(touching_before_the_first_phase_and_long_names),
         cmocka_unit_test(sums_that_overflow_are_errors),
         cmocka_unit_test(arenas_are_what_was_planned),
+        cmocka_unit_test(host_arenas_take_what_was_planned),
         cmocka_unit_test(pages_are_resident_once_they_are_touched),
         cmocka_unit_test(an_arena_that_does_not_fit_is_an_error),
     };

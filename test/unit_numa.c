@@ -1,4 +1,4 @@
-// The NUMA nodes that a process spans, counted in a folder laid out as Linux's.
+// The NUMA nodes that a process spans, a device's node, and threads bound to one, by folders laid out as Linux's.
 #include "runtime/machine/numa.c" // under test
 #include "test/testing.h"         // cmocka
 #include <stdlib.h>               // mkdtemp
@@ -77,6 +77,72 @@ static void this_machine_has_a_node(void **state) {
     assert_true(numa_nodes_used(NUMA_NODES) >= 1);
 }
 
+// Writes root/folder/name, and makes the folder.
+static void write_in(const char *root, const char *folder, const char *name, const char *text) {
+    char path[TEST_PATH + 64];
+    snprintf(path, sizeof path, "%s/%s", root, folder);
+    mkdir(path, 0755);
+    snprintf(path, sizeof path, "%s/%s/%s", root, folder, name);
+    FILE *const file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+static void remove_in(const char *root, const char *folder, const char *name) {
+    char path[TEST_PATH + 64];
+    snprintf(path, sizeof path, "%s/%s/%s", root, folder, name);
+    remove(path);
+    snprintf(path, sizeof path, "%s/%s", root, folder);
+    rmdir(path);
+}
+static void a_device_has_the_node_that_linux_names(void **state) {
+    static const struct {
+        const char *text;
+        int node;
+    } cases[] = {{"1\n", 1}, {"0\n", 0}, {"-1\n", -1}, {"", -1}, {"x", -1}};
+    char root[TEST_PATH];
+    assert_non_null(mkdtemp(test_template(root, "unit_numa_PCI"))); // whose capitals stay
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_in(root, "0000:3b:00.0", "numa_node", cases[i].text);
+        assert_int_equal(numa_node_of_pci(root, "0000:3B:00.0"), cases[i].node);
+    }
+    remove_in(root, "0000:3b:00.0", "numa_node");
+    assert_int_equal(numa_node_of_pci(root, "0000:3B:00.0"), -1);
+    assert_int_equal(rmdir(root), 0);
+}
+
+// The first CPU that this thread may run on, in a node of its own; and nodes where it may not run.
+static void a_thread_is_bound_to_a_node_and_back(void **state) {
+    char root[TEST_PATH], list[32];
+    struct cpus before, now;
+    struct numa_binding binding;
+    memset(&before, 0, sizeof before);
+    memset(&now, 0, sizeof now);
+    assert_int_equal(sched_getaffinity(0, sizeof before, before.sets), 0);
+    int cpu = 0;
+    while (!CPU_ISSET_S((size_t)cpu, sizeof before, before.sets))
+        cpu++;
+    snprintf(list, sizeof list, "%d\n", cpu);
+    assert_non_null(mkdtemp(test_template(root, "unit_numa")));
+    write_in(root, "node2", "cpulist", list);
+    write_in(root, "node3", "cpulist", "16000-16100\n");
+    numa_bind_thread(&binding, root, 2);
+    assert_int_equal(sched_getaffinity(0, sizeof now, now.sets), 0);
+    assert_true(CPU_COUNT_S(sizeof now, now.sets) == 1 && CPU_ISSET_S((size_t)cpu, sizeof now, now.sets));
+    numa_restore_thread(&binding);
+    for (int node = -1; node < 4; node += node == 1 ? 2 : 1) { // but for 2: any, none, where it may not run
+        assert_int_equal(sched_getaffinity(0, sizeof now, now.sets), 0);
+        assert_true(CPU_EQUAL_S(sizeof now, now.sets, before.sets));
+        numa_bind_thread(&binding, root, node);
+    }
+    numa_restore_thread(&binding);
+    assert_int_equal(sched_getaffinity(0, sizeof now, now.sets), 0);
+    assert_true(CPU_EQUAL_S(sizeof now, now.sets, before.sets));
+    remove_in(root, "node2", "cpulist");
+    remove_in(root, "node3", "cpulist");
+    assert_int_equal(rmdir(root), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_machine_of_one_node),
@@ -85,6 +151,8 @@ int main(void) {
         cmocka_unit_test(what_is_malformed_counts_no_more),
         cmocka_unit_test(a_folder_that_is_not_there_tells_nothing),
         cmocka_unit_test(this_machine_has_a_node),
+        cmocka_unit_test(a_device_has_the_node_that_linux_names),
+        cmocka_unit_test(a_thread_is_bound_to_a_node_and_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

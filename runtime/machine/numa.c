@@ -1,30 +1,39 @@
 #include "runtime/machine/numa.h"
-#include <dirent.h>  // opendir
-#include <limits.h>  // PATH_MAX
-#include <sched.h>   // sched_getaffinity
-#include <stdbool.h> // bool
-#include <stdio.h>   // fopen
-#include <string.h>  // memset
+#include <ctype.h>  // tolower
+#include <dirent.h> // opendir
+#include <limits.h> // PATH_MAX
+#include <stdio.h>  // fopen
+#include <string.h> // memset
 
-enum { NUMA_CPUS = 1 << 14 }; // more than Linux can be built for
-struct cpus {
-    cpu_set_t sets[NUMA_CPUS / CPU_SETSIZE];
-};
-
-// Whether the CPUs of a list as "0-3,8-11" and of `allowed` have one in common. What follows a malformed number of a
-// list is not read.
-static bool numa_list_meets(FILE *list, const struct cpus *allowed) {
+// Leaves those CPUs of `allowed` that are in a list as "0-3,8-11" in `common`, and returns whether there is one. What
+// follows a malformed number of a list is not read.
+static bool numa_list_meets(FILE *list, const struct cpus *allowed, struct cpus *common) {
     unsigned first, last;
+    bool any = false;
+    memset(common, 0, sizeof *common);
     do {
         if (fscanf(list, "%u", &first) != 1)
-            return false;
+            break;
         if (fscanf(list, "-%u", &last) != 1)
             last = first;
         for (unsigned cpu = first; cpu <= last && cpu < NUMA_CPUS; cpu++)
-            if (CPU_ISSET_S(cpu, sizeof *allowed, allowed->sets))
-                return true;
+            if (CPU_ISSET_S(cpu, sizeof *allowed, allowed->sets)) {
+                CPU_SET_S(cpu, sizeof *common, common->sets);
+                any = true;
+            }
     } while (fgetc(list) == ',');
-    return false;
+    return any;
+}
+// The same of a node's list; false where there is none.
+static bool numa_node_meets(const char *folder, int node, const struct cpus *allowed, struct cpus *common) {
+    char path[PATH_MAX];
+    FILE *const list =
+        snprintf(path, sizeof path, "%s/node%d/cpulist", folder, node) < (int)sizeof path ? fopen(path, "re") : NULL;
+    if (!list)
+        return false;
+    const bool any = numa_list_meets(list, allowed, common);
+    fclose(list);
+    return any;
 }
 
 static int numa_count(const char *folder, const struct cpus *allowed) {
@@ -33,16 +42,10 @@ static int numa_count(const char *folder, const struct cpus *allowed) {
     if (!directory)
         return 0;
     for (struct dirent *entry; (entry = readdir(directory));) {
-        char path[PATH_MAX];
         int number, length = 0;
-        if (sscanf(entry->d_name, "node%d%n", &number, &length) != 1 || entry->d_name[length] ||
-            snprintf(path, sizeof path, "%s/%s/cpulist", folder, entry->d_name) >= (int)sizeof path)
-            continue;
-        FILE *const list = fopen(path, "re");
-        if (!list)
-            continue;
-        nodes += numa_list_meets(list, allowed);
-        fclose(list);
+        struct cpus common;
+        if (sscanf(entry->d_name, "node%d%n", &number, &length) == 1 && !entry->d_name[length])
+            nodes += numa_node_meets(folder, number, allowed, &common);
     }
     closedir(directory);
     return nodes;
@@ -52,4 +55,32 @@ int numa_nodes_used(const char *folder) {
     struct cpus allowed;
     memset(&allowed, 0, sizeof allowed);
     return sched_getaffinity(0, sizeof allowed, allowed.sets) == 0 ? numa_count(folder, &allowed) : 0;
+}
+
+int numa_node_of_pci(const char *folder, const char *address) {
+    char path[PATH_MAX];
+    int node = -1;
+    if (snprintf(path, sizeof path, "%s/%s/numa_node", folder, address) >= (int)sizeof path)
+        return -1;
+    for (char *c = path + strlen(folder); *c; c++)
+        *c = (char)tolower((unsigned char)*c); // Linux writes addresses in lower case
+    FILE *const file = fopen(path, "re");
+    if (!file)
+        return -1;
+    if (fscanf(file, "%d", &node) != 1 || node < 0)
+        node = -1;
+    fclose(file);
+    return node;
+}
+
+void numa_bind_thread(struct numa_binding *binding, const char *folder, int node) {
+    struct cpus common;
+    memset(binding, 0, sizeof *binding);
+    binding->bound = node >= 0 && sched_getaffinity(0, sizeof binding->before, binding->before.sets) == 0 &&
+                     numa_node_meets(folder, node, &binding->before, &common) &&
+                     sched_setaffinity(0, sizeof common, common.sets) == 0;
+}
+void numa_restore_thread(const struct numa_binding *binding) {
+    if (binding->bound)
+        sched_setaffinity(0, sizeof binding->before, binding->before.sets);
 }

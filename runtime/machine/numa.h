@@ -1,11 +1,31 @@
-// The NUMA nodes of this machine that a process computes on: a node's memory is slow from the cores of another.
+// The NUMA nodes of this machine: a node's memory is slow from the cores, and the devices, of another.
 #pragma once
+#include <sched.h>     // cpu_set_t
+#include <stdbool.h>   // bool
 #include <sys/cdefs.h> // __BEGIN_DECLS
 
 #define NUMA_NODES "/sys/devices/system/node" // where Linux describes them
+#define PCI_DEVICES "/sys/bus/pci/devices"    // and the devices of the PCI bus
+
+enum { NUMA_CPUS = 1 << 14 }; // more than Linux can be built for
+struct cpus {
+    cpu_set_t sets[NUMA_CPUS / CPU_SETSIZE];
+};
+// What a thread was bound to before numa_bind_thread.
+struct numa_binding {
+    struct cpus before;
+    bool bound;
+};
 
 __BEGIN_DECLS
 // The number of nodes that have a CPU which this process may run on, by `folder`, which is NUMA_NODES or laid out as it;
 // 0 where the folder does not tell.
 int numa_nodes_used(const char *folder);
+// The node of a PCI device, of an address as "0000:3B:00.0", by `folder`, which is PCI_DEVICES or laid out as it; -1
+// where the folder does not tell.
+int numa_node_of_pci(const char *folder, const char *address);
+// Binds the calling thread to those CPUs of a node (-1: any) that it may run on. Where there are none the thread stays
+// as it is: a process that is bound to another node. numa_restore_thread ends that.
+void numa_bind_thread(struct numa_binding *binding, const char *folder, int node);
+void numa_restore_thread(const struct numa_binding *binding);
 __END_DECLS

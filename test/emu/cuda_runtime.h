@@ -2,7 +2,8 @@
 //
 // There is no __shared__: kernels take shared memory from kernels/ptx.cuh, whose wrappers see each access.
 // Environment: EMU_MEMORY_BYTES the device's memory, 8 GiB if unset; CUDA_VISIBLE_DEVICES empty or -1: no device;
-// EMU_CAPABILITY the compute capability, 8.0 if unset;
+// EMU_CAPABILITY the compute capability, 8.0 if unset; EMU_PINNED_BYTES how much of the host's memory can be registered;
+// EMU_STREAMS=eager: test/emu/stream.h;
 // EMU_DEVICES how many there are else, 1 if unset (all with the process's memory: what tells them apart is that two ranks
 // of test/emu/nccl.h can't share one); CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as calls on
 // the stream NULL do.
@@ -176,6 +177,8 @@ static inline const char *cudaGetErrorString(cudaError_t status) {
     case cudaErrorInvalidResourceHandle: return "invalid resource handle";
     case cudaErrorIllegalState: return "the operation cannot be performed in the present state";
     case cudaErrorNotReady: return "device not ready";
+    case cudaErrorHostMemoryAlreadyRegistered: return "part or all of the requested memory range is already mapped";
+    case cudaErrorHostMemoryNotRegistered: return "pointer does not correspond to a registered memory region";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
     case cudaErrorStreamCaptureMerge: return "operation would result in a merge of separate capture sequences";
@@ -288,6 +291,61 @@ static inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     return cudaSuccess;
 }
 
+// Memory of the host that was allocated elsewhere and then pinned, whole pages of it.
+struct emu_registration {
+    const char *begin, *end;
+};
+static std::vector<struct emu_registration> emu_registrations;
+enum { cudaHostRegisterDefault = 0 };
+
+static inline cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags) {
+    const cudaError_t status = emu_forbid_while_recording();
+    const char *limit = getenv("EMU_PINNED_BYTES"), *begin = (const char *)memory, *end = begin + bytes;
+    size_t pinned = bytes;
+    if (status != cudaSuccess)
+        return status;
+    if (!memory || bytes == 0 || flags != cudaHostRegisterDefault)
+        return emu_error(cudaErrorInvalidValue);
+    for (const struct emu_registration &r : emu_registrations) {
+        if (begin < r.end && r.begin < end)
+            return emu_error(cudaErrorHostMemoryAlreadyRegistered);
+        pinned += (size_t)(r.end - r.begin);
+    }
+    if (limit && pinned > (size_t)strtoull(limit, NULL, 0))
+        return emu_error(cudaErrorMemoryAllocation);
+    for (const char *page = begin; page < end; page += EMU_PAGE) {
+        unsigned char resident = 0;
+        if (mincore((void *)((uintptr_t)page / EMU_PAGE * EMU_PAGE), 1, &resident) != 0 || !(resident & 1))
+            emu_report("cudaHostRegister: the page at %p was never touched: one thread would touch them all", page);
+    }
+    const struct emu_registration registration = {begin, end};
+    emu_registrations.push_back(registration);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaHostUnregister(void *memory) {
+    const cudaError_t status = emu_forbid_while_recording();
+    if (status != cudaSuccess)
+        return status;
+    emu_run_everything();
+    for (size_t i = 0; i < emu_registrations.size(); i++)
+        if (emu_registrations[i].begin == memory) {
+            emu_registrations.erase(emu_registrations.begin() + (long)i);
+            return cudaSuccess;
+        }
+    return emu_error(cudaErrorHostMemoryNotRegistered);
+}
+static bool emu_is_pinned(const void *memory, size_t bytes) {
+    const struct emu_allocation *a = emu_find_allocation(memory);
+    bool pinned = a && a->kind != EMU_DEVICE;
+    for (const struct emu_registration &r : emu_registrations)
+        pinned = pinned || ((const char *)memory >= r.begin && (const char *)memory + bytes <= r.end);
+    return pinned;
+}
+static inline cudaError_t cudaDeviceGetPCIBusId(char *address, int length, int device) {
+    snprintf(address, (size_t)length, "0000:FF:1F.%d", device % 8); // where no machine has a device
+    return cudaSuccess;
+}
+
 // What a kind of copy says about an address must not be wrong where that is known.
 static inline void emu_check_copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     const struct emu_allocation *target = emu_find_allocation(to), *source = emu_find_allocation(from);
@@ -305,6 +363,11 @@ static inline void emu_check_copy(void *to, const void *from, size_t bytes, enum
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                                           cudaStream_t stream = NULL) {
     emu_check_copy(to, from, bytes, kind);
+    // It would not run beside the first stream: CUDA stages it through memory of its own, and the host waits meanwhile.
+    if (stream && stream->beside && bytes > 0 &&
+        ((kind == cudaMemcpyHostToDevice && !emu_is_pinned(from, bytes)) ||
+         (kind == cudaMemcpyDeviceToHost && !emu_is_pinned(to, bytes))))
+        emu_report("a copy on a stream beside the first one is of memory of the host that is not pinned");
     return bytes == 0 ? cudaSuccess : emu_enqueue(stream, "a copy", [=] { memmove(to, from, bytes); });
 }
 static inline cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream = NULL) {

@@ -2,6 +2,12 @@
 // runs when the host waits for it and not before, so that a host buffer that is changed too early, or read without
 // waiting, gives wrong data. On the stream NULL, and with CUDA_LAUNCH_BLOCKING=1, all runs at once.
 //
+// With EMU_STREAMS=eager the streams beside the first one run as early as they may instead, with EMU_STREAMS=N the Nth of
+// them alone: when work is enqueued on them, or as soon as the event that they wait for has happened, before the first
+// stream goes on. The late order finds a missing wait for another stream, the eager one what another stream does too
+// early, such as refilling a buffer in use; one early and one late, a missing wait between those two. A graph's work runs
+// in the order in which it was recorded.
+//
 // What a capture must not do is refused by CUDA's own error, and spoils what is recorded: waits of the host, waits for an
 // event from outside, two captures that meet, a fork that is not joined again, use of the stream NULL beside a stream that
 // waits for it.
@@ -24,6 +30,8 @@ typedef enum cudaError {
     cudaErrorInvalidDevice = 101,
     cudaErrorInvalidResourceHandle = 400,
     cudaErrorNotReady = 600,
+    cudaErrorHostMemoryAlreadyRegistered = 712,
+    cudaErrorHostMemoryNotRegistered = 713,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureMerge = 902,
@@ -46,6 +54,8 @@ static inline cudaError_t emu_error(cudaError_t status) {
 struct emu_work {
     const char *name;
     std::function<void()> run;
+    const struct emu_stream *other; // a wait: until so much of it is done; NULL: none
+    uint64_t position;
 };
 struct emu_graph {
     std::vector<struct emu_work> works;
@@ -57,6 +67,7 @@ typedef std::map<const struct emu_stream *, uint64_t> emu_recorded_work;
 struct emu_stream {
     bool follows_null; // made without cudaStreamNonBlocking: waits for the stream NULL, which waits for it
     int priority;      // of no effect here
+    int beside;        // made while there were so many others
     std::deque<struct emu_work> queue;
     uint64_t enqueued, done;                   // so far
     std::shared_ptr<struct emu_graph> capture; // what it records, if it does
@@ -90,6 +101,7 @@ static void emu_run_work(const struct emu_work *work) {
     emu_check_red_zones(work->name);
     emu_running = outer;
 }
+static void emu_run_eager(void);
 // Runs a stream's work until so much is done.
 static void emu_run_until(struct emu_stream *stream, uint64_t position) {
     if (stream->done >= position)
@@ -100,8 +112,32 @@ static void emu_run_until(struct emu_stream *stream, uint64_t position) {
         stream->queue.pop_front();
         __atomic_store_n(&stream->done, stream->done + 1, __ATOMIC_RELEASE); // cudaEventQuery looks from any thread
         emu_run_work(&work);
+        emu_run_eager();
     }
     emu_memory_close();
+}
+static bool emu_is_early(const struct emu_stream *stream) {
+    const char *which = getenv("EMU_STREAMS");
+    return which && stream->beside > 0 && (strcmp(which, "eager") == 0 || atoi(which) == stream->beside);
+}
+// Runs what the early streams have to do and need not wait for.
+static void emu_run_eager(void) {
+    static bool running;
+    if (running)
+        return;
+    running = true;
+    for (bool any = true; any;) {
+        any = false;
+        for (struct emu_stream *stream : emu_streams)
+            while (!stream->queue.empty() && emu_is_early(stream)) {
+                const struct emu_work *next = &stream->queue.front();
+                if (next->other && next->other->done < next->position)
+                    break;
+                emu_run_until(stream, stream->done + 1);
+                any = true;
+            }
+    }
+    running = false;
 }
 static void emu_run_all(struct emu_stream *stream) { emu_run_until(stream, stream->enqueued); }
 static void emu_run_following_null(void) {
@@ -141,8 +177,9 @@ static cudaError_t emu_forbid_null_while_recording(void) {
 }
 
 // All that the device does goes through here; a library's stand-in calls it as well. `run` holds its arguments by value.
-static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::function<void()> run) {
-    struct emu_work work = {name, std::move(run)};
+static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::function<void()> run,
+                               const struct emu_stream *other = NULL, uint64_t position = 0) {
+    struct emu_work work = {name, std::move(run), other, position};
     if (stream && stream->capture) {
         if (stream->capture->spoiled)
             return emu_error(cudaErrorStreamCaptureInvalidated);
@@ -164,6 +201,7 @@ static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::funct
     stream->enqueued++;
     if (emu_blocking())
         emu_run_all(stream);
+    emu_run_eager();
     return cudaSuccess;
 }
 
@@ -182,6 +220,7 @@ static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *grea
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     *stream = new emu_stream();
     (*stream)->follows_null = !(flags & cudaStreamNonBlocking);
+    (*stream)->beside = (int)emu_streams.size();
     (*stream)->priority = priority > EMU_LEAST_PRIORITY      ? (int)EMU_LEAST_PRIORITY
                           : priority < EMU_GREATEST_PRIORITY ? (int)EMU_GREATEST_PRIORITY
                                                              : priority;
@@ -315,7 +354,8 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e
         return cudaSuccess;
     struct emu_stream *other = event->stream;
     const uint64_t position = event->position;
-    return emu_enqueue(stream, "a wait for an event", [other, position] { emu_run_until(other, position); });
+    return emu_enqueue(
+        stream, "a wait for an event", [other, position] { emu_run_until(other, position); }, other, position);
 }
 static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     if (!begin->has_time || !end->has_time || !begin->recorded || !end->recorded)

@@ -1,0 +1,39 @@
+// Four neighbours in flat ranges, as the kernels over gradients and states of the optimizer take them.
+#pragma once
+#include "kernels/device.cuh" // DEVICE_FUNCTION
+
+#ifdef TARGET_CUDA
+
+enum { FLAT_THREADS = 256 };
+
+// Four neighbours in a flat range: 16 bytes of fp32, 8 of bf16, one access.
+template <class T> struct alignas(4 * sizeof(T)) four { T x[4]; };
+// Told of each such access before it is made: the emulator checks its address.
+template <class T> DEVICE_FUNCTION void four_check(const T *at, bool write) {
+#ifdef CUDA_EMULATED
+    emu_access_global(at, sizeof(four<T>), write);
+#endif
+}
+template <class T> DEVICE_FUNCTION bool four_aligned(const T *at) { return (uintptr_t)at % sizeof(four<T>) == 0; }
+// The first `count` of from[0..3], and zeros.
+template <class T> DEVICE_FUNCTION struct four<T> four_load(const T *from, int count) {
+    if (count >= 4 && four_aligned(from)) {
+        four_check(from, false);
+        return *(const four<T> *)from;
+    }
+    four<T> result = {};
+    for (int i = 0; i < 4; i++)
+        if (i < count)
+            result.x[i] = from[i];
+    return result;
+} template <class T> DEVICE_FUNCTION void four_store(T *to, const four<T> &value, int count) {
+    if (count >= 4 && four_aligned(to)) {
+        four_check(to, true);
+        *(four<T> *)to = value;
+    } else
+        for (int i = 0; i < 4; i++)
+            if (i < count)
+                to[i] = value.x[i];
+}
+
+#endif

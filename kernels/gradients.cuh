@@ -1,0 +1,239 @@
+// Gradients on their way to the update: their sum over micro-steps, its squares, and the check that clips by their norm
+// or forbids the update.
+#pragma once
+#include "kernels/four.cuh"         // four_load, four_store, FLAT_THREADS
+#include "kernels/random.cuh"       // struct rounding, bf16_stochastic
+#include "kernels/reduce.cuh"       // block_sum_double
+#include "kernels/state_format.cuh" // enum state_format
+#include <math.h>                   // sqrt
+
+// What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait
+// for it.
+struct gradient_check {
+    double grad_norm;
+    float grad_scale; // clipping, and the mean over the targets that count
+    int32_t finite;   // 1 where every loss and the norm are
+};
+
+// The gradients are those of the sum of losses over `targets`, of which `counted` counted: of the mean loss they are
+// targets / counted times as large. grad_norm is the norm of those; they are scaled down to norm `clip` (0: never) as
+// torch.nn.utils.clip_grad_norm_ does, where 1e-6 keeps a zero norm from dividing.
+HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
+    struct gradient_check check;
+    const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
+    check.grad_norm = sqrt(squares) * mean;
+    const double scale = clip > 0 ? clip / (check.grad_norm + 1e-6) : 1;
+    check.grad_scale = (float)(mean * (scale < 1 ? scale : 1));
+    check.finite = isfinite(check.grad_norm) ? 1 : 0;
+    return check;
+}
+
+// total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the bits depend neither
+// on the number of threads nor on the GPU.
+static size_t sum_of_squares_workspace_bytes(void);
+static void sum_of_squares(double *total, // (1)
+                           const void *x, // (n)
+                           enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
+// store = in, or with `add` store + in: in fp32, and where the store is bf16 rounded stochastically by r, which fp32 does
+// not read. NaN stays NaN.
+static void add_gradients(void *store, // (n)
+                          enum state_format format,
+                          const float *in, // (n)
+                          int64_t n, bool add, struct rounding r, struct device *dev);
+// The check of a step, the same on every rank, which has all reports: the norm of the gradients of all ranks' shards,
+// clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all
+// ranks, counted or not; gradients are those of the sum of losses divided by it. A rank's report: the sum of its
+// gradients' squares; num_losses pairs of a sum of losses and the number of targets in it; columns that are not read.
+static void gradient_check(struct gradient_check *check, // (1)
+                           const double *reports,        // (ranks, width)
+                           int ranks, int width, int num_losses, double targets, double clip, struct device *dev);
+enum { REPORT_SQUARES, REPORT_LOSSES }; // columns of reports
+
+static inline void gradients_format_check(enum state_format format) {
+    if (format != FORMAT_FP32 && format != FORMAT_BF16)
+        fail("gradients are fp32 or bf16");
+}
+
+#ifdef TARGET_CUDA
+
+enum { SQUARES_BLOCKS = 1024 };
+
+DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
+DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
+// Block b's sum goes to sums[b]. The number of blocks does not depend on the GPU, and so neither do the bits.
+template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
+    const int64_t thread = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
+    const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
+    const int64_t head = before < n ? before : n, groups = (n - head) / 4, tail = head + 4 * groups;
+    double sum = 0;
+#pragma unroll 4
+    for (int64_t group = thread; group < groups; group += SQUARES_BLOCKS * FLAT_THREADS) {
+        const four<T> y = four_load(x + head + 4 * group, 4);
+        for (int i = 0; i < 4; i++)
+            sum += square(y.x[i]);
+    }
+    if (thread < head)
+        sum += square(x[thread]);
+    if (thread < n - tail)
+        sum += square(x[tail + thread]);
+    sum = block_sum_double(sum, shared_memory());
+    if (threadIdx.x == 0)
+        sums[blockIdx.x] = sum;
+}
+static __global__ void __launch_bounds__(SQUARES_BLOCKS)
+    squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
+    const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
+    if (threadIdx.x == 0)
+        *total = add ? *total + sum : sum;
+}
+static size_t sum_of_squares_workspace_bytes(void) { return SQUARES_BLOCKS * sizeof(double); }
+static void sum_of_squares(double *total, const void *x, enum state_format format, int64_t n, bool add, void *workspace,
+                           struct device *dev) {
+    double *sums = (double *)workspace; // (SQUARES_BLOCKS)
+    gradients_format_check(format);
+    if (format == FORMAT_BF16)
+        LAUNCH(dev, squares_kernel<bf16>, SQUARES_BLOCKS, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const bf16 *)x, n);
+    else
+        LAUNCH(dev, squares_kernel<float>, SQUARES_BLOCKS, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const float *)x, n);
+    LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
+}
+
+static __global__ void add_floats_kernel(float *store, const float *in, int64_t n, bool add) {
+    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
+    if (at >= n)
+        return;
+    const int count = n - at < 4 ? (int)(n - at) : 4;
+    four<float> sum = four_load(in + at, count);
+    if (add) {
+        const four<float> before = four_load(store + at, count);
+        for (int i = 0; i < 4; i++)
+            sum.x[i] += before.x[i];
+    }
+    four_store(store + at, sum, count);
+}
+static __global__ void add_bf16_kernel(bf16 *store, const float *in, int64_t n, bool add, struct rounding r) {
+    const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
+    if (at >= n)
+        return;
+    const int count = n - at < 4 ? (int)(n - at) : 4;
+    const four<float> more = four_load(in + at, count);
+    four<bf16> sum = {};
+    if (add)
+        sum = four_load(store + at, count);
+    const struct philox_words random = rounding_words(r, at);
+    for (int i = 0; i < 4; i++)
+        sum.x[i] = bf16_stochastic(more.x[i] + (add ? bf16_to_float(sum.x[i]) : 0.0f), random.word[i] & 0xffffu);
+    four_store(store + at, sum, count);
+}
+static void add_gradients(void *store, enum state_format format, const float *in, int64_t n, bool add,
+                          struct rounding r, struct device *dev) {
+    const unsigned blocks = blocks_for(n, 4 * FLAT_THREADS);
+    gradients_format_check(format);
+    if (n > 0 && format == FORMAT_BF16)
+        LAUNCH(dev, add_bf16_kernel, blocks, FLAT_THREADS, 0, (bf16 *)store, in, n, add, r);
+    else if (n > 0)
+        LAUNCH(dev, add_floats_kernel, blocks, FLAT_THREADS, 0, (float *)store, in, n, add);
+}
+
+static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
+                                             int num_losses, double targets, double clip) { // one warp
+    float broken = 0;
+    for (int rank = 0; rank < ranks; rank++)
+        for (int i = threadIdx.x; i < 2 * num_losses; i += 32)
+            broken += isfinite(reports[rank * width + REPORT_LOSSES + i]) ? 0.0f : 1.0f;
+    broken = lanes_sum(broken, 32);
+    if (threadIdx.x == 0) {
+        double squares = 0, counted = 0;
+        for (int rank = 0; rank < ranks; rank++) {
+            squares += reports[rank * width + REPORT_SQUARES];
+            for (int i = 0; i < num_losses; i++)
+                counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
+        }
+        struct gradient_check result = gradient_check_of(squares, targets, counted, clip);
+        result.finite = result.finite && broken == 0;
+        *check = result;
+    }
+}
+static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
+                           double targets, double clip, struct device *dev) {
+    LAUNCH(dev, gradient_check_kernel, 1, 32, 0, check, reports, ranks, width, num_losses, targets, clip);
+}
+
+#else
+
+enum { SUM_OF_SQUARES_RUNS = 256 };
+static size_t sum_of_squares_workspace_bytes(void) { return SUM_OF_SQUARES_RUNS * sizeof(double); }
+static inline double squares_of_floats(const float *x, int64_t n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++)
+        sum += (double)x[i] * (double)x[i];
+    return sum;
+}
+static inline double squares_of_bf16(const bf16 *x, int64_t n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++)
+        sum += (double)bf16_to_float(x[i]) * (double)bf16_to_float(x[i]);
+    return sum;
+}
+static void sum_of_squares(double *total, const void *x, enum state_format format, int64_t n, bool add, void *workspace,
+                           struct device *dev) {
+    double *sums = (double *)workspace; // (runs)
+    gradients_format_check(format);
+#pragma omp parallel for schedule(static)
+    for (int64_t run = 0; run < SUM_OF_SQUARES_RUNS; run++) {
+        // n / RUNS first, as n * RUNS could overflow
+        const int64_t begin = n / SUM_OF_SQUARES_RUNS * run, last = run == SUM_OF_SQUARES_RUNS - 1;
+        const int64_t end = last ? n : begin + n / SUM_OF_SQUARES_RUNS;
+        sums[run] = format == FORMAT_BF16 ? squares_of_bf16((const bf16 *)x + begin, end - begin)
+                                          : squares_of_floats((const float *)x + begin, end - begin);
+    }
+    double sum = 0;
+    for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
+        sum += sums[run];
+    *total = add ? *total + sum : sum;
+}
+
+static void add_floats(float *store, const float *in, int64_t n, bool add) {
+#pragma omp parallel for simd schedule(static)
+    for (int64_t i = 0; i < n; i++)
+        store[i] = add ? store[i] + in[i] : in[i];
+}
+static void add_bf16(bf16 *store, const float *in, int64_t n, bool add, struct rounding r) {
+#pragma omp parallel for schedule(static)
+    for (int64_t begin = 0; begin < n; begin += PHILOX_CHUNK) {
+        const int count = n - begin < PHILOX_CHUNK ? (int)(n - begin) : (int)PHILOX_CHUNK;
+        uint32_t words[PHILOX_CHUNK];
+        rounding_chunk(words, r, begin);
+#pragma omp simd
+        for (int i = 0; i < count; i++) {
+            const float before = add ? bf16_to_float(store[begin + i]) : 0.0f;
+            store[begin + i] = bf16_stochastic(before + in[begin + i], words[i] & 0xffffu);
+        }
+    }
+}
+static void add_gradients(void *store, enum state_format format, const float *in, int64_t n, bool add,
+                          struct rounding r, struct device *dev) {
+    gradients_format_check(format);
+    if (format == FORMAT_BF16)
+        add_bf16((bf16 *)store, in, n, add, r);
+    else
+        add_floats((float *)store, in, n, add);
+}
+
+static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,
+                           double targets, double clip, struct device *dev) {
+    double squares = 0, counted = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        squares += reports[rank * width + REPORT_SQUARES];
+        for (int i = 0; i < num_losses; i++)
+            counted += reports[rank * width + REPORT_LOSSES + 2 * i + 1];
+    }
+    *check = gradient_check_of(squares, targets, counted, clip);
+    for (int rank = 0; rank < ranks; rank++)
+        for (int i = 0; i < 2 * num_losses; i++)
+            check->finite = check->finite && isfinite(reports[rank * width + REPORT_LOSSES + i]);
+}
+
+#endif

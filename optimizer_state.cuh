@@ -1,0 +1,261 @@
+// The optimizer's state: one row per kind, how each is stored, and where: a flat buffer with an element for each
+// parameter, sharded from ZeRO stage 1 on, of which a fraction may lie in the host's memory.
+//
+// An element's index in this rank's buffers is its place: its index in the flat buffers where the state is whole, else
+// among this rank's shards (zero.cuh). Places [0, cut) are in the device's memory, the others in the host's, for every
+// kind of state alike. A kind has one format for the units of layers and one for head and embeddings: since units are
+// ranges of places, a place's offset in bytes is a sum over at most three ranges.
+#pragma once
+#include "config.h"                  // struct config
+#include "kernels/adamw.cuh"         // struct adamw
+#include "kernels/device_memory.cuh" // device_upload, device_download, device_zero
+#include "kernels/state_format.cuh"  // enum state_format, state_bytes
+#include "zero.cuh"                  // struct zero, struct shards
+
+// The value of an element of the state before the first step.
+enum state_start {
+    STATE_FROM_PARAMETERS, // the parameter, not rounded to floatX
+    STATE_ZERO,
+};
+
+// Columns: id; name in reports and plans; prefix of its tensors' names in optimizer.safetensors; initial value. Of
+// master weights only what the parameters lack is stored; without any, the parameters stand in for them.
+#define OPTIMIZER_STATE_ROWS(ROW)                                                                                      \
+    ROW(MASTER, "master weights", "master", STATE_FROM_PARAMETERS)                                                     \
+    ROW(MOMENT1, "first moments", "exp_avg", STATE_ZERO)                                                               \
+    ROW(MOMENT2, "second moments", "exp_avg_sq", STATE_ZERO)
+
+enum optimizer_state {
+#define ENUM_ROW(id, name, file_name, start) STATE_##id,
+    OPTIMIZER_STATE_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        STATE_COUNT
+};
+
+struct optimizer_state_row {
+    const char *name, *file_name;
+    enum state_start start;
+};
+static const struct optimizer_state_row optimizer_state_rows[STATE_COUNT] = {
+#define STRUCT_ROW(id, name, file_name, start) {name, file_name, start},
+    OPTIMIZER_STATE_ROWS(STRUCT_ROW)
+#undef STRUCT_ROW
+};
+
+// How a kind of state is stored.
+struct state_formats {
+    bool present;                     // false: the parameters stand in for it
+    enum state_format layers, others; // in the units of layers; in those of head and embeddings
+};
+
+struct stored_state {
+    struct state_formats formats;
+    int device_id, host_id; // buffers in the plan, -1: none
+    char *device, *host;    // places [0, cut), and from cut on; NULL: none, or only planned
+};
+
+enum { UPDATE_SLOTS = 3 }; // pieces of the update on the device: arriving, in work, leaving
+
+struct optimizer {
+    struct zero *zero;     // parameters and gradients; not owned
+    struct fp8_state *fp8; // whose amaxes of weights the update collects; not owned
+    struct stored_state states[STATE_COUNT];
+    int64_t elements; // places of this rank's buffers
+    int64_t cut;
+    // The streamed update; see optimizer.cuh.
+    int slots_id;
+    int64_t piece; // elements; 0: nothing is streamed
+    size_t slot_bytes;
+};
+
+static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
+// Whether the parameters stand in for this state.
+static bool state_is_parameters(const struct optimizer *o, enum optimizer_state id) {
+    return optimizer_state_rows[id].start == STATE_FROM_PARAMETERS && !o->states[id].formats.present;
+}
+
+// ---- formats and places ----
+
+static enum state_format moment_format(enum config_moment_dtype dtype, enum state_format in_8bit) {
+    switch (dtype) {
+    case MOMENT_FP32: return FORMAT_FP32;
+    case MOMENT_BF16: return FORMAT_BF16;
+    case MOMENT_8BIT: return in_8bit;
+    }
+    return FORMAT_FP32;
+}
+// The formats that the options ask for. 8-bit moments of embeddings make pretraining unstable (Dettmers,
+// huggingface/transformers #14819): head and embeddings have bf16's instead.
+static struct state_formats state_formats_of(const struct config *c, enum optimizer_state id) {
+    struct state_formats formats = {true, FORMAT_FP32, FORMAT_FP32};
+    switch (id) {
+    case STATE_MASTER:
+        formats.layers = formats.others = FORMAT_REMAINDER;
+        formats.present = sizeof(floatX) < sizeof(float) && c->main_params_dtype == MAIN_FP32;
+        break;
+    case STATE_MOMENT1:
+        formats.layers = moment_format(c->exp_avg_dtype, FORMAT_8BIT);
+        formats.others = moment_format(c->exp_avg_dtype, FORMAT_BF16);
+        break;
+    case STATE_MOMENT2:
+        formats.layers = moment_format(c->exp_avg_sq_dtype, FORMAT_8BIT_ROOT);
+        formats.others = moment_format(c->exp_avg_sq_dtype, FORMAT_BF16);
+        break;
+    case STATE_COUNT: break;
+    }
+    return formats;
+}
+static enum state_format optimizer_format(const struct optimizer *o, enum optimizer_state id, int unit) {
+    const struct state_formats *f = &o->states[id].formats;
+    return unit == unit_of_head() || unit == unit_of_embeddings(o->zero->table) ? f->others : f->layers;
+}
+
+// Bytes from place 0 to `place`, a multiple of STATE_BLOCK.
+static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
+    const struct parameters *table = o->zero->table;
+    const int64_t ranks = optimizer_is_sharded(o) ? o->zero->shards.ranks : 1;
+    const int64_t ends[] = {table->unit_begin[unit_of_head() + 1] / ranks,
+                            table->unit_begin[unit_of_embeddings(table)] / ranks, o->elements};
+    const struct state_formats *f = &o->states[id].formats;
+    const enum state_format formats[] = {f->others, f->layers, f->others};
+    size_t bytes = 0;
+    int64_t begin = 0;
+    for (int i = 0; i < 3 && begin < place; i++) {
+        const int64_t end = ends[i] < place ? ends[i] : place;
+        bytes += state_bytes(formats[i], end - begin);
+        begin = ends[i];
+    }
+    return bytes;
+}
+
+// Where this rank's buffers have a state: of [place, place + n), cut to what lies in one memory, *count elements.
+static char *state_address(const struct optimizer *o, enum optimizer_state id, int64_t place, int64_t n, int64_t *count,
+                           bool *on_host) {
+    const struct stored_state *s = &o->states[id];
+    *on_host = place >= o->cut;
+    *count = !*on_host && place + n > o->cut ? o->cut - place : n;
+    const size_t offset = state_offset(o, id, place);
+    return *on_host ? s->host + (offset - state_offset(o, id, o->cut)) : s->device + offset;
+}
+
+// ---- memory ----
+
+// Adds the state to the plan.
+static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
+                           bool trains) {
+    struct plan *plan = &zero->timeline->plan;
+    memset(o, 0, sizeof *o);
+    o->zero = zero;
+    o->fp8 = fp8;
+    o->slots_id = -1;
+    o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
+    const double fraction = config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0;
+    const int64_t blocks = o->elements / STATE_BLOCK;
+    o->cut = (blocks - (int64_t)((double)blocks * fraction + 0.5)) * STATE_BLOCK;
+    for (int i = 0; i < STATE_COUNT; i++) {
+        const enum optimizer_state id = (enum optimizer_state)i;
+        const struct optimizer_state_row *row = &optimizer_state_rows[id];
+        struct stored_state *s = &o->states[id];
+        s->device_id = s->host_id = -1;
+        s->formats = state_formats_of(config, id);
+        if (!trains || !s->formats.present)
+            continue;
+        const size_t below = state_offset(o, id, o->cut), all = state_offset(o, id, o->elements);
+        if (below > 0)
+            s->device_id = plan_add(plan, ARENA_OPTIMIZER, row->name, row->name, -1, below);
+        if (all > below)
+            s->host_id = plan_add(plan, ARENA_HOST_OPTIMIZER, row->name, row->name, -1, all - below);
+    }
+}
+// Sets the state's addresses in the arenas.
+static void optimizer_allocate(struct optimizer *o) {
+    const struct timeline *t = o->zero->timeline;
+    for (int id = 0; id < STATE_COUNT; id++) {
+        o->states[id].device = (char *)plan_pointer(&t->plan, &t->arenas, o->states[id].device_id);
+        o->states[id].host = (char *)plan_pointer(&t->plan, &t->arenas, o->states[id].host_id);
+    }
+}
+static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) {
+    return o->states[id].device != NULL || o->states[id].host != NULL;
+}
+
+// ---- reading and writing ----
+
+// Copies elements [at, at + n) of the flat buffers, which this rank holds, as they are stored: into host memory, or
+// from it. `at` is a multiple of STATE_BLOCK, a block that the range begins counts whole. Returns when it is done.
+static void optimizer_move(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, char *native,
+                           enum transfer_direction direction) {
+    const struct shards *s = &o->zero->shards;
+    struct device *dev = o->zero->timeline->dev;
+    int64_t place, count, some;
+    n = (n + STATE_BLOCK - 1) / STATE_BLOCK * STATE_BLOCK;
+    for (int64_t first = at; (count = shards_next(s, optimizer_is_sharded(o), &first, at + n, &place)) > 0;
+         first += count)
+        for (int64_t done = 0; done < count; done += some) {
+            bool on_host;
+            char *stored = state_address(o, id, place + done, count - done, &some, &on_host);
+            const size_t bytes = state_offset(o, id, place + done + some) - state_offset(o, id, place + done);
+            if (direction == TRANSFER_TO_DEVICE && on_host)
+                memcpy(stored, native, bytes);
+            else if (direction == TRANSFER_TO_DEVICE)
+                device_upload(stored, native, bytes, dev);
+            else if (on_host)
+                memcpy(native, stored, bytes);
+            else
+                device_download_begin(native, stored, bytes, dev);
+            native += bytes;
+        }
+    device_synchronize(dev);
+}
+// Elements [at, at + n) of the flat buffers as they are stored, all within this rank's shards, from and to host memory.
+// `at` is a multiple of STATE_BLOCK; a block that the range begins counts whole. Both wait for the device.
+static void optimizer_download(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n,
+                               void *native) {
+    optimizer_move(o, id, at, n, (char *)native, TRANSFER_TO_HOST);
+}
+static void optimizer_upload(struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, const void *native) {
+    optimizer_move(o, id, at, n, (char *)(uintptr_t)native, TRANSFER_TO_DEVICE);
+}
+
+// Zeroes the state, and with it the gaps between tensors; optimizer_set_parameters then sets STATE_FROM_PARAMETERS.
+static void optimizer_initialise(struct optimizer *o) {
+    for (int i = 0; i < STATE_COUNT; i++) {
+        const enum optimizer_state id = (enum optimizer_state)i;
+        const size_t below = state_offset(o, id, o->cut);
+        if (o->states[id].device)
+            device_zero(o->states[id].device, below, o->zero->timeline->dev);
+        if (o->states[id].host)
+            memset(o->states[id].host, 0, state_offset(o, id, o->elements) - below);
+    }
+}
+
+// Uploads 2-byte elements [at, at + n), at any element, of the remainders of master weights. `low`, in host memory,
+// must stay until the device was waited for.
+static void optimizer_upload_remainders(struct optimizer *o, int64_t at, const uint16_t *low, int64_t n) {
+    const struct shards *s = &o->zero->shards;
+    const struct stored_state *state = &o->states[STATE_MASTER];
+    int64_t place, count;
+    for (int64_t first = at; (count = shards_next(s, optimizer_is_sharded(o), &first, at + n, &place)) > 0;
+         first += count) {
+        const int64_t below = place >= o->cut ? 0 : o->cut - place < count ? o->cut - place : count;
+        if (below > 0)
+            device_upload(state->device + (size_t)place * sizeof *low, low + (first - at), (size_t)below * sizeof *low,
+                          o->zero->timeline->dev);
+        if (below < count)
+            memcpy(state->host + (size_t)(place + below - o->cut) * sizeof *low, low + (first - at) + below,
+                   (size_t)(count - below) * sizeof *low);
+    }
+}
+// Sets parameters [at, at + n) of the flat buffers: rounded into the parameters, and what the rounding leaves into the
+// states that start from them. `rounded` has room for 2 n. Both must stay until the device was waited for.
+static void optimizer_set_parameters(struct optimizer *o, int64_t at, const float *exact, int64_t n, floatX *rounded) {
+    uint16_t *low = (uint16_t *)(rounded + n);
+    for (int64_t i = 0; i < n; i++) {
+        rounded[i] = parameter_rounded(exact[i]);
+        low[i] = split_low(exact[i]);
+    }
+    if (optimizer_holds(o, STATE_MASTER))
+        optimizer_upload_remainders(o, at, low, n);
+    zero_upload(o->zero, o->zero->params, shards_parameters(&o->zero->shards), at, rounded, n, sizeof *rounded);
+    o->fp8->weights_known = false;
+}

@@ -1,0 +1,172 @@
+// The optimizer's state in every format, on the device and in the host's memory: an update that streams its state has
+// the bits of one that does not, in pieces of any size, and the plan falls by what left the device.
+#define UPDATE_SLOT_BYTES 6000 // several pieces even of a small model
+#include "test/model.h"        // before gpt.cuh, which it looks into
+#include "test/setup.h"
+#include "test/testing.h"
+#include <string.h>
+
+// One dtype an option: FP32 is the default. 8-bit has bf16 for head and embeddings, of which the shapes have both.
+static const char *const formats[] = {
+    "",
+    "--exp-avg-dtype bf16",
+    "--exp-avg-sq-dtype bf16",
+    "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "--exp-avg-dtype 8bit --exp-avg-sq-dtype 8bit",
+    "--exp-avg-dtype 8bit --exp-avg-sq-dtype bf16",
+#ifdef PRECISION_BF16
+    "--main-params-dtype bf16",
+    "--main-params-dtype bf16 --exp-avg-dtype 8bit --exp-avg-sq-dtype 8bit",
+#endif
+};
+enum { FORMATS = sizeof formats / sizeof *formats };
+// Fractions at which the cut lies within a layer, within the first tensors, near the end; the last: all.
+static const char *const fractions[] = {"0.37", "0.99", "0.02", "1"};
+enum { FRACTIONS = sizeof fractions / sizeof *fractions };
+
+// What updates leave behind: parameters, and each state as it is stored.
+struct states {
+    struct outcome steps;
+    char *native[STATE_COUNT];
+    size_t bytes[STATE_COUNT];
+};
+static struct states states_of(struct setup *s) {
+    struct states r;
+    const struct optimizer *o = &s->model->optimizer;
+    memset(&r, 0, sizeof r);
+    r.steps = two_steps(s);
+    for (int id = 0; id < STATE_COUNT; id++) {
+        if (!optimizer_holds(o, (enum optimizer_state)id))
+            continue;
+        r.bytes[id] = state_offset(o, (enum optimizer_state)id, o->elements);
+        r.native[id] = (char *)test_alloc(r.bytes[id]);
+        optimizer_download(o, (enum optimizer_state)id, 0, o->elements, r.native[id]);
+    }
+    return r;
+}
+static void states_free(struct states *r) {
+    outcome_free(&r->steps);
+    for (int id = 0; id < STATE_COUNT; id++)
+        free(r->native[id]);
+}
+static void assert_same_states(const struct states *a, const struct states *b, const char *what) {
+    assert_same_bits(&a->steps, &b->steps, what);
+    for (int id = 0; id < STATE_COUNT; id++) {
+        assert_true(a->bytes[id] == b->bytes[id]);
+        if (a->bytes[id] > 0 && memcmp(a->native[id], b->native[id], a->bytes[id]) != 0)
+            fail_msg("%s: %s differ", what, optimizer_state_rows[id].name);
+    }
+}
+
+static void same_bits(const char *shape) {
+    for (int f = 0; f < FORMATS; f++) {
+        struct setup whole = setup_of(shape, formats[f]);
+        struct states expected = states_of(&whole);
+        assert_true(whole.model->optimizer.piece == 0);
+        for (int k = 0; k < FRACTIONS; k++) {
+            char options[256];
+            snprintf(options, sizeof options, "%s --optimizer-cpu-offload --optimizer-offload-fraction %s", formats[f],
+                     fractions[k]);
+            struct setup s = setup_of(shape, options);
+            assert_true(s.model->optimizer.piece > 0 && s.model->optimizer.cut < s.model->optimizer.elements);
+            for (int direction = 0; direction < k % 4; direction++) // none, one or both directions copied late
+                transfers_copy_late(&s.model->timeline.transfers, (enum transfer_direction)(direction % 2));
+            struct states streamed = states_of(&s);
+            assert_same_states(&expected, &streamed, options);
+            states_free(&streamed);
+            setup_free(&s);
+        }
+        states_free(&expected);
+        setup_free(&whole);
+    }
+}
+static void streamed_updates_have_the_bits_of_whole_ones_gpt2(void **state) { same_bits(GPT2); }
+static void streamed_updates_have_the_bits_of_whole_ones_llama(void **state) { same_bits(LLAMA); }
+
+// Every tensor's state changes in a step, wherever it is.
+static void each_state_is_updated(void **state) {
+    struct setup s = setup_of(LLAMA, "--optimizer-cpu-offload --optimizer-offload-fraction 0.5");
+    float *before[STATE_COUNT];
+    for (int id = 0; id < STATE_COUNT; id++)
+        before[id] = state_values(s.model, (enum optimizer_state)id);
+    struct outcome o = two_steps(&s);
+    for (int id = 0; id < STATE_COUNT; id++) {
+        float *after = state_values(s.model, (enum optimizer_state)id);
+        for (int i = 0; i < s.model->table.num_tensors; i++) {
+            const struct tensor *t = &s.model->table.tensors[i];
+            if (!memcmp(before[id] + t->offset, after + t->offset, (size_t)t->count * sizeof *after))
+                fail_msg("a step leaves the %s of %s as they were", optimizer_state_rows[id].name, t->name);
+        }
+        free(after);
+        free(before[id]);
+    }
+    outcome_free(&o);
+    setup_free(&s);
+}
+
+// A step with a NaN leaves every byte as it was, in every format.
+static void a_step_that_is_not_finite_changes_nothing(void **state) {
+    for (int f = 0; f < FORMATS; f++)
+        for (int offload = 0; offload < 2; offload++) {
+            char options[256];
+            snprintf(options, sizeof options, "%s %s", formats[f],
+                     offload ? "--optimizer-cpu-offload --optimizer-offload-fraction 0.6" : "");
+            struct setup s = setup_of(GPT2, options);
+            struct states before = states_of(&s);
+            struct gpt *m = s.model;
+            gpt_zero_gradients(m);
+            setup_micro_step(&s, 0, NAN);
+            setup_micro_step(&s, 1, 0.5);
+            update_norm(m, 3, 1e-3);
+            device_synchronize(m->dev);
+            assert_memory_equal(before.steps.params, m->zero.params, (size_t)m->table.flat * sizeof(floatX));
+            for (int id = 0; id < STATE_COUNT; id++) {
+                if (before.bytes[id] == 0)
+                    continue;
+                char *now = (char *)test_alloc(before.bytes[id]);
+                optimizer_download(&m->optimizer, (enum optimizer_state)id, 0, m->optimizer.elements, now);
+                assert_memory_equal(now, before.native[id], before.bytes[id]);
+                free(now);
+            }
+            states_free(&before);
+            setup_free(&s);
+        }
+}
+
+// What leaves the device is on the host, to the byte, and the device's arena of states falls by it; the slots of the
+// update lie where activations were.
+static void the_plan_falls_by_what_left(void **state) {
+    struct setup whole = setup_of(LLAMA, ""),
+                 half = setup_of(LLAMA, "--optimizer-cpu-offload --optimizer-offload-fraction 0.5"),
+                 none = setup_of(LLAMA, "--optimizer-cpu-offload");
+    const struct plan *a = &whole.model->timeline.plan, *b = &half.model->timeline.plan,
+                      *c = &none.model->timeline.plan;
+    const size_t flat = (size_t)whole.model->table.flat, each = sizeof(floatX) == 2 ? 2 + 4 + 4 : 4 + 4;
+    assert_int_equal(a->arena_bytes[ARENA_HOST_OPTIMIZER], 0);
+    assert_int_equal(c->arena_bytes[ARENA_HOST_OPTIMIZER], flat * each);
+    assert_int_equal(a->arena_bytes[ARENA_OPTIMIZER] - c->arena_bytes[ARENA_OPTIMIZER], flat * each);
+    assert_int_equal(b->arena_bytes[ARENA_OPTIMIZER] + b->arena_bytes[ARENA_HOST_OPTIMIZER],
+                     a->arena_bytes[ARENA_OPTIMIZER]);
+    assert_true(b->arena_bytes[ARENA_HOST_OPTIMIZER] * 2 >= flat * each - 2 * STATE_BLOCK * each &&
+                b->arena_bytes[ARENA_HOST_OPTIMIZER] * 2 <= flat * each + 2 * STATE_BLOCK * each);
+    assert_int_equal(a->arena_bytes[ARENA_ACTIVATIONS], c->arena_bytes[ARENA_ACTIVATIONS]);
+    size_t moved[TRANSFER_DIRECTIONS] = {0, 0};
+    for (int i = 0; i < c->transfer_count; i++)
+        moved[c->transfers[i].direction] += c->transfers[i].bytes;
+    assert_int_equal(moved[TRANSFER_TO_HOST], flat * each);
+    assert_int_equal(moved[TRANSFER_TO_DEVICE], flat * each);
+    setup_free(&whole);
+    setup_free(&half);
+    setup_free(&none);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streamed_updates_have_the_bits_of_whole_ones_gpt2),
+        cmocka_unit_test(streamed_updates_have_the_bits_of_whole_ones_llama),
+        cmocka_unit_test(each_state_is_updated),
+        cmocka_unit_test(a_step_that_is_not_finite_changes_nothing),
+        cmocka_unit_test(the_plan_falls_by_what_left),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
