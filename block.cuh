@@ -316,6 +316,10 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
         zero_prefetch(&m->zero, pass, next);
         if (next == unit_of_head())
             zero_prefetch(&m->zero, head_pass(m, pass), head_unit(m));
+        if (next == unit_of_head() && pass == PASS_TRAIN) {
+            zero_prefetch_gradients(&m->zero, unit_of_head());
+            zero_prefetch_gradients(&m->zero, head_unit(m));
+        }
     }
     produce &= activation_present(&m->shape.layer);
     attention_branch_forward(m, l, produce, pass);
