@@ -91,6 +91,14 @@ static double fit_recompute_s(const struct fit_space *s, int recompute) {
     return (n > 0 ? n * s->recompute_s[k + 1] : 0) + (s->num_layers - n) * s->recompute_s[k];
 }
 
+// Seconds for which the copies of offloaded activations outlast a pass's computation, layer by layer.
+static double fit_exposed_s(const struct fit_space *s, const struct fit_choice *c, double pass_s) {
+    const int k = c->recompute / s->num_layers, n = c->recompute % s->num_layers, first = c->layers < n ? c->layers : n;
+    const double layer_s = pass_s / s->num_layers;
+    return (first > 0 ? first * fit_most(s->kept_bytes[k + 1] / s->bus - layer_s, 0) : 0) +
+           (c->layers - first) * fit_most(s->kept_bytes[k] / s->bus - layer_s, 0);
+}
+
 static struct fit_outcome fit_estimate(const struct fit_space *s, const struct fit_choice *c,
                                        const struct fit_outcome *correction) {
     struct fit_outcome e;
@@ -98,10 +106,12 @@ static struct fit_outcome fit_estimate(const struct fit_space *s, const struct f
                  states = s->states_bytes[c->formats], part = states * c->percent / 100;
     e.host = away + c->gradients * g + c->weights * s->weights_bytes + part;
     e.device = fit_kept_bytes(s, c->recompute, s->num_layers) + g + s->weights_bytes + states - e.host;
-    const double up = away + c->gradients * g, down = up + 2 * c->weights * s->weights_bytes,
-                 update = part + c->weights * s->weights_bytes + c->gradients * g;
-    e.seconds = s->micro_steps * fit_most(s->compute_s + fit_recompute_s(s, c->recompute), down / s->bus) +
-                fit_most(s->update_s[c->formats], update / s->bus);
+    const double weights = c->weights * s->weights_bytes, gradients = c->gradients * g;
+    const double forward = fit_most(s->compute_s / 3 + fit_exposed_s(s, c, s->compute_s / 3), weights / s->bus),
+                 compute = s->compute_s * 2 / 3 + fit_recompute_s(s, c->recompute),
+                 backward = fit_most(compute + fit_exposed_s(s, c, compute), (away + weights + gradients) / s->bus),
+                 update = fit_most(s->update_s[c->formats], (part + weights + gradients) / s->bus);
+    e.seconds = s->micro_steps * (forward + backward) + update;
     e.device += correction->device;
     e.host += correction->host;
     e.seconds += correction->seconds;
@@ -146,11 +156,17 @@ static int fit_percent(const struct fit_space *s, const struct fit_set *set, str
     return need <= least ? least : need < most ? (int)need : most;
 }
 
+// The least that is worth to be a set's own: what was asked for, else 1 or `some`.
+static int fit_least(int least, int most, int some) {
+    const int wanted = least > 0 ? least : some > 1 ? some : 1;
+    return wanted < most ? wanted : most;
+}
+
 // Finds the set's best choice by estimate.
 static void fit_propose(const struct fit_space *s, struct fit_set *set, enum fit_objective objective) {
     const struct fit_choice *kind = &set->kind;
-    const int layers_least = kind->layers ? (s->least.layers > 1 ? s->least.layers : 1) : 0;
-    const int percent_least = kind->percent ? (s->least.percent > 1 ? s->least.percent : 1) : 0;
+    const int layers_least = kind->layers ? fit_least(s->least.layers, s->most.layers, s->num_layers / 16) : 0;
+    const int percent_least = kind->percent ? fit_least(s->least.percent, s->most.percent, 5) : 0;
     struct fit_choice c = *kind;
     set->next_value = INFINITY;
     for (c.recompute = s->least.recompute; c.recompute <= s->most.recompute; c.recompute++)
