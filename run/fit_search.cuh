@@ -165,8 +165,9 @@ static int fit_least(int least, int most, int some) {
 // Finds the set's best choice by estimate.
 static void fit_propose(const struct fit_space *s, struct fit_set *set, enum fit_objective objective) {
     const struct fit_choice *kind = &set->kind;
-    const int layers_least = kind->layers ? fit_least(s->least.layers, s->most.layers, s->num_layers / 16) : 0;
-    const int percent_least = kind->percent ? fit_least(s->least.percent, s->most.percent, 5) : 0;
+    const int some = objective == FIT_SECONDS ? 5 : 1;
+    const int layers_least = kind->layers ? fit_least(s->least.layers, s->most.layers, some * s->num_layers / 80) : 0;
+    const int percent_least = kind->percent ? fit_least(s->least.percent, s->most.percent, some) : 0;
     struct fit_choice c = *kind;
     set->next_value = INFINITY;
     for (c.recompute = s->least.recompute; c.recompute <= s->most.recompute; c.recompute++)
