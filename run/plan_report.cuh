@@ -72,7 +72,7 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
 static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
     char text[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
-        if (plan_arena_memory((enum plan_arena)a) == memory)
+        if (plan_arena_memory((enum plan_arena)a) == memory && (memory == MEMORY_DEVICE || plan->arena_bytes[a] > 0))
             plan_print_row(file, plan_arena_name((enum plan_arena)a), plan->arena_bytes[a], peak, SIZE_MAX);
     fprintf(file, "  no placement takes less than %s; this one takes %.2f %% more\n", log_bytes(text, (int64_t)bound),
             bound > 0 ? 100.0 * (double)(peak - bound) / (double)bound : 0.0);

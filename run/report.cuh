@@ -62,7 +62,7 @@ static void report_offload(const struct run *r) {
     if (plan->host_peak_bytes == plan->arena_bytes[ARENA_HOST_STAGING])
         return;
     gpt_transfer_bytes(r->model, bytes);
-    log_row("offloaded", "%s of the host's memory, pinned; a step copies %s there and %s back%s",
+    log_row("offloaded", "%s of the host's memory; a step copies %s there and %s back%s",
             log_bytes(pinned, (int64_t)plan->host_peak_bytes), log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]),
             log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
             DEVICE_MEMORY_IS_HOSTS ? "; on the cpu target that saves nothing" : "");
