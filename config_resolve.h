@@ -2,6 +2,7 @@
 // from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
 #include "config.h"        // struct config
+#include "config_fit.h"    // state formats and offload
 #include "config_fp8.h"    // the options of FP8
 #include "config_layers.h" // the lists of layers
 
@@ -167,6 +168,13 @@ static inline void config_resolve_ranks(struct config *c) {
         c->bucket_mib = c->ranks > 32 ? (float)c->ranks : 32;
     if (c->bucket_mib < 0.001f)
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->bucket_mib);
+    if (c->offload_weights && c->ranks > 1 && c->zero_stage < 3)
+        fail("--offload-weights on %d ranks needs --zero-stage 3, in which each rank holds a shard of the parameters",
+             c->ranks);
+    const bool unlike = c->offload_gradients || c->main_grads_dtype != MAIN_FP32;
+    if (unlike && c->ranks > 1 && c->zero_stage < 2)
+        fail("%s on %d ranks needs --zero-stage 2 or 3, in which each rank holds a shard of the gradients",
+             c->offload_gradients ? "--offload-gradients" : "--main-grads-dtype bf16", c->ranks);
 }
 
 static inline void config_resolve_batches(struct config *c) {
@@ -244,11 +252,10 @@ static inline void config_resolve_data(struct config *c) {
 static inline void config_check_recompute(const struct config *c) {
     int first = 0, last = 0;
     for (const char *at = c->recompute_layers; *at;)
-        recompute_next_layers(c->recompute_layers, &at, &first, &last);
+        recompute_next_layers("--recompute-layers", c->recompute_layers, &at, &first, &last);
     recompute_modules_of(c->recompute_modules);
-    if (c->cpu_offloading_num_layers > c->num_layers)
-        fail("--cpu-offloading-num-layers %d: the model has only %d layers", c->cpu_offloading_num_layers,
-             c->num_layers);
+    for (const char *at = c->recompute_layer_modules; *at;)
+        recompute_next_entry(c->recompute_layer_modules, &at);
 }
 
 // ---- sizes ----
@@ -290,14 +297,6 @@ static inline struct config config_read(int argc, char **argv, options_build *de
 }
 // Sets the options that the user left open: from the preset, then derived from the other options. Fails where options
 // contradict each other.
-// What is offloaded needs the host's memory: unless it is asked for, no checkpoint is copied there too.
-static inline void config_resolve_checkpoints(struct config *c) {
-    const bool offloads =
-        c->optimizer_cpu_offload || c->offload_gradients || c->offload_weights || c->cpu_offloading_num_layers > 0;
-    if (offloads && !config_given(c, checkpoint_async))
-        c->checkpoint_async = false;
-}
-
 static inline void config_resolve(struct config *config) {
     if (config->preset > 0)
         options_fill(&config_options, config, config->given, presets[config->preset - 1].settings);
@@ -309,7 +308,7 @@ static inline void config_resolve(struct config *config) {
     config_check_recompute(config);
     config_check_sizes(config);
     config_resolve_fp8(config);
-    config_resolve_checkpoints(config);
+    config_resolve_fit(config);
 }
 // config_read and config_resolve.
 static inline struct config config_parse(int argc, char **argv) {

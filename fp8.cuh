@@ -25,7 +25,7 @@ struct fp8_state {
     int first_layer, end_layer;      // the layers in FP8; none where they are equal
     const struct layer_shape *shape; // not owned
     int num_layers;
-    bool weights_sharded; // no rank updates a whole weight: a weight's amax is taken where it is cast
+    bool weights_sharded; // no rank updates a whole weight, or not on the device: its amax is taken where it is cast
     int scales_id, amaxes_id, counts_id, history_id; // buffers in the plan, -1: none
     // In the device's memory; NULL while planning, and without FP8; of blocks' scales there are counts alone:
     struct fp8_scale *scales; // (L, LINEAR_COUNT, FP8_OPERANDS)

@@ -161,7 +161,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         norm_gradient(m, -1, dres, dlnf, x, final_norm_stats(m, pass), NORM_FINAL,
                       stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
         zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
-        zero_reduce(&m->zero, unit_of_head(), m->last_micro_step);
+        zero_reduce(&m->zero, unit_of_head());
     }
 }
 
@@ -180,7 +180,7 @@ static void embedding_gradients(struct gpt *m) {
     void *ws = workspace(m, embedding_backward_workspace_bytes(e.B, e.T));
     RUN(m, embedding_backward(dwte, dwpe, dres, tokens, positions, e.B, e.T, m->shape.layer.C, embedding_scale(m),
                               dropout_of(m, m->config.hidden_dropout, 0, DROPOUT_EMBEDDING), ws, m->dev));
-    zero_reduce(&m->zero, unit, m->last_micro_step);
+    zero_reduce(&m->zero, unit);
 }
 
 // The work of a micro-step that never changes, and so can be recorded: forward and backward of scale times the loss.
@@ -204,18 +204,22 @@ static void forward_backward(struct gpt *m, double scale) {
                 block_forward(m, k, policy_missing(&m->policy, k, s), PASS_RECOMPUTE);
         }
         block_backward(m, l);
-        zero_reduce(&m->zero, unit_of_layer(&m->table, l), m->last_micro_step);
+        zero_reduce(&m->zero, unit_of_layer(&m->table, l));
         zero_add_reduced(&m->zero, reduced);
         reduced = unit_of_layer(&m->table, l);
     }
     embedding_gradients(m);
     zero_add_reduced(&m->zero, reduced);
     zero_add_reduced(&m->zero, unit_of_embeddings(&m->table));
+    zero_end_gradients(&m->zero);
 }
 
-// Whether micro-step `index` of a step starts or waits for collectives, which can't be part of a graph.
-static bool communicates(const struct gpt *m, int index) {
+// Whether micro-step `index` of a step differs from others of its step: it starts or waits for collectives, which can't
+// be part of a graph; or gradients on the host start from zero in the first one, and are squared in the last.
+static bool is_special(const struct gpt *m, int index) {
     const struct shards *s = &m->zero.shards;
+    if (m->zero.grads_on_host && (index == 0 || m->last_micro_step))
+        return true;
     return s->ranks > 1 && (shards_gradients(s) || m->last_micro_step || (shards_optimizer(s) && index == 0));
 }
 
@@ -223,7 +227,7 @@ static bool communicates(const struct gpt *m, int index) {
 // the libraries' first calls can't be, and one that is watched phase by phase.
 static void forward_backward_recorded(struct gpt *m, int index, double scale) {
     const bool watched = m->timeline.planning || TIMELINE_IS_WATCHED;
-    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !m->warm || watched || communicates(m, index)) {
+    if (!DEVICE_HAS_GRAPHS || !m->config.cuda_graphs || !m->warm || watched || is_special(m, index)) {
         forward_backward(m, scale);
         m->warm = !m->timeline.planning;
         return;
@@ -244,6 +248,7 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
     m->last_micro_step = index == m->micro_steps - 1;
+    zero_begin_micro_step(&m->zero, m->timeline.planning ? m->micro_steps > 1 : index > 0, m->last_micro_step);
     upload_batch(m, PASS_TRAIN, batch);
     RUN(m, optimizer_know_weights(&m->optimizer));
     // Counted over all ranks' micro-batches, so that a sample's dropout does not depend on the rank that trains on it.
@@ -254,15 +259,17 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     m->micro_step += (uint64_t)m->zero.shards.ranks;
 }
 
+// To be called before a step's first micro-step, which overwrites gradients on the host.
 static void gpt_zero_gradients(struct gpt *m) {
-    const int64_t n = shards_elements(&m->zero.shards, shards_gradients(&m->zero.shards));
-    device_zero(m->zero.grads, state_bytes(m->zero.grads_format, n), m->dev);
+    if (!m->zero.grads_on_host)
+        device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), m->dev);
 }
 
 // Fills in this rank's report and, with several ranks, all-gathers the reports.
 static void gather_reports(struct gpt *m, void *ws) {
     double *row = m->reports + m->zero.shards.rank * report_width(m);
-    optimizer_sum_squares(&m->optimizer, &row[REPORT_SQUARES], ws);
+    if (!m->zero.grads_on_host) // else the last micro-step has summed them
+        optimizer_sum_squares(&m->optimizer, &row[REPORT_SQUARES], ws);
     if (fp8_is_on(&m->fp8))
         fp8_scales_report(&row[report_fp8_counts(m)], m->fp8.counts, m->fp8.scales, FP8_KINDS * FP8_COUNTS,
                           report_width(m) - report_fp8_amaxes(m), m->dev);

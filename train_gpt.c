@@ -126,7 +126,7 @@ int ENGINE(const struct config *config) {
         read_prompts(&r, &own);
     }
     open_device(&r);
-    plan_model(&r);
+    plan_model(&r, &own);
     const int status = config->plan        ? run_plan(&r)
                        : *config->generate ? run_generation(&r, config->sample_tokens)
                        : config->eval_only ? run_evaluation(&r)

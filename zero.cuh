@@ -14,9 +14,21 @@
 //
 // Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
 // in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
+//
+// Offloading is the same schedule with copies over the bus: the host is one more rank, which holds what this rank would.
+//
+//   parameters   a unit's are copied into the buffer that a sharded unit is gathered into; where they are sharded too,
+//                this rank's shards are, and the all-gather begins behind these copies
+//   gradients    in fp32 on one rank the unit's buffer starts from the stored sum, a unit ahead, and backward adds to it
+//                as it would in place. Else backward adds to a buffer that starts from zero and is reduced; this rank's
+//                shards of it are added to the stored sum, which comes and goes by slots
+//
+// Gradients in bf16 take the second way wherever they lie: a micro-step's are summed in fp32 and rounded stochastically
+// once, when they are added to the stored sum. None of this changes a bit of what the same number of ranks computes
+// without offloading. Other numbers of ranks sum in another order, as they do in fp32.
 #pragma once
-#include "kernels/gradients.cuh"    // add_gradients
 #include "kernels/collectives.cuh"  // collective_reduce_scatter, collective_all_gather
+#include "kernels/gradients.cuh"    // add_gradients, sum_of_squares
 #include "kernels/state_format.cuh" // enum state_format
 #include "parameters.cuh"           // struct parameters, TENSOR_ALIGNMENT
 #include "timeline.cuh"             // struct timeline, enum pass
@@ -60,7 +72,7 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
 
 static struct shards shards_create(const struct parameters *table, int rank, int ranks, int stage,
                                    int64_t bucket_bytes) {
-    const int64_t most = ranks == 1 ? table->flat : bucket_bytes / (int64_t)sizeof(float); // one rank reduces nothing
+    const int64_t most = bucket_bytes / (int64_t)sizeof(float);
     struct shards s;
     memset(&s, 0, sizeof s);
     s.rank = rank;
@@ -74,10 +86,7 @@ static struct shards shards_create(const struct parameters *table, int rank, int
         fail("out of memory for the table of shards");
     for (int unit = 0; unit < s.units; unit++) {
         s.first[unit] = s.count;
-        if (ranks > 1)
-            shards_cut(&s, table->unit_begin[unit], table->unit_begin[unit + 1], most, unit);
-        else if (unit == 0)
-            shards_cut(&s, 0, s.flat, most, unit);
+        shards_cut(&s, table->unit_begin[unit], table->unit_begin[unit + 1], most, unit);
     }
     s.first[s.units] = s.count;
     return s;
@@ -125,8 +134,15 @@ static int64_t shards_next(const struct shards *s, bool sharded, int64_t *at, in
 // ---------------------------------------------------------------------------------------------------------------------
 // Units
 
-// The all-gather of a unit's parameters in one pass.
+// The parameters of a unit in one pass, or the stored sum of its gradients: whether they are in the unit's buffer.
 enum unit_state { UNIT_ABSENT, UNIT_IN_FLIGHT, UNIT_READY };
+
+// Where parameters and gradients lie and how gradients are stored.
+struct zero_options {
+    bool offload_weights, offload_gradients; // in the host's memory
+    enum state_format grads_format;          // FORMAT_FP32 or FORMAT_BF16
+    uint64_t seed;                           // of stochastic rounding
+};
 
 // The parameters and gradients of this rank: whole or sharded, by the stage; units in use are whole in any case.
 struct zero {
@@ -135,49 +151,97 @@ struct zero {
     struct timeline *timeline;       // not owned
     struct collectives *collectives; // not owned; NULL with one rank, and while planning
     floatX *params;                  // NULL while planning
-    void *grads;                     // NULL while planning, and where the model does not train
-    enum state_format grads_format;  // FORMAT_FP32 or FORMAT_BF16
+    void *grads;                     // of grads_format; NULL while planning, and where the model does not train
     bool params_on_host, grads_on_host;
-    uint64_t *params_tickets; // (buckets) all-gathers of parameters in flight, 0: none
-    uint64_t *grads_tickets;  // (buckets) reductions of gradients in flight, 0: none
-    enum unit_state *units;   // (PASS_COUNT, units) where parameters are sharded
-    int *params_ids;          // (PASS_COUNT, units) buffer of a unit's gathered parameters, -1: none
-    int *grads_ids;           // (units) buffer of a unit's gradients before they are reduced, -1: none
+    enum state_format grads_format;
+    uint64_t seed;
+    // Device memory, NULL while planning: where squares of gradients on the host are summed, and the number of the
+    // micro-step, which each rank counts from its own rank on.
+    double *squares;
+    const uint64_t *micro_step;
+    bool adds_up, last_micro_step; // of this micro-step: the step has stored gradients already; it is the step's last
+    uint64_t *params_tickets;      // (buckets) all-gathers of parameters in flight, 0: none
+    uint64_t *params_loads;        // (buckets) transfers of parameters to the device in flight, 0: none
+    uint64_t *grads_tickets;       // (buckets) reductions of gradients in flight, 0: none
+    uint64_t *grads_loads;         // (units, 2) transfers of stored gradients to the device in flight, by slot
+    uint64_t grads_stores[2];      // transfers of gradients of unit `storing` to the host in flight, by slot
+    int storing;                   // -1: none
+    enum unit_state *units;        // (PASS_COUNT, units) where parameters have buffers of units
+    enum unit_state *sums;         // (units) where the buffers of gradients hold the stored sums
+    int *params_ids;               // (PASS_COUNT, units) buffer of a unit's parameters, -1: none
+    int *grads_ids;                // (units) buffer of a unit's gradients before they are reduced and stored, -1: none
+    int *slots_ids;                // (units) buffer of a unit's stored gradients on the device, -1: none
 };
 
 // Sets up z for rank `rank` of `ranks`. The table and the timeline must outlive it; zero_free frees it.
 static void zero_create(struct zero *z, const struct parameters *table, struct timeline *timeline, int rank, int ranks,
-                        int stage, int64_t bucket_bytes) {
+                        int stage, int64_t bucket_bytes, struct zero_options options) {
     memset(z, 0, sizeof *z);
     z->shards = shards_create(table, rank, ranks, stage, bucket_bytes);
     z->table = table;
     z->timeline = timeline;
+    z->params_on_host = options.offload_weights;
+    z->grads_on_host = options.offload_gradients;
+    z->grads_format = options.grads_format;
+    z->seed = options.seed;
+    z->storing = -1;
     const size_t units = (size_t)z->shards.units, buckets = (size_t)z->shards.count + 1;
     z->params_tickets = (uint64_t *)calloc(buckets, sizeof *z->params_tickets);
+    z->params_loads = (uint64_t *)calloc(buckets, sizeof *z->params_loads);
     z->grads_tickets = (uint64_t *)calloc(buckets, sizeof *z->grads_tickets);
+    z->grads_loads = (uint64_t *)calloc(2 * units, sizeof *z->grads_loads);
     z->units = (enum unit_state *)calloc(PASS_COUNT * units, sizeof *z->units);
+    z->sums = (enum unit_state *)calloc(units, sizeof *z->sums);
     z->params_ids = (int *)calloc(PASS_COUNT * units, sizeof *z->params_ids);
-    z->grads_ids = (int *)calloc(units, sizeof *z->grads_ids);
-    if (!z->params_tickets || !z->grads_tickets || !z->units || !z->params_ids || !z->grads_ids)
+    z->grads_ids = (int *)calloc(2 * units, sizeof *z->grads_ids);
+    if (!z->params_tickets || !z->params_loads || !z->grads_tickets || !z->grads_loads || !z->units || !z->sums ||
+        !z->params_ids || !z->grads_ids)
         fail("out of memory for the table of shards");
+    z->slots_ids = z->grads_ids + units;
     for (size_t i = 0; i < PASS_COUNT * units; i++)
         z->params_ids[i] = -1;
-    for (size_t i = 0; i < units; i++)
+    for (size_t i = 0; i < 2 * units; i++)
         z->grads_ids[i] = -1;
 }
 static void zero_free(struct zero *z) {
     shards_free(&z->shards);
     free(z->params_tickets);
+    free(z->params_loads);
     free(z->grads_tickets);
+    free(z->grads_loads);
     free(z->units);
+    free(z->sums);
     free(z->params_ids);
     free(z->grads_ids);
     memset(z, 0, sizeof *z);
 }
 
-// To be called when a region of the timeline begins: no unit is gathered then.
+// To be called when a region of the timeline begins: no unit is on the device then but where all are.
 static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
+    memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
+}
+// To be called before a micro-step's forward. adds_up: an earlier micro-step of the step has stored gradients; when
+// planning, whether there is one that does.
+static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
+    z->adds_up = adds_up;
+    z->last_micro_step = last_micro_step;
+}
+
+// Whether a unit's parameters, or gradients, are in a buffer of the unit while they are in use.
+static bool zero_has_unit_parameters(const struct zero *z) {
+    return shards_parameters(&z->shards) || z->params_on_host;
+}
+static bool zero_has_unit_gradients(const struct zero *z) {
+    return shards_gradients(&z->shards) || z->grads_on_host || z->grads_format != FORMAT_FP32;
+}
+// Whether the buffer of a unit's gradients holds the stored sum, to which backward adds in place.
+static bool zero_adds_in_place(const struct zero *z) {
+    return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
+}
+// Bytes of this rank's gradients.
+static size_t zero_gradients_bytes(const struct zero *z) {
+    return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
 }
 
 static int64_t unit_elements(const struct zero *z, int unit) {
@@ -199,7 +263,7 @@ static const char *unit_name(const struct zero *z, int unit, char text[64], cons
     return text;
 }
 
-// The buffers of a unit's gathered parameters, and of its gradients until they are reduced; NULL when planning.
+// The buffers of a unit's parameters, and of its gradients until they are reduced and stored; NULL when planning.
 static floatX *unit_parameters(struct zero *z, enum pass pass, int unit) {
     return (floatX *)timeline_buffer(z->timeline, &z->params_ids[(int)pass * z->shards.units + unit],
                                      (size_t)unit_elements(z, unit) * sizeof(floatX), "parameters of a unit",
@@ -209,6 +273,8 @@ static float *unit_gradients(struct zero *z, int unit) {
     return (float *)timeline_buffer(z->timeline, &z->grads_ids[unit], (size_t)unit_elements(z, unit) * sizeof(float),
                                     "gradients of a unit", "unit's gradients", unit_layer(z, unit));
 }
+// `bytes` behind `base`; NULL, when planning, has nothing behind it.
+static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
 // The address of a parameter, and of its gradient; NULL where the model has none, and when planning. layer -1: of the
 // whole model.
@@ -216,7 +282,7 @@ static floatX *zero_parameter(struct zero *z, enum pass pass, int layer, enum pa
     const struct tensor *t = parameters_find(z->table, layer, id);
     if (!t)
         return NULL;
-    if (shards_parameters(&z->shards)) {
+    if (zero_has_unit_parameters(z)) {
         const int unit = unit_of(z->table, t);
         floatX *gathered = unit_parameters(z, pass, unit);
         return gathered ? gathered + t->offset - z->table->unit_begin[unit] : NULL;
@@ -227,7 +293,7 @@ static float *zero_gradient(struct zero *z, int layer, enum parameter id) {
     const struct tensor *t = parameters_find(z->table, layer, id);
     if (!t)
         return NULL;
-    if (shards_gradients(&z->shards)) {
+    if (zero_has_unit_gradients(z)) {
         const int unit = unit_of(z->table, t);
         float *whole = unit_gradients(z, unit);
         return whole ? whole + t->offset - z->table->unit_begin[unit] : NULL;
@@ -249,55 +315,270 @@ static void zero_wait_for_updates(struct zero *z) {
         unit_wait(z, z->params_tickets, unit);
 }
 
-// Begins the all-gather of a unit's parameters in the current phase, where they are sharded and not gathered yet.
+// Begins to copy elements [at, at + n) of the flat buffer of parameters, at `place` of this rank's, into the buffer of
+// their unit. Returns the ticket.
+static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
+    char name[64];
+    return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
+                             bytes_behind(whole, (size_t)(at - z->table->unit_begin[unit]) * sizeof *whole),
+                             bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
+}
+// Begins the all-gather of a unit's sharded parameters, behind the copies of this rank's shards where these are on the
+// host.
+static void gather_parameters(struct zero *z, floatX *whole, int unit) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    char name[64];
+    for (int i = s->first[unit]; i < s->first[unit + 1]; i++) {
+        const struct bucket *b = &s->buckets[i];
+        const int64_t begin = b->begin - z->table->unit_begin[unit], own = shards_own_begin(s, b);
+        if (z->params_on_host)
+            z->params_loads[i] = begin_parameters_load(z, whole, unit, own, b->begin / s->ranks, b->shard);
+        if (t->planning)
+            continue;
+        const floatX *from = z->params + b->begin / s->ranks;
+        if (z->params_on_host) {
+            collectives_begin_after(z->collectives, &t->transfers, z->params_loads[i], t->dev);
+            from = whole + begin + s->rank * b->shard;
+        }
+        z->params_tickets[i] =
+            collective_all_gather(z->collectives, whole + begin, from, (size_t)b->shard * sizeof *whole,
+                                  unit_name(z, unit, name, "parameters"), t->dev);
+    }
+}
+// Begins to bring a unit's parameters into its buffer in the current phase, where it has one and they are not there yet.
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
-    char name[64];
-    if (!shards_parameters(s) || *state != UNIT_ABSENT)
+    if (!zero_has_unit_parameters(z) || *state != UNIT_ABSENT)
         return;
     floatX *whole = unit_parameters(z, pass, unit);
-    unit_name(z, unit, name, "parameters");
-    for (int i = s->first[unit]; i < s->first[unit + 1] && !z->timeline->planning; i++) {
-        const struct bucket *b = &s->buckets[i];
-        z->params_tickets[i] = collective_all_gather(z->collectives, whole + b->begin - z->table->unit_begin[unit],
-                                                     z->params + b->begin / s->ranks, (size_t)b->shard * sizeof *whole,
-                                                     name, z->timeline->dev);
-    }
+    const int64_t begin = z->table->unit_begin[unit];
+    if (shards_parameters(s))
+        gather_parameters(z, whole, unit);
+    else
+        z->params_loads[s->first[unit]] = begin_parameters_load(z, whole, unit, begin, begin, unit_elements(z, unit));
     *state = UNIT_IN_FLIGHT;
 }
-// To be called before a unit's parameters are used: waits for the all-gather that zero_prefetch or the last update
-// began. Where parameters are sharded this is a phase of its own.
+// To be called before a unit's parameters are used: waits for what zero_prefetch or the last update began. Where units
+// have buffers this is a phase of its own.
 static void zero_use(struct zero *z, enum pass pass, int unit) {
+    const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
-    if (z->shards.ranks == 1)
-        return;
-    if (!shards_parameters(&z->shards)) {
-        if (!t->planning)
+    if (!zero_has_unit_parameters(z)) {
+        if (s->ranks > 1 && !t->planning)
             unit_wait(z, z->params_tickets, unit);
         return;
     }
     timeline_phase(t, pass_name(pass), -1, "parameters");
     zero_prefetch(z, pass, unit);
     timeline_touch(unit_parameters(z, pass, unit));
-    enum unit_state *state = &z->units[(int)pass * z->shards.units + unit];
-    if (*state == UNIT_IN_FLIGHT && !t->planning)
+    enum unit_state *state = &z->units[(int)pass * s->units + unit];
+    for (int i = s->first[unit]; i < s->first[unit + 1] && *state == UNIT_IN_FLIGHT; i++)
+        timeline_transfer_wait(t, &z->params_loads[i]);
+    if (*state == UNIT_IN_FLIGHT && s->ranks > 1 && !t->planning)
         unit_wait(z, z->params_tickets, unit);
     *state = UNIT_READY;
 }
 
-// To be called before a unit's backward adds to its gradients. Sharded gradients were reduced in the micro-step before,
-// so that the unit's buffer starts from zero; whole ones go on adding up.
+// ---------------------------------------------------------------------------------------------------------------------
+// Gradients
+
+// What comes and goes at a time of a unit's stored gradients: its buckets [first, end), which are elements [place,
+// place + n) of this rank's gradients.
+struct stored {
+    int first, end;
+    int64_t place, n;
+};
+// Whether a unit's stored gradients pass through the device bucket by bucket, by two slots, rather than at once: the
+// head's and the embeddings', where they are larger than a layer's.
+static bool unit_is_streamed(const struct zero *z, int unit) {
+    const struct shards *s = &z->shards;
+    return unit_layer(z, unit) < 0 && unit_elements(z, unit) > unit_elements(z, unit_of_layer(z->table, 0)) &&
+           s->first[unit + 1] - s->first[unit] > 2;
+}
+static struct stored stored_at(const struct zero *z, int unit, int bucket) {
+    const struct shards *s = &z->shards;
+    struct stored stored;
+    stored.first = bucket;
+    stored.end = unit_is_streamed(z, unit) ? bucket + 1 : s->first[unit + 1];
+    const struct bucket *first = &s->buckets[stored.first], *last = &s->buckets[stored.end - 1];
+    stored.place = first->begin / s->ranks;
+    stored.n = last->begin / s->ranks + last->shard - stored.place;
+    return stored;
+}
+// Slot 0 or 1 of a unit's stored gradients; NULL when planning.
+static void *stored_slot(struct zero *z, int unit, int slot) {
+    const bool streamed = unit_is_streamed(z, unit);
+    int64_t n = streamed ? 0 : unit_elements(z, unit) / z->shards.ranks;
+    for (int i = z->shards.first[unit]; i < z->shards.first[unit + 1] && streamed; i++)
+        n = z->shards.buckets[i].shard > n ? z->shards.buckets[i].shard : n;
+    const size_t bytes = state_bytes(z->grads_format, n);
+    void *slots = timeline_buffer(z->timeline, &z->slots_ids[unit], streamed ? 2 * bytes : bytes, "gradients of a unit",
+                                  "unit's stored gradients", unit_layer(z, unit));
+    return bytes_behind(slots, (size_t)slot * bytes);
+}
+// The stored gradients from element `place` of this rank's on; NULL when planning.
+static void *stored_gradients(const struct zero *z, int64_t place) {
+    return bytes_behind(z->grads, state_bytes(z->grads_format, place));
+}
+
+// Begins to bring the stored sum of a unit's gradients into its buffer, where that holds it and it is not there yet.
+static void zero_prefetch_gradients(struct zero *z, int unit) {
+    char name[64];
+    if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT)
+        return;
+    float *sum = unit_gradients(z, unit);
+    z->grads_loads[2 * unit] = timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "gradients"),
+                                                 sum, stored_gradients(z, z->table->unit_begin[unit]),
+                                                 (size_t)unit_elements(z, unit) * sizeof *sum);
+    z->sums[unit] = UNIT_IN_FLIGHT;
+}
+// Begins to bring stored gradients into a slot; in the first micro-step of a step there are none, and the sum starts
+// from zero.
+static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
+    struct timeline *t = z->timeline;
+    const size_t bytes = state_bytes(z->grads_format, stored.n);
+    void *to = stored_slot(z, unit, slot);
+    char name[64];
+    if (z->adds_up)
+        z->grads_loads[2 * unit + slot] = timeline_transfer(
+            t, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "gradients"), to, stored_gradients(z, stored.place), bytes);
+    else
+        TIMELINE_RUN(t, device_zero(to, bytes, t->dev));
+}
+// As load_stored, of a unit that is not streamed, where slots are used: while the unit is reduced, or, with one rank,
+// computed.
+static void prefetch_stored(struct zero *z, int unit) {
+    if (z->grads_on_host && !zero_adds_in_place(z) && !unit_is_streamed(z, unit))
+        load_stored(z, unit, stored_at(z, unit, z->shards.first[unit]), 0);
+}
+// Waits until the gradients that are on their way to the host are there. Their buffers are live in this phase.
+static void wait_for_stores(struct zero *z) {
+    struct timeline *t = z->timeline;
+    if (z->storing < 0)
+        return;
+    if (zero_adds_in_place(z))
+        timeline_touch(unit_gradients(z, z->storing));
+    else
+        timeline_touch(stored_slot(z, z->storing, 0));
+    timeline_transfer_wait(t, &z->grads_stores[0]);
+    timeline_transfer_wait(t, &z->grads_stores[1]);
+    z->storing = -1;
+}
+
+// To be called before a unit's backward adds to its gradients. A unit's buffer starts from zero, or from the stored sum
+// that it holds, and the next unit's sum is fetched; where units have no buffers gradients go on adding up.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
-    if (!shards_gradients(&z->shards))
+    if (!zero_has_unit_gradients(z))
         return;
     timeline_phase(t, "backward", -1, "zero gradients");
+    zero_prefetch_gradients(z, unit);
+    if (unit + 1 < z->shards.units)
+        zero_prefetch_gradients(z, unit + 1);
+    if (!shards_gradients(&z->shards)) // else the load begins with the reduction
+        prefetch_stored(z, unit);
     float *whole = unit_gradients(z, unit);
-    TIMELINE_RUN(t, device_zero(whole, (size_t)unit_elements(z, unit) * sizeof *whole, t->dev));
+    if (z->sums[unit] == UNIT_IN_FLIGHT)
+        timeline_transfer_wait(t, &z->grads_loads[2 * unit]);
+    else
+        TIMELINE_RUN(t, device_zero(whole, (size_t)unit_elements(z, unit) * sizeof *whole, t->dev));
+    z->sums[unit] = UNIT_READY;
 }
-// Begins the reduction of a unit's complete gradients: sharded ones in each micro-step, whole ones in the last one.
-static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
+
+// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients: tensor by tensor, since each has
+// random numbers of its own to be rounded by. Gaps between tensors stay zero.
+static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
+    const int64_t begin = shards_own_begin(&z->shards, b), end = begin + b->shard;
+    for (int i = 0; i < z->table->num_tensors; i++) {
+        const struct tensor *t = &z->table->tensors[i];
+        const int64_t first = t->offset > begin ? t->offset : begin;
+        const int64_t last = t->offset + t->count < end ? t->offset + t->count : end;
+        if (first >= last)
+            continue;
+        // The counter is the rank's own; less the rank it is the same on all.
+        const struct rounding r = {
+            z->seed,          (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, (uint32_t)i, ROUNDING_GRADIENTS,
+            first - t->offset};
+        add_gradients(sum + state_bytes(z->grads_format, first - begin), z->grads_format,
+                      whole + first - z->table->unit_begin[b->unit], last - first, true, r, z->timeline->dev);
+    }
+}
+// In the last micro-step: adds the squares of gradients that will be on the host to the report, bucket by bucket as
+// optimizer_sum_squares does with others.
+static void add_squares(struct zero *z, const void *sum, int bucket, void *ws) {
+    if (z->last_micro_step)
+        sum_of_squares(z->squares, sum, z->grads_format, z->shards.buckets[bucket].shard, bucket > 0, ws,
+                       z->timeline->dev);
+}
+// Adds buckets of a unit, reduced by now, to stored gradients on the device, `sum`, and takes their squares where they
+// will be on the host.
+static void add_to_stored(struct zero *z, void *sum, const float *whole, struct stored stored, void *ws) {
+    const struct shards *s = &z->shards;
+    for (int i = stored.first; i < stored.end && !z->timeline->planning; i++) {
+        const struct bucket *b = &s->buckets[i];
+        char *at = (char *)sum + state_bytes(z->grads_format, b->begin / s->ranks - stored.place);
+        if (s->ranks > 1)
+            collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
+        TIMELINE_RUN(z->timeline, add_shard(z, at, whole, b));
+        if (z->grads_on_host)
+            TIMELINE_RUN(z->timeline, add_squares(z, at, i, ws));
+    }
+}
+// Begins to store what `from` holds.
+static void store_gradients(struct zero *z, int unit, struct stored stored, const void *from, int slot) {
+    char name[64];
+    z->grads_stores[slot] =
+        timeline_transfer(z->timeline, TRANSFER_TO_HOST, unit_name(z, unit, name, "gradients"),
+                          stored_gradients(z, stored.place), from, state_bytes(z->grads_format, stored.n));
+    z->storing = unit;
+}
+// Adds a unit's gradients to those on the host by way of the slots: while one is in work, the next is loaded and the
+// one before stored.
+static void add_by_slots(struct zero *z, int unit, const float *whole, void *ws) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    if (unit_is_streamed(z, unit))
+        load_stored(z, unit, stored_at(z, unit, s->first[unit]), 0);
+    for (int i = s->first[unit], slot = 0, end; i < s->first[unit + 1]; i = end, slot = 1 - slot) {
+        const struct stored stored = stored_at(z, unit, i);
+        end = stored.end;
+        if (end < s->first[unit + 1]) {
+            timeline_transfer_wait(t, &z->grads_stores[1 - slot]);
+            load_stored(z, unit, stored_at(z, unit, end), 1 - slot);
+        }
+        timeline_transfer_wait(t, &z->grads_loads[2 * unit + slot]);
+        void *sum = stored_slot(z, unit, slot);
+        add_to_stored(z, sum, whole, stored, ws);
+        store_gradients(z, unit, stored, sum, slot);
+    }
+}
+// Stores a unit's gradients, of which backward, and with several ranks the reduction, is done or waited for.
+static void collect_gradients(struct zero *z, int unit) {
+    const struct shards *s = &z->shards;
+    struct timeline *t = z->timeline;
+    struct stored all;
+    timeline_phase(t, "backward", -1, "collect gradients");
+    float *whole = unit_gradients(z, unit);
+    void *ws = z->grads_on_host ? timeline_workspace(t, sum_of_squares_workspace_bytes()) : NULL;
+    wait_for_stores(z);
+    all.first = s->first[unit];
+    all.end = s->first[unit + 1];
+    all.place = z->table->unit_begin[unit] / s->ranks;
+    all.n = unit_elements(z, unit) / s->ranks;
+    if (zero_adds_in_place(z)) {
+        for (int i = all.first; i < all.end; i++)
+            TIMELINE_RUN(t, add_squares(z, whole + s->buckets[i].begin - all.place, i, ws));
+        store_gradients(z, unit, all, whole, 0);
+    } else if (z->grads_on_host)
+        add_by_slots(z, unit, whole, ws);
+    else
+        add_to_stored(z, stored_gradients(z, all.place), whole, all, NULL);
+}
+// To be called after a unit's backward: begins the reduction of its gradients, sharded ones in each micro-step, whole
+// ones in the last one. With one rank it stores them where the unit has a buffer.
+static void zero_reduce(struct zero *z, int unit) {
     const struct shards *s = &z->shards;
     struct timeline *t = z->timeline;
     char name[64];
@@ -305,7 +586,11 @@ static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
     if (shards_gradients(s)) {
         timeline_phase(t, "backward", -1, "reduce gradients");
         whole = unit_gradients(z, unit);
-    } else if (s->ranks == 1 || !last_micro_step)
+        prefetch_stored(z, unit);
+    } else if (zero_has_unit_gradients(z)) {
+        collect_gradients(z, unit);
+        return;
+    } else if (s->ranks == 1 || !z->last_micro_step)
         return;
     else if (z->grads)
         whole = (float *)z->grads + z->table->unit_begin[unit];
@@ -321,20 +606,15 @@ static void zero_reduce(struct zero *z, int unit, bool last_micro_step) {
 }
 // Waits for the reduction of a unit's sharded gradients and adds this rank's shards to those of the micro-steps before.
 static void zero_add_reduced(struct zero *z, int unit) {
-    const struct shards *s = &z->shards;
-    struct timeline *t = z->timeline;
-    if (!shards_gradients(s))
+    if (shards_gradients(&z->shards))
+        collect_gradients(z, unit);
+}
+// To be called at a micro-step's end: waits until all gradients are stored.
+static void zero_end_gradients(struct zero *z) {
+    if (!z->grads_on_host)
         return;
-    timeline_phase(t, "backward", -1, "collect gradients");
-    const float *whole = unit_gradients(z, unit);
-    const struct rounding unrounded = {0}; // fp32 is not rounded
-    for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
-        const struct bucket *b = &s->buckets[i];
-        collective_wait(z->collectives, z->grads_tickets[i], t->dev);
-        TIMELINE_RUN(t, add_gradients((float *)z->grads + b->begin / s->ranks, FORMAT_FP32,
-                                      whole + shards_own_begin(s, b) - z->table->unit_begin[unit], b->shard, true,
-                                      unrounded, t->dev));
-    }
+    timeline_phase(z->timeline, "backward", -1, "store gradients");
+    wait_for_stores(z);
 }
 
 // Whether this rank holds anything of elements [at, at + n) of a flat buffer.
@@ -342,13 +622,18 @@ static bool zero_holds(const struct zero *z, bool sharded, int64_t at, int64_t n
     int64_t place;
     return shards_next(&z->shards, sharded, &at, at + n, &place) > 0;
 }
-// Uploads elements [at, at + n) of a flat buffer, those that this rank holds. `values`, in host memory, must stay until
-// the device was waited for.
+// Uploads elements [at, at + n) of a flat buffer, those that this rank holds; parameters on the host are copied there.
+// `values`, in host memory, must stay until the device was waited for.
 static void zero_upload(const struct zero *z, void *flat, bool sharded, int64_t at, const void *values, int64_t n,
                         size_t element_bytes) {
+    const bool on_host = flat == z->params && z->params_on_host;
     int64_t first = at, place, count;
-    for (; (count = shards_next(&z->shards, sharded, &first, at + n, &place)) > 0; first += count)
-        device_upload((char *)flat + (size_t)place * element_bytes,
-                      (const char *)values + (size_t)(first - at) * element_bytes, (size_t)count * element_bytes,
-                      z->timeline->dev);
+    for (; (count = shards_next(&z->shards, sharded, &first, at + n, &place)) > 0; first += count) {
+        char *to = (char *)flat + (size_t)place * element_bytes;
+        const char *from = (const char *)values + (size_t)(first - at) * element_bytes;
+        if (on_host)
+            memcpy(to, from, (size_t)count * element_bytes);
+        else
+            device_upload(to, from, (size_t)count * element_bytes, z->timeline->dev);
+    }
 }

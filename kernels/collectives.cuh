@@ -12,6 +12,7 @@
 #include "kernels/collectives_nccl.cuh"   // struct nccl_queue
 #include "kernels/device.cuh"             // struct device
 #include "kernels/device_memory.cuh"      // host_allocate, device_download, device_upload
+#include "kernels/transfers.cuh"          // transfer_wait
 #include "runtime/machine/deadline.h"     // deadline_clock_s
 #include "runtime/net/host_collectives.h" // host_reduce_scatter, host_all_gather
 #include "runtime/net/parallel.h"         // struct parallel
@@ -42,6 +43,9 @@ static uint64_t collective_reduce_scatter(struct collectives *c, float *out, flo
 // `name` and the result are as collective_reduce_scatter's.
 static uint64_t collective_all_gather(struct collectives *c, void *buffer, const void *own, size_t bytes,
                                       const char *name, struct device *dev);
+// Makes the collectives that begin from here on wait for a transfer to the device, without making the device wait where
+// collectives run beside it. The caller waits for the transfer too, as for any.
+static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev);
 // Makes all work that is enqueued from here on wait for the collective of the ticket. 0: nothing to wait for.
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev);
 
@@ -160,6 +164,12 @@ static void collective_wait(struct collectives *c, uint64_t ticket, struct devic
     collectives_check_recording(dev, "a wait for a collective");
     nccl_queue_wait(&c->nccl, ticket, dev);
 }
+static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {
+    if (c->kind == COLLECTIVES_NCCL)
+        nccl_queue_begin_after(&c->nccl, transfer_event(t, transfer));
+    else
+        transfer_wait(t, transfer, dev);
+}
 static void collectives_times(struct collectives *c, double *busy_s, double *waited_s) {
     *busy_s = *waited_s = c->staged_s;
     if (c->kind == COLLECTIVES_NCCL)
@@ -228,6 +238,10 @@ static uint64_t collective_all_gather(struct collectives *c, void *buffer, const
 }
 static void collective_wait(struct collectives *c, uint64_t ticket, struct device *dev) {
     work_thread_wait(c->parallel->work, ticket);
+}
+// A transfer that seems to take its time on the bus is done for the work thread, which can't wait for it: the device does.
+static void collectives_begin_after(struct collectives *c, struct transfers *t, uint64_t transfer, struct device *dev) {
+    transfers_copy_until(t, transfer_direction_of(transfer), transfer_number_of(transfer));
 }
 static void collectives_times(struct collectives *c, double *busy_s, double *waited_s) {
     work_thread_times(c->parallel->work, busy_s, waited_s);

@@ -205,6 +205,10 @@ static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device
     pthread_mutex_unlock(&q->mutex);
     cuda_check(cudaStreamWaitEvent(dev->stream, q->done[i], 0));
 }
+// Makes the collectives that begin from here on wait for an event, beside the device's work.
+static void nccl_queue_begin_after(struct nccl_queue *q, cudaEvent_t event) {
+    cuda_check(cudaStreamWaitEvent(q->device.stream, event, 0));
+}
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {
     nccl_queue_count(q);
     pthread_mutex_lock(&q->mutex);
@@ -276,6 +280,7 @@ static void nccl_queue_open(struct nccl_queue *q, struct parallel *parallel, int
 }
 static void nccl_queue_close(struct nccl_queue *q) {}
 static void nccl_queue_wait(struct nccl_queue *q, uint64_t ticket, struct device *dev) {}
+static void nccl_queue_begin_after(struct nccl_queue *q, cudaEvent_t event) {}
 static void nccl_queue_times(struct nccl_queue *q, double *busy_s, double *waited_s) {}
 static uint64_t nccl_queue_reduce_scatter(struct nccl_queue *q, float *out, const float *buffer, int64_t shard,
                                           bf16 *wire, const char *name, struct device *dev) {

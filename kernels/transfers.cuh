@@ -175,6 +175,10 @@ static void transfers_measure_copies(struct transfers *t, char *device_memory, c
     }
     cuda_check(cudaEventDestroy(begin));
 }
+// What a stream other than the device's waits for before it reads what the transfer wrote.
+static cudaEvent_t transfer_event(const struct transfers *t, uint64_t ticket) {
+    return t->done[transfer_direction_of(ticket)][transfer_number_of(ticket) % TRANSFER_EVENTS];
+}
 
 #else
 

@@ -2,11 +2,6 @@
 #pragma once
 #include "generation.cuh" // struct gpt, gpt_prefill, gpt_decode
 
-static int add_flat(struct gpt *m, enum plan_arena arena, const char *name, size_t element_bytes, bool sharded) {
-    return plan_add(&m->timeline.plan, arena, name, name, -1,
-                    (size_t)shards_elements(&m->zero.shards, sharded) * element_bytes);
-}
-
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
 }
@@ -44,7 +39,9 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     timeline_begin_planning(&m->timeline, m->dev);
     for (int i = 0; i < PASS_COUNT * (m->shape.L + 1) * SLOT_COUNT; i++)
         m->slots[i] = -1;
-    m->params_id = add_flat(m, ARENA_PARAMETERS, "parameters", sizeof(floatX), shards_parameters(s));
+    const enum plan_arena params_arena = m->zero.params_on_host ? ARENA_HOST_PARAMETERS : ARENA_PARAMETERS;
+    m->params_id = plan_add(plan, params_arena, "parameters", "parameters", -1,
+                            (size_t)shards_elements(s, shards_parameters(s)) * sizeof(floatX));
     m->rope_id = m->local_rope_id = m->scratch_id = m->grads_id = -1;
     const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     if (uses_rope(&m->shape))
@@ -53,7 +50,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         m->local_rope_id =
             plan_add(plan, ARENA_PARAMETERS, "rotary table", "rotary table of windowed layers", -1, rope_bytes);
     if (m->trains)
-        m->grads_id = add_flat(m, ARENA_GRADIENTS, "gradients", sizeof(float), shards_gradients(s));
+        m->grads_id = plan_add(plan, m->zero.grads_on_host ? ARENA_HOST_GRADIENTS : ARENA_GRADIENTS, "gradients",
+                               "gradients", -1, zero_gradients_bytes(&m->zero));
     optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
     optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
@@ -118,6 +116,15 @@ static int64_t loss_chunk(const struct config *c, int Vp) {
 }
 
 // Makes a model with its memory plan; gpt_allocate allocates its memory, gpt_destroy frees it. Takes over the policy.
+static struct zero_options zero_options_of(const struct config *c) {
+    struct zero_options options = {c->offload_weights, c->offload_gradients, FORMAT_FP32, c->seed};
+    switch (c->main_grads_dtype) {
+    case MAIN_FP32: break;
+    case MAIN_BF16: options.grads_format = FORMAT_BF16; break;
+    }
+    return options;
+}
+
 static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
@@ -128,8 +135,8 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     const int ranks = config->ranks > 1 ? config->ranks : 1;
     m->table = parameters_create(&m->shape, ranks);
     zero_create(&m->zero, &m->table, &m->timeline, config->rank, ranks, config->zero_stage,
-                (int64_t)(config->bucket_mib * 0x1p20));
-    fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards));
+                (int64_t)(config->bucket_mib * 0x1p20), zero_options_of(config));
+    fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards) || m->zero.params_on_host);
     m->policy = policy;
     m->backend = backend;
     m->dev = dev;
@@ -163,8 +170,12 @@ static void gpt_initialise(struct gpt *m) {
     const bool sharded = shards_parameters(&m->zero.shards);
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
     floatX *rounded = (floatX *)host_allocate(2 * (size_t)CHUNK * sizeof *rounded, m->dev);
+    const size_t params_bytes = (size_t)shards_elements(&m->zero.shards, sharded) * sizeof *m->zero.params;
     // The gaps between tensors are zeroes too.
-    device_zero(m->zero.params, (size_t)shards_elements(&m->zero.shards, sharded) * sizeof *m->zero.params, m->dev);
+    if (m->zero.params_on_host)
+        memset(m->zero.params, 0, params_bytes);
+    else
+        device_zero(m->zero.params, params_bytes, m->dev);
     optimizer_initialise(&m->optimizer);
     for (int i = 0; i < m->table.num_tensors; i++) {
         const struct tensor *t = &m->table.tensors[i];
@@ -252,6 +263,8 @@ static void gpt_allocate(struct gpt *m) {
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
     m->losses = (struct loss_sum *)(m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);
+    m->zero.squares = m->reports + m->zero.shards.rank * report_width(m) + REPORT_SQUARES;
+    m->zero.micro_step = &m->results->micro_step;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
     device_zero(m->results, sizeof *m->results, m->dev);
     device_zero(m->reports, reports_bytes, m->dev);

@@ -72,7 +72,7 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
 static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
     char text[LOG_NUMBER];
     for (int a = 0; a < ARENA_COUNT; a++)
-        if (plan_arena_memory((enum plan_arena)a) == memory)
+        if (plan_arena_memory((enum plan_arena)a) == memory && (memory == MEMORY_DEVICE || plan->arena_bytes[a] > 0))
             plan_print_row(file, plan_arena_name((enum plan_arena)a), plan->arena_bytes[a], peak, SIZE_MAX);
     fprintf(file, "  no placement takes less than %s; this one takes %.2f %% more\n", log_bytes(text, (int64_t)bound),
             bound > 0 ? 100.0 * (double)(peak - bound) / (double)bound : 0.0);
@@ -225,6 +225,17 @@ static void plan_json_transfers(struct json *json, const struct plan *plan) {
     }
     json_array_end(json);
 }
+static void plan_json_predicted(struct json *json, const struct plan_prediction *p) {
+    json_object_begin(json, "predicted");
+    json_double(json, "step_ms", p->step_ms);
+    json_double(json, "micro_step_ms", p->micro_step_ms);
+    json_double(json, "update_ms", p->update_ms);
+    json_double(json, "tokens_per_s", p->tokens_per_s);
+    json_double(json, "to_host_bytes", p->to_host_bytes);
+    json_double(json, "to_device_bytes", p->to_device_bytes);
+    json_str(json, "rates", p->rates);
+    json_object_end(json);
+}
 
 static void plan_write_json(const struct plan *plan, const char *path) {
     struct plan_file out = plan_file_open("--plan-json", path);
@@ -233,6 +244,8 @@ static void plan_write_json(const struct plan *plan, const char *path) {
     json_uint(&json, "peak_bytes", plan->peak_bytes);
     json_uint(&json, "lower_bound_bytes", plan->lower_bound_bytes);
     json_int(&json, "peak_phase", plan->peak_phase);
+    if (plan->predicted.step_ms > 0)
+        plan_json_predicted(&json, &plan->predicted);
     size_t arena_offset[ARENA_COUNT];
     plan_json_arenas(&json, plan, MEMORY_DEVICE, arena_offset);
     json_object_begin(&json, "host");

@@ -85,7 +85,7 @@ static void enlarge_parameters(struct gpt *m) {
     free(rounded);
 }
 
-// (flat) the gradients of a model that has whole ones, as fp32, on the device.
+// (flat) the gradients of a model that has whole ones, as fp32, on the device or the host.
 static float *fp32_gradients(const struct gpt *m) { return (float *)m->zero.grads; }
 // (flat) a state of a model that is not sharded, as fp32; the caller frees it.
 static float *state_values(const struct gpt *m, enum optimizer_state id) {

@@ -1,6 +1,6 @@
-// The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever lies in memory that the
-// plan calls dead and however slow the network is; and that a stage takes the memory that it should. The ranks are
-// processes that are forked here.
+// The model on several ranks: that every ZeRO stage and policy computes the same bits, whatever is offloaded, whatever
+// lies in memory that the plan calls dead and however slow network and bus are; and that a stage takes the memory that
+// it should. The ranks are processes that are forked here.
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include <malloc.h>     // mallinfo2; before testing.h, which may redefine free
 #include "kernels/device.cuh"
@@ -157,6 +157,16 @@ static float *own_shards(const struct gpt *m, const float *flat, bool sharded) {
     }
     return own;
 }
+// This rank's gradients, however they are stored.
+static float *own_gradients(const struct gpt *m) {
+    const struct zero *z = &m->zero;
+    const int64_t n = shards_elements(&z->shards, shards_gradients(&z->shards));
+    float *all = (float *)test_alloc((size_t)n * sizeof *all);
+    state_decode(all, z->grads, z->grads_format, n);
+    float *own = own_shards(m, all, shards_gradients(&z->shards));
+    free(all);
+    return own;
+}
 static float *own_values(const struct gpt *m, enum optimizer_state id) {
     const struct shards *s = &m->zero.shards;
     float *own = (float *)test_alloc((size_t)(s->flat / s->ranks) * sizeof *own);
@@ -172,12 +182,15 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
     for (int step = first; step < first + steps; step++) {
         const double *reports;
         gpt_zero_gradients(m);
+        if (m->zero.grads_on_host) // which the first micro-step overwrites
+            memset(m->zero.grads, 0xff, zero_gradients_bytes(&m->zero));
         for (int i = 0; i < m->micro_steps; i++)
             micro_step(s, step, i, i * ranks + m->zero.shards.rank, batches);
         gpt_update(m, step + 1, 1e-2);
         gpt_fetch_results(m, 0);
         const struct step_results results = gpt_results(m, 0, &reports);
         expect(results.check.finite, "step %d: not finite", step);
+        expect(results.check.grad_norm > m->config.clip_grad, "step %d: gradients are not clipped", step);
         for (int i = 0; i < batches && o; i++)
             o->loss[step * MOST_BATCHES + i] = reports[i % ranks * report_width(m) + REPORT_LOSSES + 2 * (i / ranks)];
         if (o)
@@ -208,7 +221,7 @@ static void collect_state(struct setup *s, struct outcome *o) {
     o->flat = h->flat;
     o->part = h->flat / h->ranks;
     gpt_copy_state(m);
-    o->own[0] = own_shards(m, fp32_gradients(m), shards_gradients(h));
+    o->own[0] = own_gradients(m);
     o->own[1] = own_values(m, STATE_MOMENT1);
     o->own[2] = own_values(m, STATE_MOMENT2);
     o->own[3] = own_values(m, STATE_MASTER);
@@ -308,11 +321,18 @@ static int run_ranks(int ranks, rank_body *body, int which) {
 
 // ---- the same bits ----
 
-static struct outcome run_model(struct parallel *parallel, const char *shape, const char *policy, int stage,
-                                int micro_steps, bool delayed) {
+// How hard a run is made: as it is; dead memory poisoned and the network slow; and copies of one direction late.
+enum disturbance { UNDISTURBED, POISONED, LATE_TO_HOST, LATE_TO_DEVICE };
+static void poison_alone(struct gpt *m) { poison_with(m, false); }
+
+static struct outcome run_model(struct parallel *parallel, const char *shape, const char *options, int stage,
+                                int micro_steps, enum disturbance disturbance) {
     struct setup *s = (struct setup *)calloc(1, sizeof *s);
-    setup_open(s, parallel, shape, policy, stage, micro_steps);
-    watch_phases(s->model, delayed ? poison_and_delay : NULL);
+    setup_open(s, parallel, shape, options, stage, micro_steps);
+    watch_phases(s->model, disturbance == UNDISTURBED ? NULL : parallel ? poison_and_delay : poison_alone);
+    if (disturbance >= LATE_TO_HOST)
+        transfers_copy_late(&s->model->timeline.transfers,
+                            disturbance == LATE_TO_HOST ? TRANSFER_TO_HOST : TRANSFER_TO_DEVICE);
     const struct outcome o = outcome_of(s);
     watch_phases(s->model, NULL);
     setup_close(s, parallel);
@@ -323,7 +343,7 @@ static struct outcome run_model(struct parallel *parallel, const char *shape, co
 // One rank that computes all micro-batches: the first step's losses, amaxes and counts to the bit, since no gradients
 // were summed yet, and the rest nearly.
 static void compare_with_one(const struct outcome *o, const char *shape, int batches) {
-    struct outcome one = run_model(NULL, shape, "", 0, batches, false);
+    struct outcome one = run_model(NULL, shape, "", 0, batches, UNDISTURBED);
     const double tolerance = sizeof(floatX) == 2 ? 2e-2 : 1e-5;
     for (int i = 0; i < batches; i++)
         expect(one.loss[i] == o->loss[i], "loss %d of the first step is %.17g, with one rank %.17g", i, o->loss[i],
@@ -346,8 +366,8 @@ static void compare_with_one(const struct outcome *o, const char *shape, int bat
 // Stages 0 and 1 reduce what the micro-steps of a step added up to, 2 and 3 each micro-step's: with one they are the
 // same.
 static void compare_stages(struct parallel *parallel, const char *shape, int micro_steps, int num_policies) {
-    struct outcome expected[2] = {run_model(parallel, shape, "", 0, micro_steps, false),
-                                  run_model(parallel, shape, "", 2, micro_steps, false)};
+    struct outcome expected[2] = {run_model(parallel, shape, "", 0, micro_steps, UNDISTURBED),
+                                  run_model(parallel, shape, "", 2, micro_steps, UNDISTURBED)};
     for (int i = 0; i < 2; i++)
         compare_with_one(&expected[i], shape, parallel->launch.ranks * micro_steps);
     if (micro_steps == 1)
@@ -357,13 +377,57 @@ static void compare_stages(struct parallel *parallel, const char *shape, int mic
         const int stage = i % STAGES;
         if (i >= STAGES && stage % 2 == 0) // what recomputation meets in 0 and 2, it meets in 1 and 3
             continue;
-        struct outcome o = run_model(parallel, shape, policies[i / STAGES], stage, micro_steps, true);
+        struct outcome o = run_model(parallel, shape, policies[i / STAGES], stage, micro_steps, POISONED);
         snprintf(what, sizeof what, "stage %d, %d micro-steps, %s", stage, micro_steps, policies[i / STAGES]);
         expect_same_bits(&expected[stage >= 2], &o, what);
         outcome_free(&o);
     }
     outcome_free(&expected[0]);
     outcome_free(&expected[1]);
+}
+
+// ---- the same bits when offloaded ----
+
+// Sets of what is offloaded; the last column: the least stage that takes it on several ranks.
+static const struct {
+    const char *options;
+    int least_stage;
+} offloads[] = {
+    {"--offload-gradients", 2},
+    {"--offload-weights", 3},
+    {"--offload-gradients --offload-weights", 3},
+    {"--offload-gradients --offload-weights --optimizer-cpu-offload", 3},
+};
+enum { OFFLOADS = sizeof offloads / sizeof *offloads };
+
+// Runs with what is offloaded have the bits of one without it, `expected`.
+static void compare_offloads(struct parallel *parallel, const char *shape, const char *dtype, const char *policy,
+                             int micro_steps, const struct outcome *expected) {
+    static const enum disturbance disturbances[] = {POISONED, LATE_TO_HOST, LATE_TO_DEVICE};
+    for (int i = 0; i < 3 * OFFLOADS * STAGES; i++) {
+        const int stage = i % STAGES, offload = i / STAGES % OFFLOADS, order = i / STAGES / OFFLOADS;
+        char options[384], what[512];
+        if (parallel ? stage < offloads[offload].least_stage : stage > 0)
+            continue;
+        snprintf(options, sizeof options, "%s %s %s", policy, dtype, offloads[offload].options);
+        struct outcome o = run_model(parallel, shape, options, stage, micro_steps, disturbances[order]);
+        snprintf(what, sizeof what, "stage %d, %d micro-steps, %s, order %d", stage, micro_steps, options, order);
+        expect_same_bits(expected, &o, what);
+        outcome_free(&o);
+    }
+}
+// With the larger vocabulary the stored gradients of head and embeddings are streamed.
+static const char *const gradient_options[] = {"", "--main-grads-dtype bf16", "--vocab-size 700",
+                                               "--main-grads-dtype bf16 --vocab-size 700"};
+static void compare_offloads_of(struct parallel *parallel, const char *shape) {
+    for (int i = 0; i < 8; i++) {
+        const char *options = gradient_options[i % 4];
+        const int micro_steps = 1 + i / 4, num_policies = micro_steps == 2 && i % 4 < 2 ? POLICIES : 1;
+        struct outcome expected = run_model(parallel, shape, options, parallel ? 2 : 0, micro_steps, UNDISTURBED);
+        for (int policy = 0; policy < num_policies; policy++)
+            compare_offloads(parallel, shape, options, policies[policy], micro_steps, &expected);
+        outcome_free(&expected);
+    }
 }
 static const char *const shapes[] = {GPT2, LLAMA, GPT2_TENSORWISE, LLAMA_DELAYED, GPT2_BLOCKWISE};
 static void compare_policies(struct parallel *parallel, int shape) {
@@ -372,6 +436,12 @@ static void compare_policies(struct parallel *parallel, int shape) {
 }
 static void test_gpt2_on_two(void **state) { assert_int_equal(run_ranks(2, compare_policies, 0), 0); }
 static void test_llama_on_three(void **state) { assert_int_equal(run_ranks(3, compare_policies, 1), 0); }
+static void offload_alone(struct parallel *parallel, int shape) { compare_offloads_of(NULL, shapes[shape]); }
+static void offload_together(struct parallel *parallel, int shape) { compare_offloads_of(parallel, shapes[shape]); }
+static void test_gpt2_offloaded(void **state) { assert_int_equal(run_ranks(1, offload_alone, 0), 0); }
+static void test_llama_offloaded(void **state) { assert_int_equal(run_ranks(1, offload_alone, 1), 0); }
+static void test_gpt2_offloaded_on_three(void **state) { assert_int_equal(run_ranks(3, offload_together, 0), 0); }
+static void test_llama_offloaded_on_two(void **state) { assert_int_equal(run_ranks(2, offload_together, 1), 0); }
 static void fp8_needs_bf16(void) {
     if (sizeof(floatX) != 2)
         skip();
@@ -634,6 +704,10 @@ int main(void) {
         cmocka_unit_test(test_tensorwise_on_two),
         cmocka_unit_test(test_delayed_on_three),
         cmocka_unit_test(test_blockwise_on_two),
+        cmocka_unit_test(test_gpt2_offloaded),
+        cmocka_unit_test(test_llama_offloaded),
+        cmocka_unit_test(test_gpt2_offloaded_on_three),
+        cmocka_unit_test(test_llama_offloaded_on_two),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_steps_allocate_nothing),
         cmocka_unit_test(test_resident_memory_stays),

@@ -90,7 +90,8 @@ static double setup_micro_step(struct setup *s, int index, double scale) {
     return micro_step_loss_of(s->model, index, setup_batch(s, index), scale);
 }
 
-// Two steps of two micro-batches each. What is compared: both losses, all gradients of the last step, all parameters.
+// Two steps of two micro-batches each, which may be more, of both batches in turn. What is compared: the losses of the
+// last two of each step, all gradients of the last step, all parameters.
 struct outcome {
     double loss[4];
     float *grads;
@@ -102,15 +103,15 @@ static struct outcome two_steps(struct setup *s) {
     struct gpt *m = s->model;
     for (int step = 0; step < 2; step++) {
         gpt_zero_gradients(m);
-        for (int i = 0; i < 2; i++)
-            o.loss[2 * step + i] = setup_micro_step(s, i, 0.5);
+        for (int i = 0; i < m->micro_steps; i++)
+            o.loss[2 * step + i % 2] = micro_step_loss_of(m, i, setup_batch(s, i % 2), 1.0 / m->micro_steps);
         gpt_update(m, step + 1, 1e-3);
     }
     device_synchronize(m->dev);
     o.flat = m->table.flat;
     o.grads = (float *)test_alloc((size_t)o.flat * sizeof *o.grads);
     o.params = (floatX *)test_alloc((size_t)o.flat * sizeof *o.params);
-    memcpy(o.grads, fp32_gradients(m), (size_t)o.flat * sizeof *o.grads);
+    state_decode(o.grads, m->zero.grads, m->zero.grads_format, o.flat);
     memcpy(o.params, m->zero.params, (size_t)o.flat * sizeof *o.params);
     return o;
 }

@@ -109,8 +109,6 @@ static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_
             assert_int_equal(p->begin, at);
             at += ranks * p->shard;
             largest = p->shard > largest ? p->shard : largest;
-            if (ranks == 1)
-                continue;
             assert_int_equal(p->unit, u);
             assert_true(p->begin >= t->unit_begin[u] && at <= t->unit_begin[u + 1]);
             assert_true(p->shard > 0);
@@ -119,8 +117,7 @@ static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_
         }
     assert_int_equal(at, t->flat);
     assert_int_equal(largest, s.largest_shard);
-    assert_true(ranks > 1 || s.count == 1);
-    if (ranks > 1 && bucket_bytes > 4 * t->flat)
+    if (bucket_bytes > 4 * t->flat)
         assert_int_equal(s.count, s.units);
     shards_free(&s);
 }

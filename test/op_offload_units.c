@@ -1,0 +1,119 @@
+// Parameters and gradients in host memory, a unit at a time on the device, on one rank: they change no bit, whatever lies
+// in memory that the plan calls dead and whether copies are early or late; gradients in bf16 have the same bits wherever
+// they lie; and the plan falls by what left. op_zero has the same of several ranks.
+#define UPDATE_SLOT_BYTES 6000 // small beside the models
+#include "test/model.h"        // before gpt.cuh, which it looks into
+#include "test/setup.h"        // models of a few layers, and what a step makes of them
+#include "test/testing.h"      // assertions
+
+#define CLIPPED " --clip-grad 0.01 --bucket-mib 0.03 "
+#ifdef CUDA_EMULATED
+#define THREE_BATCHES "3"
+#else
+#define THREE_BATCHES "9"
+#endif
+// With the larger vocabulary the stored gradients of head and embeddings are streamed.
+#define LARGE_VOCABULARY " --vocab-size 700 "
+
+static const char *const offloads[] = {"--offload-gradients", "--offload-weights",
+                                       "--offload-gradients --offload-weights --optimizer-cpu-offload",
+                                       "--offload-gradients --offload-weights --cpu-offloading-num-layers 2"};
+static const char *const policies[] = {"", "--recompute-granularity full --recompute-method uniform "
+                                           "--recompute-num-layers 2"};
+static const char *const dtypes[] = {"", "--main-grads-dtype bf16"};
+enum { OFFLOADS = sizeof offloads / sizeof *offloads, POLICIES = sizeof policies / sizeof *policies, OPTIONS = 512 };
+
+// Two steps, whose gradients on the host are what the first micro-step finds there, and an evaluation.
+struct result {
+    struct outcome outcome;
+    double norm, evaluation;
+};
+static struct result result_of(struct setup *s) {
+    const double *reports;
+    struct result r;
+    if (s->model->zero.grads_on_host)
+        memset(s->model->zero.grads, 0xff, zero_gradients_bytes(&s->model->zero));
+    r.outcome = two_steps(s);
+    gpt_fetch_results(s->model, 0);
+    const struct step_results results = gpt_results(s->model, 0, &reports);
+    assert_true(results.check.finite);
+    assert_true(results.check.grad_norm > s->config.clip_grad);
+    r.norm = results.check.grad_norm;
+    r.evaluation = loss_mean(gpt_evaluate(s->model, setup_batch(s, 0)));
+    return r;
+}
+// late: a direction whose copies are made when they are waited for; TRANSFER_DIRECTIONS: none is.
+static void offload_changes_no_bit(const struct result *plain, const char *shape, const char *options, int late,
+                                   void (*watch)(struct gpt *)) {
+    struct setup s = setup_of(shape, options);
+    if (late < TRANSFER_DIRECTIONS) // the emulator has orders of its own
+        transfers_copy_late(&s.model->timeline.transfers, (enum transfer_direction)late);
+    watch_phases(s.model, watch);
+    struct result r = result_of(&s);
+    assert_same_bits(&plain->outcome, &r.outcome, options);
+    if (r.norm != plain->norm || r.evaluation != plain->evaluation)
+        fail_msg("%s: the gradient norm is %.17g, not %.17g, evaluation gives %.17g, not %.17g", options, r.norm,
+                 plain->norm, r.evaluation, plain->evaluation);
+    setup_free(&s);
+    outcome_free(&r.outcome);
+}
+static void same_bits(const char *shape, void (*watch)(struct gpt *)) {
+    for (int i = 0; i < 2 * POLICIES; i++) {
+        char base[OPTIONS], options[2 * OPTIONS];
+        snprintf(base, sizeof base, CLIPPED "%s %s", dtypes[i % 2], policies[i / 2]);
+        struct setup s = setup_of(shape, base);
+        struct result plain = result_of(&s);
+        setup_free(&s);
+        for (int offload = 0; offload < OFFLOADS; offload++) {
+            snprintf(options, sizeof options, "%s %s", base, offloads[offload]);
+            offload_changes_no_bit(&plain, shape, options, (i + offload) % (TRANSFER_DIRECTIONS + 1), watch);
+        }
+        outcome_free(&plain.outcome);
+    }
+}
+static void offloaded_units_change_no_bit_gpt2(void **state) { same_bits(GPT2, poison); }
+static void offloaded_units_change_no_bit_llama(void **state) { same_bits(LLAMA, poison); }
+static void streamed_gradients_change_no_bit_gpt2(void **state) { same_bits(GPT2 LARGE_VOCABULARY, poison); }
+static void streamed_gradients_change_no_bit_llama(void **state) { same_bits(LLAMA LARGE_VOCABULARY, poison); }
+// Unwatched micro-steps are recorded where the target has graphs: three, of which the second is.
+static void recorded_micro_steps_have_the_same_bits(void **state) {
+    same_bits(GPT2, NULL);
+    same_bits(LLAMA " --global-batch-size " THREE_BATCHES, NULL);
+}
+
+// The device holds less by what left it, and the host has it; buffers of units take a part of that.
+static void the_plan_falls_by_what_left(void **state) {
+    for (int i = 0; i < 2; i++) {
+        char options[OPTIONS];
+        const char *shape = LLAMA " --num-layers 24";
+        snprintf(options, sizeof options, "--recompute-granularity full %s", dtypes[i]);
+        struct setup whole = setup_of(shape, options);
+        snprintf(options, sizeof options, "--recompute-granularity full --offload-gradients --offload-weights %s",
+                 dtypes[i]);
+        struct setup s = setup_of(shape, options);
+        const struct plan *before = &whole.model->timeline.plan, *after = &s.model->timeline.plan;
+        const size_t params = before->arena_bytes[ARENA_PARAMETERS] - after->arena_bytes[ARENA_PARAMETERS];
+        const size_t grads = before->arena_bytes[ARENA_GRADIENTS];
+        assert_int_equal(params, (size_t)s.model->table.flat * sizeof(floatX));
+        assert_int_equal(grads, zero_gradients_bytes(&s.model->zero));
+        assert_int_equal(after->arena_bytes[ARENA_GRADIENTS], 0);
+        assert_int_equal(after->arena_bytes[ARENA_HOST_PARAMETERS], params);
+        assert_int_equal(after->arena_bytes[ARENA_HOST_GRADIENTS], grads);
+        assert_true(before->peak_bytes - after->peak_bytes > (params + grads) / 2);
+        assert_true(after->peak_bytes < 1.02 * (double)after->lower_bound_bytes);
+        setup_free(&s);
+        setup_free(&whole);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(offloaded_units_change_no_bit_gpt2),
+        cmocka_unit_test(offloaded_units_change_no_bit_llama),
+        cmocka_unit_test(streamed_gradients_change_no_bit_gpt2),
+        cmocka_unit_test(streamed_gradients_change_no_bit_llama),
+        cmocka_unit_test(recorded_micro_steps_have_the_same_bits),
+        cmocka_unit_test(the_plan_falls_by_what_left),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
