@@ -1,21 +1,12 @@
 // One transformer block: its ops, its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
-#include "attention.cuh"              // attention_forward, attention_backward, attention_decode
-#include "gpt_state.cuh"              // struct gpt and its buffers
-#include "kernels/activation.cuh"     // gelu_forward, swiglu_forward and the like, and their backward
-#include "kernels/activation_fp8.cuh" // the same, written in FP8
-#include "kernels/norm.cuh"           // norm_forward, norm_backward, residual_forward, residual_norm_forward
-#include "kernels/qk_norm.cuh"        // qk_norm_forward, qk_norm_backward
-#include "kernels/rope.cuh"           // rope_forward
-#include "linear.cuh"                 // linear_forward, linear_backward, quantise_input
-
-// A norm's parameters.
-struct norm_weights {
-    enum parameter weight, bias;
-};
-static const struct norm_weights NORM_1 = {PARAM_LN1_W, PARAM_LN1_B}, NORM_2 = {PARAM_LN2_W, PARAM_LN2_B},
-                                 NORM_POST_1 = {PARAM_POST1_W, PARAM_POST1_B},
-                                 NORM_POST_2 = {PARAM_POST2_W, PARAM_POST2_B}, NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
+#include "attention.cuh"       // attention_forward, attention_backward, attention_decode
+#include "gpt_state.cuh"       // struct gpt and its buffers
+#include "kernels/norm.cuh"    // norm_forward, norm_backward, residual_forward, residual_norm_forward
+#include "kernels/qk_norm.cuh" // qk_norm_forward, qk_norm_backward
+#include "kernels/rope.cuh"    // rope_forward
+#include "linear.cuh"          // linear_forward, linear_backward, quantise_input
+#include "mlp.cuh"             // mlp_activation_forward, mlp_chunks_forward and their backward
 
 // ---- Ops: each fetches its parameters and workspace and runs in the phase that its caller began ----
 
@@ -104,46 +95,6 @@ static void attention_with_cache(struct gpt *m, enum pass pass, int l, floatX *a
     RUN(m, attention_decode(att, qkv, keys, values, positions, capacity, shape, ws, m->dev));
 }
 
-// Applies POINTWISE or GATED to the name that an activation's functions begin with (kernels/activation.cuh).
-#define ACTIVATION_SWITCH(activation, POINTWISE, GATED)                                                                \
-    switch (activation) {                                                                                              \
-    case ACTIVATION_GELU: POINTWISE(gelu); break;                                                                      \
-    case ACTIVATION_GELU_ERF: POINTWISE(gelu_erf); break;                                                              \
-    case ACTIVATION_SQUARED_RELU: POINTWISE(squared_relu); break;                                                      \
-    case ACTIVATION_SWIGLU: GATED(swiglu); break;                                                                      \
-    case ACTIVATION_GEGLU: GATED(geglu); break;                                                                        \
-    }
-
-// act (N, F) = the MLP's activation of fc (N, fc_width); backward: dfc from dact. amax: of the result; NULL: not taken.
-static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, const struct model_shape *s,
-                                   uint32_t *amax, struct device *dev) {
-#define POINTWISE(name) name##_forward(act, fc, N * s->layer.F, amax, dev)
-#define GATED(name) name##_forward(act, fc, N, s->layer.F, amax, dev)
-    ACTIVATION_SWITCH(s->activation, POINTWISE, GATED)
-#undef GATED
-#undef POINTWISE
-}
-static void mlp_activation_backward(floatX *dfc, const floatX *dact, const floatX *fc, int64_t N,
-                                    const struct model_shape *s, uint32_t *amax, struct device *dev) {
-#define POINTWISE(name) name##_backward(dfc, dact, fc, N * s->layer.F, amax, dev)
-#define GATED(name) name##_backward(dfc, dact, fc, N, s->layer.F, amax, dev)
-    ACTIVATION_SWITCH(s->activation, POINTWISE, GATED)
-#undef GATED
-#undef POINTWISE
-}
-// The same, written in FP8 alone, with delayed scales, which are known before the values are.
-static void mlp_activation_forward_fp8(struct fp8_cast to, const floatX *fc, int64_t N, const struct model_shape *s,
-                                       struct device *dev) {
-#define IN_FP8(name) name##_forward_fp8(to, fc, N, s->layer.F, NULL, dev)
-    ACTIVATION_SWITCH(s->activation, IN_FP8, IN_FP8)
-#undef IN_FP8
-}
-static void mlp_activation_backward_fp8(struct fp8_cast to, const floatX *dact, const floatX *fc, int64_t N,
-                                        const struct model_shape *s, void *ws, struct device *dev) {
-#define IN_FP8(name) name##_backward_fp8(to, dact, fc, N, s->layer.F, ws, dev)
-    ACTIVATION_SWITCH(s->activation, IN_FP8, IN_FP8)
-#undef IN_FP8
-}
 // Whether the MLP's activation writes FP8 itself in a pass of layer l.
 static bool activation_is_fused(const struct gpt *m, enum pass pass, int l) {
     return is_quantised(m, pass, l) && fp8_is_delayed(&m->fp8);
@@ -256,31 +207,41 @@ static void activate(struct gpt *m, enum pass pass, int l, uint32_t produce, uin
     RUN(m, mlp_activation_forward(act, fc, N, &m->shape, amax, m->dev));
     quantise_input(m, pass, l, LINEAR_MLP_PROJ, rows, kept);
 }
-// The ops of the MLP branch, up to the layer's output; `produce` is block_forward's. next: the unit of parameters after
-// the layer's.
-static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass, int next) {
-    const struct layer_shape *s = &m->shape.layer;
+// The MLP up to its second projection, all tokens at once; a projection straight into the layer's output is left to
+// mlp_branch_forward. product: what the second projection makes.
+static void mlp_forward(struct gpt *m, int l, uint32_t produce, uint32_t product, enum pass pass) {
     const char *group = pass_name(pass);
     quantise_input(m, pass, l, LINEAR_FC, produce & BIT(FC), produce & BIT(NORM2));
     if (produce & BIT(FC)) {
         phase(m, group, l, "fc");
         linear_forward(m, pass, l, LINEAR_FC, (floatX *)ACT(FC));
     }
-    const uint32_t product = s->norm_after ? BIT(MLP_PROJ) : BIT(OUT); // what the second projection makes
     if (input_is_wanted(m, pass, l, produce, BIT(ACT), product))
         activate(m, pass, l, produce, product);
     if (produce & BIT(MLP_PROJ)) {
         phase(m, group, l, "mlp projection");
         linear_forward(m, pass, l, LINEAR_MLP_PROJ, (floatX *)ACT(MLP_PROJ));
     }
+}
+// The ops of the MLP branch, up to the layer's output; `produce` is block_forward's. next: the unit of parameters after
+// the layer's.
+static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass pass, int next) {
+    const struct layer_shape *s = &m->shape.layer;
+    const char *group = pass_name(pass);
+    const uint32_t product = s->norm_after ? BIT(MLP_PROJ) : BIT(OUT); // what the second projection makes
+    const bool chunks = mlp_chunk_tokens(m, pass, l) > 0;
+    if (!chunks)
+        mlp_forward(m, l, produce, product, pass);
+    else if (produce & product)
+        mlp_chunks_forward(m, pass, l, s->norm_after ? ACT_MLP_PROJ : ACT_OUT);
     if (produce & BIT(OUT)) {
         if (pass != PASS_RECOMPUTE) // the fused norm's weights are the next unit's
             zero_use(&m->zero, pass, next);
-        phase(m, group, l, s->norm_after ? "post-mlp norm" : "mlp projection");
+        phase(m, group, l, s->norm_after ? "post-mlp norm" : chunks ? "residual after mlp" : "mlp projection");
         floatX *out = (floatX *)ACT(OUT);
         if (s->norm_after)
             norm(m, pass, l, out, (float *)WANTED(POST2_STATS), (const floatX *)ACT(MLP_PROJ), NORM_POST_2, NULL);
-        else
+        else if (!chunks)
             linear_forward(m, pass, l, LINEAR_MLP_PROJ, out);
         const floatX *mid = middle(m, pass, l);
         const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, DROPOUT_MLP_PROJECTION);
@@ -310,6 +271,7 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
 static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass) {
     const int unit = unit_of_layer(&m->table, l),
               next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
+    produce &= activation_present(&m->shape.layer) & ~left_to_chunks(m, pass, l, produce);
     if (produce)
         zero_use(&m->zero, pass, unit);
     if (pass != PASS_RECOMPUTE) {
@@ -321,7 +283,6 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
             zero_prefetch_gradients(&m->zero, head_unit(m));
         }
     }
-    produce &= activation_present(&m->shape.layer);
     attention_branch_forward(m, l, produce, pass);
     mlp_branch_forward(m, l, produce, pass, next);
 }
@@ -341,16 +302,14 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, 
                          ws, m->dev));
 }
 
-static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
-
 // The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
 // the gradient of the stream itself, which is then not stored twice.
 static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_use use) {
     const floatX *dres = d_residual(m);
+    if (branch_is_added_as_it_is(m))
+        return dres;
     const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);
     const float scale = residual_scale(m);
-    if (dropout.p == 0 && scale == 1)
-        return dres;
     floatX *dadded = d_buffer(m, l, slot, m->shape.layer.C);
     RUN(m, residual_backward(dadded, dres, extent_of(m, PASS_TRAIN).N * m->shape.layer.C, scale, dropout, m->dev));
     return dadded;
@@ -428,12 +387,24 @@ static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *nam
     }
 }
 
+// d_branch_input of the MLP, unless parallel branches leave that to the layer's end.
+static void d_mlp_input(struct gpt *m, int l) {
+    if (!m->shape.layer.parallel)
+        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID,
+                       stream_amax(m, l, LINEAR_ATT_PROJ));
+}
 // The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream. With
 // parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it is, first.
 static void mlp_branch_backward(struct gpt *m, int l) {
 #define ACT(id) activation(m, PASS_RECOMPUTE, l, ACT_##id)
     const struct layer_shape *s = &m->shape.layer;
     const int64_t N = extent_of(m, PASS_TRAIN).N;
+    if (mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0) {
+        phase(m, "backward", l, "mlp");
+        d_added(m, l, MLP_BRANCH.d_added, MLP_BRANCH.use);
+        mlp_chunks_backward(m, l);
+        return;
+    }
     const floatX *dproj = d_projection(m, l, &MLP_BRANCH, "mlp projection");
     linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj);
 
@@ -445,6 +416,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
         void *ws = gradient_cast_workspace(m, l, LINEAR_FC);
         RUN(m, mlp_activation_backward_fp8(to, dact, fc, N, &m->shape, ws, m->dev));
         linear_backward_fp8(m, l, LINEAR_FC, SLOT_D_NORM2);
+        d_mlp_input(m, l);
         return;
     }
     // dfc overwrites dact, unless a gated activation makes it twice as wide.
@@ -455,6 +427,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     phase(m, "backward", l, "fc");
     dfc = d_buffer(m, l, slot_dfc, fc_width(s));
     linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc);
+    d_mlp_input(m, l);
 }
 // The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
 static void attention_core_backward(struct gpt *m, int l) {
@@ -497,9 +470,6 @@ static void block_backward(struct gpt *m, int l) {
     if (next_backward_layer(m, l) >= 0)
         zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
     mlp_branch_backward(m, l);
-    if (!s->parallel)
-        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID,
-                       stream_amax(m, l, LINEAR_ATT_PROJ));
 
     const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");
     linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj);

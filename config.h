@@ -149,7 +149,7 @@ struct config {
     enum recompute_granularity recompute_granularity;
     enum recompute_method recompute_method;
     int recompute_num_layers;
-    const char *recompute_layers, *recompute_modules;
+    const char *recompute_layers, *recompute_modules, *recompute_layer_modules;
     int64_t memory_budget; // bytes; 0: what the device has
     int mlp_chunk_tokens;  // 0: none
 
@@ -162,7 +162,7 @@ struct config {
     int64_t host_memory_budget; // bytes; 0: what the host has
     double bus_gbps;            // 0: measured, or by the device's tables
     bool plan;
-    const char *plan_json, *plan_picture;
+    const char *plan_gpu, *plan_json, *plan_picture;
     int loss_chunk_tokens;
     // training
     int micro_batch_size, global_batch_size, train_steps;
@@ -350,8 +350,10 @@ static const struct option_row config_rows[] = {
     ROW(STRING, recompute_layers, "", "LIST", 0, 0, "full: the recomputed layers, as 0-3,8, in place of a method"),
     ROW(STRING, recompute_modules, "", "LIST", 0, 0,
         "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
+    ROW(STRING, recompute_layer_modules, "", "LIST", 0, 0,
+        "selective by layers, as norm,activation:0-11;full:12-15, in place of --recompute-modules; auto writes it"),
     ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY,
-        "auto: the device's memory to fit into, as 6GiB; 0: what it has"),
+        "The device's memory to fit into, as 6GiB; 0: what it has"),
 
     GROUP("State formats and offload to the host's memory"),
     ROW(ENUM, main_params_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
@@ -360,7 +362,7 @@ static const struct option_row config_rows[] = {
         "Gradients between micro-steps; bf16: rounded stochastically"),
     ROW(ENUM, exp_avg_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0, "AdamW's first moments; 8bit: in blocks of 128"),
     ROW(ENUM, exp_avg_sq_dtype, "fp32", CHOICES(MOMENT_DTYPES), 0, 0, "AdamW's second moments"),
-    ROW(BOOL, allow_lossy_states, "false", "", 0, 0, "auto: it may choose formats that are not fp32"),
+    ROW(BOOL, allow_lossy_states, "false", "", 0, 0, "auto: it may choose bf16 and 8bit for what was not given"),
     ROW(BOOL, optimizer_cpu_offload, "false", "", 0, 0,
         "Optimizer states in the host's memory, streamed through the update on the device; states only"),
     ROW(DOUBLE, optimizer_offload_fraction, "1", "X", 0, 1.0000001,
@@ -370,13 +372,15 @@ static const struct option_row config_rows[] = {
     ROW(BOOL, offload_gradients, "false", "", 0, 0, "Gradients in the host's memory, a unit at a time on the device"),
     ROW(BOOL, offload_weights, "false", "", 0, 0, "Parameters in the host's memory, a unit at a time on the device"),
     ROW(BYTES, host_memory_budget, "0", "BYTES", 0, INFINITY,
-        "auto: pinned memory of the host to fit into; 0: what it has"),
+        "The host's memory for what is offloaded, of each rank, as 64GiB; 0: what it has, --plan: any"),
     ROW(DOUBLE, bus_gbps, "0", "X", 0, INFINITY,
         "10^9 bytes a second each way between host and GPU, to plan with; 0: measured, or by the GPU's data sheet; on "
         "the cpu target copies are as slow as that"),
 
     GROUP("Memory"),
     ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing", CONFIG_THIS_START),
+    ROW(STRING, plan_gpu, "", "NAME", 0, 0,
+        "--plan: GPU whose data sheet times are predicted by, as 'H100 80GB HBM3' or 'GeForce RTX 4090'", CONFIG_THIS_START),
     ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life", CONFIG_THIS_START),
     ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases", CONFIG_THIS_START),
     ROW(INT, mlp_chunk_tokens, "0", "N", 0, 1 << 30,
@@ -449,7 +453,8 @@ static const struct option_row config_rows[] = {
         "--init-from, else the first that fits"),
     ROW(FLOAT, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
     ROW(BOOL, checkpoint_async, "true", "", 0, 0,
-        "Copy what a checkpoint holds and write it in a thread; takes 12 bytes of the host's memory per parameter"),
+        "Write checkpoints in a thread, from a copy in the host's memory of what they hold: in bf16 12 bytes a "
+        "parameter of each rank's part. Where anything is offloaded the default is false"),
     ROW(FLOAT, exit_after, "0", "MINUTES", 0, INFINITY, "Save and exit after this time, for a job's limit; 0: never",
         CONFIG_THIS_START),
 

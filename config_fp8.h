@@ -97,6 +97,10 @@ static inline void config_resolve_fp8(struct config *c) {
     if (c->precision == WITH_FP32)
         fail("--fp8-format needs --precision bf16, not fp32%s; %sleave --fp8-format out",
              *c->checkpoint ? " as in the checkpoint" : "", *c->checkpoint ? "" : "change --precision, or ");
+    if (c->mlp_chunk_tokens > 0)
+        fail("--mlp-chunk-tokens %d does not go with --fp8-format: a tensor's scale is of all its tokens; leave one of "
+             "them out",
+             c->mlp_chunk_tokens);
     config_check_fp8_layers(c);
     config_check_fp8_sizes(c);
 }

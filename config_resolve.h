@@ -2,6 +2,7 @@
 // from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
 #include "config.h"        // struct config
+#include "config_fit.h"    // state formats and offload
 #include "config_fp8.h"    // the options of FP8
 #include "config_layers.h" // the lists of layers
 
@@ -251,11 +252,10 @@ static inline void config_resolve_data(struct config *c) {
 static inline void config_check_recompute(const struct config *c) {
     int first = 0, last = 0;
     for (const char *at = c->recompute_layers; *at;)
-        recompute_next_layers(c->recompute_layers, &at, &first, &last);
+        recompute_next_layers("--recompute-layers", c->recompute_layers, &at, &first, &last);
     recompute_modules_of(c->recompute_modules);
-    if (c->cpu_offloading_num_layers > c->num_layers)
-        fail("--cpu-offloading-num-layers %d: the model has only %d layers", c->cpu_offloading_num_layers,
-             c->num_layers);
+    for (const char *at = c->recompute_layer_modules; *at;)
+        recompute_next_entry(c->recompute_layer_modules, &at);
 }
 
 // ---- sizes ----
@@ -308,6 +308,7 @@ static inline void config_resolve(struct config *config) {
     config_check_recompute(config);
     config_check_sizes(config);
     config_resolve_fp8(config);
+    config_resolve_fit(config);
 }
 // config_read and config_resolve.
 static inline struct config config_parse(int argc, char **argv) {

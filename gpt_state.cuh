@@ -81,7 +81,8 @@ enum slot {
     SLOT_LOSSES,
     SLOT_FP8, // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
     SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
-    SLOT_COUNT = SLOT_HOST + ACT_COUNT
+    SLOT_CHUNK = SLOT_HOST + ACT_COUNT, // what backward recomputes of a chunk of the MLP, by enum activation_id
+    SLOT_COUNT = SLOT_CHUNK + ACT_COUNT
 };
 
 // The results of a step, in the device's memory until the host fetches them, up to a step later.
@@ -353,6 +354,7 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
     const size_t bytes = (size_t)extent_of(m, PASS_TRAIN).N * (size_t)width * sizeof(floatX);
     return (floatX *)buffer(m, PASS_TRAIN, l, slot, bytes, "gradients of activations", names[slot - ACT_COUNT]);
 }
+static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     return zero_parameter(&m->zero, pass, l, id);
@@ -386,6 +388,13 @@ static struct logit_transform logit_transform_of(const struct gpt *m) {
                                               (float)m->config.final_logit_softcapping};
     return transform;
 }
+// A norm's parameters.
+struct norm_weights {
+    enum parameter weight, bias;
+};
+static const struct norm_weights NORM_1 = {PARAM_LN1_W, PARAM_LN1_B}, NORM_2 = {PARAM_LN2_W, PARAM_LN2_B},
+                                 NORM_POST_1 = {PARAM_POST1_W, PARAM_POST1_B},
+                                 NORM_POST_2 = {PARAM_POST2_W, PARAM_POST2_B}, NORM_FINAL = {PARAM_LNF_W, PARAM_LNF_B};
 // Statistics of a norm: (N) reciprocal standard deviations, then, for LayerNorm, (N) means.
 static float *mean_of(const struct gpt *m, float *stats, int64_t N) {
     return stats && m->shape.layer.norm_statistics > 1 ? stats + N : NULL;

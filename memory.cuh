@@ -60,9 +60,17 @@ struct plan_buffer {
 // Bytes that a phase begins to copy.
 struct plan_transfer {
     int phase;
+    int waited_phase; // the first phase whose work needs the copy to be done; -1: the end of its region
     enum transfer_direction direction;
     size_t bytes;
     char name[PLAN_NAME_CHARS];
+};
+
+// The time of a training step that a plan's user predicts, for the reports. step_ms 0: it is not predicted.
+struct plan_prediction {
+    double step_ms, micro_step_ms, update_ms, tokens_per_s;
+    double to_host_bytes, to_device_bytes; // over the bus in a step
+    const char *rates;                     // what it is predicted by
 };
 
 // A memory plan: recorded by plan_add, plan_phase and plan_touch, placed by plan_place.
@@ -81,6 +89,7 @@ struct plan {
     size_t lower_bound_bytes; // the largest sum of live buffers in any phase, plus the other arenas: no plan is lower
     size_t host_peak_bytes;   // the same two of the host's arenas
     size_t host_lower_bound_bytes;
+    struct plan_prediction predicted;
     int peak_phase; // the first phase with the largest sum; -1: no buffer of ARENA_ACTIVATIONS is live
 };
 
@@ -103,8 +112,8 @@ static int plan_phase(struct plan *plan, const char *name);
 // configuration does not have, is ignored.
 static void plan_touch(struct plan *plan, int id);
 
-// Records that the current phase begins to copy `bytes` of what is called `name`.
-static void plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
+// Records that the current phase begins to copy `bytes` of what is called `name`. Returns its index in transfers.
+static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes);
 
 // ---- placing ----
 
@@ -233,14 +242,16 @@ static void plan_touch(struct plan *plan, int id) {
     buffer->last_phase = phase;
 }
 
-static void plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes) {
+static int plan_transfer(struct plan *plan, enum transfer_direction direction, const char *name, size_t bytes) {
     plan->transfers = (struct plan_transfer *)plan_grow(plan->transfers, plan->transfer_count, &plan->transfer_capacity,
                                                         sizeof *plan->transfers);
     struct plan_transfer *transfer = &plan->transfers[plan->transfer_count++];
     transfer->phase = plan->phase_count - 1;
+    transfer->waited_phase = -1;
     transfer->direction = direction;
     transfer->bytes = bytes;
     plan_copy_name(transfer->name, name);
+    return plan->transfer_count - 1;
 }
 
 static bool plan_owns_bytes(const struct plan_buffer *buffer) {

@@ -244,19 +244,37 @@ static void plan_try(struct plan_packing *packing, const struct plan_key *order)
     }
 }
 
-// The initial orders of the fitted items.
-enum plan_order { PLAN_BY_LENGTH, PLAN_BY_AREA, PLAN_BY_BYTES, PLAN_BY_START, PLAN_ORDERS };
+// The initial orders of the fitted items. Those of chains serve lifetimes that overlap in a row, such as what layers keep
+// until it is offloaded: the long items go by the end of their lives, last ones first, each set into the place of the set
+// after the next; the short ones then fill gaps.
+enum plan_order {
+    PLAN_BY_LENGTH,
+    PLAN_BY_AREA,
+    PLAN_BY_BYTES,
+    PLAN_BY_START,
+    PLAN_CHAINS,
+    PLAN_LONG_CHAINS,
+    PLAN_ORDERS
+};
+enum { PLAN_CHAIN_SLOTS = 3, PLAN_LONG_CHAIN_SLOTS = 12 };
 
 static void plan_sort(const struct plan_packing *packing, struct plan_key *keys, enum plan_order order) {
     for (int i = 0; i < packing->fitted_count; i++) {
         const struct plan_item *item = &packing->items[packing->fitted[i]];
-        const double length = plan_item_length(item), bytes = (double)item->bytes;
+        const double length = plan_item_length(item), bytes = (double)item->bytes,
+                     area = length * bytes / 0x1p80; // below 1
         keys[i].item = packing->fitted[i];
         switch (order) {
         case PLAN_BY_AREA: keys[i].key = length * bytes; break;
         case PLAN_BY_BYTES: keys[i].key = bytes; break;
         case PLAN_BY_START: keys[i].key = -item->first; break;
         case PLAN_BY_LENGTH: keys[i].key = length; break;
+        case PLAN_CHAINS:
+            keys[i].key = length < PLAN_CHAIN_SLOTS ? area : 1 + item->last + length / (packing->slots + 1.0);
+            break;
+        case PLAN_LONG_CHAINS:
+            keys[i].key = length < PLAN_LONG_CHAIN_SLOTS ? area : 1 + item->last + bytes / 0x1p64;
+            break;
         case PLAN_ORDERS: break;
         }
     }

@@ -205,9 +205,9 @@ static uint32_t activation_closure(uint32_t wanted, uint32_t kept, const struct 
 // ---------------------------------------------------------------------------------------------------------------------
 // Policies
 
-// Reads the next range of --recompute-layers, a list such as 0-3,8: *first <= *last are its ends, and *at, which begins
+// Reads the next range of an option's list of layers such as 0-3,8: *first <= *last are its ends, and *at, which begins
 // at `list`, moves past the range and its comma. Text that is no such list ends the program.
-static inline void recompute_next_layers(const char *list, const char **at, int *first, int *last) {
+static inline void recompute_next_layers(const char *option, const char *list, const char **at, int *first, int *last) {
     const char *end = *at;
     int read = 0;
     bool good = *end >= '0' && *end <= '9' && sscanf(end, "%9d%n", first, &read) == 1;
@@ -221,12 +221,12 @@ static inline void recompute_next_layers(const char *list, const char **at, int 
     }
     const bool more = *end == ',' && end[1];
     if (!good || (*end && !more))
-        fail("--recompute-layers: '%s' is not a list of layers; expected numbers and ranges like 0-3,8", list);
+        fail("%s: '%s' is not a list of layers; expected numbers and ranges like 0-3,8", option, list);
     *at = end + more;
 }
 
-// The set of modules that --recompute-modules lists; an empty list means the default. An unknown name ends the program.
-static inline uint32_t recompute_modules_of(const char *list) {
+// The set of modules that an option lists; an empty list means the default. An unknown name ends the program.
+static inline uint32_t recompute_read_modules(const char *option, const char *list) {
     uint32_t modules = 0;
     for (const char *word = *list ? list : RECOMPUTE_MODULES_DEFAULT; *word;) {
         const size_t length = strcspn(word, ",");
@@ -235,13 +235,47 @@ static inline uint32_t recompute_modules_of(const char *list) {
             if (strlen(module_names[i]) == length && strncmp(word, module_names[i], length) == 0)
                 module = 1u << i;
         if (!module)
-            fail("--recompute-modules: '%.*s' is not known; expected any of " MODULE_LIST, (int)length, word);
+            fail("%s: '%.*s' is not known; expected any of " MODULE_LIST, option, (int)length, word);
         modules |= module;
         word += length;
         if (*word == ',' && !*++word)
-            fail("--recompute-modules: '%s' ends in a comma", list);
+            fail("%s: '%s' ends in a comma", option, list);
     }
     return modules;
+}
+
+static inline uint32_t recompute_modules_of(const char *list) {
+    return recompute_read_modules("--recompute-modules", list);
+}
+
+// An entry of --recompute-layer-modules, a list such as norm,activation:0-11;full:12-15,20. Its layers: all ranges of
+// `layers`, by recompute_next_layers.
+struct recompute_entry {
+    bool full;        // the layers keep their input alone
+    uint32_t modules; // else these modules are dropped
+    char layers[128];
+};
+// Reads the next entry, at *at, which moves past it and its semicolon. Text that is no such list ends the program.
+static inline struct recompute_entry recompute_next_entry(const char *list, const char **at) {
+    const char *const option = "--recompute-layer-modules";
+    struct recompute_entry entry;
+    char modules[128];
+    const size_t length = strcspn(*at, ";"), words = strcspn(*at, ":;");
+    memset(&entry, 0, sizeof entry);
+    if ((*at)[words] != ':' || words == 0 || words >= sizeof modules || length - words > sizeof entry.layers ||
+        ((*at)[length] == ';' && !(*at)[length + 1]))
+        fail("%s: '%s' is no list of modules and their layers; expected one like norm,activation:0-11;full:12-15",
+             option, list);
+    snprintf(modules, sizeof modules, "%.*s", (int)words, *at);
+    snprintf(entry.layers, sizeof entry.layers, "%.*s", (int)(length - words - 1), *at + words + 1);
+    entry.full = strcmp(modules, "full") == 0;
+    if (!entry.full)
+        entry.modules = recompute_read_modules(option, modules);
+    int first = 0, last = 0;
+    for (const char *range = entry.layers; *range || range == entry.layers;)
+        recompute_next_layers(option, entry.layers, &range, &first, &last);
+    *at += length + ((*at)[length] == ';');
+    return entry;
 }
 
 // What each layer keeps from forward to backward. The policy's owner frees it by policy_free; gpt_create takes it over.
@@ -263,6 +297,12 @@ static struct recompute_policy policy_block(int num_layers, int n);
 static struct recompute_policy policy_of_layers(int num_layers, const char *list);
 // Selective: all layers drop the activations of a set of modules.
 static struct recompute_policy policy_selective(int num_layers, uint32_t modules, const struct layer_shape *s);
+// Selective by layers: as a list such as norm,activation:0-11;full:12-15 says; all other layers keep everything. A
+// malformed list, or one with layers that the model does not have, ends the program.
+static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s);
+// The list of a policy of layers that are recomputed alone, in the `n` bytes of `out`: ranges of equal layers in order.
+static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
+                                        const struct layer_shape *s);
 // Layers [0, n) keep `kept_first`, the others `kept_rest`; without a description.
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n);
 static void policy_free(struct recompute_policy *policy);
@@ -277,6 +317,10 @@ static int64_t policy_bytes_per_token(const struct recompute_policy *policy, con
 // memory traffic counts as `flops_per_byte` flops, the machine's balance.
 static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte);
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
+
+// The fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two, for which chunks cost at most 1 % of the
+// time of a layer that is recomputed in full; 0: sequences of `tokens` tokens are no longer.
+static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte);
 
 // The activations that a set of modules drops. The statistics of a norm are always kept: 4 or 8 bytes per token.
 static uint32_t modules_dropped(uint32_t modules, const struct layer_shape *s);
@@ -353,7 +397,7 @@ static struct recompute_policy policy_of_layers(int num_layers, const char *list
     snprintf(policy.description, sizeof policy.description, "full: layers %.100s keep their input", list);
     int first = 0, last = 0;
     for (const char *at = list; *at;) {
-        recompute_next_layers(list, &at, &first, &last);
+        recompute_next_layers("--recompute-layers", list, &at, &first, &last);
         if (last >= num_layers)
             fail("--recompute-layers '%s' names layers %d-%d, but the model has layers 0 to %d", list, first, last,
                  num_layers - 1);
@@ -389,6 +433,47 @@ static struct recompute_policy policy_selective(int num_layers, uint32_t modules
     return policy;
 }
 
+static struct recompute_policy policy_of_layer_modules(int num_layers, const char *list, const struct layer_shape *s) {
+    struct recompute_policy policy = policy_none(num_layers);
+    snprintf(policy.description, sizeof policy.description, "selective by layers: %.200s", list);
+    for (const char *at = list; *at;) {
+        const struct recompute_entry entry = recompute_next_entry(list, &at);
+        int first = 0, last = 0;
+        for (const char *range = entry.layers; *range;) {
+            recompute_next_layers("--recompute-layer-modules", entry.layers, &range, &first, &last);
+            if (last >= num_layers)
+                fail("--recompute-layer-modules '%s' names layers %d-%d, but the model has layers 0 to %d", list, first,
+                     last, num_layers - 1);
+            for (int l = first; l <= last; l++)
+                policy.kept[l] = entry.full ? BIT(OUT) : ACT_ALL & ~modules_dropped(entry.modules, s);
+        }
+    }
+    return policy;
+}
+
+static const char *policy_layer_modules(char *out, size_t n, const struct recompute_policy *policy,
+                                        const struct layer_shape *s) {
+    size_t at = 0;
+    out[0] = 0;
+    for (int first = 0, end; first < policy->num_layers && at < n; first = end) {
+        const uint32_t kept = policy->kept[first];
+        char text[sizeof(MODULE_LIST)];
+        uint32_t modules = 0;
+        for (end = first + 1; end < policy->num_layers && policy->kept[end] == kept; end++)
+            continue;
+        for (int i = 0; i < NUM_MODULES; i++)
+            if ((modules_dropped(1u << i, s) & kept) == 0)
+                modules |= 1u << i;
+        if (kept == ACT_ALL)
+            continue;
+        at += (size_t)snprintf(out + at, n - at, "%s%s:%d", at ? ";" : "",
+                               kept == BIT(OUT) ? "full" : modules_text(text, sizeof text, modules), first);
+        if (end - first > 1 && at < n)
+            at += (size_t)snprintf(out + at, n - at, "-%d", end - 1);
+    }
+    return out;
+}
+
 static struct recompute_policy policy_mixed(int num_layers, uint32_t kept_first, uint32_t kept_rest, int n) {
     struct recompute_policy policy = policy_none(num_layers);
     for (int l = 0; l < num_layers; l++)
@@ -415,6 +500,20 @@ static double activation_cost(uint32_t set, const struct layer_shape *s, double 
             cost += row.flops_per_token + flops_per_byte * row.traffic_per_token;
         }
     return cost;
+}
+
+// A chunk reads each weight of the MLP in the products of forward, recomputation and backward, x bytes each, and reads
+// and writes its fp32 gradient: 3 x + 8 bytes an element (recomputation leaves the second projection's out, which is not
+// counted in favour). That is not hidden behind the products in this estimate; on a GPU most of it is. A layer's time
+// is four forwards': forward, recomputation, and backward as two.
+static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, double flops_per_byte) {
+    const double weights = (double)s->C * (fc_width(s) + s->F);
+    const double chunk = weights * (3 * s->x + 8) * flops_per_byte;
+    const double token = 4 * activation_cost(ACT_ALL, s, flops_per_byte);
+    int64_t n = 256;
+    while (n < tokens && chunk > 0.01 * token * (double)n)
+        n *= 2;
+    return n < tokens ? n : 0;
 }
 
 static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte) {

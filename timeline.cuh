@@ -37,7 +37,6 @@ enum region {
     REGION_EVALUATE,
     REGION_PREFILL,
     REGION_GENERATE,
-    REGION_SAVE,
     REGION_COUNT
 };
 
@@ -158,17 +157,19 @@ static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, con
 }
 
 // Begins a copy between device and host memory in this phase, named for the plan; when planning, records its bytes.
-// Both operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait, 0 when planning.
+// Both operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait; when planning, one
+// that no later mode may use.
 static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
                                   const void *from, size_t bytes) {
     if (!t->planning)
         return transfer_begin(&t->transfers, direction, to, from, bytes, t->dev);
-    plan_transfer(&t->plan, direction, name, bytes);
-    return 0;
+    return (uint64_t)plan_transfer(&t->plan, direction, name, bytes) + 1;
 }
 // Makes later work of the device wait for a transfer, and clears its ticket. 0: there is none.
 static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
-    if (*ticket != 0)
+    if (*ticket != 0 && t->planning)
+        t->plan.transfers[*ticket - 1].waited_phase = t->phase;
+    else if (*ticket != 0)
         transfer_wait(&t->transfers, *ticket, t->dev);
     *ticket = 0;
 }

@@ -105,7 +105,9 @@ static int run_generation(struct run *r, int new_tokens) {
 // A run of --plan: prints the memory plan and allocates nothing.
 static int run_plan(const struct run *r) {
     report(r);
-    plan_print(&r->model->timeline.plan, stdout);
+    size_t transfer_bytes[TRANSFER_DIRECTIONS];
+    gpt_transfer_bytes(r->model, transfer_bytes);
+    plan_print(&r->model->timeline.plan, transfer_bytes, stdout);
     return EXIT_SUCCESS;
 }
 
@@ -124,7 +126,7 @@ int ENGINE(const struct config *config) {
         read_prompts(&r, &own);
     }
     open_device(&r);
-    plan_model(&r);
+    plan_model(&r, &own);
     const int status = config->plan        ? run_plan(&r)
                        : *config->generate ? run_generation(&r, config->sample_tokens)
                        : config->eval_only ? run_evaluation(&r)

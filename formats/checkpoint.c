@@ -1,5 +1,6 @@
 #include "formats/checkpoint.h"
 #include "formats/checkpoint_folder.h" // checkpoint_list, checkpoint_remove
+#include "formats/checkpoint_hash.h"   // checkpoint_hash_file
 #include <errno.h>                     // errno, EINTR
 #include <fcntl.h>                     // openat
 #include <inttypes.h>                  // PRId64
@@ -8,8 +9,6 @@
 #include <string.h>                    // strerror
 #include <sys/stat.h>                  // fstat
 #include <unistd.h>                    // read, close
-
-enum { CHECKPOINT_READ = 1 << 20 }; // bytes read and hashed at a time
 
 // ---- verifying ----
 
@@ -28,22 +27,6 @@ static int checkpoint_open_regular(int *fd, uint64_t *bytes, int folder_fd, cons
     else
         *bytes = (uint64_t)status.st_size;
     return error;
-}
-
-// Reads `count` bytes, fewer only at the end of the file, and returns how many; -1 and errno where it can't be read.
-static ssize_t checkpoint_read(int fd, unsigned char *bytes, size_t count) {
-    size_t done = 0;
-    while (done < count) {
-        const ssize_t got = read(fd, bytes + done, count - done);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return -1;
-        if (got == 0)
-            break;
-        done += (size_t)got;
-    }
-    return (ssize_t)done;
 }
 
 static const char *checkpoint_read_manifest(struct manifest *manifest, int folder_fd, const char *folder,
@@ -67,30 +50,6 @@ static const char *checkpoint_read_manifest(struct manifest *manifest, int folde
     free(text);
     close(fd);
     return failed;
-}
-
-// Hashes the rest of the file and counts its bytes. 0 or an errno.
-static int checkpoint_hash_file(char hash[HASH128_DIGITS + 1], uint64_t *bytes, int fd) {
-    unsigned char *const chunk = (unsigned char *)malloc(CHECKPOINT_READ);
-    struct hash128 *const state = hash128_new();
-    ssize_t got = -1;
-    errno = ENOMEM;
-    *bytes = 0;
-    if (chunk && state) {
-        do {
-            got = checkpoint_read(fd, chunk, CHECKPOINT_READ);
-            if (got > 0) {
-                hash128_update(state, chunk, (size_t)got);
-                *bytes += (uint64_t)got;
-            }
-        } while (got > 0);
-    }
-    const int error = got < 0 ? errno : 0;
-    if (!error)
-        hash128_text(hash, state);
-    free(chunk);
-    hash128_free(state);
-    return error;
 }
 
 // Checks a file against its entry; `hash` false: its presence and length alone.

@@ -66,6 +66,10 @@ bool checkpoint_entry_is_in_use(const struct checkpoint_entry *entry) {
     return entry->pid != getpid() && (kill(entry->pid, 0) == 0 || errno == EPERM);
 }
 
+void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed) {
+    snprintf(name, CHECKPOINT_NAME, failed ? ".failed_%05d" : ".part_%05d", number);
+}
+
 static int checkpoint_compare_entries(const void *a, const void *b) {
     const struct checkpoint_entry *const x = (const struct checkpoint_entry *)a;
     const struct checkpoint_entry *const y = (const struct checkpoint_entry *)b;

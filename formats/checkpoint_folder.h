@@ -37,6 +37,10 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
 // Whether the process that made a temporary folder may still be writing it. A folder with this process's own number is
 // left by a process before it (in a container all have the same number) or by a failed save.
 bool checkpoint_entry_is_in_use(const struct checkpoint_entry *entry);
+// The file in a partial folder that stands for the part of process `number` until it is written, when that process
+// removes it; where it can't be written, the process gives it the name of a failed one. Neither takes room on a disk
+// that is full. No file of a checkpoint has such a name.
+void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed);
 // Lists the entries of the root that is open as `root_fd`; other names are skipped. The caller frees entries->all,
 // after an error too.
 int checkpoint_list(struct checkpoint_entries *entries, int root_fd);

@@ -36,12 +36,24 @@ const char *checkpoint_thread_wait(struct checkpoint_thread *worker) {
     return worker->result;
 }
 
-bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
+// Sets the job, unless the result of an earlier one was not taken.
+static bool checkpoint_thread_take(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
     if (worker->job)
         return false;
     worker->job = job;
     worker->argument = argument;
-    worker->done = false;
+    worker->done = worker->has_thread = false;
+    return true;
+}
+bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
+    if (!checkpoint_thread_take(worker, job, argument))
+        return false;
+    checkpoint_thread_run(worker);
+    return true;
+}
+bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument) {
+    if (!checkpoint_thread_take(worker, job, argument))
+        return false;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // a new thread has its maker's mask

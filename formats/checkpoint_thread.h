@@ -27,6 +27,8 @@ void checkpoint_thread_init(struct checkpoint_thread *worker);
 // result of an earlier job was not taken yet. Where no thread can be made, the job runs in the caller: a save that
 // delays the training is better than none.
 bool checkpoint_thread_start(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
+// The same in the caller, which waits for the job.
+bool checkpoint_thread_call(struct checkpoint_thread *worker, checkpoint_job *job, void *argument);
 // Whether a job is running.
 bool checkpoint_thread_busy(struct checkpoint_thread *worker);
 // Whether a job has ended and its result is waiting: checkpoint_thread_wait returns at once.

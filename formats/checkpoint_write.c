@@ -1,12 +1,14 @@
 #include "formats/checkpoint_write.h"
-#include <errno.h>    // errno, EINTR
-#include <fcntl.h>    // openat, sync_file_range, posix_fadvise
-#include <inttypes.h> // PRId64
-#include <stdio.h>    // renameat, renameat2
-#include <stdlib.h>   // malloc, free
-#include <string.h>   // strerror
-#include <sys/stat.h> // mkdirat
-#include <unistd.h>   // write, fsync, getpid, unlinkat
+#include "formats/checkpoint_hash.h" // checkpoint_hash_file
+#include <errno.h>                   // errno, EINTR
+#include <fcntl.h>                   // openat, sync_file_range, posix_fadvise
+#include <inttypes.h>                // PRId64
+#include <stdio.h>                   // renameat, renameat2
+#include <stdlib.h>                  // malloc, free
+#include <string.h>                  // strerror
+#include <sys/stat.h>                // mkdirat
+#include <time.h>                    // nanosleep
+#include <unistd.h>                  // write, fsync, getpid, unlinkat
 
 enum {
     CHECKPOINT_CHUNK = 1 << 20,   // bytes hashed and written at a time: still in the cache when the kernel copies them
@@ -114,13 +116,18 @@ static const char *checkpoint_open_file(struct checkpoint_writer *writer, const 
     return writer->file_fd >= 0 ? NULL : checkpoint_fail(writer, name, "cannot be made", errno);
 }
 
-const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name) {
+// Checks that a file of that name may begin now.
+static const char *checkpoint_check_name(struct checkpoint_writer *writer, const char *name) {
     if (writer->failed)
         return writer->error.text;
     if (!manifest_name_is_allowed(name) || writer->file_fd >= 0 || writer->manifest.num_files == MANIFEST_FILES ||
         manifest_find(&writer->manifest, name))
         return checkpoint_fail(writer, name, "cannot be made", EINVAL); // a fault of the program
-    return checkpoint_open_file(writer, name);
+    return NULL;
+}
+const char *checkpoint_file_begin(struct checkpoint_writer *writer, const char *name) {
+    const char *const problem = checkpoint_check_name(writer, name);
+    return problem ? problem : checkpoint_open_file(writer, name);
 }
 
 // After each window of the file, starts writing it to the disk and waits until the window before is written: a save of
@@ -230,6 +237,111 @@ const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, 
     return problem ? problem : checkpoint_file_end(writer);
 }
 
+// ---- files that several processes write ----
+
+// Writes the file's first bytes and gives it its length, then closes it: the process's own part flushes it to the disk.
+static const char *checkpoint_lay_out(struct checkpoint_writer *writer, uint64_t bytes) {
+    const char *const problem = checkpoint_flush(writer);
+    if (problem)
+        return problem;
+    int error = writer->file_bytes <= bytes ? 0 : EINVAL;
+    while (!error && ftruncate(writer->file_fd, (off_t)bytes) != 0)
+        error = errno == EINTR ? 0 : errno;
+    if (error)
+        return checkpoint_fail(writer, writer->file, "cannot be given its length", error);
+    error = close(writer->file_fd) == 0 || errno == EINTR ? 0 : errno;
+    writer->file_fd = -1;
+    return error ? checkpoint_fail(writer, writer->file, "cannot be closed", error) : NULL;
+}
+const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
+                                   uint64_t count, uint64_t bytes) {
+    const char *problem = checkpoint_file_begin(writer, name);
+    if (!problem)
+        problem = checkpoint_file_write(writer, begin, count);
+    if (!problem)
+        problem = checkpoint_lay_out(writer, bytes);
+    if (problem)
+        return problem;
+    struct manifest_file *const file = manifest_add(&writer->manifest, name); // its hash follows in the commit
+    if (!file)
+        return checkpoint_fail(writer, name, "cannot be listed", ENOMEM);
+    file->bytes = bytes;
+    return NULL;
+}
+
+const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts) {
+    char name[CHECKPOINT_NAME];
+    if (writer->failed)
+        return writer->error.text;
+    for (int number = 1; number <= parts; number++) {
+        checkpoint_part_name(name, number, false);
+        const int fd = openat(writer->folder_fd, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0)
+            return checkpoint_fail(writer, name, "cannot be made", errno);
+        close(fd);
+    }
+    writer->parts = parts;
+    return NULL;
+}
+
+// Whether a name is in the partial folder. 0 or an errno.
+static int checkpoint_look_for(bool *found, const struct checkpoint_writer *writer, int number, bool failed) {
+    char name[CHECKPOINT_NAME];
+    struct stat status;
+    checkpoint_part_name(name, number, failed);
+    *found = fstatat(writer->folder_fd, name, &status, AT_SYMLINK_NOFOLLOW) == 0;
+    return *found || errno == ENOENT ? 0 : errno;
+}
+// Each name is looked up by itself: a listing of a folder from which names are removed may miss others.
+const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer) {
+    const long SHORTEST_NS = 1000000, LONGEST_NS = 100000000;
+    if (writer->failed)
+        return writer->error.text;
+    struct timespec pause = {0, SHORTEST_NS};
+    for (int number = 1; number <= writer->parts;) {
+        bool waiting, failed = false;
+        int error = checkpoint_look_for(&waiting, writer, number, false);
+        if (!error && !waiting)
+            error = checkpoint_look_for(&failed, writer, number, true);
+        if (error)
+            return checkpoint_fail(writer, "", "the parts of other ranks cannot be looked for", error);
+        if (failed) {
+            char what[64];
+            snprintf(what, sizeof what, "rank %d could not write its part and says why", number);
+            return checkpoint_fail(writer, "", what, ECANCELED);
+        }
+        if (!waiting) {
+            number++;
+            continue;
+        }
+        nanosleep(&pause, NULL);
+        pause.tv_nsec = 2 * pause.tv_nsec < LONGEST_NS ? 2 * pause.tv_nsec : LONGEST_NS;
+    }
+    return NULL;
+}
+
+// Sets the hashes of shared files, whose length must be the one that they were laid out with.
+static const char *checkpoint_hash_shared(struct checkpoint_writer *writer) {
+    for (int i = 0; i < writer->manifest.num_files; i++) {
+        struct manifest_file *const file = &writer->manifest.files[i];
+        uint64_t bytes = 0;
+        if (*file->xxh3_128)
+            continue;
+        memcpy(writer->file, file->name, sizeof writer->file); // the manifest is gone after a failure
+        const int fd = openat(writer->folder_fd, file->name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd < 0)
+            return checkpoint_fail(writer, writer->file, "cannot be opened", errno);
+        int error = checkpoint_hash_file(file->xxh3_128, &bytes, fd);
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+        if (!error && bytes != file->bytes)
+            error = EIO;
+        if (error)
+            return checkpoint_fail(writer, writer->file, "cannot be read back", error);
+    }
+    return NULL;
+}
+
 static const char *checkpoint_write_manifest(struct checkpoint_writer *writer) {
     size_t bytes = 0;
     char *const text = manifest_text(&writer->manifest, &bytes);
@@ -275,7 +387,9 @@ const char *checkpoint_commit(struct checkpoint_writer *writer) {
         return writer->error.text;
     if (writer->file_fd >= 0 || writer->manifest.num_files == 0)
         return checkpoint_fail(writer, "", "committed within a file or without any", EINVAL); // a fault of the program
-    const char *const problem = checkpoint_write_manifest(writer);
+    const char *problem = checkpoint_hash_shared(writer);
+    if (!problem)
+        problem = checkpoint_write_manifest(writer);
     if (problem)
         return problem;
     int error = checkpoint_fsync_folder(writer->folder_fd);

@@ -5,6 +5,10 @@
 // the disk. A step that is saved again is exchanged with its older checkpoint in one call or, on file systems that
 // can't, by two renames, between which the .replaced folder is the checkpoint.
 //
+// Several processes may write a checkpoint together: this writer lays out the files that they share, each of them
+// writes its part (checkpoint_part.h), and this writer waits for all parts before the manifest. The hash of a shared
+// file is that of what its writers left in it, read back.
+//
 // No function here ends the process: each returns NULL, or a text, in the writer, that says what failed, why, and what
 // state the checkpoints are in, so that the training goes on after a failed save. After a failure the writer holds
 // nothing, the partial folder is removed as far as possible, and every later call returns the same text.
@@ -25,6 +29,7 @@ struct checkpoint_writer { // for checkpoint_write.c alone
     struct manifest manifest;              // of the files that are complete
     int root_fd, folder_fd, file_fd;       // -1: not open
     bool failed;                           // the save failed; `error` says why
+    int parts;                             // other processes that write a part, 1 to `parts`
     struct error_text error;
     // the file that is being written
     char file[MANIFEST_FILE_NAME];
@@ -46,6 +51,15 @@ const char *checkpoint_file_write(struct checkpoint_writer *writer, const void *
 const char *checkpoint_file_end(struct checkpoint_writer *writer);
 // Writes a file whose bytes are all in memory.
 const char *checkpoint_file(struct checkpoint_writer *writer, const char *name, const void *bytes, uint64_t count);
+// Makes a file of `bytes` that begins with these `count`; processes write the rest as parts.
+const char *checkpoint_shared_file(struct checkpoint_writer *writer, const char *name, const void *begin,
+                                   uint64_t count, uint64_t bytes);
+// To be called after the shared files are made, and before any other process begins its part: processes 1 to `parts`
+// will. The writer's own part is number 0.
+const char *checkpoint_expect_parts(struct checkpoint_writer *writer, int parts);
+// Waits until all of them have written their parts; that one of them could not is an error. A process that ends
+// without a word is waited for: who watches over the processes ends this one too.
+const char *checkpoint_wait_for_parts(struct checkpoint_writer *writer);
 // Ends the save and publishes the checkpoint of this step. The writer has ended, whatever is returned.
 const char *checkpoint_commit(struct checkpoint_writer *writer);
 // Abandons the save and removes what was written, as far as possible. Does nothing to a writer that has ended.

@@ -13,6 +13,8 @@ static void device_close(struct device *dev);
 // Writes what the device is, and floatX, to text (n bytes), as in "cuda: NVIDIA H200, compute capability 9.0, bf16";
 // returns it.
 static const char *device_describe(char *text, size_t n, const struct device *dev);
+// The GPU's name as its driver gives it, in text (n bytes); "" where there is no GPU, and where none is open.
+static const char *device_name(char *text, size_t n, const struct device *dev);
 // The peak rate of dense matmuls of floatX, in flop/s, by the device's data sheet; 0 where that is not known.
 static double device_data_sheet_flops(const struct device *dev);
 
@@ -113,10 +115,18 @@ static const char *device_describe(char *text, size_t n, const struct device *de
     return text;
 }
 
-static double device_data_sheet_flops(const struct device *dev) {
+static const char *device_name(char *text, size_t n, const struct device *dev) {
     struct cudaDeviceProp properties;
+    text[0] = 0;
+    if (!dev->open)
+        return text;
     cuda_check(cudaGetDeviceProperties(&properties, dev->index));
-    return gpu_peak_flops(properties.name, sizeof(floatX) == 2);
+    snprintf(text, n, "%s", properties.name);
+    return text;
+}
+static double device_data_sheet_flops(const struct device *dev) {
+    char name[256];
+    return gpu_peak_flops(device_name(name, sizeof name, dev), sizeof(floatX) == 2);
 }
 
 static inline void device_synchronize(struct device *dev) { cuda_check(cudaStreamSynchronize(dev->stream)); }
@@ -157,6 +167,10 @@ static void device_open(struct device *dev, int local_rank, bool may_share) {}
 static void device_close(struct device *dev) {}
 static const char *device_describe(char *text, size_t n, const struct device *dev) {
     snprintf(text, n, "cpu, %d threads, %s", dev->threads, FLOATX_NAME);
+    return text;
+}
+static const char *device_name(char *text, size_t n, const struct device *dev) {
+    text[0] = 0;
     return text;
 }
 static double device_data_sheet_flops(const struct device *dev) { return 0; }

@@ -5,56 +5,61 @@
 // which on GeForce cards is half of the rate with sums in fp16. fp32 is the rate of the ordinary cores, which is what
 // matmuls without TF32 reach. The peak of a GPU that is not in the table is measured: one that shares its name with
 // others of another rate, one whose sheet leaves a doubt, and every slice of a GPU (MIG).
+//
+// Beside it, what times are predicted with where nothing is measured: the memory's GB/s by the same sheets, of the
+// slowest edition where a row stands for several, and the link to the host.
 #pragma once
 #include <ctype.h>   // isalnum
 #include <stdbool.h> // bool
 #include <string.h>  // strncmp, strlen
 
+enum gpu_link { PCIE_4, PCIE_5, NVLINK_C2C };
 struct gpu_peak {
     const char *name; // whole words of the driver's name; with a '$', the last words of it
-    double bf16_tflops, fp32_tflops;
+    double bf16_tflops, fp32_tflops, memory_gbps;
+    enum gpu_link link;
 };
 
 // A row whose words are part of another's comes after it: the first that fits is taken.
 static const struct gpu_peak gpu_peaks[] = {
     // "NVIDIA A100 Tensor Core GPU" data sheet, 2021
-    {"A100", 312, 19.5},
+    {"A100", 312, 19.5, 1555, PCIE_4},
     // "NVIDIA A30 Tensor Core GPU" data sheet
-    {"A30", 165, 10.3},
+    {"A30", 165, 10.3, 933, PCIE_4},
     // "NVIDIA A10 Tensor Core GPU" data sheet; the A10G has other rates and is not meant
-    {"A10", 125, 31.2},
+    {"A10", 125, 31.2, 600, PCIE_4},
     // "NVIDIA A40" data sheet
-    {"A40", 149.7, 37.4},
+    {"A40", 149.7, 37.4, 696, PCIE_4},
     // "NVIDIA Ampere GA102 GPU architecture" whitepaper, tables of the RTX A6000, the RTX 3090 and the RTX 3080
-    {"RTX A6000$", 154.8, 38.7},
-    {"GeForce RTX 3090$", 71, 35.6},
-    {"GeForce RTX 3080$", 59.5, 29.8},
+    {"RTX A6000$", 154.8, 38.7, 768, PCIE_4},
+    {"GeForce RTX 3090$", 71, 35.6, 936, PCIE_4},
+    {"GeForce RTX 3080$", 59.5, 29.8, 760, PCIE_4},
     // "NVIDIA L4", "NVIDIA L40" and "NVIDIA L40S" data sheets
-    {"L4", 121, 30.3},
-    {"L40", 181.05, 90.5},
-    {"L40S", 362.05, 91.6},
+    {"L4", 121, 30.3, 300, PCIE_4},
+    {"L40", 181.05, 90.5, 864, PCIE_4},
+    {"L40S", 362.05, 91.6, 864, PCIE_4},
     // "NVIDIA Ada GPU architecture" whitepaper, tables of the RTX 4090, the RTX 4080 and the RTX 6000 Ada
-    {"GeForce RTX 4090$", 165.2, 82.6},
-    {"GeForce RTX 4080$", 97.5, 48.7},
-    {"RTX 6000 Ada Generation$", 364.2, 91.1},
+    {"GeForce RTX 4090$", 165.2, 82.6, 1008, PCIE_4},
+    {"GeForce RTX 4080$", 97.5, 48.7, 717, PCIE_4},
+    {"RTX 6000 Ada Generation$", 364.2, 91.1, 960, PCIE_4},
     // "NVIDIA H100 Tensor Core GPU" data sheet: 1979, 1513 and 1671 with sparsity
-    {"H100 80GB HBM3", 989.5, 67},
-    {"H100 PCIe", 756.5, 51},
-    {"H100 NVL", 835.5, 60},
+    {"H100 80GB HBM3", 989.5, 67, 3350, PCIE_5},
+    {"H100 PCIe", 756.5, 51, 2000, PCIE_5},
+    {"H100 NVL", 835.5, 60, 3900, PCIE_5},
     // "NVIDIA H200 Tensor Core GPU" data sheet: 1979 and 1671 with sparsity
-    {"H200 NVL", 835.5, 60},
-    {"H200", 989.5, 67},
+    {"H200 NVL", 835.5, 60, 4800, PCIE_5},
+    {"H200", 989.5, 67, 4800, PCIE_5},
     // "NVIDIA GH200 Grace Hopper Superchip" data sheet: 1979 with sparsity
-    {"GH200", 989.5, 67},
+    {"GH200", 989.5, 67, 4000, NVLINK_C2C},
     // "NVIDIA Blackwell Architecture Technical Brief": a GPU of an HGX B200 4.5 PFLOP/s with sparsity, of a GB200 5.
     // Its fp32 rate differs between editions for the HGX B200.
-    {"B200", 2250, 0},
-    {"GB200", 2500, 80},
+    {"B200", 2250, 0, 7700, PCIE_5},
+    {"GB200", 2500, 80, 8000, NVLINK_C2C},
     // "NVIDIA RTX Blackwell GPU architecture" whitepaper, tables of the RTX 5090 and the RTX 5080
-    {"GeForce RTX 5090$", 209.5, 104.8},
-    {"GeForce RTX 5080$", 112.6, 56.3},
+    {"GeForce RTX 5090$", 209.5, 104.8, 1792, PCIE_5},
+    {"GeForce RTX 5080$", 112.6, 56.3, 960, PCIE_5},
     // "NVIDIA RTX Blackwell PRO GPU architecture" whitepaper; the Max-Q and Server editions have lower clocks
-    {"RTX PRO 6000 Blackwell Workstation Edition$", 503.8, 126},
+    {"RTX PRO 6000 Blackwell Workstation Edition$", 503.8, 126, 1792, PCIE_5},
 };
 
 // Whether `words` is in `name`, with no letter or digit right before or behind it.
@@ -70,12 +75,29 @@ static bool gpu_name_has(const char *name, const char *words) {
     return false;
 }
 
-// Flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32; 0 where the rate isn't known.
-static double gpu_peak_flops(const char *name, bool with_bf16) {
+// The row of a GPU; NULL: it is not known.
+static const struct gpu_peak *gpu_peak_find(const char *name) {
     if (gpu_name_has(name, "MIG"))
-        return 0;
+        return NULL;
     for (size_t i = 0; i < sizeof gpu_peaks / sizeof *gpu_peaks; i++)
         if (gpu_name_has(name, gpu_peaks[i].name))
-            return 1e12 * (with_bf16 ? gpu_peaks[i].bf16_tflops : gpu_peaks[i].fp32_tflops);
+            return &gpu_peaks[i];
+    return NULL;
+}
+
+// Flop/s of dense matmuls, in bf16 with sums in fp32, or in fp32; 0 where the rate isn't known.
+static double gpu_peak_flops(const char *name, bool with_bf16) {
+    const struct gpu_peak *gpu = gpu_peak_find(name);
+    return gpu ? 1e12 * (with_bf16 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
+}
+
+// 1e9 bytes a second each way that pinned copies reach while both directions are busy: 16 lanes of PCIe, and 5/6 of
+// NVLink-C2C's 450.
+static double gpu_link_gbps(enum gpu_link link) {
+    switch (link) {
+    case PCIE_4: return 22;
+    case PCIE_5: return 52;
+    case NVLINK_C2C: return 375;
+    }
     return 0;
 }

@@ -130,8 +130,8 @@ HOST_DEVICE float code_value(uint8_t code, float scale) {
 }
 // Of a second moment, whose root has the code.
 HOST_DEVICE uint8_t root_code_of(float x, float inverse) {
-    const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST);
-    return (uint8_t)(index == 0 && x > 0 ? 1 : index);
+    const int index = code_nearest(sqrtf(x) * inverse, 2, ROOT_CODE_LAST), least = x > 0;
+    return (uint8_t)(index > least ? index : least);
 }
 HOST_DEVICE float root_code_value(uint8_t code, float scale) {
     const float root = CODES(root_code_magnitudes)[code] * scale, least = code > 0 ? 0x1p-149f : 0;

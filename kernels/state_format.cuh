@@ -165,7 +165,7 @@ static inline void state_encode_block(void *block, const float *values, enum sta
 
 static void state_decode(float *out, const void *state, enum state_format format, int64_t n) {
     const int64_t blocks = (n + STATE_BLOCK - 1) / STATE_BLOCK, bytes = (int64_t)state_block_bytes(format);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (blocks >= 64)
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t at = b * STATE_BLOCK;
         state_decode_block(out + at, (const char *)state + b * bytes, format,
@@ -174,7 +174,7 @@ static void state_decode(float *out, const void *state, enum state_format format
 }
 static void state_encode(void *state, const float *values, enum state_format format, int64_t n) {
     const int64_t blocks = (n + STATE_BLOCK - 1) / STATE_BLOCK, bytes = (int64_t)state_block_bytes(format);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (blocks >= 64)
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t at = b * STATE_BLOCK;
         char *block = (char *)state + b * bytes;

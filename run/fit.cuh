@@ -1,13 +1,13 @@
-// A recomputation policy whose plan fits: the policy of --recompute-*, the cheapest one within --memory-budget, and
-// what to change when a plan exceeds the machine. Models are planned here, never allocated.
+// A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds the
+// machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is auto.
 #pragma once
-#include "config.h"                // struct config
+#include "config_fit.h"            // config_resolve_copies
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
 #include "recompute.cuh"           // policies
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/log.h"      // log_bytes
 
-// The inputs of the search and the advice.
+// What is planned: the options, as which a choice is kept too, and what they leave open.
 struct fit {
     const struct config *config;
     enum attention_backend backend;
@@ -16,19 +16,30 @@ struct fit {
 };
 static struct fit fit_of(const struct config *config, enum attention_backend backend, struct device *dev);
 
-// The policy that --recompute-* ask for. Options that contradict each other, and a --memory-budget that no policy
-// meets, end the program.
+// The policy that --recompute-* ask for; of auto, before a choice is made, none. Options that contradict each other end
+// the program.
 static struct recompute_policy fit_policy(const struct fit *f);
 
+// Peak bytes of a whole plan in the device's and the host's memory, and what this process may use of each, and of both
+// together; SIZE_MAX: any.
+struct fit_bytes {
+    size_t device, host;
+};
+struct fit_limits {
+    size_t device, host, both;
+};
+static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
+
 // Peak bytes of the whole plan under a policy, which is freed.
-static size_t fit_peak(const struct fit *f, struct recompute_policy policy);
+static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
+static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
 // Prints a note on `out` where the policy that was asked for does less than it seems to.
 static void fit_advise(const struct fit *f, FILE *out);
 
-// Ends the program, before the model's memory is allocated, where a plan of `peak` bytes exceeds `limit`; the message
-// lists the options that would help, each with the peak it leads to.
-static void fit_check(const struct fit *f, size_t peak, size_t limit);
+// Ends the program, before the model's memory is allocated, where a plan exceeds the limits; the message lists the
+// options that would help, each with the peak it leads to.
+static void fit_check(const struct fit *f, struct fit_bytes need, struct fit_limits limits);
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -41,95 +52,18 @@ static struct fit fit_of(const struct config *config, enum attention_backend bac
     return f;
 }
 
-static size_t fit_peak(const struct fit *f, struct recompute_policy policy) {
+static struct fit_bytes fit_bytes_of(const struct plan *plan) {
+    const struct fit_bytes bytes = {plan->peak_bytes, plan->host_peak_bytes};
+    return bytes;
+}
+static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy) {
     struct gpt *m = gpt_create(f->config, policy, f->backend, f->dev);
-    const size_t peak = m->timeline.plan.peak_bytes;
+    const struct fit_bytes bytes = fit_bytes_of(&m->timeline.plan);
     gpt_destroy(m);
-    return peak;
+    return bytes;
 }
-
-// The matmul flops that take as long as one byte of memory traffic: what the cost of ops without matmuls is weighted
-// by. On the cpu target, the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX:
-// 1800 to 30); on the cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
-#ifdef TARGET_CUDA
-static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 184 : 16;
-#else
-static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 60 : 11;
-#endif
-
-// Time of the policy's recomputation over that of a step without any, which counts as three forwards: backward as two.
-static double fit_overhead(const struct fit *f, const struct recompute_policy *policy) {
-    const struct config *c = f->config;
-    const double layers = c->num_layers * activation_cost(ACT_ALL, &f->shape, FLOPS_PER_BYTE);
-    const double head = 2.0 * c->hidden_size * c->vocab_size;
-    return policy_cost(policy, &f->shape, FLOPS_PER_BYTE) / (3 * (layers + head));
-}
-
-// Candidate i = k L + n of the budget search: the first n layers keep frontier[k + 1], the others frontier[k]. Memory
-// falls and cost rises with i.
-static struct recompute_policy fit_candidate(const struct fit *f, const uint32_t *frontier, int i) {
-    const int L = f->config->num_layers, k = i / L, n = i % L;
-    return n == 0 ? policy_mixed(L, frontier[k], frontier[k], L) : policy_mixed(L, frontier[k + 1], frontier[k], n);
-}
-
-// Writes the description of a policy of at most two kinds of layers, the first ones and the others.
-static void fit_describe(struct recompute_policy *policy, const struct layer_shape *s, size_t peak, double overhead) {
-    char dropped[2][sizeof(MODULE_LIST)], bytes[LOG_NUMBER];
-    int first = 0;
-    const int L = policy->num_layers;
-    while (first < L && policy->kept[first] == policy->kept[0])
-        first++;
-    for (int i = 0; i < 2; i++) {
-        const uint32_t kept = policy->kept[i ? L - 1 : 0];
-        if (kept == BIT(OUT)) {
-            snprintf(dropped[i], sizeof dropped[i], "full");
-            continue;
-        }
-        uint32_t modules = 0;
-        for (int j = 0; j < NUM_MODULES; j++)
-            if ((modules_dropped(1u << j, s) & kept) == 0)
-                modules |= 1u << j;
-        if (modules)
-            modules_text(dropped[i], sizeof dropped[i], modules);
-        else
-            snprintf(dropped[i], sizeof dropped[i], "none");
-    }
-    log_bytes(bytes, (int64_t)peak);
-    if (first == L)
-        snprintf(policy->description, sizeof policy->description,
-                 "auto: %s in all layers; predicted peak %s, step +%.1f %%", dropped[0], bytes, 100 * overhead);
-    else
-        snprintf(policy->description, sizeof policy->description,
-                 "auto: %s in layers 0-%d, %s in the others; predicted peak %s, step +%.1f %%", dropped[0], first - 1,
-                 dropped[1], bytes, 100 * overhead);
-}
-
-// The cheapest policy whose plan fits the budget, in bytes. Where none does, ends the program and says what the
-// smallest plan takes.
-static struct recompute_policy fit_budget(const struct fit *f, int64_t budget) {
-    uint32_t frontier[FRONTIER_MOST];
-    const int L = f->config->num_layers;
-    const struct layer_shape layer = layer_shape_at(&f->shape, L / 2); // what most layers are
-    const int kinds = recompute_frontier(frontier, &layer, FLOPS_PER_BYTE);
-    int low = 0, high = (kinds - 1) * L; // every candidate below `low` is too large
-    size_t peak = fit_peak(f, fit_candidate(f, frontier, high));
-    if (peak > (size_t)budget) {
-        char need[LOG_NUMBER], have[LOG_NUMBER];
-        fail("--memory-budget %s: even with full recomputation the step takes %s; lower --micro-batch-size or "
-             "--seq-length, or raise the budget",
-             log_bytes(have, budget), log_bytes(need, (int64_t)peak));
-    }
-    while (low < high) {
-        const int middle = low + (high - low) / 2;
-        if (fit_peak(f, fit_candidate(f, frontier, middle)) <= (size_t)budget)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    peak = fit_peak(f, fit_candidate(f, frontier, high));
-    struct recompute_policy policy = fit_candidate(f, frontier, high);
-    fit_describe(&policy, &f->shape, peak, fit_overhead(f, &policy));
-    return policy;
+static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits) {
+    return bytes.device <= limits.device && bytes.host <= limits.host && bytes.device + bytes.host <= limits.both;
 }
 
 // Ends the program where an option of one granularity is given under another, instead of ignoring it.
@@ -140,10 +74,10 @@ static void fit_check_options(const struct config *c) {
         fail("--recompute-method, --recompute-num-layers and --recompute-layers need --recompute-granularity full");
     if (granularity != RECOMPUTE_SELECTIVE && *c->recompute_modules)
         fail("--recompute-modules needs --recompute-granularity selective");
-    if (granularity != RECOMPUTE_AUTO && c->memory_budget > 0)
-        fail("--memory-budget needs --recompute-granularity auto");
-    if (granularity == RECOMPUTE_AUTO && c->memory_budget == 0)
-        fail("--recompute-granularity auto needs --memory-budget, as 6GiB");
+    if (granularity != RECOMPUTE_SELECTIVE && *c->recompute_layer_modules)
+        fail("--recompute-layer-modules needs --recompute-granularity selective");
+    if (*c->recompute_modules && *c->recompute_layer_modules)
+        fail("--recompute-layer-modules names the modules itself: leave out --recompute-modules");
     if (*c->recompute_layers && (c->recompute_method != RECOMPUTE_METHOD_UNSET || c->recompute_num_layers > 0))
         fail("--recompute-layers names the layers itself: leave out --recompute-method and --recompute-num-layers");
     if (c->recompute_method == RECOMPUTE_METHOD_BLOCK && c->recompute_num_layers == 0)
@@ -167,11 +101,13 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     const struct config *c = f->config;
     fit_check_options(c);
     switch (c->recompute_granularity) {
-    case RECOMPUTE_NONE: break;
+    case RECOMPUTE_NONE:
+    case RECOMPUTE_AUTO: break;
     case RECOMPUTE_SELECTIVE:
+        if (*c->recompute_layer_modules)
+            return policy_of_layer_modules(c->num_layers, c->recompute_layer_modules, &f->shape);
         return policy_selective(c->num_layers, recompute_modules_of(c->recompute_modules), &f->shape);
     case RECOMPUTE_FULL: return fit_full(c);
-    case RECOMPUTE_AUTO: return fit_budget(f, c->memory_budget);
     }
     return policy_none(c->num_layers);
 }
@@ -203,65 +139,143 @@ static void fit_advise(const struct fit *f, FILE *out) {
     }
 }
 
-// Adds a line to `out`, of n bytes, for an option that makes the plan smaller: the peak without and with it.
-static void fit_suggest(char *out, size_t n, const char *option, size_t now, size_t then, size_t limit) {
-    char saves[LOG_NUMBER], peak[LOG_NUMBER];
-    const size_t used = strlen(out);
-    if (then < now)
-        snprintf(out + used, n - used, "\n  %-44s saves %10s: %10s%s", option, log_bytes(saves, (int64_t)(now - then)),
-                 log_bytes(peak, (int64_t)then), then <= limit ? ", which fits" : "");
+// ---- what would help ----
+
+// A plan that exceeds its limits, and the message's lines for options that make it smaller.
+struct fit_advice {
+    const struct fit *f;
+    struct fit_bytes need;
+    struct fit_limits limits;
+    char lines[3072];
+};
+// Bytes of the memory that a plan exceeds: the device's, else the host's; where only both together are too much, of both.
+static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) {
+    if (a->need.device > a->limits.device)
+        return bytes.device;
+    return a->need.host > a->limits.host ? bytes.host : bytes.device + bytes.host;
+}
+// Adds a line for an option that makes the plan smaller; returns whether the plan then fits.
+static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_bytes then) {
+    char saves[LOG_NUMBER], peak[LOG_NUMBER], host[LOG_NUMBER], beside[LOG_NUMBER + 32] = "";
+    const size_t used = strlen(a->lines), before = fit_exceeding(a, a->need), after = fit_exceeding(a, then);
+    const bool fits = fit_is_within(then, a->limits);
+    if (then.host > a->need.host && after != then.host)
+        snprintf(beside, sizeof beside, " and %s of the host's", log_bytes(host, (int64_t)then.host));
+    if (after < before)
+        snprintf(a->lines + used, sizeof a->lines - used, "\n  %-44s saves %10s: %10s%s%s", option,
+                 log_bytes(saves, (int64_t)(before - after)), log_bytes(peak, (int64_t)after), beside,
+                 fits ? ", which fits" : "");
+    return fits;
+}
+// The same for changed options, with their own policy.
+static bool fit_suggest_options(struct fit_advice *a, const char *option, const struct config *changed) {
+    struct fit g = fit_of(changed, a->f->backend, a->f->dev);
+    return fit_suggest(a, option, fit_peaks(&g, fit_policy(&g)));
 }
 
-static void fit_check(const struct fit *f, size_t peak, size_t limit) {
-    if (peak <= limit)
-        return;
-    char options[2048] = "", option[64], need[LOG_NUMBER], have[LOG_NUMBER];
+static void fit_suggest_policies(struct fit_advice *a) {
+    const struct fit *f = a->f;
     const int L = f->config->num_layers;
-    fit_suggest(options, sizeof options, "--recompute-granularity selective", peak,
-                fit_peak(f, policy_selective(L, recompute_modules_of(""), &f->shape)), limit);
-    fit_suggest(options, sizeof options, "--recompute-granularity full", peak, fit_peak(f, policy_uniform(L, 1)),
-                limit);
-    struct config changed = *f->config;
+    fit_suggest(a, "--recompute-granularity selective",
+                fit_peaks(f, policy_selective(L, recompute_modules_of(""), &f->shape)));
+    fit_suggest(a, "--recompute-granularity full", fit_peaks(f, policy_uniform(L, 1)));
+    if (f->backend != ATTENTION_UNFUSED)
+        return;
     struct fit g = *f;
-    g.config = &changed;
-    if (f->backend == ATTENTION_UNFUSED) {
-        g.backend = ATTENTION_FLASH;
-        g.shape.materialised = false;
-        fit_suggest(options, sizeof options, "--attention-backend flash", peak, fit_peak(&g, fit_policy(&g)), limit);
-        g = *f;
-        g.config = &changed;
-    }
+    g.backend = ATTENTION_FLASH;
+    g.shape.materialised = false;
+    fit_suggest(a, "--attention-backend flash", fit_peaks(&g, fit_policy(&g)));
+}
+
+// What is offloaded leaves the device's memory, and more of the host's is needed; the reverse where the host's is
+// exceeded.
+static void fit_suggest_offload(struct fit_advice *a) {
+    const struct config *c = a->f->config;
+    struct config changed = *c;
+    const bool host = a->need.device <= a->limits.device;
+    char option[64];
+    changed.optimizer_cpu_offload = !host;
+    changed.optimizer_offload_fraction = 1;
+    config_resolve_copies(&changed);
+    if (config_trains(c))
+        fit_suggest_options(a, host ? "--no-optimizer-cpu-offload" : "--optimizer-cpu-offload", &changed);
+    changed = *c;
+    changed.cpu_offloading_num_layers = host ? 0 : c->num_layers;
+    snprintf(option, sizeof option, "--cpu-offloading-num-layers %d", changed.cpu_offloading_num_layers);
+    if (config_trains(c))
+        fit_suggest_options(a, option, &changed);
+    changed = *c;
+    changed.offload_gradients = !host;
+    if (config_trains(c) && config_may_move_gradients(c))
+        fit_suggest_options(a, host ? "--no-offload-gradients" : "--offload-gradients", &changed);
+    changed = *c;
+    changed.offload_weights = !host;
+    if (config_may_move_weights(c))
+        fit_suggest_options(a, host ? "--no-offload-weights" : "--offload-weights", &changed);
+    changed = *c;
+    changed.exp_avg_dtype = changed.exp_avg_sq_dtype = MOMENT_BF16;
+    if (config_trains(c))
+        fit_suggest_options(a, "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16", &changed);
+}
+
+static void fit_suggest_stages(struct fit_advice *a) {
+    struct config changed = *a->f->config;
+    char option[64];
     for (int stage = changed.zero_stage + 1; stage <= 3 && changed.ranks > 1; stage++) {
         changed.zero_stage = stage;
         snprintf(option, sizeof option, "--zero-stage %d", stage);
-        const size_t then = fit_peak(&g, fit_policy(&g));
-        fit_suggest(options, sizeof options, option, peak, then, limit);
-        if (then <= limit)
+        if (fit_suggest_options(a, option, &changed))
             break;
     }
-    changed = *f->config;
-    for (int B = changed.micro_batch_size / 2; B >= 1; B /= 2) {
+}
+
+static void fit_suggest_sizes(struct fit_advice *a) {
+    const struct config *c = a->f->config;
+    struct config changed = *c;
+    char option[64];
+    for (int B = c->micro_batch_size / 2; B >= 1; B /= 2) {
         changed.micro_batch_size = B;
         snprintf(option, sizeof option, "--micro-batch-size %d", B);
-        const size_t then = fit_peak(&g, fit_policy(&g));
-        fit_suggest(options, sizeof options, option, peak, then, limit);
-        if (then <= limit)
+        if (fit_suggest_options(a, option, &changed))
             break;
     }
-    changed = *f->config;
+    changed = *c;
     changed.micro_batch_size = 1;
-    snprintf(option, sizeof option, "--micro-batch-size 1 with full recomputation");
-    fit_suggest(options, sizeof options, option, peak, fit_peak(&g, policy_uniform(L, 1)), limit);
-    changed = *f->config;
+    const struct fit g = fit_of(&changed, a->f->backend, a->f->dev);
+    fit_suggest(a, "--micro-batch-size 1 with full recomputation", fit_peaks(&g, policy_uniform(c->num_layers, 1)));
+    changed = *c;
     changed.loss_chunk_tokens = 256;
-    fit_suggest(options, sizeof options, "--loss-chunk-tokens 256", peak, fit_peak(&g, fit_policy(&g)), limit);
-    changed = *f->config;
-    if (changed.seq_length > 256) {
-        changed.seq_length /= 2;
-        g.shape.T = changed.seq_length;
-        snprintf(option, sizeof option, "--seq-length %d", changed.seq_length);
-        fit_suggest(options, sizeof options, option, peak, fit_peak(&g, fit_policy(&g)), limit);
-    }
-    fail("the plan needs %s, and this process may use %s. What would help:%s", log_bytes(need, (int64_t)peak),
-         log_bytes(have, (int64_t)limit), *options ? options : "\n  a smaller model");
+    fit_suggest_options(a, "--loss-chunk-tokens 256", &changed);
+    changed = *c;
+    changed.seq_length /= 2;
+    snprintf(option, sizeof option, "--seq-length %d", changed.seq_length);
+    if (c->seq_length > 256)
+        fit_suggest_options(a, option, &changed);
+}
+
+static void fit_check(const struct fit *f, struct fit_bytes need, struct fit_limits limits) {
+    if (fit_is_within(need, limits))
+        return;
+    struct fit_advice a;
+    char device[LOG_NUMBER], host[LOG_NUMBER], may[LOG_NUMBER], both[4 * LOG_NUMBER + 128];
+    memset(&a, 0, sizeof a);
+    a.f = f;
+    a.need = need;
+    a.limits = limits;
+    fit_suggest_policies(&a);
+    fit_suggest_offload(&a);
+    fit_suggest_stages(&a);
+    fit_suggest_sizes(&a);
+    log_bytes(device, (int64_t)need.device);
+    log_bytes(host, (int64_t)need.host);
+    if (need.device > limits.device)
+        snprintf(both, sizeof both, "%s, and this process may use %s", device, log_bytes(may, (int64_t)limits.device));
+    else if (need.host > limits.host)
+        snprintf(both, sizeof both, "%s of the host's memory, and this process may use %s of it", host,
+                 log_bytes(may, (int64_t)limits.host));
+    else
+        snprintf(both, sizeof both, "%s and, for what is offloaded, %s of the same memory, and this process may use %s",
+                 device, host, log_bytes(may, (int64_t)limits.both));
+    fail("the plan needs %s. What would help:%s%s", both, *a.lines ? a.lines : "\n  a smaller model",
+         f->config->recompute_granularity == RECOMPUTE_NONE ? "\n  --recompute-granularity auto finds what fits" : "");
 }

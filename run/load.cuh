@@ -1,8 +1,8 @@
 // Loads parameters and optimizer state into the model: from a Hugging Face folder, a checkpoint of our own (which is
 // also such a folder), or an llm.c .bin.
 //
-// All values pass through the host in fp32, a chunk at a time. bf16 and fp16 are exact in fp32, so that the model gets
-// the bits that were saved.
+// Parameters pass through the host in fp32, a chunk at a time: bf16 and fp16 are exact in fp32, so that the model gets
+// the bits that were saved. Moments are loaded as they are stored, and converted where this run stores them otherwise.
 #pragma once
 #include "run/model.cuh"             // struct gpt
 #include "config_layers.h"           // config_rotary_dims
@@ -11,6 +11,7 @@
 #include "run/fp8_checkpoint.cuh"    // fp8_load
 #include "runtime/files/file_read.h" // read_exactly
 #include "formats/safetensors.h"     // safetensors_open, safetensors_read
+#include "run/optimizer_file.cuh"    // state_tensor_entry
 #include "run/start.h"               // start_read_model
 #include "run/tensor_names.cuh"      // which tensor holds which parameters
 #include "runtime/text/json_parse.h" // json_show
@@ -223,6 +224,9 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
     for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
         const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
+        if (!zero_holds(&loader->m->zero, shards_parameters(&loader->m->zero.shards),
+                        t->ours->offset + t->first_row * width + first, n))
+            continue;
         RETURN_PROBLEM(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
         model_store(loader->m, t->ours, t->first_row * width + first, loader->values, n, loader->rounded);
     }
@@ -312,68 +316,182 @@ static const char *model_load_folder(struct gpt *m, const char *path, bool *exac
 // ---------------------------------------------------------------------------------------------------------------------
 // The optimizer of a checkpoint
 
-// optimizer.safetensors holds each state that is not in model.safetensors, under our own tensors' names: master weights
-// only where model.safetensors is not fp32.
-static const char optimizer_file_name[] = "optimizer.safetensors";
+// Which states were converted from the format that the file has them in.
+struct conversions {
+    bool made[STATE_COUNT];
+};
 
-static bool state_is_in_file(enum optimizer_state id, bool model_is_exact) {
-    switch (optimizer_state_rows[id].start) {
-    case STATE_FROM_PARAMETERS: return !model_is_exact;
-    case STATE_ZERO: return true;
-    }
-    return false;
-}
-
-static const char *model_load_state(struct model_loader *loader, const struct safetensors *file, const char *file_name,
-                                    enum optimizer_state id, const struct tensor *t, struct error_text *error) {
+// loader->values = n master weights of a tensor, from `first` on, into the model.
+static const char *model_load_masters(struct model_loader *loader, const struct safetensors *file,
+                                      const char *file_name, const struct tensor *t, struct error_text *error) {
     struct gpt *m = loader->m;
-    char name[sizeof t->name + 16];
-    const bool parameters = optimizer_state_rows[id].start == STATE_FROM_PARAMETERS;
-    const struct safetensors_tensor *tensor;
-    const uint64_t shape[2] = {(uint64_t)t->visible_rows, (uint64_t)t->cols};
-    const int64_t count = (int64_t)t->visible_rows * t->cols;
-    snprintf(name, sizeof name, "%s.%s", optimizer_state_rows[id].file_name, t->name);
-    RETURN_PROBLEM(safetensors_get(&tensor, file, name, shape, t->cols > 1 ? 2 : 1, file_name, error));
+    char name[STATE_NAME];
+    const struct safetensors_tensor wanted = state_tensor_entry(name, STATE_MASTER, t, FORMAT_FP32, false, 0), *tensor;
+    RETURN_PROBLEM(safetensors_get(&tensor, file, name, wanted.shape, wanted.dims, file_name, error));
     if (tensor->dtype != SAFETENSORS_F32)
         return error_format(error, "%s: tensor '%s' is of type %s; expected F32", file_name, name,
                             safetensors_dtype_name(tensor->dtype));
-    for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
-        const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
-        if (!zero_holds(&m->zero, parameters ? shards_parameters(&m->zero.shards) : optimizer_is_sharded(&m->optimizer),
-                        t->offset + first, n))
+    for (int64_t first = 0; first < tensor_visible(t); first += LOAD_CHUNK) {
+        const int64_t rest = tensor_visible(t) - first, n = rest < LOAD_CHUNK ? rest : LOAD_CHUNK;
+        if (!zero_holds(&m->zero, shards_parameters(&m->zero.shards), t->offset + first, n))
             continue;
         RETURN_PROBLEM(model_read(loader, file, file_name, tensor, first, n, error));
-        if (parameters)
-            model_store(m, t, first, loader->values, n, loader->rounded);
-        else {
-            memset(loader->values + n, 0,
-                   (size_t)((STATE_BLOCK - n % STATE_BLOCK) % STATE_BLOCK) * sizeof *loader->values);
-            optimizer_upload(&m->optimizer, id, t->offset + first, n, loader->values);
-        }
-        device_synchronize(m->dev);
+        model_store(m, t, first, loader->values, n, loader->rounded);
     }
     return NULL;
 }
+
+// A state's tensor in a file, and the scales of its blocks.
+struct stored_tensor {
+    const struct safetensors *file;
+    const char *file_name;
+    const struct safetensors_tensor *values, *scales; // scales NULL: the format has none
+    enum state_format format;
+};
+static const char *stored_tensor_find(struct stored_tensor *s, enum optimizer_state id, const struct tensor *t,
+                                      struct error_text *error) {
+    char name[STATE_NAME];
+    struct safetensors_tensor wanted = state_tensor_entry(name, id, t, FORMAT_FP32, false, 0);
+    s->scales = NULL;
+    RETURN_PROBLEM(safetensors_get(&s->values, s->file, name, wanted.shape, wanted.dims, s->file_name, error));
+    if (!format_of_dtype(&s->format, id, s->values->dtype))
+        return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16 or U8", s->file_name, name,
+                            safetensors_dtype_name(s->values->dtype));
+    if (!format_has_scales(s->format))
+        return NULL;
+    wanted = state_tensor_entry(name, id, t, s->format, true, 0);
+    RETURN_PROBLEM(safetensors_get(&s->scales, s->file, name, wanted.shape, wanted.dims, s->file_name, error));
+    if (s->scales->dtype != SAFETENSORS_F32)
+        return error_format(error, "%s: tensor '%s' is of type %s; expected F32", s->file_name, name,
+                            safetensors_dtype_name(s->scales->dtype));
+    return NULL;
+}
+// The memory of a chunk of a state: a file's bytes, its scales, the blocks as the file and as the run stores them.
+struct state_room {
+    unsigned char *bytes, *from, *to;
+    float *scales;
+};
+// room->from = n elements of a tensor, from `first` on, the first of a block.
+static const char *stored_tensor_read(struct state_room *room, const struct stored_tensor *s, int64_t first, int64_t n,
+                                      struct error_text *error) {
+    const uint64_t width = safetensors_dtype_bytes(s->values->dtype), blocks = (uint64_t)state_blocks(n);
+    RETURN_PROBLEM(
+        safetensors_read(s->file, s->values, (uint64_t)first * width, (uint64_t)n * width, room->bytes, error));
+    if (s->scales)
+        RETURN_PROBLEM(safetensors_read(s->file, s->scales, (uint64_t)first / STATE_BLOCK * sizeof(float),
+                                        blocks * sizeof(float), room->scales, error));
+    for (uint64_t b = 0; b < blocks && s->scales; b++)
+        if (!(room->scales[b] >= 0 && isfinite(room->scales[b])))
+            return error_format(error, "%s: tensor '%s' has the scale %g; expected finite ones of at least 0",
+                                s->file_name, s->scales->name, (double)room->scales[b]);
+    state_from_file(room->from, room->bytes, room->scales, s->format, n);
+    return NULL;
+}
+// Loads what this rank holds of a moment of a parameter, and converts it to the format that the run stores it in.
+static const char *model_load_moment(struct gpt *m, struct state_room *room, const struct safetensors *file,
+                                     const char *file_name, enum optimizer_state id, const struct tensor *t,
+                                     struct conversions *conversions, struct error_text *error) {
+    struct optimizer *o = &m->optimizer;
+    struct stored_tensor s = {file, file_name, NULL, NULL, FORMAT_FP32};
+    RETURN_PROBLEM(stored_tensor_find(&s, id, t, error));
+    const enum state_format format = optimizer_format(o, id, unit_of(&m->table, t));
+    const int64_t visible = tensor_visible(t), end = t->offset + state_blocks(visible) * STATE_BLOCK;
+    float *values = (float *)room->bytes;
+    int64_t at = t->offset, place, n;
+    for (; (n = shards_next(&m->zero.shards, optimizer_is_sharded(o), &at, end, &place)) > 0; at += n) {
+        n = n < LOAD_CHUNK ? n : LOAD_CHUNK;
+        const int64_t first = at - t->offset, count = visible - first < n ? visible - first : n;
+        RETURN_PROBLEM(stored_tensor_read(room, &s, first, count, error));
+        if (format != s.format) {
+            state_decode(values, room->from, s.format, n);
+            state_encode(room->to, values, format, n);
+            conversions->made[id] = true;
+        }
+        optimizer_upload(o, id, at, n, format == s.format ? room->from : room->to);
+    }
+    return NULL;
+}
+static const char *model_load_moments(struct gpt *m, const struct safetensors *file, const char *file_name,
+                                      struct conversions *conversions, struct error_text *error) {
+    const size_t bytes = (size_t)LOAD_CHUNK * sizeof(float);
+    struct state_room room = {(unsigned char *)malloc(bytes), (unsigned char *)host_allocate(bytes, m->dev),
+                              (unsigned char *)host_allocate(bytes, m->dev), (float *)malloc(bytes / STATE_BLOCK)};
+    const char *problem = room.bytes && room.scales ? NULL : error_format(error, "out of memory for the moments");
+    for (int id = 0; id < STATE_COUNT; id++)
+        for (int i = 0; i < m->table.num_tensors && !problem && optimizer_state_rows[id].start == STATE_ZERO; i++)
+            problem = model_load_moment(m, &room, file, file_name, (enum optimizer_state)id, &m->table.tensors[i],
+                                        conversions, error);
+    free(room.bytes);
+    free(room.scales);
+    host_free(room.from);
+    host_free(room.to);
+    return problem;
+}
+
+// Loads the master weights where they are more than what is in model.safetensors. Files of a run without them, as with
+// --main-params-dtype bf16, have none; *without says that this run, which has some, began them from the parameters.
+static const char *model_load_all_masters(struct gpt *m, const struct safetensors *file, const char *file_name,
+                                          bool model_is_exact, bool *without, struct error_text *error) {
+    struct model_loader loader;
+    bool any = false;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        char name[STATE_NAME];
+        state_tensor_entry(name, STATE_MASTER, &m->table.tensors[i], FORMAT_FP32, false, 0);
+        any = any || safetensors_find(file, name);
+    }
+    const bool wanted = state_is_in_file(&m->optimizer, STATE_MASTER, model_is_exact);
+    *without = wanted && !any;
+    if (!wanted || !any)
+        return NULL;
+    const char *problem = model_loader_create(&loader, m, error);
+    for (int i = 0; i < m->table.num_tensors && !problem; i++)
+        problem = model_load_masters(&loader, file, file_name, &m->table.tensors[i], error);
+    model_loader_free(&loader);
+    return problem;
+}
+
+// Says in one line what was converted, on rank 0.
+static void report_conversions(const struct gpt *m, const char *folder, const struct conversions *conversions,
+                               bool without_masters) {
+    bool any = without_masters;
+    for (int id = 0; id < STATE_COUNT; id++)
+        any = any || conversions->made[id];
+    if (!any || m->zero.shards.rank > 0)
+        return;
+    const int unit = m->shape.L > 0 ? unit_of_layer(&m->table, 0) : unit_of_head();
+    const char *between = "";
+    printf("%s stores its states in other formats than this run, which goes on from the nearest values:", folder);
+    for (int id = 0; id < STATE_COUNT; id++)
+        if (conversions->made[id]) {
+            printf("%s %s to %s", between, optimizer_state_rows[id].name,
+                   format_name(optimizer_format(&m->optimizer, (enum optimizer_state)id, unit)));
+            between = ",";
+        }
+    if (without_masters)
+        printf("%s master weights from bf16 parameters", between);
+    printf("\n");
+}
+
 static const char *model_load_optimizer(struct gpt *m, const char *folder, bool model_is_exact,
                                         struct error_text *error) {
     char path[PATH_MAX];
     struct safetensors file;
-    struct model_loader loader;
+    struct conversions conversions;
+    bool without_masters = false, has_histories = false;
+    memset(&conversions, 0, sizeof conversions);
     if ((size_t)snprintf(path, sizeof path, "%s/%s", folder, optimizer_file_name) >= sizeof path)
         return error_format(error, "%.500s: the name is too long", folder);
     RETURN_PROBLEM(safetensors_open(&file, path, error));
-    const char *problem = model_loader_create(&loader, m, error);
-    for (int id = 0; id < STATE_COUNT; id++)
-        for (int i = 0;
-             i < m->table.num_tensors && !problem && state_is_in_file((enum optimizer_state)id, model_is_exact); i++)
-            problem = model_load_state(&loader, &file, path, (enum optimizer_state)id, &m->table.tensors[i], error);
-    bool has_histories = false;
+    const char *problem = model_load_all_masters(m, &file, path, model_is_exact, &without_masters, error);
+    if (!problem)
+        problem = model_load_moments(m, &file, path, &conversions, error);
     if (!problem)
         problem = fp8_load(&m->fp8, &has_histories, &file, path, m->dev, error);
+    if (!problem)
+        report_conversions(m, folder, &conversions, without_masters);
     if (!problem && fp8_state_floats(&m->fp8) > 0 && !has_histories)
         printf("%s has no histories of FP8's amaxes: they begin empty, and the first step casts by its own amaxes\n",
                folder);
-    model_loader_free(&loader);
     safetensors_close(&file);
     return problem;
 }

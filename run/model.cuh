@@ -53,7 +53,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         m->grads_id = plan_add(plan, m->zero.grads_on_host ? ARENA_HOST_GRADIENTS : ARENA_GRADIENTS, "gradients",
                                "gradients", -1, zero_gradients_bytes(&m->zero));
     optimizer_plan(&m->optimizer, &m->zero, &m->fp8, &m->config, m->trains);
-    optimizer_copy_plan(&m->copy, &m->optimizer, m->trains, keeps_copy);
+    optimizer_copy_plan(&m->copy, &m->optimizer, keeps_copy);
     if (s->ranks > 1)
         m->scratch_id = plan_add(plan, ARENA_GRADIENTS, "collectives", "collectives' scratch", -1,
                                  collectives_scratch_bytes(s->largest_shard, s->ranks, collectives_kind_of(&m->config),
@@ -74,11 +74,24 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
     }
-    if (m->trains && optimizer_is_sharded(&m->optimizer))
-        optimizer_gathered_buffer(&m->copy);
     m->timeline.planning = false;
     m->micro_step = 0;
     plan_place(plan);
+}
+
+// Sets the bytes that a training step copies between device and host in each direction.
+static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECTIONS]) {
+    const struct plan *plan = &m->timeline.plan;
+    const int *first = m->timeline.region_first, update = first[REGION_UPDATE];
+    int end = plan->phase_count; // of the update
+    for (int r = 0; r < REGION_COUNT; r++)
+        end = first[r] > update && first[r] < end ? first[r] : end;
+    memset(bytes, 0, TRANSFER_DIRECTIONS * sizeof *bytes);
+    for (int i = 0; i < plan->transfer_count && m->trains; i++) {
+        const struct plan_transfer *transfer = &plan->transfers[i];
+        if (transfer->phase < end)
+            bytes[transfer->direction] += transfer->bytes * (transfer->phase < update ? (size_t)m->micro_steps : 1);
+    }
 }
 
 // Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest.
@@ -145,10 +158,9 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
         m->kinds[l].windowed = config_layer_is_windowed(config, l);
         m->kinds[l].rotary = config_layer_is_rotary(config, l);
     }
-    // Sharded state is gathered into the copy of rank 0, which writes the checkpoints.
-    const bool async = config->checkpoint_async && config->checkpoint_every < config->train_steps;
-    gpt_make_plan(m, m->trains && config->checkpoint_every > 0 && config->rank == 0 &&
-                         (shards_optimizer(&m->zero.shards) || async));
+    // Checkpoints within the run are written from a copy, by every rank that holds a part of the state.
+    gpt_make_plan(m, m->trains && config->checkpoint_async && config->checkpoint_every > 0 &&
+                         config->checkpoint_every < config->train_steps && optimizer_copy_writes(&m->zero.shards));
     return m;
 }
 
@@ -246,7 +258,7 @@ static void gpt_allocate(struct gpt *m) {
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
     m->zero.grads = gpt_pointer(m, m->grads_id);
     optimizer_allocate(&m->optimizer);
-    optimizer_copy_allocate(&m->copy);
+    optimizer_copy_allocate(&m->copy, &m->optimizer);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
@@ -283,11 +295,12 @@ static void gpt_connect(struct gpt *m, struct collectives *collectives) {
     collectives_set_scratch(collectives, gpt_pointer(m, m->scratch_id));
 }
 
-// Copies the state that a checkpoint holds into the copy, in host memory, of the rank that keeps one. Every rank calls
-// it.
+// Makes the state that a checkpoint holds complete, and copies this rank's part of it where there is a copy.
 static void gpt_copy_state(struct gpt *m) {
     zero_wait_for_updates(&m->zero);
-    optimizer_copy_state(&m->copy);
+    device_synchronize(m->dev);
+    if (m->copy.keeps)
+        optimizer_copy_take(&m->copy, &m->optimizer);
 }
 
 static void gpt_destroy(struct gpt *m) {

@@ -43,12 +43,54 @@ static struct attention_choice choose_attention(struct run *r) {
     return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
 }
 
-// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture.
-static void plan_model(struct run *r) {
+// Replaces --recompute-granularity auto by what fits. `own` are the run's options. Beside what is planned, libraries of
+// collectives take memory before the model does, and the memory that is free varies.
+static void choose_fit(struct run *r, struct config *own) {
+    enum { COLLECTIVES_RESERVE_BYTES = 512 << 20, VARIES = 64 };
+    struct fit_limits limits = limits_of(r);
+    const size_t reserve = r->parallel && !DEVICE_MEMORY_IS_HOSTS ? COLLECTIVES_RESERVE_BYTES : 0;
+    if (!config_trains(own)) {
+        own->recompute_granularity = RECOMPUTE_NONE;
+        return;
+    }
+    if (own->memory_budget == 0)
+        limits.device -= limits.device / VARIES + reserve;
+    if (limits.both != SIZE_MAX)
+        limits.both -= limits.both / VARIES;
+    r->chosen = fit_choose(&r->fit, own, limits, r->rates, r->parallel);
+}
+// Predicts the time of a step for a plan's reports.
+static void predict_step(struct run *r) {
+    struct plan_prediction *p = &r->model->timeline.plan.predicted;
+    const struct fit_time time = fit_predict(r->model, &r->rates);
+    const double tokens = (double)r->config->global_batch_size * r->config->seq_length;
+    if (time.step_s <= 0)
+        return;
+    p->step_ms = 1e3 * time.step_s;
+    p->micro_step_ms = 1e3 * time.micro_step_s;
+    p->update_ms = 1e3 * time.update_s;
+    p->tokens_per_s = tokens / time.step_s;
+    p->to_host_bytes = time.moved_bytes[TRANSFER_TO_HOST];
+    p->to_device_bytes = time.moved_bytes[TRANSFER_TO_DEVICE];
+    p->rates = r->rates.source;
+}
+
+// Plans the model's memory, allocating none, and writes the plan to the files of --plan-json and --plan-picture. `own`
+// are the run's options, in which a choice of auto is kept.
+static void plan_model(struct run *r, struct config *own) {
     const struct config *c = r->config;
     r->attention = choose_attention(r);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
+    const bool searches = c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c);
+    if (c->plan || searches)
+        r->rates = fit_rates_of(c, &r->dev);
+    if (c->recompute_granularity == RECOMPUTE_AUTO)
+        choose_fit(r, own);
     r->model = gpt_create(c, fit_policy(&r->fit), r->attention.backend, &r->dev);
+    if (c->plan || searches)
+        predict_step(r);
+    if (c->plan)
+        fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     if (*c->plan_json)
         plan_write_json(&r->model->timeline.plan, c->plan_json);
     if (*c->plan_picture)

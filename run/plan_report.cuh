@@ -14,39 +14,41 @@
 #include <sys/stat.h>              // lstat
 #include <unistd.h>                // getpid, unlink
 
-// Prints one row per category: its live bytes in the peak phase, and the most in any phase. The rows sum up to the
-// peak.
-static void plan_print(const struct plan *plan, FILE *file);
+// Prints one row per category of the device's memory: its live bytes in the peak phase, and the most in any phase. The
+// rows sum up to the peak. Below them the host's arenas, and transfer_bytes: what a step copies each way.
+static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], FILE *file);
 
-// Writes the sizes of the plan, its phases, and every buffer that owns bytes: name, category, layer, offset, lifetime.
-// Offsets count from the start of the first arena, as if the arenas were adjacent, so that any two buffers may be
-// compared and all end within peak_bytes. Ends the program where the file cannot be written.
+// Writes the sizes of the plan, its phases, every buffer that owns bytes (name, category, layer, memory, offset,
+// lifetime) and every transfer. Offsets count from the start of the first arena of the same memory, as if its arenas were
+// adjacent, so that any two buffers of one memory may be compared and all end within its peak. Ends the program where the
+// file cannot be written.
 static void plan_write_json(const struct plan *plan, const char *path);
 
-// Draws the activations arena, addresses upwards and phases to the right, and above it a bar of all the arenas. Ends
-// the program where the file cannot be written.
+// Draws the activations arena, addresses upwards and phases to the right, and above it a bar of all the device's arenas.
+// Ends the program where the file cannot be written.
 static void plan_write_svg(const struct plan *plan, const char *path);
 
 // ---- the table ----
 
-// First and last phase of a buffer; one of another arena than the activations' is live in every phase.
+// First and last phase of a buffer; one that is not of a packed arena is live in every phase.
 static int plan_first_phase(const struct plan_buffer *buffer) {
-    return buffer->arena == ARENA_ACTIVATIONS ? buffer->first_phase : 0;
+    return plan_arena_is_packed(buffer->arena) ? buffer->first_phase : 0;
 }
 static int plan_last_phase(const struct plan *plan, const struct plan_buffer *buffer) {
-    return buffer->arena == ARENA_ACTIVATIONS ? buffer->last_phase : plan->phase_count > 0 ? plan->phase_count - 1 : 0;
+    return plan_arena_is_packed(buffer->arena) ? buffer->last_phase : plan->phase_count > 0 ? plan->phase_count - 1 : 0;
 }
 
 enum { EVERY_CATEGORY = -1 };
 
-// live[p] = the sum of the live buffers in phase p, not rounded up, of one category or of EVERY_CATEGORY. A plan
-// without phases has one element. The caller frees the array.
+// live[p] = the sum of the device's live buffers in phase p, not rounded up, of one category or of EVERY_CATEGORY. A
+// plan without phases has one element. The caller frees the array.
 static size_t *plan_live_bytes(const struct plan *plan, int category, bool activations_only) {
     const int phases = plan->phase_count > 0 ? plan->phase_count : 1;
     size_t *live = (size_t *)plan_allocate((size_t)phases + 1, sizeof *live); // differences (modulo 2^64), then sums
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *buffer = &plan->buffers[i];
-        if (!plan_owns_bytes(buffer) || (category != EVERY_CATEGORY && buffer->category != category) ||
+        if (plan_arena_memory(buffer->arena) != MEMORY_DEVICE || !plan_owns_bytes(buffer) ||
+            (category != EVERY_CATEGORY && buffer->category != category) ||
             (activations_only && buffer->arena != ARENA_ACTIVATIONS))
             continue;
         live[plan_first_phase(buffer)] += buffer->bytes;
@@ -67,7 +69,33 @@ static void plan_print_row(FILE *file, const char *name, size_t bytes, size_t sh
     fputc('\n', file);
 }
 
-static void plan_print(const struct plan *plan, FILE *file) {
+static void plan_print_arenas(const struct plan *plan, enum plan_memory memory, size_t peak, size_t bound, FILE *file) {
+    char text[LOG_NUMBER];
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (plan_arena_memory((enum plan_arena)a) == memory && (memory == MEMORY_DEVICE || plan->arena_bytes[a] > 0))
+            plan_print_row(file, plan_arena_name((enum plan_arena)a), plan->arena_bytes[a], peak, SIZE_MAX);
+    fprintf(file, "  no placement takes less than %s; this one takes %.2f %% more\n", log_bytes(text, (int64_t)bound),
+            bound > 0 ? 100.0 * (double)(peak - bound) / (double)bound : 0.0);
+}
+
+// Whether the host's memory holds more than what every run stages there.
+static bool plan_offloads(const struct plan *plan) {
+    return plan->host_peak_bytes > plan->arena_bytes[ARENA_HOST_STAGING];
+}
+static void plan_print_host(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], FILE *file) {
+    char out[LOG_NUMBER], in[LOG_NUMBER];
+    fprintf(file, "pinned memory of the host\n");
+    plan_print_arenas(plan, MEMORY_HOST, plan->host_peak_bytes, plan->host_lower_bound_bytes, file);
+    plan_print_row(file, "sum", plan->host_peak_bytes, plan->host_peak_bytes, SIZE_MAX);
+    if (plan->transfer_count > 0)
+        fprintf(file, "  a step copies %s to the host and %s to the device\n",
+                log_bytes(out, (int64_t)transfer_bytes[TRANSFER_TO_HOST]),
+                log_bytes(in, (int64_t)transfer_bytes[TRANSFER_TO_DEVICE]));
+    if (DEVICE_MEMORY_IS_HOSTS && plan_offloads(plan))
+        fprintf(file, "  on the cpu target the device's memory is the host's: what is offloaded saves nothing there\n");
+}
+
+static void plan_print(const struct plan *plan, const size_t transfer_bytes[TRANSFER_DIRECTIONS], FILE *file) {
     const int peak_phase = plan->peak_phase >= 0 ? plan->peak_phase : 0;
     fprintf(file, "memory plan\n  %-36s %11s %23s %7s %15s\n", "category", "at the peak", "bytes", "share",
             "largest in time");
@@ -87,14 +115,8 @@ static void plan_print(const struct plan *plan, FILE *file) {
         fprintf(file, "  reached in phase %d of 0 to %d: %s\n", plan->peak_phase, plan->phase_count - 1,
                 plan->phases[plan->peak_phase]);
     fprintf(file, "arenas (one allocation each)\n");
-    for (int a = 0; a < ARENA_COUNT; a++)
-        plan_print_row(file, plan_arena_name((enum plan_arena)a), plan->arena_bytes[a], plan->peak_bytes, SIZE_MAX);
-    char bound[LOG_NUMBER];
-    fprintf(file, "  no placement takes less than %s; this one takes %.2f %% more\n",
-            log_bytes(bound, (int64_t)plan->lower_bound_bytes),
-            plan->lower_bound_bytes > 0
-                ? 100.0 * (double)(plan->peak_bytes - plan->lower_bound_bytes) / (double)plan->lower_bound_bytes
-                : 0.0);
+    plan_print_arenas(plan, MEMORY_DEVICE, plan->peak_bytes, plan->lower_bound_bytes, file);
+    plan_print_host(plan, transfer_bytes, file);
 }
 
 // ---- files ----
@@ -158,6 +180,63 @@ static void plan_json_line_end(struct json *json) {
     json->pretty = true;
 }
 
+// Writes the sizes of a memory's arenas, and sets where each begins.
+static void plan_json_arenas(struct json *json, const struct plan *plan, enum plan_memory memory,
+                             size_t arena_offset[ARENA_COUNT]) {
+    size_t end = 0;
+    json_array_begin(json, "arenas");
+    for (int a = 0; a < ARENA_COUNT; a++) {
+        if (plan_arena_memory((enum plan_arena)a) != memory)
+            continue;
+        arena_offset[a] = end;
+        end += plan->arena_bytes[a];
+        plan_json_line_begin(json);
+        json_str(json, "name", plan_arena_name((enum plan_arena)a));
+        json_uint(json, "offset", arena_offset[a]);
+        json_uint(json, "bytes", plan->arena_bytes[a]);
+        plan_json_line_end(json);
+    }
+    json_array_end(json);
+}
+static void plan_json_buffer(struct json *json, const struct plan *plan, const struct plan_buffer *buffer,
+                             const size_t arena_offset[ARENA_COUNT]) {
+    plan_json_line_begin(json);
+    json_str(json, "name", buffer->name);
+    json_str(json, "category", plan->categories[buffer->category]);
+    json_int(json, "layer", buffer->layer);
+    json_str(json, "memory", plan_arena_memory(buffer->arena) == MEMORY_HOST ? "host" : "device");
+    json_str(json, "arena", plan_arena_name(buffer->arena));
+    json_uint(json, "bytes", buffer->bytes);
+    json_uint(json, "offset", arena_offset[buffer->arena] + buffer->offset);
+    json_int(json, "first_phase", plan_first_phase(buffer));
+    json_int(json, "last_phase", plan_last_phase(plan, buffer));
+    plan_json_line_end(json);
+}
+static void plan_json_transfers(struct json *json, const struct plan *plan) {
+    json_array_begin(json, "transfers");
+    for (int i = 0; i < plan->transfer_count; i++) {
+        const struct plan_transfer *transfer = &plan->transfers[i];
+        plan_json_line_begin(json);
+        json_int(json, "phase", transfer->phase);
+        json_str(json, "name", transfer->name);
+        json_str(json, "direction", transfer->direction == TRANSFER_TO_HOST ? "to host" : "to device");
+        json_uint(json, "bytes", transfer->bytes);
+        plan_json_line_end(json);
+    }
+    json_array_end(json);
+}
+static void plan_json_predicted(struct json *json, const struct plan_prediction *p) {
+    json_object_begin(json, "predicted");
+    json_double(json, "step_ms", p->step_ms);
+    json_double(json, "micro_step_ms", p->micro_step_ms);
+    json_double(json, "update_ms", p->update_ms);
+    json_double(json, "tokens_per_s", p->tokens_per_s);
+    json_double(json, "to_host_bytes", p->to_host_bytes);
+    json_double(json, "to_device_bytes", p->to_device_bytes);
+    json_str(json, "rates", p->rates);
+    json_object_end(json);
+}
+
 static void plan_write_json(const struct plan *plan, const char *path) {
     struct plan_file out = plan_file_open("--plan-json", path);
     struct json json = json_writer(out.file, true);
@@ -165,37 +244,25 @@ static void plan_write_json(const struct plan *plan, const char *path) {
     json_uint(&json, "peak_bytes", plan->peak_bytes);
     json_uint(&json, "lower_bound_bytes", plan->lower_bound_bytes);
     json_int(&json, "peak_phase", plan->peak_phase);
-    json_array_begin(&json, "arenas");
-    size_t arena_offset[ARENA_COUNT], end = 0;
-    for (int a = 0; a < ARENA_COUNT; a++) {
-        arena_offset[a] = end;
-        end += plan->arena_bytes[a];
-        plan_json_line_begin(&json);
-        json_str(&json, "name", plan_arena_name((enum plan_arena)a));
-        json_uint(&json, "offset", arena_offset[a]);
-        json_uint(&json, "bytes", plan->arena_bytes[a]);
-        plan_json_line_end(&json);
-    }
-    json_array_end(&json);
+    if (plan->predicted.step_ms > 0)
+        plan_json_predicted(&json, &plan->predicted);
+    size_t arena_offset[ARENA_COUNT];
+    plan_json_arenas(&json, plan, MEMORY_DEVICE, arena_offset);
+    json_object_begin(&json, "host");
+    json_uint(&json, "peak_bytes", plan->host_peak_bytes);
+    json_uint(&json, "lower_bound_bytes", plan->host_lower_bound_bytes);
+    plan_json_arenas(&json, plan, MEMORY_HOST, arena_offset);
+    json_object_end(&json);
     plan_json_names(&json, "categories", plan->categories, plan->category_count);
     plan_json_names(&json, "phases", plan->phases, plan->phase_count);
     json_array_begin(&json, "buffers");
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *buffer = &plan->buffers[i];
-        if (!plan_owns_bytes(buffer))
-            continue;
-        plan_json_line_begin(&json);
-        json_str(&json, "name", buffer->name);
-        json_str(&json, "category", plan->categories[buffer->category]);
-        json_int(&json, "layer", buffer->layer);
-        json_str(&json, "arena", plan_arena_name(buffer->arena));
-        json_uint(&json, "bytes", buffer->bytes);
-        json_uint(&json, "offset", arena_offset[buffer->arena] + buffer->offset);
-        json_int(&json, "first_phase", plan_first_phase(buffer));
-        json_int(&json, "last_phase", plan_last_phase(plan, buffer));
-        plan_json_line_end(&json);
+        if (plan_owns_bytes(buffer))
+            plan_json_buffer(&json, plan, buffer, arena_offset);
     }
     json_array_end(&json);
+    plan_json_transfers(&json, plan);
     json_object_end(&json);
     plan_file_close(&out);
 }
@@ -336,19 +403,23 @@ static void plan_svg_legend_row(const struct plan_picture *picture, double y, co
             log_bytes(size, (int64_t)bytes));
 }
 
-// Draws the bar of all arenas, to scale, and their rows of the legend.
+// Draws the bar of the device's arenas, to scale, and their rows of the legend.
 static void plan_svg_arenas(const struct plan_picture *picture) {
-    static const char *const greys[ARENA_COUNT] = {"#6e6e6e", "#969696", "#bababa", "#dedede"};
+    static const char *const greys[] = {"#6e6e6e", "#969696", "#bababa", "#dedede"};
+    enum { GREYS = sizeof greys / sizeof *greys };
     const double span = picture->width - picture->left - picture->right;
     double x = picture->left;
-    for (int a = 0; a < ARENA_COUNT; a++) {
+    for (int a = 0, row = 0; a < ARENA_COUNT; a++) {
+        if (plan_arena_memory((enum plan_arena)a) != MEMORY_DEVICE)
+            continue;
+        const char *grey = greys[row % GREYS];
         const size_t bytes = picture->plan->arena_bytes[a];
         const double width = bytes > 0 ? span * (double)bytes / (double)picture->plan->peak_bytes : 0;
         fprintf(picture->file,
                 "<rect x=\"%.2f\" y=\"48\" width=\"%.2f\" height=\"22\" fill=\"%s\"><title>%s (%zu bytes)</title>"
                 "</rect>\n",
-                x, width, greys[a], plan_arena_name((enum plan_arena)a), bytes);
-        plan_svg_legend_row(picture, 40 + 20 * a, greys[a], plan_arena_name((enum plan_arena)a), bytes);
+                x, width, grey, plan_arena_name((enum plan_arena)a), bytes);
+        plan_svg_legend_row(picture, 40 + 20 * row++, grey, plan_arena_name((enum plan_arena)a), bytes);
         x += width;
     }
 }
@@ -405,7 +476,7 @@ static void plan_write_svg(const struct plan *plan, const char *path) {
     fputs("<g stroke=\"#fff\" stroke-width=\"0.25\">\n", out.file);
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *buffer = &plan->buffers[i];
-        if (plan_is_packed(buffer))
+        if (buffer->arena == ARENA_ACTIVATIONS && plan_is_packed(buffer))
             plan_svg_buffer(&picture, buffer);
     }
     fputs("</g>\n", out.file);

@@ -18,10 +18,23 @@ static int threads_of_rank(const struct run *r) {
     const int share = r->parallel && mine == all ? mine / r->parallel->launch.local_ranks : mine;
     return share > 0 ? share : 1;
 }
-// Bytes of device memory that this rank may take; on the cpu target, its share of the host's memory.
-static size_t available_bytes(struct run *r) {
-    const size_t bytes = device_available_bytes(&r->dev);
-    return r->parallel && DEVICE_MEMORY_IS_HOSTS ? bytes / (size_t)r->parallel->launch.local_ranks : bytes;
+// Bytes of memory that this rank may take: of its device, of the host as far as other ranks share it, and where both are
+// the same memory of both together; the budgets lower them. A plan is held to the budgets alone.
+static struct fit_limits limits_of(struct run *r) {
+    const struct config *c = r->config;
+    const size_t sharing = r->parallel ? (size_t)r->parallel->launch.local_ranks : 1;
+    struct fit_limits limits = {SIZE_MAX, SIZE_MAX, SIZE_MAX};
+    if (!c->plan) {
+        const size_t host = memory_available_bytes();
+        limits.device = device_available_bytes(&r->dev) / (DEVICE_MEMORY_IS_HOSTS ? sharing : 1);
+        limits.host = host == SIZE_MAX ? host : host / sharing;
+        limits.both = DEVICE_MEMORY_IS_HOSTS ? limits.host : SIZE_MAX;
+    }
+    if (c->memory_budget > 0 && (size_t)c->memory_budget < limits.device)
+        limits.device = (size_t)c->memory_budget;
+    if (c->host_memory_budget > 0 && (size_t)c->host_memory_budget < limits.host)
+        limits.host = (size_t)c->host_memory_budget;
+    return limits;
 }
 
 // The exchange that host collectives, and the hosts of GPUs, use.
@@ -56,7 +69,7 @@ static void connect_ranks(struct run *r) {
 // ends the program and says what would help.
 static void allocate_model(struct run *r) {
     connect_ranks(r);
-    fit_check(&r->fit, r->model->timeline.plan.peak_bytes, available_bytes(r));
+    fit_check(&r->fit, fit_bytes_of(&r->model->timeline.plan), limits_of(r));
     gpt_allocate(r->model);
     if (r->parallel)
         gpt_connect(r->model, &r->collectives);

@@ -54,6 +54,37 @@ static void report_positions(const struct run *r) {
         log_row("targets", "the first token of another document does not count, unless it is the delimiter");
 }
 
+// What is offloaded, and what that costs.
+static void report_offload(const struct run *r) {
+    const struct plan *plan = &r->model->timeline.plan;
+    size_t bytes[TRANSFER_DIRECTIONS];
+    char pinned[LOG_NUMBER], out[LOG_NUMBER], in[LOG_NUMBER];
+    if (plan->host_peak_bytes == plan->arena_bytes[ARENA_HOST_STAGING])
+        return;
+    gpt_transfer_bytes(r->model, bytes);
+    log_row("offloaded", "%s of the host's memory; a step copies %s there and %s back%s",
+            log_bytes(pinned, (int64_t)plan->host_peak_bytes), log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]),
+            log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
+            DEVICE_MEMORY_IS_HOSTS ? "; on the cpu target that saves nothing" : "");
+}
+// What auto chose, what it did not, and the time that is predicted.
+static void report_fit(const struct run *r) {
+    const struct plan *plan = &r->model->timeline.plan;
+    const struct plan_prediction *p = &plan->predicted;
+    const struct fit_chosen *chosen = &r->chosen;
+    char text[LOG_NUMBER], more[LOG_NUMBER];
+    for (int i = 0; i < chosen->count; i++)
+        log_row(i == 0 ? "auto" : "not chosen", "%s", chosen->best[i]);
+    if (*chosen->gain)
+        log_row("with --allow-lossy-states", "about %s", chosen->gain);
+    if (chosen->count > 0)
+        log_row("search", "%d plans in %.2f s", chosen->plans, chosen->search_s);
+    if (p->step_ms > 0)
+        log_row("predicted", "%.4g ms a step, %.4g of it the update; %.4g tokens/s; %s to the host, %s back: %s",
+                p->step_ms, p->update_ms, p->tokens_per_s, log_bytes(text, (int64_t)p->to_host_bytes),
+                log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
+}
+
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
@@ -80,6 +111,8 @@ static void report(const struct run *r) {
                 log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
     log_row("memory", "%s planned, %s of it activations", log_bytes(text, (int64_t)plan->peak_bytes),
             log_bytes(more, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS]));
+    report_offload(r);
+    report_fit(r);
     if (r->train)
         report_training(r);
     if (*c->checkpoint)

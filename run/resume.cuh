@@ -124,46 +124,137 @@ static char *state_json(const struct run *r, size_t *bytes) {
     return text;
 }
 
-// Waits for the save in progress, if any, and prints how it ended. A failed save does not end the run.
+// Prints how a save ended. A failed save does not end the run.
+static void report_save_result(struct run *r, const char *problem, double seconds) {
+    r->save_failed = problem != NULL;
+    log_end_line(&r->log);
+    if (problem && r->config->rank > 0)
+        fprintf(stderr, "train_gpt: rank %d: %s\n", r->config->rank, problem);
+    else if (problem)
+        fprintf(stderr, "train_gpt: %s\n", problem);
+    else
+        log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)r->saver.last_step, seconds);
+}
+// Waits for the save in progress, if any, and prints how it ended. Of several ranks those that rank 0 has given up are
+// silent, and rank 0 alone says that all have written.
 static void report_save(struct run *r) {
     struct saver *saver = &r->saver;
     if (!saver->running)
         return;
     const double seconds = seconds_now() - saver->begun_s;
     const char *problem = saver_wait(saver);
-    r->save_failed = problem != NULL;
-    log_end_line(&r->log);
-    if (problem)
-        fprintf(stderr, "train_gpt: %s\n", problem);
+    const struct checkpoint_part *part = &saver->job.tensors.part;
+    if (problem && part->unheard)
+        fail("%s; rank 0 can't be told so", problem);
+    if (r->config->rank > 0 && (!problem || part->given_up))
+        r->save_failed = problem != NULL;
     else
-        log_event(&r->log, "step %lld: checkpoint written, %.1f s", (long long)saver->last_step, seconds);
+        report_save_result(r, problem, seconds);
 }
 
-// Opens the saver of rank 0, which writes for all ranks, with the tokenizer's files that go into each checkpoint.
-static void open_saver(struct run *r) {
-    if (r->config->rank > 0)
+// Ends the job where a rank that writes a part of the checkpoints does not see the folder of --out that rank 0 sees.
+static void check_shared_folder(struct run *r) {
+    const struct config *c = r->config;
+    uint64_t token[2] = {(uint64_t)getpid(), (uint64_t)(1e9 * seconds_now())};
+    char path[PATH_MAX], text[64] = "", wanted[64];
+    if (r->saver.job.ranks <= 1)
         return;
+    control_broadcast(r->parallel->control, token, sizeof token, "check of --out", false);
+    snprintf(wanted, sizeof wanted, "%llx", (unsigned long long)token[1]);
+    if ((size_t)snprintf(path, sizeof path, "%s/.shared.%lld", c->out, (long long)token[0]) >= sizeof path)
+        fail("--out %s: the name is too long", c->out);
+    FILE *file = c->rank == 0 ? fopen(path, "w") : NULL;
+    bool seen = c->rank > 0 || (file && fputs(wanted, file) >= 0);
+    if (file)
+        seen = fclose(file) == 0 && seen;
+    control_barrier(r->parallel->control, "check of --out", false);
+    if (c->rank > 0) {
+        file = fopen(path, "r");
+        seen = file && fgets(text, sizeof text, file) && strcmp(text, wanted) == 0;
+        if (file)
+            fclose(file);
+    }
+    bool *all = (bool *)calloc((size_t)c->ranks, sizeof *all);
+    if (!all)
+        fail("out of memory");
+    control_all_gather(r->parallel->control, all, &seen, sizeof seen, "check of --out", false);
+    if (c->rank == 0)
+        unlink(path);
+    int rank = 0;
+    while (rank < c->ranks && all[rank])
+        rank++;
+    free(all);
+    if (rank == c->ranks)
+        return;
+    if (c->rank == 0)
+        fprintf(stderr,
+                "train_gpt: rank %d does not %s --out %s%s: each rank writes its part of a checkpoint there, so it "
+                "must be a folder that all hosts share; --zero-stage 0 lets rank 0 write alone\n",
+                rank, rank == 0 ? "write to" : "see the folder", c->out, rank == 0 ? "" : " of rank 0");
+    parallel_close(r->parallel); // no rank takes the end of another for a failure
+    exit(EXIT_USAGE);
+}
+
+// Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each.
+static void open_saver(struct run *r) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",   "vocab.json",
                                         "merges.txt",     "special_tokens_map.json", "vocabulary.bin"};
     char path[PATH_MAX];
     saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    check_shared_folder(r);
+    for (size_t i = 0; i < sizeof names / sizeof *names && r->config->rank == 0; i++)
         if (find_text_file(r, names[i], path, sizeof path))
             saver_add_file(&r->saver, path, names[i]);
 }
 
+// Begins the parts of a checkpoint that rank 0 has begun (writer: its process id) or could not begin (0). Returns false
+// where none is to be written, and on rank 0 *problem says why.
+static bool begin_parts(struct run *r, pid_t writer, const char **problem, struct error_text *error) {
+    const struct config *c = r->config;
+    const char *refused = NULL;
+    control_broadcast(r->parallel->control, &writer, sizeof writer, "begin of the checkpoint", true);
+    if (writer == 0)
+        return false;
+    refused = saver_begin_part(&r->saver, r->finished, writer);
+    bool begun = !refused, *all = (bool *)calloc((size_t)c->ranks, sizeof *all);
+    if (!all)
+        fail("out of memory for a checkpoint");
+    control_all_gather(r->parallel->control, all, &begun, sizeof begun, "parts of the checkpoint", true);
+    int rank = 0;
+    while (rank < c->ranks && all[rank])
+        rank++;
+    free(all);
+    if (rank == c->ranks)
+        return true;
+    saver_give_up(&r->saver);
+    *problem = c->rank == rank ? refused
+               : c->rank == 0  ? error_format(error, "step %d is not saved: rank %d could not open it and says why",
+                                              r->finished, rank)
+                               : NULL;
+    r->save_failed = true;
+    return false;
+}
+
 // Begins a checkpoint of the last finished step, after the save before has ended. Every rank calls this.
 static void save(struct run *r) {
+    const struct config *c = r->config;
+    struct error_text error;
+    const char *problem = NULL;
     report_save(r);
     parallel_barrier(r->parallel, "the checkpoint before");
-    if (r->config->rank > 0)
-        gpt_copy_state(r->model);
-    else {
+    if (c->rank == 0) {
         size_t bytes = 0;
         char *state = state_json(r, &bytes);
-        saver_save(&r->saver, r->finished, state, bytes);
-        if (!r->model->copy.keeps)
-            report_save(r);
+        problem = saver_begin(&r->saver, r->finished, state, bytes);
     }
+    bool begun = r->saver.m != NULL && !problem;
+    if (r->saver.job.ranks > 1)
+        begun = begin_parts(r, problem ? 0 : getpid(), &problem, &error);
+    if (problem)
+        report_save_result(r, problem, 0);
+    else if (begun)
+        saver_save(&r->saver);
+    if (!r->model->copy.keeps)
+        report_save(r);
     parallel_barrier(r->parallel, "the checkpoint");
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "attention.cuh"              // struct attention_choice
 #include "dataloader.h"               // struct dataloader
-#include "run/fit.cuh"                // struct fit
+#include "run/fit_auto.cuh"           // struct fit, struct fit_chosen
 #include "run/model.cuh"              // struct gpt
 #include "run/sample.cuh"             // struct sampler
 #include "run/save.cuh"               // struct saver
@@ -18,6 +18,8 @@ struct run {
     struct device dev;
     struct attention_choice attention;
     struct fit fit;
+    struct fit_chosen chosen; // by --recompute-granularity auto
+    struct fit_rates rates;   // of auto and of a plan, to predict times with; flops 0: not known
     struct gpt *model;
     struct dataloader *train, *val;
     struct vocabulary vocabulary;

@@ -80,6 +80,29 @@ static const char *start_resolved(char text[OPTION_TEXT], const struct trainer_s
     return option_text(text, &config_rows[row], &defaults);
 }
 
+// Takes over what --recompute-granularity auto chose for the run that wrote the checkpoint, unless this command line
+// names a granularity: by measured rates another search might choose otherwise. by_user: what the command line gives.
+static void start_take_choice(struct config *config, const struct trainer_state *state,
+                              const bool by_user[CONFIG_ROWS_MAX]) {
+    const int chosen[] = {CONFIG_ROW(recompute_layer_modules),
+                          CONFIG_ROW(main_params_dtype),
+                          CONFIG_ROW(main_grads_dtype),
+                          CONFIG_ROW(exp_avg_dtype),
+                          CONFIG_ROW(exp_avg_sq_dtype),
+                          CONFIG_ROW(optimizer_cpu_offload),
+                          CONFIG_ROW(optimizer_offload_fraction),
+                          CONFIG_ROW(cpu_offloading_num_layers),
+                          CONFIG_ROW(offload_gradients),
+                          CONFIG_ROW(offload_weights),
+                          CONFIG_ROW(recompute_granularity)};
+    char text[OPTION_TEXT];
+    if (config->recompute_granularity != RECOMPUTE_AUTO || by_user[CONFIG_ROW(recompute_granularity)])
+        return;
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
+        if (!by_user[chosen[i]])
+            start_set(config, chosen[i], start_resolved(text, state, chosen[i]));
+}
+
 // Takes over the options that were given to the run that wrote the checkpoint, and those of its model, except where
 // this command line gives them.
 static void start_take_options(struct config *config, const struct trainer_state *state) {
@@ -96,6 +119,7 @@ static void start_take_options(struct config *config, const struct trainer_state
         if (!config->given[row] && !(config_rows[row].flags & CONFIG_THIS_START))
             start_set(config, row, json_string_value(value));
     }
+    start_take_choice(config, state, by_user);
     for (int row = 0; row < CONFIG_ROWS; row++) {
         if (!(config_rows[row].flags & CONFIG_FIXED_ON_RESUME))
             continue;

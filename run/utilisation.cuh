@@ -25,34 +25,41 @@ static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     return flops;
 }
 
-// Measures the rate of the largest square matmul that fits the activations arena, flop/s: the peak for MFU where the
-// hardware's own is not known, as on every CPU. The result is a lower bound of the peak: other work may have slowed the
-// matmul, a small arena allows only a small one, and attention's kernels may be faster where bf16 matmuls convert their
-// operands. The arena is overwritten, so this runs before the first step or between steps. The operands are noise,
-// since zeros multiply faster. Returns 0 where the arena is too small to tell.
-static double gpt_measure_peak(struct gpt *m) {
-    const size_t bytes = m->timeline.arenas.bytes[ARENA_ACTIVATIONS];
+// Bytes of the operands and the workspace of a square matmul of size n.
+static size_t measured_matmul_bytes(int n, struct device *dev) {
+    return 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, dev);
+}
+// Measures the rate, in flop/s, of the largest square matmul that fits `bytes` of device memory, which are overwritten:
+// the peak for MFU where the hardware's own is not known, as on every CPU. The result is a lower bound of the peak:
+// other work may have slowed the matmul, little memory allows only a small one, and attention's kernels may be faster
+// where bf16 matmuls convert their operands. The operands are noise, since zeros multiply faster. Returns 0 where the
+// memory is too small to tell.
+static double measure_matmul(void *memory, size_t bytes, uint64_t seed, struct device *dev) {
     int n = DEVICE_PEAK_MATMUL;
-    while (n > 128 && 3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, m->dev) > bytes)
+    while (n > 128 && measured_matmul_bytes(n, dev) > bytes)
         n -= 128;
-    if (3 * (size_t)n * n * sizeof(floatX) + matmul_workspace_bytes(n, n, n, m->dev) > bytes)
+    if (measured_matmul_bytes(n, dev) > bytes)
         return 0;
-    floatX *out = (floatX *)m->timeline.arenas.base[ARENA_ACTIVATIONS], *in = out + (size_t)n * n,
-           *weight = in + (size_t)n * n;
-    floatX *noise = (floatX *)host_allocate(2 * (size_t)n * n * sizeof *noise, m->dev);
+    floatX *out = (floatX *)memory, *in = out + (size_t)n * n, *weight = in + (size_t)n * n;
+    floatX *noise = (floatX *)host_allocate(2 * (size_t)n * n * sizeof *noise, dev);
     for (int64_t i = 0; i < 2 * (int64_t)n * n; i++)
-        noise[i] = to_floatX(random_uniform(m->config.seed, 1, (uint64_t)i) - 0.5f);
-    device_upload(in, noise, 2 * (size_t)n * n * sizeof *noise, m->dev);
-    device_synchronize(m->dev);
+        noise[i] = to_floatX(random_uniform(seed, 1, (uint64_t)i) - 0.5f);
+    device_upload(in, noise, 2 * (size_t)n * n * sizeof *noise, dev);
+    device_synchronize(dev);
     host_free(noise);
     double best = 0;
     for (int i = 0; i < 6; i++) {
         const double begin = seconds_now();
         for (int k = 0; k < DEVICE_PEAK_REPEATS; k++)
-            matmul_forward(out, in, weight, NULL, n, n, n, weight + (size_t)n * n, m->dev);
-        device_synchronize(m->dev);
+            matmul_forward(out, in, weight, NULL, n, n, n, weight + (size_t)n * n, dev);
+        device_synchronize(dev);
         const double rate = DEVICE_PEAK_REPEATS * 2.0 * n * n * n / (seconds_now() - begin);
         best = rate > best ? rate : best;
     }
     return best;
+}
+// measure_matmul in the activations arena, before the first step or between steps.
+static double gpt_measure_peak(struct gpt *m) {
+    return measure_matmul(m->timeline.arenas.base[ARENA_ACTIVATIONS], m->timeline.arenas.bytes[ARENA_ACTIVATIONS],
+                          m->config.seed, m->dev);
 }

@@ -24,7 +24,9 @@ struct buffers {
     floatX *logits; // (N, VP); the MLP's activations lie here too
     floatX *hidden_in, *hidden_out;
     floatX *qkv, *x, *delta, *out, *weight, *bias, *wte, *wpe, *params;
-    float *mean, *rstd, *dweight, *dbias, *losses, *master, *grads, *m, *v, *table;
+    float *mean, *rstd, *dweight, *dbias, *losses, *grads, *m, *v, *table;
+    uint16_t *remainder;
+    void *grads_bf16, *m_8bit, *v_8bit, *m_bf16, *v_bf16;
     void *workspace;
     int32_t *tokens;
     struct dropout dropout;
@@ -56,6 +58,11 @@ static float *random_fp32(int64_t n, float scale) {
     random_normal(x, n, scale, 2, 3, 0);
     return x;
 }
+static void *encoded(const float *values, enum state_format format) {
+    void *state = fresh(state_bytes(format, PARAMETERS));
+    state_encode(state, values, format, PARAMETERS);
+    return state;
+}
 static struct buffers buffers_create(void) {
     struct buffers b;
     memset(&b, 0, sizeof b);
@@ -77,13 +84,18 @@ static struct buffers buffers_create(void) {
     b.dweight = random_fp32(C, 1);
     b.dbias = random_fp32(C, 1);
     b.losses = random_fp32(N, 1);
-    b.master = random_fp32(PARAMETERS, 1);
     b.grads = random_fp32(PARAMETERS, 1);
     b.m = random_fp32(PARAMETERS, 1);
     b.v = random_fp32(PARAMETERS, 1);
 #pragma omp parallel for
     for (int64_t i = 0; i < PARAMETERS; i++)
         b.v[i] *= b.v[i];
+    b.remainder = (uint16_t *)encoded(b.grads, FORMAT_BF16); // any bits
+    b.grads_bf16 = encoded(b.grads, FORMAT_BF16);
+    b.m_bf16 = encoded(b.m, FORMAT_BF16);
+    b.v_bf16 = encoded(b.v, FORMAT_BF16);
+    b.m_8bit = encoded(b.m, FORMAT_8BIT);
+    b.v_8bit = encoded(b.v, FORMAT_8BIT_ROOT);
     b.table = (float *)fresh((size_t)T * 64 * sizeof(float));
     const struct rope_settings rope = rope_unscaled(64, 10000);
     rope_table(b.table, T, &rope);
@@ -174,16 +186,48 @@ static void cross_entropy_of(struct buffers *b, float scale, float softcap) {
 static void bench_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 0); }
 static void bench_scaled_cross_entropy(struct buffers *b) { cross_entropy_of(b, 0.125f, 0); }
 static void bench_capped_cross_entropy(struct buffers *b) { cross_entropy_of(b, 1, 30); }
-static void adamw(struct buffers *b, float *master) {
-    const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f};
-    adamw_update(b->params, master, b->grads, b->m, b->v, PARAMETERS, adamw, NULL, &b->device);
+static struct adamw_range fp32_range(struct buffers *b) {
+    struct adamw_range r;
+    memset(&r, 0, sizeof r);
+    r.params = b->params;
+    r.remainder = sizeof(floatX) == 2 ? b->remainder : NULL;
+    r.grads = b->grads;
+    r.m = b->m;
+    r.v = b->v;
+    r.n = PARAMETERS;
+    r.grads_format = r.m_format = r.v_format = FORMAT_FP32;
+    return r;
 }
-static void bench_adamw_with_master(struct buffers *b) { adamw(b, b->master); }
-static void bench_adamw_without_master(struct buffers *b) { adamw(b, NULL); }
+static void adamw(struct buffers *b, struct adamw_range r) {
+    const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f, NULL, 1};
+    adamw_update(r, adamw, NULL, &b->device);
+}
+static void bench_adamw(struct buffers *b) { adamw(b, fp32_range(b)); }
+static void adamw_of(struct buffers *b, void *m, enum state_format m_format, void *v, enum state_format v_format) {
+    struct adamw_range r = fp32_range(b);
+    r.remainder = NULL;
+    r.grads = b->grads_bf16;
+    r.m = m;
+    r.v = v;
+    r.grads_format = FORMAT_BF16;
+    r.m_format = m_format;
+    r.v_format = v_format;
+    adamw(b, r);
+}
+static void bench_adamw_bf16(struct buffers *b) { adamw_of(b, b->m_bf16, FORMAT_BF16, b->v_bf16, FORMAT_BF16); }
+static void bench_adamw_8bit(struct buffers *b) { adamw_of(b, b->m_8bit, FORMAT_8BIT, b->v_8bit, FORMAT_8BIT_ROOT); }
+static void add_to(struct buffers *b, void *store, enum state_format format) {
+    struct rounding r;
+    memset(&r, 0, sizeof r);
+    r.use = ROUNDING_GRADIENTS;
+    add_gradients(store, format, b->grads, PARAMETERS, true, r, &b->device);
+}
+static void bench_add_gradients(struct buffers *b) { add_to(b, b->m, FORMAT_FP32); }
+static void bench_add_gradients_bf16(struct buffers *b) { add_to(b, b->grads_bf16, FORMAT_BF16); }
 static void bench_zero(struct buffers *b) { device_zero(b->grads, PARAMETERS * sizeof *b->grads, &b->device); }
 static void bench_sum_of_squares(struct buffers *b) {
     double sums[1 << 10], total;
-    sum_of_squares(&total, b->grads, PARAMETERS, false, sums, &b->device);
+    sum_of_squares(&total, b->grads, FORMAT_FP32, PARAMETERS, false, sums, &b->device);
     b->sink += total;
 }
 static void bench_dropout(struct buffers *b) {
@@ -258,8 +302,11 @@ int main(int argc, char **argv) {
         {"scaled softmax", bench_scaled_cross_entropy, 2.0 * (double)N * VP * X},
         {"capped softmax", bench_capped_cross_entropy, 2.0 * (double)N * VP * X},
         {"sum of squares", bench_sum_of_squares, 4 * n},
-        {"AdamW with master", bench_adamw_with_master, (28 + X) * n},
-        {"AdamW without master", bench_adamw_without_master, (20 + 2 * X) * n},
+        {"AdamW", bench_adamw, (20 + 8) * n}, // 4 of an fp32 parameter, or of bf16 and its remainder
+        {"AdamW, all bf16", bench_adamw_bf16, (2 + 2 * X + 8) * n},
+        {"AdamW, 8-bit moments", bench_adamw_8bit, (2 + 2 * X + 4 * 132 / 128.0) * n},
+        {"add gradients", bench_add_gradients, 12 * n},
+        {"add gradients, bf16", bench_add_gradients_bf16, 8 * n},
         {"zero the gradients", bench_zero, 4 * n},
     };
     printf("%s, %d threads\n", FLOATX_NAME, b.device.threads);

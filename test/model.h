@@ -34,6 +34,40 @@ static struct config config_of_options(const char *shape, const char *options) {
     return config_parse(n, words);
 }
 
+// values (n) = elements [at, at + n) of the flat buffers, which this rank holds, as fp32; of master weights
+// the unrounded parameters. Waits for the device.
+static void optimizer_values(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, float *values) {
+    const struct zero *z = o->zero;
+    for (int unit = 0; unit < z->shards.units; unit++) {
+        const int64_t begin = z->table->unit_begin[unit] > at ? z->table->unit_begin[unit] : at;
+        const int64_t end = z->table->unit_begin[unit + 1] < at + n ? z->table->unit_begin[unit + 1] : at + n;
+        if (begin >= end)
+            continue;
+        const int64_t count = end - begin;
+        char *native = (char *)calloc(1, 2 * state_bytes(FORMAT_FP32, count));
+        if (!native)
+            fail("out of memory");
+        if (optimizer_holds(o, id)) {
+            const enum state_format format = optimizer_format(o, id, unit);
+            optimizer_download(o, id, begin, count, native);
+            if (format != FORMAT_REMAINDER)
+                state_decode(values + (begin - at), native, format, count);
+        }
+        if (optimizer_state_rows[id].start == STATE_FROM_PARAMETERS) {
+            floatX *params = (floatX *)(native + state_bytes(FORMAT_FP32, count));
+            int64_t place, some, first = begin;
+            for (; (some = shards_next(&z->shards, shards_parameters(&z->shards), &first, end, &place)) > 0;
+                 first += some)
+                device_download(params + (first - begin), z->params + place, (size_t)some * sizeof *params,
+                                z->timeline->dev);
+            const uint16_t *low = optimizer_holds(o, id) ? (const uint16_t *)native : NULL;
+            for (int64_t i = 0; i < count; i++)
+                values[begin - at + i] = low ? parameter_joined(params[i], low[i]) : to_float(params[i]);
+        }
+        free(native);
+    }
+}
+
 // Larger weights than at a start, so that no gradient is small against rounding.
 static void enlarge_parameters(struct gpt *m) {
     const int64_t n = m->zero.shards.flat;

@@ -1,11 +1,11 @@
-// kernels/adamw.cuh against torch.optim.AdamW's algorithm in double over 20 steps, the sum of squares, and the
-// check of a step.
+// kernels/adamw.cuh against torch.optim.AdamW's algorithm in double, states of each format, stochastic rounding;
+// kernels/gradients.cuh: sums over micro-steps, sums of squares, the check of a step.
 //
 // Tolerances. Each step rounds every state a few times, 2^-24 each, and the errors of 20 steps add up like a random
-// walk: 1e-6 for m, v and the parameters. bf16 parameters are exactly the rounded master.
+// walk: 1e-6 for m, v and the parameters. Means over stochastic roundings: 5 standard deviations.
 #include "kernels/adamw.cuh"
 #include "test/amax.h" // amax_case_set, amax_new, amax_expected
-#include "test/testing.h"
+#include "test/fails.h"
 #include <omp.h> // omp_set_num_threads
 
 static const double FP32_STEPS = 1e-6;
@@ -31,29 +31,46 @@ static void reference_step(double *p, double *m, double *v, double g, struct ada
     *p -= a.lr / correction1 * *m / (sqrt(*v) / sqrt(correction2) + a.eps);
 }
 
+// A range of fp32 moments and gradients, with a remainder or, in fp32, without.
+static struct adamw_range range_of(floatX *params, uint16_t *remainder, const float *grads, float *m, float *v,
+                                   int64_t n) {
+    struct adamw_range r;
+    memset(&r, 0, sizeof r);
+    r.params = params;
+    r.remainder = remainder;
+    r.grads = grads;
+    r.m = m;
+    r.v = v;
+    r.grads_format = r.m_format = r.v_format = FORMAT_FP32;
+    r.n = n;
+    return r;
+}
+enum { BF16_BUILD = sizeof(floatX) == 2 };
+
 // The arrays begin `offset` elements after an aligned place, params `params_offset`: ranges of flat buffers, and arrays
 // that are not.
-static void check(int64_t n, bool with_master, float weight_decay, int offset, int params_offset) {
+static void check(int64_t n, float weight_decay, int offset, int params_offset) {
     uint64_t random = (uint64_t)n;
-    test_case(random, "n %lld, %s, weight decay %g, states %d and parameters %d elements off alignment", (long long)n,
-              with_master ? "master weights" : "no master weights", (double)weight_decay, offset, params_offset);
-    double *p = test_doubles(n), *m = test_doubles(n), *v = test_doubles(n);
-    float *master = (float *)test_alloc((size_t)(n + offset) * sizeof *master) + offset;
+    test_case(random, "n %lld, weight decay %g, states %d and parameters %d elements off alignment", (long long)n,
+              (double)weight_decay, offset, params_offset);
+    double *p = test_doubles(n), *m = test_doubles(n), *v = test_doubles(n), *p_result = test_doubles(n);
     float *grads = (float *)test_alloc((size_t)(n + offset) * sizeof *grads) + offset;
     float *m_got = (float *)test_alloc((size_t)(n + offset) * sizeof *m_got) + offset;
     float *v_got = (float *)test_alloc((size_t)(n + offset) * sizeof *v_got) + offset;
+    uint16_t *remainder = (uint16_t *)test_alloc((size_t)(n + offset) * sizeof *remainder) + offset;
     floatX *params = (floatX *)test_alloc((size_t)(params_offset + n + 4) * sizeof *params) + params_offset;
     struct gradient_check *clip = (struct gradient_check *)test_alloc(sizeof *clip);
     memset(params - params_offset, 0x5a, (size_t)(params_offset + n + 4) * sizeof *params);
     for (int i = 0; i < offset; i++)
-        master[i - offset] = grads[i - offset] = m_got[i - offset] = v_got[i - offset] = 77;
+        remainder[i - offset] = grads[i - offset] = m_got[i - offset] = v_got[i - offset] = 77;
     clip->grad_norm = 2;
     clip->grad_scale = 0.5f;
     clip->finite = 1;
     for (int64_t i = 0; i < n; i++) {
-        p[i] = master[i] = (float)test_uniform(&random);
-        if (!with_master)
-            params[i] = to_floatX(master[i]);
+        const float value = (float)test_uniform(&random);
+        p[i] = value;
+        params[i] = parameter_rounded(value);
+        remainder[i] = split_low(value);
         m_got[i] = v_got[i] = 0;
     }
     for (int step = 1; step <= STEPS; step++) {
@@ -64,19 +81,17 @@ static void check(int64_t n, bool with_master, float weight_decay, int offset, i
                 grads[i] = 0;
             reference_step(&p[i], &m[i], &v[i], (double)grads[i] * (step % 2 ? 0.25 : 0.125), adamw);
         }
-        adamw_update(params, with_master ? master : NULL, grads, m_got, v_got, n, adamw, step % 2 ? NULL : clip,
-                     &device);
+        adamw_update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m_got, v_got, n), adamw,
+                     step % 2 ? NULL : clip, &device);
     }
     double *m_result = floats_to_doubles(m_got, n), *v_result = floats_to_doubles(v_got, n);
-    double *p_result = with_master ? floats_to_doubles(master, n) : to_doubles(params, n);
+    for (int64_t i = 0; i < n; i++)
+        p_result[i] = parameter_joined(params[i], remainder[i]);
     assert_close(m_result, m, n, FP32_STEPS);
     assert_close(v_result, v, n, FP32_STEPS);
     assert_close(p_result, p, n, FP32_STEPS);
-    if (with_master)
-        for (int64_t i = 0; i < n; i++)
-            assert_true(to_float(params[i]) == to_float(to_floatX(master[i])));
     for (int i = 0; i < offset; i++)
-        assert_true(master[i - offset] == 77 && m_got[i - offset] == 77 && v_got[i - offset] == 77);
+        assert_true(remainder[i - offset] == 77 && m_got[i - offset] == 77 && v_got[i - offset] == 77);
     for (size_t i = 0; i < params_offset * sizeof *params; i++)
         assert_int_equal(((unsigned char *)(params - params_offset))[i], 0x5a);
     for (size_t i = 0; i < 4 * sizeof *params; i++)
@@ -88,7 +103,7 @@ static void check(int64_t n, bool with_master, float weight_decay, int offset, i
                    v_result,
                    p_result,
                    clip,
-                   master - offset,
+                   remainder - offset,
                    grads - offset,
                    m_got - offset,
                    v_got - offset,
@@ -100,141 +115,455 @@ static void check(int64_t n, bool with_master, float weight_decay, int offset, i
 static void twenty_steps(void **state) {
     const int64_t sizes[] = {1, 15, 16, 17, 1000, 1023, 1024, 1025, 5000};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int decay = 0; decay < 2; decay++) {
-            check(sizes[i], true, decay ? 0.1f : 0, 0, 0);
-            if (sizeof(floatX) == 4)
-                check(sizes[i], false, decay ? 0.1f : 0, 0, 0);
-        }
+        for (int decay = 0; decay < 2; decay++)
+            check(sizes[i], decay ? 0.1f : 0, 0, 0);
 }
 
 // A range that begins anywhere, params at the same place or at another.
 static void ranges(void **state) {
     for (int offset = 0; offset < 4; offset++)
         for (int64_t n = 1; n < 12; n += SLOW ? 3 : 1) {
-            check(n, true, 0.1f, offset, offset);
-            check(n, true, 0.1f, offset, 2);
-            if (sizeof(floatX) == 4) {
-                check(n, false, 0.1f, offset, offset);
-                check(n, false, 0.1f, offset, 2);
-            }
+            check(n, 0.1f, offset, offset);
+            check(n, 0.1f, offset, 2);
         }
 }
 
 // At step 1 the update is lr * sign(g), whatever the gradient's size: the corrections undo 1 - beta exactly.
 static void first_step(void **state) {
-    const float start[] = {1, -1}, gradients[] = {1e-3f, -50}, zeroes[] = {0, 0};
+    const float gradients[] = {1e-3f, -50}, zeroes[] = {0, 0};
     floatX *params = (floatX *)test_alloc(2 * sizeof *params);
-    float *master = floats_of(2, start), *grads = floats_of(2, gradients);
-    float *m = floats_of(2, zeroes), *v = floats_of(2, zeroes);
+    uint16_t *remainder = (uint16_t *)test_alloc(2 * sizeof *remainder);
+    float *grads = floats_of(2, gradients), *m = floats_of(2, zeroes), *v = floats_of(2, zeroes);
     const struct adamw adamw = {0.125f, 0.9f, 0.999f, 0, 0, 1, 1};
-    adamw_update(params, master, grads, m, v, 2, adamw, NULL, &device);
-    assert_near(master[0], 0.875, 2e-7, 0);
-    assert_near(master[1], -0.875, 2e-7, 1);
-    void *all[] = {params, master, grads, m, v};
+    params[0] = to_floatX(1);
+    params[1] = to_floatX(-1);
+    remainder[0] = remainder[1] = 0;
+    adamw_update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m, v, 2), adamw, NULL, &device);
+    assert_near(parameter_joined(params[0], remainder[0]), 0.875, 2e-7, 0);
+    assert_near(parameter_joined(params[1], remainder[1]), -0.875, 2e-7, 1);
+    void *all[] = {params, remainder, grads, m, v};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
 
-// A bf16 parameter without a master: it is the rounded result of its own value.
-static void without_master(void **state) {
-    enum { N = 37 };
-    uint64_t random = 6;
-    test_case(random, "n %d, parameters without master weights", N);
-    double *exact;
-    floatX *params = test_floats(&exact, N, 1, &random);
-    float *grads = (float *)test_alloc(N * sizeof *grads), *m = (float *)test_alloc(N * sizeof *m);
-    float *v = (float *)test_alloc(N * sizeof *v);
-    double *m_exact = test_doubles(N), *v_exact = test_doubles(N);
-    const struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
-    for (int i = 0; i < N; i++) {
-        grads[i] = (float)test_uniform(&random);
-        m[i] = v[i] = 0;
-        reference_step(&exact[i], &m_exact[i], &v_exact[i], grads[i], adamw);
+// ---- States of each format ----
+
+// Everything that an update reads and writes, of one format each, and 128 elements behind the end that it must not.
+enum { ARRAYS = 5, BEHIND = STATE_BLOCK };
+struct everything {
+    struct adamw_range r;
+    int64_t room;         // elements, whole blocks
+    char *arrays[ARRAYS]; // params, remainder, m, v, grads
+    size_t bytes[ARRAYS];
+};
+enum { MOMENT_FORMATS = 3, FORMAT_CASES = 2 * 2 * MOMENT_FORMATS * MOMENT_FORMATS };
+static const enum state_format m_formats[MOMENT_FORMATS] = {FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT};
+static const enum state_format v_formats[MOMENT_FORMATS] = {FORMAT_FP32, FORMAT_BF16, FORMAT_8BIT_ROOT};
+static const char *format_name(enum state_format format) {
+    switch (format) {
+    case FORMAT_FP32: return "fp32";
+    case FORMAT_BF16: return "bf16";
+    case FORMAT_8BIT:
+    case FORMAT_8BIT_ROOT: return "8bit";
+    case FORMAT_REMAINDER: return "remainder";
     }
-    adamw_update(params, NULL, grads, m, v, N, adamw, NULL, &device);
-    double *result = to_doubles(params, N);
-    assert_close(result, exact, N, FLOATX_ROUNDING + FP32_STEPS);
-    void *all[] = {params, exact, grads, m, v, m_exact, v_exact, result};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]);
+    return NULL;
+}
+static void everything_new(struct everything *e, int64_t n, int format_case) {
+    const bool split = BF16_BUILD && format_case % 2;
+    memset(e, 0, sizeof *e);
+    e->room = (n + STATE_BLOCK - 1) / STATE_BLOCK * STATE_BLOCK + BEHIND;
+    e->r.grads_format = format_case / 2 % 2 ? FORMAT_BF16 : FORMAT_FP32;
+    e->r.m_format = m_formats[format_case / 4 % MOMENT_FORMATS];
+    e->r.v_format = v_formats[format_case / 4 / MOMENT_FORMATS];
+    e->bytes[0] = (size_t)e->room * sizeof(floatX);
+    e->bytes[1] = state_bytes(FORMAT_REMAINDER, e->room);
+    e->bytes[2] = state_bytes(e->r.m_format, e->room);
+    e->bytes[3] = state_bytes(e->r.v_format, e->room);
+    e->bytes[4] = state_bytes(e->r.grads_format, e->room);
+    for (int k = 0; k < ARRAYS; k++)
+        memset(e->arrays[k] = (char *)test_alloc(e->bytes[k]), 0, e->bytes[k]);
+    e->r.params = (floatX *)e->arrays[0];
+    e->r.remainder = split ? (uint16_t *)e->arrays[1] : NULL;
+    e->r.m = e->arrays[2];
+    e->r.v = e->arrays[3];
+    e->r.grads = e->arrays[4];
+    e->r.n = n;
+    e->r.tensor = 5;
+}
+static void everything_free(struct everything *e) {
+    for (int k = 0; k < ARRAYS; k++)
+        free(e->arrays[k]);
+}
+static void everything_case(const struct everything *e, uint64_t seed) {
+    test_case(seed, "n %lld, %s, gradients %s, m %s, v %s", (long long)e->r.n, e->r.remainder ? "split" : "not split",
+              format_name(e->r.grads_format), format_name(e->r.m_format), format_name(e->r.v_format));
+}
+// Parameters and gradients of unlike sizes, some gradients 0.
+static void everything_fill(struct everything *e, uint64_t *random) {
+    float *values = (float *)malloc((size_t)e->room * sizeof *values);
+    for (int64_t i = 0; i < e->r.n; i++) {
+        const float value = (float)test_uniform(random);
+        e->r.params[i] = parameter_rounded(value);
+        ((uint16_t *)e->arrays[1])[i] = split_low(value);
+    }
+    for (int64_t i = 0; i < e->room; i++)
+        values[i] = i % 11 == 5 || i >= e->r.n ? 0 : (float)(test_uniform(random) * (i % 7 == 3 ? 1e-3 : 2));
+    state_encode(e->arrays[4], values, e->r.grads_format, e->room);
+    free(values);
+}
+static double *everything_decoded(const void *at, enum state_format format, int64_t n) {
+    float *values = (float *)malloc((size_t)n * sizeof *values);
+    state_decode(values, at, format, n);
+    double *result = floats_to_doubles(values, n);
+    free(values);
+    return result;
+}
+static double *everything_values(const struct everything *e) {
+    double *result = test_doubles(e->r.n);
+    for (int64_t i = 0; i < e->r.n; i++)
+        result[i] = e->r.remainder ? parameter_joined(e->r.params[i], e->r.remainder[i]) : to_float(e->r.params[i]);
+    return result;
+}
+
+// What is stored is the exact value but for fp32 arithmetic and the format's one rounding. An 8-bit code is as near as
+// the one that the host finds, near in the square root of what has one. `terms`: of the sums that make it, the largest.
+static void check_state(const double *got, const double *exact, int64_t n, enum state_format format, bool stochastic,
+                        double terms, const char *what) {
+    float *nearest = (float *)malloc((size_t)n * sizeof *nearest);
+    char *coded = (char *)malloc(state_bytes(format, n));
+    for (int64_t i = 0; i < n; i++)
+        nearest[i] = (float)exact[i];
+    state_encode(coded, nearest, format, n);
+    state_decode(nearest, coded, format, n);
+    for (int64_t i = 0; i < n; i++) {
+        const bool root = format == FORMAT_8BIT_ROOT;
+        const double x = root ? sqrt(exact[i]) : exact[i], near = root ? sqrt((double)nearest[i]) : (double)nearest[i];
+        const double rounding = stochastic ? 0x1p-7 * fabs(x) : fabs(near - x);
+        assert_near_at(root ? sqrt(got[i]) : got[i], x, rounding * 1.001 + 1e-5 * fabs(x) + 0x1p-24 * terms, i, what,
+                       __FILE__, __LINE__);
+    }
+    free(nearest);
+    free(coded);
+}
+static void check_formats(int64_t n, int format_case) {
+    uint64_t random = (uint64_t)(n + format_case);
+    struct everything e;
+    everything_new(&e, n, format_case);
+    everything_case(&e, random);
+    char *behind[ARRAYS];
+    for (int step = 1; step <= 4; step++) {
+        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 0.25f, NULL, 77};
+        everything_fill(&e, &random);
+        double *p = everything_values(&e), *m = everything_decoded(e.r.m, e.r.m_format, n);
+        double *v = everything_decoded(e.r.v, e.r.v_format, n);
+        double *grads = everything_decoded(e.r.grads, e.r.grads_format, n);
+        for (int64_t i = 0; i < n; i++)
+            reference_step(&p[i], &m[i], &v[i], grads[i] * 0.25, adamw);
+        for (int k = 0; k < ARRAYS; k++) {
+            behind[k] = (char *)malloc(e.bytes[k]);
+            memcpy(behind[k], e.arrays[k], e.bytes[k]);
+        }
+        adamw_update(e.r, adamw, NULL, &device);
+        double *p_got = everything_values(&e), *m_got = everything_decoded(e.r.m, e.r.m_format, n);
+        double *v_got = everything_decoded(e.r.v, e.r.v_format, n);
+        check_state(m_got, m, n, e.r.m_format, false, 1, "m");
+        check_state(v_got, v, n, e.r.v_format, e.r.v_format == FORMAT_BF16, 1e-6, "v");
+        check_state(p_got, p, n, FORMAT_FP32, BF16_BUILD && !e.r.remainder, 1, "the parameters");
+        const enum state_format formats[ARRAYS] = {BF16_BUILD ? FORMAT_BF16 : FORMAT_FP32, FORMAT_REMAINDER,
+                                                   e.r.m_format, e.r.v_format, e.r.grads_format};
+        for (int k = 0; k < ARRAYS; k++) { // whole blocks that begin behind n, and what is not written
+            const size_t used = k == 4 || (k == 1 && !e.r.remainder) ? 0 : state_bytes(formats[k], n);
+            assert_memory_equal(e.arrays[k] + used, behind[k] + used, e.bytes[k] - used);
+            free(behind[k]);
+        }
+        void *all[] = {p, m, v, grads, p_got, m_got, v_got};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+    everything_free(&e);
+}
+static void each_format_is_stepped_in_fp32_and_rounded_once(void **state) {
+    const int64_t sizes[] = {1, 130, 1157, 5000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes - SLOW; i++)
+        for (int format_case = 0; format_case < FORMAT_CASES; format_case++)
+            check_formats(sizes[i], format_case);
+}
+
+// The update with fp32 master weights that are stored whole, each parameter rounded from its own: what a split replaces.
+static void a_split_master_has_the_bits_of_a_whole_one(void **state) {
+    enum { N = 3000, MANY = SLOW ? 20 : 300 };
+    uint64_t random = 11;
+    test_case(random, "n %d, %d steps", N, MANY);
+    struct everything e;
+    everything_new(&e, N, 1);
+    float *master = (float *)test_alloc(N * sizeof *master), *m = (float *)test_alloc(N * sizeof *m);
+    float *v = (float *)test_alloc(N * sizeof *v);
+    everything_fill(&e, &random);
+    for (int64_t i = 0; i < N; i++) {
+        master[i] = parameter_joined(e.r.params[i], e.r.remainder ? e.r.remainder[i] : 0);
+        m[i] = v[i] = 0;
+    }
+    for (int step = 1; step <= MANY; step++) {
+        struct adamw adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1};
+        const struct adamw_factors f = adamw_factors_of(adamw);
+        float *grads = (float *)e.arrays[4];
+        for (int64_t i = 0; i < N; i++)
+            grads[i] = (float)test_uniform(&random);
+        adamw_update(e.r, adamw, NULL, &device);
+#pragma omp simd
+        for (int64_t i = 0; i < N; i++)
+            master[i] = adamw_element(master[i], grads[i], &m[i], &v[i], f);
+    }
+    for (int64_t i = 0; i < N; i++) {
+        const floatX rounded = parameter_rounded(master[i]);
+        const float joined = parameter_joined(e.r.params[i], e.r.remainder ? e.r.remainder[i] : 0);
+        assert_true(to_float(e.r.params[i]) == to_float(rounded));
+        assert_true(float_bits(joined) == float_bits(master[i]));
+    }
+    assert_memory_equal(e.r.m, m, N * sizeof *m);
+    assert_memory_equal(e.r.v, v, N * sizeof *v);
+    everything_free(&e);
+    free(master);
+    free(m);
+    free(v);
+}
+
+// Three steps of the whole range, or of its parts, [0, cut[0]), [cut[0], cut[1]), and so on, by so many threads.
+static void three_steps(struct everything *e, const int64_t *cuts, int num_cuts, int num_threads) {
+    uint64_t random = 21;
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(num_threads);
+    for (int step = 1; step <= 3; step++) {
+        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, NULL, 1234567890123u};
+        if (step == 1)
+            everything_fill(e, &random);
+        for (int part = 0; part <= num_cuts; part++) {
+            const int64_t begin = part > 0 ? cuts[part - 1] : 0, end = part < num_cuts ? cuts[part] : e->r.n;
+            struct adamw_range r = e->r;
+            r.params += begin;
+            r.remainder = r.remainder ? r.remainder + begin : NULL;
+            r.grads = (const char *)r.grads + state_bytes(r.grads_format, begin);
+            r.m = (char *)r.m + state_bytes(r.m_format, begin);
+            r.v = (char *)r.v + state_bytes(r.v_format, begin);
+            r.n = end - begin;
+            r.first = begin;
+            adamw_update(r, adamw, NULL, &device);
+        }
+    }
+    omp_set_num_threads(threads);
+}
+static void neither_ranges_nor_threads_change_a_bit(void **state) {
+    const int64_t cuts[] = {128, 384, 1280, 2304}, n = 2500;
+    for (int format_case = 0; format_case < FORMAT_CASES; format_case++) {
+        struct everything whole, parts;
+        everything_new(&whole, n, format_case);
+        everything_new(&parts, n, format_case);
+        everything_case(&whole, 21);
+        three_steps(&whole, NULL, 0, 1);
+        three_steps(&parts, cuts, sizeof cuts / sizeof *cuts, 7);
+        for (int k = 0; k < ARRAYS; k++)
+            assert_memory_equal(parts.arrays[k], whole.arrays[k], whole.bytes[k]);
+        everything_free(&whole);
+        everything_free(&parts);
+    }
 }
 
 // Where the check found a NaN or an infinity nothing is changed, to the bit.
 static void nothing_changes(void **state) {
     enum { N = 1030 };
-    uint64_t random = 3;
-    test_case(random, "n %d, a gradient that is not finite", N);
-    double *exact;
-    floatX *params = test_floats(&exact, N, 1, &random), *params_before = (floatX *)test_alloc(N * sizeof *params);
-    float *arrays[4], *before[4]; // master, grads, m, v
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
     check->grad_norm = INFINITY;
     check->grad_scale = 0;
     check->finite = 0;
-    memcpy(params_before, params, N * sizeof *params);
-    for (int k = 0; k < 4; k++) {
-        arrays[k] = (float *)test_alloc(N * sizeof(float));
-        for (int i = 0; i < N; i++)
-            arrays[k][i] = (float)fabs(test_uniform(&random));
-        before[k] = floats_of(N, arrays[k]);
+    for (int format_case = 0; format_case < FORMAT_CASES; format_case++) {
+        struct everything e;
+        uint64_t random = 3;
+        everything_new(&e, N, format_case);
+        everything_case(&e, random);
+        const struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 3, 1};
+        for (int k = 0; k < ARRAYS; k++) // bytes that no rounding leaves as they are
+            for (size_t i = 0; i < e.bytes[k]; i++)
+                e.arrays[k][i] = (char)(test_random(&random) & 0x3f);
+        char *before[ARRAYS];
+        for (int k = 0; k < ARRAYS; k++)
+            memcpy(before[k] = (char *)malloc(e.bytes[k]), e.arrays[k], e.bytes[k]);
+        adamw_update(e.r, adamw, check, &device);
+        for (int k = 0; k < ARRAYS; k++) {
+            assert_memory_equal(e.arrays[k], before[k], e.bytes[k]);
+            (free)(before[k]);
+        }
+        everything_free(&e);
     }
-    const struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 3, 1};
-    for (int with_master = 0; with_master < 2; with_master++) {
-        adamw_update(params, with_master ? arrays[0] : NULL, arrays[1], arrays[2], arrays[3], N, adamw, check, &device);
-        assert_memory_equal(params, params_before, N * sizeof *params);
-        for (int k = 0; k < 4; k++)
-            assert_memory_equal(arrays[k], before[k], N * sizeof(float));
-    }
-    for (int k = 0; k < 4; k++) {
-        free(arrays[k]);
-        free(before[k]);
-    }
-    free(params);
-    free(params_before);
-    free(exact);
     free(check);
+}
+
+// ---- Stochastic rounding ----
+
+enum { CROWD = SLOW ? 1024 : 16384 };
+// Parameters and second moments of CROWD elements that all begin alike, without remainders, v in bf16.
+static void crowd_new(struct everything *e, float value, float moment2) {
+    everything_new(e, CROWD, 4 * MOMENT_FORMATS);
+    for (int64_t i = 0; i < CROWD; i++) {
+        e->r.params[i] = to_floatX(value);
+        ((bf16 *)e->r.v)[i] = bf16_from_float(moment2);
+    }
+}
+static double mean_of_params(const struct everything *e) {
+    double sum = 0;
+    for (int64_t i = 0; i < e->r.n; i++)
+        sum += to_float(e->r.params[i]);
+    return sum / (double)e->r.n;
+}
+// The standard deviation of a mean over the crowd, of values that were rounded in each of `steps` steps that are `change`
+// long to multiples of `unit`: one step up or not.
+static double mean_deviation(int steps, double change, double unit) {
+    return unit * sqrt(steps * fabs(change) / unit / CROWD);
+}
+// Weight decay alone, which moves a weight near 1 by less than its last bit in each step.
+static void weight_decay_shrinks_the_mean_as_it_would_in_fp32(void **state) {
+    enum { MANY = 1000 };
+    struct everything e;
+    crowd_new(&e, 1, 0);
+    for (int step = 1; step <= MANY; step++) {
+        const struct adamw adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, NULL, 5};
+        adamw_update(e.r, adamw, NULL, &device);
+    }
+    assert_near(mean_of_params(&e), pow(1 - 1e-4, MANY), 5 * mean_deviation(MANY, 1e-4, 0x1p-8) + 1e-5, 0);
+    everything_free(&e);
+}
+// A learning rate whose steps are a 4000th of a weight's last bit.
+static void a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32(void **state) {
+    enum { MANY = 1000 };
+    struct everything e, split;
+    crowd_new(&e, 0.75f, 0);
+    everything_new(&split, CROWD, 1);
+    for (int64_t i = 0; i < CROWD; i++) {
+        ((float *)e.arrays[4])[i] = ((float *)split.arrays[4])[i] = 2;
+        split.r.params[i] = to_floatX(0.75f);
+    }
+    for (int step = 1; step <= MANY; step++) {
+        const struct adamw adamw = {1e-6f, 0.9f, 0.95f, 1e-8f, 0, step, 1, NULL, 5};
+        adamw_update(e.r, adamw, NULL, &device);
+        adamw_update(split.r, adamw, NULL, &device);
+    }
+    double *exact = everything_values(&split);
+    assert_near(exact[7], 0.749, 3e-5, 7); // 1000 roundings of 2^-25 each
+    assert_near(mean_of_params(&e), 0.749, 5 * mean_deviation(MANY, 1e-6, BF16_BUILD ? 0x1p-8 : 0x1p-24) + 3e-5, 0);
+    assert_true(bf16_to_float(bf16_from_float(0.75f - 1e-6f)) == 0.75f); // nearest would stay
+    everything_free(&e);
+    everything_free(&split);
+    free(exact);
+}
+// v without gradients falls by 1 - beta2, which to nearest never happens at 0.999.
+static void bf16_second_moments_fall_at_large_beta2(void **state) {
+    enum { MANY = 500 };
+    struct everything e;
+    double sum = 0;
+    crowd_new(&e, 1, 1);
+    for (int step = 1; step <= MANY; step++) {
+        const struct adamw adamw = {0, 0.9f, 0.999f, 1e-8f, 0, step, 1, NULL, 5};
+        adamw_update(e.r, adamw, NULL, &device);
+    }
+    for (int64_t i = 0; i < CROWD; i++)
+        sum += bf16_to_float(((const bf16 *)e.r.v)[i]);
+    assert_near(sum / CROWD, pow(0.999, MANY), 5 * mean_deviation(MANY, 1e-3, 0x1p-8) + 1e-5, 0);
+    assert_true(bf16_to_float(bf16_from_float(0.999f)) == 1);
+    everything_free(&e);
+}
+
+// Signs of how each of a crowd of values halfway between two bf16 was rounded.
+static void crowd_signs(double *params, double *v, uint64_t seed, int step, uint32_t tensor) {
+    struct everything e;
+    crowd_new(&e, 1, 1);
+    e.r.tensor = tensor;
+    // halfway down to the next below 1: lr weight_decay = 1 - beta2 = 2^-9, exactly
+    const struct adamw adamw = {0x1p-6f, 0.5f, 1 - 0x1p-9f, 1e-8f, 0x1p-3f, step, 1, NULL, seed};
+    adamw_update(e.r, adamw, NULL, &device);
+    for (int64_t i = 0; i < CROWD; i++) {
+        params[i] = to_float(e.r.params[i]) < 1 ? -1 : 1;
+        v[i] = bf16_to_float(((const bf16 *)e.r.v)[i]) < 1 ? -1 : 1;
+    }
+    everything_free(&e);
+}
+static double correlation(const double *a, const double *b, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += a[i] * b[i];
+    return sum / (double)n;
+}
+static void roundings_are_even_and_of_nothing_else(void **state) {
+    enum { OTHERS = 5 };
+    double *params[OTHERS], *v[OTHERS], bound = 4.5 / sqrt((double)CROWD); // 44 comparisons
+    for (int k = 0; k < OTHERS; k++) {
+        params[k] = test_doubles(CROWD);
+        v[k] = test_doubles(CROWD);
+        // itself, another seed, another step, another tensor, the next tensor's twin in the use below
+        crowd_signs(params[k], v[k], k == 1 ? 8 : 7, k == 2 ? 4 : 3, k == 3 ? 1 : k == 4 ? 256 : 0);
+    }
+    double one = 0;
+    for (int k = 0; k < OTHERS; k++) {
+        one = 0;
+        for (int64_t i = 0; i < CROWD && BF16_BUILD; i++)
+            one += params[k][i];
+        assert_near(one / CROWD, 0, bound, k);
+        assert_near(correlation(v[k], v[k] + 1, CROWD - 1), 0, bound, k);
+        for (int near = 1; near <= 4 && BF16_BUILD; near++)
+            assert_near(correlation(params[k], params[k] + near, CROWD - near), 0, bound, near);
+        if (BF16_BUILD)
+            assert_near(correlation(params[k], v[k], CROWD), 0, bound, k);
+        for (int other = 0; other < k; other++) {
+            assert_near(correlation(v[k], v[other], CROWD), 0, bound, other);
+            if (BF16_BUILD)
+                assert_near(correlation(params[k], params[other], CROWD), 0, bound, other);
+        }
+    }
+    for (int k = 0; k < OTHERS; k++) {
+        free(params[k]);
+        free(v[k]);
+    }
 }
 
 // The parameters' amax, as they are after an update and where it is skipped, does not change their bits. What stands
 // around them is larger.
-static void check_amax(int64_t n, bool with_master, bool finite, int offset, int amax_case, uint32_t before) {
+static void check_amax(int64_t n, bool with_remainder, bool finite, int offset, int amax_case, uint32_t before) {
     uint64_t random = (uint64_t)n;
     test_case(random, "amax, n %lld, %s, %s, %d elements off alignment, %s, from %x", (long long)n,
-              with_master ? "master weights" : "no master weights", finite ? "updated" : "skipped", offset,
+              with_remainder ? "remainders" : "no remainders", finite ? "updated" : "skipped", offset,
               amax_case_names[amax_case], before);
     const int64_t count = n + offset + 4;
     floatX *params[2];
-    float *arrays[4] = {NULL}; // master, grads, m, v
+    float *arrays[3] = {NULL}; // grads, m, v
+    uint16_t *remainder = (uint16_t *)test_alloc((size_t)count * sizeof *remainder);
     struct gradient_check *check = (struct gradient_check *)test_alloc(sizeof *check);
     uint32_t *amax = amax_new(before);
     check->grad_norm = 1;
     check->grad_scale = 1;
     check->finite = finite;
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 3; k++)
         arrays[k] = (float *)test_alloc((size_t)count * sizeof(float));
     for (int with_amax = 0; with_amax < 2; with_amax++) {
         random = (uint64_t)n;
         floatX *const p = params[with_amax] = (floatX *)test_alloc((size_t)count * sizeof *p);
         for (int64_t i = 0; i < count; i++) {
             p[i] = to_floatX(1e30f);
-            arrays[0][i] = 1e30f;
-            arrays[1][i] = arrays[2][i] = arrays[3][i] = 0;
+            remainder[i] = 0;
+            arrays[0][i] = arrays[1][i] = arrays[2][i] = 0;
         }
         for (int64_t i = offset; i < offset + n; i++) {
             p[i] = to_floatX((float)test_uniform(&random));
-            arrays[1][i] = amax_case == AMAX_ZEROS ? 0 : (float)test_uniform(&random);
+            arrays[0][i] = amax_case == AMAX_ZEROS ? 0 : (float)test_uniform(&random);
         }
         amax_case_set(p + offset, n, amax_case);
-        for (int64_t i = offset; i < offset + n; i++)
-            arrays[0][i] = to_float(p[i]);
         struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
         adamw.amax = with_amax ? amax : NULL;
-        adamw_update(p + offset, with_master ? arrays[0] + offset : NULL, arrays[1] + offset, arrays[2] + offset,
-                     arrays[3] + offset, n, adamw, check, &device);
+        adamw_update(range_of(p + offset, with_remainder && BF16_BUILD ? remainder + offset : NULL, arrays[0] + offset,
+                              arrays[1] + offset, arrays[2] + offset, n),
+                     adamw, check, &device);
     }
     assert_memory_equal(params[1], params[0], (size_t)count * sizeof **params);
     assert_int_equal(*amax, amax_expected(before, params[1] + offset, n));
-    void *all[] = {params[0], params[1], arrays[0], arrays[1], arrays[2], arrays[3], check, amax};
+    void *all[] = {params[0], params[1], arrays[0], arrays[1], arrays[2], remainder, check, amax};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -327,32 +656,122 @@ static void checks_of_ranks(void **state) {
     free(reports);
 }
 
+// ---- Gradients ----
+
+static struct rounding rounding_of(uint64_t seed, uint64_t step) {
+    struct rounding r;
+    memset(&r, 0, sizeof r);
+    r.seed = seed;
+    r.step = step;
+    r.use = ROUNDING_GRADIENTS;
+    return r;
+}
 static void additions(void **state) {
     const int64_t sizes[] = {0, 1, 3, 4, 1023, 1024, 1025, 10007};
-    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-        const int64_t n = sizes[k];
-        test_case_without_seed("n %lld", (long long)n);
-        float *out = (float *)test_alloc((size_t)(n + 4) * sizeof *out),
-              *in = (float *)test_alloc((size_t)(n + 4) * sizeof *in);
-        for (int64_t i = 0; i < n + 4; i++) {
-            out[i] = (float)i;
-            in[i] = 0.5f;
+    for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++)
+        for (int add = 0; add < 2; add++) {
+            const int64_t n = sizes[k];
+            test_case_without_seed("n %lld, %s", (long long)n, add ? "added" : "stored");
+            float *out = (float *)test_alloc((size_t)(n + 4) * sizeof *out),
+                  *in = (float *)test_alloc((size_t)(n + 4) * sizeof *in);
+            bf16 *rounded = (bf16 *)test_alloc((size_t)(n + 4) * sizeof *rounded);
+            for (int64_t i = 0; i < n + 4; i++) {
+                out[i] = (float)i;
+                rounded[i] = bf16_from_float((float)(i % 64)); // bf16 holds these, and their sums
+                in[i] = 0.5f;
+            }
+            add_gradients(out, FORMAT_FP32, in, n, add, rounding_of(1, 1), &device);
+            add_gradients(rounded, FORMAT_BF16, in, n, add, rounding_of(1, 1), &device);
+            for (int64_t i = 0; i < n + 4; i++) {
+                assert_true(out[i] == (i < n ? (add ? (float)i : 0) + 0.5f : (float)i));
+                assert_true(bf16_to_float(rounded[i]) ==
+                            (i < n ? (add ? (float)(i % 64) : 0) + 0.5f : (float)(i % 64)));
+            }
+            free(out);
+            free(in);
+            free(rounded);
         }
-        add_floats(out, in, n, &device);
-        for (int64_t i = 0; i < n + 4; i++)
-            assert_true(out[i] == (float)i + (i < n ? 0.5f : 0));
-        free(out);
-        free(in);
+}
+// 256 + 1 in bf16 is 256 or 258; 16 times that is 272 in the mean over seeds.
+static void sums_over_micro_steps_have_the_mean_of_one_sum(void **state) {
+    enum { N = 128, SEEDS = 64, MICRO_STEPS = 16 };
+    bf16 *store = (bf16 *)test_alloc(N * sizeof *store);
+    float *in = (float *)test_alloc(N * sizeof *in);
+    uint64_t *counter = (uint64_t *)test_alloc(sizeof *counter);
+    double sum = 0;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        for (int i = 0; i < N; i++) {
+            store[i] = bf16_from_float(256);
+            in[i] = 1;
+        }
+        struct rounding r = rounding_of(seed, 100);
+        r.counter = counter;
+        for (*counter = 0; *counter < MICRO_STEPS; ++*counter)
+            add_gradients(store, FORMAT_BF16, in, N, true, r, &device);
+        for (int i = 0; i < N; i++)
+            sum += bf16_to_float(store[i]);
     }
+    const double deviation = sqrt((double)MICRO_STEPS / (N * SEEDS)); // of a sum of 0 or 2 each
+    assert_near(sum / (N * SEEDS), 256 + MICRO_STEPS, 5 * deviation, 0);
+    assert_true(bf16_to_float(bf16_from_float(257)) == 256); // nearest would stay
+    free(store);
+    free(in);
+    free(counter);
+}
+// Ranges, counters and tensors of a store: the numbers are those of the element, of step + counter, and of no other.
+static void additions_are_rounded_by_element_and_step(void **state) {
+    enum { N = 1200, CUT = 512 };
+    bf16 *stores[6];
+    float *in = (float *)test_alloc(N * sizeof *in);
+    uint64_t *counter = (uint64_t *)test_alloc(sizeof *counter), random = 9;
+    *counter = 3;
+    for (int i = 0; i < N; i++)
+        in[i] = (float)test_uniform(&random);
+    for (int k = 0; k < 6; k++) {
+        struct rounding r = rounding_of(1, k == 3 ? 8 : 10);
+        if (k == 2) {
+            r.step = 7;
+            r.counter = counter;
+        }
+        r.tensor = k == 4;
+        r.use = k == 5 ? ROUNDING_UPDATE : ROUNDING_GRADIENTS;
+        stores[k] = (bf16 *)test_alloc(N * sizeof *stores[k]);
+        add_gradients(stores[k], FORMAT_BF16, in, k == 1 ? CUT : N, false, r, &device);
+        r.first = CUT;
+        if (k == 1)
+            add_gradients(stores[k] + CUT, FORMAT_BF16, in + CUT, N - CUT, false, r, &device);
+    }
+    assert_memory_equal(stores[1], stores[0], N * sizeof **stores); // in two parts
+    assert_memory_equal(stores[2], stores[0], N * sizeof **stores); // 7 + 3
+    for (int k = 3; k < 6; k++)
+        assert_true(memcmp(stores[k], stores[0], N * sizeof **stores) != 0);
+    for (int k = 0; k < 6; k++)
+        free(stores[k]);
+    free(in);
+    free(counter);
+}
+static void additions_keep_what_is_not_finite(void **state) {
+    enum { N = 1024 };
+    bf16 *store = (bf16 *)test_alloc(N * sizeof *store);
+    float *in = (float *)test_alloc(N * sizeof *in);
+    for (int i = 0; i < N; i++) {
+        store[i] = bf16_from_float(1);
+        in[i] = i % 2 ? INFINITY : float_from_bits(0x7fffffffu); // a GPU's NaN
+    }
+    add_gradients(store, FORMAT_BF16, in, N, true, rounding_of(1, 1), &device);
+    for (int i = 0; i < N; i++)
+        assert_true(i % 2 ? bf16_to_float(store[i]) == INFINITY : isnan(bf16_to_float(store[i])));
+    free(store);
+    free(in);
 }
 
-static double squares_of(const float *x, int64_t n) {
+static double squares_of(const void *x, enum state_format format, int64_t n) {
     double *total = test_doubles(1);
     void *workspace = test_alloc(sum_of_squares_workspace_bytes());
     *total = NAN;
-    sum_of_squares(total, x, n, false, workspace, &device);
+    sum_of_squares(total, x, format, n, false, workspace, &device);
     const double result = *total;
-    sum_of_squares(total, x, n, true, workspace, &device); // the same again on top
+    sum_of_squares(total, x, format, n, true, workspace, &device); // the same again on top
     assert_true(*total == 2 * result || isnan(result));
     free(workspace);
     free(total);
@@ -373,35 +792,68 @@ static void sums(void **state) {
         }
         const int threads = omp_get_max_threads();
         omp_set_num_threads(1);
-        const double one = squares_of(x, n);
+        const double one = squares_of(x, FORMAT_FP32, n);
         omp_set_num_threads(7);
-        const double seven = squares_of(x, n);
+        const double seven = squares_of(x, FORMAT_FP32, n);
         omp_set_num_threads(threads);
         assert_true(one == seven);
         assert_near(one, expected, 1e-12 * expected, 0);
         if (n > 256) {
             x[n - 1] = INFINITY;
-            assert_true(squares_of(x, n) == INFINITY);
+            assert_true(squares_of(x, FORMAT_FP32, n) == INFINITY);
             x[n / 2] = NAN;
-            assert_true(isnan(squares_of(x, n)));
+            assert_true(isnan(squares_of(x, FORMAT_FP32, n)));
         }
         free(memory);
     }
 }
+static void sums_of_bf16(void **state) {
+    const int64_t sizes[] = {0, 1, 2, 5, 257, 100003};
+    for (size_t k = 0; k < ALIGNMENTS * sizeof sizes / sizeof *sizes; k++) {
+        const int64_t n = sizes[k / ALIGNMENTS];
+        uint64_t random = 2;
+        test_case(random, "n %lld, %zu elements off alignment", (long long)n, k % 4);
+        bf16 *memory = (bf16 *)test_alloc((size_t)(n + 8) * sizeof *memory), *x = memory + k % 4;
+        double expected = 0;
+        for (int64_t i = 0; i < n + 4; i++) { // 4 that do not belong to it
+            x[i] = bf16_from_float((float)test_uniform(&random));
+            expected += i < n ? (double)bf16_to_float(x[i]) * bf16_to_float(x[i]) : 0;
+        }
+        assert_near(squares_of(x, FORMAT_BF16, n), expected, 1e-12 * expected, 0);
+        if (n > 256) {
+            x[n / 2] = bf16_from_float(NAN);
+            assert_true(isnan(squares_of(x, FORMAT_BF16, n)));
+        }
+        free(memory);
+    }
+}
+static void sum_8bit(void *unused) { squares_of(NULL, FORMAT_8BIT, 0); }
+static void gradients_are_fp32_or_bf16(void **state) { assert_fails(sum_8bit, NULL, "gradients|fp32 or bf16"); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(twenty_steps),
         cmocka_unit_test(ranges),
         cmocka_unit_test(first_step),
-        cmocka_unit_test(without_master),
+        cmocka_unit_test(each_format_is_stepped_in_fp32_and_rounded_once),
+        cmocka_unit_test(a_split_master_has_the_bits_of_a_whole_one),
+        cmocka_unit_test(neither_ranges_nor_threads_change_a_bit),
         cmocka_unit_test(nothing_changes),
+        cmocka_unit_test(weight_decay_shrinks_the_mean_as_it_would_in_fp32),
+        cmocka_unit_test(a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32),
+        cmocka_unit_test(bf16_second_moments_fall_at_large_beta2),
+        cmocka_unit_test(roundings_are_even_and_of_nothing_else),
         cmocka_unit_test(amax_is_of_the_parameters_afterwards),
         cmocka_unit_test(sums),
         cmocka_unit_test(checks),
         cmocka_unit_test(checks_of_targets_that_do_not_count),
         cmocka_unit_test(checks_of_ranks),
         cmocka_unit_test(additions),
+        cmocka_unit_test(sums_over_micro_steps_have_the_mean_of_one_sum),
+        cmocka_unit_test(additions_are_rounded_by_element_and_step),
+        cmocka_unit_test(additions_keep_what_is_not_finite),
+        cmocka_unit_test(sums_of_bf16),
+        cmocka_unit_test(gradients_are_fp32_or_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -228,6 +228,29 @@ static int remove_folder(void **state) {
     return failed;
 }
 
+// Random moments, stored as the model stores them; what is behind the visible rows stays 0.
+static void randomise_moments(struct gpt *m) {
+    uint64_t random = 8;
+    struct optimizer *o = &m->optimizer;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        const int64_t room = state_blocks(t->count) * STATE_BLOCK;
+        float *values = (float *)test_alloc((size_t)room * sizeof *values);
+        char *native = (char *)test_alloc((size_t)room * sizeof *values);
+        for (int id = 0; id < STATE_COUNT; id++) {
+            if (optimizer_state_rows[id].start == STATE_FROM_PARAMETERS)
+                continue;
+            for (int64_t j = 0; j < room; j++) {
+                const double sign = id == STATE_MOMENT1 ? test_uniform(&random) : fabs(test_uniform(&random));
+                values[j] = j < tensor_visible(t) ? (float)(sign * exp(4 * test_uniform(&random))) : 0;
+            }
+            state_encode(native, values, optimizer_format(o, (enum optimizer_state)id, unit_of(&m->table, t)), room);
+            optimizer_upload(o, (enum optimizer_state)id, t->offset, t->count, native);
+        }
+        free(values);
+        free(native);
+    }
+}
 // Values that no initialisation gives, in all that a checkpoint holds. Padding stays zero.
 static void randomise(struct gpt *m) {
     uint64_t random = 7;
@@ -239,24 +262,19 @@ static void randomise(struct gpt *m) {
         for (int64_t j = 0; j < visible; j++)
             values[j] = (float)(0.4 * test_uniform(&random) + (t->init == INIT_ONE));
         optimizer_set_parameters(&m->optimizer, t->offset, values, t->count, rounded);
-        for (int id = 0; id < STATE_COUNT; id++) {
-            if (optimizer_state_rows[id].start == STATE_FROM_PARAMETERS)
-                continue;
-            for (int64_t j = 0; j < visible; j++)
-                values[j] = (float)fabs(test_uniform(&random));
-            optimizer_upload(&m->optimizer, (enum optimizer_state)id, t->offset, t->count, values);
-        }
         device_synchronize(m->dev);
         free(values);
         free(rounded);
     }
+    randomise_moments(m);
 }
 
 static void save_into(struct setup *s, int64_t step) {
     struct saver saver;
     s->m->config.out = folder;
     saver_open(&saver, s->m, -1);
-    saver_save(&saver, step, strdup("{}"), 2);
+    assert_null(saver_begin(&saver, step, strdup("{}"), 2));
+    saver_save(&saver);
     const char *problem = saver_wait(&saver);
     assert_string_equal(problem ? problem : "", "");
     saver_close(&saver);
@@ -353,7 +371,8 @@ static void saves_from_a_copy(void **state) {
     randomise(a.m);
     a.m->config.out = folder;
     saver_open(&saver, a.m, 66);
-    saver_save(&saver, 77, strdup("{}"), 2);
+    assert_null(saver_begin(&saver, 77, strdup("{}"), 2));
+    saver_save(&saver);
     const int64_t n = a.m->table.flat;
     float *kept = exact(a.m);
     memset(a.m->zero.params, 0xff, (size_t)n * sizeof *a.m->zero.params);
@@ -372,6 +391,154 @@ static void saves_from_a_copy(void **state) {
     free(kept);
     setup_free(&a);
     setup_free(&b);
+}
+
+// ---- States in other formats ----------------------------------------------------------------------------------------
+
+static const char *const state_options[] = {
+    "",
+    "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16",
+    "--exp-avg-dtype 8bit --exp-avg-sq-dtype 8bit",
+    "--exp-avg-dtype 8bit --exp-avg-sq-dtype bf16 --optimizer-cpu-offload --optimizer-offload-fraction 0.4",
+    "--optimizer-cpu-offload --offload-weights --checkpoint-dtype fp32",
+#ifdef PRECISION_BF16
+    "--main-params-dtype bf16 --exp-avg-sq-dtype bf16",
+#endif
+};
+enum { STATE_OPTIONS = sizeof state_options / sizeof *state_options };
+
+// The bytes of each state of a model as they are stored, visible elements alone: padding's may differ where both are 0.
+static void assert_same_states(struct gpt *a, struct gpt *b, const char *what) {
+    for (int id = 0; id < STATE_COUNT; id++)
+        for (int i = 0; i < a->table.num_tensors && optimizer_holds(&a->optimizer, (enum optimizer_state)id); i++) {
+            const struct tensor *t = &a->table.tensors[i];
+            const enum state_format format =
+                optimizer_format(&a->optimizer, (enum optimizer_state)id, unit_of(&a->table, t));
+            const int64_t n = tensor_visible(t);
+            char *x = (char *)test_alloc((size_t)(n + STATE_BLOCK) * 4),
+                 *y = (char *)test_alloc((size_t)(n + STATE_BLOCK) * 4);
+            optimizer_download(&a->optimizer, (enum optimizer_state)id, t->offset, n, x);
+            optimizer_download(&b->optimizer, (enum optimizer_state)id, t->offset, n, y);
+            if (memcmp(x, y,
+                       format_has_scales(format) ? state_bytes(format, n)
+                                                 : state_bytes(format, 128) / 128 * (size_t)n) != 0)
+                fail_msg("%s: %s of %s differ", what, optimizer_state_rows[id].name, t->name);
+            free(x);
+            free(y);
+        }
+}
+// The values that a checkpoint of `a` has in a model that stores them in other formats: those of `a`, rounded once.
+static void assert_converted(struct gpt *a, struct gpt *b, const char *what) {
+    for (int id = 0; id < STATE_COUNT; id++)
+        for (int i = 0; i < a->table.num_tensors && optimizer_state_rows[id].start == STATE_ZERO; i++) {
+            const struct tensor *t = &a->table.tensors[i];
+            const enum optimizer_state state = (enum optimizer_state)id;
+            const enum state_format format = optimizer_format(&b->optimizer, state, unit_of(&b->table, t));
+            const int64_t n = tensor_visible(t), room = state_blocks(n) * STATE_BLOCK;
+            float *values = (float *)test_alloc((size_t)room * sizeof *values);
+            char *expected = (char *)test_alloc((size_t)room * sizeof *values),
+                 *got = (char *)test_alloc((size_t)room * sizeof *values);
+            optimizer_download(&a->optimizer, state, t->offset, room, expected);
+            state_decode(values, expected, optimizer_format(&a->optimizer, state, unit_of(&a->table, t)), room);
+            state_encode(expected, values, format, room);
+            optimizer_download(&b->optimizer, state, t->offset, room, got);
+            if (memcmp(expected, got, state_bytes(format, room)) != 0)
+                fail_msg("%s: %s of %s", what, optimizer_state_rows[id].name, t->name);
+            free(values);
+            free(expected);
+            free(got);
+        }
+}
+// From every format into every format: the same one to the bit, with the states anywhere.
+static void states_resume_in_every_format(void **state) {
+    char path[256], what[400];
+    struct error_text error;
+    for (int shape = 0; shape < 2; shape++)
+        for (int from = 0; from < STATE_OPTIONS; from++) {
+            struct setup a = setup_of_shape(shape, state_options[from]);
+            randomise(a.m);
+            save_into(&a, 10 * shape + from);
+            snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, 10 * shape + from);
+            for (int to = 0; to < STATE_OPTIONS; to++) {
+                struct setup b = setup_of_shape(shape, state_options[to]);
+                snprintf(what, sizeof what, "'%s' to '%s'", state_options[from], state_options[to]);
+                const char *problem = model_load_checkpoint(b.m, path, &error);
+                if (problem)
+                    fail_msg("%s: %s", what, problem);
+                if (!same_bits(a.m->zero.params, b.m->zero.params, a.m->table.flat, sizeof(floatX)))
+                    fail_msg("%s: parameters differ", what);
+                if (to == from)
+                    assert_same_states(a.m, b.m, what);
+                assert_converted(a.m, b.m, what);
+                setup_free(&b);
+            }
+            setup_free(&a);
+        }
+}
+
+// The files of a checkpoint whose states are of 8 bits, changed in one thing each.
+static void copy_without(const char *path, const char *omitted, const char *retyped) {
+    char name[300];
+    struct safetensors file;
+    struct safetensors_layout layout;
+    struct error_text error;
+    snprintf(name, sizeof name, "%s/optimizer.safetensors", path);
+    assert_null(safetensors_open(&file, name, &error));
+    struct safetensors_tensor *entries = (struct safetensors_tensor *)calloc((size_t)file.count, sizeof *entries);
+    unsigned char **data = (unsigned char **)calloc((size_t)file.count, sizeof *data);
+    int count = 0;
+    for (int i = 0; i < file.count; i++) {
+        if (strcmp(file.tensors[i].name, omitted) == 0)
+            continue;
+        data[i] = (unsigned char *)malloc((size_t)file.tensors[i].bytes + 1);
+        assert_null(safetensors_read(&file, &file.tensors[i], 0, file.tensors[i].bytes, data[i], &error));
+        entries[count] = file.tensors[i];
+        entries[count].id = i;
+        if (strcmp(entries[count].name, retyped) == 0 && entries[count].dtype == SAFETENSORS_U8)
+            entries[count].dtype = SAFETENSORS_I8;
+        else if (strcmp(entries[count].name, retyped) == 0)
+            memset(data[i], 0xff, 4); // a NaN
+        count++;
+    }
+    assert_null(safetensors_lay_out(&layout, entries, count, NULL, 0, name, &error));
+    assert_int_equal(unlink(name), 0);
+    FILE *out = fopen(name, "wb");
+    assert_non_null(out);
+    fwrite(layout.header, 1, (size_t)layout.header_bytes, out);
+    for (int i = 0; i < count; i++)
+        fwrite(data[entries[i].id], 1, (size_t)entries[i].bytes, out);
+    assert_int_equal(fclose(out), 0);
+    for (int i = 0; i < file.count; i++)
+        (free)(data[i]);
+    (free)(data);
+    (free)(entries);
+    (free)(layout.header);
+    safetensors_close(&file);
+}
+static void bad_states_are_refused(void **state) {
+    static const struct {
+        const char *omitted, *retyped, *message;
+    } cases[] = {
+        {"exp_avg.layer.0.fc.weight.scale", "", "has no tensor 'exp_avg.layer.0.fc.weight.scale'"},
+        {"exp_avg_sq.layer.1.fc.weight", "", "has no tensor 'exp_avg_sq.layer.1.fc.weight'"},
+        {"", "exp_avg.layer.0.fc.weight", "'exp_avg.layer.0.fc.weight' is of type I8; expected F32, BF16 or U8"},
+        {"", "exp_avg.layer.0.fc.weight.scale", "'exp_avg.layer.0.fc.weight.scale' has the scale"},
+#ifdef PRECISION_BF16
+        {"master.wte", "", "has no tensor 'master.wte'"},
+#endif
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char path[256];
+        struct error_text error;
+        struct setup a = setup_of_shape(0, state_options[2]), b = setup_of_shape(0, state_options[2]);
+        randomise(a.m);
+        save_into(&a, (int64_t)(500 + i));
+        snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, (int)(500 + i));
+        copy_without(path, cases[i].omitted, cases[i].retyped);
+        assert_error(model_load_checkpoint(b.m, path, &error), cases[i].message);
+        setup_free(&a);
+        setup_free(&b);
+    }
 }
 
 // By its config.json alone a checkpoint is a model that computes the same; a GPT-2's KV heads are then as many as its
@@ -494,6 +661,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(resumes_from_fp32, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(resumes_from_shards, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(saves_from_a_copy, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(states_resume_in_every_format, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(bad_states_are_refused, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(begins_as_the_same_model, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_tied_head_has_the_values_of_the_embedding, make_folder, remove_folder),
         cmocka_unit_test(forgets_no_parameter),

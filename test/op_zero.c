@@ -134,8 +134,8 @@ static void micro_step(struct setup *s, int step, int index, int batch, int batc
     gpt_micro_step(s->model, index, batch_of(inputs, targets), 1.0 / batches);
 }
 
-// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards; the
-// copy that a checkpoint is made of; what evaluation and generation make of the parameters. In FP8 also how many values
+// What is compared: all losses and norms; of the last step's reduced gradients and of the state the own shards;
+// what evaluation and generation make of the parameters. In FP8 also how many values
 // of each kind were saturated or flushed, and what a checkpoint holds of delayed scales.
 struct outcome {
     double loss[STEPS * MOST_BATCHES], norm[STEPS], evaluation;
@@ -143,7 +143,6 @@ struct outcome {
     float *scales; // (num_scales, 1 + history_length): `delayed`, then the histories
     int num_scales, history_length;
     float *own[4]; // (flat / ranks) each: gradients, moments, parameters
-    float *copy[STATE_COUNT];
     floatX logits[512];
     int64_t flat, part;
 };
@@ -201,6 +200,21 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
                 o->counts[step][i] += reports[rank * report_width(m) + report_fp8_counts(m) + i];
     }
 }
+// A checkpoint is made of a copy of the own shards; in stage 0 rank 0 copies all.
+static void expect_copy(struct gpt *m) {
+    const struct shards *s = &m->zero.shards;
+    expect(m->copy.keeps == (s->rank == 0 || s->stage > 0), "stage %d: the copy of rank %d", s->stage, s->rank);
+    for (int part = 0; part < STATE_PARTS && m->copy.keeps; part++)
+        for (int i = 0; i < s->count && part_is_kept(&m->optimizer, part); i++) {
+            const int64_t at = shards_own_begin(s, &s->buckets[i]), n = s->buckets[i].shard;
+            char *native = (char *)test_alloc((size_t)n * sizeof(float));
+            const void *copied = optimizer_copy_read(&m->copy, &m->optimizer, part, at, n, NULL);
+            part_download(&m->optimizer, part, at, n, native);
+            expect(!memcmp(native, copied, part_offset(&m->optimizer, part, n) - part_offset(&m->optimizer, part, 0)),
+                   "stage %d, rank %d: the copy of part %d, bucket %d", s->stage, s->rank, part, i);
+            free(native);
+        }
+}
 static void collect_state(struct setup *s, struct outcome *o) {
     struct gpt *m = s->model;
     const struct shards *h = &m->zero.shards;
@@ -217,10 +231,7 @@ static void collect_state(struct setup *s, struct outcome *o) {
         o->scales = (float *)test_alloc((size_t)fp8_state_floats(&m->fp8) * sizeof *o->scales);
         fp8_state_download(&m->fp8, o->scales, m->dev);
     }
-    for (int flat = 0; flat < STATE_COUNT && m->copy.keeps; flat++) {
-        o->copy[flat] = (float *)test_alloc((size_t)o->flat * sizeof *o->copy[flat]);
-        memcpy(o->copy[flat], m->copy.values[flat], (size_t)o->flat * sizeof *o->copy[flat]);
-    }
+    expect_copy(m);
 }
 static struct outcome outcome_of(struct setup *s) {
     struct outcome o;
@@ -240,8 +251,6 @@ static struct outcome outcome_of(struct setup *s) {
 static void outcome_free(struct outcome *o) {
     for (int i = 0; i < 4; i++)
         free(o->own[i]);
-    for (int i = 0; i < STATE_COUNT; i++)
-        free(o->copy[i]);
     free(o->scales);
 }
 static void expect_same_bits(const struct outcome *a, const struct outcome *b, const char *what) {
@@ -252,10 +261,6 @@ static void expect_same_bits(const struct outcome *a, const struct outcome *b, c
         expect_same_values(floats_to_doubles(b->own[i], a->part), floats_to_doubles(a->own[i], a->part), a->part, what,
                            names[i]);
     expect(!memcmp(a->norm, b->norm, sizeof a->norm), "%s: the norm is %.17g, not %.17g", what, b->norm[0], a->norm[0]);
-    for (int i = 0; i < STATE_COUNT; i++)
-        if (a->copy[i])
-            expect_same_values(floats_to_doubles(b->copy[i], a->flat), floats_to_doubles(a->copy[i], a->flat), a->flat,
-                               what, "checkpoint's copy");
     expect(!memcmp(a->counts, b->counts, sizeof a->counts), "%s: counts of saturated or flushed values differ", what);
     for (int i = 0; i < a->num_scales * (1 + a->history_length); i++)
         expect(a->scales[i] == b->scales[i], "%s: value %d of the delayed scales is %.9g, not %.9g", what, i,
@@ -474,9 +479,14 @@ static void memory_body(struct parallel *parallel, int delayed) {
         setup_open(&s, parallel, delayed ? GPT2_DELAYED : GPT2, "", stage, 1);
         const struct gpt *m = s.model;
         const struct plan *plan = &m->timeline.plan;
-        const size_t flat = (size_t)m->table.flat;
-        const size_t states = 2 * sizeof(float) + (sizeof(floatX) < 4 ? sizeof(uint16_t) : 0); // moments, remainders
-        const size_t copy = parallel->launch.rank == 0 ? 3 * flat * sizeof(float) : 0;
+        const size_t flat = (size_t)m->table.flat, own = flat / (stage >= 1 ? ranks : 1);
+        const size_t state_bytes = sizeof(floatX) < 4 ? 10 : 8; // moments, and what bf16 leaves of master weights
+        const bool writes = stage >= 1 || parallel->launch.rank == 0;
+        size_t copy = 0;
+        for (int i = 0; i < plan->count; i++)
+            if (strcmp(plan->categories[plan->buffers[i].category], "copy for checkpoints") == 0)
+                copy += plan->buffers[i].bytes;
+        expect(copy == (writes ? own * (state_bytes + sizeof(floatX)) : 0), "copy of stage %d: %zu", stage, copy);
         const size_t reports =
             rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
         const size_t scratch =
@@ -493,8 +503,7 @@ static void memory_body(struct parallel *parallel, int delayed) {
                "parameters of stage %d", stage);
         expect(plan->arena_bytes[ARENA_GRADIENTS] == flat * sizeof(float) / (stage >= 2 ? ranks : 1) + scratch,
                "gradients of stage %d", stage);
-        expect(plan->arena_bytes[ARENA_OPTIMIZER] ==
-                   states * flat / (stage >= 1 ? ranks : 1) + copy + reports + fp8_state_bytes(m, stage),
+        expect(plan->arena_bytes[ARENA_OPTIMIZER] == own * state_bytes + reports + fp8_state_bytes(m, stage),
                "optimizer of stage %d", stage);
         setup_close(&s, parallel);
     }

@@ -388,6 +388,120 @@ def can_mount():
         return False
 
 
+@unittest.skipUnless(MPIRUN, "no mpirun")
+class Ranks(Case):
+    """From ZeRO stage 1 on each rank writes its part. Where no step accumulates, all stages have the same bits, and so have
+    their files, whoever wrote them; rank 0 of stage 0 writes alone."""
+    STEPS = 6
+    FORMATS = (["--precision", "bf16", "--exp-avg-dtype", "8bit", "--exp-avg-sq-dtype", "8bit"],
+               ["--precision", "bf16", "--main-params-dtype", "bf16", "--exp-avg-dtype", "bf16", "--exp-avg-sq-dtype", "bf16"],
+               ["--precision", "fp32", "--checkpoint-dtype", "bf16", "--max-shard-gib", "3e-5"])
+
+    def launch(self, name, ranks, *arguments, model="gpt2", expect=0, wrap=None):
+        command = self.command(name, "--micro-batch-size", 1, "--global-batch-size", ranks, "--bucket-mib", "0.01", "--val-every", 0,
+                               "--train-steps", self.STEPS, *arguments, model=model)
+        parts = [command] * ranks if not wrap else [wrap(rank, command) for rank in range(ranks)]
+        job = [word for part in parts for word in (":", "-np", "1", *part)][1:]
+        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        result = subprocess.run([MPIRUN, "--oversubscribe", "--bind-to", "none", *job], capture_output=True, text=True,
+                                timeout=120, env=environment)
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        return result
+
+    def same_files(self, a, b, steps):
+        for step in steps:
+            folders = ["%s/%s/checkpoints/step_%08d" % (self.path, name, step) for name in (a, b)]
+            names = sorted(f for f in os.listdir(folders[0]) if f.endswith((".safetensors", ".safetensors.index.json")))
+            self.assertGreaterEqual(len(names), 2)
+            for name in names + ["config.json"]:
+                self.assertEqual(*(read(folder + "/" + name) for folder in folders), (name, step))
+
+    def test_all_stages_write_the_same_files(self):
+        """Each step by another stage, with states anywhere, asynchronous or not; the tensors of GPT-2 are transposed."""
+        for i, (model, formats) in enumerate(zip(("gpt2", "llama", "gpt2"), self.FORMATS)):
+            with self.subTest(formats=formats, model=model):
+                whole, parts = "stages_%d_whole" % i, "stages_%d_parts" % i
+                self.launch(whole, 3, "--zero-stage", 0, "--checkpoint-every", 2, *formats, model=model)
+                for last, options in ((2, ["--zero-stage", 3]),
+                                      (4, ["--zero-stage", 1, "--no-checkpoint-async", "--optimizer-cpu-offload"]),
+                                      (6, ["--zero-stage", 2, "--optimizer-cpu-offload", "--checkpoint-async"])):
+                    self.launch(parts, 3, "--resume", "auto", "--checkpoint-every", 1, "--train-steps", last, *options, *formats,
+                                model=model)
+                self.same_files(whole, parts, (2, 4, 6))
+
+    def test_a_rank_that_does_not_see_the_folder(self):
+        def elsewhere(rank, command):
+            folder = "%s/host_%d" % (self.path, rank)
+            os.makedirs(folder, exist_ok=True)
+            out = command.index("--out") + 1
+            return ["-wdir", folder, *command[:out], "here", *command[out + 1:]]
+        result = self.launch("elsewhere", 2, "--zero-stage", 1, expect=2, wrap=elsewhere)
+        self.assertIn("rank 1 does not see the folder --out here of rank 0", result.stderr)
+        self.assertIn("--zero-stage 0", result.stderr)
+        self.launch("elsewhere", 2, "--zero-stage", 0, wrap=elsewhere)
+
+    def test_killed_ranks(self):
+        """A rank is killed at a random moment: the job ends, and goes on from a complete checkpoint with the same losses."""
+        options = ["--zero-stage", 2, "--checkpoint-every", 1, "--precision", "bf16", "--train-steps", 40]
+        begin = time.monotonic()
+        self.launch("whole", 2, *options)
+        seconds = time.monotonic() - begin
+        generator = random.Random(3)
+        environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        for kill in range(4):
+            command = self.command("killed", "--micro-batch-size", 1, "--global-batch-size", 2, "--bucket-mib", "0.01",
+                                   "--val-every", 0, *options, "--resume", "auto", "--keep-checkpoints", 3)
+            log = self.path + "/pids"
+            script = "echo $$ $OMPI_COMM_WORLD_RANK >>%s; exec \"$@\"" % log
+            open(log, "w").close()
+            job = subprocess.Popen([MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", "sh", "-c", script, "sh", *command],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+            time.sleep(generator.uniform(0.3, 0.9) * seconds)
+            ranks = dict(reversed(line.split()) for line in read(log).decode().splitlines())
+            if str(kill % 2) in ranks and job.poll() is None:
+                os.kill(int(ranks[str(kill % 2)]), signal.SIGKILL)
+            job.wait(timeout=120)
+        self.launch("killed", 2, *options, "--resume", "auto", "--keep-checkpoints", 3)
+        whole, killed = self.log("whole"), self.log("killed")
+        self.assertEqual(whole, killed)
+        self.same_files("whole", "killed", (40,))
+        self.assertEqual([f for f in os.listdir(self.path + "/killed/checkpoints") if not f.startswith("step_")], [])
+
+    def test_other_formats_are_converted_and_said(self):
+        self.run_it("formats", "--train-steps", 2, "--precision", "bf16")
+        lossy = ["--exp-avg-dtype", "8bit", "--exp-avg-sq-dtype", "bf16"]
+        result = self.run_it("formats", "--train-steps", 4, "--resume", "auto", *lossy)
+        self.assertRegex(result.stdout, "step_00000002 stores its states in other formats than this run.*: first moments to 8bit, "
+                                        "second moments to bf16\n")
+        result = self.run_it("formats", "--train-steps", 6, "--resume", "auto")
+        self.assertNotIn("other formats", result.stdout)
+        result = self.run_it("formats", "--train-steps", 8, "--resume", "auto", "--exp-avg-dtype", "fp32")
+        self.assertIn(": first moments to fp32\n", result.stdout)
+
+    @unittest.skipUnless(can_mount(), "no file system may be mounted here")
+    def test_full_disk(self):
+        """The disk fills up during a save of several ranks: they train to the end, and nothing is left of that save."""
+        options = ["--zero-stage", 2, "--precision", "bf16", "--checkpoint-every", 2]
+        self.launch("full_whole", 2, *options)
+        size = subprocess.run(["du", "-sk", self.path + "/full_whole/checkpoints/step_00000002"], capture_output=True, text=True)
+        out, keep = self.path + "/full", self.path + "/full_kept"
+        os.makedirs(out)
+        command = " ".join("'%s'" % a for a in [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", "2", *self.command(
+            "full", "--micro-batch-size", 1, "--global-batch-size", 2, "--bucket-mib", "0.01", "--val-every", 0, "--train-steps",
+            self.STEPS, *options)])
+        os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        result = in_namespace("mount -t tmpfs -o size=%dk none '%s'; %s || status=$?; cp -r '%s' '%s'; exit ${status:-0}"
+                              % (int(size.stdout.split()[0]) * 5 // 2, out, command, out, keep))
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        self.assertIn("No space left", result.stderr)
+        os.rmdir(out)
+        os.rename(keep, out)
+        self.assertEqual(self.steps("full"), [2, 4])
+        self.assertEqual([f for f in os.listdir(out + "/checkpoints") if not f.startswith("step_")], [])
+        self.launch("full", 2, *options, "--resume", "auto")
+        self.same_files("full_whole", "full", (6,))
+
+
 class Disk(Case):
     @unittest.skipUnless(can_mount(), "no file system may be mounted here")
     def test_full_disk(self):

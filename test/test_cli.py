@@ -159,7 +159,22 @@ class Options(Case):
     def test_recompute_options_that_contradict(self):
         self.refused("--plan", "--recompute-modules", "norm", words=["--recompute-granularity selective"])
         self.refused("--plan", "--recompute-granularity", "auto", words=["--memory-budget"])
-        self.refused("--plan", "--memory-budget", "1GiB", words=["auto"])
+        self.refused("--plan", "--memory-budget", "1GiB", words=["1.00 GiB", "auto", "--cpu-offloading-num-layers 12", "saves"])
+        self.refused("--plan", "--optimizer-offload-fraction", "0.5", words=["--optimizer-cpu-offload"])
+        self.refused("--plan", "--optimizer-cpu-offload", "--optimizer-offload-fraction", "0", words=["offloads nothing"])
+        self.refused("--plan", "--cpu-offloading-num-layers", 13, words=["12 layers"])
+        self.refused("--plan", "--offload-weights", "--world-size", 2, words=["--zero-stage 3"])
+        self.refused("--plan", "--offload-gradients", "--world-size", 2, words=["--zero-stage 2"])
+        self.refused("--plan", "--main-grads-dtype", "bf16", "--world-size", 2, words=["--zero-stage 2"])
+        self.refused("--plan", "--main-params-dtype", "bf16", "--precision", "fp32", words=["fp32", "leave one"])
+        self.refused("--plan", "--eval-only", "--val-data", "x", "--offload-gradients", words=["does not train"])
+        self.refused("--plan", "--plan-gpu", "Voodoo 2", words=["Voodoo 2", "H100"])
+        self.refused("--plan-gpu", "H100", words=["--plan"])
+        selective = ["--plan", "--recompute-granularity", "selective", "--recompute-layer-modules"]
+        for wrong in ["norm", "norm:", "norm:3-1", "norm:0;", "nrm:0", ":0", "norm:0-12"]:
+            self.refused(*selective, wrong, words=["--recompute-layer-modules"])
+        self.refused(*selective, "norm:0", "--recompute-modules", "norm", words=["leave out --recompute-modules"])
+        self.refused("--plan", "--recompute-layer-modules", "norm:0", words=["selective"])
         full = ["--plan", "--recompute-granularity", "full"]
         self.refused(*full, "--recompute-layers", "0-12", words=["--recompute-layers", "0 to 11"])
         self.refused(*full, "--recompute-layers", "3-x", words=["--recompute-layers"])
@@ -436,9 +451,38 @@ class Memory(Case):
         self.assertLessEqual(plan["peak_bytes"], budget)
         self.assertGreater(plan["peak_bytes"], 0.95 * budget)
         report = run("--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", budget).stdout
-        self.assertRegex(report, r"auto: .*predicted peak .*step \+\d")
+        self.assertRegex(report, r"auto +[\d.]+ ms a step, .* of the device, .* of the host: recomputes ")
+        self.assertRegex(report, r"not chosen +[\d.]+ ms a step")
+        self.assertRegex(report, r"with --allow-lossy-states about [\d.]+ ms a step")
+        self.assertGreater(plan["predicted"]["tokens_per_s"], 0)
         self.refused("--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--memory-budget", "1GiB",
-                     words=["--memory-budget", "full recomputation"])
+                     "--host-memory-budget", "1MiB", words=["the least is --memory-budget ", "--micro-batch-size"])
+
+    def test_the_nearest_budget_is_met(self):
+        """What the message names as the least that fits does fit, and a little less does not."""
+        auto = ["--plan", "--preset", "gpt2-124m", "--recompute-granularity", "auto", "--host-memory-budget", "200MiB", "--memory-budget"]
+        least = int(self.refused(*auto, "1GiB", words=["--memory-budget"]).stderr.split("least is --memory-budget ")[1].split()[0])
+        self.assertEqual(run(*auto, least).returncode, 0)
+        self.refused(*auto, int(0.98 * least), words=["the least is"])
+
+    def test_auto_is_kept(self):
+        """config.json has what auto chose; the same run started with it, and one that is resumed, search nothing."""
+        steps = ["--train-steps", 4, "--checkpoint-every", 2]
+        budget = self.plan(*SMALL, *self.data, *steps)["peak_bytes"] - 8192
+        result, log = self.train("kept", *steps, "--recompute-granularity", "auto", "--memory-budget", budget, "--no-offload-weights",
+                                 "--no-optimizer-cpu-offload", "--no-offload-gradients", "--cpu-offloading-num-layers", 0)
+        self.assertIn("\nauto ", result.stdout)
+        with open(self.path + "/kept/config.json") as f:
+            config = json.load(f)
+        self.assertEqual(config["recompute_granularity"], "selective")
+        self.assertIn(":0", config["recompute_layer_modules"])
+        again, log_again = self.train("again", "--recompute-granularity", "selective", "--recompute-layer-modules",
+                                      config["recompute_layer_modules"], "--train-steps", 4)
+        self.assertNotIn("\nauto ", again.stdout)
+        self.assertEqual([e["loss"] for e in log if "loss" in e], [e["loss"] for e in log_again if "loss" in e])
+        resumed, _ = self.train("kept", "--resume", "auto", "--train-steps", 6)
+        self.assertNotIn("\nauto ", resumed.stdout)
+        self.assertIn(config["recompute_layer_modules"], resumed.stdout)
 
     @unittest.skipIf("sanitize" in PROGRAM, "the sanitizers reserve address space of their own")
     def test_too_large_for_the_machine(self):

@@ -2,6 +2,7 @@
 // read-only one, flipped bits. What is found afterwards is always complete, and the newest that was.
 #include "formats/checkpoint.h"        // under test
 #include "formats/checkpoint_folder.h" // under test
+#include "formats/checkpoint_part.h"   // under test
 #include "formats/checkpoint_thread.h" // under test
 #include "formats/checkpoint_write.c"  // under test
 #include "test/testing.h"              // cmocka, test_random
@@ -846,13 +847,14 @@ struct trace {
 };
 
 static bool is_file_call(unsigned long number) {
-    const long calls[] = {SYS_openat,    SYS_mkdirat, SYS_write,      SYS_fsync,           SYS_close,     SYS_renameat2,
-                          SYS_unlinkat,  SYS_fstat,   SYS_getdents64, SYS_sync_file_range, SYS_fadvise64,
+    const long calls[] = {SYS_openat,    SYS_mkdirat,  SYS_write,     SYS_fsync,      SYS_close,
+                          SYS_renameat2, SYS_unlinkat, SYS_fstat,     SYS_getdents64, SYS_sync_file_range,
+                          SYS_fadvise64, SYS_pwrite64, SYS_ftruncate,
 #ifdef SYS_renameat
                           SYS_renameat,
 #endif
 #ifdef SYS_mkdir
-                          SYS_mkdir,     SYS_open,    SYS_rename,
+                          SYS_mkdir,     SYS_open,     SYS_rename,
 #endif
                           SYS_newfstatat};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
@@ -883,7 +885,7 @@ static bool trace_enter(struct trace *trace, pid_t child, unsigned long number, 
         trace->failed = number;
     if (fails) // it becomes no call at all
         assert_true(poke(child, offsetof(struct user_regs_struct, orig_rax), -1));
-    if (trace->short_writes && number == SYS_write && bytes > 1)
+    if (trace->short_writes && (number == SYS_write || number == SYS_pwrite64) && bytes > 1)
         assert_true(poke(child, offsetof(struct user_regs_struct, rdx), (long)(bytes / 2)));
     return fails;
 }
@@ -1075,6 +1077,218 @@ static void everything_is_on_the_disk_before_its_name_and_the_name_after(void **
     aside.no_exchange = true;
     in_traced_child(run_job, &job, &aside);
     assert_string_equal(aside.order, "ffffrrrrfr");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Several processes that write one checkpoint, each its part
+
+enum { TEAM = 3, TEAM_PIECE = 7, TEAM_BEGIN = 5 };
+static volatile pid_t *laid_out; // shared: process 0, once the others may begin; -1: it could not
+
+// Its share of the contents in pieces; the first bytes are there already.
+static const char *team_part(pid_t writer, int number, int64_t step, int64_t salt, struct checkpoint_part *part) {
+    struct contents contents;
+    memset(&contents, 0, sizeof contents);
+    contents = contents_of(step, salt);
+    const char *problem = checkpoint_part_begin(part, root, step, writer, number);
+    if (!problem)
+        problem = checkpoint_part_open(part, "model.safetensors");
+    for (size_t at = 0; at < sizeof contents && !problem; at += TEAM_PIECE)
+        if ((int)(at / TEAM_PIECE) % TEAM == number) {
+            const size_t first = at == 0 ? TEAM_BEGIN : at, end = at + TEAM_PIECE;
+            problem = checkpoint_part_write(part, first, (const char *)&contents + first,
+                                            (end < sizeof contents ? end : sizeof contents) - first);
+        }
+    if (!problem)
+        problem = checkpoint_part_close(part);
+    return problem ? problem : checkpoint_part_end(part);
+}
+static const char *team_lay_out(struct checkpoint_writer *writer, int64_t step, int64_t salt) {
+    struct contents contents;
+    memset(&contents, 0, sizeof contents);
+    contents = contents_of(step, salt);
+    const char *problem = checkpoint_begin(writer, root, step);
+    if (!problem)
+        problem = checkpoint_shared_file(writer, "model.safetensors", &contents, TEAM_BEGIN, sizeof contents);
+    return problem ? problem : checkpoint_expect_parts(writer, TEAM - 1);
+}
+static const char *team_lead(struct checkpoint_writer *writer, int64_t step, int64_t salt) {
+    static struct checkpoint_part part;
+    const char *problem = team_lay_out(writer, step, salt);
+    *laid_out = problem ? -1 : getpid();
+    if (!problem)
+        problem = checkpoint_file(writer, "empty", NULL, 0);
+    if (!problem)
+        problem = team_part(getpid(), 0, step, salt, &part);
+    if (!problem)
+        problem = checkpoint_wait_for_parts(writer);
+    problem = problem ? problem : checkpoint_commit(writer);
+    if (problem && !writer->failed)
+        checkpoint_abandon(writer);
+    return problem;
+}
+struct member {
+    int number;
+    int64_t step, salt;
+    bool traced;
+};
+static int run_member(void *argument) {
+    const struct member *const m = (const struct member *)argument;
+    static struct checkpoint_writer writer;
+    static struct checkpoint_part part;
+    struct error_text error;
+    if (m->number == 0) {
+        const char *const problem = team_lead(&writer, m->step, m->salt);
+        if (problem)
+            return m->traced ? child_says(problem) : 1;
+        return checkpoint_prune(root, 1, m->step, &error) ? 2 : 0;
+    }
+    while (*laid_out == 0)
+        usleep(100);
+    const char *const problem = *laid_out > 0 ? team_part(*laid_out, m->number, m->step, m->salt, &part) : NULL;
+    return !problem ? 0 : m->traced ? child_says(problem) : 1;
+}
+
+// A save by all of them, of which one is under trace; its wait status. Where it ends otherwise than by success the
+// others are ended a little later, as the watch over a job does. *others: how many of them failed by themselves.
+static int in_team(int traced, int64_t step, struct trace *trace, int *others) {
+    pid_t pids[TEAM];
+    struct member member = {traced, step, 2, true};
+    *laid_out = 0;
+    for (int number = 0; number < TEAM; number++) {
+        pids[number] = number == traced ? 0 : fork();
+        assert_true(pids[number] >= 0);
+        if (number != traced && pids[number] == 0) {
+            struct member other = {number, step, 2, false};
+            alarm(120);
+            _exit(run_member(&other));
+        }
+    }
+    const int status = in_traced_child(run_member, &member, trace);
+    const bool whole = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    *others = 0;
+    for (int number = 0; number < TEAM; number++) {
+        int other = 0, waited = 0;
+        if (number == traced)
+            continue;
+        while (waitpid(pids[number], &other, whole ? 0 : WNOHANG) == 0) {
+            if (waited++ == 30) // of a millisecond each: time for what must not be done
+                kill(pids[number], SIGKILL);
+            usleep(1000);
+        }
+        *others += WIFEXITED(other) && WEXITSTATUS(other) != 0;
+    }
+    return status;
+}
+
+static void team_is_whole(int at, int traced, bool saved, bool not_saved) {
+    struct found found;
+    struct error_text error;
+    const char *const problem = find_newest(&found, NULL, &error);
+    const bool old = found.step == 10 && found.salt == 1, new_one = found.step == 20 && found.salt == 2;
+    if (problem || !((old && !saved) || (new_one && !not_saved)))
+        fail_msg("process %d, call %d: step %d, salt %d; %s", traced, at, (int)found.step, (int)found.salt, problem);
+    verify_all();
+    save(30, 3); // also clears up
+    assert_newest(30, 3);
+    assert_int_equal(leftovers(), 0);
+}
+static void a_kill_of_any_of_several_leaves_the_checkpoint_before(void **state) {
+    for (int traced = 0; traced < TEAM; traced++)
+        for (int at = 1;; at++) {
+            struct trace trace = {at};
+            int others;
+            root_clear();
+            save(10, 1);
+            const int status = in_team(traced, 20, &trace, &others);
+            skip_if_not_permitted(status, "tracing");
+            const bool killed = WIFSIGNALED(status);
+            team_is_whole(at, traced, !killed, false);
+            if (!killed) {
+                assert_int_equal(status, 0);
+                assert_int_equal(others, 0);
+                assert_in_range(at, traced == 0 ? 25 : 6, 1000);
+                break;
+            }
+        }
+}
+static void a_failing_call_of_any_of_several_leaves_the_checkpoint_before(void **state) {
+    for (int traced = 0; traced < TEAM; traced++) {
+        int failed = 0;
+        bool more = true;
+        for (int at = 1; more; at++) {
+            struct trace trace = {0, at, ENOSPC};
+            int others;
+            root_clear();
+            save(10, 1);
+            const int status = in_team(traced, 20, &trace, &others);
+            skip_if_not_permitted(status, "tracing");
+            more = trace.calls >= at;
+            if (!WIFEXITED(status) || WEXITSTATUS(status) > 2)
+                fail_msg("process %d, call %d failed: status %x", traced, at, status);
+            const bool refused = WEXITSTATUS(status) == 1 && !strstr(child_text, "is saved and complete");
+            if (refused)
+                assert_words(child_text, "the checkpoints before it are untouched");
+            if (trace.failed == SYS_fsync || trace.failed == SYS_pwrite64)
+                assert_int_equal(WEXITSTATUS(status), 1); // none of them goes unheard
+            failed += refused;
+            team_is_whole(at, traced, !refused, refused);
+        }
+        assert_in_range(failed, traced == 0 ? 12 : 4, 1000);
+    }
+}
+static void several_go_on_after_interruptions_and_short_writes(void **state) {
+    for (int traced = 0; traced < TEAM; traced++) {
+        struct trace trace = {0, 0, 0, false, true};
+        int others;
+        root_clear();
+        skip_if_not_permitted(in_team(traced, 20, &trace, &others), "tracing");
+        assert_newest(20, 2);
+        for (int at = 1; at <= trace.calls; at++) {
+            struct trace interrupted = {0, at, EINTR};
+            root_clear();
+            const int status = in_team(traced, 20, &interrupted, &others);
+            if (interrupted.failed != SYS_write && interrupted.failed != SYS_fsync &&
+                interrupted.failed != SYS_pwrite64 && interrupted.failed != SYS_ftruncate)
+                continue;
+            if (status != 0)
+                fail_msg("process %d, call %d interrupted: %s", traced, at, child_text);
+            assert_newest(20, 2);
+        }
+    }
+}
+// The part of process 2 is late, fails or is never begun: the checkpoint waits, fails or waits; process 1 hears of it.
+static void parts_are_waited_for_and_failures_are_told(void **state) {
+    static struct checkpoint_writer writer;
+    static struct checkpoint_part part, late;
+    root_clear();
+    save(10, 1);
+    assert_null(team_lay_out(&writer, 20, 2));
+    assert_null(team_part(getpid(), 1, 20, 2, &part));
+    assert_null(checkpoint_part_begin(&late, root, 20, getpid(), 2));
+    assert_words(checkpoint_part_open(&late, "nothing"), "nothing: cannot be opened|No such file|step 20 is not saved");
+    assert_words(checkpoint_part_end(&late), "nothing: cannot be opened"); // the same text again
+    assert_words(checkpoint_wait_for_parts(&writer), "rank 2 could not write its part|the checkpoints before it");
+    assert_false(late.given_up || late.unheard);
+    assert_newest(10, 1);
+    assert_int_equal(leftovers(), 0);
+    // What process 0 has given up is no failure of the others.
+    assert_null(team_lay_out(&writer, 20, 2));
+    assert_null(checkpoint_part_begin(&late, root, 20, getpid(), 2));
+    checkpoint_abandon(&writer);
+    assert_non_null(checkpoint_part_open(&late, "model.safetensors"));
+    assert_true(late.given_up && !late.unheard);
+    // A file that another process has cut is no file of the checkpoint.
+    assert_null(team_lay_out(&writer, 20, 2));
+    assert_null(team_part(getpid(), 1, 20, 2, &part));
+    assert_null(team_part(getpid(), 2, 20, 2, &part));
+    assert_null(team_part(getpid(), 0, 20, 2, &part));
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/model.safetensors", in_root(writer.partial.name));
+    assert_int_equal(truncate(path, 100), 0);
+    assert_null(checkpoint_wait_for_parts(&writer));
+    assert_words(checkpoint_commit(&writer), "model.safetensors: cannot be read back|step 20 is not saved");
+    assert_newest(10, 1);
 }
 
 static int64_t clock_us(void) {
@@ -1353,8 +1567,9 @@ static int open_descriptors(void) {
 static int descriptors_before;
 static int group_setup(void **state) {
     child_text = (char *)mmap(NULL, CHILD_TEXT, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    laid_out = (pid_t *)mmap(NULL, sizeof *laid_out, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     descriptors_before = open_descriptors();
-    return child_text == MAP_FAILED ? -1 : root_create(state);
+    return child_text == MAP_FAILED || laid_out == MAP_FAILED ? -1 : root_create(state);
 }
 // Last of all, in this process: errors and searches too.
 static void no_descriptor_is_left_open(void **state) { assert_int_equal(open_descriptors(), descriptors_before); }
@@ -1383,6 +1598,10 @@ int main(void) {
         cmocka_unit_test(every_system_call_fails_once),
         cmocka_unit_test(interrupted_calls_and_short_writes_go_on),
         cmocka_unit_test(everything_is_on_the_disk_before_its_name_and_the_name_after),
+        cmocka_unit_test(a_kill_of_any_of_several_leaves_the_checkpoint_before),
+        cmocka_unit_test(a_failing_call_of_any_of_several_leaves_the_checkpoint_before),
+        cmocka_unit_test(several_go_on_after_interruptions_and_short_writes),
+        cmocka_unit_test(parts_are_waited_for_and_failures_are_told),
         cmocka_unit_test(killed_at_random_moments),
         cmocka_unit_test(a_write_that_fails_leaves_nothing_behind),
         cmocka_unit_test(a_full_disk_leaves_the_checkpoints_before),

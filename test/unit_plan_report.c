@@ -8,6 +8,7 @@
 #include <signal.h>                    // SIGXFSZ
 #include <sys/resource.h>              // setrlimit
 
+static const size_t transfer_bytes[TRANSFER_DIRECTIONS] = {(size_t)3 << 30, (size_t)5 << 30};
 static const char hostile_name[] = "a \"quoted\" \\ <b> & \t name";
 
 static void example_plan(struct plan *plan) {
@@ -23,6 +24,11 @@ static void example_plan(struct plan *plan) {
     plan_add(plan, ARENA_ACTIVATIONS, "never there", "untouched", -1, 777);
     plan_phase(plan, hostile_name);
     plan_touch(plan, plan_add(plan, ARENA_ACTIVATIONS, hostile_name, hostile_name, -1, 777));
+    plan_add(plan, ARENA_HOST_OPTIMIZER, "optimizer moments", "v", -1, 65432);
+    plan_add(plan, ARENA_HOST_STAGING, "staging", "batches", -1, 1000);
+    plan_touch(plan, plan_add(plan, ARENA_HOST_ACTIVATIONS, "offloaded", hostile_name, 1, 888));
+    plan_transfer(plan, TRANSFER_TO_HOST, hostile_name, 888);
+    plan_transfer(plan, TRANSFER_TO_DEVICE, "v", 65432);
     training_step(&s);
     evaluation(&s);
     generation(&s);
@@ -52,7 +58,7 @@ static size_t category_bytes_at_peak(const struct plan *plan, int category) {
     size_t sum = 0;
     for (int i = 0; i < plan->count; i++) {
         const struct plan_buffer *b = &plan->buffers[i];
-        if (b->category == category &&
+        if (b->category == category && plan_arena_memory(b->arena) == MEMORY_DEVICE &&
             (b->arena != ARENA_ACTIVATIONS ||
              (b->first_phase >= 0 && b->first_phase <= plan->peak_phase && plan->peak_phase <= b->last_phase)))
             sum += b->bytes;
@@ -64,11 +70,11 @@ static void the_printed_rows_sum_up_to_the_peak(void **state) {
     struct plan plan;
     example_plan(&plan);
     FILE *out = test_file();
-    plan_print(&plan, out);
+    plan_print(&plan, transfer_bytes, out);
     rewind(out);
     char line[256];
-    size_t sum = 0, bytes, peak = 0, arenas = 0;
-    bool in_arenas = false;
+    size_t sum = 0, bytes, peak = 0, host = 0, arenas[MEMORY_COUNT] = {0};
+    bool in_arenas = false, saves_nothing = false, copies = false;
     int rows = 0;
     while (fgets(line, sizeof line, out)) {
         assert_true(strlen(line) <= 120);
@@ -87,12 +93,18 @@ static void the_printed_rows_sum_up_to_the_peak(void **state) {
             peak = bytes;
         for (int a = 0; a < ARENA_COUNT && in_arenas; a++)
             if (row_bytes(line, plan_arena_name((enum plan_arena)a), &bytes))
-                arenas += bytes;
+                arenas[plan_arena_memory((enum plan_arena)a)] += bytes;
+        if (row_bytes(line, "sum", &bytes))
+            host = bytes;
+        copies = copies || strcmp(line, "  a step copies 3.00 GiB to the host and 5.00 GiB to the device\n") == 0;
+        saves_nothing = saves_nothing || strstr(line, "what is offloaded saves nothing");
         assert_false(strstr(line, "never there"));
     }
     fclose(out);
-    assert_int_equal(rows, plan.category_count - 1);
-    assert_true(peak == plan.peak_bytes && sum == peak && arenas == peak);
+    assert_int_equal(rows, plan.category_count - 3); // but for "never there" and those of the host alone
+    assert_true(peak == plan.peak_bytes && sum == peak && arenas[MEMORY_DEVICE] == peak);
+    assert_true(host == plan.host_peak_bytes && arenas[MEMORY_HOST] == host && host > 65432 + 1000 + 888);
+    assert_true(copies && saves_nothing);
     plan_free(&plan);
 }
 
@@ -101,7 +113,7 @@ static void an_empty_plan_can_be_printed(void **state) {
     plan_begin(&plan);
     plan_place(&plan);
     FILE *out = test_file();
-    plan_print(&plan, out);
+    plan_print(&plan, transfer_bytes, out);
     assert_true(ftell(out) > 0);
     fclose(out);
     plan_free(&plan);
@@ -134,7 +146,7 @@ static void json_holds_the_plan(void **state) {
     int found = 0;
     for (int i = 0; i < plan.count; i++) {
         const struct plan_buffer *b = &plan.buffers[i];
-        if (b->arena == ARENA_ACTIVATIONS && b->first_phase < 0)
+        if (!plan_owns_bytes(b))
             continue;
         char object[1024];
         const char *end = strchr(++line, '\n');
@@ -142,14 +154,16 @@ static void json_holds_the_plan(void **state) {
         line = end;
         size_t base = 0;
         for (int a = 0; a < (int)b->arena; a++)
-            base += plan.arena_bytes[a];
+            base += plan_arena_memory((enum plan_arena)a) == plan_arena_memory(b->arena) ? plan.arena_bytes[a] : 0;
+        assert_int_equal(json_member(object, "memory", value), 1);
+        assert_string_equal(value, plan_arena_memory(b->arena) == MEMORY_HOST ? "\"host\"" : "\"device\"");
         snprintf(wanted, sizeof wanted, "%zu", base + b->offset);
         assert_int_equal(json_member(object, "offset", value), 1);
         assert_string_equal(value, wanted);
         snprintf(wanted, sizeof wanted, "%zu", b->bytes);
         assert_int_equal(json_member(object, "bytes", value), 1);
         assert_string_equal(value, wanted);
-        snprintf(wanted, sizeof wanted, "%d", b->arena == ARENA_ACTIVATIONS ? b->last_phase : plan.phase_count - 1);
+        snprintf(wanted, sizeof wanted, "%d", plan_arena_is_packed(b->arena) ? b->last_phase : plan.phase_count - 1);
         assert_int_equal(json_member(object, "last_phase", value), 1);
         assert_string_equal(value, wanted);
         assert_int_equal(json_member(object, "category", value), 1);
@@ -158,6 +172,23 @@ static void json_holds_the_plan(void **state) {
         found++;
     }
     assert_true(found > 50 && strncmp(line + 1, "  ]", 3) == 0);
+    static const char *const directions[] = {"\"to host\"", "\"to device\""}, *const bytes[] = {"888", "65432"};
+    line = strstr(text, "\"transfers\"");
+    for (int i = 0; i < 2; i++) {
+        char object[1024];
+        const char *begin = strchr(line, '\n') + 1, *end = strchr(begin, '\n');
+        snprintf(object, sizeof object, "%.*s", (int)(end - begin), begin);
+        line = end;
+        assert_int_equal(json_member(object, "direction", value), 1);
+        assert_string_equal(value, directions[i]);
+        assert_int_equal(json_member(object, "bytes", value), 1);
+        assert_string_equal(value, bytes[i]);
+        assert_int_equal(json_member(object, "phase", value), 1);
+        assert_string_equal(value, "0");
+    }
+    snprintf(wanted, sizeof wanted, "\"host\": {\n    \"peak_bytes\": %zu,\n    \"lower_bound_bytes\": %zu,",
+             plan.host_peak_bytes, plan.host_lower_bound_bytes);
+    assert_non_null(strstr(text, wanted));
     free(text);
     unlink(path);
     plan_free(&plan);
@@ -178,12 +209,14 @@ static void the_picture_holds_every_buffer(void **state) {
     plan_write_svg(&plan, path);
     char *text = read_text(path);
     assert_non_null(text);
-    int drawn = 0;
+    int drawn = 0, device_arenas = 0;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        device_arenas += plan_arena_memory((enum plan_arena)a) == MEMORY_DEVICE;
     for (int i = 0; i < plan.count; i++)
         drawn +=
             plan.buffers[i].arena == ARENA_ACTIVATIONS && plan.buffers[i].first_phase >= 0 && plan.buffers[i].bytes > 0;
-    assert_int_equal(count_of(text, "<title>"), drawn + ARENA_COUNT);
-    assert_int_equal(count_of(text, "</title>"), drawn + ARENA_COUNT);
+    assert_int_equal(count_of(text, "<title>"), drawn + device_arenas);
+    assert_int_equal(count_of(text, "</title>"), drawn + device_arenas);
     assert_int_equal(count_of(text, "<text"), count_of(text, "</text>"));
     assert_int_equal(count_of(text, "nan") + count_of(text, "inf"), 0);
     assert_non_null(strstr(text, "</svg>"));

@@ -1,5 +1,5 @@
-// The engine's model as far as it is planned: every preset, recomputation, ZeRO stage and number of ranks is placed close
-// to its lower bound, and quickly, since the search for a policy plans many times; and the flops that MFU counts.
+// The engine's model as far as it is planned: every preset, recomputation, ZeRO stage, number of ranks and set of what is
+// offloaded is placed close to its lower bound, in the device's memory and the host's, and quickly, since the search for a policy plans many times; and the flops that MFU counts.
 #define PRECISION_BF16
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include "kernels/device.cuh"
@@ -21,22 +21,46 @@ static double cpu_seconds(void) {
 
 struct quality {
     int plans, above;
-    double worst, seconds; // the largest ratio of the activations' arena to its bound; of all plans together
-    char worst_options[256];
+    double worst, seconds; // the largest ratio of a packed arena to its bound; of all plans together
+    char worst_options[512];
 };
 
-static void plan_options(struct device *dev, const char *options, struct quality *quality) {
+// The ratio of a memory's packed arena to its bound. The other arenas have no gaps; beside them a loss would look small.
+static double packed_ratio(const struct plan *plan, enum plan_arena packed, size_t peak, size_t bound) {
+    const size_t others = peak - plan->arena_bytes[packed];
+    return bound > others ? (double)plan->arena_bytes[packed] / (double)(bound - others) : 1;
+}
+
+static void open_device(struct device *dev) {
+    memset(dev, 0, sizeof *dev);
+    dev->threads = 1;
+    omp_set_num_threads(1);
+    dev->matmul = matmul_create(dev);
+}
+static void close_device(struct device *dev) { matmul_destroy(dev->matmul); }
+static void expect_quality(const struct quality *quality, double most) {
+    print_message("%d plans, %d above their bound, by %.2f %% at most (%s); %.1f ms a plan\n", quality->plans,
+                  quality->above, 100 * (quality->worst - 1), quality->worst_options,
+                  1e3 * quality->seconds / quality->plans);
+    assert_true(quality->worst <= most);
+}
+
+// whole: held against its bound is the whole plan, not its packed arenas alone.
+static void plan_options(struct device *dev, const char *options, bool whole, struct quality *quality) {
     const struct config config = config_of_options(options, "");
     const double begin = cpu_seconds();
     const struct fit f = fit_of(&config, ATTENTION_FLASH, dev);
     struct gpt *m = gpt_create(&config, fit_policy(&f), ATTENTION_FLASH, dev);
     quality->seconds += cpu_seconds() - begin;
-    // The other arenas have no gaps; beside them a loss would look small.
-    const size_t activations = m->timeline.plan.arena_bytes[ARENA_ACTIVATIONS],
-                 others = m->timeline.plan.peak_bytes - activations;
-    const double ratio = (double)activations / (double)(m->timeline.plan.lower_bound_bytes - others);
+    const struct plan *plan = &m->timeline.plan;
+    const double device = whole ? (double)plan->peak_bytes / (double)plan->lower_bound_bytes
+                                : packed_ratio(plan, ARENA_ACTIVATIONS, plan->peak_bytes, plan->lower_bound_bytes),
+                 host = whole ? (double)plan->host_peak_bytes / (double)plan->host_lower_bound_bytes
+                              : packed_ratio(plan, ARENA_HOST_ACTIVATIONS, plan->host_peak_bytes,
+                                             plan->host_lower_bound_bytes),
+                 ratio = device > host ? device : host;
     quality->plans++;
-    quality->above += m->timeline.plan.peak_bytes > m->timeline.plan.lower_bound_bytes;
+    quality->above += ratio > 1;
     if (ratio > quality->worst) {
         quality->worst = ratio;
         snprintf(quality->worst_options, sizeof quality->worst_options, "%s", options);
@@ -58,10 +82,7 @@ static void every_preset_is_planned_within_2_percent_of_its_bound(void **state) 
     enum { POLICIES = sizeof policies / sizeof *policies, STAGES = 4, RANKS = sizeof ranks / sizeof *ranks };
     struct quality quality = {0, 0, 1, 0, ""};
     struct device dev;
-    memset(&dev, 0, sizeof dev);
-    dev.threads = 1;
-    omp_set_num_threads(1);
-    dev.matmul = matmul_create(&dev);
+    open_device(&dev);
     for (int preset = 0; preset < CONFIG_PRESETS; preset++)
         for (int policy = 0; policy < POLICIES; policy++)
             for (int i = 0; i < RANKS; i++)
@@ -70,7 +91,7 @@ static void every_preset_is_planned_within_2_percent_of_its_bound(void **state) 
                     snprintf(options, sizeof options,
                              "--preset %s --world-size %d --zero-stage %d --recompute-granularity %s",
                              presets[preset].name, ranks[i], stage, policies[policy]);
-                    plan_options(&dev, options, &quality);
+                    plan_options(&dev, options, false, &quality);
                 }
     // Where the parameters of ZeRO's units, gathered in a chain, outweigh the activations.
     for (int i = 1; i < RANKS; i++)
@@ -80,13 +101,77 @@ static void every_preset_is_planned_within_2_percent_of_its_bound(void **state) 
                      "--preset llama3-8b --world-size %d --zero-stage 3 --micro-batch-size 1 --seq-length 2048 "
                      "--recompute-granularity %s",
                      ranks[i], policies[policy]);
-            plan_options(&dev, options, &quality);
+            plan_options(&dev, options, false, &quality);
         }
-    matmul_destroy(dev.matmul);
-    print_message("%d plans, %d above their bound, activations by %.2f %% at most (%s); %.1f ms a plan\n",
-                  quality.plans, quality.above, 100 * (quality.worst - 1), quality.worst_options,
-                  1e3 * quality.seconds / quality.plans);
-    assert_true(quality.worst <= 1.02);
+    close_device(&dev);
+    expect_quality(&quality, 1.02);
+}
+
+// What may be offloaded, more in each set; %d is the number of layers.
+static const char *const offloads[] = {
+    "--optimizer-cpu-offload",
+    "--optimizer-cpu-offload --cpu-offloading-num-layers %d",
+    "--optimizer-cpu-offload --cpu-offloading-num-layers %d --offload-gradients --offload-weights",
+};
+enum { OFFLOADS = sizeof offloads / sizeof *offloads };
+// The ratio of whole plans to their bounds is what counts here: the activations' arena is small beside the rest or, where
+// that has left, its chains of what arrives and leaves are.
+// Where units are sharded, too, chains of both kinds overlap: such plans count in `hard`.
+static void plan_offloads_of(struct device *dev, const char *model, int layers, struct quality *quality,
+                             struct quality *hard) {
+    static const char *const policies[] = {"none", "selective", "full"};
+    for (int policy = 0; policy < 3; policy++)
+        for (int sharded = 0; sharded < 2; sharded++)
+            for (int i = 0; i < OFFLOADS; i++) {
+                char options[512], set[128];
+                snprintf(set, sizeof set, offloads[i], layers);
+                snprintf(options, sizeof options, "%s --recompute-granularity %s %s %s", model, policies[policy],
+                         sharded ? "--world-size 64 --zero-stage 3" : "", set);
+                plan_options(dev, options, true, sharded && i > 0 ? hard : quality);
+            }
+}
+// Of gemma3, where attention's workspace is a quarter of the memory and what a layer keeps the rest, no better placement
+// was found than one 6 % above the bound, which may be out of reach; hard ones are found within 7 %.
+static void every_offload_is_planned_within_2_percent_of_its_bound(void **state) {
+    struct quality quality = {0, 0, 1, 0, ""}, hard = {0, 0, 1, 0, ""};
+    struct device dev;
+    open_device(&dev);
+    for (int preset = 0; preset < CONFIG_PRESETS; preset++) {
+        char model[128];
+        const bool gemma = strncmp(presets[preset].name, "gemma3", 6) == 0;
+        snprintf(model, sizeof model, "--preset %s", presets[preset].name);
+        const struct config config = config_of_options(model, "");
+        plan_offloads_of(&dev, model, config.num_layers, gemma ? &hard : &quality, &hard);
+    }
+    close_device(&dev);
+    expect_quality(&quality, 1.02);
+    expect_quality(&hard, 1.07);
+}
+// Models of 14 to 405 billion parameters: a unit's parameters outweigh a micro-batch's activations.
+static void large_models_are_planned_within_2_percent_of_their_bound(void **state) {
+    static const struct {
+        const char *options;
+        int layers;
+    } models[] = {
+        {"--hidden-size 5120 --num-attention-heads 40 --ffn-hidden-size 13824 --num-layers 48", 48},
+        {"--hidden-size 5120 --num-attention-heads 40 --ffn-hidden-size 27648 --num-layers 64", 64},
+        {"--hidden-size 8192 --num-attention-heads 64 --ffn-hidden-size 28672 --num-layers 80", 80},
+        {"--hidden-size 16384 --num-attention-heads 128 --ffn-hidden-size 53248 --num-layers 126", 126},
+    };
+    static const int lengths[] = {4096, 65536};
+    struct quality quality = {0, 0, 1, 0, ""}, hard = {0, 0, 1, 0, ""};
+    struct device dev;
+    open_device(&dev);
+    for (int i = 0; i < (int)(sizeof models / sizeof *models); i++)
+        for (int length = 0; length < (int)(sizeof lengths / sizeof *lengths); length++) {
+            char model[256];
+            snprintf(model, sizeof model, "--preset llama3-8b %s --micro-batch-size 1 --seq-length %d",
+                     models[i].options, lengths[length]);
+            plan_offloads_of(&dev, model, models[i].layers, &quality, &hard);
+        }
+    close_device(&dev);
+    expect_quality(&quality, 1.02);
+    expect_quality(&hard, 1.07);
 }
 
 // Multiply-adds of a sequence's forward, one by one.
@@ -143,6 +228,8 @@ static void flops_are_the_multiply_adds_of_a_naive_count(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_preset_is_planned_within_2_percent_of_its_bound),
+        cmocka_unit_test(every_offload_is_planned_within_2_percent_of_its_bound),
+        cmocka_unit_test(large_models_are_planned_within_2_percent_of_their_bound),
         cmocka_unit_test(flops_are_the_multiply_adds_of_a_naive_count),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

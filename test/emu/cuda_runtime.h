@@ -363,8 +363,8 @@ static inline void emu_check_copy(void *to, const void *from, size_t bytes, enum
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                                           cudaStream_t stream = NULL) {
     emu_check_copy(to, from, bytes, kind);
-    // It would not run beside the first stream: CUDA stages it through memory of its own, and the host waits meanwhile.
-    if (stream && stream->beside && bytes > 0 &&
+    // It would not run beside the stream that computes: CUDA stages it through memory of its own, and the host waits meanwhile.
+    if (stream && stream->beside && !stream->computes && bytes > 0 &&
         ((kind == cudaMemcpyHostToDevice && !emu_is_pinned(from, bytes)) ||
          (kind == cudaMemcpyDeviceToHost && !emu_is_pinned(to, bytes))))
         emu_report("a copy on a stream beside the first one is of memory of the host that is not pinned");
@@ -372,6 +372,8 @@ static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t byt
 }
 static inline cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream = NULL) {
     emu_check_range(memory, bytes, "cudaMemset writes");
+    if (stream)
+        stream->computes = true;
     return bytes == 0 ? cudaSuccess : emu_enqueue(stream, "cudaMemset", [=] { memset(memory, value, bytes); });
 }
 
@@ -441,6 +443,8 @@ static cudaError_t emu_launch(const char *name, const cudaLaunchConfig_t *config
         values_type values;
     };
     emu_check_launch(name, config, (const void *)kernel);
+    if (config->stream)
+        config->stream->computes = true;
     const dim3 grid = config->gridDim, size = config->blockDim;
     const uint32_t shared_bytes = (uint32_t)config->dynamicSmemBytes;
     const call_type call = {kernel, values_type(static_cast<Parameters>(arguments)...)};

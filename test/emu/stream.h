@@ -68,6 +68,7 @@ struct emu_stream {
     bool follows_null; // made without cudaStreamNonBlocking: waits for the stream NULL, which waits for it
     int priority;      // of no effect here
     int beside;        // made while there were so many others
+    bool computes;     // a kernel or a memset ran in it: it is no stream of copies alone
     std::deque<struct emu_work> queue;
     uint64_t enqueued, done;                   // so far
     std::shared_ptr<struct emu_graph> capture; // what it records, if it does

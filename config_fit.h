@@ -1,0 +1,65 @@
+// The options of state formats and of offload to the host's memory: those that contradict each other end the program.
+#pragma once
+#include "config.h" // struct config
+
+// Bytes of a moment in a format: 8bit has an fp32 scale for each 128.
+static inline double config_moment_bytes(enum config_moment_dtype dtype) {
+    switch (dtype) {
+    case MOMENT_FP32: return 4;
+    case MOMENT_BF16: return 2;
+    case MOMENT_8BIT: return 1 + 4.0 / 128;
+    }
+    __builtin_unreachable();
+}
+static inline double config_main_bytes(enum config_main_dtype dtype) {
+    switch (dtype) {
+    case MAIN_FP32: return 4;
+    case MAIN_BF16: return 2;
+    }
+    __builtin_unreachable();
+}
+
+// Whether gradients may be in host memory or bf16, parameters in host memory: their units must have buffers of their
+// own, or one rank must hold them all.
+static inline bool config_may_move_gradients(const struct config *c) { return c->ranks <= 1 || c->zero_stage >= 2; }
+static inline bool config_may_move_weights(const struct config *c) { return c->ranks <= 1 || c->zero_stage >= 3; }
+
+// A copy that a checkpoint is written from meanwhile would take the host's memory that states were sent to: it is off
+// with offload unless it was asked for.
+static inline void config_resolve_copies(struct config *c) {
+    if ((c->optimizer_cpu_offload || c->offload_gradients || c->offload_weights) && !config_given(c, checkpoint_async))
+        c->checkpoint_async = false;
+}
+
+static inline void config_check_offload(const struct config *c) {
+    if (c->optimizer_offload_fraction != 1 && !c->optimizer_cpu_offload)
+        fail("--optimizer-offload-fraction %g needs --optimizer-cpu-offload", c->optimizer_offload_fraction);
+    if (c->optimizer_offload_fraction == 0)
+        fail("--optimizer-offload-fraction 0 offloads nothing; leave out --optimizer-cpu-offload");
+    if (c->cpu_offloading_num_layers > c->num_layers)
+        fail("--cpu-offloading-num-layers %d: the model has only %d layers", c->cpu_offloading_num_layers,
+             c->num_layers);
+    if (c->offload_gradients && !config_may_move_gradients(c))
+        fail("--offload-gradients on %d ranks needs --zero-stage 2 or 3", c->ranks);
+    if (c->main_grads_dtype != MAIN_FP32 && !config_may_move_gradients(c))
+        fail("--main-grads-dtype bf16 on %d ranks needs --zero-stage 2 or 3", c->ranks);
+    if (c->offload_weights && !config_may_move_weights(c))
+        fail("--offload-weights on %d ranks needs --zero-stage 3", c->ranks);
+    if (c->main_params_dtype != MAIN_FP32 && c->precision == WITH_FP32)
+        fail("--main-params-dtype bf16 is of bf16 parameters, and --precision fp32 has none; leave one of them out");
+    if (config_trains(c))
+        return;
+    if (c->optimizer_cpu_offload || c->offload_gradients || c->cpu_offloading_num_layers > 0)
+        fail("--optimizer-cpu-offload, --offload-gradients and --cpu-offloading-num-layers are of training, and "
+             "--%s does not train; --offload-weights serves both",
+             c->eval_only ? "eval-only" : "generate");
+}
+
+static inline void config_resolve_fit(struct config *c) {
+    config_check_offload(c);
+    if (*c->plan_gpu && !c->plan)
+        fail("--plan-gpu is what --plan predicts times for; a run has the device that it is on");
+    if (c->recompute_granularity == RECOMPUTE_AUTO && c->plan && c->memory_budget == 0)
+        fail("--recompute-granularity auto with --plan needs --memory-budget, as 6GiB");
+    config_resolve_copies(c);
+}

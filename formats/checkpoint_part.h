@@ -1,0 +1,53 @@
+// One process's part of a checkpoint that several write: its ranges of files that checkpoint_write.h has laid out.
+//
+//   process 0: checkpoint_begin, checkpoint_shared_file ..., checkpoint_expect_parts; then tells the others
+//   each:      checkpoint_part_begin, for each file checkpoint_part_open, _write ..., _close; checkpoint_part_end
+//   process 0: checkpoint_wait_for_parts, checkpoint_commit
+//
+// Every byte of a part is on the disk before checkpoint_part_end says so. Processes may be of several hosts, where the
+// file system lets them write different ranges of one file.
+//
+// No function here ends the process: each returns NULL, or a text, in the part, that says what failed. After a failure
+// the part holds nothing, process 0 is told (`unheard`: it could not be), and every later call returns the same text.
+#pragma once
+#include "formats/checkpoint_folder.h"  // struct checkpoint_entry
+#include "formats/manifest.h"           // MANIFEST_FILE_NAME
+#include "runtime/machine/error_text.h" // struct error_text
+#include <limits.h>                     // PATH_MAX
+#include <stdbool.h>                    // bool
+#include <stddef.h>                     // size_t
+#include <stdint.h>                     // uint64_t
+#include <sys/cdefs.h>                  // __BEGIN_DECLS
+
+struct checkpoint_part { // for checkpoint_part.c alone
+    char root[PATH_MAX];
+    struct checkpoint_entry partial;
+    int number;             // of the process
+    int folder_fd, file_fd; // -1: not open
+    bool failed;            // `error` says why
+    bool given_up;          // it failed since process 0 had given up the checkpoint, and says why
+    bool unheard;           // it failed, and process 0 could not be told, which waits for it
+    struct error_text error;
+    char file[MANIFEST_FILE_NAME];
+    unsigned char *buffer;
+    uint64_t at; // offset of the buffer's first byte in the file
+    size_t buffered;
+    uint64_t begun, begun_end; // range that is on its way to the disk since the last window of bytes
+    uint64_t dirty, dirty_end; // range that was written since then; empty: dirty_end 0
+    uint64_t dirty_bytes;
+};
+
+__BEGIN_DECLS
+// Begins the part of process `number` of the checkpoint of `step`, whose process 0 has the process id `writer`.
+const char *checkpoint_part_begin(struct checkpoint_part *part, const char *root, int64_t step, pid_t writer,
+                                  int number);
+const char *checkpoint_part_open(struct checkpoint_part *part, const char *name);
+// Writes `count` bytes at `offset` of the open file. Ranges in the order of the file are written together.
+const char *checkpoint_part_write(struct checkpoint_part *part, uint64_t offset, const void *bytes, uint64_t count);
+// Closes the file when all that this process wrote of it is on the disk.
+const char *checkpoint_part_close(struct checkpoint_part *part);
+// Ends the part, and tells process 0 that it is written. The part has ended, whatever is returned.
+const char *checkpoint_part_end(struct checkpoint_part *part);
+// Abandons the part without a word to process 0, which gives up the checkpoint. Does nothing to a part that has ended.
+void checkpoint_part_abandon(struct checkpoint_part *part);
+__END_DECLS

@@ -1,0 +1,327 @@
+// --recompute-granularity auto: the search of run/fit_search.cuh over a model's plans. What it finds is written into the
+// run's options, as if they had been given: config.json and checkpoints keep it, and a run started with them searches
+// nothing.
+#pragma once
+#include "run/fit.cuh"            // struct fit, policies
+#include "run/fit_search.cuh"     // fit_search
+#include "run/fit_time.cuh"       // fit_predict, struct fit_rates
+#include "runtime/net/parallel.h" // control_all_gather, control_broadcast
+
+// What was chosen, for the start-up report: a line for each of the best, the chosen first, and one on formats.
+struct fit_chosen {
+    int count, plans; // 0: nothing was searched
+    double search_s;
+    char best[FIT_BEST][512], gain[512];
+};
+
+// Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits allow;
+// options that the user gave stay. Ranks choose together: all call it. Ends the program where nothing fits.
+static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
+                                    struct fit_rates rates, struct parallel *parallel);
+
+// ---- the space ----
+
+struct fit_formats {
+    enum config_main_dtype params, grads;
+    enum config_moment_dtype m, v;
+};
+// A search: what fit_space's functions need of the model.
+struct fit_auto {
+    const struct fit *f;
+    const struct fit_rates *rates;
+    uint32_t frontier[FRONTIER_MOST];
+    struct fit_formats formats[FIT_FORMATS_MOST];
+    int known_formats;
+    struct fit_space space;
+};
+static_assert((int)FRONTIER_MOST <= (int)FIT_KINDS_MOST, "a kind for each place on the frontier");
+
+static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int recompute) {
+    const int L = a->space.num_layers, k = recompute / L, n = recompute % L;
+    return policy_mixed(L, a->frontier[n > 0 ? k + 1 : k], a->frontier[k], n);
+}
+// The options of a choice, but for those of recomputation.
+static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
+    const struct fit_formats *formats = &a->formats[choice->formats];
+    config->optimizer_cpu_offload = choice->percent > 0;
+    config->optimizer_offload_fraction = choice->percent > 0 ? choice->percent / 100.0 : 1;
+    config->cpu_offloading_num_layers = choice->layers;
+    config->offload_gradients = choice->gradients;
+    config->offload_weights = choice->weights;
+    config->main_params_dtype = formats->params;
+    config->main_grads_dtype = formats->grads;
+    config->exp_avg_dtype = formats->m;
+    config->exp_avg_sq_dtype = formats->v;
+    config_resolve_copies(config);
+}
+static struct fit_outcome fit_plan_choice(void *context, const struct fit_choice *choice) {
+    const struct fit_auto *a = (const struct fit_auto *)context;
+    struct config config = *a->f->config;
+    fit_apply(a, choice, &config);
+    struct gpt *m = gpt_create(&config, fit_auto_policy(a, choice->recompute), a->f->backend, a->f->dev);
+    const struct fit_outcome outcome = {(double)m->timeline.plan.peak_bytes, (double)m->timeline.plan.host_peak_bytes,
+                                        fit_predict(m, a->rates).step_s};
+    gpt_destroy(m);
+    return outcome;
+}
+
+// All formats in the order in which they lose: as given, then each with what the user left open. Equal ones once.
+static void fit_add_formats(struct fit_auto *a, struct fit_formats formats) {
+    const struct config *c = a->f->config;
+    if (config_given(c, main_params_dtype) || sizeof(floatX) == 4)
+        formats.params = c->main_params_dtype;
+    if (config_given(c, main_grads_dtype) || !config_may_move_gradients(c))
+        formats.grads = c->main_grads_dtype;
+    if (config_given(c, exp_avg_dtype))
+        formats.m = c->exp_avg_dtype;
+    if (config_given(c, exp_avg_sq_dtype))
+        formats.v = c->exp_avg_sq_dtype;
+    for (int i = 0; i < a->known_formats; i++)
+        if (memcmp(&a->formats[i], &formats, sizeof formats) == 0)
+            return;
+    a->formats[a->known_formats++] = formats;
+}
+static void fit_list_formats(struct fit_auto *a) {
+    static const struct fit_formats all[] = {
+        {MAIN_FP32, MAIN_FP32, MOMENT_FP32, MOMENT_FP32}, {MAIN_FP32, MAIN_FP32, MOMENT_BF16, MOMENT_BF16},
+        {MAIN_FP32, MAIN_BF16, MOMENT_BF16, MOMENT_BF16}, {MAIN_FP32, MAIN_BF16, MOMENT_8BIT, MOMENT_8BIT},
+        {MAIN_BF16, MAIN_BF16, MOMENT_8BIT, MOMENT_8BIT},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        fit_add_formats(a, all[i]);
+}
+
+// The ranges of a choice: an option that the user gave has one value.
+static void fit_set_ranges(struct fit_auto *a) {
+    const struct config *c = a->f->config;
+    struct fit_choice *least = &a->space.least, *most = &a->space.most;
+    most->recompute = (a->space.kinds - 1) * c->num_layers;
+    most->layers = c->num_layers - 1; // the last layer's backward comes at once
+    if (config_given(c, cpu_offloading_num_layers))
+        least->layers = most->layers = c->cpu_offloading_num_layers;
+    most->percent = 100;
+    if (config_given(c, optimizer_cpu_offload) && !c->optimizer_cpu_offload)
+        most->percent = 0;
+    else if (config_given(c, optimizer_cpu_offload)) {
+        const int given = (int)(100 * c->optimizer_offload_fraction + 0.5);
+        least->percent = given > 1 ? given : 1;
+        most->percent = config_given(c, optimizer_offload_fraction) ? least->percent : 100;
+        least->percent = config_given(c, optimizer_offload_fraction) ? least->percent : 1;
+    }
+    most->gradients = config_may_move_gradients(c);
+    if (config_given(c, offload_gradients))
+        least->gradients = most->gradients = c->offload_gradients;
+    most->weights = config_may_move_weights(c);
+    if (config_given(c, offload_weights))
+        least->weights = most->weights = c->offload_weights;
+    most->formats = c->allow_lossy_states ? a->known_formats - 1 : 0;
+}
+
+// What is estimated: by the shapes of a layer and the buffers of a plan.
+static void fit_set_estimates(struct fit_auto *a) {
+    const struct config *c = a->f->config;
+    const struct fit_rates *r = a->rates;
+    const double per_byte = r->flops / r->traffic, tokens = (double)c->micro_batch_size * c->seq_length;
+    const struct layer_shape layer = layer_shape_at(&a->f->shape, c->num_layers / 2); // what most layers are
+    struct fit_space *s = &a->space;
+    s->num_layers = c->num_layers;
+    s->kinds = recompute_frontier(a->frontier, &layer, per_byte);
+    for (int k = 0; k < s->kinds; k++) {
+        const uint32_t missing = activation_closure(ACT_BACKWARD, a->frontier[k], &layer);
+        s->kept_bytes[k] = (double)activation_bytes(a->frontier[k], &layer) * tokens;
+        s->recompute_s[k] = activation_cost(missing, &layer, per_byte) * tokens / r->flops;
+    }
+    struct gpt *m = gpt_create(c, policy_none(c->num_layers), a->f->backend, a->f->dev);
+    const struct shards *shards = &m->zero.shards;
+    const double states = (double)shards_elements(shards, shards_optimizer(shards)),
+                 gradients = (double)shards_elements(shards, shards_gradients(shards));
+    s->compute_s = fit_predict(m, r).compute_s;
+    s->weights_bytes = (double)shards_elements(shards, shards_parameters(shards)) * sizeof(floatX);
+    s->micro_steps = m->micro_steps;
+    s->bus = r->bus;
+    for (int i = 0; i < a->known_formats; i++) {
+        const struct fit_formats *formats = &a->formats[i];
+        const bool remainder = sizeof(floatX) == 2 && formats->params == MAIN_FP32;
+        struct config config = *c;
+        config.main_params_dtype = formats->params;
+        config.main_grads_dtype = formats->grads;
+        config.exp_avg_dtype = formats->m;
+        config.exp_avg_sq_dtype = formats->v;
+        s->gradients_bytes[i] = gradients * config_main_bytes(formats->grads);
+        s->states_bytes[i] =
+            states * (config_moment_bytes(formats->m) + config_moment_bytes(formats->v) + (remainder ? 2 : 0));
+        m->config = config;
+        s->update_s[i] = fit_update_traffic(m) / r->traffic;
+    }
+    gpt_destroy(m);
+}
+
+// ---- words ----
+
+static void fit_add_text(char *out, size_t n, const char *separator, const char *text) {
+    const char *const parts[] = {*out ? separator : "", text};
+    size_t used = strlen(out);
+    for (int i = 0; i < 2; i++)
+        for (const char *at = parts[i]; *at && used + 1 < n; at++)
+            out[used++] = *at;
+    out[used] = 0;
+}
+// "activations of 12 layers, 40 % of the optimizer states and gradients in host memory; bf16 moments; ..."
+static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *choice, char *out, size_t n) {
+    char away[128] = "", part[320], list[256];
+    const struct fit_formats *formats = &a->formats[choice->formats];
+    struct recompute_policy policy = fit_auto_policy(a, choice->recompute);
+    out[0] = 0;
+    policy_layer_modules(list, sizeof list, &policy, &a->f->shape);
+    policy_free(&policy);
+    snprintf(part, sizeof part, "recomputes %s", *list ? list : "nothing");
+    fit_add_text(out, n, "", part);
+    snprintf(part, sizeof part, "activations of %d layers", choice->layers);
+    if (choice->layers > 0)
+        fit_add_text(away, sizeof away, ", ", part);
+    snprintf(part, sizeof part, "%d %% of the optimizer states", choice->percent);
+    if (choice->percent > 0)
+        fit_add_text(away, sizeof away, ", ", part);
+    if (choice->gradients)
+        fit_add_text(away, sizeof away, ", ", "gradients");
+    if (choice->weights)
+        fit_add_text(away, sizeof away, ", ", "weights");
+    snprintf(part, sizeof part, "%s in host memory", *away ? away : "nothing");
+    fit_add_text(out, n, "; ", part);
+    if (choice->formats == 0)
+        return;
+    char m[OPTION_NAME], v[OPTION_NAME], grads[OPTION_NAME];
+    snprintf(part, sizeof part, "moments in %s and %s, gradients in %s%s",
+             option_choice_name(CHOICES(MOMENT_DTYPES), (int)formats->m, m),
+             option_choice_name(CHOICES(MOMENT_DTYPES), (int)formats->v, v),
+             option_choice_name(CHOICES(MAIN_DTYPES), (int)formats->grads, grads),
+             formats->params == MAIN_BF16 ? ", no master weights" : "");
+    fit_add_text(out, n, "; ", part);
+}
+// What a choice costs, then what it is.
+static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *choice,
+                             const struct fit_outcome *outcome, char *out, size_t n) {
+    char text[320], device[LOG_NUMBER], host[LOG_NUMBER];
+    fit_choice_text(a, choice, text, sizeof text);
+    snprintf(out, n, "%.4g ms a step, %s of the device, %s of the host: %s", 1e3 * outcome->seconds,
+             log_bytes(device, (int64_t)outcome->device), log_bytes(host, (int64_t)outcome->host), text);
+}
+
+// ---- the choice ----
+
+// Where nothing fits, the nearest budgets that something fits: the smallest need of the device's memory with the host's
+// as it is, and the reverse.
+static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
+    enum { MOST_PLANS = 40 };
+    char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
+    const struct fit_found device = fit_search(&a->space, FIT_DEVICE, MOST_PLANS, 0),
+                           host = fit_search(&a->space, FIT_HOST, MOST_PLANS, 0);
+    snprintf(out, n, "no recomputation and no offload fits %s of the device's memory%s%s",
+             log_bytes(have, (int64_t)limits.device), limits.host == SIZE_MAX ? "" : " and, of the host's, ",
+             limits.host == SIZE_MAX ? "" : log_bytes(more, (int64_t)limits.host));
+    const size_t used = strlen(out);
+    if (device.count > 0)
+        snprintf(out + used, n - used, "; the least is --memory-budget %.0f (%s, with %s of the host's)",
+                 device.outcome[0].device, log_bytes(need, (int64_t)device.outcome[0].device),
+                 log_bytes(with, (int64_t)device.outcome[0].host));
+    const size_t longer = strlen(out);
+    if (host.count > 0)
+        snprintf(out + longer, n - longer, "%s --host-memory-budget %.0f (%s)",
+                 device.count > 0 ? ", or" : "; the least is", host.outcome[0].host,
+                 log_bytes(need, (int64_t)host.outcome[0].host));
+    fit_add_text(out, n, "; ",
+                 a->f->config->allow_lossy_states
+                     ? "else lower --micro-batch-size or --seq-length"
+                     : "else lower --micro-batch-size or --seq-length, or give --allow-lossy-states");
+}
+
+// Writes the choice into the options.
+static void fit_keep(const struct fit_auto *a, const struct fit_choice *choice, struct config *own) {
+    char list[256];
+    const struct fit_space *s = &a->space;
+    struct recompute_policy policy = fit_auto_policy(a, choice->recompute);
+    policy_layer_modules(list, sizeof list, &policy, &a->f->shape);
+    policy_free(&policy);
+    fit_apply(a, choice, own);
+    own->recompute_granularity = !*list                                                ? RECOMPUTE_NONE
+                                 : choice->recompute == (s->kinds - 1) * s->num_layers ? RECOMPUTE_FULL
+                                                                                       : RECOMPUTE_SELECTIVE;
+    if (own->recompute_granularity != RECOMPUTE_SELECTIVE)
+        return;
+    own->recompute_layer_modules = strdup(list); // lives as long as the options
+    if (!own->recompute_layer_modules)
+        fail("out of memory");
+}
+
+// The least of what the ranks have, and the slowest of their rates.
+static void fit_agree(struct fit_limits *limits, struct fit_rates *rates, struct parallel *parallel) {
+    struct values {
+        struct fit_limits limits;
+        double flops, traffic, bus;
+    } mine = {*limits, rates->flops, rates->traffic, rates->bus};
+    const size_t ranks = (size_t)parallel->launch.ranks;
+    struct values *all = (struct values *)calloc(ranks, sizeof *all);
+    if (!all)
+        fail("out of memory");
+    control_all_gather(parallel->control, all, &mine, sizeof mine, "memory and rates of the ranks", true);
+    for (size_t i = 0; i < ranks; i++) {
+        const struct values *other = &all[i];
+        limits->device = other->limits.device < limits->device ? other->limits.device : limits->device;
+        limits->host = other->limits.host < limits->host ? other->limits.host : limits->host;
+        limits->both = other->limits.both < limits->both ? other->limits.both : limits->both;
+        rates->flops = other->flops < rates->flops ? other->flops : rates->flops;
+        rates->traffic = other->traffic < rates->traffic ? other->traffic : rates->traffic;
+        rates->bus = other->bus < rates->bus ? other->bus : rates->bus;
+    }
+    free(all);
+}
+
+static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
+                                    struct fit_rates rates, struct parallel *parallel) {
+    enum { MOST_PLANS = 120 };
+    struct fit_chosen chosen;
+    struct {
+        struct fit_choice choice;
+        char problem[1024];
+    } decision;
+    struct fit_auto *a = (struct fit_auto *)calloc(1, sizeof *a);
+    if (!a)
+        fail("out of memory");
+    memset(&chosen, 0, sizeof chosen);
+    memset(&decision, 0, sizeof decision);
+    const double begin = seconds_now();
+    if (parallel)
+        fit_agree(&limits, &rates, parallel);
+    a->f = f;
+    a->rates = &rates;
+    a->space.plan = fit_plan_choice;
+    a->space.context = a;
+    a->space.device = (double)limits.device;
+    a->space.host = limits.host == SIZE_MAX ? INFINITY : (double)limits.host;
+    a->space.both = limits.both == SIZE_MAX ? INFINITY : (double)limits.both;
+    fit_list_formats(a);
+    fit_set_estimates(a);
+    fit_set_ranges(a);
+    if (own->rank == 0) {
+        const struct fit_found found = fit_search(&a->space, FIT_SECONDS, MOST_PLANS, a->known_formats);
+        chosen.count = found.count;
+        chosen.plans = found.plans;
+        for (int i = 0; i < found.count; i++)
+            fit_outcome_text(a, &found.best[i], &found.outcome[i], chosen.best[i], sizeof chosen.best[i]);
+        if (found.gain.formats > 0)
+            fit_outcome_text(a, &found.gain, &found.gain_estimate, chosen.gain, sizeof chosen.gain);
+        if (found.count > 0)
+            decision.choice = found.best[0];
+        else
+            fit_no_choice_text(a, limits, decision.problem, sizeof decision.problem);
+    }
+    if (parallel)
+        control_broadcast(parallel->control, &decision, sizeof decision, "the choice of recomputation and offload",
+                          true);
+    if (*decision.problem)
+        fail("%s", decision.problem);
+    fit_keep(a, &decision.choice, own);
+    free(a);
+    chosen.search_s = seconds_now() - begin;
+    return chosen;
+}

@@ -1,0 +1,228 @@
+// The time of a training step, predicted from its plan: what the phases compute, and the bytes that they send over the
+// bus. Not priced: the exchange between ranks, FP8's casts and its faster products.
+//
+// A micro-step is played on three clocks: the device, which computes phase by phase and waits for copies where the plan
+// says so, and the bus in each direction, which carries one copy after the other. The update streams its pieces through
+// slots, so that it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
+#pragma once
+#include "run/model.cuh"       // struct gpt
+#include "run/utilisation.cuh" // measure_matmul
+
+// Rates to predict with. traffic: bytes a second between the device's cores and its memory; bus: each way, between the
+// device's and the host's memory.
+struct fit_rates {
+    double flops, traffic, bus;
+    char source[160];
+};
+struct fit_time {
+    double step_s, micro_step_s, update_s;
+    double compute_s;                        // of a micro-step without a bus
+    double moved_bytes[TRANSFER_DIRECTIONS]; // of a step
+};
+
+// The time of a step of a planned model.
+static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *rates);
+
+// The rates of this machine's device, or of the GPU that --plan-gpu names: by data sheets; of a real run on other
+// devices measured, for which device memory is allocated and freed again. An unknown name ends the program.
+static struct fit_rates fit_rates_of(const struct config *c, struct device *dev);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Rates
+
+// The matmul flops that take as long as one byte of memory traffic, where only flops were measured. On the cpu target,
+// the ratio of the two rates measured on two cores (fp32: 330 GFLOP/s to 30 GB/s; bf16 with AMX: 1800 to 30); on the
+// cuda target, of an H200 (bf16: 790 TFLOP/s to 4.3 TB/s; fp32: 67 TFLOP/s by the data sheet).
+#ifdef TARGET_CUDA
+static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 184 : 16;
+#else
+static const double FLOPS_PER_BYTE = sizeof(floatX) == 2 ? 60 : 11;
+#endif
+
+// What matmuls of a layer's shapes reach of a data sheet's peak: 790 of 989 TFLOP/s on an H200, in bf16.
+static const double FIT_OF_PEAK = 0.8;
+// Bytes a second that two cores read and write, and flop/s of their matmuls (bf16: AMX). Of a plan, which runs nothing.
+static const double FIT_CPU_TRAFFIC = 30e9, FIT_CPU_FLOPS = sizeof(floatX) == 2 ? 1800e9 : 330e9;
+
+static double fit_sheet_flops(const struct gpu_peak *gpu) {
+    return gpu ? 1e12 * (sizeof(floatX) == 2 ? gpu->bf16_tflops : gpu->fp32_tflops) : 0;
+}
+static struct fit_rates fit_rates_of_gpu(const struct gpu_peak *gpu) {
+    struct fit_rates r;
+    memset(&r, 0, sizeof r);
+    r.flops = FIT_OF_PEAK * fit_sheet_flops(gpu);
+    r.traffic = 1e9 * gpu->memory_gbps;
+    r.bus = 1e9 * gpu_link_gbps(gpu->link);
+    const int chars = (int)strcspn(gpu->name, "$");
+    snprintf(r.source, sizeof r.source, "%.*s by its data sheet", chars, gpu->name);
+    return r;
+}
+// Flop/s that are measured here.
+static double fit_measure_flops(const struct config *c, struct device *dev) {
+    const size_t bytes = measured_matmul_bytes(DEVICE_PEAK_MATMUL, dev);
+    void *memory = device_allocate(bytes);
+    const double flops = measure_matmul(memory, bytes, c->seed, dev);
+    device_free(memory, bytes);
+    return flops;
+}
+static double fit_measure_bus(struct device *dev) {
+    struct transfers transfers;
+    double gbps[TRANSFER_DIRECTIONS];
+    transfers_open(&transfers, 0, dev);
+    transfers_measure(&transfers, dev, gbps);
+    transfers_close(&transfers, dev);
+    return 1e9 * (gbps[0] < gbps[1] ? gbps[0] : gbps[1]);
+}
+
+static struct fit_rates fit_rates_of(const struct config *c, struct device *dev) {
+    struct fit_rates r;
+    char name[256];
+    const struct gpu_peak *gpu = NULL;
+    memset(&r, 0, sizeof r);
+    snprintf(name, sizeof name, "%s", c->plan_gpu);
+    if (!*name)
+        device_name(name, sizeof name, dev);
+    if (!*name && c->plan && !DEVICE_MEMORY_IS_HOSTS)
+        snprintf(name, sizeof name, "H100 80GB HBM3");
+    if (*name)
+        gpu = gpu_peak_find(name);
+    if (*c->plan_gpu && fit_sheet_flops(gpu) == 0)
+        fail("--plan-gpu '%s' is not a GPU whose data sheet is known; expected a name like 'H100 80GB HBM3', 'A100' or "
+             "'GeForce RTX 4090'",
+             c->plan_gpu);
+    if (fit_sheet_flops(gpu) > 0)
+        r = fit_rates_of_gpu(gpu);
+    else if (c->plan) {
+        r.flops = FIT_CPU_FLOPS * dev->threads / 2;
+        r.traffic = FIT_CPU_TRAFFIC * dev->threads / 2;
+        snprintf(r.source, sizeof r.source, "a CPU's %d threads, about", dev->threads);
+    } else {
+        r.flops = fit_measure_flops(c, dev);
+        r.traffic = r.flops / FLOPS_PER_BYTE;
+        snprintf(r.source, sizeof r.source, "a matmul of %d measured", (int)DEVICE_PEAK_MATMUL);
+    }
+    if (c->bus_gbps > 0)
+        r.bus = 1e9 * c->bus_gbps;
+    else if (!c->plan)
+        r.bus = fit_measure_bus(dev);
+    else if (r.bus == 0)
+        r.bus = r.traffic / 2; // copies within the host's memory
+    return r;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Prediction
+
+// The cost of all phases of a phase's group, "forward layer 3", in flops a token.
+static double fit_group_cost(const struct gpt *m, const char *phase, double flops_per_byte) {
+    const struct layer_shape *s = &m->shape.layer;
+    char group[16];
+    int l = -1;
+    if (strncmp(phase, "head:", 5) == 0)
+        return 3 * 2.0 * s->C * m->shape.Vp;
+    if (sscanf(phase, "%15s layer %d:", group, &l) != 2)
+        return 0;
+    const struct layer_shape layer = layer_shape_at(s, l);
+    if (strcmp(group, pass_name(PASS_RECOMPUTE)) == 0)
+        return activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
+    const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
+    return strcmp(group, "backward") == 0 ? 2 * forward : strcmp(group, pass_name(PASS_TRAIN)) == 0 ? forward : 0;
+}
+// cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
+static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {
+    double *cost_s = (double *)plan_allocate((size_t)(end - first) + 1, sizeof *cost_s);
+    const double tokens = (double)m->config.micro_batch_size * m->config.seq_length;
+    for (int p = first, next; p < end; p = next) {
+        const char *name = m->timeline.plan.phases[p];
+        const size_t chars = strcspn(name, ":");
+        for (next = p + 1; next < end && strncmp(m->timeline.plan.phases[next], name, chars + 1) == 0; next++)
+            continue;
+        int count = 0; // other phases may interrupt a group
+        for (int q = first; q < end; q++)
+            count += strncmp(m->timeline.plan.phases[q], name, chars + 1) == 0;
+        for (int q = p; q < next; q++)
+            cost_s[q - first] = fit_group_cost(m, name, r->flops / r->traffic) * tokens / r->flops / count;
+    }
+    return cost_s;
+}
+
+// Seconds of phases [first, end), and the bytes that they send are added to `moved`.
+static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r,
+                       double moved[TRANSFER_DIRECTIONS], double *compute_s) {
+    const struct plan *plan = &m->timeline.plan;
+    double *cost_s = fit_phase_costs(m, first, end, r);
+    double *done_s = (double *)plan_allocate((size_t)plan->transfer_count + 1, sizeof *done_s);
+    double clock_s = 0, free_s[TRANSFER_DIRECTIONS] = {0, 0};
+    int next = 0, waiting = 0; // transfers are in the order in which they begin; all before `waiting` were waited for
+    *compute_s = 0;
+    while (next < plan->transfer_count && plan->transfers[next].phase < first)
+        next++;
+    waiting = next;
+    for (int p = first; p < end; p++) {
+        for (int i = waiting; i < next; i++)
+            if (plan->transfers[i].waited_phase == p && done_s[i] > clock_s)
+                clock_s = done_s[i];
+        while (waiting < next && plan->transfers[waiting].waited_phase >= 0 &&
+               plan->transfers[waiting].waited_phase <= p)
+            waiting++;
+        for (; next < plan->transfer_count && plan->transfers[next].phase == p; next++) {
+            const struct plan_transfer *t = &plan->transfers[next];
+            double *bus_s = &free_s[t->direction];
+            *bus_s = (*bus_s > clock_s ? *bus_s : clock_s) + (double)t->bytes / r->bus;
+            done_s[next] = *bus_s;
+            moved[t->direction] += (double)t->bytes;
+            if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu) // the device copies by itself
+                clock_s += 2 * (double)t->bytes / r->traffic;
+            if (t->waited_phase == p && done_s[next] > clock_s)
+                clock_s = done_s[next];
+        }
+        clock_s += cost_s[p - first];
+        *compute_s += cost_s[p - first];
+    }
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
+        clock_s = free_s[d] > clock_s ? free_s[d] : clock_s;
+    free(done_s);
+    free(cost_s);
+    return clock_s;
+}
+
+// Bytes that the update reads and writes in the device's memory: parameters, gradients (their norm, the update, zeroes)
+// and states of this rank.
+static double fit_update_traffic(const struct gpt *m) {
+    const struct config *c = &m->config;
+    const struct shards *s = &m->zero.shards;
+    const bool remainder = sizeof(floatX) == 2 && c->main_params_dtype == MAIN_FP32;
+    const double states = config_moment_bytes(c->exp_avg_dtype) + config_moment_bytes(c->exp_avg_sq_dtype) +
+                          (remainder ? 2 : 0) + (double)sizeof(floatX);
+    return (double)shards_elements(s, shards_optimizer(s)) * (2 * states + 3 * config_main_bytes(c->main_grads_dtype));
+}
+
+static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *r) {
+    const double PIECE_BYTES = DEVICE_MEMORY_IS_HOSTS ? 1 << 20 : 64 << 20; // of the update
+    const struct plan *plan = &m->timeline.plan;
+    const int first = m->timeline.region_first[REGION_MICRO_STEP], update = m->timeline.region_first[REGION_UPDATE];
+    struct fit_time time;
+    double pass[TRANSFER_DIRECTIONS] = {0, 0}, moved[TRANSFER_DIRECTIONS] = {0, 0};
+    memset(&time, 0, sizeof time);
+    if (!m->trains)
+        return time;
+    time.micro_step_s = fit_play(m, first, update, r, pass, &time.compute_s);
+    int end = plan->phase_count;
+    for (int region = 0; region < REGION_COUNT; region++)
+        if (m->timeline.region_first[region] > update && m->timeline.region_first[region] < end)
+            end = m->timeline.region_first[region];
+    for (int i = 0; i < plan->transfer_count; i++)
+        if (plan->transfers[i].phase >= update && plan->transfers[i].phase < end)
+            moved[plan->transfers[i].direction] += (double)plan->transfers[i].bytes;
+    time.update_s = fit_update_traffic(m) / r->traffic;
+    if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu)
+        time.update_s += 2 * (moved[0] + moved[1]) / r->traffic;
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
+        time.update_s = moved[d] / r->bus > time.update_s ? moved[d] / r->bus : time.update_s;
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
+        time.update_s += (moved[d] < PIECE_BYTES ? moved[d] : PIECE_BYTES) / r->bus;
+    for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
+        time.moved_bytes[d] = m->micro_steps * pass[d] + moved[d];
+    time.step_s = m->micro_steps * time.micro_step_s + time.update_s;
+    return time;
+}

@@ -1,0 +1,125 @@
+// optimizer.safetensors: which tensors hold which state, and their bytes.
+//
+// Each state is under our own tensors' names, NAME.TENSOR, without padded rows, in the format that it is stored in:
+// fp32 as F32, bf16 as BF16, 8 bits as U8 codes (kernels/state_format.cuh) of the tensor's shape, and beside them
+// NAME.TENSOR.scale, F32, one for each 128 elements in flat order. The last block may go on in padded rows or behind
+// the tensor: there all is 0, and its code is 0. Master weights are always F32, and are there only where the parameters
+// in model.safetensors are not exact.
+#pragma once
+#include "formats/safetensors.h" // struct safetensors_tensor
+#include "optimizer_state.cuh"   // enum optimizer_state, optimizer_format
+#include <stdio.h>               // snprintf
+
+static const char optimizer_file_name[] = "optimizer.safetensors";
+
+// Whether the optimizer, with the parameters, has more of a master weight than its rounding to bf16.
+static bool masters_are_exact(const struct optimizer *o) {
+    return sizeof(floatX) == sizeof(float) || optimizer_holds(o, STATE_MASTER);
+}
+// Whether the file holds this state. model_is_exact: the parameters in model.safetensors are fp32.
+static bool state_is_in_file(const struct optimizer *o, enum optimizer_state id, bool model_is_exact) {
+    switch (optimizer_state_rows[id].start) {
+    case STATE_FROM_PARAMETERS: return masters_are_exact(o) && !model_is_exact;
+    case STATE_ZERO: return true;
+    }
+    return false;
+}
+
+static bool format_has_scales(enum state_format format) {
+    switch (format) {
+    case FORMAT_FP32:
+    case FORMAT_BF16:
+    case FORMAT_REMAINDER: return false;
+    case FORMAT_8BIT:
+    case FORMAT_8BIT_ROOT: return true;
+    }
+    return false;
+}
+static const char *format_name(enum state_format format) {
+    switch (format) {
+    case FORMAT_FP32: return "fp32";
+    case FORMAT_BF16: return "bf16";
+    case FORMAT_8BIT:
+    case FORMAT_8BIT_ROOT: return "8bit";
+    case FORMAT_REMAINDER: break;
+    }
+    return "";
+}
+static enum safetensors_dtype format_dtype(enum state_format format) {
+    switch (format) {
+    case FORMAT_FP32:
+    case FORMAT_REMAINDER: return SAFETENSORS_F32; // of the whole master weight
+    case FORMAT_BF16: return SAFETENSORS_BF16;
+    case FORMAT_8BIT:
+    case FORMAT_8BIT_ROOT: return SAFETENSORS_U8;
+    }
+    return SAFETENSORS_F32;
+}
+// *format = that of a state's tensor of this type in a file; false: no format has it.
+static bool format_of_dtype(enum state_format *format, enum optimizer_state id, enum safetensors_dtype dtype) {
+    const enum state_format coded[STATE_COUNT] = {FORMAT_REMAINDER, FORMAT_8BIT, FORMAT_8BIT_ROOT};
+    if (dtype == SAFETENSORS_F32)
+        *format = FORMAT_FP32;
+    else if (dtype == SAFETENSORS_BF16)
+        *format = FORMAT_BF16;
+    else if (dtype == SAFETENSORS_U8)
+        *format = coded[id];
+    else
+        return false;
+    return *format != FORMAT_REMAINDER;
+}
+
+static int64_t tensor_visible(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }
+static int64_t state_blocks(int64_t elements) { return (elements + STATE_BLOCK - 1) / STATE_BLOCK; }
+
+// The name of a state's tensor, and of its scales; and its type and shape, for a file that is written or read. `name`
+// holds the text; `id` is the caller's.
+enum { STATE_NAME = sizeof(((struct tensor *)0)->name) + 24 };
+static struct safetensors_tensor state_tensor_entry(char name[STATE_NAME], enum optimizer_state state,
+                                                    const struct tensor *t, enum state_format format, bool scales,
+                                                    int id) {
+    struct safetensors_tensor entry;
+    memset(&entry, 0, sizeof entry);
+    snprintf(name, STATE_NAME, "%s.%s%s", optimizer_state_rows[state].file_name, t->name, scales ? ".scale" : "");
+    entry.name = name;
+    entry.dtype = scales ? SAFETENSORS_F32 : format_dtype(format);
+    entry.dims = t->cols > 1 && !scales ? 2 : 1;
+    entry.shape[0] = scales ? (uint64_t)state_blocks(tensor_visible(t)) : (uint64_t)t->visible_rows;
+    entry.shape[1] = (uint64_t)t->cols;
+    entry.id = id;
+    return entry;
+}
+
+// ---- blocks as they are stored, and the bytes of a file ----
+
+// The elements of block b of n.
+static size_t block_elements(int64_t b, int64_t n) {
+    const int64_t rest = n - b * STATE_BLOCK;
+    return rest < STATE_BLOCK ? (size_t)rest : (size_t)STATE_BLOCK;
+}
+// out (blocks) = the scales of stored 8-bit blocks; out (n) = their first n codes.
+static void state_take_scales(float *out, const void *stored, int64_t blocks) {
+    const size_t bytes = sizeof *out + STATE_BLOCK;
+    for (int64_t b = 0; b < blocks; b++)
+        memcpy(&out[b], (const char *)stored + (size_t)b * bytes, sizeof *out);
+}
+static void state_take_codes(unsigned char *out, const void *stored, int64_t n) {
+    const size_t bytes = sizeof(float) + STATE_BLOCK;
+    for (int64_t b = 0; b * STATE_BLOCK < n; b++)
+        memcpy(out + b * STATE_BLOCK, (const char *)stored + (size_t)b * bytes + sizeof(float), block_elements(b, n));
+}
+// stored = whole blocks of n elements from a file's bytes, and its scales where the format has them; 0 behind them.
+static void state_from_file(void *stored, const unsigned char *values, const float *scales, enum state_format format,
+                            int64_t n) {
+    const size_t block = state_block_bytes(format);
+    memset(stored, 0, state_bytes(format, n));
+    if (!format_has_scales(format)) {
+        memcpy(stored, values, (size_t)n * (block / STATE_BLOCK));
+        return;
+    }
+    for (int64_t b = 0; b * STATE_BLOCK < n; b++) {
+        char *to = (char *)stored + (size_t)b * block;
+        memcpy(to, &scales[b], sizeof *scales);
+        memcpy(to + sizeof *scales, values + b * STATE_BLOCK, block_elements(b, n));
+    }
+}

@@ -1,0 +1,177 @@
+// The search for what fits, on hand-made spaces whose best choice is known: by trying every choice.
+#include "run/fit_search.cuh"
+#include "test/testing.h" // cmocka, test_random
+
+// A made-up model: linear as the search estimates it, but for a constant that it does not know, buffers that some kinds
+// of offload need, and gaps that grow and shrink from choice to choice.
+struct made {
+    struct fit_space space;
+    double constant, staging, gap;
+    int plans;
+};
+static struct fit_outcome made_plan(void *context, const struct fit_choice *c) {
+    struct made *made = (struct made *)context;
+    const struct fit_outcome none = {0, 0, 0};
+    struct fit_outcome o = fit_estimate(&made->space, c, &none);
+    made->plans++;
+    o.device += made->constant + made->staging * (c->gradients + c->weights + (c->layers > 0));
+    o.device += made->gap * ((c->recompute * 7 + c->layers * 3 + c->percent) % 5) / 5;
+    o.seconds *= 1.05;
+    return o;
+}
+static struct made made_of(uint64_t *random) {
+    struct made made;
+    struct fit_space *s = &made.space;
+    memset(&made, 0, sizeof made);
+    s->num_layers = 2 + (int)(test_random(random) % 7);
+    s->kinds = 3;
+    for (int k = 0; k < s->kinds; k++) {
+        s->kept_bytes[k] = 100.0 / (1 + 2 * k);
+        s->recompute_s[k] = 0.02 * k * k;
+    }
+    s->compute_s = 0.3 * s->num_layers;
+    s->weights_bytes = 200;
+    for (int i = 0; i < 3; i++) {
+        s->gradients_bytes[i] = i > 1 ? 200 : 400;
+        s->states_bytes[i] = i > 0 ? 600 : 1000;
+        s->update_s[i] = i > 0 ? 0.07 : 0.1;
+    }
+    s->bus = 100 * (1 + (double)(test_random(random) % 40));
+    s->micro_steps = 1 + (double)(test_random(random) % 4);
+    s->most.recompute = (s->kinds - 1) * s->num_layers;
+    s->most.layers = s->num_layers - 1;
+    s->most.percent = 100;
+    s->most.gradients = s->most.weights = 1;
+    made.constant = 50;
+    made.staging = 20;
+    made.gap = 4;
+    s->device = 400 + (double)(test_random(random) % 1600);
+    s->host = test_random(random) % 3 ? 200 + (double)(test_random(random) % 1800) : INFINITY;
+    s->both = test_random(random) % 4 ? INFINITY : 2200;
+    s->plan = made_plan;
+    return made;
+}
+
+// The best value of every choice that fits; INFINITY: none fits.
+static double best_of_all(struct made *made, enum fit_objective objective, int formats_most) {
+    struct fit_space *s = &made->space;
+    struct fit_choice c;
+    double best = INFINITY;
+    memset(&c, 0, sizeof c);
+    for (c.formats = s->least.formats; c.formats <= formats_most; c.formats++)
+        for (c.gradients = s->least.gradients; c.gradients <= s->most.gradients; c.gradients++)
+            for (c.weights = s->least.weights; c.weights <= s->most.weights; c.weights++)
+                for (c.layers = s->least.layers; c.layers <= s->most.layers; c.layers++)
+                    for (c.percent = s->least.percent; c.percent <= s->most.percent; c.percent++)
+                        for (c.recompute = 0; c.recompute <= s->most.recompute; c.recompute++) {
+                            const struct fit_outcome o = made_plan(made, &c);
+                            const double value = fit_value(&c, &o, objective);
+                            if (fit_fits(s, &o, 0, objective) && value < best)
+                                best = value;
+                        }
+    return best;
+}
+
+// How far what the search finds may be above the best of all: a gap that is unlike the one in the plan before may cost
+// one layer's recomputation.
+static const double SLACK = 1.03;
+static void the_search_finds_the_best_of_all_choices(void **state) {
+    uint64_t random = 7;
+    int found_some = 0, found_none = 0, most_plans = 0;
+    for (int i = 0; i < 150; i++) {
+        struct made made = made_of(&random);
+        made.space.most.formats = i % 3 == 0 ? 2 : 0;
+        made.space.context = &made;
+        const struct fit_found found = fit_search(&made.space, FIT_SECONDS, 120, 3);
+        assert_true(found.plans == made.plans && found.plans <= 120);
+        most_plans = found.plans > most_plans ? found.plans : most_plans;
+        const double best = best_of_all(&made, FIT_SECONDS, made.space.most.formats);
+        if (found.count == 0) {
+            found_none++;
+            if (best < INFINITY)
+                fail_msg("space %d: nothing is found, but a choice of %g s fits", i, best);
+            continue;
+        }
+        found_some++;
+        const double value = fit_value(&found.best[0], &found.outcome[0], FIT_SECONDS);
+        assert_true(fit_fits(&made.space, &found.outcome[0], 0, FIT_SECONDS));
+        if (!(value <= SLACK * best))
+            fail_msg("space %d: found %g s, but %g s fits too (%d plans)", i, value, best, found.plans);
+        for (int k = 1; k < found.count; k++)
+            assert_true(fit_fits(&made.space, &found.outcome[k], 0, FIT_SECONDS));
+    }
+    print_message("%d spaces with a choice that fits, %d without; at most %d plans\n", found_some, found_none,
+                  most_plans);
+    assert_true(found_some > 50 && found_none > 5);
+}
+
+static void where_all_fits_nothing_is_recomputed_or_offloaded_or_lossy(void **state) {
+    uint64_t random = 3;
+    struct made made = made_of(&random);
+    made.space.context = &made;
+    made.space.device = made.space.host = made.space.both = 1e6;
+    made.space.most.formats = 2;
+    made.space.update_s[1] = made.space.update_s[2] = 0.999 * made.space.update_s[0]; // less than a format must gain
+    const struct fit_found found = fit_search(&made.space, FIT_SECONDS, 120, 3);
+    const struct fit_choice nothing = {0, 0, 0, 0, 0, 0};
+    assert_true(found.count > 0 && memcmp(&found.best[0], &nothing, sizeof nothing) == 0);
+}
+
+static void what_was_asked_for_stays(void **state) {
+    uint64_t random = 11;
+    for (int i = 0; i < 40; i++) {
+        struct made made = made_of(&random);
+        made.space.context = &made;
+        made.space.host = made.space.both = INFINITY;
+        made.space.least.layers = made.space.most.layers = 1;
+        made.space.least.percent = made.space.most.percent = 37;
+        made.space.least.gradients = 1;
+        made.space.most.weights = 0;
+        const struct fit_found found = fit_search(&made.space, FIT_SECONDS, 120, 3);
+        for (int k = 0; k < found.count; k++) {
+            const struct fit_choice *c = &found.best[k];
+            assert_true(c->layers == 1 && c->percent == 37 && c->gradients == 1 && c->weights == 0 && c->formats == 0);
+        }
+        assert_true((found.count > 0) == (best_of_all(&made, FIT_SECONDS, 0) < INFINITY));
+    }
+}
+
+static void the_least_needs_are_those_of_all_choices(void **state) {
+    uint64_t random = 5;
+    for (int i = 0; i < 40; i++)
+        for (int o = 0; o < 2; o++) {
+            const enum fit_objective objective = o ? FIT_DEVICE : FIT_HOST;
+            struct made made = made_of(&random);
+            made.space.context = &made;
+            const struct fit_found found = fit_search(&made.space, objective, 120, 0);
+            const double best = best_of_all(&made, objective, 0);
+            assert_true((found.count > 0) == (best < INFINITY));
+            // The estimate of a gap may cost one step of a layer or a percent.
+            if (found.count > 0 && !(fit_value(&found.best[0], &found.outcome[0], objective) <= 1.05 * best + 10))
+                fail_msg("space %d: the least %s is %g, but %g suffices", i, o ? "of the device" : "of the host",
+                         fit_value(&found.best[0], &found.outcome[0], objective), best);
+        }
+}
+
+static void a_format_that_would_help_is_named(void **state) {
+    uint64_t random = 3;
+    struct made made = made_of(&random);
+    made.space.context = &made;
+    made.space.host = made.space.both = INFINITY;
+    made.space.device = 1200;
+    made.space.bus = 100;
+    const struct fit_found found = fit_search(&made.space, FIT_SECONDS, 120, 3);
+    assert_true(found.count > 0 && found.best[0].formats == 0 && found.gain.formats > 0);
+    assert_true(found.gain_estimate.seconds < found.outcome[0].seconds);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_search_finds_the_best_of_all_choices),
+        cmocka_unit_test(where_all_fits_nothing_is_recomputed_or_offloaded_or_lossy),
+        cmocka_unit_test(what_was_asked_for_stays),
+        cmocka_unit_test(the_least_needs_are_those_of_all_choices),
+        cmocka_unit_test(a_format_that_would_help_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
