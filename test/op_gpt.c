@@ -158,8 +158,6 @@ static void test_plans_are_tight(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-<<<<<<< HEAD
-=======
 // At 128k tokens the MLP's activations and their gradients are most of the peak under full recomputation; in chunks they
 // are not.
 static void chunks_lower_the_peak_of_long_sequences(void **state) {
@@ -191,29 +189,6 @@ static void chunks_lower_the_peak_of_long_sequences(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// The policy found for a budget fits it, the next cheaper one does not, and a larger budget never costs more time.
-static void test_auto_policy(void **state) {
-    struct device dev;
-    memset(&dev, 0, sizeof dev);
-    dev.threads = 2;
-    dev.matmul = matmul_create(&dev);
-    const struct config config = config_of_options("--preset gpt2-124m", "");
-    const struct fit f = fit_of(&config, ATTENTION_FLASH, &dev);
-    const size_t most = fit_peak(&f, policy_none(12)), least = fit_peak(&f, policy_uniform(12, 1));
-    double before = 1e9;
-    for (int i = 0; i <= 6; i++) {
-        const size_t budget = least + (most - least) / 6 * (size_t)i + (i == 6 ? 64 : 0);
-        struct recompute_policy policy = fit_budget(&f, (int64_t)budget);
-        const double overhead = fit_overhead(&f, &policy);
-        assert_true(overhead <= before);
-        before = overhead;
-        assert_true(fit_peak(&f, policy) <= budget);
-    }
-    assert_true(before == 0); // all fits: nothing is recomputed
-    matmul_destroy(dev.matmul);
-}
-
->>>>>>> w-l
 // ---- the step ----
 
 // k micro-batches with scale 1/k equal one batch of k: losses and gradients, within rounding.
@@ -402,11 +377,7 @@ int main(void) {
         cmocka_unit_test(test_activation_bytes_known),
         cmocka_unit_test(test_plan_keeps_what_the_table_says),
         cmocka_unit_test(test_plans_are_tight),
-<<<<<<< HEAD
-=======
         cmocka_unit_test(chunks_lower_the_peak_of_long_sequences),
-        cmocka_unit_test(test_auto_policy),
->>>>>>> w-l
 #ifndef CUDA_EMULATED // there training runs hold these (test_cuda_engine.py)
         cmocka_unit_test(test_overfits_a_batch),
 #endif
