@@ -594,7 +594,7 @@ static void watch_units(struct gpt *m) {
 
 // All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first,
 // which come one right after another.
-static void units_body(struct parallel *parallel, int which) {
+static void units_body(struct parallel *parallel, int offloaded) {
     static const char *const tied_or_not[] = {GPT2, LLAMA};
     enum { LAYERS = 5 };
     for (int i = 0; i < 2 * POLICIES; i++) {
@@ -602,7 +602,8 @@ static void units_body(struct parallel *parallel, int which) {
         struct setup s;
         const bool tied = i % 2 == 0;
         const int group = i / 2 == 3 ? 2 : 1, second = group == 2 ? LAYERS / 2 : 0; // those of a group
-        snprintf(policy, sizeof policy, "%s --num-layers %d", policies[i / 2], LAYERS);
+        snprintf(policy, sizeof policy, "%s --num-layers %d %s", policies[i / 2], LAYERS,
+                 offloaded ? "--offload-weights" : "");
         setup_open(&s, parallel, tied_or_not[i % 2], policy, 3, 1);
         memset(&watch, 0, sizeof watch);
         watch_phases(s.model, watch_units);
@@ -634,7 +635,10 @@ static void units_body(struct parallel *parallel, int which) {
         setup_close(&s, parallel);
     }
 }
-static void test_units_come_a_unit_ahead(void **state) { assert_int_equal(run_ranks(2, units_body, 0), 0); }
+static void test_units_come_a_unit_ahead(void **state) {
+    for (int offloaded = 0; offloaded < 2; offloaded++)
+        assert_int_equal(run_ranks(2, units_body, offloaded), 0);
+}
 
 // ---- replicas ----
 
