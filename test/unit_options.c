@@ -874,7 +874,7 @@ static void products_that_overflow_are_caught(void **state) {
 // The copy of a checkpoint would need the host's memory too, where that is short.
 static void what_is_offloaded_is_saved_without_a_copy(void **state) {
     static const char *const offloads[] = {"--plan --optimizer-cpu-offload", "--plan --offload-weights",
-                                           "--plan --offload-gradients", "--plan --cpu-offloading-num-layers 2"};
+                                           "--plan --offload-gradients"};
     struct command command;
     char words[128];
     assert_true(configure(&command, "--plan").checkpoint_async);
