@@ -126,9 +126,10 @@ FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 AMX_OPS := $(filter op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt),$(OPS))
 DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_zero
-# holds the schedule to the plan, by the cpu target's work thread; op_gpt's, op_block's and op_offload's fp32 would run for
+# holds the schedule to the plan, by the cpu target's work thread; op_fit times that target's throttled
+# copies; op_gpt's, op_block's and op_offload's fp32 would run for
 # long and show what op_golden's and op_zoo's show; op_huggingface moves bytes, in either precision alike.
-EMU_OPS := $(filter-out op_random op_vector_math op_zero,$(OPS))
+EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives unit_transfers \
   $(patsubst %,%_fp32,$(filter-out op_gpt op_block op_fp8_gpt op_offload,$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
