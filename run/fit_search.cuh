@@ -70,7 +70,7 @@ static int fit_ladder(const struct fit_space *s, int recompute, int l) {
 struct fit_set {
     struct fit_choice kind;         // layers and percent: 0 or 1
     struct fit_outcome correction;  // plan less estimate, of the last plan
-    double margin;                  // bytes that the device's limit is lowered by, where estimates fell short
+    double margin;                  // bytes that limits are lowered by, where estimates fell short
     struct fit_choice next, chosen; // the best by estimate; the best that was planned and fits
     double next_value, value;       // their values; INFINITY: none
     struct fit_outcome outcome;     // of `chosen`
@@ -132,7 +132,7 @@ static bool fit_fits(const struct fit_space *s, const struct fit_outcome *o, dou
                      enum fit_objective objective) {
     return (objective == FIT_DEVICE || o->device <= s->device - margin) &&
            (objective == FIT_HOST || o->host <= s->host) &&
-           (objective != FIT_SECONDS || o->device + o->host <= s->both);
+           (objective != FIT_SECONDS || o->device + o->host <= s->both - margin);
 }
 
 static bool fit_was_tried(const struct fit_set *set, const struct fit_choice *c) {
