@@ -53,7 +53,7 @@ struct fit_found {
 };
 
 // Finds the best choices of different sets, with at most `most_plans` plans. Ties go to what is lossless, then to what
-// offloads less. `found_formats`: how many formats there are estimates for; those from space->most.formats + 1 on are
+// offloads less. `known_formats`: how many formats there are estimates for; those from space->most.formats + 1 on are
 // only estimated, for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int most_plans,
                                    int known_formats);
