@@ -309,8 +309,8 @@ static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_
     return slots;
 }
 
-// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns their number; slot_of[phase] is the slot
-// that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
+// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns their number; slot_of[phase] is the
+// slot that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
 static int plan_items(const struct plan *plan, enum plan_arena arena, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;

@@ -1,5 +1,5 @@
-// A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds the
-// machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is auto.
+// A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds
+// the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is auto.
 #pragma once
 #include "config_fit.h"            // config_resolve_copies
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
@@ -164,7 +164,7 @@ struct fit_advice {
     struct fit_limits limits;
     char lines[3072];
 };
-// Bytes of the memory that a plan exceeds: the device's, else the host's; where only both together are too much, of both.
+// Bytes of the memory that a plan exceeds: the device's, else the host's; where both together are too much, of both.
 static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) {
     if (a->need.device > a->limits.device)
         return bytes.device;
