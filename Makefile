@@ -125,13 +125,14 @@ FUZZ := $(patsubst test/fuzz/fuzz_%.c,%,$(wildcard test/fuzz/fuzz_*.c))
 # op_gpt's many steps on emulated tiles take too long under the sanitizers, which see the same code in op_golden.
 AMX_OPS := $(filter op_matmul op_attention op_golden $(if $(SANITIZE),,op_gpt),$(OPS))
 DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
-# On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_zero
-# holds the schedule to the plan, by the cpu target's work thread; op_fit times that target's throttled
-# copies; op_gpt's, op_block's and op_offload's fp32 would run for
-# long and show what op_golden's and op_zoo's show; op_huggingface moves bytes, in either precision alike.
+# On the emulator: all that has CUDA kernels. random and vector_math are the same code on both targets; op_fit times the
+# cpu target's throttled copies; op_zero holds the schedule to the plan, by the cpu target's work thread; in fp32 whole
+# models would run for long and show what op_golden's and op_zoo's show; op_huggingface moves bytes, in either precision
+# alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
+EMU_BF16_ALONE := op_gpt op_block op_fp8_gpt op_offload op_offload_units op_optimizer op_state_format
 EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives unit_transfers \
-  $(patsubst %,%_fp32,$(filter-out op_gpt op_block op_fp8_gpt op_offload,$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
+  $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 # Models in FP8 are trained with bf16 alone.
 QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt,$(OPS))) $(OPS:=_bf16))

@@ -352,8 +352,7 @@ static const struct option_row config_rows[] = {
         "selective: any of " MODULE_LIST "; none: " RECOMPUTE_MODULES_DEFAULT),
     ROW(STRING, recompute_layer_modules, "", "LIST", 0, 0,
         "selective by layers, as norm,activation:0-11;full:12-15, in place of --recompute-modules; auto writes it"),
-    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY,
-        "The device's memory to fit into, as 6GiB; 0: what it has"),
+    ROW(BYTES, memory_budget, "0", "BYTES", 0, INFINITY, "The device's memory to fit into, as 6GiB; 0: what it has"),
 
     GROUP("State formats and offload to the host's memory"),
     ROW(ENUM, main_params_dtype, "fp32", CHOICES(MAIN_DTYPES), 0, 0,
@@ -380,7 +379,8 @@ static const struct option_row config_rows[] = {
     GROUP("Memory"),
     ROW(BOOL, plan, "false", "", 0, 0, "Print the memory plan and exit; allocates nothing", CONFIG_THIS_START),
     ROW(STRING, plan_gpu, "", "NAME", 0, 0,
-        "--plan: GPU whose data sheet times are predicted by, as 'H100 80GB HBM3' or 'GeForce RTX 4090'", CONFIG_THIS_START),
+        "--plan: GPU whose data sheet times are predicted by, as 'H100 80GB HBM3' or 'GeForce RTX 4090'",
+        CONFIG_THIS_START),
     ROW(STRING, plan_json, "", "FILE", 0, 0, "Write the plan, every buffer with its place and life", CONFIG_THIS_START),
     ROW(STRING, plan_picture, "", "FILE", 0, 0, "Draw the plan as SVG, addresses against phases", CONFIG_THIS_START),
     ROW(INT, mlp_chunk_tokens, "0", "N", 0, 1 << 30,
@@ -454,7 +454,7 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, max_shard_gib, "5", "X", 1e-6, INFINITY, "model.safetensors is split above this size"),
     ROW(BOOL, checkpoint_async, "true", "", 0, 0,
         "Write checkpoints in a thread, from a copy in the host's memory of what they hold: in bf16 12 bytes a "
-        "parameter of each rank's part. Where anything is offloaded the default is false"),
+        "parameter of each rank's part. Where states, gradients or weights are offloaded the default is false"),
     ROW(FLOAT, exit_after, "0", "MINUTES", 0, INFINITY, "Save and exit after this time, for a job's limit; 0: never",
         CONFIG_THIS_START),
 

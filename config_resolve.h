@@ -168,13 +168,6 @@ static inline void config_resolve_ranks(struct config *c) {
         c->bucket_mib = c->ranks > 32 ? (float)c->ranks : 32;
     if (c->bucket_mib < 0.001f)
         fail("--bucket-mib %g is too little; 32 suits a node", (double)c->bucket_mib);
-    if (c->offload_weights && c->ranks > 1 && c->zero_stage < 3)
-        fail("--offload-weights on %d ranks needs --zero-stage 3, in which each rank holds a shard of the parameters",
-             c->ranks);
-    const bool unlike = c->offload_gradients || c->main_grads_dtype != MAIN_FP32;
-    if (unlike && c->ranks > 1 && c->zero_stage < 2)
-        fail("%s on %d ranks needs --zero-stage 2 or 3, in which each rank holds a shard of the gradients",
-             c->offload_gradients ? "--offload-gradients" : "--main-grads-dtype bf16", c->ranks);
 }
 
 static inline void config_resolve_batches(struct config *c) {

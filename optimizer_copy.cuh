@@ -36,6 +36,7 @@ static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
 }
 
 // native = elements [at, at + n) of a part as they are stored: whole blocks, of one range that this rank writes.
+// The device has been waited for since the last update.
 static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
     struct zero *z = o->zero;
     int64_t first = at, place = 0;
@@ -44,7 +45,10 @@ static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, 
         return;
     }
     shards_next(&z->shards, shards_parameters(&z->shards), &first, at + n, &place);
-    device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
+    if (z->params_on_host)
+        memcpy(native, z->params + place, (size_t)n * sizeof *z->params);
+    else
+        device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
 }
 
 // Adds the copy to the plan.

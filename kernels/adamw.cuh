@@ -201,9 +201,11 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, int64_t at, int
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
+// Four blocks a multiprocessor, 64 registers a thread, keep enough loads under way.
 template <bool AMAX>
-static __global__ void adamw_kernel(struct adamw_range r, struct adamw_factors factors,
-                                    const struct gradient_check *check, struct rounding rounding, uint32_t *amax) {
+static __global__ void __launch_bounds__(FLAT_THREADS, 4)
+    adamw_kernel(struct adamw_range r, struct adamw_factors factors, const struct gradient_check *check,
+                 struct rounding rounding, uint32_t *amax) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = r.n - at >= 4 ? 4 : r.n > at ? (int)(r.n - at) : 0;
     const uint32_t largest = adamw_four<AMAX>(r, at, count, factors, check, rounding);

@@ -227,17 +227,27 @@ static void *host_reserve(size_t bytes) {
 }
 static void host_release(void *memory, size_t bytes) { device_free(memory, bytes); }
 
+// Memory bandwidth takes every thread.
+static inline void memory_copy(void *to, const void *from, size_t bytes) {
+    const int64_t chunk = 1 << 20, chunks = ((int64_t)bytes + chunk - 1) / chunk;
+#pragma omp parallel for if (chunks > 1)
+    for (int64_t i = 0; i < chunks; i++) {
+        const int64_t begin = i * chunk, rest = (int64_t)bytes - begin;
+        memcpy((char *)to + begin, (const char *)from + begin, (size_t)(rest < chunk ? rest : chunk));
+    }
+}
+
 static inline void device_upload(void *device_memory, const void *host, size_t bytes, struct device *dev) {
-    memcpy(device_memory, host, bytes);
+    memory_copy(device_memory, host, bytes);
 }
 static inline void device_download_begin(void *host, const void *device_memory, size_t bytes, struct device *dev) {
-    memcpy(host, device_memory, bytes);
+    memory_copy(host, device_memory, bytes);
 }
 static inline void device_download(void *host, const void *device_memory, size_t bytes, struct device *dev) {
-    memcpy(host, device_memory, bytes);
+    memory_copy(host, device_memory, bytes);
 }
 static inline void device_copy(void *to, const void *from, size_t bytes, struct device *dev) {
-    memcpy(to, from, bytes);
+    memory_copy(to, from, bytes);
 }
 static inline void device_zero(void *device_memory, size_t bytes, struct device *dev) {
     // Memory bandwidth takes every thread.

@@ -203,18 +203,11 @@ static void transfers_open(struct transfers *t, double bus_gbps, struct device *
 static void transfers_copy_late(struct transfers *t, enum transfer_direction direction) { t->late[direction] = true; }
 static double transfers_waited_s(struct transfers *t) { return t->waited_s; }
 
-// Memory bandwidth takes every thread.
-static void transfer_copy_now(const struct transfer_copy *copy) {
-    const int64_t chunk = 1 << 20, chunks = ((int64_t)copy->bytes + chunk - 1) / chunk;
-#pragma omp parallel for if (chunks > 1)
-    for (int64_t i = 0; i < chunks; i++) {
-        const int64_t begin = i * chunk, rest = (int64_t)copy->bytes - begin;
-        memcpy((char *)copy->to + begin, (const char *)copy->from + begin, (size_t)(rest < chunk ? rest : chunk));
-    }
-}
 static void transfers_copy_until(struct transfers *t, enum transfer_direction direction, uint64_t number) {
-    while (t->copied[direction] < number)
-        transfer_copy_now(&t->copies[direction][++t->copied[direction] % TRANSFER_EVENTS]);
+    while (t->copied[direction] < number) {
+        const struct transfer_copy *copy = &t->copies[direction][++t->copied[direction] % TRANSFER_EVENTS];
+        memory_copy(copy->to, copy->from, copy->bytes);
+    }
 }
 static void transfers_close(struct transfers *t, struct device *dev) {
     transfers_copy_until(t, TRANSFER_TO_HOST, t->begun[TRANSFER_TO_HOST]);

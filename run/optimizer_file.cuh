@@ -55,18 +55,17 @@ static enum safetensors_dtype format_dtype(enum state_format format) {
     }
     return SAFETENSORS_F32;
 }
-// *format = that of a state's tensor of this type in a file; false: no format has it.
+// *format = that of a moment's tensor of this type in a file; false: no format has it.
 static bool format_of_dtype(enum state_format *format, enum optimizer_state id, enum safetensors_dtype dtype) {
-    const enum state_format coded[STATE_COUNT] = {FORMAT_REMAINDER, FORMAT_8BIT, FORMAT_8BIT_ROOT};
     if (dtype == SAFETENSORS_F32)
         *format = FORMAT_FP32;
     else if (dtype == SAFETENSORS_BF16)
         *format = FORMAT_BF16;
     else if (dtype == SAFETENSORS_U8)
-        *format = coded[id];
+        *format = id == STATE_MOMENT2 ? FORMAT_8BIT_ROOT : FORMAT_8BIT;
     else
         return false;
-    return *format != FORMAT_REMAINDER;
+    return true;
 }
 
 static int64_t tensor_visible(const struct tensor *t) { return (int64_t)t->visible_rows * t->cols; }

@@ -313,7 +313,7 @@ class Step:
             self.network.append((collective_seconds(self.machine, run.gpus, reports), len(self.compute)))
         updated = elements / (run.gpus if run.stage >= 1 else 1)
         kept = elements / (run.gpus if run.stage >= 2 else 1)
-        self.calculate((30 * updated + 4 * kept) / self.rate, len(self.network))
+        self.calculate((28 * updated + 4 * kept) / self.rate, len(self.network))
 
     def predict(self):
         seconds, waited = simulate(self.compute, self.network, self.machine.sm_share)
@@ -536,7 +536,7 @@ n GPUs, P parameters, k micro-steps.
   gradient, by default max(32, n) MiB.
 - **Sent by a GPU**, elements over (n-1)/n: 2 P at stages 0 and 1, (k + 1) P at 2, 3 k P at 3, less, in each micro-step, an
   untied table's embedding and head. Gradients take 4 bytes, parameters 2.
-- **Update**: the norm of the shard, 4 bytes a parameter; AdamW, 30; gradients to zero, 4; at stages 2 and 3 also, in every micro-step,
+- **Update**: the norm of the shard, 4 bytes a parameter; AdamW, 28; gradients to zero, 4; at stages 2 and 3 also, in every micro-step,
   zeroing a unit's gradients (4) and adding its shard (12 / n).
 - **Memory** is what the engine plans for an H200 in bf16 ([scaling_plans.json](scaling_plans.json), which a test makes again with
   `--plan-json`), GB of 1e9 bytes. 139 of 141 may be planned. A row has the first of no, selective (norm, activation) and full

@@ -95,10 +95,10 @@ static int64_t qkv_count(struct attention_shape s) {
 static int64_t out_count(struct attention_shape s) { return (int64_t)s.B * s.T * s.num_heads * s.head_dim; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The naive form. `rounding` is applied to the result of each op: none makes the reference, that of floatX makes what
+// The naive form. `round` is applied to the result of each op: none makes the reference, that of floatX makes what
 // plain ops in floatX compute.
 
-typedef double (*rounding)(double);
+typedef double (*rounder)(double);
 static double exactly(double x) { return x; }
 static double to_precision(double x) { return (double)to_float(to_floatX((float)x)); }
 
@@ -124,7 +124,7 @@ static double capped_slope(double capped_score, double softcap) {
 }
 // One query of one head. ds, slope: (T) scratch.
 static void naive_row(struct naive r, const double *qkv, const double *dout, struct attention_shape s, struct dropout d,
-                      rounding round, int b, int h, int i, double *ds, double *slope) {
+                      rounder round, int b, int h, int i, double *ds, double *slope) {
     const int H = s.num_heads, Hkv = s.num_query_groups, D = s.head_dim, T = s.T;
     const int64_t W = (int64_t)(H + 2 * Hkv) * D, k_at = (int64_t)(H + h / (H / Hkv)) * D,
                   v_at = k_at + (int64_t)Hkv * D;
@@ -158,7 +158,7 @@ static void naive_row(struct naive r, const double *qkv, const double *dout, str
         r.out[out_at + c] = round(r.out[out_at + c]);
 }
 static struct naive naive_attention(const double *qkv, const double *dout, struct attention_shape s, struct dropout d,
-                                    rounding round) {
+                                    rounder round) {
     const int group = s.num_heads / s.num_query_groups;
     struct naive r;
     r.out = test_doubles(out_count(s));
@@ -180,7 +180,7 @@ static struct naive naive_attention(const double *qkv, const double *dout, struc
     return r;
 }
 // d, the gradient with respect to rotated q and k, becomes that with respect to q and k before.
-static void naive_undo_rope(struct naive r, const float *rotary, struct attention_shape s, rounding round) {
+static void naive_undo_rope(struct naive r, const float *rotary, struct attention_shape s, rounder round) {
     const int D = s.head_dim, turned = s.num_heads + s.num_query_groups, all = turned + s.num_query_groups;
     for (int64_t t = 0; t < (int64_t)s.B * s.T; t++)
         for (int h = 0; h < turned; h++)

@@ -137,7 +137,8 @@ static void test_plans_are_tight(void **state) {
         "--recompute-granularity selective --recompute-modules mlp,qkv",
         "--recompute-granularity full",
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 3",
-        "--recompute-granularity full --recompute-method block --recompute-num-layers 4"};
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
+        "--recompute-granularity full --mlp-chunk-tokens 256"};
     struct device dev;
     memset(&dev, 0, sizeof dev);
     dev.threads = 2;
@@ -154,6 +155,37 @@ static void test_plans_are_tight(void **state) {
                 fail_msg("%s: the peak is %.4f x the largest live sum", options, ratio);
             gpt_destroy(m);
         }
+    matmul_destroy(dev.matmul);
+}
+
+// At 128k tokens the MLP's activations and their gradients are most of the peak under full recomputation; in chunks they
+// are not.
+static void chunks_lower_the_peak_of_long_sequences(void **state) {
+    struct device dev;
+    size_t peak[2];
+    memset(&dev, 0, sizeof dev);
+    dev.threads = 2;
+    dev.matmul = matmul_create(&dev);
+    for (int i = 0; i < 2; i++) {
+        const struct config config = config_of_options(
+            "--preset llama3-8b --seq-length 131072 --max-position-embeddings 131072 --recompute-granularity full",
+            i ? "--mlp-chunk-tokens 8192" : "");
+        const struct fit f = fit_of(&config, ATTENTION_FLASH, &dev);
+        struct gpt *m = gpt_create(&config, fit_policy(&f), ATTENTION_FLASH, &dev);
+        const struct plan *plan = &m->timeline.plan;
+        int phase = 0;
+        for (int p = 0; p < plan->phase_count; p++)
+            phase = strstr(plan->phases[p], "of a chunk") ? p : phase;
+        assert_int_equal(phase > 0, i);
+        peak[i] = plan->arena_bytes[ARENA_ACTIVATIONS];
+        assert_true((double)plan->peak_bytes <= 1.02 * (double)plan->lower_bound_bytes);
+        const struct layer_shape *s = &m->shape.layer;
+        const int64_t n = mlp_chunk_default(s, 131072, 200);
+        assert_true(n >= 4096 && n <= 16384);
+        gpt_destroy(m);
+    }
+    const size_t width = (size_t)131072 * 4096 * sizeof(floatX);
+    assert_true(peak[1] + 12 * width <= peak[0]);
     matmul_destroy(dev.matmul);
 }
 
@@ -345,6 +377,7 @@ int main(void) {
         cmocka_unit_test(test_activation_bytes_known),
         cmocka_unit_test(test_plan_keeps_what_the_table_says),
         cmocka_unit_test(test_plans_are_tight),
+        cmocka_unit_test(chunks_lower_the_peak_of_long_sequences),
 #ifndef CUDA_EMULATED // there training runs hold these (test_cuda_engine.py)
         cmocka_unit_test(test_overfits_a_batch),
 #endif

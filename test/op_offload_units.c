@@ -15,11 +15,20 @@
 // With the larger vocabulary the stored gradients of head and embeddings are streamed.
 #define LARGE_VOCABULARY " --vocab-size 700 "
 
-static const char *const offloads[] = {"--offload-gradients", "--offload-weights",
-                                       "--offload-gradients --offload-weights --optimizer-cpu-offload",
-                                       "--offload-gradients --offload-weights --cpu-offloading-num-layers 2"};
-static const char *const policies[] = {"", "--recompute-granularity full --recompute-method uniform "
-                                           "--recompute-num-layers 2"};
+static const char *const offloads[] = {
+    "--offload-gradients --offload-weights --optimizer-cpu-offload",
+    "--offload-gradients --offload-weights --cpu-offloading-num-layers 2",
+#ifndef CUDA_EMULATED
+    "--offload-gradients",
+    "--offload-weights",
+#endif
+};
+static const char *const policies[] = {
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+#ifndef CUDA_EMULATED
+    "",
+#endif
+};
 static const char *const dtypes[] = {"", "--main-grads-dtype bf16"};
 enum { OFFLOADS = sizeof offloads / sizeof *offloads, POLICIES = sizeof policies / sizeof *policies, OPTIONS = 512 };
 

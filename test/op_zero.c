@@ -409,7 +409,8 @@ static void compare_offloads(struct parallel *parallel, const char *shape, const
         char options[384], what[512];
         if (parallel ? stage < offloads[offload].least_stage : stage > 0)
             continue;
-        snprintf(options, sizeof options, "%s %s %s", policy, dtype, offloads[offload].options);
+        // which offload turns off where it is not asked for, and with it the copy that is compared
+        snprintf(options, sizeof options, "%s %s --checkpoint-async %s", policy, dtype, offloads[offload].options);
         struct outcome o = run_model(parallel, shape, options, stage, micro_steps, disturbances[order]);
         snprintf(what, sizeof what, "stage %d, %d micro-steps, %s, order %d", stage, micro_steps, options, order);
         expect_same_bits(expected, &o, what);
@@ -594,7 +595,7 @@ static void watch_units(struct gpt *m) {
 
 // All are begun ahead but the first of a region, the embeddings, and the layers of a recomputed group after its first,
 // which come one right after another.
-static void units_body(struct parallel *parallel, int which) {
+static void units_body(struct parallel *parallel, int offloaded) {
     static const char *const tied_or_not[] = {GPT2, LLAMA};
     enum { LAYERS = 5 };
     for (int i = 0; i < 2 * POLICIES; i++) {
@@ -602,7 +603,8 @@ static void units_body(struct parallel *parallel, int which) {
         struct setup s;
         const bool tied = i % 2 == 0;
         const int group = i / 2 == 3 ? 2 : 1, second = group == 2 ? LAYERS / 2 : 0; // those of a group
-        snprintf(policy, sizeof policy, "%s --num-layers %d", policies[i / 2], LAYERS);
+        snprintf(policy, sizeof policy, "%s --num-layers %d %s", policies[i / 2], LAYERS,
+                 offloaded ? "--offload-weights" : "");
         setup_open(&s, parallel, tied_or_not[i % 2], policy, 3, 1);
         memset(&watch, 0, sizeof watch);
         watch_phases(s.model, watch_units);
@@ -634,7 +636,10 @@ static void units_body(struct parallel *parallel, int which) {
         setup_close(&s, parallel);
     }
 }
-static void test_units_come_a_unit_ahead(void **state) { assert_int_equal(run_ranks(2, units_body, 0), 0); }
+static void test_units_come_a_unit_ahead(void **state) {
+    for (int offloaded = 0; offloaded < 2; offloaded++)
+        assert_int_equal(run_ranks(2, units_body, offloaded), 0);
+}
 
 // ---- replicas ----
 

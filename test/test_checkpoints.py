@@ -422,8 +422,8 @@ class Ranks(Case):
             with self.subTest(formats=formats, model=model):
                 whole, parts = "stages_%d_whole" % i, "stages_%d_parts" % i
                 self.launch(whole, 3, "--zero-stage", 0, "--checkpoint-every", 2, *formats, model=model)
-                for last, options in ((2, ["--zero-stage", 3]),
-                                      (4, ["--zero-stage", 1, "--no-checkpoint-async", "--optimizer-cpu-offload"]),
+                for last, options in ((2, ["--zero-stage", 3, "--offload-weights"]),
+                                      (4, ["--zero-stage", 1, "--no-offload-weights", "--no-checkpoint-async", "--optimizer-cpu-offload"]),
                                       (6, ["--zero-stage", 2, "--optimizer-cpu-offload", "--checkpoint-async"])):
                     self.launch(parts, 3, "--resume", "auto", "--checkpoint-every", 1, "--train-steps", last, *options, *formats,
                                 model=model)

@@ -871,6 +871,20 @@ static void products_that_overflow_are_caught(void **state) {
     assert_true(parameter_count(&c) == (int64_t)65535 * 7087872 + 50257 * 768 + 16 * 768 + 2 * 768);
 }
 
+// The copy of a checkpoint would need the host's memory too, where that is short.
+static void what_is_offloaded_is_saved_without_a_copy(void **state) {
+    static const char *const offloads[] = {"--plan --optimizer-cpu-offload", "--plan --offload-weights",
+                                           "--plan --offload-gradients"};
+    struct command command;
+    char words[128];
+    assert_true(configure(&command, "--plan").checkpoint_async);
+    for (size_t i = 0; i < sizeof offloads / sizeof *offloads; i++) {
+        assert_false(configure(&command, offloads[i]).checkpoint_async);
+        snprintf(words, sizeof words, "%s --checkpoint-async", offloads[i]);
+        assert_true(configure(&command, words).checkpoint_async);
+    }
+}
+
 static void stdout_in_child(void *words) {
     dup2(STDERR_FILENO, STDOUT_FILENO); // the pipe that the parent reads
     configure_in_child(words);
@@ -1084,6 +1098,7 @@ int main(void) {
         cmocka_unit_test(one_option_sets_three),
         cmocka_unit_test(lists_of_recomputation_are_checked_for_form),
         cmocka_unit_test(products_that_overflow_are_caught),
+        cmocka_unit_test(what_is_offloaded_is_saved_without_a_copy),
         cmocka_unit_test(help_has_every_option_with_its_default),
         cmocka_unit_test(every_value_reads_back_from_its_text),
         cmocka_unit_test(a_list_takes_each_that_is_given),
