@@ -1,0 +1,569 @@
+#!/usr/bin/env python3
+"""What fits which GPU, by plans of the engine: writes docs/fit.md.
+
+  scripts/fit_model.py            the page on stdout
+  scripts/fit_model.py --check    whether docs/fit.md is that page
+  scripts/fit_model.py --train-gpt PROGRAM >docs/fit_plans.json
+                                  searches what the page needs, with a train_gpt of the cuda target, or the emulator's
+  scripts/fit_model.py --train-gpt PROGRAM --check
+                                  makes each plan of docs/fit_plans.json again, and holds it to what is written there
+
+Bytes are the engine's plans, times are the engine's predictions by data sheets. Nothing is measured here.
+"""
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import roofline
+
+DOCS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs")
+PAGE, PLANS = os.path.join(DOCS, "fit.md"), os.path.join(DOCS, "fit_plans.json")
+GIB = 2**30
+STEP_TOKENS = 2**19  # of a step: llmq's 524,288
+BOUND = 1.02         # a plan's bytes over its lower bound, at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """Usable: what is left of the memory beside the context and the kernels. Rates are those of a GPU whose data sheet the
+    engine knows: kernels/gpu_peak.cuh. Flop/s and bytes/s are repeated here for the page."""
+    gb: int
+    usable_gib: float
+    gpu: str
+    tflops: float
+    memory_gbps: float
+    bus_gbps: float
+    capability: str
+
+
+CARDS = [
+    Card(8, 7.2, "GeForce RTX 3080", 59.5, 760, 22, "8.6"),
+    Card(12, 11.0, "GeForce RTX 3080", 59.5, 760, 22, "8.6"),
+    Card(16, 15.0, "GeForce RTX 4080", 97.5, 717, 22, "8.9"),
+    Card(24, 22.8, "GeForce RTX 4090", 165.2, 1008, 22, "8.9"),
+    Card(48, 44.0, "L40S", 362.05, 864, 22, "8.9"),
+    Card(80, 78.5, "H100 80GB HBM3", 989.5, 3350, 52, "9.0"),
+    Card(141, 138.5, "H200", 989.5, 4800, 52, "9.0"),
+]
+HOSTS = {64: 60, 256: 240, 1024: 960}  # GB of a host to GiB that may be pinned
+CARD = {card.gb: card for card in CARDS}
+
+
+def qwen25(layers, hidden, heads, groups, ffn, vocabulary, untied=True):
+    return {"preset": "qwen2.5-7b", "num-layers": layers, "hidden-size": hidden, "num-attention-heads": heads,
+            "num-query-groups": groups, "ffn-hidden-size": ffn, "vocab-size": vocabulary,
+            "untie-embeddings-and-output-weights": str(untied).lower()}
+
+
+# From small to large. What is no preset is given by its shape, as its config.json has it.
+MODELS = {
+    "gpt2-124m": {"preset": "gpt2-124m"},
+    "qwen2.5-0.5b": {"preset": "qwen2.5-0.5b"},
+    "llama3.2-1b": {"preset": "llama3.2-1b"},
+    "qwen2.5-1.5b": {"preset": "qwen2.5-1.5b"},
+    "qwen2.5-3b": qwen25(36, 2048, 16, 2, 11008, 151936, untied=False),
+    "llama3.2-3b": {"preset": "llama3.2-3b"},
+    "qwen3-4b": {"preset": "qwen3-4b"},
+    "qwen2.5-7b": {"preset": "qwen2.5-7b"},
+    "llama3-8b": {"preset": "llama3-8b"},
+    "qwen2.5-14b": qwen25(48, 5120, 40, 8, 13824, 152064),
+    "qwen2.5-32b": qwen25(64, 5120, 40, 8, 27648, 152064),
+    "llama3-70b": {"preset": "llama3-8b", "num-layers": 80, "hidden-size": 8192, "num-attention-heads": 64,
+                   "ffn-hidden-size": 28672},
+}
+CANDIDATES = ("llama3.2-1b", "qwen2.5-1.5b", "llama3.2-3b", "qwen3-4b", "qwen2.5-7b", "llama3-8b", "qwen2.5-14b", "qwen2.5-32b",
+              "llama3-70b")
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+# tokens/s that llmq publishes (low-memory sources: IST-DASLab/llmq b77d969, benchmarks): card, GPU, model, bf16, fp8
+LLMQ = [
+    (16, "RTX 5060 Ti", "qwen2.5-1.5b", 3900, 5800), (16, "RTX 5060 Ti", "qwen2.5-3b", 2000, 3100),
+    (16, "RTX 5060 Ti", "qwen2.5-7b", 889, 1457),
+    (24, "RTX 4090", "qwen2.5-3b", 7000, 10700), (24, "RTX 4090", "qwen2.5-7b", 2800, 4300),
+    (24, "RTX 4090", "qwen2.5-14b", 1349, 2001),
+    (80, "H100", "qwen2.5-7b", 13800, 19200), (80, "H100", "qwen2.5-14b", 6300, 9400),
+]
+
+
+def refuse(message):
+    print(f"fit_model.py: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+# ---- plans ----
+
+def auto(card, host_gib, lossy):
+    options = {"recompute-granularity": "auto", "memory-budget": f"{card.usable_gib}GiB", "host-memory-budget": f"{host_gib}GiB"}
+    return {**options, "allow-lossy-states": "true"} if lossy else options
+
+
+def training(model, seq_length, micro_batch, step_tokens=STEP_TOKENS, ranks=1):
+    return {**MODELS[model], "seq-length": seq_length, "micro-batch-size": micro_batch,
+            "global-batch-size": max(step_tokens // seq_length, micro_batch * ranks)}
+
+
+def words(options):
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def plan(program, card, options):
+    """What the program plans on a card: bytes of both memories, what moves, tokens/s, what auto chose. Where nothing fits,
+    {"refused": the reason}."""
+    given = {"device": "cuda", "precision": "bf16", "plan-gpu": card.gpu, **options}
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "plan.json")
+        result = subprocess.run([program, "--plan", "--plan-json", path, *words(given)], capture_output=True, text=True,
+                                check=False, env={**os.environ, "EMU_CAPABILITY": card.capability})
+        if result.returncode != 0:
+            reason = result.stderr.strip().splitlines()[0] if result.stderr.strip() else "no message"
+            if "fits" not in reason:
+                refuse(f"{program} made no plan of {' '.join(words(given))}: {reason}")
+            return {"refused": reason.split(": ", 1)[-1]}
+        with open(path, encoding="utf-8") as file:
+            planned = json.load(file)
+    lines = dict(line.split(None, 1) for line in reversed(result.stdout.splitlines()) if len(line.split(None, 1)) == 2)
+    moved = {"to host": 0, "to device": 0}
+    for transfer in planned["transfers"]:
+        moved[transfer["direction"]] += transfer["bytes"]
+    predicted = planned["predicted"]
+    return {"parameters": int(lines["parameters"].replace(",", "")), "device_bytes": planned["peak_bytes"],
+            "bound_bytes": planned["lower_bound_bytes"], "host_bytes": planned["host"]["peak_bytes"],
+            "host_bound_bytes": planned["host"]["lower_bound_bytes"],
+            "to_host_bytes": round(predicted["to_host_bytes"]), "to_device_bytes": round(predicted["to_device_bytes"]),
+            "step_ms": round(predicted["step_ms"], 3), "update_ms": round(predicted["update_ms"], 3),
+            "tokens_per_s": round(predicted["tokens_per_s"], 2),
+            "arenas": {arena["name"]: arena["bytes"] for arena in planned["arenas"] + planned["host"]["arenas"] if arena["bytes"]},
+            "choice": re.sub(r"^.*? of the host: ", "", lines["auto"]) if "auto" in lines else ""}
+
+
+class Planner:
+    """Makes the rows of docs/fit_plans.json."""
+
+    def __init__(self, program):
+        self.program, self.rows = program, []
+
+    def add(self, section, card, options, planned, **names):
+        self.rows.append({"section": section, **names, "card": card.gb, "options": options, **planned})
+
+    def quickest(self, card, model, seq_length, budgets):
+        """The micro-batch with the most tokens a second: larger ones are tried until two did worse."""
+        best, worse = None, 0
+        for micro_batch in MICRO_BATCHES:
+            if micro_batch * seq_length > STEP_TOKENS or worse == 2:
+                break
+            options = {**training(model, seq_length, micro_batch), **budgets}
+            planned = plan(self.program, card, options)
+            if "refused" in planned:
+                break
+            if best is None or planned["tokens_per_s"] > 1.005 * best[1]["tokens_per_s"]:
+                best, worse = (options, planned), 0
+            else:
+                worse += 1
+        return best
+
+    def largest(self, card, host, lossy):
+        names, budgets, refused = {"host": host, "lossy": lossy}, auto(card, HOSTS[host], lossy), None
+        for model in reversed(CANDIDATES):
+            found = self.quickest(card, model, 2048, budgets)
+            if found:
+                self.add("largest", card, *found, model=model, **names)
+                break
+            refused = model
+        if refused:  # the next in size
+            options = {**training(refused, 2048, 1), **budgets}
+            self.add("too large", card, options, plan(self.program, card, options), model=refused, **names)
+
+    def longest(self, card, host):
+        """The longest of llama3-8b, to half a power of two, with everything on the host."""
+        best = None
+        for half in range(2 * 12, 2 * 22):
+            length = 2**(half // 2) * (3 if half % 2 else 2) // 2
+            options = {**LONG, "seq-length": length}
+            planned = plan(self.program, card, options)
+            if planned["device_bytes"] > card.usable_gib * GIB or planned["host_bytes"] > HOSTS[host] * GIB:
+                break
+            best = options, planned
+        if best:
+            self.add("longest", card, *best, model="llama3-8b", host=host, lossy=False)
+
+    def llmq(self):
+        for gb, _, model, _, _ in LLMQ:
+            for lossy in (False, True):
+                found = self.quickest(CARD[gb], model, 1024, auto(CARD[gb], HOSTS[256], lossy))
+                if found:
+                    self.add("llmq", CARD[gb], *found, model=model, host=256, lossy=lossy)
+
+    def required(self):
+        options = {**training("llama3-8b", 2048, 3, 2048 * 255), "recompute-granularity": "none", "optimizer-cpu-offload": "true"}
+        self.add("required", CARD[80], options, plan(self.program, CARD[80], options), model="llama3-8b", host=256, lossy=False)
+        for gb, host, model, lossy in REQUIRED:
+            found = self.quickest(CARD[gb], model, 2048, auto(CARD[gb], HOSTS[host], lossy))
+            if found:
+                self.add("required", CARD[gb], *found, model=model, host=host, lossy=lossy)
+
+    def stages(self):
+        for model in STAGE_MODELS:
+            for stage in range(4):
+                for name, more in STAGE_SETS.items():
+                    if stage < more.get("least stage", 0):
+                        continue
+                    extra = {key: value for key, value in more.items() if key != "least stage"}
+                    options = {**training(model, 2048, 1, 2**16, 8), "world-size": 8, "zero-stage": stage, **extra}
+                    self.add("stages", CARD[141], options, plan(self.program, CARD[141], options), name=name, model=model, stage=stage)
+
+    def options(self):
+        """llama3-8b in each format, and with each kind of buffers on the host."""
+        step = {**training("llama3-8b", 2048, 2, BUS_MICRO_STEPS * 2 * 2048), "recompute-granularity": "full"}
+        for section, sets in (("formats", {name: more for name, (more, _) in FORMATS.items()}), ("bus", BUS_SETS)):
+            for name, more in sets.items():
+                options = {**step, **more}
+                self.add(section, CARD[80], options, plan(self.program, CARD[80], options), name=name, model="llama3-8b")
+
+
+BUS_MICRO_STEPS = 2
+LONG = {**MODELS["llama3-8b"], "micro-batch-size": 1, "global-batch-size": 1, "recompute-granularity": "full",
+        "optimizer-cpu-offload": "true", "offload-gradients": "true", "offload-weights": "true", "cpu-offloading-num-layers": 32,
+        "mlp-chunk-tokens": 4096}
+STAGE_MODELS = ("qwen2.5-0.5b", "llama3-8b")
+STAGE_SETS = {
+    "nothing recomputed": {},
+    "full recomputation": {"recompute-granularity": "full"},
+    "full, states and activations on the host": {"recompute-granularity": "full", "optimizer-cpu-offload": "true",
+                                                 "cpu-offloading-num-layers": 16},
+    "full, gradients on the host too": {"recompute-granularity": "full", "optimizer-cpu-offload": "true",
+                                        "offload-gradients": "true", "least stage": 2},
+    "full, weights on the host too": {"recompute-granularity": "full", "optimizer-cpu-offload": "true",
+                                      "offload-gradients": "true", "offload-weights": "true", "least stage": 3},
+}
+MOMENTS = {"main-grads-dtype": "bf16", "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
+MOMENTS_8BIT = {**MOMENTS, "exp-avg-dtype": "8bit", "exp-avg-sq-dtype": "8bit"}
+NO_MASTER = {"main-params-dtype": "bf16"}
+# name: (options, bytes of parameter, remainder, gradient, m, v)
+FORMATS = {
+    "exact": ({}, (2, 2, 4, 4, 4)), "bf16 gradients": ({"main-grads-dtype": "bf16"}, (2, 2, 2, 4, 4)),
+    "bf16 gradients, m, v": (MOMENTS, (2, 2, 2, 2, 2)), "the same, no master": ({**MOMENTS, **NO_MASTER}, (2, 0, 2, 2, 2)),
+    "bf16 gradients, 8-bit m, v": (MOMENTS_8BIT, (2, 2, 2, 33 / 32, 33 / 32)),
+    "the same with 8 bits, no master": ({**MOMENTS_8BIT, **NO_MASTER}, (2, 0, 2, 33 / 32, 33 / 32)),
+}
+BUS_SETS = {
+    "states": {"optimizer-cpu-offload": "true"}, "layer inputs": {"cpu-offloading-num-layers": 32},
+    "gradients": {"offload-gradients": "true"}, "gradients in bf16": {"offload-gradients": "true", "main-grads-dtype": "bf16"},
+    "weights": {"offload-weights": "true"}, "states, bf16 m, v": {**MOMENTS, "optimizer-cpu-offload": "true"},
+    "states, bf16 m, v, no master": {**MOMENTS, **NO_MASTER, "optimizer-cpu-offload": "true"},
+}
+
+
+# Card, GB of the host, model, lossy: beside llama3-8b on 80 GB with nothing recomputed
+REQUIRED = ((16, 64, "qwen2.5-7b", True), (24, 256, "qwen2.5-14b", False), (24, 256, "qwen2.5-14b", True))
+
+
+def search(program):
+    planner = Planner(program)
+    planner.required()
+    for card in CARDS:
+        for host in HOSTS:
+            for lossy in (False, True):
+                planner.largest(card, host, lossy)
+    for card in CARDS:
+        for host in HOSTS:
+            planner.longest(card, host)
+    planner.llmq()
+    planner.stages()
+    planner.options()
+    return planner.rows
+
+
+def plans_text(rows):
+    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+
+
+@functools.lru_cache(maxsize=None)
+def written_plans():
+    with open(PLANS, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def rows_of(section):
+    return [row for row in written_plans() if row["section"] == section]
+
+
+def check_plans(program):
+    """Makes every written plan again. Returns the exit status."""
+    for row in written_plans():
+        planned = plan(program, CARD[row["card"]], row["options"])
+        wrong = [key for key, value in planned.items() if row.get(key) != value]
+        if wrong:
+            print(f"docs/fit_plans.json is not what {program} plans: {wrong[0]} of {' '.join(words(row['options']))} is "
+                  f"{planned[wrong[0]]}, and {row.get(wrong[0])} is written; scripts/fit_model.py --train-gpt {program} "
+                  ">docs/fit_plans.json, then scripts/fit_model.py >docs/fit.md")
+            return 1
+    return 0
+
+
+# ---- the page ----
+
+def gib(value):
+    return f"{value / GIB:.1f}"
+
+
+def rate(value):
+    return f"{value:,.0f}"
+
+
+def choice_of(row):
+    """What auto chose, in short: (recomputation, on the host, formats)."""
+    match = re.match(r"recomputes (.*?); (.*?) in host memory(?:; (.*))?$", row["choice"])
+    if not match:
+        refuse(f"auto's choice is not understood: {row['choice']}")
+    recomputes, away, formats = match.groups()
+    whole = part = 0
+    for group in recomputes.split(";") if recomputes != "nothing" else ():
+        modules, layers = group.split(":")
+        count = 0
+        for span in layers.split(","):
+            first, _, last = span.partition("-")
+            count += int(last or first) - int(first) + 1
+        whole, part = (whole + count, part) if modules == "full" else (whole, part + count)
+    texts = [f"{whole} layers" if whole else "", f"parts of {part}" if part else ""]
+    away = away.replace("activations of ", "inputs of ") if whole else away
+    away = away.replace("of the optimizer states", "of states")
+    formats = re.sub(r"moments in (\S+) and (\S+), gradients in (\S+?)(,.*)?$", r"\1 \2 \3\4", formats or "exact")
+    formats = formats.replace(", no master weights", ", no master")
+    return ", ".join(filter(None, texts)) or "nothing", away, formats
+
+
+def table(head, rows):
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(str(cell) for cell in row)} |" for row in rows)]
+
+
+def card_table():
+    head = ("card, GB", "usable GiB", "rates of", "TFLOP/s, bf16", "memory GB/s", "bus GB/s each way")
+    return table(head, [(c.gb, c.usable_gib, c.gpu, c.tflops, c.memory_gbps, c.bus_gbps) for c in CARDS])
+
+
+def largest_table():
+    found = []
+    for row in rows_of("largest"):
+        recomputed, away, formats = choice_of(row)
+        found.append((row["card"], row["host"], "yes" if row["lossy"] else "no", row["model"], row["options"]["micro-batch-size"],
+                      gib(row["device_bytes"]), gib(row["host_bytes"]), recomputed, away, formats, rate(row["tokens_per_s"])))
+    return table(("card", "host", "lossy", "largest", "micro-batch", "device GiB", "host GiB", "recomputed", "on the host",
+                  "formats of m, v, gradient", "tokens/s"), found)
+
+
+def llmq_table():
+    found = []
+    for gb, gpu, model, bf16, fp8 in LLMQ:
+        ours = [next((rate(row["tokens_per_s"]) for row in rows_of("llmq") if (row["card"], row["model"], row["lossy"]) ==
+                      (gb, model, lossy)), "-") for lossy in (False, True)]
+        found.append((f"{gb} GB", model, gpu, rate(bf16), rate(fp8), CARD[gb].gpu, *ours))
+    return table(("card", "model", "llmq on", "bf16", "fp8", "rates here", "predicted, exact", "predicted, lossy"), found)
+
+
+def longest_table():
+    return table(("card", "host", "longest", "device GiB", "host GiB", "tokens/s"),
+                 [(row["card"], row["host"], f"{row['options']['seq-length']:,}", gib(row["device_bytes"]), gib(row["host_bytes"]),
+                   rate(row["tokens_per_s"])) for row in rows_of("longest")])
+
+
+def over(row):
+    return f"{100 * (row['device_bytes'] / row['bound_bytes'] - 1):.2f} %"
+
+
+def required_table():
+    found = []
+    for row in rows_of("required"):
+        found.append((row["model"], row["card"], row["host"], "yes" if row["lossy"] else "no", row["options"]["micro-batch-size"], gib(row["device_bytes"]), gib(row["host_bytes"]),
+                      rate(row["tokens_per_s"]), over(row), "; ".join(choice_of(row)) if row["choice"] else "by options: nothing; states; exact"))
+    return table(("model", "card", "host", "lossy", "micro-batch", "device GiB", "host GiB", "tokens/s", "over the bound", "chosen"), found)
+
+
+def stage_table():
+    found = []
+    for model in STAGE_MODELS:
+        for name in STAGE_SETS:
+            rows = {row["stage"]: row for row in rows_of("stages") if (row["model"], row["name"]) == (model, name)}
+            found.append((model, name, *(f"{gib(rows[s]['device_bytes'])} + {gib(rows[s]['host_bytes'])}, {over(rows[s])}"
+                                         if s in rows else "-" for s in range(4))))
+    return table(("model", "", "stage 0", "stage 1", "stage 2", "stage 3"), found)
+
+
+def format_bytes(name, parameters):
+    """Bytes of a unit's parameter, remainder, gradient, m and v. Of 8bit the head's and the embedding's m and v are bf16."""
+    sizes = FORMATS[name][1]
+    ends = 2 * 128256 * 4096 / parameters
+    return tuple(size if size != 33 / 32 else size * (1 - ends) + 2 * ends for size in sizes)
+
+
+ARENAS = ("parameters", "gradients", "optimizer")
+
+
+def format_table():
+    found = []
+    for row in rows_of("formats"):
+        planned = sum(row["arenas"].get(arena, 0) for arena in ARENAS) / row["parameters"]
+        sizes = FORMATS[row["name"]][1]
+        found.append((row["name"], " + ".join(f"{size:.3g}" for size in sizes), f"{sum(sizes):.2f}", f"{planned:.2f}",
+                      gib(row["device_bytes"]), f"{row['update_ms']:.0f}"))
+    return table(("format", "parameter + remainder + gradient + m + v", "B/p", "planned, llama3-8b", "device GiB", "update ms"), found)
+
+
+def bus_formula(name, row):
+    """Bytes to the host and to the device of a step of the bus section, by hand."""
+    parameters, steps, tokens, layers, width = row["parameters"], BUS_MICRO_STEPS, 2 * 2048, 32, 4096
+    ends = 2 * 128256 * width  # the embedding and the head, which backward does not need again
+    return {
+        "states": (10 * parameters,) * 2, "states, bf16 m, v": (6 * parameters,) * 2,
+        "states, bf16 m, v, no master": (4 * parameters,) * 2,
+        "layer inputs": (steps * 2 * tokens * (layers - 1) * width,) * 2,
+        "gradients": (steps * 4 * parameters, (steps + 1) * 4 * parameters),
+        "gradients in bf16": (steps * 2 * parameters, (steps + 1) * 2 * parameters),
+        "weights": (2 * parameters, steps * 2 * (2 * parameters - ends) + 2 * parameters),
+    }[name]
+
+
+BUS_WORDS = {
+    "states": "10 P", "states, bf16 m, v": "6 P", "states, bf16 m, v, no master": "4 P", "layer inputs": "2 k N (L - 1) C",
+    "gradients": "4 k P; 4 (k + 1) P", "gradients in bf16": "2 k P; 2 (k + 1) P", "weights": "2 P; 2 k (2 P - ends) + 2 P",
+}
+
+
+def bus_table():
+    found = []
+    for row in rows_of("bus"):
+        moved = [f"{row[key] / 1e9:.2f}, {value / 1e9:.2f}" for key, value in
+                 zip(("to_host_bytes", "to_device_bytes"), bus_formula(row["name"], row))]
+        found.append((row["name"], gib(row["device_bytes"]), gib(row["host_bytes"]), *moved, BUS_WORDS[row["name"]]))
+    return table(("on the host", "device GiB", "host GiB", "GB to the host: plan, formula", "GB to the device: plan, formula",
+                  "formula"), found)
+
+
+MATMUL_SHARE = 0.8  # of the data sheet's flop/s, as run/fit_time.cuh has it
+
+
+def hidden_table():
+    found, seen = [], set()
+    for card in CARDS:
+        if card.gpu in seen:
+            continue
+        seen.add(card.gpu)
+        flops, bus = 1e12 * MATMUL_SHARE * card.tflops, 1e9 * card.bus_gbps
+        found.append((card.gpu, f"{flops / (13 * bus):.0f}", rate(flops / (2 * bus)), rate(flops / (2 * bus)), rate(flops / (4 * bus)),
+                      *(f"{1000 * size / card.bus_gbps:.0f}" for size in (10, 6, 4))))
+    return table(("GPU", "layer inputs: C >=", "weights: N >=", "fp32 gradients: N >= more", "bf16 gradients: N >= more",
+                  "ms an update and 1e9 parameters: 10 B/p", "6 B/p", "4 B/p"), found)
+
+
+HEAD = """# What fits which card
+
+`scripts/fit_model.py` writes this page from [fit_plans.json](fit_plans.json), which holds plans of the engine: a test holds the
+page to them, and them to the program. **Bytes are planned to the byte; times are predicted from data sheets, none is measured.**
+
+## Ask for your own card
+
+Nothing of this needs the card: `--plan` allocates nothing.
+
+```
+build/train_gpt --plan --preset qwen2.5-7b --precision bf16 --seq-length 2048 --micro-batch-size 4 --global-batch-size 256 \\
+    --recompute-granularity auto --memory-budget 15GiB --host-memory-budget 60GiB --plan-gpu 'GeForce RTX 4080'
+```
+
+It prints the choice, the next two, every buffer and the predicted step. The same options without `--plan` train so, with rates
+that are measured on the machine. Where nothing fits, the message has the nearest budget that something fits.
+
+| option | what it does |
+|---|---|
+| `--recompute-granularity auto` | finds the least predicted time among recomputation by layer and the offloads below |
+| `--memory-budget`, `--host-memory-budget` | bytes of the device, bytes of pinned host memory |
+| `--plan-gpu NAME`, `--bus-gbps X` | data sheet and bus to predict with, away from the machine |
+| `--allow-lossy-states` | auto may choose bf16 and 8-bit states; without it only what trains the same bits |
+| `--optimizer-cpu-offload --optimizer-offload-fraction X` | m, v and the master's remainder on the host |
+| `--cpu-offloading-num-layers N` | what the first N layers keep for backward |
+| `--offload-gradients`, `--offload-weights` | a unit at a time on the device |
+| `--main-params-dtype`, `--main-grads-dtype`, `--exp-avg-dtype`, `--exp-avg-sq-dtype` | the formats of parameters and states: lossy |
+| `--mlp-chunk-tokens N`, `--loss-chunk-tokens N` | MLP and head for N tokens at a time |
+
+## Assumed of the cards
+
+Usable is what is left beside the driver's context. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. Where the
+engine knows no data sheet of a card that size, another's rates stand in: 8 and 12 GB have an RTX 3080's. Matmuls reach
+0.8 of the sheet's bf16 rate, copies 22 GB/s each way on PCIe 4 and 52 on PCIe 5. A smaller card of the same size is slower
+in proportion: compare rates before tokens/s.
+"""
+
+LARGEST = """## The largest model
+
+T = 2048, 524,288 tokens a step; the micro-batch with the most tokens/s; everything else chosen by auto. Models tried:
+{models}. Exact trains the bits of fp32 masters and moments. The next larger model is refused in each row.
+"""
+
+LLMQ_HEAD = """## Beside llmq
+
+Tokens/s that llmq publishes (IST-DASLab/llmq b77d969, benchmarks; 2512.15306), T = 1024, 524,288 tokens a step, beside predictions
+in bf16 with 256 GB of host. **Its figures are measured, these are not**, and its 16 GB card is not the one whose rates the engine
+knows: an RTX 5060 Ti has about half of the flop/s. llmq holds 8 bytes a parameter or fewer, so the lossy column is the like one.
+"""
+
+LONGEST = """## The longest sequence of llama3-8b
+
+Exact; one sequence, to half a power of two; states, gradients, weights and layer inputs on the host, full recomputation,
+`--mlp-chunk-tokens 4096`. The longer ones need rotary scaling to be of use.
+"""
+
+REQUIRED_HEAD = """## Plans that a test holds
+
+No placement of a plan's buffers takes less than its bound: what lives at once in the fullest phase.
+"""
+
+STAGE_HEAD = """Eight ranks, 2048 tokens a micro-batch: GiB of the device + of the host, and how far over the bound.
+"""
+
+FORMAT_HEAD = """## Bytes a parameter
+
+bf16 parameters; the remainder is the 16 bits that make one an fp32 master, exact. 8-bit blocks of 128 have an fp32 scale, and head
+and embedding bf16 moments. What arenas hold of llama3-8b, on one card with full recomputation and 2 x 2048 tokens:
+"""
+
+BUS_HEAD = """## What offload sends over the bus
+
+A step of k = 2 micro-steps of N = 4096 tokens, P parameters, L = 32 layers, C = 4096; the plan's bytes beside the formula's. The last
+layer's input stays. Gradients are read once more than written: by the update; the first micro-step of a step reads none, which
+the plan, that of a later micro-step, counts as well. Backward needs neither the head's nor the embedding's weights again.
+"""
+
+HIDDEN_HEAD = """Copies run beside compute. With F the flop/s that matmuls reach and B the bus's bytes/s each way, they are hidden where a pass
+computes for longer: a layer's input where C >= F / (13 B), at 13 C^2 weights a layer; weights, 4 bytes a parameter and
+micro-batch against 8 N flops, where N >= F / (2 B); gradients summed on the host add the same again in fp32, half in bf16. What
+the update streams is not hidden, and is a smaller part of a larger batch.
+"""
+
+
+def page():
+    parts = [HEAD, *card_table(), "", LARGEST.format(models=", ".join(CANDIDATES)), *largest_table(), "", LLMQ_HEAD, *llmq_table(), "",
+             LONGEST, *longest_table(), "", REQUIRED_HEAD, *required_table(), "", STAGE_HEAD, *stage_table(), "",
+             FORMAT_HEAD, *format_table(), "", BUS_HEAD, *bus_table(), "", HIDDEN_HEAD, *hidden_table()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description="What fits which GPU; without options writes docs/fit.md.")
+    parser.add_argument("--check", action="store_true", help="whether the page, or the plans, are what this writes")
+    parser.add_argument("--train-gpt", metavar="PROGRAM", help="makes the plans; of the cuda target, or the emulator's")
+    options = parser.parse_args(arguments)
+    if options.train_gpt and options.check:
+        return check_plans(options.train_gpt)
+    if options.train_gpt:
+        sys.stdout.write(plans_text(search(options.train_gpt)))
+        return 0
+    return roofline.write_or_check(page(), PAGE, options.check, "docs/fit.md is not what scripts/fit_model.py writes: "
+                                   "scripts/fit_model.py >docs/fit.md")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
