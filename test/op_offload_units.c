@@ -92,6 +92,22 @@ static void offloaded_units_change_no_bit_gpt2(void **state) { same_bits(GPT2, p
 static void offloaded_units_change_no_bit_llama(void **state) { same_bits(LLAMA, poison); }
 static void streamed_gradients_change_no_bit_gpt2(void **state) { same_bits(GPT2 LARGE_VOCABULARY, poison); }
 static void streamed_gradients_change_no_bit_llama(void **state) { same_bits(LLAMA LARGE_VOCABULARY, poison); }
+#ifdef PRECISION_BF16 // there is no FP8 with fp32
+// The amaxes of weights are then taken as the weights are cast, not by the update.
+static void offloaded_units_change_no_bit_fp8(void **state) {
+    static const char *const recipes[] = {"tensorwise", "delayed"};
+    for (int i = 0; i < 2; i++) {
+        char shape[OPTIONS];
+        snprintf(shape, sizeof shape,
+                 "--vocab-size 150 --loss-chunk-tokens 50 --micro-batch-size 1 --global-batch-size 2 --num-layers 3 "
+                 "--hidden-size 48 --kv-channels 16 --num-attention-heads 4 --num-query-groups 2 "
+                 "--ffn-hidden-size 80 --normalization RMSNorm --position-embedding-type rope --activation swiglu "
+                 "--add-bias-linear=false --seq-length 32 --fp8-format hybrid --fp8-recipe %s",
+                 recipes[i]);
+        same_bits(shape, poison);
+    }
+}
+#endif
 // Unwatched micro-steps are recorded where the target has graphs: three, of which the second is.
 static void recorded_micro_steps_have_the_same_bits(void **state) {
     same_bits(GPT2, NULL);
@@ -157,6 +173,9 @@ int main(void) {
         cmocka_unit_test(offloaded_units_change_no_bit_llama),
         cmocka_unit_test(streamed_gradients_change_no_bit_gpt2),
         cmocka_unit_test(streamed_gradients_change_no_bit_llama),
+#ifdef PRECISION_BF16
+        cmocka_unit_test(offloaded_units_change_no_bit_fp8),
+#endif
         cmocka_unit_test(recorded_micro_steps_have_the_same_bits),
         cmocka_unit_test(the_plan_falls_by_what_left),
         cmocka_unit_test(a_step_copies_what_is_planned),
