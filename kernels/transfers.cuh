@@ -123,7 +123,8 @@ static uint64_t transfer_begin(struct transfers *t, enum transfer_direction dire
                                size_t bytes, struct device *dev) {
     const uint64_t number = ++t->begun[direction];
     const int event = (int)(number % TRANSFER_EVENTS);
-    transfer_measure_wait(t, direction, event);
+    if (!dev->recording) // CUDA refuses questions about events then, and the recording would be lost
+        transfer_measure_wait(t, direction, event);
     t->reaching[direction][event] = false; // its events are about to be recorded again
     cuda_check(cudaEventRecord(t->ready[direction], dev->stream));
     cuda_check(cudaStreamWaitEvent(t->streams[direction], t->ready[direction], 0));

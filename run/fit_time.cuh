@@ -146,9 +146,8 @@ static double *fit_phase_costs(const struct gpt *m, int first, int end, const st
     return cost_s;
 }
 
-// Seconds of phases [first, end), and the bytes that they send are added to `moved`.
-static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r,
-                       double moved[TRANSFER_DIRECTIONS], double *compute_s) {
+// Seconds of phases [first, end).
+static double fit_play(const struct gpt *m, int first, int end, const struct fit_rates *r, double *compute_s) {
     const struct plan *plan = &m->timeline.plan;
     double *cost_s = fit_phase_costs(m, first, end, r);
     double *done_s = (double *)plan_allocate((size_t)plan->transfer_count + 1, sizeof *done_s);
@@ -170,7 +169,6 @@ static double fit_play(const struct gpt *m, int first, int end, const struct fit
             double *bus_s = &free_s[t->direction];
             *bus_s = (*bus_s > clock_s ? *bus_s : clock_s) + (double)t->bytes / r->bus;
             done_s[next] = *bus_s;
-            moved[t->direction] += (double)t->bytes;
             if (DEVICE_MEMORY_IS_HOSTS && !*m->config.plan_gpu) // the device copies by itself
                 clock_s += 2 * (double)t->bytes / r->traffic;
             if (t->waited_phase == p && done_s[next] > clock_s)
@@ -202,11 +200,12 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
     const struct plan *plan = &m->timeline.plan;
     const int first = m->timeline.region_first[REGION_MICRO_STEP], update = m->timeline.region_first[REGION_UPDATE];
     struct fit_time time;
-    double pass[TRANSFER_DIRECTIONS] = {0, 0}, moved[TRANSFER_DIRECTIONS] = {0, 0};
+    double moved[TRANSFER_DIRECTIONS] = {0, 0}; // by the update
+    size_t bytes[TRANSFER_DIRECTIONS];
     memset(&time, 0, sizeof time);
     if (!m->trains)
         return time;
-    time.micro_step_s = fit_play(m, first, update, r, pass, &time.compute_s);
+    time.micro_step_s = fit_play(m, first, update, r, &time.compute_s);
     int end = plan->phase_count;
     for (int region = 0; region < REGION_COUNT; region++)
         if (m->timeline.region_first[region] > update && m->timeline.region_first[region] < end)
@@ -221,8 +220,9 @@ static struct fit_time fit_predict(const struct gpt *m, const struct fit_rates *
         time.update_s = moved[d] / r->bus > time.update_s ? moved[d] / r->bus : time.update_s;
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
         time.update_s += (moved[d] < PIECE_BYTES ? moved[d] : PIECE_BYTES) / r->bus;
+    gpt_transfer_bytes(m, bytes);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
-        time.moved_bytes[d] = m->micro_steps * pass[d] + moved[d];
+        time.moved_bytes[d] = (double)bytes[d];
     time.step_s = m->micro_steps * time.micro_step_s + time.update_s;
     return time;
 }

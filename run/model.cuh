@@ -92,6 +92,8 @@ static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECT
         if (transfer->phase < end)
             bytes[transfer->direction] += transfer->bytes * (transfer->phase < update ? (size_t)m->micro_steps : 1);
     }
+    if (m->trains && m->zero.grads_on_host && m->micro_steps > 1) // the first micro-step's gradients start from zero
+        bytes[TRANSFER_TO_DEVICE] -= zero_gradients_bytes(&m->zero);
 }
 
 // Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest.

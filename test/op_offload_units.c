@@ -1,10 +1,18 @@
 // Parameters and gradients in host memory, a unit at a time on the device, on one rank: they change no bit, whatever lies
 // in memory that the plan calls dead and whether copies are early or late; gradients in bf16 have the same bits wherever
 // they lie; and the plan falls by what left. op_zero has the same of several ranks.
-#define UPDATE_SLOT_BYTES 6000 // small beside the models
-#include "test/model.h"        // before gpt.cuh, which it looks into
-#include "test/setup.h"        // models of a few layers, and what a step makes of them
-#include "test/testing.h"      // assertions
+#define UPDATE_SLOT_BYTES 6000   // small beside the models
+#include "kernels/transfers.cuh" // before timeline.cuh, whose transfers are counted
+static size_t begun_bytes[TRANSFER_DIRECTIONS];
+static uint64_t counted_transfer_begin(struct transfers *t, enum transfer_direction direction, void *to,
+                                       const void *from, size_t bytes, struct device *dev) {
+    begun_bytes[direction] += bytes;
+    return transfer_begin(t, direction, to, from, bytes, dev);
+}
+#define transfer_begin counted_transfer_begin
+#include "test/model.h"   // before gpt.cuh, which it looks into
+#include "test/setup.h"   // models of a few layers, and what a step makes of them
+#include "test/testing.h" // assertions
 
 #define CLIPPED " --clip-grad 0.01 --bucket-mib 0.03 "
 #ifdef CUDA_EMULATED
@@ -84,6 +92,22 @@ static void offloaded_units_change_no_bit_gpt2(void **state) { same_bits(GPT2, p
 static void offloaded_units_change_no_bit_llama(void **state) { same_bits(LLAMA, poison); }
 static void streamed_gradients_change_no_bit_gpt2(void **state) { same_bits(GPT2 LARGE_VOCABULARY, poison); }
 static void streamed_gradients_change_no_bit_llama(void **state) { same_bits(LLAMA LARGE_VOCABULARY, poison); }
+#if defined(PRECISION_BF16) && !defined(CUDA_EMULATED) // there is no FP8 with fp32
+// The amaxes of weights are then taken as the weights are cast, not by the update.
+static void offloaded_units_change_no_bit_fp8(void **state) {
+    static const char *const recipes[] = {"tensorwise", "delayed"};
+    for (int i = 0; i < 2; i++) {
+        char shape[OPTIONS];
+        snprintf(shape, sizeof shape,
+                 "--vocab-size 150 --loss-chunk-tokens 50 --micro-batch-size 1 --global-batch-size 2 --num-layers 3 "
+                 "--hidden-size 48 --kv-channels 16 --num-attention-heads 4 --num-query-groups 2 "
+                 "--ffn-hidden-size 80 --normalization RMSNorm --position-embedding-type rope --activation swiglu "
+                 "--add-bias-linear=false --seq-length 32 --fp8-format hybrid --fp8-recipe %s",
+                 recipes[i]);
+        same_bits(shape, poison);
+    }
+}
+#endif
 // Unwatched micro-steps are recorded where the target has graphs: three, of which the second is.
 static void recorded_micro_steps_have_the_same_bits(void **state) {
     same_bits(GPT2, NULL);
@@ -115,14 +139,48 @@ static void the_plan_falls_by_what_left(void **state) {
     }
 }
 
+// A step begins to copy as many bytes as is planned, with one micro-step, two and three.
+static void a_step_copies_what_is_planned(void **state) {
+    static const char *const what[] = {
+        "--offload-gradients --offload-weights --optimizer-cpu-offload --exp-avg-dtype 8bit --exp-avg-sq-dtype bf16",
+        "--offload-gradients --main-grads-dtype bf16 --optimizer-cpu-offload --optimizer-offload-fraction 0.3",
+        "--offload-weights --cpu-offloading-num-layers 2",
+    };
+    for (size_t i = 0; i < sizeof what / sizeof *what; i++)
+        for (int micro_steps = 1; micro_steps <= 3; micro_steps++) {
+            char options[OPTIONS];
+            size_t planned[TRANSFER_DIRECTIONS];
+            snprintf(options, sizeof options,
+                     "--bucket-mib 0.03 --allow-lossy-states --cuda-graphs=false %s "
+                     "--global-batch-size %d",
+                     what[i], micro_steps * atoi(BATCH));
+            struct setup s = setup_of(LLAMA LARGE_VOCABULARY, options);
+            gpt_transfer_bytes(s.model, planned);
+            memset(begun_bytes, 0, sizeof begun_bytes);
+            struct outcome o = two_steps(&s);
+            for (int d = 0; d < TRANSFER_DIRECTIONS; d++)
+                if (begun_bytes[d] != 2 * planned[d])
+                    fail_msg("%s: direction %d: %zu bytes in two steps, %zu planned", options, d, begun_bytes[d],
+                             2 * planned[d]);
+            outcome_free(&o);
+            setup_free(&s);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(offloaded_units_change_no_bit_gpt2),
         cmocka_unit_test(offloaded_units_change_no_bit_llama),
         cmocka_unit_test(streamed_gradients_change_no_bit_gpt2),
         cmocka_unit_test(streamed_gradients_change_no_bit_llama),
+#if defined(PRECISION_BF16) && !defined(CUDA_EMULATED)
+        cmocka_unit_test(offloaded_units_change_no_bit_fp8),
+#endif
         cmocka_unit_test(recorded_micro_steps_have_the_same_bits),
         cmocka_unit_test(the_plan_falls_by_what_left),
+#ifndef CUDA_EMULATED
+        cmocka_unit_test(a_step_copies_what_is_planned),
+#endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,6 +93,7 @@ typedef struct emu_graph_handle *cudaGraph_t;
 typedef struct emu_graph_handle *cudaGraphExec_t;
 
 static std::vector<struct emu_stream *> emu_streams;
+static thread_local int emu_captures = 0; // that this thread has begun
 static const char *emu_running = "(nothing)"; // the name of the work at hand
 
 static void emu_run_work(const struct emu_work *work) {
@@ -361,6 +362,8 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e
 static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {
     if (!begin->has_time || !end->has_time || !begin->recorded || !end->recorded)
         return emu_error(cudaErrorInvalidResourceHandle);
+    if (emu_captures > 0) // of this thread: it asks what cudaEventQuery asks, which a capture forbids
+        return emu_forbid_while_recording();
     if (!emu_event_done(begin) || !emu_event_done(end))
         return cudaErrorNotReady;
     *milliseconds = (float)((emu_event_time(end) - emu_event_time(begin)) * 1e3);
@@ -388,6 +391,7 @@ static inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaS
         return emu_error(cudaErrorIllegalState);
     stream->capture = std::make_shared<struct emu_graph>();
     stream->began_capture = true;
+    emu_captures++;
     stream->behind.clear();
     return cudaSuccess;
 }
@@ -400,6 +404,7 @@ static inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t 
         return emu_spoil(recorded.get(), cudaErrorStreamCaptureUnmatched);
     bool joined = true;
     stream->began_capture = false;
+    emu_captures--;
     recorded->ended = true;
     for (struct emu_stream *other : emu_streams) // the streams that became part of it, too
         if (other->capture == recorded) {
