@@ -46,7 +46,8 @@ static inline void config_check_offload(const struct config *c) {
     if (c->offload_weights && !config_may_move_weights(c))
         fail("--offload-weights on %d ranks needs --zero-stage 3", c->ranks);
     if (c->main_params_dtype != MAIN_FP32 && c->precision == WITH_FP32)
-        fail("--main-params-dtype bf16 is of bf16 parameters, and --precision fp32 has none; leave one of them out");
+        fail("--main-params-dtype bf16 needs --precision bf16, not fp32%s; %sleave --main-params-dtype out",
+             *c->checkpoint ? " as in the checkpoint" : "", *c->checkpoint ? "" : "change --precision, or ");
     if (config_trains(c))
         return;
     if (c->optimizer_cpu_offload || c->offload_gradients || c->cpu_offloading_num_layers > 0)

@@ -152,7 +152,8 @@ static void *plan_pointer(const struct plan *plan, const struct arenas *arenas, 
 static size_t device_available_bytes(struct device *dev);
 static size_t device_peak_bytes(struct device *dev);
 // Bytes of the host's memory that the plan of one of `ranks_on_host` ranks may take now, by what the machine has, the
-// cgroups leave and the process is allowed. On the cpu target the device's arenas are of the same memory.
+// cgroups leave and the process is allowed; SIZE_MAX: not known. On the cpu target the device's arenas are of the same
+// memory.
 static size_t host_available_bytes(int ranks_on_host);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -309,8 +310,8 @@ static int plan_slots(const struct plan *plan, enum plan_arena arena, int *slot_
     return slots;
 }
 
-// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns their number; slot_of[phase] is the slot
-// that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
+// Fills in bytes and lifetime of an item for each packed buffer of an arena, and returns their number; slot_of[phase] is the
+// slot that plan_slots gave a phase. Fails unless the sum of all bytes fits 64 bits, so that no address can overflow.
 static int plan_items(const struct plan *plan, enum plan_arena arena, const int *slot_of, struct plan_item *items) {
     int count = 0;
     size_t total = 0;
@@ -465,5 +466,6 @@ static size_t device_available_bytes(struct device *dev) { return memory_availab
 static size_t device_peak_bytes(struct device *dev) { return memory_resident_peak_bytes(); }
 #endif
 static size_t host_available_bytes(int ranks_on_host) {
-    return memory_available_bytes() / (size_t)(ranks_on_host > 0 ? ranks_on_host : 1);
+    const size_t bytes = memory_available_bytes();
+    return bytes == SIZE_MAX ? bytes : bytes / (size_t)ranks_on_host;
 }

@@ -77,8 +77,8 @@ static void optimizer_copy_take(struct optimizer_copy *c, struct optimizer *o) {
     }
 }
 
-// Elements [at, at + n) of a part as they are stored, whole blocks of one range that this rank writes: in the copy where there is one,
-// else downloaded to `room`.
+// Elements [at, at + n) of a part as they are stored, whole blocks of one range that this rank writes: in the copy
+// where there is one, else downloaded to `room`.
 static const void *optimizer_copy_read(const struct optimizer_copy *c, struct optimizer *o, int part, int64_t at,
                                        int64_t n, void *room) {
     int64_t place = 0;

@@ -69,10 +69,6 @@ struct optimizer {
 };
 
 static bool optimizer_is_sharded(const struct optimizer *o) { return shards_optimizer(&o->zero->shards); }
-// Whether the parameters stand in for this state.
-static bool state_is_parameters(const struct optimizer *o, enum optimizer_state id) {
-    return optimizer_state_rows[id].start == STATE_FROM_PARAMETERS && !o->states[id].formats.present;
-}
 
 // ---- formats and places ----
 

@@ -313,9 +313,8 @@ static bool policy_is_group_last(const struct recompute_policy *policy, int l);
 static uint32_t policy_missing(const struct recompute_policy *policy, int l, const struct layer_shape *s);
 // Bytes per token that all layers keep from forward to backward.
 static int64_t policy_bytes_per_token(const struct recompute_policy *policy, const struct layer_shape *s);
-// The cost of a step's recomputation, and of computing a set of one layer's activations, as flops per token: a byte of
-// memory traffic counts as `flops_per_byte` flops, the machine's balance.
-static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte);
+// The cost of computing a set of a layer's activations, as flops per token: a byte of memory traffic counts as
+// `flops_per_byte` flops, the machine's balance.
 static double activation_cost(uint32_t set, const struct layer_shape *s, double flops_per_byte);
 
 // The fewest tokens of a chunk of the MLP (--mlp-chunk-tokens), a power of two, for which chunks cost at most 1 % of the
@@ -514,15 +513,6 @@ static int64_t mlp_chunk_default(const struct layer_shape *s, int64_t tokens, do
     while (n < tokens && chunk > 0.01 * token * (double)n)
         n *= 2;
     return n < tokens ? n : 0;
-}
-
-static double policy_cost(const struct recompute_policy *policy, const struct layer_shape *s, double flops_per_byte) {
-    double cost = 0;
-    for (int l = 0; l < policy->num_layers; l++) {
-        const struct layer_shape layer = layer_shape_at(s, l);
-        cost += activation_cost(policy_missing(policy, l, s), &layer, flops_per_byte);
-    }
-    return cost;
 }
 
 static int recompute_frontier(uint32_t kept[FRONTIER_MOST], const struct layer_shape *s, double flops_per_byte) {

@@ -28,8 +28,8 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
     return check;
 }
 
-// total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the bits depend neither
-// on the number of threads nor on the GPU.
+// total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the bits
+// depend neither on the number of threads nor on the GPU.
 static size_t sum_of_squares_workspace_bytes(void);
 static void sum_of_squares(double *total, // (1)
                            const void *x, // (n)

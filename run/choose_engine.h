@@ -54,7 +54,7 @@ static const struct level *choose_level(const struct config *config) {
     return &levels[level > 0 ? level : 0]; // another rank may run another build, with more levels
 }
 
-// Replaces --precision auto by bf16 where FP8 is asked for, else by what is faster on every rank's device: bf16 on
+// Replaces --precision auto by bf16 where FP8 or parameters without master weights are asked for, else by what is faster on every rank's device: bf16 on
 // GPUs, and on CPUs that have AMX or a level whose instructions multiply bf16. Sets the reason.
 static void resolve_precision(struct config *config, const struct level *level) {
     static char reason[128];
@@ -63,10 +63,10 @@ static void resolve_precision(struct config *config, const struct level *level) 
     const bool a_rank_has_none = parallel_largest(config->parallel, !products, "the precision") != 0;
     if (config->precision != WITH_AUTO)
         return;
-    const bool fp8 = config->fp8_format != FP8_FORMAT_NONE;
-    config->precision = a_rank_has_none && !fp8 ? WITH_FP32 : WITH_BF16;
-    if (fp8)
-        snprintf(reason, sizeof reason, "--fp8-format needs it");
+    const bool fp8 = config->fp8_format != FP8_FORMAT_NONE, no_master = config->main_params_dtype != MAIN_FP32;
+    config->precision = a_rank_has_none && !fp8 && !no_master ? WITH_FP32 : WITH_BF16;
+    if (fp8 || no_master)
+        snprintf(reason, sizeof reason, "--%s needs it", fp8 ? "fp8-format" : "main-params-dtype bf16");
     else if (!products)
         snprintf(reason, sizeof reason, "%s has no products of bf16", level->name);
     else if (a_rank_has_none)

@@ -1,8 +1,9 @@
-// A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds the
-// machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is auto.
+// A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds
+// the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is auto.
 #pragma once
 #include "config_fit.h"            // config_resolve_copies
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model
+#include "run/fit_time.cuh"        // FLOPS_PER_BYTE
 #include "recompute.cuh"           // policies
 #include "runtime/machine/error.h" // fail
 #include "runtime/text/log.h"      // log_bytes
@@ -112,6 +113,20 @@ static struct recompute_policy fit_policy(const struct fit *f) {
     return policy_none(c->num_layers);
 }
 
+// Chunks of the MLP are of layers that keep none of it.
+static void fit_advise_chunks(const struct fit *f, FILE *out) {
+    const struct config *c = f->config;
+    struct recompute_policy policy = fit_policy(f);
+    int chunked = 0;
+    for (int l = 0; l < c->num_layers; l++)
+        chunked += (policy.kept[l] & (BIT(FC) | BIT(ACT))) == 0;
+    policy_free(&policy);
+    if (c->mlp_chunk_tokens > 0 && config_trains(c) && chunked == 0)
+        fprintf(out,
+                "note: --mlp-chunk-tokens %d does nothing in training, since every layer keeps its MLP's activations; "
+                "--recompute-granularity full or --recompute-modules mlp keeps none\n",
+                c->mlp_chunk_tokens);
+}
 static void fit_advise(const struct fit *f, FILE *out) {
     const struct config *c = f->config;
     const struct layer_shape shape = layer_shape_at(&f->shape, c->num_layers / 2), *s = &shape;
@@ -137,6 +152,7 @@ static void fit_advise(const struct fit *f, FILE *out) {
                 "--recompute-num-layers 1 takes less at the same cost\n",
                 c->recompute_num_layers, log_bytes(a, (int64_t)grouped), log_bytes(b, (int64_t)one));
     }
+    fit_advise_chunks(f, out);
 }
 
 // ---- what would help ----
@@ -148,20 +164,20 @@ struct fit_advice {
     struct fit_limits limits;
     char lines[3072];
 };
-// Bytes of the memory that a plan exceeds: the device's, else the host's; where only both together are too much, of both.
+// Bytes of the memory that a plan exceeds: the device's, else the host's; where both together are too much, of both.
 static size_t fit_exceeding(const struct fit_advice *a, struct fit_bytes bytes) {
     if (a->need.device > a->limits.device)
         return bytes.device;
     return a->need.host > a->limits.host ? bytes.host : bytes.device + bytes.host;
 }
-// Adds a line for an option that makes the plan smaller; returns whether the plan then fits.
+// Adds a line for an option that makes the plan smaller, by a thousandth at least; returns whether the plan then fits.
 static bool fit_suggest(struct fit_advice *a, const char *option, struct fit_bytes then) {
     char saves[LOG_NUMBER], peak[LOG_NUMBER], host[LOG_NUMBER], beside[LOG_NUMBER + 32] = "";
     const size_t used = strlen(a->lines), before = fit_exceeding(a, a->need), after = fit_exceeding(a, then);
     const bool fits = fit_is_within(then, a->limits);
     if (then.host > a->need.host && after != then.host)
         snprintf(beside, sizeof beside, " and %s of the host's", log_bytes(host, (int64_t)then.host));
-    if (after < before)
+    if (after < before - before / 1000)
         snprintf(a->lines + used, sizeof a->lines - used, "\n  %-44s saves %10s: %10s%s%s", option,
                  log_bytes(saves, (int64_t)(before - after)), log_bytes(peak, (int64_t)after), beside,
                  fits ? ", which fits" : "");
@@ -176,9 +192,11 @@ static bool fit_suggest_options(struct fit_advice *a, const char *option, const 
 static void fit_suggest_policies(struct fit_advice *a) {
     const struct fit *f = a->f;
     const int L = f->config->num_layers;
-    fit_suggest(a, "--recompute-granularity selective",
-                fit_peaks(f, policy_selective(L, recompute_modules_of(""), &f->shape)));
-    fit_suggest(a, "--recompute-granularity full", fit_peaks(f, policy_uniform(L, 1)));
+    if (config_trains(f->config)) {
+        fit_suggest(a, "--recompute-granularity selective",
+                    fit_peaks(f, policy_selective(L, recompute_modules_of(""), &f->shape)));
+        fit_suggest(a, "--recompute-granularity full", fit_peaks(f, policy_uniform(L, 1)));
+    }
     if (f->backend != ATTENTION_UNFUSED)
         return;
     struct fit g = *f;
@@ -242,7 +260,14 @@ static void fit_suggest_sizes(struct fit_advice *a) {
     changed = *c;
     changed.micro_batch_size = 1;
     const struct fit g = fit_of(&changed, a->f->backend, a->f->dev);
-    fit_suggest(a, "--micro-batch-size 1 with full recomputation", fit_peaks(&g, policy_uniform(c->num_layers, 1)));
+    if (config_trains(c))
+        fit_suggest(a, "--micro-batch-size 1 with full recomputation", fit_peaks(&g, policy_uniform(c->num_layers, 1)));
+    changed = *c;
+    changed.mlp_chunk_tokens =
+        (int)mlp_chunk_default(&a->f->shape, (int64_t)c->micro_batch_size * c->seq_length, FLOPS_PER_BYTE);
+    snprintf(option, sizeof option, "--mlp-chunk-tokens %d", changed.mlp_chunk_tokens);
+    if (c->mlp_chunk_tokens == 0 && changed.mlp_chunk_tokens > 0 && c->fp8_format == FP8_FORMAT_NONE)
+        fit_suggest_options(a, option, &changed);
     changed = *c;
     changed.loss_chunk_tokens = 256;
     fit_suggest_options(a, "--loss-chunk-tokens 256", &changed);
@@ -277,5 +302,5 @@ static void fit_check(const struct fit *f, struct fit_bytes need, struct fit_lim
         snprintf(both, sizeof both, "%s and, for what is offloaded, %s of the same memory, and this process may use %s",
                  device, host, log_bytes(may, (int64_t)limits.both));
     fail("the plan needs %s. What would help:%s%s", both, *a.lines ? a.lines : "\n  a smaller model",
-         f->config->recompute_granularity == RECOMPUTE_NONE ? "\n  --recompute-granularity auto finds what fits" : "");
+         config_trains(f->config) ? "\n  --recompute-granularity auto searches all of recomputation and offload" : "");
 }

@@ -15,9 +15,10 @@ struct fit_chosen {
 };
 
 // Replaces --recompute-granularity auto in *own, which f->config points to, by the cheapest choice that the limits allow;
-// options that the user gave stay. Ranks choose together: all call it. Ends the program where nothing fits.
+// options that the user gave stay. Ranks choose together: all call it, and *rates become those of the slowest. Ends the
+// program where nothing fits.
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
-                                    struct fit_rates rates, struct parallel *parallel);
+                                    struct fit_rates *rates, struct parallel *parallel);
 
 // ---- the space ----
 
@@ -44,7 +45,8 @@ static struct recompute_policy fit_auto_policy(const struct fit_auto *a, int rec
 static void fit_apply(const struct fit_auto *a, const struct fit_choice *choice, struct config *config) {
     const struct fit_formats *formats = &a->formats[choice->formats];
     config->optimizer_cpu_offload = choice->percent > 0;
-    config->optimizer_offload_fraction = choice->percent > 0 ? choice->percent / 100.0 : 1;
+    if (!config_given(config, optimizer_offload_fraction))
+        config->optimizer_offload_fraction = choice->percent > 0 ? choice->percent / 100.0 : 1;
     config->cpu_offloading_num_layers = choice->layers;
     config->offload_gradients = choice->gradients;
     config->offload_weights = choice->weights;
@@ -176,7 +178,7 @@ static void fit_choice_text(const struct fit_auto *a, const struct fit_choice *c
     policy_free(&policy);
     snprintf(part, sizeof part, "recomputes %s", *list ? list : "nothing");
     fit_add_text(out, n, "", part);
-    snprintf(part, sizeof part, "activations of %d layers", choice->layers);
+    snprintf(part, sizeof part, "activations of %d layer%s", choice->layers, choice->layers == 1 ? "" : "s");
     if (choice->layers > 0)
         fit_add_text(away, sizeof away, ", ", part);
     snprintf(part, sizeof part, "%d %% of the optimizer states", choice->percent);
@@ -210,13 +212,13 @@ static void fit_outcome_text(const struct fit_auto *a, const struct fit_choice *
 // ---- the choice ----
 
 // Where nothing fits, the nearest budgets that something fits: the smallest need of the device's memory with the host's
-// as it is, and the reverse.
+// as it is, and the reverse; where neither is enough, the smallest need of the device's memory and what goes with it.
 static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, char *out, size_t n) {
     enum { MOST_PLANS = 40 };
     char have[LOG_NUMBER], more[LOG_NUMBER], need[LOG_NUMBER], with[LOG_NUMBER];
     const struct fit_found device = fit_search(&a->space, FIT_DEVICE, MOST_PLANS, 0),
                            host = fit_search(&a->space, FIT_HOST, MOST_PLANS, 0);
-    snprintf(out, n, "no recomputation and no offload fits %s of the device's memory%s%s",
+    snprintf(out, n, "no choice of recomputation and offload fits %s of the device's memory%s%s",
              log_bytes(have, (int64_t)limits.device), limits.host == SIZE_MAX ? "" : " and, of the host's, ",
              limits.host == SIZE_MAX ? "" : log_bytes(more, (int64_t)limits.host));
     const size_t used = strlen(out);
@@ -229,6 +231,15 @@ static void fit_no_choice_text(struct fit_auto *a, struct fit_limits limits, cha
         snprintf(out + longer, n - longer, "%s --host-memory-budget %.0f (%s)",
                  device.count > 0 ? ", or" : "; the least is", host.outcome[0].host,
                  log_bytes(need, (int64_t)host.outcome[0].host));
+    if (device.count == 0 && host.count == 0) {
+        a->space.host = INFINITY;
+        const struct fit_found any = fit_search(&a->space, FIT_DEVICE, MOST_PLANS, 0);
+        if (any.count > 0)
+            snprintf(out + used, n - used,
+                     "; the least is --memory-budget %.0f (%s) with --host-memory-budget %.0f (%s)",
+                     any.outcome[0].device, log_bytes(need, (int64_t)any.outcome[0].device), any.outcome[0].host,
+                     log_bytes(with, (int64_t)any.outcome[0].host));
+    }
     fit_add_text(out, n, "; ",
                  a->f->config->allow_lossy_states
                      ? "else lower --micro-batch-size or --seq-length"
@@ -277,7 +288,7 @@ static void fit_agree(struct fit_limits *limits, struct fit_rates *rates, struct
 }
 
 static struct fit_chosen fit_choose(const struct fit *f, struct config *own, struct fit_limits limits,
-                                    struct fit_rates rates, struct parallel *parallel) {
+                                    struct fit_rates *rates, struct parallel *parallel) {
     enum { MOST_PLANS = 120 };
     struct fit_chosen chosen;
     struct {
@@ -291,9 +302,9 @@ static struct fit_chosen fit_choose(const struct fit *f, struct config *own, str
     memset(&decision, 0, sizeof decision);
     const double begin = seconds_now();
     if (parallel)
-        fit_agree(&limits, &rates, parallel);
+        fit_agree(&limits, rates, parallel);
     a->f = f;
-    a->rates = &rates;
+    a->rates = rates;
     a->space.plan = fit_plan_choice;
     a->space.context = a;
     a->space.device = (double)limits.device;

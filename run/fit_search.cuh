@@ -12,8 +12,9 @@
 #include <stdlib.h>  // calloc, free
 #include <string.h>  // memset, memcmp
 
-// One way to fit. recompute: of the ladder, from nothing to all (fit_ladder); layers: the first ones, whose activations
-// are offloaded; percent: of the optimizer states, offloaded; formats: index into fit_space.formats, 0: as asked for.
+// One way to fit. recompute: k L + n, of L layers, on the ladder from nothing to all: the first n layers are of kind
+// k + 1, the others of kind k; layers: the first ones, whose activations are offloaded; percent: of the optimizer states,
+// offloaded; formats: index into the estimates of fit_space, 0: as asked for.
 struct fit_choice {
     int recompute, layers, percent, gradients, weights, formats;
 };
@@ -53,16 +54,10 @@ struct fit_found {
 };
 
 // Finds the best choices of different sets, with at most `most_plans` plans. Ties go to what is lossless, then to what
-// offloads less. `found_formats`: how many formats there are estimates for; those from space->most.formats + 1 on are
+// offloads less. `known_formats`: how many formats there are estimates for; those from space->most.formats + 1 on are
 // only estimated, for `gain`.
 static struct fit_found fit_search(const struct fit_space *space, enum fit_objective objective, int most_plans,
                                    int known_formats);
-
-// Layer l's kind by a place on the ladder: the first n layers have kind k + 1, the others kind k, for place k L + n.
-static int fit_ladder(const struct fit_space *s, int recompute, int l) {
-    const int k = recompute / s->num_layers, n = recompute % s->num_layers;
-    return k + (l < n ? 1 : 0);
-}
 
 // ---------------------------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ static void choose_fit(struct run *r, struct config *own) {
         limits.device -= limits.device / VARIES + reserve;
     if (limits.both != SIZE_MAX)
         limits.both -= limits.both / VARIES;
-    r->chosen = fit_choose(&r->fit, own, limits, r->rates, r->parallel);
+    r->chosen = fit_choose(&r->fit, own, limits, &r->rates, r->parallel);
 }
 // Predicts the time of a step for a plan's reports.
 static void predict_step(struct run *r) {

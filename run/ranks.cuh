@@ -22,12 +22,11 @@ static int threads_of_rank(const struct run *r) {
 // the same memory of both together; the budgets lower them. A plan is held to the budgets alone.
 static struct fit_limits limits_of(struct run *r) {
     const struct config *c = r->config;
-    const size_t sharing = r->parallel ? (size_t)r->parallel->launch.local_ranks : 1;
+    const int sharing = r->parallel ? r->parallel->launch.local_ranks : 1;
     struct fit_limits limits = {SIZE_MAX, SIZE_MAX, SIZE_MAX};
     if (!c->plan) {
-        const size_t host = memory_available_bytes();
-        limits.device = device_available_bytes(&r->dev) / (DEVICE_MEMORY_IS_HOSTS ? sharing : 1);
-        limits.host = host == SIZE_MAX ? host : host / sharing;
+        limits.host = host_available_bytes(sharing);
+        limits.device = DEVICE_MEMORY_IS_HOSTS ? limits.host : device_available_bytes(&r->dev);
         limits.both = DEVICE_MEMORY_IS_HOSTS ? limits.host : SIZE_MAX;
     }
     if (c->memory_budget > 0 && (size_t)c->memory_budget < limits.device)

@@ -1,6 +1,7 @@
 // The report that a run prints when it starts: the model, how it is computed, its memory, its data.
 #pragma once
 #include "run/fp8_report.cuh"     // fp8_describe
+#include "run/plan_report.cuh"    // plan_offloads
 #include "run/run.cuh"            // struct run
 #include "runtime/machine/numa.h" // numa_nodes_used
 
@@ -54,18 +55,31 @@ static void report_positions(const struct run *r) {
         log_row("targets", "the first token of another document does not count, unless it is the delimiter");
 }
 
+// The formats of the training state, where one is not the default.
+static void report_formats(const struct run *r) {
+    const struct config *c = r->config;
+    char m[OPTION_NAME], v[OPTION_NAME], grads[OPTION_NAME];
+    if (!r->model->trains || (c->exp_avg_dtype == MOMENT_FP32 && c->exp_avg_sq_dtype == MOMENT_FP32 &&
+                              c->main_grads_dtype == MAIN_FP32 && c->main_params_dtype == MAIN_FP32))
+        return;
+    log_row("state formats", "first moments %s, second moments %s, gradients %s%s",
+            option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->exp_avg_dtype, m),
+            option_choice_name(CHOICES(MOMENT_DTYPES), (int)c->exp_avg_sq_dtype, v),
+            option_choice_name(CHOICES(MAIN_DTYPES), (int)c->main_grads_dtype, grads),
+            c->main_params_dtype == MAIN_BF16 ? ", no master weights" : "");
+}
 // What is offloaded, and what that costs.
 static void report_offload(const struct run *r) {
     const struct plan *plan = &r->model->timeline.plan;
     size_t bytes[TRANSFER_DIRECTIONS];
     char pinned[LOG_NUMBER], out[LOG_NUMBER], in[LOG_NUMBER];
-    if (plan->host_peak_bytes == plan->arena_bytes[ARENA_HOST_STAGING])
+    if (!plan_offloads(plan))
         return;
     gpt_transfer_bytes(r->model, bytes);
     log_row("offloaded", "%s of the host's memory; a step copies %s there and %s back%s",
             log_bytes(pinned, (int64_t)plan->host_peak_bytes), log_bytes(out, (int64_t)bytes[TRANSFER_TO_HOST]),
             log_bytes(in, (int64_t)bytes[TRANSFER_TO_DEVICE]),
-            DEVICE_MEMORY_IS_HOSTS ? "; on the cpu target that saves nothing" : "");
+            DEVICE_MEMORY_IS_HOSTS && !*r->config->plan_gpu ? "; on the cpu target that saves nothing" : "");
 }
 // What auto chose, what it did not, and the time that is predicted.
 static void report_fit(const struct run *r) {
@@ -111,6 +125,7 @@ static void report(const struct run *r) {
                 log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
     log_row("memory", "%s planned, %s of it activations", log_bytes(text, (int64_t)plan->peak_bytes),
             log_bytes(more, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS]));
+    report_formats(r);
     report_offload(r);
     report_fit(r);
     if (r->train)

@@ -166,7 +166,7 @@ class Options(Case):
         self.refused("--plan", "--offload-weights", "--world-size", 2, words=["--zero-stage 3"])
         self.refused("--plan", "--offload-gradients", "--world-size", 2, words=["--zero-stage 2"])
         self.refused("--plan", "--main-grads-dtype", "bf16", "--world-size", 2, words=["--zero-stage 2"])
-        self.refused("--plan", "--main-params-dtype", "bf16", "--precision", "fp32", words=["fp32", "leave one"])
+        self.refused("--plan", "--main-params-dtype", "bf16", "--precision", "fp32", words=["fp32", "leave --main-params-dtype out"])
         self.refused("--plan", "--eval-only", "--val-data", "x", "--offload-gradients", words=["does not train"])
         self.refused("--plan", "--plan-gpu", "Voodoo 2", words=["Voodoo 2", "H100"])
         self.refused("--plan-gpu", "H100", words=["--plan"])
