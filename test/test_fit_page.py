@@ -1,6 +1,7 @@
 """docs/fit.md and its plans: what must fit does, near its lower bound, and bytes are those that formulas say."""
 import itertools
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -102,6 +103,14 @@ class Plans(unittest.TestCase):
             for other in size:
                 if all(a <= b for a, b in zip(key, other)):
                     self.assertLessEqual(size.get(key, -1), size[other])
+
+    def test_refusals_are_no_contradictions(self):
+        """Where auto finds nothing, the least budgets that it names are above those that it was given."""
+        for row in fm.rows_of("too large") + fm.rows_of("too long"):
+            for option, have in (("--memory-budget", fm.CARD[row["card"]].usable_gib), ("--host-memory-budget", fm.HOSTS[row["host"]])):
+                least = re.search(f" {option} (\\d+)", row["refused"])
+                if least:
+                    self.assertGreater(int(least[1]), have * fm.GIB, row["refused"])
 
     def test_longest(self):
         for host in fm.HOSTS:
