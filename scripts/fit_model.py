@@ -532,9 +532,10 @@ and its 16 GB card is a slower one than the one that the engine's tables know. l
 
 LONGEST = """## The longest sequence of llama3-8b
 
-Exact; one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, everything else chosen by auto. Positions beyond those that a model was trained on need rotary
-scaling. The device is fullest in attention's backward: qkv and its gradient, the norm before it, attention's output and its
-gradient, an fp32 sum of the query's gradient, two layers' inputs, the residual's gradient.
+Exact; one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, everything else chosen by auto. Positions beyond
+those that a model was trained on need rotary scaling. The device is fullest in attention's backward: qkv and its gradient, the
+norm before it, attention's output and its gradient, an fp32 sum of the query's gradient, two layers' inputs, the residual's
+gradient.
 """
 
 REQUIRED_HEAD = """## Plans that a test holds
