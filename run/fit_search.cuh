@@ -241,25 +241,35 @@ static void fit_estimate_gain(const struct fit_space *s, const struct fit_set *b
     free(sets);
 }
 
-static struct fit_found fit_search(const struct fit_space *s, enum fit_objective objective, int most_plans,
-                                   int known_formats) {
+// The set that a choice belongs to, of `count`.
+static struct fit_set *fit_set_of(struct fit_set *sets, int count, const struct fit_choice *c) {
+    for (int i = 0; i < count; i++) {
+        const struct fit_choice *kind = &sets[i].kind;
+        if (kind->formats == c->formats && kind->gradients == c->gradients && kind->weights == c->weights &&
+            kind->percent == (c->percent > 0) && kind->layers == (c->layers > 0))
+            return &sets[i];
+    }
+    return &sets[0];
+}
+
+// A search whose first plan, which corrects all sets, is of the choice `from`.
+static struct fit_found fit_search_from(const struct fit_space *s, const struct fit_choice *from,
+                                        enum fit_objective objective, int most_plans, int known_formats) {
     struct fit_found found;
     struct fit_set *sets = (struct fit_set *)calloc(FIT_SETS_MOST, sizeof *sets), *first = NULL;
     memset(&found, 0, sizeof found);
     if (!sets)
         return found;
     const int count = fit_sets(s, sets, s->least.formats, s->most.formats);
-    // The first plan, of the least choice, corrects all.
-    sets[0].next = sets[0].kind;
-    sets[0].next.recompute = s->least.recompute;
-    sets[0].next.layers = s->least.layers;
-    sets[0].next.percent = s->least.percent;
-    fit_try(s, &sets[0], objective);
+    struct fit_set *begin = fit_set_of(sets, count, from);
+    begin->next = *from;
+    fit_try(s, begin, objective);
     found.plans = 1;
-    for (int i = 1; i < count; i++) {
-        sets[i].correction = sets[0].correction;
-        fit_propose(s, &sets[i], objective);
-    }
+    for (int i = 0; i < count; i++)
+        if (&sets[i] != begin) {
+            sets[i].correction = begin->correction;
+            fit_propose(s, &sets[i], objective);
+        }
     while (found.count < FIT_BEST) {
         struct fit_set *set = NULL;
         double least = INFINITY;
@@ -291,5 +301,22 @@ static struct fit_found fit_search(const struct fit_space *s, enum fit_objective
         fit_estimate_gain(s, first, known_formats, &found);
     }
     free(sets);
+    return found;
+}
+
+// What a plan has beside its estimate differs between the choice that offloads nothing and one that barely fits: where
+// the first finds nothing, the leanest choice is where the estimates are corrected.
+static struct fit_found fit_search(const struct fit_space *s, enum fit_objective objective, int most_plans,
+                                   int known_formats) {
+    struct fit_found found = fit_search_from(s, &s->least, objective, most_plans, known_formats);
+    if (found.count > 0 || objective != FIT_SECONDS)
+        return found;
+    const struct fit_found lean = fit_search_from(s, &s->least, FIT_DEVICE, most_plans, 0);
+    const int plans = found.plans + lean.plans;
+    if (lean.count > 0 && fit_fits(s, &lean.outcome[0], 0, objective))
+        found = fit_search_from(s, &lean.best[0], objective, most_plans, known_formats);
+    else
+        found.plans = 0;
+    found.plans += plans;
     return found;
 }

@@ -81,7 +81,7 @@ CANDIDATES = ("llama3.2-1b", "qwen2.5-1.5b", "llama3.2-3b", "qwen3-4b", "qwen2.5
               "llama3-70b")
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
-# tokens/s that llmq publishes (low-memory sources: IST-DASLab/llmq b77d969, benchmarks): card, GPU, model, bf16, fp8
+# tokens/s that llmq publishes (IST-DASLab/llmq b77d969, benchmarks): card, GPU, model, bf16, fp8
 LLMQ = [
     (16, "RTX 5060 Ti", "qwen2.5-1.5b", 3900, 5800), (16, "RTX 5060 Ti", "qwen2.5-3b", 2000, 3100),
     (16, "RTX 5060 Ti", "qwen2.5-7b", 889, 1457),
@@ -139,6 +139,7 @@ def plan(program, card, options):
             "step_ms": round(predicted["step_ms"], 3), "update_ms": round(predicted["update_ms"], 3),
             "tokens_per_s": round(predicted["tokens_per_s"], 2),
             "arenas": {arena["name"]: arena["bytes"] for arena in planned["arenas"] + planned["host"]["arenas"] if arena["bytes"]},
+            "peak": planned["phases"][planned["peak_phase"]],
             "choice": re.sub(r"^.*? of the host: ", "", lines["auto"]) if "auto" in lines else ""}
 
 
@@ -180,17 +181,16 @@ class Planner:
             self.add("too large", card, options, plan(self.program, card, options), model=refused, **names)
 
     def longest(self, card, host):
-        """The longest of llama3-8b, to half a power of two, with everything on the host."""
-        best = None
-        for half in range(2 * 12, 2 * 22):
-            length = 2**(half // 2) * (3 if half % 2 else 2) // 2
-            options = {**LONG, "seq-length": length}
+        """The longest of llama3-8b, to half a power of two."""
+        names, refused = {"model": "llama3-8b", "host": host, "lossy": False}, None
+        for half in range(2 * 21, 2 * 12 - 1, -1):
+            options = {**LONG, "seq-length": 2**(half // 2) * (3 if half % 2 else 2) // 2, **auto(card, HOSTS[host], False)}
             planned = plan(self.program, card, options)
-            if planned["device_bytes"] > card.usable_gib * GIB or planned["host_bytes"] > HOSTS[host] * GIB:
+            if "refused" not in planned:
+                self.add("longest", card, options, planned, **names)
+                self.add("too long", card, *refused, **names)
                 break
-            best = options, planned
-        if best:
-            self.add("longest", card, *best, model="llama3-8b", host=host, lossy=False)
+            refused = options, planned
 
     def llmq(self):
         for gb, _, model, _, _ in LLMQ:
@@ -227,9 +227,7 @@ class Planner:
 
 
 BUS_MICRO_STEPS = 2
-LONG = {**MODELS["llama3-8b"], "micro-batch-size": 1, "global-batch-size": 1, "recompute-granularity": "full",
-        "optimizer-cpu-offload": "true", "offload-gradients": "true", "offload-weights": "true", "cpu-offloading-num-layers": 32,
-        "mlp-chunk-tokens": 4096}
+LONG = {**MODELS["llama3-8b"], "micro-batch-size": 1, "global-batch-size": 1, "mlp-chunk-tokens": 4096}
 STAGE_MODELS = ("qwen2.5-0.5b", "llama3-8b")
 STAGE_SETS = {
     "nothing recomputed": {},
@@ -297,6 +295,8 @@ def check_plans(program):
     """Makes every written plan again. Returns the exit status."""
     for row in written_plans():
         planned = plan(program, CARD[row["card"]], row["options"])
+        if "refused" in row and "refused" in planned:
+            continue  # in words of its own
         wrong = [key for key, value in planned.items() if row.get(key) != value]
         if wrong:
             print(f"docs/fit_plans.json is not what {program} plans: {wrong[0]} of {' '.join(words(row['options']))} is "
@@ -358,30 +358,50 @@ def largest_table():
 
 
 def llmq_table():
-    found = []
+    """Shares are 6 flops a parameter and token over the data sheet's: the model's work, however it is done."""
+    found, plans = [], {(row["card"], row["model"], row["lossy"]): row for row in rows_of("llmq")}
     for gb, gpu, model, bf16, fp8 in LLMQ:
-        ours = [next((rate(row["tokens_per_s"]) for row in rows_of("llmq") if (row["card"], row["model"], row["lossy"]) ==
-                      (gb, model, lossy)), "-") for lossy in (False, True)]
-        found.append((f"{gb} GB", model, gpu, rate(bf16), rate(fp8), CARD[gb].gpu, *ours))
-    return table(("card", "model", "llmq on", "bf16", "fp8", "rates here", "predicted, exact", "predicted, lossy"), found)
+        card, rows = CARD[gb], [plans.get((gb, model, lossy)) for lossy in (False, True)]
+        parameters = next(row["parameters"] for row in rows if row)
+
+        def share(tokens, card=card, parameters=parameters):
+            return f"{rate(tokens)}, {6e2 * parameters * tokens / (1e12 * card.tflops):.0f} %"
+
+        published = share(bf16) if gpu in card.gpu else rate(bf16)
+        found.append((gb, model, gpu, published, rate(fp8), card.gpu, *(share(row["tokens_per_s"]) if row else "-" for row in rows)))
+    return table(("card", "model", "llmq on", "bf16", "fp8", "predicted for", "exact", "lossy"), found)
 
 
 def longest_table():
-    return table(("card", "host", "longest", "device GiB", "host GiB", "tokens/s"),
-                 [(row["card"], row["host"], f"{row['options']['seq-length']:,}", gib(row["device_bytes"]), gib(row["host_bytes"]),
-                   rate(row["tokens_per_s"])) for row in rows_of("longest")])
+    found = []
+    for row in rows_of("longest"):
+        recomputed, away, _ = choice_of(row)
+        found.append((row["card"], row["host"], f"{row['options']['seq-length']:,}", gib(row["device_bytes"]), gib(row["host_bytes"]),
+                      recomputed, away, re.sub(r" layer \d+", "", row["peak"]), rate(row["tokens_per_s"])))
+    return table(("card", "host", "longest", "device GiB", "host GiB", "recomputed", "on the host", "fullest in", "tokens/s"), found)
 
 
 def over(row):
     return f"{100 * (row['device_bytes'] / row['bound_bytes'] - 1):.2f} %"
 
 
+def furthest():
+    """The plans of the page that are the most over their bound, in words."""
+    rows = sorted((row for row in written_plans() if "refused" not in row), key=lambda row: row["device_bytes"] / row["bound_bytes"])
+    last, rest = rows[-1], rows[-2]
+    where = f"{last['model']} on {last['card']} GB" + (f" with {last['host']} GB of host" if "host" in last else "")
+    return (f"Of this page's {len(rows)} plans\nthe furthest from it is {over(last)} over, {where}; "
+            f"all others are within {over(rest)}.")
+
+
 def required_table():
     found = []
     for row in rows_of("required"):
-        found.append((row["model"], row["card"], row["host"], "yes" if row["lossy"] else "no", row["options"]["micro-batch-size"], gib(row["device_bytes"]), gib(row["host_bytes"]),
-                      rate(row["tokens_per_s"]), over(row), "; ".join(choice_of(row)) if row["choice"] else "by options: nothing; states; exact"))
-    return table(("model", "card", "host", "lossy", "micro-batch", "device GiB", "host GiB", "tokens/s", "over the bound", "chosen"), found)
+        choice = choice_of(row) if row["choice"] else ("nothing", "100 % of states", "exact")
+        found.append((row["model"], row["card"], row["host"], "yes" if row["lossy"] else "no", row["options"]["micro-batch-size"],
+                      gib(row["device_bytes"]), gib(row["host_bytes"]), *choice, rate(row["tokens_per_s"]), over(row)))
+    return table(("model", "card", "host", "lossy", "micro-batch", "device GiB", "host GiB", "recomputed", "on the host",
+                  "formats of m, v, gradient", "tokens/s", "over the bound"), found)
 
 
 def stage_table():
@@ -493,32 +513,34 @@ that are measured on the machine. Where nothing fits, the message has the neares
 
 Usable is what is left beside the driver's context. Of a host's 64, 256 and 1024 GB 60, 240 and 960 GiB may be pinned. Where the
 engine knows no data sheet of a card that size, another's rates stand in: 8 and 12 GB have an RTX 3080's. Matmuls reach
-0.8 of the sheet's bf16 rate, copies 22 GB/s each way on PCIe 4 and 52 on PCIe 5. A smaller card of the same size is slower
-in proportion: compare rates before tokens/s.
+0.8 of the sheet's bf16 rate, copies 22 GB/s each way on PCIe 4 and 52 on PCIe 5. A card of the same
+size and lower rates takes longer in proportion.
 """
 
 LARGEST = """## The largest model
 
 T = 2048, 524,288 tokens a step; the micro-batch with the most tokens/s; everything else chosen by auto. Models tried:
-{models}. Exact trains the bits of fp32 masters and moments. The next larger model is refused in each row.
+{models}. Not lossy: the bits of fp32 masters and moments. The next larger model fits no more.
 """
 
 LLMQ_HEAD = """## Beside llmq
 
 Tokens/s that llmq publishes (IST-DASLab/llmq b77d969, benchmarks; 2512.15306), T = 1024, 524,288 tokens a step, beside predictions
-in bf16 with 256 GB of host. **Its figures are measured, these are not**, and its 16 GB card is not the one whose rates the engine
-knows: an RTX 5060 Ti has about half of the flop/s. llmq holds 8 bytes a parameter or fewer, so the lossy column is the like one.
+in bf16 with 256 GB of host, and in % of the data sheet at 6 flops a parameter and token. **Its figures are measured, these are not**,
+and its 16 GB card is a slower one than the one that the engine's tables know. llmq holds 8 bytes a parameter or fewer.
 """
 
 LONGEST = """## The longest sequence of llama3-8b
 
-Exact; one sequence, to half a power of two; states, gradients, weights and layer inputs on the host, full recomputation,
-`--mlp-chunk-tokens 4096`. The longer ones need rotary scaling to be of use.
+Exact; one sequence a step, to half a power of two, `--mlp-chunk-tokens 4096`, everything else chosen by auto. Positions beyond
+those that a model was trained on need rotary scaling. The device is fullest in attention's backward: qkv and its gradient, the
+norm before it, attention's output and its gradient, an fp32 sum of the query's gradient, two layers' inputs, the residual's
+gradient.
 """
 
 REQUIRED_HEAD = """## Plans that a test holds
 
-No placement of a plan's buffers takes less than its bound: what lives at once in the fullest phase.
+No placement of a plan's buffers takes less than its bound: what lives at once in the fullest phase. {furthest}
 """
 
 STAGE_HEAD = """Eight ranks, 2048 tokens a micro-batch: GiB of the device + of the host, and how far over the bound.
@@ -545,9 +567,10 @@ the update streams is not hidden, and is a smaller part of a larger batch.
 
 
 def page():
-    parts = [HEAD, *card_table(), "", LARGEST.format(models=", ".join(CANDIDATES)), *largest_table(), "", LLMQ_HEAD, *llmq_table(), "",
-             LONGEST, *longest_table(), "", REQUIRED_HEAD, *required_table(), "", STAGE_HEAD, *stage_table(), "",
-             FORMAT_HEAD, *format_table(), "", BUS_HEAD, *bus_table(), "", HIDDEN_HEAD, *hidden_table()]
+    models = ", ".join(CANDIDATES[:5]) + ",\n" + ", ".join(CANDIDATES[5:])
+    parts = [HEAD, *card_table(), "", LARGEST.format(models=models), *largest_table(), "", LLMQ_HEAD, *llmq_table(), "",
+             LONGEST, *longest_table(), "", REQUIRED_HEAD.format(furthest=furthest()), *required_table(), "",
+             STAGE_HEAD, *stage_table(), "", FORMAT_HEAD, *format_table(), "", BUS_HEAD, *bus_table(), "", HIDDEN_HEAD, *hidden_table()]
     return "\n".join(parts).rstrip() + "\n"
 
 
