@@ -72,7 +72,7 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
 
 static struct shards shards_create(const struct parameters *table, int rank, int ranks, int stage,
                                    int64_t bucket_bytes) {
-    const int64_t most = bucket_bytes / (int64_t)sizeof(float);
+    const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : table->flat;
     struct shards s;
     memset(&s, 0, sizeof s);
     s.rank = rank;
