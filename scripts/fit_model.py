@@ -442,15 +442,14 @@ def bus_formula(name, row):
         "states": (10 * parameters,) * 2, "states, bf16 m, v": (6 * parameters,) * 2,
         "states, bf16 m, v, no master": (4 * parameters,) * 2,
         "layer inputs": (steps * 2 * tokens * (layers - 1) * width,) * 2,
-        "gradients": (steps * 4 * parameters, (steps + 1) * 4 * parameters),
-        "gradients in bf16": (steps * 2 * parameters, (steps + 1) * 2 * parameters),
+        "gradients": (steps * 4 * parameters,) * 2, "gradients in bf16": (steps * 2 * parameters,) * 2,
         "weights": (2 * parameters, steps * 2 * (2 * parameters - ends) + 2 * parameters),
     }[name]
 
 
 BUS_WORDS = {
     "states": "10 P", "states, bf16 m, v": "6 P", "states, bf16 m, v, no master": "4 P", "layer inputs": "2 k N (L - 1) C",
-    "gradients": "4 k P; 4 (k + 1) P", "gradients in bf16": "2 k P; 2 (k + 1) P", "weights": "2 P; 2 k (2 P - ends) + 2 P",
+    "gradients": "4 k P", "gradients in bf16": "2 k P", "weights": "2 P; 2 k (2 P - ends) + 2 P",
 }
 
 
@@ -555,8 +554,8 @@ and embedding bf16 moments. What arenas hold of llama3-8b, on one card with full
 BUS_HEAD = """## What offload sends over the bus
 
 A step of k = 2 micro-steps of N = 4096 tokens, P parameters, L = 32 layers, C = 4096; the plan's bytes beside the formula's. The last
-layer's input stays. Gradients are read once more than written: by the update; the first micro-step of a step reads none, which
-the plan, that of a later micro-step, counts as well. Backward needs neither the head's nor the embedding's weights again.
+layer's input stays. Gradients are read by each micro-step but the first, and by the update. Backward needs neither the head's nor
+the embedding's weights again.
 """
 
 HIDDEN_HEAD = """Copies run beside compute. With F the flop/s that matmuls reach and B the bus's bytes/s each way, they are hidden where a pass
