@@ -10,6 +10,7 @@
 #include <stddef.h>                // size_t
 #include <stdint.h>                // int64_t, SIZE_MAX
 #include <stdlib.h>                // calloc, free, qsort
+#include <string.h>                // memset
 
 // Allocates `count` zeroed elements of `size` bytes, for free(); ends the program when out of memory.
 static void *plan_allocate(size_t count, size_t size) {

@@ -7,6 +7,7 @@
 // ranges of places, a place's offset in bytes is a sum over at most three ranges.
 #pragma once
 #include "config.h"                  // struct config
+#include "fp8.cuh"                   // struct fp8_state
 #include "kernels/adamw.cuh"         // struct adamw
 #include "kernels/device_memory.cuh" // device_upload, device_download, device_zero
 #include "kernels/state_format.cuh"  // enum state_format, state_bytes

@@ -5,6 +5,7 @@
 // says so, and the bus in each direction, which carries one copy after the other. The update streams its pieces through
 // slots, so that it takes as long as the slowest of memory and the bus's directions, and the first and the last piece.
 #pragma once
+#include "config_fit.h"        // config_moment_bytes, config_main_bytes
 #include "run/model.cuh"       // struct gpt
 #include "run/utilisation.cuh" // measure_matmul
 
