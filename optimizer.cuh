@@ -46,9 +46,8 @@ struct update_piece {
     int64_t at, n;          // elements of the flat buffers
     const struct bucket *b; // NULL: unsharded
     int bucket;             // its index, where this is its last piece; -1: it is not
-    bool streamed;
-    uint64_t arrival; // transfers in flight: the last of the piece's operands to the device
-    uint64_t leaving; // and back
+    uint64_t arrival;       // transfers in flight: the last of the piece's operands to the device
+    uint64_t leaving;       // and back
 };
 
 // Where the operands of a piece are: in this rank's buffers, and the bytes that they have there.
@@ -171,7 +170,7 @@ static void update_compute(struct update *u, const struct update_piece *p, char 
         if (first >= last)
             continue;
         const int unit = unit_of(z->table, t);
-        const struct update_piece before = {p->at, first - p->at, p->b, -1, false, 0, 0};
+        const struct update_piece before = {p->at, first - p->at, p->b, -1, 0, 0};
         char *at[OPERAND_COUNT];
         for (int k = 0; k < OPERAND_COUNT; k++)
             at[k] = memory[k] ? memory[k] + update_operand_of(o, &before, k).bytes : NULL;
@@ -259,12 +258,11 @@ static void update_range(struct update *u, int64_t at, int64_t end, int index) {
     const struct zero *z = o->zero;
     const bool all = z->params_on_host || z->grads_on_host;
     while (at < end) {
-        struct update_piece p = {at, end - at, index < 0 ? NULL : &z->shards.buckets[index], -1, false, 0, 0};
+        struct update_piece p = {at, end - at, index < 0 ? NULL : &z->shards.buckets[index], -1, 0, 0};
         const int64_t below = o->cut - piece_place(o, &p, optimizer_is_sharded(o)); // elements before the cut
         if (below > 0 && p.n > below)
             p.n = below;
-        p.streamed = all || below <= 0;
-        if (p.streamed && o->piece > 0 && p.n > o->piece)
+        if ((all || below <= 0) && p.n > o->piece) // streamed
             p.n = o->piece;
         at += p.n;
         p.bucket = at == end ? index : -1;

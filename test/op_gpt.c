@@ -206,14 +206,7 @@ static void accumulation_equals_batch(const char *shape) {
         loss += 0.5 * micro_step_loss(one.model, i, one.inputs + i * one.tokens, one.targets + i * one.tokens, 0.5);
     const double whole = micro_step_loss(two.model, 0, one.inputs, one.targets, 1);
     assert_near(loss, whole, tolerance * whole, 0);
-    for (int t = 0; t < one.model->table.num_tensors; t++) {
-        const struct tensor *tensor = &one.model->table.tensors[t];
-        double *a = floats_to_doubles(fp32_gradients(one.model) + tensor->offset, tensor->count);
-        double *b = floats_to_doubles(fp32_gradients(two.model) + tensor->offset, tensor->count);
-        assert_close_at(a, b, tensor->count, tolerance, tensor->name, __FILE__, __LINE__);
-        free(a);
-        free(b);
-    }
+    assert_close_gradients(one.model, two.model, tolerance);
     setup_free(&one);
     setup_free(&two);
 }

@@ -115,6 +115,17 @@ static struct outcome two_steps(struct setup *s) {
     memcpy(o.params, m->zero.params, (size_t)o.flat * sizeof *o.params);
     return o;
 }
+// All gradients of two models that are the same but for rounding.
+static void assert_close_gradients(const struct gpt *m, const struct gpt *expected, double tolerance) {
+    for (int t = 0; t < m->table.num_tensors; t++) {
+        const struct tensor *tensor = &m->table.tensors[t];
+        double *x = floats_to_doubles(fp32_gradients(m) + tensor->offset, tensor->count);
+        double *y = floats_to_doubles(fp32_gradients(expected) + tensor->offset, tensor->count);
+        assert_close_at(x, y, tensor->count, tolerance, tensor->name, __FILE__, __LINE__);
+        free(x);
+        free(y);
+    }
+}
 static struct outcome outcome_of(const char *shape, const char *options) {
     struct setup s = setup_of(shape, options);
     const struct outcome o = two_steps(&s);
