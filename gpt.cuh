@@ -122,7 +122,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     w = param(m, head_pass(m, pass), -1, weight);
     float *dw = grad(m, -1, weight);
     ws = workspace(m, head_workspace_bytes(m, pass));
-    MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, true, ws, m->dev));
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 

@@ -1,10 +1,10 @@
-// The second stage of sums over the rows of a matrix: adds the partial sums that chunks of rows left, in an order that
+// The second stage of sums over the rows of a matrix: sums the partial sums that chunks of rows left, in an order that
 // depends on their number alone.
 #pragma once
 #include "kernels/device.cuh" // struct device, LAUNCH
 
-// sums (N) += the sums over the chunks of partial (chunks, N)
-static void column_sums_add(float *sums, const float *partial, int64_t chunks, int64_t N, struct device *dev);
+// sums (N) = the sums over the chunks of partial (chunks, N), or += where `add`
+static void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev);
 
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
@@ -13,7 +13,7 @@ enum { COLUMN_SUMS_PARTS = 32 };
 
 // A block adds up 32 columns: warp w the chunks w, w + 32, ..., then the first warp the sums of all.
 static __global__ void __launch_bounds__(32 * COLUMN_SUMS_PARTS)
-    column_sums_kernel(float *sums, const float *partial, int64_t chunks, int64_t N) {
+    column_sums_kernel(float *sums, const float *partial, int64_t chunks, int64_t N, bool add) {
     const int lane = (int)threadIdx.x % 32, part = (int)threadIdx.x / 32;
     const int64_t column = (int64_t)blockIdx.x * 32 + lane;
     const uint32_t shared = shared_memory(); // (parts, 32)
@@ -28,22 +28,22 @@ static __global__ void __launch_bounds__(32 * COLUMN_SUMS_PARTS)
     sum = 0;
     for (int p = 0; p < COLUMN_SUMS_PARTS; p++)
         sum += load_shared_float(shared + (uint32_t)(p * 32 + lane) * 4);
-    sums[column] += sum;
+    sums[column] = add ? sums[column] + sum : sum;
 }
-static void column_sums_add(float *sums, const float *partial, int64_t chunks, int64_t N, struct device *dev) {
+static void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev) {
     LAUNCH(dev, column_sums_kernel, blocks_for(N, 32), 32 * COLUMN_SUMS_PARTS, COLUMN_SUMS_PARTS * 32 * sizeof(float),
-           sums, partial, chunks, N);
+           sums, partial, chunks, N, add);
 }
 
 #else
 
-static void column_sums_add(float *sums, const float *partial, int64_t chunks, int64_t N, struct device *dev) {
+static void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev) {
 #pragma omp parallel for simd schedule(static)
     for (int64_t column = 0; column < N; column++) {
         float sum = 0;
         for (int64_t chunk = 0; chunk < chunks; chunk++)
             sum += partial[chunk * N + column];
-        sums[column] += sum;
+        sums[column] = add ? sums[column] + sum : sum;
     }
 }
 

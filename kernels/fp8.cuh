@@ -105,7 +105,8 @@ enum fp8_count { FP8_SATURATED, FP8_FLUSHED, FP8_COUNTS };
 struct fp8_cast {
     struct fp8_matrix rows;    // (M, N): the row form
     struct fp8_matrix columns; // (N, M): the column form, x transposed
-    float *dbias;              // (N) += column sums of x, before the cast
+    float *dbias;              // (N) = column sums of x, before the cast, or
+    bool add_dbias;            // += these
     struct fp8_scale *scale;   // FP8_WHOLE: of x; amax must be there. Other scalings: NULL
     uint64_t *counts;          // (FP8_COUNTS) += those of one form: of the rows, where they are made
 };

@@ -7,7 +7,7 @@
 // block with an infinity or a NaN has codes and inverse NaN.
 #pragma once
 #include "kernels/amax.cuh"        // amax_larger, amax_with
-#include "kernels/column_sums.cuh" // column_sums_add
+#include "kernels/column_sums.cuh" // column_sums
 #include "kernels/fp8.cuh"         // struct fp8_cast
 #include "kernels/packed.cuh"      // packed_load
 #include "kernels/ptx.cuh"         // pack_fp8x4, shared memory
@@ -309,7 +309,7 @@ static void fp8_blocks_launch(struct fp8_cast to, const floatX *x, int64_t M, in
     const dim3 tiles((unsigned)(N / FP8_BLOCK), (unsigned)(M / FP8_BLOCK)); // M up to 128 x 65535
     LAUNCH(dev, kernel, tiles, FP8_BLOCKS_THREADS, FP8_BLOCKS_SHARED_BYTES, to, partial, x, M, N);
     if (to.dbias != NULL)
-        column_sums_add(to.dbias, partial, M / FP8_BLOCK, N, dev);
+        column_sums(to.dbias, partial, M / FP8_BLOCK, N, to.add_dbias, dev);
 }
 static void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
                             struct device *dev) {
@@ -443,7 +443,7 @@ static void fp8_cast_blocks(struct fp8_cast to, const floatX *x, int64_t M, int6
     if (to.counts != NULL)
         to.counts[FP8_FLUSHED] += (uint64_t)flushed;
     if (to.dbias != NULL)
-        column_sums_add(to.dbias, partial, M / FP8_BLOCK, N, dev);
+        column_sums(to.dbias, partial, M / FP8_BLOCK, N, to.add_dbias, dev);
 }
 
 #endif

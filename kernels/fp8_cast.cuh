@@ -4,7 +4,7 @@
 // layer's backward need transposed operands, as bytes in memory.
 #pragma once
 #include "kernels/amax.cuh"        // amax_larger, amax_merge, amax_elements
-#include "kernels/column_sums.cuh" // column_sums_add
+#include "kernels/column_sums.cuh" // column_sums
 #include "kernels/fp8.cuh"         // struct fp8_matrix, struct fp8_cast
 #include "kernels/fp8_blocks.cuh"  // fp8_cast_blocks
 #include <math.h>                  // fabsf, fmaxf
@@ -326,7 +326,7 @@ static void fp8_cast_tiles(struct fp8_cast to, const source &from, int64_t M, in
     LAUNCH(dev, fp8_tile_kernel<source>, dim3((unsigned)fp8_tiles(N), (unsigned)fp8_tiles(M)), FP8_TILE_THREADS,
            FP8_TILE_SHARED_BYTES(source::OUTPUTS), to, fp8_cast_format(&to), from, M, N, partial);
     if (to.dbias)
-        column_sums_add(to.dbias, partial, fp8_tiles(M), source::OUTPUTS * N, dev);
+        column_sums(to.dbias, partial, fp8_tiles(M), source::OUTPUTS * N, to.add_dbias, dev);
 }
 
 static void fp8_cast_whole(struct fp8_cast to, const floatX *x, int64_t M, int64_t N, void *workspace,
@@ -518,7 +518,7 @@ static void fp8_cast_tiles(struct fp8_cast to, fp8_fill_tiles *fill, const void 
         for (int64_t column = 0; column < N; column += FP8_TILE)
             fp8_cast_tile(&cast, row, column);
     if (to.dbias)
-        column_sums_add(to.dbias, cast.partial, fp8_tiles(M), outputs * N, dev);
+        column_sums(to.dbias, cast.partial, fp8_tiles(M), outputs * N, to.add_dbias, dev);
 }
 
 // *amax = the larger of what it holds and that of the outputs' elements.

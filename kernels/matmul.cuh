@@ -19,14 +19,14 @@ static void matmul_backward_input(floatX *din,          // (M, K)
                                   const floatX *dout,   // (M, N)
                                   const floatX *weight, // (N, K)
                                   int64_t M, int N, int K, void *workspace, struct device *dev);
-// dweight += dout^T in, dbias += column sums of dout
+// dweight = dout^T in, dbias = column sums of dout; or, where `add`, += these.
 static void matmul_backward_weight(float *dweight,     // (N, K)
                                    float *dbias,       // (N); NULL: none
                                    const floatX *dout, // (M, N)
                                    const floatX *in,   // (M, K)
-                                   int64_t M, int N, int K, void *workspace, struct device *dev);
+                                   int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
-// Products of FP8 matrices, with fp32 sums, rounded once: out = a b^T + bias, sum += a b^T. Where both operands have
+// Products of FP8 matrices, with fp32 sums, rounded once: out = a b^T + bias, sum = a b^T, or += where `add`. Where both operands have
 // one scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are applied block by
 // block. Sizes are multiples of 16; codes and scales of blocks begin at multiples of 16 bytes. fast: on a GPU tensor
 // cores may keep the sum over the whole depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
@@ -39,17 +39,17 @@ static void matmul_fp8(floatX *out,         // (M, N)
                        struct fp8_matrix b, // (N, K)
                        const floatX *bias,  // (N); NULL: none
                        int64_t M, int64_t N, int64_t K, bool fast, void *workspace, struct device *dev);
-static void matmul_fp8_add(float *sum,          // (M, N)
+static void matmul_fp8_sum(float *sum,          // (M, N)
                            struct fp8_matrix a, // (M, K)
                            struct fp8_matrix b, // (N, K)
-                           int64_t M, int64_t N, int64_t K, bool fast, void *workspace, struct device *dev);
+                           int64_t M, int64_t N, int64_t K, bool add, bool fast, void *workspace, struct device *dev);
 
 #ifdef TARGET_CUDA
 #include "kernels/matmul_cublaslt.cuh" // gemm_run, by cuBLASLt
 #else
 #include "kernels/matmul_backend.cuh" // struct matmul_backend, gemm_run_backend
 #include "kernels/matmul_fp32.cuh"    // gemm_fp32
-#include "kernels/matmul_fp8.cuh"     // matmul_fp8, matmul_fp8_add
+#include "kernels/matmul_fp8.cuh"     // matmul_fp8, matmul_fp8_sum
 #include "kernels/matmul_rows.cuh"    // gemm_few_rows
 #include "kernels/matmul_tiles.cuh"   // gemm_amx, gemm_dot
 #include "runtime/machine/error.h"    // fail
@@ -114,7 +114,8 @@ static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev
     float sum;
     const struct gemm gemms[] = {
         gemm_forward(&out, NULL, NULL, &bias, M, N, K), gemm_forward(&out, NULL, NULL, NULL, M, N, K),
-        gemm_backward_input(&out, NULL, NULL, M, N, K), gemm_backward_weight(&sum, NULL, NULL, M, N, K)};
+        gemm_backward_input(&out, NULL, NULL, M, N, K), gemm_backward_weight(&sum, NULL, NULL, M, N, K, false),
+        gemm_backward_weight(&sum, NULL, NULL, M, N, K, true)};
     int64_t most = (int64_t)dbias_workspace_bytes(M, N);
     for (size_t i = 0; i < sizeof gemms / sizeof *gemms; i++)
         most = gemm_max(most, (int64_t)gemm_workspace_bytes(&gemms[i], dev));
@@ -134,7 +135,7 @@ static void matmul_backward_input(floatX *din, const floatX *dout, const floatX 
 }
 
 static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *in, int64_t M, int N,
-                                   int K, void *workspace, struct device *dev) {
-    const struct gemm gemm = gemm_backward_weight(dweight, dout, in, M, N, K);
+                                   int K, bool add, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_backward_weight(dweight, dout, in, M, N, K, add);
     gemm_run(&gemm, dbias, workspace, dev);
 }

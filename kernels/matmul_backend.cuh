@@ -52,8 +52,9 @@ static size_t dbias_workspace_bytes(int64_t M, int N) {
     return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
 }
 
-// dbias += column sums of dout (M, N)
-static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *workspace, const struct device *dev) {
+// dbias = column sums of dout (M, N), or += where `add`
+static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
+                       const struct device *dev) {
     float *partial = (float *)workspace; // (chunks, N)
     const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
@@ -69,6 +70,6 @@ static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *
     for (int64_t chunk = 0; chunk < chunks; chunk++) {
 #pragma omp simd
         for (int j = 0; j < N; j++)
-            dbias[j] += partial[chunk * N + j];
+            dbias[j] = (add || chunk > 0 ? dbias[j] : 0) + partial[chunk * N + j];
     }
 }

@@ -17,7 +17,7 @@
 // library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
 // before it is scaled, and without `fast` other sums do so, too; the tensor cores themselves keep some 13 bits.
 #pragma once
-#include "kernels/column_sums.cuh" // column_sums_add
+#include "kernels/column_sums.cuh" // column_sums
 #include "kernels/device.cuh"      // struct device, floatX, LAUNCH
 #include "kernels/matmul_gemm.cuh" // struct gemm
 #include "kernels/packed.cuh"      // packed_load, packed_load_some
@@ -41,7 +41,7 @@ enum {
 
 // Every member is an int64, so that keys compare by their bytes.
 struct matmul_key {
-    int64_t rows, cols, depth, a_transposed, b_transposed, accumulates, has_bias;
+    int64_t rows, cols, depth, a_transposed, b_transposed, sums, adds, has_bias;
     int64_t a_type, b_type, a_scaling, b_scaling, fast;
     int64_t a_alignment, b_alignment, c_alignment, bias_alignment; // bytes
 };
@@ -114,6 +114,7 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm) {
                                    gemm->a.transposed,
                                    gemm->b.transposed,
                                    gemm->sum != NULL,
+                                   gemm->add,
                                    gemm->bias != NULL,
                                    matmul_operand_type(&gemm->a),
                                    matmul_operand_type(&gemm->b),
@@ -286,7 +287,7 @@ static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, struct matmu
 
 // Enqueues the product, without dbias. workspace: MATMUL_LIBRARY_BYTES.
 static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct device *dev) {
-    const float one = 1, beta = gemm->sum ? 1 : 0;
+    const float one = 1, beta = gemm->add ? 1 : 0;
     void *c = gemm->sum ? (void *)gemm->sum : (void *)gemm->out;
     struct matmul_plan *plan = matmul_plan_for(gemm, dev->matmul);
     matmul_set_pointers(plan, gemm);
@@ -295,7 +296,7 @@ static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct devic
                                 &plan->algorithm, workspace, MATMUL_LIBRARY_BYTES, dev->stream));
 }
 
-// ---- dbias += column sums of dout ----
+// ---- dbias: column sums of dout ----
 
 // Stage 1: a block sums DBIAS_ROWS rows of 32 packs of columns, stage 2 the blocks' partial sums; both in a fixed
 // order. The partial sums are 8 bytes for every DBIAS_ROWS elements of dout, 3 % of its bytes in bf16. The blocks for
@@ -349,13 +350,14 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     }
 }
 
-static void dbias_add(float *dbias, const floatX *dout, int64_t M, int N, void *workspace, struct device *dev) {
+static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
+                       struct device *dev) {
     float *partial = (float *)workspace; // (chunks, N)
     const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
     const int strips = (N + DBIAS_COLUMNS - 1) / DBIAS_COLUMNS;
     LAUNCH(dev, dbias_partial_kernel, (unsigned)(chunks * strips), 32 * DBIAS_WARPS,
            DBIAS_WARPS * PACK * DBIAS_LINE * sizeof(float), partial, dout, M, N, strips);
-    column_sums_add(dbias, partial, chunks, N, dev);
+    column_sums(dbias, partial, chunks, N, add, dev);
 }
 
 // ---- what the layer calls ----
@@ -365,7 +367,7 @@ static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device 
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
     gemm_cublaslt(gemm, workspace, dev);
     if (dbias)
-        dbias_add(dbias, gemm->a.data, gemm->depth, (int)gemm->rows, workspace, dev);
+        dbias_sums(dbias, gemm->a.data, gemm->depth, (int)gemm->rows, gemm->add, workspace, dev);
 }
 
 // ---- FP8 ----
@@ -408,22 +410,22 @@ static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct
 }
 
 static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a, const struct fp8_matrix *b,
-                            const floatX *bias, int64_t M, int64_t N, int64_t K, bool fast) {
+                            const floatX *bias, int64_t M, int64_t N, int64_t K, bool add, bool fast) {
     if (M % 16 || N % 16 || K % 16)
         fail("FP8 products need sizes that are multiples of 16, and one is (%lld x %lld) by (%lld x %lld): change "
              "--micro-batch-size or --seq-length, whose product is the number of tokens, or --hidden-size, "
              "--ffn-hidden-size or --kv-channels, or leave out --fp8-format",
              (long long)M, (long long)K, (long long)K, (long long)N);
-    const struct gemm gemm = {M, N, K, {NULL, K, false, a}, {NULL, K, true, b}, out, bias, sum, fast};
+    const struct gemm gemm = {M, N, K, {NULL, K, false, a}, {NULL, K, true, b}, out, bias, sum, add, fast};
     return gemm;
 }
 static void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
                        int64_t K, bool fast, void *workspace, struct device *dev) {
-    const struct gemm gemm = gemm_fp8(out, NULL, &a, &b, bias, M, N, K, fast);
+    const struct gemm gemm = gemm_fp8(out, NULL, &a, &b, bias, M, N, K, false, fast);
     gemm_cublaslt(&gemm, workspace, dev);
 }
-static void matmul_fp8_add(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
-                           bool fast, void *workspace, struct device *dev) {
-    const struct gemm gemm = gemm_fp8(NULL, sum, &a, &b, NULL, M, N, K, fast);
+static void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
+                           bool add, bool fast, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_fp8(NULL, sum, &a, &b, NULL, M, N, K, add, fast);
     gemm_cublaslt(&gemm, workspace, dev);
 }

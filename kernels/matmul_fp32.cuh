@@ -1,7 +1,7 @@
 // Matrix products at fp32 rates: by oneDNN, OpenBLAS or plain C. bf16 operands are converted block by block.
 #pragma once
 #include "kernels/device.cuh"         // struct device, floatX
-#include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_add
+#include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_sums
 #include "kernels/matmul_plain.cuh"   // sgemm_plain
 #include "runtime/machine/error.h"    // fail
 #include <stdio.h>                    // snprintf
@@ -118,13 +118,13 @@ static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const
                     floats_from_block(b, g->b.data + k * g->b.ld + j, g->b.ld, depth, cols, dev);
                 float *target = g->sum ? g->sum + i * g->cols + j : c;
                 sgemm(g->a.transposed, g->b.transposed, rows, cols, depth, a, g->a.transposed ? rows : depth, b,
-                      g->b.transposed ? depth : cols, g->sum || k > 0, target, g->sum ? g->cols : cols, rest, dev);
+                      g->b.transposed ? depth : cols, g->add || k > 0, target, g->sum ? g->cols : cols, rest, dev);
             }
             if (g->out)
                 block_from_floats(g->out + i * g->cols + j, c, g->bias ? g->bias + j : NULL, g->cols, rows, cols, dev);
         }
     if (dbias)
-        dbias_add(dbias, g->a.data, g->depth, (int)g->rows, workspace, dev);
+        dbias_sums(dbias, g->a.data, g->depth, (int)g->rows, g->add, workspace, dev);
 }
 
 #else
@@ -141,9 +141,9 @@ static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const
             memcpy(g->out + i * g->cols, g->bias, (size_t)g->cols * sizeof *g->bias);
     }
     sgemm(g->a.transposed, g->b.transposed, g->rows, g->cols, g->depth, g->a.data, g->a.ld, g->b.data, g->b.ld,
-          g->sum || g->bias, g->sum ? g->sum : g->out, g->cols, workspace, dev);
+          g->add || g->bias, g->sum ? g->sum : g->out, g->cols, workspace, dev);
     if (dbias)
-        dbias_add(dbias, g->a.data, g->depth, (int)g->rows, workspace, dev);
+        dbias_sums(dbias, g->a.data, g->depth, (int)g->rows, g->add, workspace, dev);
 }
 
 #endif

@@ -19,7 +19,7 @@ static int64_t fp8_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, F
 
 // The product of one block: `sum` (rows, cols) += a (rows, depth) b (cols, depth)^T.
 static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_t rows, int64_t cols, int64_t depth) {
-    const struct gemm gemm = {rows, cols, depth, {a, depth, false}, {b, depth, true}, NULL, NULL, sum};
+    const struct gemm gemm = {rows, cols, depth, {a, depth, false}, {b, depth, true}, NULL, NULL, sum, true, false};
     return gemm;
 }
 
@@ -68,13 +68,14 @@ static void fp8_decode_block(floatX *out, const struct fp8_matrix *x, int64_t ro
         }
 }
 
-// A product and where it goes: to `out` with bias, or onto `sum`.
+// A product and where it goes: to `out` with bias, or to `sum`, or, where `add`, onto it.
 struct fp8_product {
     struct fp8_matrix a, b;
     int64_t M, N, K;
     floatX *out;
     const floatX *bias;
     float *sum;
+    bool add;
 };
 
 // What multiplies the sums.
@@ -93,7 +94,7 @@ static void fp8_finish_block(const struct fp8_product *x, const float *sums, int
         if (x->sum) {
 #pragma omp simd
             for (int64_t j = 0; j < cols; j++)
-                x->sum[at + j] += from[j] * scale;
+                x->sum[at + j] = (x->add ? x->sum[at + j] : 0) + from[j] * scale;
         } else {
 #pragma omp simd
             for (int64_t j = 0; j < cols; j++)
@@ -124,12 +125,12 @@ static void fp8_multiply(const struct fp8_product *x, void *workspace, struct de
 
 static void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
                        int64_t K, bool fast, void *workspace, struct device *dev) {
-    const struct fp8_product product = {a, b, M, N, K, out, bias, NULL};
+    const struct fp8_product product = {a, b, M, N, K, out, bias, NULL, false};
     fp8_multiply(&product, workspace, dev);
 }
-static void matmul_fp8_add(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
-                           bool fast, void *workspace, struct device *dev) {
-    const struct fp8_product product = {a, b, M, N, K, NULL, NULL, sum};
+static void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
+                           bool add, bool fast, void *workspace, struct device *dev) {
+    const struct fp8_product product = {a, b, M, N, K, NULL, NULL, sum, add};
     fp8_multiply(&product, workspace, dev);
 }
 

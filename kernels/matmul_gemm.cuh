@@ -17,7 +17,8 @@ struct gemm {
     struct gemm_operand b; // (depth, cols), or (cols, depth) when transposed
     floatX *out;           // (rows, cols) = A B + bias, or NULL:
     const floatX *bias;    // (cols) or NULL
-    float *sum;            // (rows, cols) += A B
+    float *sum;            // (rows, cols) = A B, or
+    bool add;              // += A B
     bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
 };
 
@@ -27,7 +28,8 @@ static void matmul_destroy(struct matmul_library *library);
 // Names the library, its version and the type of the products. The text is the library's.
 static const char *matmul_describe(const struct matmul_library *library);
 
-// Computes the gemm. dbias (rows of the gemm) or NULL: += the sums of A, which is dout^T, over its columns. Fails where
+// Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T, over its columns; where the gemm
+// adds, += these. Fails where
 // the library has no algorithm for the product. dbias_workspace_bytes is what M rows of N sums need besides the
 // product.
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
@@ -37,19 +39,19 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
 // out = in weight^T + bias
 static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                        int64_t M, int N, int K) {
-    const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, bias, NULL};
+    const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, bias, NULL, false, false};
     return gemm;
 }
 // din = dout weight
 static inline struct gemm gemm_backward_input(floatX *din, const floatX *dout, const floatX *weight, int64_t M, int N,
                                               int K) {
-    const struct gemm gemm = {M, K, N, {dout, N, false}, {weight, K, false}, din, NULL, NULL};
+    const struct gemm gemm = {M, K, N, {dout, N, false}, {weight, K, false}, din, NULL, NULL, false, false};
     return gemm;
 }
-// dweight += dout^T in
+// dweight = dout^T in, or += where `add`
 static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, const floatX *in, int64_t M, int N,
-                                               int K) {
-    const struct gemm gemm = {N, K, M, {dout, N, true}, {in, K, false}, NULL, NULL, dweight};
+                                               int K, bool add) {
+    const struct gemm gemm = {N, K, M, {dout, N, true}, {in, K, false}, NULL, NULL, dweight, add, false};
     return gemm;
 }
 

@@ -11,7 +11,7 @@
 // a slow layout.
 #pragma once
 #include "kernels/device.cuh"         // struct device, bf16
-#include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_add
+#include "kernels/matmul_backend.cuh" // struct matmul_library, dbias_sums
 #include "kernels/matmul_fp32.cuh"    // gemm_fp32, where there is no primitive
 #include "runtime/machine/error.h"    // fail
 #include <oneapi/dnnl/dnnl.h>         // dnnl_primitive_t
@@ -67,7 +67,7 @@ static dnnl_status_t onednn_matmul_create(dnnl_primitive_desc_t *product, dnnl_e
 
 // What a primitive is made for. All members are int64_t, so that there are no holes to compare.
 struct onednn_key {
-    int64_t rows, cols, depth, a_ld, b_ld, a_transposed, b_transposed, sums, has_bias, threads;
+    int64_t rows, cols, depth, a_ld, b_ld, a_transposed, b_transposed, sums, adds, has_bias, threads;
 };
 enum onednn_argument { ONEDNN_A, ONEDNN_B, ONEDNN_C, ONEDNN_SCRATCH, ONEDNN_BIAS, ONEDNN_ARGUMENTS };
 struct onednn_product {
@@ -84,8 +84,9 @@ struct onednn {
 };
 
 static struct onednn_key onednn_key_of(const struct gemm *g, const struct device *dev) {
-    const struct onednn_key key = {g->rows,         g->cols,         g->depth,       g->a.ld,         g->b.ld,
-                                   g->a.transposed, g->b.transposed, g->sum != NULL, g->bias != NULL, dev->threads};
+    const struct onednn_key key = {g->rows, g->cols,         g->depth,        g->a.ld,
+                                   g->b.ld, g->a.transposed, g->b.transposed, g->sum != NULL,
+                                   g->add,  g->bias != NULL, dev->threads};
     return key;
 }
 
@@ -117,13 +118,13 @@ static void onednn_layouts_free(struct onednn_layouts *x) {
         onednn_layout_free(&x->of[made[i]]);
 }
 
-// Scratch memory is the caller's, and an fp32 C is added to.
+// Scratch memory is the caller's.
 static dnnl_primitive_attr_t onednn_attributes(const struct gemm *g) {
     dnnl_primitive_attr_t attributes;
     dnnl_post_ops_t operations;
     onednn_check(dnnl_primitive_attr_create(&attributes), "set up a product", g);
     onednn_check(dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user), "set up a product", g);
-    if (g->sum) {
+    if (g->add) {
         onednn_check(dnnl_post_ops_create(&operations), "set up a product", g);
         onednn_check(onednn_append_sum(operations), "set up a product", g);
         onednn_check(dnnl_primitive_attr_set_post_ops(attributes, operations), "set up a product", g);
@@ -265,5 +266,5 @@ static void gemm_onednn(const struct gemm *g, float *dbias, void *workspace, con
                  "compute a product", g);
     onednn_check(dnnl_stream_wait(onednn->stream), "compute a product", g);
     if (dbias)
-        dbias_add(dbias, g->a.data, g->depth, (int)g->rows, workspace, dev);
+        dbias_sums(dbias, g->a.data, g->depth, (int)g->rows, g->add, workspace, dev);
 }

@@ -233,7 +233,8 @@ static void tiles_block_dot(float *c, const bf16 *a, const bf16 *b, int steps, b
 struct tiles_output {
     bf16 *out;        // (rows, cols) = C + bias, or NULL:
     const bf16 *bias; // (cols) or NULL
-    float *sum;       // (rows, cols) += C, or (cols, rows) += C^T when transposed
+    float *sum;       // (rows, cols) = C, or (cols, rows) = C^T when transposed
+    bool add;         // += in place of =
     bool transposed;
     int64_t rows, cols;
 };
@@ -258,7 +259,7 @@ static inline void tiles_write_out(const struct tiles_output *o, const float *c,
     }
 }
 
-static inline void tiles_add_to_sum(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
+static inline void tiles_write_sum(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     for (int i = 0; i < TILES_BLOCK; i += 16)
         for (int j = 0; j < TILES_BLOCK; j += 16) {
             float tile[256];
@@ -275,7 +276,7 @@ static inline void tiles_add_to_sum(const struct tiles_output *o, const float *c
             for (int r = 0; r < down; r++, to += ld)
 #pragma omp simd
                 for (int n = 0; n < across; n++)
-                    to[n] += tile[r * 16 + n];
+                    to[n] = o->add ? to[n] + tile[r * 16 + n] : tile[r * 16 + n];
         }
 }
 
@@ -446,7 +447,7 @@ static void tiles_row_of_blocks(const struct tiles_product *x, float *c, const f
             if (x->output.out)
                 tiles_write_out(&x->output, block, row * TILES_BLOCK, (col + j) * TILES_BLOCK);
             else
-                tiles_add_to_sum(&x->output, block, row * TILES_BLOCK, (col + j) * TILES_BLOCK);
+                tiles_write_sum(&x->output, block, row * TILES_BLOCK, (col + j) * TILES_BLOCK);
         }
     }
 }
@@ -522,7 +523,7 @@ static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit,
     x.a = transpose ? b : a;
     x.b = transpose ? a : b;
     x.plan = tiles_plan_make(x.a.lines, x.b.lines, g->depth, dev->threads);
-    const struct tiles_output output = {g->out, g->bias, g->sum, transpose, x.a.lines, x.b.lines};
+    const struct tiles_output output = {g->out, g->bias, g->sum, g->add, transpose, x.a.lines, x.b.lines};
     x.output = output;
     char *memory = (char *)workspace;
     if (x.a.by_depth) {
@@ -538,7 +539,7 @@ static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit,
     if (dbias) {
 #pragma omp simd
         for (int64_t i = 0; i < g->rows; i++)
-            dbias[i] += sums[i];
+            dbias[i] = g->add ? dbias[i] + sums[i] : sums[i];
     }
 }
 

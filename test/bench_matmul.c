@@ -76,7 +76,8 @@ static void run(enum call call, struct buffers *b, struct shape s, int64_t M, st
     else if (call == BACKWARD_INPUT)
         matmul_backward_input(b->din, b->dout, b->weight, M, s.N, s.K, b->workspace, dev);
     else
-        matmul_backward_weight(b->dweight, s.bias ? b->dbias : NULL, b->dout, b->in, M, s.N, s.K, b->workspace, dev);
+        matmul_backward_weight(b->dweight, s.bias ? b->dbias : NULL, b->dout, b->in, M, s.N, s.K, true, b->workspace,
+                               dev);
 }
 
 static int ascending(const void *a, const void *b) {

@@ -191,8 +191,12 @@ static void check(int64_t M, int64_t N, enum fp8_scaling scaling, enum fp8_forma
         dbias[n] = (float)n;
     counts[FP8_SATURATED] = 5;
     counts[FP8_FLUSHED] = (uint64_t)1 << 40;
-    struct fp8_cast to = {matrix_make(rows, M, N, scaling, format), matrix_make(columns, N, M, scaling, format),
-                          sums ? dbias : NULL, NULL, seed % 3 ? counts : NULL};
+    struct fp8_cast to = {matrix_make(rows, M, N, scaling, format),
+                          matrix_make(columns, N, M, scaling, format),
+                          sums ? dbias : NULL,
+                          true,
+                          NULL,
+                          seed % 3 ? counts : NULL};
     fp8_cast_blocks(to, x, M, N, sums ? workspace : NULL, &device);
     const struct form row_form = {x, M, N, N, 1, scaling, format}, column_form = {x, N, M, 1, N, scaling, format};
     const int64_t in_columns = columns ? check_form(&column_form, &to.columns) : 0;
@@ -255,7 +259,11 @@ static void tile_has_the_same_codes_in_both_forms(void **state) {
     for (int64_t m = 0; m < M; m += TILE)
         fill_tile(x + m * N, N, ORDINARY, &random);
     struct fp8_cast to = {matrix_make(true, M, N, FP8_128X128, FP8_E4M3),
-                          matrix_make(true, N, M, FP8_128X128, FP8_E4M3), NULL, NULL, NULL};
+                          matrix_make(true, N, M, FP8_128X128, FP8_E4M3),
+                          NULL,
+                          false,
+                          NULL,
+                          NULL};
     fp8_cast_blocks(to, x, M, N, NULL, &device);
     for (int64_t m = 0; m < M; m++)
         for (int64_t n = 0; n < N; n++)
@@ -275,13 +283,11 @@ static void sums_of_columns_are_the_same_again(void **state) {
     float *first = (float *)test_alloc(N * sizeof *first), *again = (float *)test_alloc(N * sizeof *again);
     void *workspace = test_alloc(fp8_cast_blocks_workspace_bytes(M, N));
     struct fp8_cast to = {
-        matrix_make(true, M, N, FP8_1X128, FP8_E4M3), {NULL, NULL, FP8_E4M3, FP8_1X128}, first, NULL, NULL};
+        matrix_make(true, M, N, FP8_1X128, FP8_E4M3), {NULL, NULL, FP8_E4M3, FP8_1X128}, first, false, NULL, NULL};
     const int threads = omp_get_max_threads();
-    memset(first, 0, N * sizeof *first);
     fp8_cast_blocks(to, x, M, N, workspace, &device);
     for (int turn = 1; turn < 4; turn++) {
         omp_set_num_threads(turn);
-        memset(again, 0, N * sizeof *again);
         to.dbias = again;
         fp8_cast_blocks(to, x, M, N, workspace, &device);
         assert_memory_equal(first, again, N * sizeof *again);

@@ -111,7 +111,7 @@ static void every_bf16_has_its_code(void **state) {
     for (int i = 0; i < COUNT; i++)
         x[i] = to_floatX(float_of((uint32_t)i << 16));
     for (int f = 0; f < FORMATS; f++) {
-        const struct fp8_cast to = {{rows, &scale->inverse, formats[f], FP8_WHOLE}, {}, NULL, scale, NULL};
+        const struct fp8_cast to = {{rows, &scale->inverse, formats[f], FP8_WHOLE}, {}, NULL, false, scale, NULL};
         for (int i = 0; i < COUNT; i++)
             codes[i] = fp8_encode(float_of((uint32_t)i << 16), formats[f]);
         test_case_without_seed("all bf16 in %s", format_names[f]);
@@ -250,6 +250,7 @@ static struct fp8_cast cast_to(const struct outputs *o, int what, enum fp8_forma
     const struct fp8_cast to = {{what & ROWS ? o->rows : NULL, &o->scale->inverse, format, FP8_WHOLE},
                                 {what & COLUMNS ? o->columns : NULL, &o->scale->inverse, format, FP8_WHOLE},
                                 what & DBIAS ? o->dbias : NULL,
+                                true,
                                 o->scale,
                                 what & COUNTS ? o->counts : NULL};
     return to;

@@ -1,4 +1,4 @@
-// matmul_fp8 and matmul_fp8_add of every backend that is compiled in, against double loops over the decoded values: all
+// matmul_fp8 and matmul_fp8_sum of every backend that is compiled in, against double loops over the decoded values: all
 // scalings that meet, both formats, bias, accumulation, scales that are NaN, writes out of bounds, equal bits for any
 // number of threads where the backend promises them.
 #include "kernels/matmul.cuh"     // under test
@@ -155,7 +155,7 @@ static void problem_free(struct problem *p) {
 static const float START = 3;
 struct result {
     floatX *out, *without_bias;
-    float *sum;
+    float *sum, *overwritten;
     size_t out_bytes, sum_bytes;
 };
 static struct result run(const struct problem *p, bool fast, struct device *dev) {
@@ -168,6 +168,7 @@ static struct result run(const struct problem *p, bool fast, struct device *dev)
     r.out = (floatX *)guarded(r.out_bytes, NAN_BYTE);
     r.without_bias = (floatX *)guarded(r.out_bytes, NAN_BYTE);
     r.sum = (float *)guarded(r.sum_bytes, NAN_BYTE);
+    r.overwritten = (float *)guarded(r.sum_bytes, NAN_BYTE);
     for (int64_t i = 0; i < s.M * s.N; i++)
         r.sum[i] = START;
     matmul_fp8(r.out, p->a.matrix, p->b.matrix, p->bias, s.M, s.N, s.K, fast, workspace, dev);
@@ -176,9 +177,13 @@ static struct result run(const struct problem *p, bool fast, struct device *dev)
     matmul_fp8(r.without_bias, p->a.matrix, p->b.matrix, NULL, s.M, s.N, s.K, fast, workspace, dev);
     wait_for(dev);
     memset(workspace, NAN_BYTE, bytes);
-    matmul_fp8_add(r.sum, p->a.matrix, p->b.matrix, s.M, s.N, s.K, fast, workspace, dev);
+    matmul_fp8_sum(r.sum, p->a.matrix, p->b.matrix, s.M, s.N, s.K, true, fast, workspace, dev);
+    wait_for(dev);
+    memset(workspace, NAN_BYTE, bytes);
+    matmul_fp8_sum(r.overwritten, p->a.matrix, p->b.matrix, s.M, s.N, s.K, false, fast, workspace, dev);
     wait_for(dev);
     assert_guards(workspace, bytes, NAN_BYTE);
+    assert_guards(r.overwritten, r.sum_bytes, NAN_BYTE);
     assert_guards(r.out, r.out_bytes, NAN_BYTE);
     assert_guards(r.without_bias, r.out_bytes, NAN_BYTE);
     assert_guards(r.sum, r.sum_bytes, NAN_BYTE);
@@ -189,6 +194,7 @@ static void result_free(struct result *r) {
     guarded_free(r->out);
     guarded_free(r->without_bias);
     guarded_free(r->sum);
+    guarded_free(r->overwritten);
 }
 
 // ---- against double precision ----
@@ -213,6 +219,7 @@ static void assert_as_double(const struct problem *p, const struct result *r) {
                     i);
         assert_near(to_float(r->without_bias[i]), p->sums[i], bound + FLOATX_ROUNDING * (fabs(p->sums[i]) + bound), i);
         assert_near(r->sum[i], added, bound + 0x1p-24 * fabs(added), i);
+        assert_near(r->overwritten[i], p->sums[i], bound + 0x1p-24 * fabs(p->sums[i]), i);
     }
 }
 static void assert_exact(const struct problem *p, const struct result *r) {
@@ -222,6 +229,7 @@ static void assert_exact(const struct problem *p, const struct result *r) {
         assert_near(to_float(r->out[i]), to_float(to_floatX((float)(p->sums[i] + bias))), 0, i);
         assert_near(to_float(r->without_bias[i]), to_float(to_floatX((float)p->sums[i])), 0, i);
         assert_near(r->sum[i], p->sums[i] + START, 0, i);
+        assert_near(r->overwritten[i], p->sums[i], 0, i);
     }
 }
 
@@ -324,7 +332,7 @@ static void check_adds(struct device *dev, const struct matmul_backend *backend)
         struct problem p = problem_make(s, kinds[k], INTEGERS, 3);
         struct result r = run(&p, false, dev);
         void *workspace = test_alloc(matmul_fp8_workspace_bytes(s.M, s.N, s.K, dev));
-        matmul_fp8_add(r.sum, p.a.matrix, p.b.matrix, s.M, s.N, s.K, false, workspace, dev);
+        matmul_fp8_sum(r.sum, p.a.matrix, p.b.matrix, s.M, s.N, s.K, true, false, workspace, dev);
         wait_for(dev);
         for (int64_t i = 0; i < s.M * s.N; i++)
             assert_near(r.sum[i], 2 * p.sums[i] + START, 0, i);
