@@ -122,7 +122,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     w = param(m, head_pass(m, pass), -1, weight);
     float *dw = grad(m, -1, weight);
     ws = workspace(m, head_workspace_bytes(m, pass));
-    MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, true, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, adds(m) || first > 0, ws, m->dev));
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
@@ -167,13 +167,19 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
 
 // ---- The step ----
 
+static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
+    const struct tensor *t = parameters_find(&m->table, -1, id);
+    const struct table_gradient table = {grad(m, -1, id), t ? t->rows : 0, adds(m)};
+    return table;
+}
 static void embedding_gradients(struct gpt *m) {
     const struct extent e = extent_of(m, PASS_TRAIN);
     const int unit = unit_of_embeddings(&m->table);
     if (!m->shape.tied)
         zero_begin_gradients(&m->zero, unit);
     phase(m, "backward", -1, "embedding");
-    float *dwte = grad(m, -1, PARAM_WTE), *dwpe = grad(m, -1, PARAM_WPE);
+    struct table_gradient dwte = table_gradient(m, PARAM_WTE), dwpe = table_gradient(m, PARAM_WPE);
+    dwte.add = dwte.add || m->shape.tied; // to the head's
     const floatX *dres = d_residual(m);
     const int32_t *tokens = tokens_buffer(m, PASS_TRAIN);
     const struct token_positions positions = positions_of(m, PASS_TRAIN);
@@ -232,18 +238,20 @@ static void forward_backward_recorded(struct gpt *m, int index, double scale) {
         m->warm = !m->timeline.planning;
         return;
     }
-    if (!graph_recorded(&m->graph) || m->graph_scale != scale) {
-        graph_free(&m->graph);
+    struct micro_step_graph *graph = &m->graphs[adds(m)];
+    if (!graph_recorded(&graph->work) || graph->scale != scale) {
+        graph_free(&graph->work);
         graph_begin(m->dev);
         forward_backward(m, scale);
-        graph_end(&m->graph, m->dev);
-        m->graph_scale = scale;
+        graph_end(&graph->work, m->dev);
+        graph->scale = scale;
     }
-    graph_launch(&m->graph, m->dev);
+    graph_launch(&graph->work, m->dev);
 }
 
-// Enqueues forward and backward of micro-batch `index` of a step. Gradients of scale / (B * T) times the sum of the
-// losses are added to the gradient buffer; gpt_update makes up for targets that are not counted.
+// Enqueues forward and backward of micro-batch `index` of a step. The gradients of scale / (B * T) times the sum of the
+// losses overwrite those of the step before where index is 0, and are added to the step's where it is not; gpt_update
+// makes up for targets that are not counted.
 static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double scale) {
     region(m, REGION_MICRO_STEP);
     m->dropout = true;
@@ -257,12 +265,6 @@ static void gpt_micro_step(struct gpt *m, int index, struct batch batch, double 
     RUN(m, device_copy(&m->losses[index], &m->results->loss, sizeof *m->losses, m->dev));
     m->dropout = false;
     m->micro_step += (uint64_t)m->zero.shards.ranks;
-}
-
-// To be called before a step's first micro-step, which overwrites gradients on the host.
-static void gpt_zero_gradients(struct gpt *m) {
-    if (!m->zero.grads_on_host)
-        device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), m->dev);
 }
 
 // Fills in this rank's report and, with several ranks, all-gathers the reports.

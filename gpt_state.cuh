@@ -111,6 +111,12 @@ static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
     return batch;
 }
 
+// The recorded work of a micro-step.
+struct micro_step_graph {
+    struct work_graph work;
+    double scale; // of the loss, with which it was recorded
+};
+
 struct gpt {
     struct config config;
     struct model_shape shape;
@@ -136,18 +142,17 @@ struct gpt {
     double *reports;              // (ranks, report_width) device memory: each rank's report of a step
     struct loss_sum *losses;      // (micro_steps) device memory: the losses within this rank's report
 
-    bool trains;             // has gradients and an optimizer; false: validates and generates only
-    int sequences;           // generation: sequences at a time
-    int prompt_tokens;       // generation: of the longest prompt
-    int decode_tokens;       // generation: capacity of the KV cache, tokens of a sequence
-    int64_t chunk;           // tokens of a logits chunk
-    int micro_steps;         // of a step, on each rank
-    uint64_t micro_step;     // micro-batches so far in the run, over all ranks
-    bool last_micro_step;    // the current micro-step is its step's last: gradients are reduced
-    bool dropout;            // on in training, off in evaluation and generation
-    struct work_graph graph; // the recorded work of a micro-step
-    double graph_scale;      // the loss scale that the graph was recorded with
-    bool warm;               // a micro-step has run, and with it the libraries' first calls, which can't be recorded
+    bool trains;                       // has gradients and an optimizer; false: validates and generates only
+    int sequences;                     // generation: sequences at a time
+    int prompt_tokens;                 // generation: of the longest prompt
+    int decode_tokens;                 // generation: capacity of the KV cache, tokens of a sequence
+    int64_t chunk;                     // tokens of a logits chunk
+    int micro_steps;                   // of a step, on each rank
+    uint64_t micro_step;               // micro-batches so far in the run, over all ranks
+    bool last_micro_step;              // the current micro-step is its step's last: gradients are reduced
+    bool dropout;                      // on in training, off in evaluation and generation
+    struct micro_step_graph graphs[2]; // of a micro-step that overwrites gradients, and of one that adds to them
+    bool warm; // a micro-step has run, and with it the libraries' first calls, which can't be recorded
 
     // Ticket of the last activation on its way to the host, and from there; 0: none is.
     uint64_t transfers[TRANSFER_DIRECTIONS];
@@ -360,6 +365,8 @@ static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     return zero_parameter(&m->zero, pass, l, id);
 }
 static float *grad(struct gpt *m, int l, enum parameter id) { return zero_gradient(&m->zero, l, id); }
+// Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
+static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
 
 static struct dropout dropout_of(const struct gpt *m, double p, int layer, enum dropout_use use) {
     const struct dropout d = {m->dropout ? (float)p : 0, m->config.seed, 0,

@@ -209,7 +209,7 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
     to.rows = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_ROWS, FP8_GRADIENT, N, row.outputs);
     to.columns = fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, row.outputs, N);
     to.dbias = grad(m, l, row.bias);
-    to.add_dbias = true;
+    to.add_dbias = adds(m);
     return to;
 }
 // The scratch memory of that cast; none without a bias.
@@ -266,7 +266,7 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     const struct fp8_matrix x = input_columns(m, l, linear);
     const struct fp8_matrix dout_columns =
         fp8_matrix_buffer(m, PASS_TRAIN, l, linear, FP8_GRADIENT_COLUMNS, FP8_GRADIENT, n, N);
-    MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, true, fast, ws, m->dev));
+    MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
 }
 // Gradients of a linear layer, from the phase in which dout (N, outputs) is live: its input's (N, inputs) is written to
 // the slot; its weight's and bias's are added to the unit's gradients. In FP8 two further phases follow.
@@ -286,5 +286,5 @@ static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
     float *dw = grad(m, l, row.weight), *db = grad(m, l, row.bias);
     void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
     MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
-    MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, true, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, adds(m), ws, m->dev));
 }

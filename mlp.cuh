@@ -112,7 +112,7 @@ static void chunk_linear_backward(struct gpt *m, int l, enum linear linear, floa
     float *dw = grad(m, l, row.weight), *db = grad(m, l, row.bias);
     void *ws = chunk_matmul_workspace(m, c, row);
     MATMUL(m, matmul_backward_input(din, dout, w, c.rows, n, k, ws, m->dev));
-    MATMUL(m, matmul_backward_weight(dw, db, dout, in, c.rows, n, k, true, ws, m->dev));
+    MATMUL(m, matmul_backward_weight(dw, db, dout, in, c.rows, n, k, adds(m) || c.first > 0, ws, m->dev));
 }
 
 // ---- Forward ----

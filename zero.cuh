@@ -159,7 +159,7 @@ struct zero {
     // micro-step, which each rank counts from its own rank on.
     double *squares;
     const uint64_t *micro_step;
-    bool adds_up, last_micro_step; // of this micro-step: the step has stored gradients already; it is the step's last
+    bool adds_up, last_micro_step; // of this micro-step: the step has gradients already; it is the step's last
     uint64_t *params_tickets;      // (buckets) all-gathers of parameters in flight, 0: none
     uint64_t *params_loads;        // (buckets) transfers of parameters to the device in flight, 0: none
     uint64_t *grads_tickets;       // (buckets) reductions of gradients in flight, 0: none
@@ -221,8 +221,8 @@ static void zero_begin_region(struct zero *z) {
     memset(z->units, 0, (size_t)PASS_COUNT * (size_t)z->shards.units * sizeof *z->units); // UNIT_ABSENT
     memset(z->sums, 0, (size_t)z->shards.units * sizeof *z->sums);
 }
-// To be called before a micro-step's forward. adds_up: an earlier micro-step of the step has stored gradients; when
-// planning, whether there is one that does.
+// To be called before a micro-step's forward. adds_up: an earlier micro-step of the step has made gradients; when
+// planning, whether there is one that does. Else nothing of the step before is read: gradients are overwritten.
 static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_step) {
     z->adds_up = adds_up;
     z->last_micro_step = last_micro_step;
@@ -238,6 +238,11 @@ static bool zero_has_unit_gradients(const struct zero *z) {
 // Whether the buffer of a unit's gradients holds the stored sum, to which backward adds in place.
 static bool zero_adds_in_place(const struct zero *z) {
     return z->grads_on_host && !shards_gradients(&z->shards) && z->grads_format == FORMAT_FP32;
+}
+// Whether backward adds to what the memory of gradients holds: to those of earlier micro-steps of the step. Else it
+// overwrites them.
+static bool zero_adds(const struct zero *z) {
+    return z->adds_up && (!zero_has_unit_gradients(z) || zero_adds_in_place(z));
 }
 // Bytes of this rank's gradients.
 static size_t zero_gradients_bytes(const struct zero *z) {
@@ -434,8 +439,8 @@ static void zero_prefetch_gradients(struct zero *z, int unit) {
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
-// Begins to bring stored gradients into a slot; in the first micro-step of a step there are none, and the sum starts
-// from zero.
+// Begins to bring stored gradients into a slot; in the first micro-step of a step there are none, and the slot gets the
+// zeroes between tensors.
 static void load_stored(struct zero *z, int unit, struct stored stored, int slot) {
     struct timeline *t = z->timeline;
     const size_t bytes = state_bytes(z->grads_format, stored.n);
@@ -467,13 +472,31 @@ static void wait_for_stores(struct zero *z) {
     z->storing = -1;
 }
 
-// To be called before a unit's backward adds to its gradients. A unit's buffer starts from zero, or from the stored sum
-// that it holds, and the next unit's sum is fetched; where units have no buffers gradients go on adding up.
+// Zeroes between the tensors of a unit in its buffer, where no op writes: whole units are reduced and squared.
+static void zero_gap(struct zero *z, float *from, int64_t n) {
+    if (n > 0)
+        TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
+}
+static void zero_gaps(struct zero *z, float *whole, int unit) {
+    const int64_t begin = z->table->unit_begin[unit], end = z->table->unit_begin[unit + 1];
+    int64_t at = begin; // behind the tensors so far
+    for (int i = 0; i < z->table->num_tensors && whole; i++) {
+        const struct tensor *t = &z->table->tensors[i];
+        if (t->offset < begin || t->offset >= end)
+            continue;
+        zero_gap(z, whole + at - begin, t->offset - at);
+        at = t->offset + t->count;
+    }
+    if (whole)
+        zero_gap(z, whole + at - begin, end - at);
+}
+// To be called before a unit's backward makes its gradients, which zero_adds says how. A unit's buffer holds the stored
+// sum, or nothing yet but zeroes between its tensors, and the next unit's sum is fetched.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z))
         return;
-    timeline_phase(t, "backward", -1, "zero gradients");
+    timeline_phase(t, "backward", -1, "gradients begin");
     zero_prefetch_gradients(z, unit);
     if (unit + 1 < z->shards.units)
         zero_prefetch_gradients(z, unit + 1);
@@ -483,12 +506,12 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     if (z->sums[unit] == UNIT_IN_FLIGHT)
         timeline_transfer_wait(t, &z->grads_loads[2 * unit]);
     else
-        TIMELINE_RUN(t, device_zero(whole, (size_t)unit_elements(z, unit) * sizeof *whole, t->dev));
+        zero_gaps(z, whole, unit);
     z->sums[unit] = UNIT_READY;
 }
 
-// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients: tensor by tensor, since each has
-// random numbers of its own to be rounded by. Gaps between tensors stay zero.
+// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients, or, in the first micro-step, =:
+// tensor by tensor, since each has random numbers of its own to be rounded by. Gaps between tensors stay zero.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
     const int64_t begin = shards_own_begin(&z->shards, b), end = begin + b->shard;
     for (int i = 0; i < z->table->num_tensors; i++) {
@@ -502,7 +525,7 @@ static void add_shard(struct zero *z, char *sum, const float *whole, const struc
             z->seed,          (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, (uint32_t)i, ROUNDING_GRADIENTS,
             first - t->offset};
         add_gradients(sum + state_bytes(z->grads_format, first - begin), z->grads_format,
-                      whole + first - z->table->unit_begin[b->unit], last - first, true, r, z->timeline->dev);
+                      whole + first - z->table->unit_begin[b->unit], last - first, z->adds_up, r, z->timeline->dev);
     }
 }
 // In the last micro-step: adds the squares of gradients that will be on the host to the report, bucket by bucket as

@@ -15,11 +15,16 @@ static void embedding_forward(floatX *out,           // (B * T, C)
                               struct token_positions positions, int B, int T, int C, float scale,
                               struct dropout dropout, struct device *dev);
 
-// dwte[token] += d and dwpe[position] += d for each token, where d = scale * dout times forward's dropout scales. Sums
-// have a fixed order.
+// The gradient of an embedding's table.
+struct table_gradient {
+    float *sums;  // (rows, C); NULL: none
+    int64_t rows; // more than the largest index
+    bool add;     // to what it holds; else every row is overwritten, those of no token with zeroes
+};
+// dwte[token] and dwpe[position] sum d over the tokens, where d = scale * dout times forward's dropout scales. Sums have
+// a fixed order.
 static size_t embedding_backward_workspace_bytes(int B, int T);
-static void embedding_backward(float *dwte,           // (Vp, C)
-                               float *dwpe,           // (more than the largest position, C); NULL: none
+static void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe,
                                const floatX *dout,    // (B * T, C)
                                const int32_t *tokens, // (B, T)
                                struct token_positions positions, int B, int T, int C, float scale,
@@ -175,8 +180,8 @@ enum { TOKEN_FEW = 64, TOKEN_AT_A_TIME = 4, TOKEN_WARPS = 8, TOKEN_BLOCK_THREADS
 enum { TOKEN_GROUPS = TOKEN_BLOCK_THREADS / TOKEN_LANES };
 
 static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
-    embedding_few_rows_kernel(float *dtable, const floatX *dout, const uint64_t *keys, int64_t n, int C, float scale,
-                              struct dropout dropout) {
+    embedding_few_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
+                              float scale, struct dropout dropout) {
     const int64_t first = (int64_t)blockIdx.x * TOKEN_WARPS + threadIdx.x / 32;
     const int c = (int)(blockIdx.y * 32 + threadIdx.x % 32) * PACK;
     if (first >= n || c >= C)
@@ -186,8 +191,10 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
         return;
     if (first + TOKEN_FEW < n && key_index(keys[first + TOKEN_FEW]) == index)
         return;
-    float *to = dtable + (int64_t)index * C + c;
-    struct packed_floats sum = floats_load_some(to, C - c);
+    float *to = table.sums + (int64_t)index * C + c;
+    struct packed_floats sum = {};
+    if (table.add)
+        sum = floats_load_some(to, C - c);
     for (int i = 0, more = 1; more && i < TOKEN_FEW; i += TOKEN_AT_A_TIME) {
         struct packed_floats d[TOKEN_AT_A_TIME];
 #pragma unroll
@@ -209,8 +216,8 @@ static __global__ void __launch_bounds__(TOKEN_WARPS * 32)
 // Block i looks at key i * TOKEN_FEW. An index of more rows than TOKEN_FEW has one of these keys at least, and the
 // first block that finds it adds its rows.
 static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
-    embedding_many_rows_kernel(float *dtable, const floatX *dout, const uint64_t *keys, int64_t n, int C, float scale,
-                               struct dropout dropout) {
+    embedding_many_rows_kernel(struct table_gradient table, const floatX *dout, const uint64_t *keys, int64_t n, int C,
+                               float scale, struct dropout dropout) {
     const int64_t at = (int64_t)blockIdx.x * TOKEN_FEW;
     const uint32_t index = key_index(keys[at]);
     int64_t first = at, end = at + 1;
@@ -246,48 +253,75 @@ static __global__ void __launch_bounds__(TOKEN_BLOCK_THREADS)
     float total = 0;
     for (int i = 0; i < TOKEN_GROUPS; i++)
         total += load_shared_float(shared_memory() + 4 * (uint32_t)(i * columns) + 4 * threadIdx.x);
-    dtable[(int64_t)index * C + column] += total;
+    float *to = table.sums + (int64_t)index * C + column;
+    *to = table.add ? *to + total : total;
 }
 
-// dwpe where each row of a sequence has a position of its own, the row's number: no sort is needed.
+// Zeroes in the rows of a table that no key has: a block takes a row and looks for its index among the sorted keys.
 static __global__ void __launch_bounds__(EMBEDDING_THREADS)
-    embedding_positions_kernel(float *dwpe, const floatX *dout, int B, int T, int C, float scale,
+    embedding_other_rows_kernel(struct table_gradient table, const uint64_t *keys, int64_t n, int C) {
+    const uint32_t index = blockIdx.x;
+    int64_t first = 0; // the first key of no smaller index
+    for (int64_t past = n; first < past;) {
+        const int64_t middle = first + (past - first) / 2;
+        if (key_index(keys[middle]) < index)
+            first = middle + 1;
+        else
+            past = middle;
+    }
+    if (first < n && key_index(keys[first]) == index)
+        return;
+    const struct packed_floats zeroes = {};
+    for (int c = (int)threadIdx.x * PACK; c < C; c += EMBEDDING_THREADS * PACK)
+        floats_store_some(table.sums + (int64_t)index * C + c, zeroes, C - c);
+}
+
+// dwpe where each row of a sequence has a position of its own, the row's number: no sort is needed. Rows of the table
+// past T have no token.
+static __global__ void __launch_bounds__(EMBEDDING_THREADS)
+    embedding_positions_kernel(struct table_gradient table, const floatX *dout, int B, int T, int C, float scale,
                                struct dropout dropout) {
-    const int64_t t = blockIdx.x;
+    const int64_t t = blockIdx.x; // row of the table
     const int c = (int)(blockIdx.y * EMBEDDING_THREADS + threadIdx.x) * PACK;
     if (c >= C)
         return;
-    struct packed_floats sum = floats_load_some(dwpe + t * C + c, C - c);
+    struct packed_floats sum = {};
+    if (table.add)
+        sum = floats_load_some(table.sums + t * C + c, C - c);
 #pragma unroll 4
-    for (int b = 0; b < B; b++)
+    for (int b = 0; b < B && t < T; b++)
         embedding_add(&sum, embedding_gradient(dout, (int64_t)b * T + t, c, C, scale, dropout));
-    floats_store_some(dwpe + t * C + c, sum, C - c);
+    floats_store_some(table.sums + t * C + c, sum, C - c);
 }
 
-// dtable[index] += the gradients of the rows of that index.
-static void embedding_sums(float *dtable, const floatX *dout, struct embedding_index index, int B, int C, float scale,
-                           struct dropout dropout, uint64_t *keys, struct device *dev) {
+// Sums the gradients of the rows of each index.
+static void embedding_sums(struct table_gradient table, const floatX *dout, struct embedding_index index, int B, int C,
+                           float scale, struct dropout dropout, uint64_t *keys, struct device *dev) {
     const int64_t n = (int64_t)B * index.T;
     embedding_sort(keys, index, B, dev);
     LAUNCH(dev, embedding_few_rows_kernel, dim3(blocks_for(n, TOKEN_WARPS), blocks_for(C, 32 * PACK)), TOKEN_WARPS * 32,
-           0, dtable, dout, (const uint64_t *)keys, n, C, scale, dropout);
+           0, table, dout, (const uint64_t *)keys, n, C, scale, dropout);
     if (n > TOKEN_FEW)
         LAUNCH(dev, embedding_many_rows_kernel, dim3(blocks_for(n, TOKEN_FEW), blocks_for(C, TOKEN_LANES * PACK)),
-               TOKEN_BLOCK_THREADS, TOKEN_BLOCK_THREADS * PACK * sizeof(float), dtable, dout, (const uint64_t *)keys, n,
+               TOKEN_BLOCK_THREADS, TOKEN_BLOCK_THREADS * PACK * sizeof(float), table, dout, (const uint64_t *)keys, n,
                C, scale, dropout);
+    if (!table.add)
+        LAUNCH(dev, embedding_other_rows_kernel, (unsigned)table.rows, EMBEDDING_THREADS, 0, table,
+               (const uint64_t *)keys, n, C);
 }
-static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
-                               struct token_positions positions, int B, int T, int C, float scale,
-                               struct dropout dropout, void *workspace, struct device *dev) {
+static void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe, const floatX *dout,
+                               const int32_t *tokens, struct token_positions positions, int B, int T, int C,
+                               float scale, struct dropout dropout, void *workspace, struct device *dev) {
     const struct embedding_index by_token = {tokens, positions, T}, by_position = {NULL, positions, T};
     embedding_sums(dwte, dout, by_token, B, C, scale, dropout, (uint64_t *)workspace, dev);
-    if (dwpe == NULL)
+    if (dwpe.sums == NULL)
         return;
     if (positions.starts != NULL || positions.document_starts != NULL)
         embedding_sums(dwpe, dout, by_position, B, C, scale, dropout, (uint64_t *)workspace, dev);
     else
-        LAUNCH(dev, embedding_positions_kernel, dim3((unsigned)T, blocks_for(C, EMBEDDING_THREADS * PACK)),
-               EMBEDDING_THREADS, 0, dwpe, dout, B, T, C, scale, dropout);
+        LAUNCH(dev, embedding_positions_kernel,
+               dim3((unsigned)(dwpe.add ? T : dwpe.rows), blocks_for(C, EMBEDDING_THREADS * PACK)), EMBEDDING_THREADS,
+               0, dwpe, dout, B, T, C, scale, dropout);
 }
 
 #else
@@ -358,13 +392,23 @@ static inline void embedding_add(float *to, const floatX *d, float scale, const 
 }
 
 static size_t embedding_backward_workspace_bytes(int B, int T) { return 0; }
-static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, const int32_t *tokens,
-                               struct token_positions positions, int B, int T, int C, float scale,
-                               struct dropout dropout, void *workspace, struct device *dev) {
+// Zeroes in a table that is not added to.
+static void embedding_begin(struct table_gradient table, int C) {
+    if (table.sums == NULL || table.add)
+        return;
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < table.rows; row++)
+        memset(table.sums + row * C, 0, (size_t)C * sizeof *table.sums);
+}
+static void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe, const floatX *dout,
+                               const int32_t *tokens, struct token_positions positions, int B, int T, int C,
+                               float scale, struct dropout dropout, void *workspace, struct device *dev) {
     // A token may stand in many rows, so threads share the columns and each goes through the rows in order: no two add
     // to one place, and the order of the sum is the same for any number of threads. There are no more ranges of columns
     // than threads, each of whole cache lines, as every row of a range costs an access to memory of its own.
     const int64_t rows = (int64_t)B * T;
+    embedding_begin(dwte, C);
+    embedding_begin(dwpe, C);
     const int shares = dev->threads > 0 ? dev->threads : 1;
     const int columns = ((C + shares - 1) / shares + EMBEDDING_LINE - 1) / EMBEDDING_LINE * EMBEDDING_LINE;
 #pragma omp parallel for schedule(static)
@@ -373,16 +417,17 @@ static void embedding_backward(float *dwte, float *dwpe, const floatX *dout, con
         float scales[EMBEDDING_COLUMNS];
         for (int64_t row = 0; row < rows; row++) {
             const int64_t ahead = row + EMBEDDING_AHEAD < rows ? row + EMBEDDING_AHEAD : row;
-            prefetch_bytes_to_change(dwte + tokens[ahead] * (int64_t)C + begin, (size_t)(end - begin) * sizeof *dwte);
+            prefetch_bytes_to_change(dwte.sums + tokens[ahead] * (int64_t)C + begin,
+                                     (size_t)(end - begin) * sizeof *dwte.sums);
             const int64_t position = token_position(positions, row, T);
             for (int from = begin; from < end; from += EMBEDDING_COLUMNS) {
                 const int to = end - from < EMBEDDING_COLUMNS ? end : from + EMBEDDING_COLUMNS;
                 if (dropout.p != 0)
                     dropout_scales(scales, dropout, (uint64_t)(row * C + from), to - from);
                 const float *factors = dropout.p != 0 ? scales : NULL;
-                embedding_add(dwte + tokens[row] * (int64_t)C, dout + row * C, scale, factors, from, to);
-                if (dwpe != NULL)
-                    embedding_add(dwpe + position * C, dout + row * C, scale, factors, from, to);
+                embedding_add(dwte.sums + tokens[row] * (int64_t)C, dout + row * C, scale, factors, from, to);
+                if (dwpe.sums != NULL)
+                    embedding_add(dwpe.sums + position * C, dout + row * C, scale, factors, from, to);
             }
         }
     }

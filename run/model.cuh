@@ -190,8 +190,8 @@ static void gpt_initialise(struct gpt *m) {
             device_synchronize(m->dev);
         }
     }
-    if (m->trains)
-        gpt_zero_gradients(m);
+    if (m->trains && !m->zero.grads_on_host) // zeroes between tensors, where nothing is written later
+        device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), m->dev);
     host_free(exact);
     host_free(rounded);
 }
@@ -306,7 +306,8 @@ static void gpt_copy_state(struct gpt *m) {
 }
 
 static void gpt_destroy(struct gpt *m) {
-    graph_free(&m->graph);
+    for (int i = 0; i < 2; i++)
+        graph_free(&m->graphs[i].work);
     timeline_free(&m->timeline);
     policy_free(&m->policy);
     zero_free(&m->zero);

@@ -17,7 +17,6 @@ static void enqueue_gradients(struct run *r) {
     const int slot = r->enqueued % 2;
     r->first_sample[slot] = dataloader_position(r->train);
     r->lr[slot] = schedule_lr(&r->schedule, r->enqueued);
-    gpt_zero_gradients(r->model);
     for (int i = 0; i < r->model->micro_steps; i++) {
         gpt_micro_step(r->model, i, read_batch(r, r->train), 1.0 / (r->model->micro_steps * c->ranks));
     }

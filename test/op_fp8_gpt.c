@@ -191,7 +191,6 @@ static void steps_allocate_nothing(void **state) {
     outcome_free(&o);
     const struct mallinfo2 before = mallinfo2();
     for (int step = 0; step < 30; step++) {
-        gpt_zero_gradients(s.model);
         gpt_micro_step(s.model, 0, batch_of(s.inputs, s.targets), 1);
         gpt_update(s.model, step + 3, 1e-3);
     }
@@ -239,8 +238,6 @@ static void near_without_fp8(const char *shape, const char *recipe) {
                  without = setup_of(shape, "--hidden-dropout 0 --attention-dropout 0");
     restore_parameters(with.model);
     restore_parameters(without.model);
-    gpt_zero_gradients(with.model);
-    gpt_zero_gradients(without.model);
     const double a = setup_micro_step(&with, 0, 1), b = setup_micro_step(&without, 0, 1);
     assert_true(isfinite(a) && isfinite(b));
     bool differs = false;
@@ -282,7 +279,6 @@ static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
 // ---- delayed scales ----
 
 static void step_of(struct setup *s, int step) {
-    gpt_zero_gradients(s->model);
     for (int i = 0; i < 2; i++)
         setup_micro_step(s, i, 0.5);
     gpt_update(s->model, step + 1, 1e-3);
@@ -297,7 +293,6 @@ static void scales_follow_the_history(void **state) {
     const int n = fp8_num_scales(f);
     float *seen = (float *)test_alloc((size_t)STEPS * (size_t)n * sizeof *seen);
     for (int step = 0; step < STEPS; step++) {
-        gpt_zero_gradients(s.model);
         for (int i = 0; i < n; i++)
             seen[step * n + i] = 0;
         for (int batch = 0; batch < 2; batch++) {
@@ -375,8 +370,6 @@ static void the_state_of_scales_can_be_moved(void **state) {
         copy_states(b.model, a.model);
         if (with)
             fp8_state_upload(&b.model->fp8, scales, b.dev);
-        gpt_zero_gradients(a.model);
-        gpt_zero_gradients(b.model);
         const double loss = setup_micro_step(&a, 1, 1), same = setup_micro_step(&b, 1, 1);
         assert_int_equal(loss == same && memcmp(fp32_gradients(a.model), fp32_gradients(b.model), bytes) == 0, with);
         setup_free(&b);

@@ -236,7 +236,6 @@ static struct comparison decoding_error(struct gpt *m, const struct golden *g) {
 
 static void engine_errors(struct comparison *errors, struct gpt *m, const struct golden *g) {
     for (int step = 0; step < golden_int(g, "train_steps"); step++) {
-        gpt_zero_gradients(m);
         const double loss = micro_step_loss(m, 0, golden_batch(g, "tokens", step), golden_batch(g, "targets", step), 1);
         if (step == 0)
             engine_gradient_errors(errors, m, g);

@@ -199,8 +199,6 @@ static void accumulation_equals_batch(const char *shape) {
     struct setup one = setup_of(shape, options);
     snprintf(options, sizeof options, "--hidden-dropout 0 --attention-dropout 0 --micro-batch-size " TWO_BATCHES);
     struct setup two = setup_of(shape, options);
-    gpt_zero_gradients(one.model);
-    gpt_zero_gradients(two.model);
     double loss = 0;
     for (int i = 0; i < 2; i++)
         loss += 0.5 * micro_step_loss(one.model, i, one.inputs + i * one.tokens, one.targets + i * one.tokens, 0.5);
@@ -280,7 +278,6 @@ static void test_steps_allocate_nothing(void **state) {
     do {
         before = mallinfo2();
         for (int step = 0; step < 3; step++) {
-            gpt_zero_gradients(s.model);
             gpt_micro_step(s.model, 0, batch_of(s.inputs, s.targets), 1);
             gpt_update(s.model, step + 3, 1e-3);
             gpt_evaluate(s.model, batch_of(s.inputs, s.targets));
@@ -298,7 +295,6 @@ static void test_overfits_a_batch(void **state) {
     struct setup s = setup_of(LLAMA, "");
     double first = 0, last = 0;
     for (int step = 0; step < 60; step++) {
-        gpt_zero_gradients(s.model);
         last = micro_step_loss(s.model, 0, s.inputs, s.targets, 1);
         first = step == 0 ? last : first;
         gpt_update(s.model, step + 1, 3e-3);

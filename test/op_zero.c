@@ -181,7 +181,6 @@ static void run_steps(struct setup *s, int first, int steps, struct outcome *o) 
     const int ranks = m->zero.shards.ranks, batches = m->micro_steps * ranks;
     for (int step = first; step < first + steps; step++) {
         const double *reports;
-        gpt_zero_gradients(m);
         if (m->zero.grads_on_host) // which the first micro-step overwrites
             memset(m->zero.grads, 0xff, zero_gradients_bytes(&m->zero));
         for (int i = 0; i < m->micro_steps; i++)

@@ -230,7 +230,6 @@ static void gradients_equal(const struct zoo_model *z, const char *prefix) {
     huggingface_tensors_free(&tensors);
 }
 static void training_equals(struct zoo_model *z, struct batch batch, const char *loss_name, const char *prefix) {
-    gpt_zero_gradients(z->m);
     const double loss = micro_step_loss_of(z->m, 0, batch, 1);
     device_synchronize(&z->dev);
     compare(z, loss_name, &loss, FP32_BOUND / 10);
