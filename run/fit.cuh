@@ -35,6 +35,10 @@ static bool fit_is_within(struct fit_bytes bytes, struct fit_limits limits);
 static struct fit_bytes fit_peaks(const struct fit *f, struct recompute_policy policy);
 static size_t fit_peak(const struct fit *f, struct recompute_policy policy) { return fit_peaks(f, policy).device; }
 
+// The tokens of a chunk of logits: the fewest chunks with which the plan stays within the limits, and no more than as
+// planned. 0: as planned, where the user named the tokens, on the CPU, or where the device's limit is not known.
+static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits);
+
 // Prints a note on `out` where the policy that was asked for does less than it seems to.
 static void fit_advise(const struct fit *f, FILE *out);
 
@@ -153,6 +157,21 @@ static void fit_advise(const struct fit *f, FILE *out) {
                 c->recompute_num_layers, log_bytes(a, (int64_t)grouped), log_bytes(b, (int64_t)one));
     }
     fit_advise_chunks(f, out);
+}
+
+static int64_t fit_loss_chunk(const struct fit *f, struct fit_limits limits) {
+    struct config changed = *f->config;
+    const struct fit g = {&changed, f->backend, f->dev, f->shape};
+    const int64_t N = (int64_t)changed.micro_batch_size * changed.seq_length;
+    const int64_t planned = loss_chunk(&changed, model_shape_of(&changed, sizeof(floatX), false).Vp);
+    if (!LOGITS_CHUNK_GROWS || changed.loss_chunk_tokens > 0 || limits.device == SIZE_MAX)
+        return 0;
+    for (int64_t chunks = 1; chunks < (N + planned - 1) / planned; chunks += (chunks + 2) / 3) { // 1, 2, 3, 4, 6, 8, 11
+        changed.loss_chunk_tokens = (int)(((N + chunks - 1) / chunks + 63) / 64 * 64);
+        if (fit_is_within(fit_peaks(&g, fit_policy(&g)), limits))
+            return changed.loss_chunk_tokens;
+    }
+    return 0;
 }
 
 // ---- what would help ----

@@ -96,14 +96,16 @@ static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECT
         bytes[TRANSFER_TO_DEVICE] -= zero_gradients_bytes(&m->zero);
 }
 
-// Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest.
+// Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest. On a GPU
+// each chunk but the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free, chunks
+// are larger (fit_loss_chunk).
 // A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU that of the
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
 enum { LOGITS_CHUNK_TOKENS = 1024 };
 #ifdef TARGET_CUDA
-enum { LOGITS_CHUNK_BYTES = 512 << 20 }; // larger, since each chunk adds to the fp32 gradient of the whole head
+enum { LOGITS_CHUNK_BYTES = 512 << 20, LOGITS_CHUNK_GROWS = 1 };
 #else
-enum { LOGITS_CHUNK_BYTES = 128 << 20 };
+enum { LOGITS_CHUNK_BYTES = 128 << 20, LOGITS_CHUNK_GROWS = 0 };
 #endif
 
 static int64_t loss_chunk(const struct config *c, int Vp) {

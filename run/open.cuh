@@ -43,21 +43,35 @@ static struct attention_choice choose_attention(struct run *r) {
     return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
 }
 
-// Replaces --recompute-granularity auto by what fits. `own` are the run's options. Beside what is planned, libraries of
-// collectives take memory before the model does, and the memory that is free varies.
-static void choose_fit(struct run *r, struct config *own) {
+// What a choice of the engine's own may use: beside what is planned, libraries of collectives take memory before the
+// model does, and the memory that is free varies.
+static struct fit_limits limits_of_choice(struct run *r) {
     enum { COLLECTIVES_RESERVE_BYTES = 512 << 20, VARIES = 64 };
     struct fit_limits limits = limits_of(r);
     const size_t reserve = r->parallel && !DEVICE_MEMORY_IS_HOSTS ? COLLECTIVES_RESERVE_BYTES : 0;
-    if (!config_trains(own)) {
-        own->recompute_granularity = RECOMPUTE_NONE;
-        return;
-    }
-    if (own->memory_budget == 0)
+    if (r->config->memory_budget == 0 && limits.device != SIZE_MAX)
         limits.device -= limits.device / VARIES + reserve;
     if (limits.both != SIZE_MAX)
         limits.both -= limits.both / VARIES;
-    r->chosen = fit_choose(&r->fit, own, limits, &r->rates, r->parallel);
+    return limits;
+}
+// Replaces --recompute-granularity auto by what fits. `own` are the run's options.
+static void choose_fit(struct run *r, struct config *own) {
+    if (config_trains(own))
+        r->chosen = fit_choose(&r->fit, own, limits_of_choice(r), &r->rates, r->parallel);
+    else
+        own->recompute_granularity = RECOMPUTE_NONE;
+}
+// Lets chunks of logits grow into the memory that the plan leaves free; ranks agree on the smallest. The choice is kept
+// in the options, as if it had been given: sums over chunks of other sizes round otherwise.
+static void choose_loss_chunk(struct run *r, struct config *own) {
+    const int64_t planned = loss_chunk(own, model_shape_of(own, sizeof(floatX), false).Vp);
+    int64_t tokens = config_trains(own) ? fit_loss_chunk(&r->fit, limits_of_choice(r)) : 0;
+    tokens = tokens > 0 ? tokens : planned;
+    if (r->parallel && config_trains(own))
+        tokens = -parallel_largest(r->parallel, (int)-tokens, "agreement on the chunks of logits");
+    if (tokens > planned)
+        own->loss_chunk_tokens = (int)tokens;
 }
 // Predicts the time of a step for a plan's reports.
 static void predict_step(struct run *r) {
@@ -86,6 +100,7 @@ static void plan_model(struct run *r, struct config *own) {
         r->rates = fit_rates_of(c, &r->dev);
     if (c->recompute_granularity == RECOMPUTE_AUTO)
         choose_fit(r, own);
+    choose_loss_chunk(r, own);
     r->model = gpt_create(c, fit_policy(&r->fit), r->attention.backend, &r->dev);
     if (c->plan || searches)
         predict_step(r);

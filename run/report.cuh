@@ -125,6 +125,9 @@ static void report(const struct run *r) {
                 log_bytes(text, m->zero.shards.largest_shard * c->ranks * (int64_t)sizeof(float)));
     log_row("memory", "%s planned, %s of it activations", log_bytes(text, (int64_t)plan->peak_bytes),
             log_bytes(more, (int64_t)plan->arena_bytes[ARENA_ACTIVATIONS]));
+    if (m->trains)
+        log_row("logits", "%lld tokens at a time, of %lld in a micro-batch", (long long)m->chunk,
+                (long long)extent_of(m, PASS_TRAIN).N);
     report_formats(r);
     report_offload(r);
     report_fit(r);

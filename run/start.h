@@ -84,16 +84,11 @@ static const char *start_resolved(char text[OPTION_TEXT], const struct trainer_s
 // names a granularity: by measured rates another search might choose otherwise. by_user: what the command line gives.
 static void start_take_choice(struct config *config, const struct trainer_state *state,
                               const bool by_user[CONFIG_ROWS_MAX]) {
-    const int chosen[] = {CONFIG_ROW(recompute_layer_modules),
-                          CONFIG_ROW(main_params_dtype),
-                          CONFIG_ROW(main_grads_dtype),
-                          CONFIG_ROW(exp_avg_dtype),
-                          CONFIG_ROW(exp_avg_sq_dtype),
-                          CONFIG_ROW(optimizer_cpu_offload),
-                          CONFIG_ROW(optimizer_offload_fraction),
-                          CONFIG_ROW(cpu_offloading_num_layers),
-                          CONFIG_ROW(offload_gradients),
-                          CONFIG_ROW(offload_weights),
+    const int chosen[] = {CONFIG_ROW(recompute_layer_modules),    CONFIG_ROW(main_params_dtype),
+                          CONFIG_ROW(main_grads_dtype),           CONFIG_ROW(exp_avg_dtype),
+                          CONFIG_ROW(exp_avg_sq_dtype),           CONFIG_ROW(optimizer_cpu_offload),
+                          CONFIG_ROW(optimizer_offload_fraction), CONFIG_ROW(cpu_offloading_num_layers),
+                          CONFIG_ROW(offload_gradients),          CONFIG_ROW(offload_weights),
                           CONFIG_ROW(recompute_granularity)};
     char text[OPTION_TEXT];
     if (config->recompute_granularity != RECOMPUTE_AUTO || by_user[CONFIG_ROW(recompute_granularity)])
@@ -101,6 +96,16 @@ static void start_take_choice(struct config *config, const struct trainer_state 
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++)
         if (!by_user[chosen[i]])
             start_set(config, chosen[i], start_resolved(text, state, chosen[i]));
+}
+
+// Takes over the tokens of a chunk of logits, which may have followed the memory that was free, for micro-batches of the
+// same size: the sums then have the same bits.
+static void start_take_loss_chunk(struct config *config, const struct trainer_state *state,
+                                  const bool by_user[CONFIG_ROWS_MAX]) {
+    const int row = CONFIG_ROW(loss_chunk_tokens);
+    char text[OPTION_TEXT];
+    if (!by_user[row] && !by_user[CONFIG_ROW(micro_batch_size)] && !by_user[CONFIG_ROW(seq_length)])
+        start_set(config, row, start_resolved(text, state, row));
 }
 
 // Takes over the options that were given to the run that wrote the checkpoint, and those of its model, except where
@@ -120,6 +125,7 @@ static void start_take_options(struct config *config, const struct trainer_state
             start_set(config, row, json_string_value(value));
     }
     start_take_choice(config, state, by_user);
+    start_take_loss_chunk(config, state, by_user);
     for (int row = 0; row < CONFIG_ROWS; row++) {
         if (!(config_rows[row].flags & CONFIG_FIXED_ON_RESUME))
             continue;
