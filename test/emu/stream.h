@@ -20,6 +20,7 @@
 #include <functional>      // std::function
 #include <map>             // std::map
 #include <memory>          // std::shared_ptr
+#include <string>          // std::string
 
 typedef enum cudaError {
     cudaSuccess = 0,
@@ -96,9 +97,27 @@ static std::vector<struct emu_stream *> emu_streams;
 static thread_local int emu_captures = 0; // that this thread has begun
 static const char *emu_running = "(nothing)"; // the name of the work at hand
 
+// EMU_WORK_COUNTS names a file, to which the program's end appends a line for each kind of work that ran: how often, and
+// its name. scripts/count_launches.py reads it.
+struct emu_work_counts {
+    std::map<std::string, uint64_t> counts;
+    const char *path = getenv("EMU_WORK_COUNTS");
+    ~emu_work_counts() {
+        FILE *file = path && !counts.empty() ? fopen(path, "a") : NULL;
+        for (const auto &count : counts)
+            if (file)
+                fprintf(file, "%llu %s\n", (unsigned long long)count.second, count.first.c_str());
+        if (file)
+            fclose(file);
+    }
+};
+static struct emu_work_counts emu_work_counts;
+
 static void emu_run_work(const struct emu_work *work) {
     const char *outer = emu_running;
     emu_running = work->name;
+    if (emu_work_counts.path)
+        emu_work_counts.counts[work->name]++;
     work->run();
     emu_check_red_zones(work->name);
     emu_running = outer;
