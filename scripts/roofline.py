@@ -4,21 +4,30 @@
   scripts/roofline.py          the page on stdout
   scripts/roofline.py --check  whether docs/gpu/kernels.md is that page
 
-A kernel's time is at least its bytes over the memory's rate and its flops over the tensor cores'. Bytes are those that the
-algorithm must move with every array read or written once: what caches save or what is read twice shows as a difference to
-the measurement. bf16 activations and weights, fp32 gradients and moments, master weights in two halves of 16 bits.
+A kernel's time is at least its bytes over the memory's rate, its flops over the tensor cores' and its instructions over the
+schedulers'. Bytes are those that the algorithm must move with every array read or written once: what caches save or what is read
+twice shows as a difference to the measurement. bf16 activations and weights, fp32 gradients and moments, master weights in two
+halves of 16 bits. A step is of one micro-step.
 """
 import os
 import sys
+from typing import NamedTuple
 
 BYTES_PER_S, FLOPS_PER_S = 4.3e12, 790e12  # a copy and a large cuBLAS bf16 matmul on random data, on an H200
+ISSUES_PER_S = 132 * 4 * 32 * 1.83e9  # instructions of single threads: 132 multiprocessors of 4 schedulers, a warp's each clock
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "gpu", "kernels.md")
+
+
+NORM_RUNS = 4 * 132   # partial sums of a norm's backward (kernels/norm.cuh), at most
+ACTIVATION_ROWS = 256  # rows of a partial sum of an activation's backward (kernels/activation.cuh)
+INSTRUCTIONS_BEFORE = {"gelu forward": 34, "gelu backward": 44}
+INSTRUCTIONS = {"gelu forward": 16, "gelu backward": 22}
 
 
 class Shape:
     """A preset of config.h at one batch."""
 
-    def __init__(self, name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length):
+    def __init__(self, name, layers, hidden, heads, groups, ffn, vocabulary, llama, batch, length, ranks=1):
         self.name, self.L, self.C, self.H, self.G, self.F, self.llama = name, layers, hidden, heads, groups, ffn, llama
         self.V = (vocabulary + 127) // 128 * 128
         self.B, self.T, self.D, self.N = batch, length, hidden // heads, batch * length
@@ -26,14 +35,29 @@ class Shape:
         self.up = 2 * ffn if llama else ffn
         block = self.C * (self.qkv + self.C + self.up + self.F)
         vectors = 2 * self.C if llama else 4 * self.C + self.qkv + self.C + self.up + self.C
+        self.ranks = ranks
         self.parameters = layers * (block + vectors) + self.V * self.C + (self.C if llama else (2 + length) * self.C)
 
 
 SHAPES = [
-    Shape("gpt2-124m", 12, 768, 12, 12, 3072, 50257, False, 16, 1024),
+    Shape("gpt2-124m", 12, 768, 12, 12, 3072, 50257, False, 64, 1024),
     Shape("gpt2-1558m", 48, 1600, 25, 25, 6400, 50257, False, 16, 1024),
     Shape("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, True, 4, 4096),
+    Shape("llama3-8b", 32, 4096, 32, 8, 14336, 128256, True, 1, 8192, ranks=8),
 ]
+
+
+class Design(NamedTuple):
+    """What decides about a step's bytes and instructions, beside the algorithm."""
+
+    overwrites: bool       # the first micro-step overwrites gradients; else they are zeroed, then added to
+    producers_sum: bool    # bias gradients are summed by the kernels that make what they sum; else by passes
+    head_chunk_bytes: int  # of logits; 0: all at once
+    instructions: dict     # of an activation's element in bf16, counted in sm_90a's machine code by scripts/count_sass.py
+
+
+BEFORE = Design(False, False, 512 << 20, INSTRUCTIONS_BEFORE)
+NOW = Design(True, True, 0, INSTRUCTIONS)
 
 
 def linears(s):
@@ -41,25 +65,36 @@ def linears(s):
     return [("qkv", s.C, s.qkv), ("projection", s.C, s.C), ("MLP up", s.C, s.up), ("MLP down", s.F, s.C)]
 
 
-def matmuls(name, s, inputs, outputs):
-    """A linear layer's three products: (N, inputs) times (inputs, outputs). The weight gradient is added to in fp32."""
+def matmuls(name, s, inputs, outputs, design, chunks=1):
+    """A linear layer's three products: (N, inputs) times (inputs, outputs). The weight gradient is fp32; chunks of the rows read
+    the weight again and add to the gradient."""
     flops = 2 * s.N * inputs * outputs
     x, y, w = 2 * s.N * inputs, 2 * s.N * outputs, inputs * outputs
-    return [(f"{name} forward", x + y + 2 * w, flops), (f"{name} backward, input", x + y + 2 * w, flops),
-            (f"{name} backward, weight", x + y + 8 * w, flops)]
+    gradient = (4 if design.overwrites else 8) * w + 8 * (chunks - 1) * w
+    return [(f"{name} forward", x + y + 2 * chunks * w, flops), (f"{name} backward, input", x + y + 2 * chunks * w, flops),
+            (f"{name} backward, weight", x + y + gradient, flops)]
 
 
-def kernels(s):
+def bias_gradients(s, design):
+    """Bytes of a block's bias gradients: passes over what they sum, or the partial sums that producers write and a second stage
+    reads. The gradient of qkv, which attention makes, is summed by the epilogue of its weight's product, or by a pass."""
+    if not design.producers_sum:
+        return 2 * s.N * (s.qkv + s.C + s.up + s.C)
+    return 8 * (NORM_RUNS * 2 * s.C + s.N / ACTIVATION_ROWS * s.up)
+
+
+def kernels(s, design=None):
     """(name, calls in a step of one micro-batch, bytes of a call, flops of a call)."""
+    design = design or NOW
     rows = 2 * s.N * s.C  # one bf16 array (N, C)
     packed = 2 * s.N * s.qkv
     lse = 4 * s.N * s.H
     attention_flops = 2 * s.B * s.H * s.T * s.T * s.D  # two products, half of each below the diagonal
     layer = []
     for linear in linears(s):
-        layer += matmuls(linear[0], s, *linear[1:])
+        layer += matmuls(linear[0], s, *linear[1:], design)
     if not s.llama:
-        layer.append(("bias gradients of a block", 2 * s.N * (s.qkv + s.C + s.up + s.C), 0))
+        layer.append(("bias gradients of a block", bias_gradients(s, design), 0))
     layer += [
         ("attention forward", packed + rows + lse, attention_flops),
         # dQ's kernel reads q, k, v, out, dout and writes dq; that of dK and dV reads q, k, v, dout again
@@ -67,7 +102,7 @@ def kernels(s):
     ]
     if s.llama:
         rotated = 2 * s.N * (s.H + s.G) * s.D
-        layer += [("rope, forward and backward", 2 * 2 * rotated, 0),
+        layer += [("rope forward", 2 * rotated, 0),  # attention's backward undoes it within its own passes
                   ("swiglu forward", 3 * 2 * s.N * s.F, 0), ("swiglu backward", 5 * 2 * s.N * s.F, 0)]
     else:
         layer += [("gelu forward", 2 * 2 * s.N * s.F, 0), ("gelu backward", 3 * 2 * s.N * s.F, 0)]
@@ -76,14 +111,18 @@ def kernels(s):
         ("residual add + norm forward", 2 * s.L, 4 * rows, 0),  # x, what is added, their sum, its norm
         ("norm backward + residual", 2 * s.L + 1, 4 * rows, 0),
         ("embedding forward", 1, 2 * rows, 0),
-        ("embedding backward", 1, rows + 8 * min(s.N, s.V) * s.C, 0),
+        # a tied table is added to; a table of its own is written, in every row, and before was read again where there are tokens
+        ("embedding backward", 1, rows + (4 * s.V * s.C if s.llama and design.overwrites else 8 * min(s.N, s.V) * s.C), 0),
     ]
-    table += [(name, 1, size, flops) for name, size, flops in matmuls("head", s, s.C, s.V)]
+    chunks = -(-2 * s.N * s.V // design.head_chunk_bytes) if design.head_chunk_bytes else 1
+    table += [(name, 1, size, flops) for name, size, flops in matmuls("head", s, s.C, s.V, design, chunks)]
+    table += [("classifier, loss and gradient in place", 1, 2 * 2 * s.N * s.V, 0)]
+    if not design.overwrites:
+        table += [("gradients to zero", 1, 4 * s.parameters, 0)]
     table += [
-        ("classifier, loss and gradient in place", 1, 2 * 2 * s.N * s.V, 0),
-        ("gradients to zero", 1, 4 * s.parameters, 0),
-        ("gradient norm", 1, 4 * s.parameters, 0),
-        ("AdamW", 1, 28 * s.parameters, 0),  # gradient, parameter and its lower half, two moments read; the last four written
+        ("gradient norm", 1, 4 * s.parameters / s.ranks, 0),
+        # gradient, parameter and its lower half, two moments read; the last four written
+        ("AdamW", 1, 28 * s.parameters / s.ranks, 0),
     ]
     return table
 
@@ -92,15 +131,42 @@ def least_seconds(size, flops):
     return max(size / BYTES_PER_S, flops / FLOPS_PER_S)
 
 
+def issue_seconds(s, name, design=None):
+    """What the schedulers need at least for an activation; 0: of other kernels nothing is counted."""
+    return (design or NOW).instructions.get(name, 0) * s.N * s.F / ISSUES_PER_S
+
+
+def step(s, design):
+    """Seconds of a step, at least."""
+    return sum(calls * max(least_seconds(size, flops), issue_seconds(s, name, design)) for name, calls, size, flops in kernels(s, design))
+
+
+def before_and_now():
+    """The table of steps, and what each change of the design takes off."""
+    lines = ["## The step before and now", "",
+             "Before: gradients zeroed and added to, bias gradients by passes, logits in chunks of 512 MiB, activations by a polynomial and a",
+             "division. What each takes off, in ms a step:", "",
+             "| | before, ms | now, ms | tokens/s at most, thousand | overwriting | bias sums | chunks of logits | activations |",
+             "|---|---|---|---|---|---|---|---|"]
+    for s in SHAPES:
+        before, now = step(s, BEFORE), step(s, NOW)
+        parts = [before - step(s, BEFORE._replace(**{field: getattr(NOW, field)})) for field in Design._fields]
+        lines.append(f"| {s.name}, B {s.B}, T {s.T}{f', {s.ranks} ranks' if s.ranks > 1 else ''} | {1e3 * before:.1f} | {1e3 * now:.1f} | "
+                     f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def table_of(s):
-    lines = [f"## {s.name}, B = {s.B}, T = {s.T}", "",
+    ranks = f", {s.ranks} ranks, ZeRO stage 1, without its collectives" if s.ranks > 1 else ""
+    lines = [f"## {s.name}, B = {s.B}, T = {s.T}{ranks}", "",
              "| kernel | calls | MB | GFLOP | bound by | least us a call | least ms a step |", "|---|---|---|---|---|---|---|"]
     total = total_flops = 0.0
     for name, calls, size, flops in kernels(s):
-        seconds = least_seconds(size, flops)
+        issue = issue_seconds(s, name)
+        seconds = max(least_seconds(size, flops), issue)
         total += calls * seconds
         total_flops += calls * flops
-        bound = "flops" if flops / FLOPS_PER_S > size / BYTES_PER_S else "bytes"
+        bound = "issue" if issue == seconds else "flops" if flops / FLOPS_PER_S > size / BYTES_PER_S else "bytes"
         lines.append(f"| {name} | {calls} | {size / 1e6:.1f} | {flops / 1e9:.1f} | {bound} | {1e6 * seconds:.1f} | "
                      f"{1e3 * calls * seconds:.2f} |")
     share = total_flops / total
@@ -125,7 +191,7 @@ the forward rows of what it makes again, once more.
 
 
 def page():
-    lines = [HEAD]
+    lines = [HEAD, before_and_now()]
     for s in SHAPES:
         lines += ["\n".join(table_of(s)), ""]
     return "\n".join(lines).rstrip() + "\n"
