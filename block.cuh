@@ -422,7 +422,7 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     // dfc overwrites dact, unless a gated activation makes it twice as wide.
     const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
     floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    RUN(m, mlp_activation_backward(dfc, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
+    RUN(m, mlp_activation_backward(dfc, NULL, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
 
     phase(m, "backward", l, "fc");
     dfc = d_buffer(m, l, slot_dfc, fc_width(s));

@@ -35,13 +35,11 @@ static void mlp_activation_forward(floatX *act, const floatX *fc, int64_t N, con
 #undef GATED
 #undef POINTWISE
 }
-static void mlp_activation_backward(floatX *dfc, const floatX *dact, const floatX *fc, int64_t N,
+static void mlp_activation_backward(floatX *dfc, float *bias_partial, const floatX *dact, const floatX *fc, int64_t N,
                                     const struct model_shape *s, uint32_t *amax, struct device *dev) {
-#define POINTWISE(name) name##_backward(dfc, dact, fc, N * s->layer.F, amax, dev)
-#define GATED(name) name##_backward(dfc, dact, fc, N, s->layer.F, amax, dev)
-    ACTIVATION_SWITCH(s->activation, POINTWISE, GATED)
-#undef GATED
-#undef POINTWISE
+#define BACKWARD(name) name##_backward(dfc, bias_partial, dact, fc, N, s->layer.F, amax, dev)
+    ACTIVATION_SWITCH(s->activation, BACKWARD, BACKWARD)
+#undef BACKWARD
 }
 // The same, written in FP8 alone, with delayed scales, which are known before the values are.
 static void mlp_activation_forward_fp8(struct fp8_cast to, const floatX *fc, int64_t N, const struct model_shape *s,
@@ -278,7 +276,7 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
     const floatX *fc = chunk_activation(m, l, ACT_FC, c);
     dact = chunk_buffer(m, PASS_TRAIN, l, SLOT_D_ACT, s->F, c, NULL);
     floatX *dfc = chunk_buffer(m, PASS_TRAIN, l, slot_dfc, fc_width(s), c, "d fc");
-    RUN(m, mlp_activation_backward(dfc, dact, fc, c.rows, &m->shape, NULL, m->dev));
+    RUN(m, mlp_activation_backward(dfc, NULL, dact, fc, c.rows, &m->shape, NULL, m->dev));
 
     chunk_phase(m, "backward", l, "fc of a chunk");
     dfc = chunk_buffer(m, PASS_TRAIN, l, slot_dfc, fc_width(s), c, NULL);

@@ -5,8 +5,8 @@
 // A pointwise one is a function NAME and its derivative NAME_derivative: of a float for the cuda target, and by the
 // names vecs_NAME and vecs_NAME_derivative of FLOATX_VECS vectors for the cpu. POINTWISE_ACTIVATION(NAME) makes of them
 //
-//   NAME_forward    out = NAME(in)
-//   NAME_backward   din = dout * NAME_derivative(in); din may be dout
+//   NAME_forward(out, in, n, amax, dev)                               out = NAME(in)
+//   NAME_backward(din, bias_partial, dout, in, N, F, amax, dev)       din = dout * NAME_derivative(in); din may be dout
 //
 // A gated one is a function f(x) = x s(x), of which NAME_gradient (of a float) and vecs_NAME_gradient give s and f'.
 // GATED_ACTIVATION(NAME, f) makes of them
@@ -14,18 +14,56 @@
 //   NAME_forward    out = f(gate) * up
 //   NAME_backward   dgate = dout * up * f'(gate), dup = dout * f(gate)
 //
-// All take a parameter `amax`, of what they write, as kernels/amax.cuh says; NULL: not taken.
+// All take a parameter `amax`, of what they write, as kernels/amax.cuh says; NULL: not taken. Backward takes
+// `bias_partial`, (activation_bias_chunks(N), width): the sums of din's columns as stored, over runs of rows, which
+// column_sums adds up to the gradient of the bias before the activation; NULL: not made.
 //
 // Tanh GELU and SiLU are x times a logistic function: 0.5 (1 + tanh(u)) = sigma(2u), which needs one exponential and,
 // unlike 1 + tanh, loses nothing to cancellation where x is negative.
+//
+// In bf16 the cuda target takes the exponential and the division from the units for them: sigma(y) = 1 / (1 + 2^t),
+// t = -y / ln 2. Each of t's two or three roundings changes 2^t by |t| ln 2 2^-24 at most, relatively; ex2.approx errs by
+// 2 units in the last place, 2^-22, rcp.approx by one, the sum by half of one. Where sigma is not nearly 1, |t| < 40, that
+// is 3 * 28 * 2^-24 + 2^-22 + 2^-23 + 2^-24 < 91 * 2^-24 = 5.4e-6 of sigma, a 360th of bf16's rounding. Farther left
+// sigma < 2^-40.
 #pragma once
 #include "kernels/amax.cuh"           // amax_with_packed, amax_merge_block, amax_take
+#include "kernels/column_sums.cuh"    // column_sums_of_warps
 #include "kernels/device.cuh"         // floatX
-#include "kernels/packed.cuh"         // packed_load_some, packed_store_some
+#include "kernels/packed_floats.cuh"  // packed_load_some, packed_store_some, packed_from_floats
+#include "kernels/ptx.cuh"            // exp2_approx, reciprocal_approx
 #include "kernels/vector_math.cuh"    // vector_expf
 #include "kernels/vectors_floatx.cuh" // vecs_exp, floatx_load, floatx_pad
 
-HOST_DEVICE float logistic(float x) { return 1.0f / (1.0f + vector_expf(-x)); }
+typedef void pointwise_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev);
+typedef void pointwise_backward(floatX *din, float *bias_partial, const floatX *dout, const floatX *in, int64_t N,
+                                int F, uint32_t *amax, struct device *dev);
+// A gated activation's arrays: gate_up (N, 2F) has the gate's row, then the up projection's; out and dout are (N, F).
+// dgate_up may be gate_up.
+typedef void gated_forward(floatX *out, const floatX *gate_up, int64_t N, int F, uint32_t *amax, struct device *dev);
+typedef void gated_backward(floatX *dgate_up, float *bias_partial, const floatX *dout, const floatX *gate_up, int64_t N,
+                            int F, uint32_t *amax, struct device *dev);
+static gated_forward swiglu_forward, geglu_forward;
+static gated_backward swiglu_backward, geglu_backward;
+
+// Rows whose sums are one chunk of bias_partial: 2 % of what backward moves, and three waves of blocks on an H200 at
+// 16,384 rows of 3072.
+enum { ACTIVATION_BIAS_ROWS = 64 };
+static inline int64_t activation_bias_chunks(int64_t N) {
+    return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
+}
+static inline size_t activation_bias_bytes(int64_t N, int width) {
+    return (size_t)activation_bias_chunks(N) * (size_t)width * sizeof(float);
+}
+
+#ifdef TARGET_CUDA
+
+// 1 / (1 + e^-x)
+DEVICE_FUNCTION float logistic(float x) {
+    if (sizeof(floatX) == 2)
+        return reciprocal_approx(1.0f + exp2_approx(-LOG2E * x));
+    return 1.0f / (1.0f + vector_expf(-x));
+}
 
 // Of f(x) = x s(x).
 struct gate_gradient {
@@ -33,93 +71,158 @@ struct gate_gradient {
 };
 
 // silu(x) = x sigma(x); silu'(x) = s + x s (1 - s)
-HOST_DEVICE float silu(float x) { return x / (1.0f + vector_expf(-x)); }
-HOST_DEVICE struct gate_gradient silu_gradient(float x) {
-    const float s = logistic(x);
-    const struct gate_gradient result = {s, s + x * s * (1.0f - s)};
+DEVICE_FUNCTION float silu(float x) { return sizeof(floatX) == 2 ? x * logistic(x) : x / (1.0f + vector_expf(-x)); }
+DEVICE_FUNCTION struct gate_gradient silu_gradient(float x) {
+    const float s = logistic(x), product = x * s;
+    const struct gate_gradient result = {s, s + fmaf(-product, s, product)};
     return result;
 }
 
-// gelu(x) = 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3)
-HOST_DEVICE float gelu(float x) {
-    const float two_u = 1.5957691216f * x * (1.0f + 0.044715f * x * x);
-    return x / (1.0f + vector_expf(-two_u));
+// sigma(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), of x and its square
+DEVICE_FUNCTION float gelu_logistic(float x, float square) {
+    if (sizeof(floatX) == 2) // 2u and -log2(e) in one: -1.5957691216 log2(e), and that times 0.044715
+        return reciprocal_approx(1.0f + exp2_approx(x * fmaf(-0.1029432397f, square, -2.3022081987f)));
+    return logistic(1.5957691216f * x * (1.0f + 0.044715f * square));
 }
-// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u)
-HOST_DEVICE struct gate_gradient gelu_gradient(float x) {
-    const float square = x * x;
-    const float s = logistic(1.5957691216f * x * (1.0f + 0.044715f * square));
-    const struct gate_gradient result = {s, s + x * s * (1.0f - s) * 1.5957691216f * (1.0f + 0.134145f * square)};
+// gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u)
+DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
+// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u). Where x^2 > 2^20, s (1 - s) is 0: times an infinite u' it would be NaN.
+DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
+    const float square = fminf(x * x, 0x1p20f);
+    const float s = gelu_logistic(x, square), product = x * s;
+    const float slope = fmaf(1.5957691216f * 0.134145f, square, 1.5957691216f); // 2u'
+    const struct gate_gradient result = {s, fmaf(fmaf(-product, s, product), slope, s)};
     return result;
 }
-HOST_DEVICE float gelu_derivative(float x) { return gelu_gradient(x).derivative; }
+DEVICE_FUNCTION float gelu_derivative(float x) { return gelu_gradient(x).derivative; }
 
 // gelu_erf(x) = x Phi(x), Phi(x) = 0.5 (1 + erf(x / sqrt(2))) = 0.5 erfc(-x / sqrt(2)), the distribution function of
 // the standard normal distribution; erfc loses nothing to cancellation where x is negative.
-HOST_DEVICE float gelu_erf(float x) { return 0.5f * x * erfcf(-0.7071067812f * x); }
+DEVICE_FUNCTION float gelu_erf(float x) { return 0.5f * x * erfcf(-0.7071067812f * x); }
 // gelu_erf'(x) = Phi(x) + x phi(x), phi(x) = e^(-x^2 / 2) / sqrt(2 pi)
-HOST_DEVICE float gelu_erf_derivative(float x) {
+DEVICE_FUNCTION float gelu_erf_derivative(float x) {
     return 0.5f * erfcf(-0.7071067812f * x) + 0.3989422804f * x * vector_expf(-0.5f * x * x);
 }
 
 // squared_relu(x) = max(x, 0)^2; NaN stays NaN
-HOST_DEVICE float squared_relu(float x) { return x < 0 ? 0.0f : x * x; }
-HOST_DEVICE float squared_relu_derivative(float x) { return x < 0 ? 0.0f : 2.0f * x; }
+DEVICE_FUNCTION float squared_relu(float x) { return x < 0 ? 0.0f : x * x; }
+DEVICE_FUNCTION float squared_relu_derivative(float x) { return x < 0 ? 0.0f : 2.0f * x; }
 
-// A gated activation's arrays: gate_up (N, 2F) has the gate's row, then the up projection's; out and dout are (N, F).
-// dgate_up may be gate_up.
-typedef void gated_forward(floatX *out, const floatX *gate_up, int64_t N, int F, uint32_t *amax, struct device *dev);
-typedef void gated_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,
-                            uint32_t *amax, struct device *dev);
-static gated_forward swiglu_forward, geglu_forward;
-static gated_backward swiglu_backward, geglu_backward;
-
-#ifdef TARGET_CUDA
-
-// Every kernel here moves 4 to 10 bytes of bf16 an element and is bound by memory. A thread takes one 16-byte access.
+// Every kernel here moves 4 to 10 bytes of bf16 an element and is to be bound by memory: scripts/count_sass.py holds
+// their instructions an element. A thread takes one 16-byte access; WHOLE: every row begins and ends with one.
 enum { ACTIVATION_THREADS = 256 };
 DEVICE_FUNCTION int64_t activation_first(void) { return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * PACK; }
+template <bool WHOLE> DEVICE_FUNCTION struct packed_floats activation_load(const floatX *from, int64_t count) {
+    return packed_to_floats(WHOLE ? packed_load(from) : packed_load_some(from, count));
+}
+template <bool WHOLE> DEVICE_FUNCTION void activation_store(floatX *to, const struct packed &value, int64_t count) {
+    if (WHOLE)
+        packed_store(to, value);
+    else
+        packed_store_some(to, value, count);
+}
+static inline bool activation_whole(int64_t width, const void *a, const void *b, const void *c) {
+    return width % PACK == 0 && packed_aligned(a) && packed_aligned(b) && packed_aligned(c);
+}
 
-#define ACTIVATION_LAUNCH(kernel, grid, ...)                                                                           \
-    LAUNCH(dev, (amax != NULL ? kernel<true> : kernel<false>), grid, ACTIVATION_THREADS,                               \
-           amax != NULL ? AMAX_BLOCK_BYTES : 0, __VA_ARGS__, amax)
+#define ACTIVATION_LAUNCH(kernel, whole, grid, ...)                                                                    \
+    LAUNCH(dev,                                                                                                        \
+           (amax != NULL ? (whole) ? kernel<true, true> : kernel<true, false>                                          \
+            : (whole) ? kernel<false, true>                                                                            \
+                         : kernel<false, false>),                                                                         \
+           grid, ACTIVATION_THREADS, amax != NULL ? AMAX_BLOCK_BYTES : 0, __VA_ARGS__, amax)
+
+// Backward with sums of columns: a block takes ACTIVATION_BIAS_ROWS rows of 32 packs of columns, a warp every eighth row.
+enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK };
+static inline dim3 activation_bias_grid(int64_t N, int F) {
+    return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));
+}
+static inline size_t activation_bias_shared_bytes(void) {
+    return COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS) + AMAX_BLOCK_BYTES;
+}
+DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) { // of the block's rows
+    const int64_t end = (int64_t)(blockIdx.x + 1) * ACTIVATION_BIAS_ROWS;
+    return end < N ? end : N;
+}
+DEVICE_FUNCTION void activation_add(struct packed_floats *sums, const struct packed &x) {
+    for (int i = 0; i < PACK; i++)
+        sums->x[i] += to_float(x.x[i]);
+}
 
 #define POINTWISE_ACTIVATION(name)                                                                                     \
-    template <bool AMAX>                                                                                               \
+    template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_forward_kernel(floatX *out, const floatX *in, int64_t n, uint32_t *amax) {           \
         const int64_t at = activation_first();                                                                         \
-        struct packed x = {};                                                                                          \
+        struct packed y = {};                                                                                          \
         if (at < n) {                                                                                                  \
-            x = packed_load_some(in + at, n - at);                                                                     \
+            struct packed_floats x = activation_load<WHOLE>(in + at, n - at);                                          \
             for (int i = 0; i < PACK; i++)                                                                             \
-                x.x[i] = to_floatX(name(to_float(x.x[i])));                                                            \
-            packed_store_some(out + at, x, n - at);                                                                    \
+                x.x[i] = name(x.x[i]);                                                                                 \
+            y = packed_from_floats(x);                                                                                 \
+            activation_store<WHOLE>(out + at, y, n - at);                                                              \
         }                                                                                                              \
         if (AMAX)                                                                                                      \
-            amax_merge_block(amax, amax_with_packed(0, x), shared_memory());                                           \
+            amax_merge_block(amax, amax_with_packed(0, y), shared_memory());                                           \
     }                                                                                                                  \
     static void name##_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev) {         \
-        ACTIVATION_LAUNCH(name##_forward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), out, in, n);                 \
+        ACTIVATION_LAUNCH(name##_forward_kernel, activation_whole(n, out, in, NULL),                                   \
+                          blocks_for(n, ACTIVATION_THREADS *PACK), out, in, n);                                        \
     }                                                                                                                  \
-    template <bool AMAX>                                                                                               \
+    template <bool WHOLE>                                                                                              \
+    DEVICE_FUNCTION struct packed name##_backward_pack(floatX *din, const floatX *dout, const floatX *in,              \
+                                                       int64_t count) {                                                \
+        const struct packed_floats x = activation_load<WHOLE>(in, count);                                              \
+        struct packed_floats d = activation_load<WHOLE>(dout, count);                                                  \
+        for (int i = 0; i < PACK; i++)                                                                                 \
+            d.x[i] *= name##_derivative(x.x[i]);                                                                       \
+        const struct packed y = packed_from_floats(d);                                                                 \
+        activation_store<WHOLE>(din, y, count);                                                                        \
+        return y;                                                                                                      \
+    }                                                                                                                  \
+    template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_backward_kernel(floatX *din, const floatX *dout, const floatX *in, int64_t n,        \
                                                   uint32_t *amax) {                                                    \
         const int64_t at = activation_first();                                                                         \
-        struct packed d = {};                                                                                          \
-        if (at < n) {                                                                                                  \
-            const struct packed x = packed_load_some(in + at, n - at);                                                 \
-            d = packed_load_some(dout + at, n - at);                                                                   \
-            for (int i = 0; i < PACK; i++)                                                                             \
-                d.x[i] = to_floatX(to_float(d.x[i]) * name##_derivative(to_float(x.x[i])));                            \
-            packed_store_some(din + at, d, n - at);                                                                    \
-        }                                                                                                              \
+        struct packed y = {};                                                                                          \
+        if (at < n)                                                                                                    \
+            y = name##_backward_pack<WHOLE>(din + at, dout + at, in + at, n - at);                                     \
         if (AMAX)                                                                                                      \
-            amax_merge_block(amax, amax_with_packed(0, d), shared_memory());                                           \
+            amax_merge_block(amax, amax_with_packed(0, y), shared_memory());                                           \
     }                                                                                                                  \
-    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,          \
-                                struct device *dev) {                                                                  \
-        ACTIVATION_LAUNCH(name##_backward_kernel, blocks_for(n, ACTIVATION_THREADS *PACK), din, dout, in, n);          \
+    template <bool AMAX, bool WHOLE>                                                                                   \
+    static __global__ void name##_backward_sums_kernel(floatX *din, float *partial, const floatX *dout,                \
+                                                       const floatX *in, int64_t N, int F, uint32_t *amax) {           \
+        const int64_t end = activation_bias_end(N);                                                                    \
+        const int strip = (int)blockIdx.y * ACTIVATION_STRIP, f = strip + (int)threadIdx.x % 32 * PACK;                \
+        struct packed_floats sums = {};                                                                                \
+        uint32_t largest = 0;                                                                                          \
+        for (int64_t n = (int64_t)blockIdx.x * ACTIVATION_BIAS_ROWS + threadIdx.x / 32; n < end && f < F;              \
+             n += ACTIVATION_WARPS) {                                                                                  \
+            const struct packed y =                                                                                    \
+                name##_backward_pack<WHOLE>(din + n * F + f, dout + n * F + f, in + n * F + f, F - f);                 \
+            activation_add(&sums, y);                                                                                  \
+            if (AMAX)                                                                                                  \
+                largest = amax_with_packed(largest, y, F - f);                                                         \
+        }                                                                                                              \
+        column_sums_of_warps(partial + blockIdx.x * (int64_t)F + strip, sums, F - strip);                              \
+        if (AMAX)                                                                                                      \
+            amax_merge_block(amax, largest, shared_memory() + COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS));           \
+    }                                                                                                                  \
+    static void name##_backward(floatX *din, float *bias_partial, const floatX *dout, const floatX *in, int64_t N,     \
+                                int F, uint32_t *amax, struct device *dev) {                                           \
+        if (bias_partial == NULL)                                                                                      \
+            ACTIVATION_LAUNCH(name##_backward_kernel, activation_whole(N *F, din, dout, in),                           \
+                              blocks_for(N *F, ACTIVATION_THREADS *PACK), din, dout, in, N *F);                        \
+        else                                                                                                           \
+            ACTIVATION_BIAS_LAUNCH(name##_backward_sums_kernel, activation_whole(F, din, dout, in), din, bias_partial, \
+                                   dout, in, N, F);                                                                    \
     }
+#define ACTIVATION_BIAS_LAUNCH(kernel, whole, ...)                                                                     \
+    LAUNCH(dev,                                                                                                        \
+           (amax != NULL ? (whole) ? kernel<true, true> : kernel<true, false>                                          \
+            : (whole) ? kernel<false, true>                                                                            \
+                         : kernel<false, false>),                                                                         \
+           activation_bias_grid(N, F), ACTIVATION_THREADS, activation_bias_shared_bytes(), __VA_ARGS__, amax)
 
 // A row takes grid.x blocks; the grid's second and third dimensions are the rows.
 DEVICE_FUNCTION int64_t activation_row_number(void) { return (int64_t)blockIdx.z * gridDim.y + blockIdx.y; }
@@ -128,53 +231,110 @@ static inline dim3 activation_grid(int64_t N, int F) {
     const unsigned rows = 32768; // the grid's second dimension ends at 65535
     return dim3(blocks_for(F, ACTIVATION_THREADS * PACK), N < rows ? (unsigned)N : rows, blocks_for(N, rows));
 }
+struct packed_gate_up {
+    struct packed gate, up;
+};
 #define GATED_ACTIVATION(name, function)                                                                               \
-    template <bool AMAX>                                                                                               \
+    template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_forward_kernel(floatX *out, const floatX *gate_up, int64_t N, int F,                 \
                                                  uint32_t *amax) {                                                     \
         const int64_t f = activation_first(), n = activation_row_number();                                             \
-        struct packed gate = {};                                                                                       \
+        struct packed y = {};                                                                                          \
         if (f < F && n < N) {                                                                                          \
-            gate = packed_load_some(gate_up + n * 2 * F + f, F - f);                                                   \
-            const struct packed up = packed_load_some(gate_up + n * 2 * F + F + f, F - f);                             \
+            struct packed_floats gate = activation_load<WHOLE>(gate_up + n * 2 * F + f, F - f);                        \
+            const struct packed_floats up = activation_load<WHOLE>(gate_up + n * 2 * F + F + f, F - f);                \
             for (int i = 0; i < PACK; i++)                                                                             \
-                gate.x[i] = to_floatX(function(to_float(gate.x[i])) * to_float(up.x[i]));                              \
-            packed_store_some(out + n * F + f, gate, F - f);                                                           \
+                gate.x[i] = function(gate.x[i]) * up.x[i];                                                             \
+            y = packed_from_floats(gate);                                                                              \
+            activation_store<WHOLE>(out + n * F + f, y, F - f);                                                        \
         }                                                                                                              \
         if (AMAX)                                                                                                      \
-            amax_merge_block(amax, amax_with_packed(0, gate), shared_memory());                                        \
+            amax_merge_block(amax, amax_with_packed(0, y), shared_memory());                                           \
     }                                                                                                                  \
     static void name##_forward(floatX *out, const floatX *gate_up, int64_t N, int F, uint32_t *amax,                   \
                                struct device *dev) {                                                                   \
-        ACTIVATION_LAUNCH(name##_forward_kernel, activation_grid(N, F), out, gate_up, N, F);                           \
+        ACTIVATION_LAUNCH(name##_forward_kernel, activation_whole(F, out, gate_up, NULL), activation_grid(N, F), out,  \
+                          gate_up, N, F);                                                                              \
     }                                                                                                                  \
-    template <bool AMAX>                                                                                               \
+    /* of row n, columns from f on */                                                                                  \
+    template <bool WHOLE>                                                                                              \
+    DEVICE_FUNCTION struct packed_gate_up name##_backward_pack(floatX *dgate_up, const floatX *dout,                   \
+                                                               const floatX *gate_up, int64_t n, int64_t f, int F) {   \
+        const int64_t at = n * 2 * F + f;                                                                              \
+        struct packed_floats gate = activation_load<WHOLE>(gate_up + at, F - f);                                       \
+        struct packed_floats up = activation_load<WHOLE>(gate_up + at + F, F - f);                                     \
+        const struct packed_floats d = activation_load<WHOLE>(dout + n * F + f, F - f);                                \
+        for (int i = 0; i < PACK; i++) {                                                                               \
+            const struct gate_gradient of_gate = function##_gradient(gate.x[i]);                                       \
+            const float product = d.x[i] * gate.x[i] * of_gate.s;                                                      \
+            gate.x[i] = d.x[i] * up.x[i] * of_gate.derivative;                                                         \
+            up.x[i] = product;                                                                                         \
+        }                                                                                                              \
+        const struct packed_gate_up y = {packed_from_floats(gate), packed_from_floats(up)};                            \
+        activation_store<WHOLE>(dgate_up + at, y.gate, F - f);                                                         \
+        activation_store<WHOLE>(dgate_up + at + F, y.up, F - f);                                                       \
+        return y;                                                                                                      \
+    }                                                                                                                  \
+    template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_backward_kernel(floatX *dgate_up, const floatX *dout, const floatX *gate_up,         \
                                                   int64_t N, int F, uint32_t *amax) {                                  \
         const int64_t f = activation_first(), n = activation_row_number();                                             \
-        struct packed gate = {}, up = {};                                                                              \
-        if (f < F && n < N) {                                                                                          \
-            gate = packed_load_some(gate_up + n * 2 * F + f, F - f);                                                   \
-            up = packed_load_some(gate_up + n * 2 * F + F + f, F - f);                                                 \
-            const struct packed dout_row = packed_load_some(dout + n * F + f, F - f);                                  \
-            for (int i = 0; i < PACK; i++) {                                                                           \
-                const float g = to_float(gate.x[i]), d = to_float(dout_row.x[i]);                                      \
-                const struct gate_gradient of_gate = function##_gradient(g);                                           \
-                gate.x[i] = to_floatX(d * to_float(up.x[i]) * of_gate.derivative);                                     \
-                up.x[i] = to_floatX(d * g * of_gate.s);                                                                \
-            }                                                                                                          \
-            packed_store_some(dgate_up + n * 2 * F + f, gate, F - f);                                                  \
-            packed_store_some(dgate_up + n * 2 * F + F + f, up, F - f);                                                \
-        }                                                                                                              \
+        struct packed_gate_up y = {};                                                                                  \
+        if (f < F && n < N)                                                                                            \
+            y = name##_backward_pack<WHOLE>(dgate_up, dout, gate_up, n, f, F);                                         \
         if (AMAX)                                                                                                      \
-            amax_merge_block(amax, amax_with_packed(amax_with_packed(0, gate), up), shared_memory());                  \
+            amax_merge_block(amax, amax_with_packed(amax_with_packed(0, y.gate), y.up), shared_memory());              \
     }                                                                                                                  \
-    static void name##_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,         \
-                                uint32_t *amax, struct device *dev) {                                                  \
-        ACTIVATION_LAUNCH(name##_backward_kernel, activation_grid(N, F), dgate_up, dout, gate_up, N, F);               \
+    template <bool AMAX, bool WHOLE>                                                                                   \
+    static __global__ void name##_backward_sums_kernel(floatX *dgate_up, float *partial, const floatX *dout,           \
+                                                       const floatX *gate_up, int64_t N, int F, uint32_t *amax) {      \
+        const int64_t end = activation_bias_end(N);                                                                    \
+        const int strip = (int)blockIdx.y * ACTIVATION_STRIP, f = strip + (int)threadIdx.x % 32 * PACK;                \
+        struct packed_floats gate_sums = {}, up_sums = {};                                                             \
+        uint32_t largest = 0;                                                                                          \
+        for (int64_t n = (int64_t)blockIdx.x * ACTIVATION_BIAS_ROWS + threadIdx.x / 32; n < end && f < F;              \
+             n += ACTIVATION_WARPS) {                                                                                  \
+            const struct packed_gate_up y = name##_backward_pack<WHOLE>(dgate_up, dout, gate_up, n, f, F);             \
+            activation_add(&gate_sums, y.gate);                                                                        \
+            activation_add(&up_sums, y.up);                                                                            \
+            if (AMAX)                                                                                                  \
+                largest = amax_with_packed(amax_with_packed(largest, y.gate, F - f), y.up, F - f);                     \
+        }                                                                                                              \
+        partial += blockIdx.x * 2 * (int64_t)F + strip;                                                                \
+        column_sums_of_warps(partial, gate_sums, F - strip);                                                           \
+        __syncthreads();                                                                                               \
+        column_sums_of_warps(partial + F, up_sums, F - strip);                                                         \
+        if (AMAX)                                                                                                      \
+            amax_merge_block(amax, largest, shared_memory() + COLUMN_SUMS_OF_WARPS_BYTES(ACTIVATION_WARPS));           \
+    }                                                                                                                  \
+    static void name##_backward(floatX *dgate_up, float *bias_partial, const floatX *dout, const floatX *gate_up,      \
+                                int64_t N, int F, uint32_t *amax, struct device *dev) {                                \
+        if (bias_partial == NULL)                                                                                      \
+            ACTIVATION_LAUNCH(name##_backward_kernel, activation_whole(F, dgate_up, dout, gate_up),                    \
+                              activation_grid(N, F), dgate_up, dout, gate_up, N, F);                                   \
+        else                                                                                                           \
+            ACTIVATION_BIAS_LAUNCH(name##_backward_sums_kernel, activation_whole(F, dgate_up, dout, gate_up),          \
+                                   dgate_up, bias_partial, dout, gate_up, N, F);                                       \
     }
 
 #else
+
+// bias_partial of what backward has stored: a loop of its own, since on the CPU products sum the bias gradient while
+// they pack it, and nothing asks for it here.
+static inline void activation_bias_sums(float *partial, const floatX *din, int64_t N, int width) {
+    if (partial == NULL)
+        return;
+#pragma omp parallel for schedule(static)
+    for (int64_t chunk = 0; chunk < activation_bias_chunks(N); chunk++) {
+        const int64_t end = (chunk + 1) * ACTIVATION_BIAS_ROWS < N ? (chunk + 1) * ACTIVATION_BIAS_ROWS : N;
+        float *sums = partial + chunk * width;
+        memset(sums, 0, (size_t)width * sizeof *sums);
+        for (int64_t n = chunk * ACTIVATION_BIAS_ROWS; n < end; n++)
+#pragma omp simd
+            for (int c = 0; c < width; c++)
+                sums[c] += to_float(din[n * width + c]);
+    }
+}
 
 // Elements that a thread takes at a time.
 enum { ACTIVATION_BLOCK = 16 * FLOATX_GROUP };
@@ -292,8 +452,9 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
         vecs_##name##_derivative(x);                                                                                   \
         EACH_VEC floatx_store(din + i * LANES, floatx_load(dout + i * LANES) * x[i]);                                  \
     }                                                                                                                  \
-    static void name##_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,          \
-                                struct device *dev) {                                                                  \
+    static void name##_backward(floatX *din, float *bias_partial, const floatX *dout, const floatX *in, int64_t N,     \
+                                int F, uint32_t *amax, struct device *dev) {                                           \
+        const int64_t n = N * F;                                                                                       \
         _Pragma("omp parallel for schedule(static)") for (int64_t begin = 0; begin < n; begin += ACTIVATION_BLOCK) {   \
             int64_t at = begin;                                                                                        \
             for (; at < begin + ACTIVATION_BLOCK && at + FLOATX_GROUP <= n; at += FLOATX_GROUP)                        \
@@ -308,6 +469,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
             }                                                                                                          \
             amax_take(amax, din + begin, at - begin);                                                                  \
         }                                                                                                              \
+        activation_bias_sums(bias_partial, din, N, F);                                                                 \
     }
 
 #define GATED_ACTIVATION(name, function)                                                                               \
@@ -345,8 +507,8 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
             floatx_store(dup + i * LANES, d * g[i] * s[i]);                                                            \
         }                                                                                                              \
     }                                                                                                                  \
-    static void name##_backward(floatX *dgate_up, const floatX *dout, const floatX *gate_up, int64_t N, int F,         \
-                                uint32_t *amax, struct device *dev) {                                                  \
+    static void name##_backward(floatX *dgate_up, float *bias_partial, const floatX *dout, const floatX *gate_up,      \
+                                int64_t N, int F, uint32_t *amax, struct device *dev) {                                \
         _Pragma("omp parallel for schedule(static)") for (int64_t n = 0; n < N; n++) {                                 \
             const floatX *gate = gate_up + n * 2 * F, *up = gate + F, *dout_row = dout + n * F;                        \
             floatX *dgate = dgate_up + n * 2 * F, *dup = dgate + F;                                                    \
@@ -364,6 +526,7 @@ ALWAYS_INLINE void vecs_squared_relu_derivative(vec x[FLOATX_VECS]) {
             }                                                                                                          \
             amax_take(amax, dgate, 2 * (int64_t)F);                                                                    \
         }                                                                                                              \
+        activation_bias_sums(bias_partial, dgate_up, N, 2 * F);                                                        \
     }
 
 #endif

@@ -1,13 +1,36 @@
 // The second stage of sums over the rows of a matrix: sums the partial sums that chunks of rows left, in an order that
 // depends on their number alone.
 #pragma once
-#include "kernels/device.cuh" // struct device, LAUNCH
+#include "kernels/device.cuh"        // struct device, LAUNCH
+#include "kernels/packed_floats.cuh" // struct packed_floats
 
 // sums (N) = the sums over the chunks of partial (chunks, N), or += where `add`
 static void column_sums(float *sums, const float *partial, int64_t chunks, int64_t N, bool add, struct device *dev);
 
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
+
+// The first stage, in the kernel that makes what is summed: to[c] = the sum over the block's warps of column c, of the
+// first `columns` of 32 packs: sums, of each lane's pack. All threads call. Uses COLUMN_SUMS_OF_WARPS_BYTES of shared
+// memory from its beginning on, which are free again after the next barrier.
+//
+// COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a line
+// nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.
+enum { COLUMN_SUMS_LINE = 32 + 32 / PACK };
+#define COLUMN_SUMS_OF_WARPS_BYTES(warps) ((warps)*PACK * COLUMN_SUMS_LINE * 4)
+DEVICE_FUNCTION void column_sums_of_warps(float *to, const struct packed_floats &sums, int columns) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    const uint32_t shared = shared_memory(); // (warps, PACK, COLUMN_SUMS_LINE)
+    for (int i = 0; i < PACK; i++)
+        store_shared_float(shared + (uint32_t)((warp * PACK + i) * COLUMN_SUMS_LINE + lane) * 4, sums.x[i]);
+    __syncthreads();
+    for (int c = (int)threadIdx.x; c < 32 * PACK && c < columns; c += (int)blockDim.x) {
+        float sum = 0;
+        for (int w = 0; w < warps; w++)
+            sum += load_shared_float(shared + (uint32_t)((w * PACK + c % PACK) * COLUMN_SUMS_LINE + c / PACK) * 4);
+        to[c] = sum;
+    }
+}
 
 enum { COLUMN_SUMS_PARTS = 32 };
 

@@ -148,21 +148,21 @@ static void bench_qk_norm_full(struct buffers *b) { qk_norm(b, full_width); }
 static void bench_qk_norm_full_backward(struct buffers *b) { qk_norm_gradient(b, full_width); }
 static void bench_gelu(struct buffers *b) { gelu_forward(b->hidden_out, b->hidden_in, N * F, NULL, &b->device); }
 static void bench_gelu_backward(struct buffers *b) {
-    gelu_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, NULL, &b->device);
+    gelu_backward(b->hidden_out, NULL, b->hidden_out, b->hidden_in, N, F, NULL, &b->device);
 }
 static void bench_gelu_erf(struct buffers *b) {
     gelu_erf_forward(b->hidden_out, b->hidden_in, N * F, NULL, &b->device);
 }
 static void bench_gelu_erf_backward(struct buffers *b) {
-    gelu_erf_backward(b->hidden_out, b->hidden_out, b->hidden_in, N * F, NULL, &b->device);
+    gelu_erf_backward(b->hidden_out, NULL, b->hidden_out, b->hidden_in, N, F, NULL, &b->device);
 }
 static void bench_geglu(struct buffers *b) { geglu_forward(b->hidden_out, b->hidden_in, N, F, NULL, &b->device); }
 static void bench_geglu_backward(struct buffers *b) {
-    geglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, NULL, &b->device);
+    geglu_backward(b->hidden_out, NULL, b->logits, b->hidden_in, N, F, NULL, &b->device);
 }
 static void bench_swiglu(struct buffers *b) { swiglu_forward(b->hidden_out, b->hidden_in, N, F, NULL, &b->device); }
 static void bench_swiglu_backward(struct buffers *b) {
-    swiglu_backward(b->hidden_out, b->logits, b->hidden_in, N, F, NULL, &b->device);
+    swiglu_backward(b->hidden_out, NULL, b->logits, b->hidden_in, N, F, NULL, &b->device);
 }
 static const struct token_positions in_order = {NULL, NULL};
 static void bench_rope(struct buffers *b) {

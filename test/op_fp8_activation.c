@@ -5,9 +5,6 @@
 
 static struct device device = {2, NULL};
 
-typedef void pointwise_forward(floatX *out, const floatX *in, int64_t n, uint32_t *amax, struct device *dev);
-typedef void pointwise_backward(floatX *din, const floatX *dout, const floatX *in, int64_t n, uint32_t *amax,
-                                struct device *dev);
 typedef void forward_fp8_op(struct fp8_cast to, const floatX *fc, int64_t N, int F, void *workspace,
                             struct device *dev);
 typedef void backward_fp8_op(struct fp8_cast to, const floatX *dact, const floatX *fc, int64_t N, int F,
@@ -100,11 +97,11 @@ static void check(const struct activation *a, bool backward, const struct exampl
     struct outputs apart = outputs_create(N, columns, e->format, e->delayed, e->amax);
 
     if (a->forward && backward)
-        a->backward(result, dact, fc, n, NULL, &device);
+        a->backward(result, NULL, dact, fc, N, e->F, NULL, &device);
     else if (a->forward)
         a->forward(result, fc, n, NULL, &device);
     else if (backward)
-        a->backward_gated(result, dact, fc, N, e->F, NULL, &device);
+        a->backward_gated(result, NULL, dact, fc, N, e->F, NULL, &device);
     else
         a->forward_gated(result, fc, N, e->F, NULL, &device);
     fp8_amax(&apart.to.scale->amax, result, N * columns, &device);
