@@ -289,17 +289,17 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 
 // ---- Backward ----
 
-// dx += the gradient of a norm's input; those of its weight and bias are added to the unit's gradients. amax: of dx;
-// NULL: not taken.
-static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, const float *stats,
-                          struct norm_weights weights, uint32_t *amax) {
+// dx = residual + the gradient of a norm's input; those of its weight and bias are added to the unit's gradients.
+// residual: may be dx; NULL: 0. amax: of dx; NULL: not taken.
+static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *residual, const floatX *dout, const floatX *x,
+                          const float *stats, struct norm_weights weights, uint32_t *amax) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
     const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias);
     void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
-    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, norm_options_of(m, amax),
-                         ws, m->dev));
+    RUN(m, norm_backward(dx, NULL, dw, db, residual, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, true,
+                         norm_options_of(m, amax), ws, m->dev));
 }
 
 // The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
@@ -311,7 +311,7 @@ static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_
     const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);
     const float scale = residual_scale(m);
     floatX *dadded = d_buffer(m, l, slot, m->shape.layer.C);
-    RUN(m, residual_backward(dadded, dres, extent_of(m, PASS_TRAIN).N * m->shape.layer.C, scale, dropout, m->dev));
+    RUN(m, residual_backward(dadded, NULL, dres, extent_of(m, PASS_TRAIN).N, m->shape.layer.C, scale, dropout, m->dev));
     return dadded;
 }
 // A branch: the slots of its gradients, its use of dropout, and its projection with the norm after it.
@@ -350,8 +350,7 @@ static const floatX *d_projection(struct gpt *m, int l, const struct branch *bra
     const int C = m->shape.layer.C;
     const floatX *dadded = d_added(m, l, branch->d_added, branch->use);
     floatX *dproj = d_buffer(m, l, branch->d_projection, C);
-    RUN(m, device_zero(dproj, (size_t)extent_of(m, PASS_TRAIN).N * C * sizeof *dproj, m->dev));
-    norm_gradient(m, l, dproj, dadded, (const floatX *)activation(m, PASS_RECOMPUTE, l, branch->projection),
+    norm_gradient(m, l, dproj, NULL, dadded, (const floatX *)activation(m, PASS_RECOMPUTE, l, branch->projection),
                   (const float *)activation(m, PASS_RECOMPUTE, l, branch->statistics), branch->norm,
                   gradient_amax(m, l, branch->linear));
     phase(m, "backward", l, name);
@@ -379,7 +378,7 @@ static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *nam
     phase(m, "backward", l, name);
     floatX *din = d_buffer(m, l, slot, s->C), *dres = d_residual(m);
     if (s->norm_before)
-        norm_gradient(m, l, dres, din, (const floatX *)activation(m, PASS_RECOMPUTE, x_layer, x),
+        norm_gradient(m, l, dres, dres, din, (const floatX *)activation(m, PASS_RECOMPUTE, x_layer, x),
                       (const float *)activation(m, PASS_RECOMPUTE, l, statistics), weights, amax);
     else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};
@@ -458,7 +457,7 @@ static void attention_core_backward(struct gpt *m, int l) {
     const floatX *wq = param(m, PASS_RECOMPUTE, l, PARAM_QNORM_W), *wk = param(m, PASS_RECOMPUTE, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
     ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape));
-    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, ws, m->dev));
+    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, true, ws, m->dev));
 }
 
 // Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.

@@ -198,16 +198,17 @@ static void chunk_phase(struct gpt *m, const char *group, int l, const char *nam
         timeline_touch(d_buffer(m, l, SLOT_D_NORM2, s->C));
 }
 
-// norm_backward of a chunk's rows; stats (n) reciprocal standard deviations, then, for LayerNorm, (n) means, of which
+// norm_backward of a chunk's rows; residual: may be dx; NULL: 0; stats (n) reciprocal standard deviations, then, for LayerNorm, (n) means, of which
 // the chunk's begin at `first`.
-static void chunk_norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *dout, const floatX *x, float *stats,
-                                int64_t n, int64_t first, struct norm_weights weights, struct chunk c) {
+static void chunk_norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *residual, const floatX *dout,
+                                const floatX *x, float *stats, int64_t n, int64_t first, struct norm_weights weights,
+                                struct chunk c) {
     const int C = m->shape.layer.C;
     const floatX *w = param(m, PASS_RECOMPUTE, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias), *mean = mean_of(m, stats, n);
     void *ws = workspace(m, larger(norm_backward_workspace_bytes(c.most, C), norm_backward_workspace_bytes(c.last, C)));
-    RUN(m, norm_backward(dx, dw, db, dout, x, w, mean ? mean + first : NULL, stats + first, c.rows, C,
-                         norm_options_of(m, NULL), ws, m->dev));
+    RUN(m, norm_backward(dx, NULL, dw, db, residual, dout, x, w, mean ? mean + first : NULL, stats + first, c.rows, C,
+                         true, norm_options_of(m, NULL), ws, m->dev));
 }
 
 // What a chunk's backward reads, from the MLP's norm to its activation.
@@ -253,8 +254,7 @@ static void chunk_norm_after_backward(struct gpt *m, int l, struct chunk c) {
     }
     const floatX *dadded = d_mlp_added(m, l);
     floatX *dproj = chunk_buffer(m, PASS_TRAIN, l, SLOT_D_MLP_PROJ, C, c, "d mlp projection");
-    RUN(m, device_zero(dproj, (size_t)(c.rows * C) * sizeof *dproj, m->dev));
-    chunk_norm_gradient(m, l, dproj, dadded + c.first * C, proj, stats, n, kept ? c.first : 0, NORM_POST_2, c);
+    chunk_norm_gradient(m, l, dproj, NULL, dadded + c.first * C, proj, stats, n, kept ? c.first : 0, NORM_POST_2, c);
 }
 static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
     const struct layer_shape *s = &m->shape.layer;
@@ -292,7 +292,7 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
     if (s->norm_before) {
         const floatX *x = mlp_source(m, l) + c.first * C;
         float *stats = (float *)activation(m, PASS_RECOMPUTE, l, ACT_NORM2_STATS);
-        chunk_norm_gradient(m, l, dres, din, x, stats, extent_of(m, PASS_TRAIN).N, c.first, NORM_2, c);
+        chunk_norm_gradient(m, l, dres, dres, din, x, stats, extent_of(m, PASS_TRAIN).N, c.first, NORM_2, c);
     } else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};
         RUN(m, residual_forward(dres, din, dres, c.rows, C, 1, none, m->dev));

@@ -24,21 +24,24 @@ static void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
                          const floatX *bias,   // (C); NULL: none
                          int64_t N, int C, struct norm_options options, struct device *dev);
 
-// The gradient of norm_forward, added to what the outputs hold. With y the normalised row and g = dout * weight, or
-// dout * (1 + weight):
-//   dx += rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
-//   dweight += sum over rows of dout * y;  dbias += sum over rows of dout
-// options.amax is of dx after the addition.
+// The gradient of norm_forward. With y the normalised row and g = dout * weight, or dout * (1 + weight):
+//   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
+//   dweight = sum over rows of dout * y;  dbias = sum over rows of dout;  += these where `add`
+// dx_partial gets sums of columns of dx as it is stored, which column_sums (kernels/column_sums.cuh) adds up to the
+// gradient of the bias behind which dx lies. options.amax is of dx.
+static int64_t norm_backward_chunks(int64_t N, int C);
 static size_t norm_backward_workspace_bytes(int64_t N, int C);
-static void norm_backward(floatX *dx,           // (N, C)
-                          float *dweight,       // (C)
-                          float *dbias,         // (C); NULL: none
-                          const floatX *dout,   // (N, C)
-                          const floatX *x,      // (N, C)
-                          const floatX *weight, // (C)
-                          const float *mean,    // (N); not read for RMSNorm
-                          const float *rstd,    // (N)
-                          int64_t N, int C, struct norm_options options, void *workspace, struct device *dev);
+static void norm_backward(floatX *dx,             // (N, C)
+                          float *dx_partial,      // (norm_backward_chunks, C); NULL: not taken
+                          float *dweight,         // (C)
+                          float *dbias,           // (C); NULL: none
+                          const floatX *residual, // (N, C); may be dx; NULL: 0
+                          const floatX *dout,     // (N, C)
+                          const floatX *x,        // (N, C)
+                          const floatX *weight,   // (C)
+                          const float *mean,      // (N); not read for RMSNorm
+                          const float *rstd,      // (N)
+                          int64_t N, int C, bool add, struct norm_options options, void *workspace, struct device *dev);
 
 // The addition of a residual branch: sum = x + scale * dropout(delta).
 static void residual_forward(floatX *sum,         // (N, C); may be delta
@@ -60,10 +63,12 @@ static void residual_norm_forward(floatX *sum,          // (N, C); may be delta
                                   struct device *dev);
 
 // The gradient with respect to residual_forward's delta: ddelta = dout times `scale` and the dropout scales that
-// forward applied.
-static void residual_backward(floatX *ddelta,     // (n); may be dout
-                              const floatX *dout, // (n)
-                              int64_t n, float scale, struct dropout dropout, struct device *dev);
+// forward applied. partial gets sums of columns of ddelta as it is stored, as norm_backward's dx_partial.
+static int64_t residual_backward_chunks(int64_t N, int C);
+static void residual_backward(floatX *ddelta,     // (N, C); may be dout
+                              float *partial,     // (residual_backward_chunks, C); NULL: not taken
+                              const floatX *dout, // (N, C)
+                              int64_t N, int C, float scale, struct dropout dropout, struct device *dev);
 
 #ifdef TARGET_CUDA
 
@@ -327,14 +332,14 @@ static inline int norm_backward_row_threads(int C) {
 // A block takes a run of rows. The run's sums lie in the workspace and are added to the gradients in a fixed order. The
 // number of runs depends on the sizes alone, so that all GPUs give the same bits: the runs fill 132 SMs (H100, H200)
 // with 16 warps each, unless there are so few rows that the runs' sums would be much of the memory traffic.
-static inline int64_t norm_backward_runs(int64_t N, int C) {
+static int64_t norm_backward_chunks(int64_t N, int C) {
     const int threads = norm_backward_row_threads(C);
     const int64_t most = threads == 128 ? 4 * 132 : 2 * 132,
                   runs = (N + (threads == 32 ? 15 : 3)) / (threads == 32 ? 16 : 4);
     return runs < most ? runs : most;
 }
 static size_t norm_backward_workspace_bytes(int64_t N, int C) {
-    return (size_t)norm_backward_runs(N, C) * 2 * (size_t)C * sizeof(float);
+    return (size_t)norm_backward_chunks(N, C) * 2 * (size_t)C * sizeof(float);
 }
 
 // Adds the block's sums, of which each group of THREADS threads holds as many packs of the same columns, in the order
@@ -354,17 +359,48 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
 // Sets of slots that row_sums has in backward: three sums of a row, twice. A maximum's lie behind them.
 enum { NORM_BACKWARD_SLOTS = 6 };
 
-// norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias.
-template <int THREADS, int PACKS, bool AMAX>
-static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
-    norm_backward_kernel(float *sums, floatX *dx, const floatX *dout, const floatX *x, const floatX *weight,
-                         const float *mean, const float *rstd, int64_t N, int C, struct norm_options options) {
+// Where a thread's sums of dx's columns are: in registers, `held`, of a row that is a block's; in shared memory, behind
+// norm_groups_reduce's, of one that is a warp's, where they would be the registers of one block of two; else in the
+// run's row of dx_partial. In shared memory a warp's accesses are to neighbouring 16 bytes.
+template <int PACKS> DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
+    return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
+}
+template <int THREADS, int PACKS>
+DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_floats *held, const float *run, int j, int c,
+                                                       int C) {
+    if (PACKS == 0)
+        return floats_load_some(run + c, C - c);
+    return THREADS > 32 ? held[j] : floats_load_shared(norm_dx_sums_shared<PACKS>(j), NORM_THREADS * 16);
+}
+template <int THREADS, int PACKS>
+DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, const struct packed_floats &sums, int j,
+                                        int c, int C) {
+    if (PACKS == 0)
+        floats_store_some(run + c, sums, C - c);
+    else if (THREADS > 32)
+        held[j] = sums;
+    else
+        floats_store_shared(norm_dx_sums_shared<PACKS>(j), sums, NORM_THREADS * 16);
+}
+
+// norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias. An SM has room for 16
+// warps.
+template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
+static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
+                                         512 / (THREADS == 32 ? NORM_THREADS : THREADS))
+    norm_backward_kernel(float *sums, floatX *dx, float *dx_partial, const floatX *residual, const floatX *dout,
+                         const floatX *x, const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
+                         struct norm_options options) {
     const float offset = norm_weight_offset(options.one_plus);
     enum { HELD = PACKS > 0 ? PACKS : 1, ROWS = THREADS == 32 ? NORM_THREADS / 32 : 1 };
     float *dweight = sums + (int64_t)blockIdx.x * 2 * C, *dbias = dweight + C; // of this run
-    struct packed_floats dweight_sum[HELD], dbias_sum[HELD];
+    float *dx_run = PARTIAL ? dx_partial + (int64_t)blockIdx.x * C : NULL;
+    struct packed_floats dweight_sum[HELD], dbias_sum[HELD], dx_sum[HELD];
     memset(dweight_sum, 0, sizeof dweight_sum);
     memset(dbias_sum, 0, sizeof dbias_sum);
+    if (PARTIAL)
+        row_packs<THREADS, PACKS>(
+            C, [&](int j, int c) { norm_dx_sums_store<THREADS, PACKS>(dx_sum, dx_run, dbias_sum[0], j, c, C); });
     if (PACKS == 0)
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
             floats_store_some(dweight + c, dweight_sum[0], C - c);
@@ -376,14 +412,14 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
     int turn = 0;         // the row's sums are exchanged in the first or second set of slots, by turns
     for (int64_t n = blockIdx.x * N / gridDim.x + threadIdx.x / THREADS; n < end; n += ROWS, turn ^= 1) {
         const floatX *x_row = x + n * C, *dout_row = dout + n * C;
-        floatX *dx_row = dx + n * C;
+        const floatX *residual_row = residual + n * C;
         const float row_mean = options.kind == NORM_LAYERNORM ? mean[n] : 0, row_rstd = rstd[n];
-        struct packed x_held[HELD], dout_held[HELD], dx_held[HELD];
+        struct packed x_held[HELD], dout_held[HELD], residual_held[HELD];
         if (PACKS > 0)
             row_packs<THREADS, PACKS>(C, [&](int j, int c) {
                 x_held[j] = row_load<PACKS>(x_row, c, C);
                 dout_held[j] = row_load<PACKS>(dout_row, c, C);
-                dx_held[j] = row_load<PACKS>(dx_row, c, C);
+                residual_held[j] = packed_load_if(residual_row + c, residual != NULL);
             });
         float means[3] = {0, 0, 0}; // of g, g y, y
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
@@ -411,7 +447,9 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
             const struct packed_floats v = row_pack<PACKS>(x_held, x_row, j, c, C);
             const struct packed_floats d = row_pack<PACKS>(dout_held, dout_row, j, c, C);
             const struct packed_floats w = row_weight<PACKS>(weight, offset, c, C);
-            struct packed_floats to = row_pack<PACKS>(dx_held, dx_row, j, c, C);
+            if (PACKS == 0)
+                residual_held[0] = packed_load_some(residual_row + c, residual != NULL ? C - c : 0);
+            struct packed_floats to = packed_to_floats(residual_held[j]);
             if (PACKS == 0) {
                 dweight_sum[0] = floats_load_some(dweight + c, C - c);
                 dbias_sum[0] = floats_load_some(dbias + c, C - c);
@@ -424,7 +462,15 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
                 to.x[i] += row_rstd * (d.x[i] * w.x[i] - g_mean - y * gy_mean);
             }
             const struct packed value = packed_from_floats(to);
-            row_store<PACKS>(dx_row, value, c, C);
+            row_store<PACKS>(dx + n * C, value, c, C);
+            if (PARTIAL) {
+                struct packed_floats total = norm_dx_sums_load<THREADS, PACKS>(dx_sum, dx_run, j, c, C);
+                const struct packed_floats stored = packed_to_floats(value);
+#pragma unroll
+                for (int i = 0; i < PACK; i++)
+                    total.x[i] += stored.x[i];
+                norm_dx_sums_store<THREADS, PACKS>(dx_sum, dx_run, total, j, c, C);
+            }
             if (AMAX)
                 largest = amax_with_packed(largest, value, PACKS > 0 ? PACK : C - c);
             if (PACKS == 0) {
@@ -441,20 +487,24 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS)
             const int c = j * 32 * PACK;
             norm_groups_reduce<32>(dweight + c, C - c, dweight_sum[j]);
             norm_groups_reduce<32>(dbias + c, C - c, dbias_sum[j]);
+            if (PARTIAL)
+                norm_groups_reduce<32>(dx_run + c, C - c, norm_dx_sums_load<THREADS, PACKS>(dx_sum, dx_run, j, c, C));
         }
     } else if (PACKS > 0)
         row_packs<THREADS, PACKS>(C, [&](int j, int c) {
             floats_store(dweight + c, dweight_sum[j]);
             floats_store(dbias + c, dbias_sum[j]);
+            if (PARTIAL)
+                floats_store(dx_run + c, dx_sum[j]);
         });
 }
 
-// Adds the runs' sums (runs, a_count + b_count) to a (a_count) and b (b_count): a warp adds every 32nd run of 32
+// The runs' sums (runs, a_count + b_count), added up into a (a_count) and b (b_count), or to them where `add`: a warp adds every 32nd run of 32
 // columns, then the block's first warp adds the warps' sums. Without b, which is NULL then, its columns may be left out
 // of the grid.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
-    norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs) {
+    norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t k = (int64_t)blockIdx.x * 32 + lane, columns = (int64_t)a_count + b_count;
     float sum = 0;
@@ -470,30 +520,36 @@ static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     sum = 0;
     for (int i = 0; i < NORM_REDUCE_THREADS / 32; i++)
         sum += load_shared_float(shared_memory() + 4 * (uint32_t)(i * 32 + lane));
-    if (k < a_count)
-        a[k] += sum;
-    else if (b != NULL)
-        b[k - a_count] += sum;
+    float *to = k < a_count ? a + k : b != NULL ? b + (k - a_count) : NULL;
+    if (to != NULL)
+        *to = add ? *to + sum : sum;
 }
 
-static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                          const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
-                          struct norm_options options, void *workspace, struct device *dev) {
+static void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, const floatX *residual,
+                          const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
+                          const float *rstd, int64_t N, int C, bool add, struct norm_options options, void *workspace,
+                          struct device *dev) {
     float *sums = (float *)workspace; // (runs, 2, C)
-    const void *arrays[] = {dx, dout, x, weight, workspace};
-    const bool whole = norm_rows_whole(C, arrays, 5);
+    const void *arrays[] = {dx, dx_partial, residual, dout, x, weight, workspace};
+    const bool whole = norm_rows_whole(C, arrays, 7);
     const int threads = norm_backward_row_threads(C);
-    const int64_t runs = norm_backward_runs(N, C);
-    const bool amax = options.amax != NULL;
+    const int64_t runs = norm_backward_chunks(N, C);
+    const bool amax = options.amax != NULL, partial = dx_partial != NULL;
 #define NORM_BACKWARD(row_threads, block_threads, packs, shared_floats)                                                \
-    LAUNCH(dev,                                                                                                        \
-           (amax ? norm_backward_kernel<row_threads, packs, true> : norm_backward_kernel<row_threads, packs, false>),  \
-           (unsigned)runs, block_threads, (size_t)(shared_floats) * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0),     \
-           sums, dx, dout, x, weight, mean, rstd, N, C, options)
+    do {                                                                                                               \
+        const auto with_amax = partial ? norm_backward_kernel<row_threads, packs, true, true>                          \
+                                       : norm_backward_kernel<row_threads, packs, true, false>;                        \
+        const auto without = partial ? norm_backward_kernel<row_threads, packs, false, true>                           \
+                                     : norm_backward_kernel<row_threads, packs, false, false>;                         \
+        LAUNCH(dev, amax ? with_amax : without, (unsigned)runs, block_threads,                                         \
+               (size_t)(shared_floats) * sizeof(float) + (amax ? AMAX_BLOCK_BYTES : 0), sums, dx, dx_partial,          \
+               residual, dout, x, weight, mean, rstd, N, C, options);                                                  \
+    } while (0)
     if (!whole || C > NORM_BACKWARD_PACKS * threads * PACK * (threads == 32 ? 2 : 1))
         NORM_BACKWARD(NORM_THREADS, NORM_THREADS, 0, NORM_BACKWARD_SLOTS * NORM_THREADS / 32);
     else if (threads == 32)
-        NORM_BACKWARD(32, NORM_THREADS, NORM_BACKWARD_WARP_PACKS, NORM_THREADS * PACK);
+        NORM_BACKWARD(32, NORM_THREADS, NORM_BACKWARD_WARP_PACKS,
+                      NORM_THREADS * PACK * (partial ? 1 + NORM_BACKWARD_WARP_PACKS : 1));
     else if (threads == 128)
         NORM_BACKWARD(128, 128, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 128 / 32);
     else if (threads == 256)
@@ -502,7 +558,7 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX
         NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 512 / 32);
 #undef NORM_BACKWARD
     LAUNCH(dev, norm_reduce_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_REDUCE_THREADS,
-           NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs);
+           NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs, add);
 }
 
 static __global__ void residual_forward_kernel(floatX *sum, const floatX *x, const floatX *delta, int64_t n,
@@ -520,31 +576,78 @@ static void residual_forward(floatX *sum, const floatX *x, const floatX *delta, 
            scale, dropout);
 }
 
-static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *dout, int64_t n, float scale,
-                                                struct dropout dropout) {
-    const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;
-    if (at >= n)
-        return;
-    struct packed_floats d = packed_to_floats(packed_load_some(dout + at, n - at));
+// d times `scale` and the dropout scales, rounded; the pack's first element is number `element` of the mask.
+DEVICE_FUNCTION struct packed residual_backward_pack(struct packed_floats d, float scale, const struct dropout &dropout,
+                                                     int64_t element) {
     if (dropout.p == 0) {
 #pragma unroll
         for (int i = 0; i < PACK; i++)
             d.x[i] *= scale;
     } else {
-        const struct packed_floats kept = dropout_scales_packed(dropout, (uint64_t)at);
+        const struct packed_floats kept = dropout_scales_packed(dropout, (uint64_t)element);
 #pragma unroll
         for (int i = 0; i < PACK; i++)
             d.x[i] *= scale * kept.x[i];
     }
-    packed_store_some(ddelta + at, packed_from_floats(d), n - at);
+    return packed_from_floats(d);
 }
-static void residual_backward(floatX *ddelta, const floatX *dout, int64_t n, float scale, struct dropout dropout,
-                              struct device *dev) {
-    if (dropout.p != 0 || scale != 1)
-        LAUNCH(dev, residual_backward_kernel, blocks_for(n, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout, n,
-               scale, dropout);
+static __global__ void residual_backward_kernel(floatX *ddelta, const floatX *dout, int64_t n, float scale,
+                                                struct dropout dropout) {
+    const int64_t at = ((int64_t)blockIdx.x * NORM_THREADS + threadIdx.x) * PACK;
+    if (at >= n)
+        return;
+    const struct packed_floats d = packed_to_floats(packed_load_some(dout + at, n - at));
+    packed_store_some(ddelta + at, residual_backward_pack(d, scale, dropout, at), n - at);
+}
+
+// With sums of columns: a block takes a pack a lane of the rows of a chunk, a warp every 8th of them. The chunks fill
+// 132 SMs with 64 warps each, but have at least 2 rows a warp.
+static inline int residual_column_blocks(int C) { return (int)blocks_for(C, 32 * PACK); }
+static int64_t residual_backward_chunks(int64_t N, int C) {
+    const int64_t most = blocks_for(8 * 132, residual_column_blocks(C)), chunks = (N + 15) / 16;
+    return chunks < most ? chunks : most;
+}
+static __global__ void __launch_bounds__(NORM_THREADS)
+    residual_backward_columns_kernel(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
+                                     struct dropout dropout) {
+    enum { WARPS = NORM_THREADS / 32, ROWS = 4 }; // rows of which a thread has loads under way
+    const int first = (int)blockIdx.x * 32 * PACK, c = first + (int)(threadIdx.x % 32) * PACK;
+    const int64_t end = (blockIdx.y + 1) * N / gridDim.y;
+    struct packed_floats sums = {};
+    if (c < C) {
+        for (int64_t n = blockIdx.y * N / gridDim.y + threadIdx.x / 32; n < end; n += ROWS * WARPS) {
+            struct packed d[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                d[r] = packed_load_some(dout + (n + r * WARPS) * C + c, n + r * WARPS < end ? C - c : 0);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const int64_t at = (n + r * WARPS) * C + c;
+                if (n + r * WARPS >= end)
+                    break;
+                const struct packed value = residual_backward_pack(packed_to_floats(d[r]), scale, dropout, at);
+                packed_store_some(ddelta + at, value, C - c);
+                const struct packed_floats stored = packed_to_floats(value);
+#pragma unroll
+                for (int i = 0; i < PACK; i++)
+                    sums.x[i] += stored.x[i];
+            }
+        }
+    }
+    norm_groups_reduce<32>(partial + (int64_t)blockIdx.y * C + first, C - first, sums);
+}
+
+static void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
+                              struct dropout dropout, struct device *dev) {
+    if (partial != NULL)
+        LAUNCH(dev, residual_backward_columns_kernel,
+               dim3((unsigned)residual_column_blocks(C), (unsigned)residual_backward_chunks(N, C)), NORM_THREADS,
+               NORM_THREADS * PACK * sizeof(float), ddelta, partial, dout, N, C, scale, dropout);
+    else if (dropout.p != 0 || scale != 1)
+        LAUNCH(dev, residual_backward_kernel, blocks_for(N * C, NORM_THREADS * PACK), NORM_THREADS, 0, ddelta, dout,
+               N * C, scale, dropout);
     else if (ddelta != dout)
-        device_copy(ddelta, dout, (size_t)n * sizeof *ddelta, dev);
+        device_copy(ddelta, dout, (size_t)(N * C) * sizeof *ddelta, dev);
 }
 
 #else

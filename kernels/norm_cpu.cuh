@@ -130,12 +130,13 @@ enum { NORM_SUM_COLUMNS = 16 };
 static inline int64_t norm_sum_columns(int C) {
     return (C + (int64_t)NORM_SUM_COLUMNS - 1) / NORM_SUM_COLUMNS * NORM_SUM_COLUMNS;
 }
+static int64_t norm_backward_chunks(int64_t N, int C) { return norm_backward_runs(N); }
 static size_t norm_backward_workspace_bytes(int64_t N, int C) {
     return (size_t)(norm_backward_runs(N) * 2 * norm_sum_columns(C)) * sizeof(float);
 }
 
-// to[c] += the runs' sums of column c, c < count, of `lines` cache lines of columns.
-ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, int64_t stride, int count,
+// to[c] = the runs' sums of column c, or += where `add`, c < count, of `lines` cache lines of columns.
+ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, int64_t stride, int count, bool add,
                                   const int lines) {
     float total[2 * NORM_SUM_COLUMNS] = {0};
     for (int64_t run = 0; run < runs; run++) {
@@ -144,25 +145,35 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
             total[c] += sums[run * stride + c];
     }
     for (int c = 0; c < count; c++)
-        to[c] += total[c];
+        to[c] = add ? to[c] + total[c] : total[c];
 }
 // The same for c < C, where each run's sums begin `stride` after those of the one before. Two lines at a time, for a
 // run's are far from the last one's, and one at a time would wait for each.
-static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C) {
+static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < C; begin += 2 * NORM_SUM_COLUMNS) {
         const int count = C - begin < 2 * NORM_SUM_COLUMNS ? (int)(C - begin) : 2 * (int)NORM_SUM_COLUMNS;
         if (count > NORM_SUM_COLUMNS)
-            norm_add_lines(to + begin, sums + begin, runs, stride, count, 2);
+            norm_add_lines(to + begin, sums + begin, runs, stride, count, add, 2);
         else
-            norm_add_lines(to + begin, sums + begin, runs, stride, count, 1);
+            norm_add_lines(to + begin, sums + begin, runs, stride, count, add, 1);
     }
 }
 
-// `rows` <= NORM_ROWS rows of norm_backward; dweight_sum += dout * y, dbias_sum += dout.
-ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *dout,
-                                      const floatX *x, const floatX *weight, const float *mean, const float *rstd,
-                                      int C, struct norm_options options, const int rows) {
+// sums[c] += the sum over the rows of x[r][c], r < rows, c < C: of what an op has just stored, a part that the nearest
+// cache still holds. Nothing where sums is NULL.
+static inline void norm_add_columns(float *sums, const floatX *x, int64_t rows, int C) {
+    for (int64_t r = 0; r < rows && sums != NULL; r++) {
+#pragma omp simd
+        for (int c = 0; c < C; c++)
+            sums[c] += to_float(x[r * C + c]);
+    }
+}
+
+// `rows` <= NORM_ROWS rows of norm_backward; dweight_sum += dout * y, dbias_sum += dout. residual: NULL for 0.
+ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbias_sum, const floatX *residual,
+                                      const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
+                                      const float *rstd, int C, struct norm_options options, const int rows) {
     const vec offset = vec_set(norm_weight_offset(options.one_plus));
     vec g_sum[NORM_ROWS], gy_sum[NORM_ROWS], y_sum[NORM_ROWS];
     float row_mean[NORM_ROWS], g_mean[NORM_ROWS], gy_mean[NORM_ROWS], y_mean[NORM_ROWS];
@@ -197,40 +208,45 @@ ALWAYS_INLINE void norm_backward_rows(floatX *dx, float *dweight_sum, float *dbi
             const vec y = (row_vec_load(x + (int64_t)r * C, c, C) - row_mean[r]) * rstd[r] - y_mean[r];
             dw += d * y;
             db += d;
-            row_vec_store(dx + (int64_t)r * C,
-                          row_vec_load(dx + (int64_t)r * C, c, C) + rstd[r] * (d * w - g_mean[r] - y * gy_mean[r]), c,
-                          C);
+            const vec before = residual ? row_vec_load(residual + (int64_t)r * C, c, C) : vec_set(0);
+            row_vec_store(dx + (int64_t)r * C, before + rstd[r] * (d * w - g_mean[r] - y * gy_mean[r]), c, C);
         }
         float_store(dweight_sum + c, dw);
         float_store(dbias_sum + c, db);
     }
 }
 
-static void norm_backward(floatX *dx, float *dweight, float *dbias, const floatX *dout, const floatX *x,
-                          const floatX *weight, const float *mean, const float *rstd, int64_t N, int C,
-                          struct norm_options options, void *workspace, struct device *dev) {
+static void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *dbias, const floatX *residual,
+                          const floatX *dout, const floatX *x, const floatX *weight, const float *mean,
+                          const float *rstd, int64_t N, int C, bool add, struct norm_options options, void *workspace,
+                          struct device *dev) {
     const int64_t runs = norm_backward_runs(N), columns = norm_sum_columns(C);
     float *sums = (float *)workspace; // (runs, 2, columns)
 #pragma omp parallel for schedule(static)
     for (int64_t run = 0; run < runs; run++) {
         float *dweight_sum = sums + run * 2 * columns, *dbias_sum = dweight_sum + columns;
+        float *dx_sum = dx_partial ? dx_partial + run * C : NULL;
         memset(dweight_sum, 0, 2 * (size_t)columns * sizeof(float));
-        int64_t n = run * N / runs;
+        if (dx_sum != NULL)
+            memset(dx_sum, 0, (size_t)C * sizeof(float));
         const int64_t end = (run + 1) * N / runs;
-        for (; n + NORM_ROWS <= end; n += NORM_ROWS) {
-            norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
-                               C, options, NORM_ROWS);
-            amax_take(options.amax, dx + n * C, (int64_t)NORM_ROWS * C);
-        }
-        for (; n < end; n++) {
-            norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, dout + n * C, x + n * C, weight, mean + n, rstd + n,
-                               C, options, 1);
-            amax_take(options.amax, dx + n * C, C);
+        int64_t rows;
+        for (int64_t n = run * N / runs; n < end; n += rows) {
+            const floatX *to_add = residual ? residual + n * C : NULL;
+            rows = end - n >= NORM_ROWS ? NORM_ROWS : 1;
+            if (rows == NORM_ROWS)
+                norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, to_add, dout + n * C, x + n * C, weight,
+                                   mean + n, rstd + n, C, options, NORM_ROWS);
+            else
+                norm_backward_rows(dx + n * C, dweight_sum, dbias_sum, to_add, dout + n * C, x + n * C, weight,
+                                   mean + n, rstd + n, C, options, 1);
+            amax_take(options.amax, dx + n * C, rows * C);
+            norm_add_columns(dx_sum, dx + n * C, rows, C);
         }
     }
-    norm_add_runs(dweight, sums, runs, 2 * columns, C);
+    norm_add_runs(dweight, sums, runs, 2 * columns, C, add);
     if (dbias != NULL)
-        norm_add_runs(dbias, sums + columns, runs, 2 * columns, C);
+        norm_add_runs(dbias, sums + columns, runs, 2 * columns, C, add);
 }
 
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.
@@ -282,28 +298,51 @@ static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *
     }
 }
 
-static void residual_backward(floatX *ddelta, const floatX *dout, int64_t n, float scale, struct dropout dropout,
-                              struct device *dev) {
-    if (dropout.p == 0 && scale == 1) {
-        if (ddelta != dout)
-            memcpy(ddelta, dout, (size_t)n * sizeof *ddelta);
-        return;
-    }
-#pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME) {
-        const int count = n - begin < ELEMENTS_AT_A_TIME ? (int)(n - begin) : ELEMENTS_AT_A_TIME;
+// ddelta[i] = dout[i] times scale and the dropout scales, i < count; dout[0] is element `first` of the mask. Not inlined,
+// like norm_rows.
+__attribute__((noinline)) static void residual_backward_elements(floatX *ddelta, const floatX *dout, int64_t first,
+                                                                 int64_t count, float scale, struct dropout dropout) {
+    for (int64_t begin = 0; begin < count; begin += ELEMENTS_AT_A_TIME) {
+        const int part = count - begin < ELEMENTS_AT_A_TIME ? (int)(count - begin) : (int)ELEMENTS_AT_A_TIME;
         const floatX *from = dout + begin;
         floatX *to = ddelta + begin;
         float scales[ELEMENTS_AT_A_TIME];
         if (dropout.p == 0) {
 #pragma omp simd
-            for (int i = 0; i < count; i++)
+            for (int i = 0; i < part; i++)
                 to[i] = to_floatX(scale * to_float(from[i]));
             continue;
         }
-        dropout_scales(scales, dropout, (uint64_t)begin, count);
+        dropout_scales(scales, dropout, (uint64_t)(first + begin), part);
 #pragma omp simd
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < part; i++)
             to[i] = to_floatX(scale * scales[i] * to_float(from[i]));
+    }
+}
+
+static int64_t residual_backward_chunks(int64_t N, int C) { return norm_backward_runs(N); }
+static void residual_backward(floatX *ddelta, float *partial, const floatX *dout, int64_t N, int C, float scale,
+                              struct dropout dropout, struct device *dev) {
+    const int64_t n = N * C, runs = norm_backward_runs(N);
+    const bool copies = dropout.p == 0 && scale == 1;
+    if (copies && ddelta != dout)
+        memcpy(ddelta, dout, (size_t)n * sizeof *ddelta);
+    if (!copies && partial == NULL) {
+#pragma omp parallel for schedule(static)
+        for (int64_t begin = 0; begin < n; begin += ELEMENTS_AT_A_TIME)
+            residual_backward_elements(ddelta + begin, dout + begin, begin,
+                                       n - begin < ELEMENTS_AT_A_TIME ? n - begin : (int64_t)ELEMENTS_AT_A_TIME, scale,
+                                       dropout);
+    }
+    if (partial == NULL)
+        return;
+#pragma omp parallel for schedule(static)
+    for (int64_t run = 0; run < runs; run++) {
+        memset(partial + run * C, 0, (size_t)C * sizeof *partial);
+        for (int64_t at = run * N / runs; at < (run + 1) * N / runs; at++) {
+            if (!copies)
+                residual_backward_elements(ddelta + at * C, dout + at * C, at * C, C, scale, dropout);
+            norm_add_columns(partial + run * C, ddelta + at * C, 1, C);
+        }
     }
 }

@@ -27,6 +27,24 @@ DEVICE_FUNCTION struct packed packed_load(const floatX *from) {
     memcpy(&result, &words, sizeof result);
     return result;
 }
+// The same, or zeros where !valid, by a predicated instruction: of a branch the compiler makes two of the loops around it,
+// which take more registers together.
+DEVICE_FUNCTION struct packed packed_load_if(const floatX *from, bool valid) {
+#ifdef __CUDACC__
+    struct packed result;
+    uint4 words;
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n"
+                 "mov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+                 "@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=&r"(words.x), "=&r"(words.y), "=&r"(words.z), "=&r"(words.w)
+                 : "l"(__cvta_generic_to_global(from)), "r"((int)valid));
+    memcpy(&result, &words, sizeof result);
+    return result;
+#else
+    const struct packed none = {};
+    return valid ? packed_load(from) : none;
+#endif
+}
 DEVICE_FUNCTION void packed_store(floatX *to, const struct packed &value) {
     uint4 words;
     memcpy(&words, &value, sizeof words);

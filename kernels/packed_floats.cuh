@@ -74,13 +74,22 @@ DEVICE_FUNCTION void floats_store_some(float *to, const struct packed_floats &va
         if (i < count)
             to[i] = value.x[i];
 }
-// To shared memory.
-DEVICE_FUNCTION void floats_store_shared(uint32_t to, const struct packed_floats &value) {
+// To and from shared memory: fours of floats, `stride` bytes apart.
+DEVICE_FUNCTION void floats_store_shared(uint32_t to, const struct packed_floats &value, uint32_t stride = 16) {
 #pragma unroll
     for (int i = 0; i < PACK; i += 4) {
         const struct float_x4 four = {{value.x[i], value.x[i + 1], value.x[i + 2], value.x[i + 3]}};
-        store_shared_floats(to + 4 * (uint32_t)i, four);
+        store_shared_floats(to + (uint32_t)(i / 4) * stride, four);
     }
+}
+DEVICE_FUNCTION struct packed_floats floats_load_shared(uint32_t from, uint32_t stride = 16) {
+    struct packed_floats result;
+#pragma unroll
+    for (int i = 0; i < PACK; i += 4) {
+        const struct float_x4 four = load_shared_floats(from + (uint32_t)(i / 4) * stride);
+        memcpy(&result.x[i], &four, sizeof four);
+    }
+    return result;
 }
 
 // x[i] = dropout_scale(d, element + i): one evaluation of Philox for every four, and one more where `element` is not a

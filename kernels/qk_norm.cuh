@@ -23,9 +23,10 @@ static void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                             const floatX *wk,  // (D), in full width (Hkv D)
                             int64_t N, struct qk_norm_shape shape, struct device *dev);
 
-// The gradient of qk_norm_forward: dqkv, that of out, becomes that of qkv; those of the weights are added to what they
-// hold, in an order that depends on the sizes alone. With y = x * rstd and g = dout * weight:
-//   dx = rstd * (g - y * mean(g * y));  dweight += sum over rows of dout * y
+// The gradient of qk_norm_forward's norm: dqkv, that of its result, becomes that of qkv. With y = x * rstd and
+// g = dout * weight:
+//   dx = rstd * (g - y * mean(g * y));  dweight = sum over rows of dout * y, or += where `add`
+// in an order that depends on the sizes alone.
 static size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape);
 static void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
                              float *dwq,        // (D), in full width (H D)
@@ -34,7 +35,7 @@ static void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
                              const floatX *wq,  // (D), in full width (H D)
                              const floatX *wk,  // (D), in full width (Hkv D)
                              const float *rstd, // (N, H + Hkv), in full width (N, 2)
-                             int64_t N, struct qk_norm_shape shape, void *workspace, struct device *dev);
+                             int64_t N, struct qk_norm_shape shape, bool add, void *workspace, struct device *dev);
 
 // A token's rows: q_rows of q_width elements, then k_rows of k_width, then as many of v.
 struct qk_rows {
@@ -225,7 +226,7 @@ static __global__ void __launch_bounds__(NORM_THREADS, THREADS <= 32 ? 2 : 1)
 }
 
 static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, const floatX *wq,
-                             const floatX *wk, const float *rstd, int64_t N, struct qk_norm_shape shape,
+                             const floatX *wk, const float *rstd, int64_t N, struct qk_norm_shape shape, bool add,
                              void *workspace, struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
     const void *arrays[] = {dqkv, qkv, wq, wk, workspace};
@@ -239,7 +240,7 @@ static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX 
     QK_ROWS_DISPATCH(QK_BACKWARD, qk_longest_row(rows), norm_rows_whole(shape.D, arrays, 5));
 #undef QK_BACKWARD
     LAUNCH(dev, norm_reduce_kernel, blocks_for(rows.q_width + rows.k_width, 32), NORM_REDUCE_THREADS,
-           NORM_REDUCE_THREADS * sizeof(float), dwq, rows.q_width, dwk, rows.k_width, (const float *)sums, runs);
+           NORM_REDUCE_THREADS * sizeof(float), dwq, rows.q_width, dwk, rows.k_width, (const float *)sums, runs, add);
 }
 
 #else
@@ -340,7 +341,7 @@ ALWAYS_INLINE void qk_norm_backward_rows(floatX *d, float *dweight_sum, const fl
 }
 
 static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX *qkv, const floatX *wq,
-                             const floatX *wk, const float *rstd, int64_t N, struct qk_norm_shape shape,
+                             const floatX *wk, const float *rstd, int64_t N, struct qk_norm_shape shape, bool add,
                              void *workspace, struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
     const int64_t runs = norm_backward_runs(N), columns = qk_norm_sum_columns(rows),
@@ -360,8 +361,8 @@ static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX 
                                   rows.k_width, shape.one_plus, rows.width);
         }
     }
-    norm_add_runs(dwq, sums, runs, columns, rows.q_width);
-    norm_add_runs(dwk, sums + q_columns, runs, columns, rows.k_width);
+    norm_add_runs(dwq, sums, runs, columns, rows.q_width, add);
+    norm_add_runs(dwk, sums + q_columns, runs, columns, rows.k_width, add);
 }
 
 #endif

@@ -122,16 +122,16 @@ static void bench_residual_layernorm(struct buffers *b) {
     bench_layernorm(b);
 }
 static void bench_norm_backward(struct buffers *b) {
-    norm_backward(b->x, b->dweight, b->dbias, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, layernorm_options,
-                  b->workspace, &b->device);
+    norm_backward(b->x, NULL, b->dweight, b->dbias, b->x, b->delta, b->out, b->weight, b->mean, b->rstd, N, C, true,
+                  layernorm_options, b->workspace, &b->device);
 }
 static void bench_rmsnorm_backward(struct buffers *b) {
-    norm_backward(b->x, b->dweight, NULL, b->delta, b->out, b->weight, NULL, b->rstd, N, C, rmsnorm_options,
-                  b->workspace, &b->device);
+    norm_backward(b->x, NULL, b->dweight, NULL, b->x, b->delta, b->out, b->weight, NULL, b->rstd, N, C, true,
+                  rmsnorm_options, b->workspace, &b->device);
 }
 static void bench_residual_backward(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION, NULL};
-    residual_backward(b->out, b->delta, N * C, 1, d, &b->device);
+    residual_backward(b->out, NULL, b->delta, N, C, 1, d, &b->device);
 }
 static const struct qk_norm_shape by_head = {12, 12, 64, false, false, 1e-5f},
                                   full_width = {12, 12, 64, true, false, 1e-5f};
@@ -139,8 +139,8 @@ static void qk_norm(struct buffers *b, struct qk_norm_shape shape) {
     qk_norm_forward(b->hidden_out, b->rstd, b->qkv, b->weight, b->bias, N, shape, &b->device);
 }
 static void qk_norm_gradient(struct buffers *b, struct qk_norm_shape shape) {
-    qk_norm_backward(b->hidden_out, b->dweight, b->dbias, b->qkv, b->weight, b->bias, b->rstd, N, shape, b->workspace,
-                     &b->device);
+    qk_norm_backward(b->hidden_out, b->dweight, b->dbias, b->qkv, b->weight, b->bias, b->rstd, N, shape, true,
+                     b->workspace, &b->device);
 }
 static void bench_qk_norm(struct buffers *b) { qk_norm(b, by_head); }
 static void bench_qk_norm_backward(struct buffers *b) { qk_norm_gradient(b, by_head); }

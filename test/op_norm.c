@@ -146,6 +146,70 @@ static void check_forward(int N, int C, struct norm_options options, double shif
     problem_free(p);
 }
 
+// What an op leaves as its partial sums of columns, of x as it stored it, with a number behind them that is left alone.
+static float *partial_new(int64_t chunks, int C) {
+    float *partial = (float *)test_alloc(sizeof *partial * (size_t)(chunks * C + 1));
+    memset(partial, 0xff, sizeof *partial * (size_t)(chunks * C));
+    partial[chunks * C] = 7;
+    return partial;
+}
+static void assert_column_sums(const float *partial, int64_t chunks, const floatX *x, int N, int C) {
+    double *expected = test_doubles(C), *sums = test_doubles(C);
+    for (int c = 0; c < C; c++)
+        expected[c] = sums[c] = 0;
+    for (int64_t i = 0; i < (int64_t)N * C; i++)
+        expected[i % C] += to_float(x[i]);
+    for (int64_t i = 0; i < chunks * C; i++)
+        sums[i % C] += partial[i];
+    assert_close(sums, expected, C, FP32_SUMS);
+    assert_true(partial[chunks * C] == 7);
+    free(expected);
+    free(sums);
+}
+
+// Without a residual, with one elsewhere or in place; overwriting or adding; with sums of dx's columns or not: the same
+// values. What an output holds that is not to be read is NaN.
+static void check_backward_forms(struct problem p, const float *mean, const float *rstd, struct norm_options options,
+                                 void *workspace) {
+    const int N = p.N, C = p.C;
+    const int64_t n = (int64_t)N * C, chunks = norm_backward_chunks(N, C);
+    const size_t bytes = (size_t)n * sizeof(floatX), row_bytes = (size_t)C * sizeof(float);
+    floatX *zero = (floatX *)test_alloc(bytes), *dx = (floatX *)test_alloc(bytes),
+           *in_place = (floatX *)test_alloc(bytes);
+    float *dweight[3], *dbias[3], *partial = partial_new(chunks, C);
+    for (int i = 0; i < 3; i++) {
+        dweight[i] = (float *)test_alloc(row_bytes);
+        dbias[i] = (float *)test_alloc(row_bytes);
+        memset(dweight[i], i == 0 ? 0 : 0xff, row_bytes);
+        memset(dbias[i], i == 0 ? 0 : 0xff, row_bytes);
+    }
+    memset(zero, 0, bytes);
+    memset(dx, 0xff, bytes);
+    norm_backward(zero, NULL, dweight[0], dbias[0], zero, p.dout, p.x, p.weight, mean, rstd, N, C, true, options,
+                  workspace, &device);
+    norm_backward(dx, partial, dweight[1], dbias[1], NULL, p.dout, p.x, p.weight, mean, rstd, N, C, false, options,
+                  workspace, &device);
+    for (int64_t i = 0; i < n; i++)
+        assert_true(to_float(dx[i]) == to_float(zero[i]));
+    assert_column_sums(partial, chunks, dx, N, C);
+
+    memset(dx, 0xff, bytes);
+    memcpy(in_place, p.dx, bytes);
+    norm_backward(dx, NULL, dweight[2], dbias[2], p.dx, p.dout, p.x, p.weight, mean, rstd, N, C, false, options,
+                  workspace, &device);
+    for (int c = 0; c < C; c++)
+        for (int i = 1; i < 3; i++)
+            assert_true(dweight[i][c] == dweight[0][c] && dbias[i][c] == dbias[0][c]);
+    memset(partial, 0xff, sizeof *partial * (size_t)(chunks * C));
+    norm_backward(in_place, partial, dweight[2], dbias[2], in_place, p.dout, p.x, p.weight, mean, rstd, N, C, false,
+                  options, workspace, &device);
+    assert_memory_equal(in_place, dx, bytes);
+    assert_column_sums(partial, chunks, dx, N, C);
+    void *all[] = {zero, dx, in_place, dweight[0], dweight[1], dweight[2], dbias[0], dbias[1], dbias[2], partial};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
 static void check_backward(int N, int C, struct norm_options options, double shift, double tolerance) {
     struct problem p = problem_create(N, C, options, shift);
     const int64_t n = (int64_t)N * C;
@@ -158,8 +222,9 @@ static void check_backward(int N, int C, struct norm_options options, double shi
     norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, options, &device);
     char *workspace = (char *)test_alloc(norm_backward_workspace_bytes(N, C) + 1);
     memset(workspace, 0xff, norm_backward_workspace_bytes(N, C) + 1);
-    norm_backward(p.dx, dweight, dbias, p.dout, p.x, p.weight, options.kind == NORM_LAYERNORM ? mean : NULL, rstd, N, C,
-                  options, workspace, &device);
+    check_backward_forms(p, mean, rstd, options, workspace);
+    norm_backward(p.dx, NULL, dweight, dbias, p.dx, p.dout, p.x, p.weight, options.kind == NORM_LAYERNORM ? mean : NULL,
+                  rstd, N, C, true, options, workspace, &device);
     assert_int_equal((unsigned char)workspace[norm_backward_workspace_bytes(N, C)], 0xff);
     reference_backward(p.dx_exact, dweight_expected, dbias_expected, p.dout_exact, p.x_exact, p.weight_exact, N, C,
                        options);
@@ -172,7 +237,8 @@ static void check_backward(int N, int C, struct norm_options options, double shi
     double *dw_before = dw;
     for (int c = 0; c < C; c++)
         dweight[c] = 0.5f * (float)(c % 5);
-    norm_backward(p.dx, dweight, NULL, p.dout, p.x, p.weight, mean, rstd, N, C, options, workspace, &device);
+    norm_backward(p.dx, NULL, dweight, NULL, p.dx, p.dout, p.x, p.weight, mean, rstd, N, C, true, options, workspace,
+                  &device);
     for (int c = 0; c < C; c++)
         assert_true(dweight[c] == (float)dw_before[c]);
 
@@ -258,8 +324,9 @@ static void same_bits_for_any_threads(void **state) {
         const size_t bytes = sizeof(floatX) * (size_t)(N * C), row_bytes = sizeof(float) * (size_t)C;
         float *mean = (float *)test_alloc(sizeof(float) * (size_t)N),
               *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
-        float *dweight[2], *dbias[2];
+        float *dweight[2], *dbias[2], *partial[2];
         floatX *dx[2];
+        const int64_t chunks = norm_backward_chunks(N, C);
         void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
         norm_forward(NULL, mean, rstd, p.x, p.weight, NULL, N, C, options_of(0), &device);
         const int threads = omp_get_max_threads();
@@ -271,14 +338,17 @@ static void same_bits_for_any_threads(void **state) {
             memset(dweight[i], 0, row_bytes);
             memset(dbias[i], 0, row_bytes);
             omp_set_num_threads(i == 0 ? 1 : 5);
-            norm_backward(dx[i], dweight[i], dbias[i], p.dout, p.x, p.weight, mean, rstd, N, C, options_of(0),
-                          workspace, &device);
+            partial[i] = partial_new(chunks, C);
+            norm_backward(dx[i], partial[i], dweight[i], dbias[i], dx[i], p.dout, p.x, p.weight, mean, rstd, N, C, true,
+                          options_of(0), workspace, &device);
         }
         omp_set_num_threads(threads);
         assert_memory_equal(dx[0], dx[1], bytes);
         assert_memory_equal(dweight[0], dweight[1], row_bytes);
         assert_memory_equal(dbias[0], dbias[1], row_bytes);
-        void *all[] = {mean, rstd, dweight[0], dweight[1], dbias[0], dbias[1], dx[0], dx[1], workspace};
+        assert_memory_equal(partial[0], partial[1], (size_t)chunks * row_bytes);
+        void *all[] = {mean,  rstd,  dweight[0], dweight[1], dbias[0], dbias[1],
+                       dx[0], dx[1], partial[0], partial[1], workspace};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
             free(all[i]);
         problem_free(p);
@@ -298,6 +368,7 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
     float *mean = (float *)test_alloc(sizeof(float) * (size_t)N),
           *rstd = (float *)test_alloc(sizeof(float) * (size_t)N);
     float *gradients = (float *)test_alloc(2 * row_bytes);
+    float *partial = partial_new(norm_backward_chunks(N, C), C);
     void *workspace = test_alloc(norm_backward_workspace_bytes(N, C));
     memset(gradients, 0, 2 * row_bytes);
     amax_case_set(p.bias, C, amax_case);
@@ -318,9 +389,11 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
             assert_int_equal(*with_amax.amax, amax_expected(before, out[1], (int64_t)N * C));
             *with_amax.amax = before;
         }
-        norm_backward(dx[i], gradients, gradients + C, p.dout, p.x, p.weight, mean, rstd, N, C, with_amax, workspace,
-                      &device);
+        norm_backward(dx[i], i == 0 ? NULL : partial, gradients, gradients + C, dx[i], p.dout, p.x, p.weight, mean,
+                      rstd, N, C, true, with_amax, workspace, &device);
         if (i > 0) {
+            if (amax_case == AMAX_FINITE)
+                assert_column_sums(partial, norm_backward_chunks(N, C), dx[1], N, C);
             assert_memory_equal(dx[0], dx[1], bytes);
             assert_int_equal(*with_amax.amax, amax_expected(before, dx[1], (int64_t)N * C));
             *with_amax.amax = before;
@@ -333,8 +406,8 @@ static void check_amax(int N, int C, struct norm_options options, int amax_case,
     *with_amax.amax = before;
     norm_forward(NULL, NULL, rstd, p.x, p.weight, p.bias, N, C, with_amax, &device); // which writes no out
     assert_int_equal(*with_amax.amax, before);
-    void *all[] = {sum,      out[0], out[1], dx[0],     dx[1],     fused[0],
-                   fused[1], mean,   rstd,   gradients, workspace, with_amax.amax};
+    void *all[] = {sum,  out[0], out[1],    dx[0],     dx[1],          fused[0], fused[1],
+                   mean, rstd,   gradients, workspace, with_amax.amax, partial};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     problem_free(p);
@@ -394,10 +467,16 @@ static void misaligned(void **state) {
         memset(gradients[shift], 0, sizeof(float) * 2 * C);
         residual_norm_forward(a[0], a[1], statistics[shift], statistics[shift] + N, a[3], a[4], a[5], a[6], N, C,
                               options_of(0), SCALE, dropout, &device);
-        norm_backward(a[2], gradients[shift], gradients[shift] + C, a[4], a[0], a[5], statistics[shift],
-                      statistics[shift] + N, N, C, options_of(0), workspace, &device);
+        float *partial = partial_new(norm_backward_chunks(N, C), C);
+        norm_backward(a[2], partial, gradients[shift], gradients[shift] + C, a[2], a[4], a[0], a[5], statistics[shift],
+                      statistics[shift] + N, N, C, true, options_of(0), workspace, &device);
+        assert_column_sums(partial, norm_backward_chunks(N, C), a[2], N, C);
+        free(partial);
         residual_forward(a[3], a[3], a[4], N, C, SCALE, dropout, &device);
-        residual_backward(a[4], a[4], N * C, SCALE, dropout, &device);
+        partial = partial_new(residual_backward_chunks(N, C), C);
+        residual_backward(a[4], partial, a[4], N, C, SCALE, dropout, &device);
+        assert_column_sums(partial, residual_backward_chunks(N, C), a[4], N, C);
+        free(partial);
     }
     assert_memory_equal(arrays[0][0], arrays[1][0], sizeof(floatX) * N * C);
     assert_memory_equal(arrays[0][0], arrays[1][3], sizeof(floatX) * N * C);
@@ -423,8 +502,8 @@ static void misaligned(void **state) {
 }
 
 static void residual(void **state) {
-    const int residual_sizes[][2] = {{1, 1}, {3, 5}, {7, 300}, {5, 1024}};
-    for (int i = 0; i < 4; i++)
+    const int residual_sizes[][2] = {{1, 1}, {3, 5}, {7, 300}, {5, 1024}, {613, 24}, {37, 1600}};
+    for (int i = 0; i < 6; i++)
         for (int variant = 0; variant < 4; variant++) {
             const int N = residual_sizes[i][0], C = residual_sizes[i][1];
             const float scale = variant & 2 ? 0.22f : 1;
@@ -444,7 +523,7 @@ static void residual(void **state) {
             for (int k = 0; k < N * C && variant == 0; k++) // the plain sum, rounded once
                 assert_true(to_float(out[k]) == to_float(to_floatX(to_float(x[k]) + to_float(delta[k]))));
 
-            residual_backward(out, delta, N * C, scale, dropout, &device);
+            residual_backward(out, NULL, delta, N, C, scale, dropout, &device);
             device_synchronize(
                 &device); // without dropout it is a copy, which does not block as launches can be made to
             double *result_backward = to_doubles(out, N * C);
@@ -452,8 +531,21 @@ static void residual(void **state) {
             // In place; backward first, for delta is still whole.
             floatX *copy = (floatX *)test_alloc(sizeof(floatX) * (size_t)(N * C));
             memcpy(copy, delta, sizeof(floatX) * (size_t)(N * C));
-            residual_backward(copy, copy, N * C, scale, dropout, &device);
+            residual_backward(copy, NULL, copy, N, C, scale, dropout, &device);
             assert_memory_equal(copy, out, sizeof(floatX) * (size_t)(N * C));
+            // With sums of columns, elsewhere and in place.
+            const int64_t chunks = residual_backward_chunks(N, C);
+            float *partial = partial_new(chunks, C);
+            memset(copy, 0xff, sizeof(floatX) * (size_t)(N * C));
+            residual_backward(copy, partial, delta, N, C, scale, dropout, &device);
+            assert_memory_equal(copy, out, sizeof(floatX) * (size_t)(N * C));
+            assert_column_sums(partial, chunks, out, N, C);
+            memset(partial, 0xff, sizeof *partial * (size_t)(chunks * C));
+            memcpy(copy, delta, sizeof(floatX) * (size_t)(N * C));
+            residual_backward(copy, partial, copy, N, C, scale, dropout, &device);
+            assert_memory_equal(copy, out, sizeof(floatX) * (size_t)(N * C));
+            assert_column_sums(partial, chunks, out, N, C);
+            free(partial);
             // The step's second part lies in the device's memory.
             struct dropout in_parts = dropout;
             uint64_t *micro_step = (uint64_t *)test_alloc(sizeof *micro_step);

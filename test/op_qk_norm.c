@@ -176,7 +176,7 @@ static void check_backward(int N, struct qk_norm_shape s) {
     memset(workspace, 0xff, workspace_bytes + 1);
     qk_norm_forward(out, rstd, p.qkv, p.wq, p.wk, N, s, &device);
     memcpy(out, p.dout, (size_t)p.n * sizeof *out);
-    qk_norm_backward(out, dwq, dwk, p.qkv, p.wq, p.wk, rstd, N, s, workspace, &device);
+    qk_norm_backward(out, dwq, dwk, p.qkv, p.wq, p.wk, rstd, N, s, true, workspace, &device);
     assert_int_equal(workspace[workspace_bytes], 0xff);
     assert_true(dwq[p.q_weights] == dwq_end && dwk[p.k_weights] == dwk_end);
     double *dqkv = to_doubles(out, p.n), *dwq_got = floats_to_doubles(dwq, p.q_weights),
@@ -259,7 +259,8 @@ static void same_bits_for_any_threads(void **state) {
             omp_set_num_threads(k == 0 ? 1 : 5);
             qk_norm_forward(d[k], rstd, p.qkv, p.wq, p.wk, p.N, s, &device);
             memcpy(d[k], p.dout, bytes);
-            qk_norm_backward(d[k], dw[k], dw[k] + p.q_weights, p.qkv, p.wq, p.wk, rstd, p.N, s, workspace, &device);
+            qk_norm_backward(d[k], dw[k], dw[k] + p.q_weights, p.qkv, p.wq, p.wk, rstd, p.N, s, true, workspace,
+                             &device);
         }
         omp_set_num_threads(threads);
         assert_memory_equal(d[0], d[1], bytes);
@@ -293,8 +294,8 @@ static void misaligned(void **state) {
             dw[shift] = (float *)test_alloc((size_t)weights * sizeof(float));
             memset(dw[shift], 0, (size_t)weights * sizeof(float));
             qk_norm_forward(a[0], rstd[shift], a[1], a[2], a[3], 5, s, &device);
-            qk_norm_backward(a[4], dw[shift], dw[shift] + p.q_weights, a[1], a[2], a[3], rstd[shift], 5, s, workspace,
-                             &device);
+            qk_norm_backward(a[4], dw[shift], dw[shift] + p.q_weights, a[1], a[2], a[3], rstd[shift], 5, s, true,
+                             workspace, &device);
         }
         for (int i = 0; i < 5; i += 4) {
             double *result = to_doubles(arrays[1][i], p.n), *expected = to_doubles(arrays[0][i], p.n);
