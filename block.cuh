@@ -1,6 +1,7 @@
 // One transformer block: its ops, its forward pass, which recomputation calls again, and its backward pass.
 #pragma once
 #include "attention.cuh"       // attention_forward, attention_backward, attention_decode
+#include "bias_gradients.cuh"  // bias_partial, bias_finish
 #include "gpt_state.cuh"       // struct gpt and its buffers
 #include "kernels/norm.cuh"    // norm_forward, norm_backward, residual_forward, residual_norm_forward
 #include "kernels/qk_norm.cuh" // qk_norm_forward, qk_norm_backward
@@ -289,29 +290,31 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
 
 // ---- Backward ----
 
-// dx = residual + the gradient of a norm's input; those of its weight and bias are added to the unit's gradients.
-// residual: may be dx; NULL: 0. amax: of dx; NULL: not taken.
-static void norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *residual, const floatX *dout, const floatX *x,
-                          const float *stats, struct norm_weights weights, uint32_t *amax) {
+// dx = residual + the gradient of a norm's input; those of its weight and bias join the unit's gradients. residual: may
+// be dx; NULL: 0. dx_partial, amax: of dx; NULL: not taken.
+static void norm_gradient(struct gpt *m, int l, floatX *dx, float *dx_partial, const floatX *residual,
+                          const floatX *dout, const floatX *x, const float *stats, struct norm_weights weights,
+                          uint32_t *amax) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int C = m->shape.layer.C;
     const floatX *w = param(m, l < 0 ? PASS_TRAIN : PASS_RECOMPUTE, l, weights.weight);
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias);
     void *ws = workspace(m, norm_backward_workspace_bytes(N, C));
-    RUN(m, norm_backward(dx, NULL, dw, db, residual, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C, true,
-                         norm_options_of(m, amax), ws, m->dev));
+    RUN(m, norm_backward(dx, dx_partial, dw, db, residual, dout, x, w, mean_of(m, (float *)stats, N), stats, N, C,
+                         adds(m), norm_options_of(m, amax), ws, m->dev));
 }
 
 // The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
-// the gradient of the stream itself, which is then not stored twice.
-static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_use use) {
+// the gradient of the stream itself, which is then not stored twice. partial: of its columns' sums; NULL: not made.
+static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_use use, float *partial) {
     const floatX *dres = d_residual(m);
     if (branch_is_added_as_it_is(m))
         return dres;
     const struct dropout dropout = dropout_of(m, m->config.hidden_dropout, l, use);
     const float scale = residual_scale(m);
     floatX *dadded = d_buffer(m, l, slot, m->shape.layer.C);
-    RUN(m, residual_backward(dadded, NULL, dres, extent_of(m, PASS_TRAIN).N, m->shape.layer.C, scale, dropout, m->dev));
+    RUN(m,
+        residual_backward(dadded, partial, dres, extent_of(m, PASS_TRAIN).N, m->shape.layer.C, scale, dropout, m->dev));
     return dadded;
 }
 // A branch: the slots of its gradients, its use of dropout, and its projection with the norm after it.
@@ -344,13 +347,15 @@ static const struct branch MLP_BRANCH = {LINEAR_MLP_PROJ,
 static const floatX *d_projection(struct gpt *m, int l, const struct branch *branch, const char *name) {
     if (!m->shape.layer.norm_after) {
         phase(m, "backward", l, name);
-        return d_added(m, l, branch->d_added, branch->use);
+        return d_added(m, l, branch->d_added, branch->use, bias_partial(m, l, branch->linear, BIAS_BY_RESIDUAL));
     }
     phase(m, "backward", l, branch->name);
     const int C = m->shape.layer.C;
-    const floatX *dadded = d_added(m, l, branch->d_added, branch->use);
+    const floatX *dadded = d_added(m, l, branch->d_added, branch->use, NULL);
+    float *partial = bias_partial(m, l, branch->linear, BIAS_BY_NORM);
     floatX *dproj = d_buffer(m, l, branch->d_projection, C);
-    norm_gradient(m, l, dproj, NULL, dadded, (const floatX *)activation(m, PASS_RECOMPUTE, l, branch->projection),
+    norm_gradient(m, l, dproj, partial, NULL, dadded,
+                  (const floatX *)activation(m, PASS_RECOMPUTE, l, branch->projection),
                   (const float *)activation(m, PASS_RECOMPUTE, l, branch->statistics), branch->norm,
                   gradient_amax(m, l, branch->linear));
     phase(m, "backward", l, name);
@@ -370,16 +375,19 @@ static int next_backward_layer(const struct gpt *m, int l) {
 }
 
 // The gradient of the input of a branch joins d_residual: through the norm before it, or as it is.
-// x: the norm's input; amax: of the result, where the next projection's gradient is that; NULL: not taken. Runs in a
-// phase of its own.
+// x: the norm's input; next, projection: layer and projection whose output's gradient the result is, -1: of none. Runs in
+// a phase of its own.
 static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *name, enum activation_id statistics,
-                           struct norm_weights weights, int x_layer, enum activation_id x, uint32_t *amax) {
+                           struct norm_weights weights, int x_layer, enum activation_id x, int next,
+                           enum linear projection) {
     const struct layer_shape *s = &m->shape.layer;
     phase(m, "backward", l, name);
     floatX *din = d_buffer(m, l, slot, s->C), *dres = d_residual(m);
     if (s->norm_before)
-        norm_gradient(m, l, dres, dres, din, (const floatX *)activation(m, PASS_RECOMPUTE, x_layer, x),
-                      (const float *)activation(m, PASS_RECOMPUTE, l, statistics), weights, amax);
+        norm_gradient(m, l, dres, stream_bias_partial(m, next, projection), dres, din,
+                      (const floatX *)activation(m, PASS_RECOMPUTE, x_layer, x),
+                      (const float *)activation(m, PASS_RECOMPUTE, l, statistics), weights,
+                      stream_amax(m, next, projection));
     else {
         const struct dropout none = {0, 0, 0, 0, 0, NULL};
         RUN(m, residual_forward(dres, din, dres, extent_of(m, PASS_TRAIN).N, s->C, 1, none, m->dev));
@@ -389,8 +397,7 @@ static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *nam
 // d_branch_input of the MLP, unless parallel branches leave that to the layer's end.
 static void d_mlp_input(struct gpt *m, int l) {
     if (!m->shape.layer.parallel)
-        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID,
-                       stream_amax(m, l, LINEAR_ATT_PROJ));
+        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l, ACT_MID, l, LINEAR_ATT_PROJ);
 }
 // The gradients of the MLP's parameters; d_residual becomes the gradient of the middle of the residual stream. With
 // parallel branches the gradient of the MLP's input is left in D_NORM2: attention reads d_residual as it is, first.
@@ -400,12 +407,12 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     if (mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0) {
         phase(m, "backward", l, "mlp");
-        d_added(m, l, MLP_BRANCH.d_added, MLP_BRANCH.use);
+        d_added(m, l, MLP_BRANCH.d_added, MLP_BRANCH.use, NULL);
         mlp_chunks_backward(m, l);
         return;
     }
     const floatX *dproj = d_projection(m, l, &MLP_BRANCH, "mlp projection");
-    linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj);
+    linear_backward(m, l, LINEAR_MLP_PROJ, SLOT_D_ACT, dproj, !bias_finish(m, l, LINEAR_MLP_PROJ));
 
     phase(m, "backward", l, "activation");
     floatX *dact = d_buffer(m, l, SLOT_D_ACT, s->F);
@@ -421,11 +428,12 @@ static void mlp_branch_backward(struct gpt *m, int l) {
     // dfc overwrites dact, unless a gated activation makes it twice as wide.
     const enum slot slot_dfc = s->gated ? SLOT_D_FC : SLOT_D_ACT;
     floatX *dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    RUN(m, mlp_activation_backward(dfc, NULL, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
+    float *partial = bias_partial(m, l, LINEAR_FC, BIAS_BY_ACTIVATION);
+    RUN(m, mlp_activation_backward(dfc, partial, dact, fc, N, &m->shape, gradient_amax(m, l, LINEAR_FC), m->dev));
 
     phase(m, "backward", l, "fc");
     dfc = d_buffer(m, l, slot_dfc, fc_width(s));
-    linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc);
+    linear_backward(m, l, LINEAR_FC, SLOT_D_NORM2, dfc, !bias_finish(m, l, LINEAR_FC));
     d_mlp_input(m, l);
 }
 // The gradient of what attention reads, through attention and the norm of q and k, into D_QKV.
@@ -457,7 +465,7 @@ static void attention_core_backward(struct gpt *m, int l) {
     const floatX *wq = param(m, PASS_RECOMPUTE, l, PARAM_QNORM_W), *wk = param(m, PASS_RECOMPUTE, l, PARAM_KNORM_W);
     float *dwq = grad(m, l, PARAM_QNORM_W), *dwk = grad(m, l, PARAM_KNORM_W);
     ws = workspace(m, qk_norm_backward_workspace_bytes(N, norm_shape));
-    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, true, ws, m->dev));
+    RUN(m, qk_norm_backward(dqkv, dwq, dwk, raw, wq, wk, stats, N, norm_shape, adds(m), ws, m->dev));
 }
 
 // Adds the gradients of layer l's parameters and turns d_residual, the gradient of its output, into that of its input.
@@ -471,15 +479,15 @@ static void block_backward(struct gpt *m, int l) {
     mlp_branch_backward(m, l);
 
     const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");
-    linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj);
+    linear_backward(m, l, LINEAR_ATT_PROJ, SLOT_D_ATT, dproj, !bias_finish(m, l, LINEAR_ATT_PROJ));
     attention_core_backward(m, l);
 
     phase(m, "backward", l, "qkv");
     const floatX *dqkv = d_buffer(m, l, SLOT_D_QKV, qkv_width(s));
-    linear_backward(m, l, LINEAR_QKV, SLOT_D_NORM1, dqkv);
-    uint32_t *amax = stream_amax(m, l - 1, LINEAR_MLP_PROJ); // of the last norm's dx, the gradient of the layer below
-    d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT, s->parallel ? NULL : amax);
+    linear_backward(m, l, LINEAR_QKV, SLOT_D_NORM1, dqkv, !bias_finish(m, l, LINEAR_QKV));
+    d_branch_input(m, l, SLOT_D_NORM1, "norm 1", ACT_NORM1_STATS, NORM_1, l - 1, ACT_OUT, s->parallel ? -1 : l - 1,
+                   LINEAR_MLP_PROJ);
     if (s->parallel)
-        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l - 1, ACT_OUT, amax);
+        d_branch_input(m, l, SLOT_D_NORM2, "norm 2", ACT_NORM2_STATS, NORM_2, l - 1, ACT_OUT, l - 1, LINEAR_MLP_PROJ);
 #undef ACT
 }

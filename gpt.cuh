@@ -157,8 +157,8 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         const floatX *dlnf = d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C);
         floatX *dres = d_residual(m);
         const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
-        norm_gradient(m, -1, dres, NULL, dlnf, x, final_norm_stats(m, pass), NORM_FINAL,
-                      stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
+        norm_gradient(m, -1, dres, stream_bias_partial(m, m->shape.L - 1, LINEAR_MLP_PROJ), NULL, dlnf, x,
+                      final_norm_stats(m, pass), NORM_FINAL, stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
         zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
         zero_reduce(&m->zero, unit_of_head());
     }

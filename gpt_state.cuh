@@ -81,8 +81,9 @@ enum slot {
     SLOT_LOSSES,
     SLOT_FP8, // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
     SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
-    SLOT_CHUNK = SLOT_HOST + ACT_COUNT, // what backward recomputes of a chunk of the MLP, by enum activation_id
-    SLOT_COUNT = SLOT_CHUNK + ACT_COUNT
+    SLOT_CHUNK = SLOT_HOST + ACT_COUNT,      // what backward recomputes of a chunk of the MLP, by enum activation_id
+    SLOT_BIAS_SUMS = SLOT_CHUNK + ACT_COUNT, // partial sums of bias gradients (bias_gradients.cuh), by enum linear
+    SLOT_COUNT = SLOT_BIAS_SUMS + LINEAR_COUNT
 };
 
 // The results of a step, in the device's memory until the host fetches them, up to a step later.

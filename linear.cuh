@@ -269,8 +269,9 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
 }
 // Gradients of a linear layer, from the phase in which dout (N, outputs) is live: its input's (N, inputs) is written to
-// the slot; its weight's and bias's are added to the unit's gradients. In FP8 two further phases follow.
-static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout) {
+// the slot; its weight's, and where `sums_bias` its bias's, join the unit's gradients. In FP8 two further phases follow.
+static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout,
+                            bool sums_bias) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, PASS_TRAIN).N;
     const int n = row.outputs, k = row.inputs;
@@ -283,7 +284,7 @@ static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
     floatX *din = d_buffer(m, l, din_slot, k);
     const floatX *in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
     const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
-    float *dw = grad(m, l, row.weight), *db = grad(m, l, row.bias);
+    float *dw = grad(m, l, row.weight), *db = sums_bias ? grad(m, l, row.bias) : NULL;
     void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
     MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
     MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, adds(m), ws, m->dev));

@@ -198,8 +198,8 @@ static void chunk_phase(struct gpt *m, const char *group, int l, const char *nam
         timeline_touch(d_buffer(m, l, SLOT_D_NORM2, s->C));
 }
 
-// norm_backward of a chunk's rows; residual: may be dx; NULL: 0; stats (n) reciprocal standard deviations, then, for LayerNorm, (n) means, of which
-// the chunk's begin at `first`.
+// norm_backward of a chunk's rows; residual: may be dx; NULL: 0; stats (n) reciprocal standard deviations, then, for
+// LayerNorm, (n) means, of which the chunk's begin at `first`.
 static void chunk_norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *residual, const floatX *dout,
                                 const floatX *x, float *stats, int64_t n, int64_t first, struct norm_weights weights,
                                 struct chunk c) {
@@ -208,7 +208,7 @@ static void chunk_norm_gradient(struct gpt *m, int l, floatX *dx, const floatX *
     float *dw = grad(m, l, weights.weight), *db = grad(m, l, weights.bias), *mean = mean_of(m, stats, n);
     void *ws = workspace(m, larger(norm_backward_workspace_bytes(c.most, C), norm_backward_workspace_bytes(c.last, C)));
     RUN(m, norm_backward(dx, NULL, dw, db, residual, dout, x, w, mean ? mean + first : NULL, stats + first, c.rows, C,
-                         true, norm_options_of(m, NULL), ws, m->dev));
+                         adds(m) || c.first > 0, norm_options_of(m, NULL), ws, m->dev));
 }
 
 // What a chunk's backward reads, from the MLP's norm to its activation.

@@ -78,6 +78,7 @@ enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wa
 //   DEVICE_RUNS_AHEAD        the host enqueues a step before it knows the results of the one before
 //   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
 //   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's
+//   DEVICE_PRODUCTS_SUM_BIASES  products sum a bias's gradient while they pack what it sums, at no cost
 //   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take long
 //                            enough to time
 struct device;
@@ -95,7 +96,7 @@ struct device {
     uint32_t recordings;               // begun so far
     bool open;                         // false: nothing is run, only planned, and no GPU is needed
 };
-enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0 };
+enum { DEVICE_RUNS_AHEAD = 1, DEVICE_HAS_GRAPHS = 1, DEVICE_MEMORY_IS_HOSTS = 0, DEVICE_PRODUCTS_SUM_BIASES = 0 };
 enum { DEVICE_PEAK_MATMUL = 4096, DEVICE_PEAK_REPEATS = 10 };
 
 static void cuda_check_at(cudaError_t status, const char *call, const char *file, int line) {
@@ -124,7 +125,7 @@ struct device {
     int threads;                   // OpenMP threads
     struct matmul_library *matmul; // handles and cached plans of the matmul library, made by matmul_create
 };
-enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0, DEVICE_MEMORY_IS_HOSTS = 1 };
+enum { DEVICE_RUNS_AHEAD = 0, DEVICE_HAS_GRAPHS = 0, DEVICE_MEMORY_IS_HOSTS = 1, DEVICE_PRODUCTS_SUM_BIASES = 1 };
 enum { DEVICE_PEAK_MATMUL = 1536, DEVICE_PEAK_REPEATS = 1 };
 
 #endif

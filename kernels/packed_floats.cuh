@@ -1,10 +1,11 @@
 // fp32 values for the elements of one 16-byte access of floatX, for CUDA kernels: converted elements, parts of fp32
 // arrays, and dropout scales.
 #pragma once
-#include "kernels/device.cuh" // floatX, DEVICE_FUNCTION
-#include "kernels/packed.cuh" // struct packed, PACK
-#include "kernels/ptx.cuh"    // pack_bf16x2, struct float_x4
-#include "kernels/random.cuh" // philox4x32, dropout_step
+#include "kernels/device.cuh"      // floatX, DEVICE_FUNCTION
+#include "kernels/packed.cuh"      // struct packed, PACK
+#include "kernels/ptx.cuh"         // pack_bf16x2, struct float_x4
+#include "kernels/random.cuh"      // philox4x32, dropout_step
+#include "kernels/vector_math.cuh" // float_from_bits
 
 #ifdef TARGET_CUDA
 
@@ -14,9 +15,17 @@ struct packed_floats {
 
 DEVICE_FUNCTION struct packed_floats packed_to_floats(const struct packed &from) {
     struct packed_floats result;
+#ifdef PRECISION_BF16
+    uint32_t words[PACK / 2]; // of which each half takes one instruction: a shift, a mask
+    memcpy(words, &from, sizeof words);
 #pragma unroll
-    for (int i = 0; i < PACK; i++)
-        result.x[i] = to_float(from.x[i]);
+    for (int i = 0; i < PACK / 2; i++) {
+        result.x[2 * i] = float_from_bits(words[i] << 16);
+        result.x[2 * i + 1] = float_from_bits(words[i] & 0xffff0000u);
+    }
+#else
+    memcpy(&result, &from, sizeof result);
+#endif
     return result;
 }
 // Rounds as to_floatX does, by the instruction for two elements.

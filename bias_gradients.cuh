@@ -1,0 +1,81 @@
+// Who sums the gradient of a linear layer's bias: the columns of the gradient of the layer's output. On a GPU the kernel
+// that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage, of a few
+// kilobytes, adds them up where the layer's own gradients are made. What attention makes, the gradient of q, k and v, is
+// left to the weight's product, as is all of it on the CPU, whose products sum it while they pack it. FP8 casts sum their
+// own.
+#pragma once
+#include "gpt_state.cuh"           // struct gpt and its buffers
+#include "kernels/activation.cuh"  // activation_bias_chunks
+#include "kernels/column_sums.cuh" // column_sums
+#include "kernels/norm.cuh"        // norm_backward_chunks, residual_backward_chunks
+#include "mlp.cuh"                 // branch_is_added_as_it_is, mlp_chunk_tokens
+
+// BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8; the others: the kernel that makes what is
+// summed, a norm's backward, a residual addition's, or an activation's.
+enum bias_source { BIAS_BY_PRODUCT, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION };
+
+// Of a branch's projection, whose output's gradient is a norm's behind it, the residual stream's times dropout's and
+// the multiplier's scales, or the residual stream's as it is, which a norm before the next branch made.
+static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
+    const struct layer_shape *s = &m->shape.layer;
+    const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
+    if (s->norm_after)
+        return BIAS_BY_NORM;
+    if (!branch_is_added_as_it_is(m))
+        return BIAS_BY_RESIDUAL;
+    if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections read one gradient, of which the MLP's has the sums
+        return BIAS_BY_PRODUCT;
+    return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
+}
+static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const bool chunked = mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0; // each chunk's products sum their rows
+    if (DEVICE_PRODUCTS_SUM_BIASES || is_quantised(m, PASS_TRAIN, l) || !parameters_find(&m->table, l, row.bias))
+        return BIAS_BY_PRODUCT;
+    switch (linear) {
+    case LINEAR_QKV: return BIAS_BY_PRODUCT;
+    case LINEAR_ATT_PROJ: return bias_source_of_projection(m, l, linear);
+    case LINEAR_FC: return chunked ? BIAS_BY_PRODUCT : BIAS_BY_ACTIVATION;
+    case LINEAR_MLP_PROJ: return chunked ? BIAS_BY_PRODUCT : bias_source_of_projection(m, l, linear);
+    case LINEAR_COUNT: break;
+    }
+    return BIAS_BY_PRODUCT;
+}
+
+static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
+    const int64_t N = extent_of(m, PASS_TRAIN).N;
+    const int C = m->shape.layer.C;
+    switch (bias_source(m, l, linear)) {
+    case BIAS_BY_PRODUCT: return 0;
+    case BIAS_BY_NORM: return norm_backward_chunks(N, C);
+    case BIAS_BY_RESIDUAL: return residual_backward_chunks(N, C);
+    case BIAS_BY_ACTIVATION: return activation_bias_chunks(N);
+    }
+    return 0;
+}
+// The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else, and
+// when planning, NULL. The maker's phase and the layer's own fetch them.
+static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
+    if (source == BIAS_BY_PRODUCT || l < 0 || bias_source(m, l, linear) != source)
+        return NULL;
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const size_t bytes = (size_t)bias_chunks(m, l, linear) * (size_t)row.outputs * sizeof(float);
+    return (float *)buffer(m, PASS_TRAIN, l, SLOT_BIAS_SUMS + (int)linear, bytes, "sums of bias gradients", row.name);
+}
+// As bias_partial, of the projection whose output's gradient is the residual stream's as it is.
+static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {
+    const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
+    return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
+}
+// Finishes the bias gradient of a layer, from what its maker has left, in the layer's own phase. Returns whether there
+// was any: else the weight's product sums it.
+static bool bias_finish(struct gpt *m, int l, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const int64_t chunks = bias_chunks(m, l, linear);
+    if (chunks == 0)
+        return false;
+    const float *partial = bias_partial(m, l, linear, bias_source(m, l, linear));
+    float *db = grad(m, l, row.bias);
+    RUN(m, column_sums(db, partial, chunks, row.outputs, adds(m), m->dev));
+    return true;
+}
