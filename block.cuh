@@ -42,6 +42,16 @@ static void rotate(struct gpt *m, enum pass pass, int l, floatX *qkv) {
     const struct token_positions positions = positions_of(m, pass);
     RUN(m, rope_forward(qkv, rope_of(m, l), positions, e.B, e.T, s->H, s->G, s->D, m->dev));
 }
+// RoPE of layer l as the norm of q and k applies it.
+static struct qk_norm_rotary qk_norm_rotary_of(struct gpt *m, enum pass pass, int l) {
+    struct qk_norm_rotary rotary = {NULL, {NULL, NULL}, 0};
+    if (m->kinds[l].rotary) {
+        rotary.table = rope_of(m, l);
+        rotary.positions = positions_of(m, pass);
+        rotary.T = extent_of(m, pass).T;
+    }
+    return rotary;
+}
 static struct qk_norm_shape qk_norm_shape_of(const struct gpt *m) {
     struct qk_norm_shape shape;
     shape.H = m->shape.layer.H;
@@ -144,8 +154,8 @@ static void attention_branch_forward(struct gpt *m, int l, uint32_t produce, enu
         float *stats = (float *)ACT(QKN_STATS); // where they are kept, the same bits are written again
         const floatX *qkv = (const floatX *)ACT(QKV);
         const floatX *wq = param(m, pass, l, PARAM_QNORM_W), *wk = param(m, pass, l, PARAM_KNORM_W);
-        RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, N, qk_norm_shape_of(m), m->dev));
-        rotate(m, pass, l, qkn);
+        const struct qk_norm_rotary rotary = qk_norm_rotary_of(m, pass, l);
+        RUN(m, qk_norm_forward(qkn, stats, qkv, wq, wk, N, qk_norm_shape_of(m), rotary, m->dev));
     }
     if (produce & (BIT(ATT) | BIT(SOFTMAX))) {
         phase(m, group, l, "attention");

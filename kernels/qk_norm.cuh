@@ -5,8 +5,10 @@
 // Either way a token is a number of rows, one after the other: q's, k's, and the values', which pass unchanged. A row
 // is a head or, in full width, all heads.
 #pragma once
-#include "kernels/device.cuh" // floatX
-#include "kernels/norm.cuh"   // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
+#include "kernels/device.cuh"    // floatX
+#include "kernels/norm.cuh"      // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
+#include "kernels/positions.cuh" // struct token_positions, token_position
+#include "kernels/rope.cuh"      // rope_rotate; on the cuda target rope_rotate_one
 
 struct qk_norm_shape {
     int H, Hkv, D; // heads of q, of k and of v, and their size: a multiple of 8 up to 256
@@ -15,13 +17,21 @@ struct qk_norm_shape {
     float epsilon; // added to the mean square
 };
 
-// For each row x of q and k: out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon).
+// The rotary embedding of what is normalised, as rope_forward takes it: the N tokens are (N / T, T).
+struct qk_norm_rotary {
+    const float *table; // (more than the largest position, D); NULL: none
+    struct token_positions positions;
+    int T;
+};
+
+// For each row x of q and k: out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + epsilon), rotated where there is a
+// table: in one pass over memory the bits of rope_forward behind a norm without it.
 static void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
                             float *rstd,       // (N, H + Hkv), in full width (N, 2); NULL: not written
                             const floatX *qkv, // (N, (H + 2 Hkv) D)
                             const floatX *wq,  // (D), in full width (H D)
                             const floatX *wk,  // (D), in full width (Hkv D)
-                            int64_t N, struct qk_norm_shape shape, struct device *dev);
+                            int64_t N, struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev);
 
 // The gradient of qk_norm_forward's norm: dqkv, that of its result, becomes that of qkv. With y = x * rstd and
 // g = dout * weight:
@@ -80,11 +90,82 @@ static inline int qk_longest_row(struct qk_rows rows) {
     return rows.q_width > rows.k_width ? rows.q_width : rows.k_width;
 }
 
+// row_store, in a single instruction but where the longest rows leave no register for its operands.
+template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct packed &value, int c, int C) {
+    if (PACKS > 0 && PACKS < 8)
+        packed_store_unsplit(row + c, value);
+    else
+        row_store<PACKS>(row, value, c, C);
+}
+
+// Shared memory of forward, in bytes: a block's partial sums, and behind them, where rows are rotated, copies of its rows.
+enum { QK_STAGED = NORM_THREADS / 32 * sizeof(float) };
+
+// Four neighbouring floats of global memory, a pack, or four elements, of shared memory, each in one access.
+struct qk_four {
+    float x[4];
+};
+DEVICE_FUNCTION struct qk_four qk_load_angles(const float *from) {
+    struct qk_four result;
+    packed_check(from, false);
+    const uint4 words = *(const uint4 *)from;
+    memcpy(&result, &words, sizeof result);
+    return result;
+}
+DEVICE_FUNCTION void qk_store_shared_pack(uint32_t to, const struct packed &x) {
+    struct float_x4 words;
+    memcpy(&words, &x, sizeof words);
+    store_shared_floats(to, words);
+}
+DEVICE_FUNCTION void qk_load_shared_four(floatX x[4], uint32_t from) {
+    struct word_x4 words;
+    if (sizeof *x == 2) {
+        const uint64_t pairs = load_shared_long(from);
+        memcpy(&words, &pairs, sizeof pairs);
+    } else
+        words = load_shared_words(from);
+    memcpy(x, &words, 4 * sizeof *x);
+}
+
+// Rotates the row at x, of C elements in heads of D, which the block stored before its last barrier, at any alignment.
+// angles (D): of the row's token.
+DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int D) {
+    const int half = D / 2;
+    for (int pair = threadIdx.x; pair < C / 2; pair += NORM_THREADS) {
+        const int i = pair % half;
+        floatX *to = x + (pair - i) * 2 + i;
+        float a = to_float(to[0]), b = to_float(to[half]);
+        rope_rotate_pair(a, b, angles[i], angles[half + i]);
+        to[0] = to_floatX(a);
+        to[half] = to_floatX(b);
+    }
+}
+// x, the pack at column c of a row of heads of D, rotated; partners are read from the row's copy at `row` in shared
+// memory. D is a multiple of 8, so that a four of elements is of one half of a head, and its partners are aligned.
+DEVICE_FUNCTION struct packed qk_rotate_pack(const struct packed &value, uint32_t row, const float *angles, int c,
+                                             int D) {
+    const int half = D / 2, head_c = (int)((unsigned)c % (unsigned)D);
+    struct packed_floats x = packed_to_floats(value);
+#pragma unroll
+    for (int i = 0; i < PACK; i += 4) {
+        const bool second = head_c + i >= half;
+        const int pair = second ? head_c + i - half : head_c + i;
+        const struct qk_four cosine = qk_load_angles(angles + pair), sine = qk_load_angles(angles + half + pair);
+        floatX partner[4];
+        qk_load_shared_four(partner, row + (uint32_t)(second ? c + i - half : c + i + half) * (uint32_t)sizeof(floatX));
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            x.x[i + k] =
+                rope_rotate_one(x.x[i + k], to_float(partner[k]), cosine.x[k], second ? sine.x[k] : -sine.x[k]);
+    }
+    return packed_from_floats(x);
+}
+
 // A thread past the last row works on a row of no elements, for its warp's other rows need it in their sums.
 template <int THREADS, int PACKS>
 static __global__ void __launch_bounds__(NORM_THREADS)
     qk_norm_forward_kernel(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
-                           struct qk_rows rows, float offset, float epsilon) {
+                           struct qk_rows rows, float offset, float epsilon, struct qk_norm_rotary rotary, int D) {
     const int normed_rows = rows.q_rows + rows.k_rows, token_rows = normed_rows + rows.k_rows;
     const int64_t at = (int64_t)blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS, n = at / token_rows;
     const int row = (int)(at - n * token_rows);
@@ -107,6 +188,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     row_sums<THREADS>(squares, 0);
     const float row_rstd = 1.0f / sqrtf(squares[0] / (float)width + epsilon);
     const bool normed = row < normed_rows;
+    const uint32_t staged = shared_memory() + QK_STAGED + threadIdx.x / THREADS * (uint32_t)(THREADS * PACKS * 16);
     if (threadIdx.x % THREADS == 0 && normed && n < N && rstd != NULL)
         rstd[n * normed_rows + row] = row_rstd;
     row_packs<THREADS, PACKS>(C, [&](int j, int c) {
@@ -119,20 +201,40 @@ static __global__ void __launch_bounds__(NORM_THREADS)
                 v.x[i] = v.x[i] * row_rstd * w.x[i];
             value = packed_from_floats(v);
         }
-        row_store<PACKS>(out + first, value, c, C);
+        held[PACKS > 0 ? j : 0] = value;
+        if (PACKS == 0 || !normed || rotary.table == NULL)
+            qk_row_store<PACKS>(out + first, value, c, C);
+        else
+            qk_store_shared_pack(staged + (uint32_t)c * (uint32_t)sizeof(floatX), value);
     });
+    if (rotary.table == NULL)
+        return;
+    if (THREADS > 32)
+        __syncthreads();
+    else
+        __syncwarp();
+    if (!normed || n >= N)
+        return;
+    const float *angles = rotary.table + token_position(rotary.positions, n, rotary.T) * D;
+    if (PACKS > 0)
+        row_packs<THREADS, PACKS>(C, [&](int j, int c) {
+            qk_row_store<PACKS>(out + first, qk_rotate_pack(held[j], staged, angles, c, D), c, C);
+        });
+    else
+        qk_rotate_stored(out + first, angles, C, D);
 }
 
 static void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
-                            struct qk_norm_shape shape, struct device *dev) {
+                            struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
-    const void *arrays[] = {out, qkv, wq, wk};
+    const void *arrays[] = {out, qkv, wq, wk, rotary.table};
     const float offset = norm_weight_offset(shape.one_plus);
 #define QK_FORWARD(threads, packs)                                                                                     \
     LAUNCH(dev, (qk_norm_forward_kernel<threads, packs>),                                                              \
            blocks_for(N *(rows.q_rows + 2 * rows.k_rows), NORM_THREADS / threads), NORM_THREADS,                       \
-           NORM_THREADS / 32 * sizeof(float), out, rstd, qkv, wq, wk, N, rows, offset, shape.epsilon)
-    QK_ROWS_DISPATCH(QK_FORWARD, qk_longest_row(rows), norm_rows_whole(shape.D, arrays, 4));
+           QK_STAGED + (rotary.table != NULL ? NORM_THREADS * packs * 16 : 0), out, rstd, qkv, wq, wk, N, rows,        \
+           offset, shape.epsilon, rotary, shape.D)
+    QK_ROWS_DISPATCH(QK_FORWARD, qk_longest_row(rows), norm_rows_whole(shape.D, arrays, 5));
 #undef QK_FORWARD
 }
 
@@ -195,7 +297,7 @@ DEVICE_FUNCTION void qk_norm_backward_run(float *sums, floatX *d, const floatX *
                 to.x[i] = fmaf(dout.x[i], y, to.x[i]);
                 dout.x[i] = row_rstd * (dout.x[i] * w.x[i] - y * gy_mean);
             }
-            row_store<PACKS>(d + first, packed_from_floats(dout), c, here);
+            qk_row_store<PACKS>(d + first, packed_from_floats(dout), c, here);
             if (PACKS == 0)
                 floats_store_some(sums + c, to, C - c);
         });
@@ -278,7 +380,7 @@ ALWAYS_INLINE void qk_norm_rows(floatX *out, float *rstd, const floatX *x, const
 }
 
 static void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
-                            struct qk_norm_shape shape, struct device *dev) {
+                            struct qk_norm_shape shape, struct qk_norm_rotary rotary, struct device *dev) {
     const struct qk_rows rows = qk_rows_of(shape);
     const int q = rows.q_rows * rows.q_width, k = rows.k_rows * rows.k_width;
 #pragma omp parallel for schedule(static)
@@ -289,6 +391,9 @@ static void qk_norm_forward(floatX *out, float *rstd, const floatX *qkv, const f
               *k_rstd = rstd ? q_rstd + rows.q_rows : NULL;
         qk_norm_rows(y, q_rstd, x, wq, rows.q_rows, rows.q_width, shape);
         qk_norm_rows(y + q, k_rstd, x + q, wk, rows.k_rows, rows.k_width, shape);
+        if (rotary.table != NULL)
+            rope_rotate(y, rotary.table + token_position(rotary.positions, n, rotary.T) * shape.D, shape.H + shape.Hkv,
+                        shape.D, 1);
         if (out != qkv)
             memcpy(y + q + k, x + q + k, (size_t)k * sizeof *y);
     }

@@ -27,10 +27,15 @@ static void rope_rotate_all(floatX *qkv, const float *table, struct token_positi
 
 #ifdef TARGET_CUDA
 
+// One of a pair rotated: `sine` is that of the angle for the pair's second element, of its negative for the first. The
+// same multiplication is fused with the addition wherever a pair is rotated, so that all have the same bits.
+DEVICE_FUNCTION float rope_rotate_one(float x, float partner, float cosine, float sine) {
+    return fmaf(x, cosine, partner * sine);
+}
 // (x, y) rotated by the angle of this cosine and sine.
 DEVICE_FUNCTION void rope_rotate_pair(float &x, float &y, float cosine, float sine) {
-    const float rotated = x * cosine - y * sine;
-    y = y * cosine + x * sine;
+    const float rotated = rope_rotate_one(x, y, cosine, -sine);
+    y = rope_rotate_one(y, x, cosine, sine);
     x = rotated;
 }
 
@@ -71,14 +76,17 @@ DEVICE_FUNCTION uint32_t rope_rotate_packs(floatX *qkv, const float *table, stru
             b[h] = WHOLE ? packed_load(from + half) : packed_load_some(from + half, count);
         }
     const struct packed_floats cosine = WHOLE ? floats_load(angles) : floats_load_some(angles, count);
-    const struct packed_floats sine = WHOLE ? floats_load(angles + half) : floats_load_some(angles + half, count);
+    struct packed_floats sine = WHOLE ? floats_load(angles + half) : floats_load_some(angles + half, count);
+#pragma unroll
+    for (int k = 0; k < PACK; k++)
+        sine.x[k] *= direction;
 #pragma unroll
     for (int h = 0; h < ROPE_HEADS; h++)
         if (first_head + h < heads) {
             struct packed_floats x = packed_to_floats(a[h]), y = packed_to_floats(b[h]);
 #pragma unroll
             for (int k = 0; k < PACK; k++)
-                rope_rotate_pair(x.x[k], y.x[k], cosine.x[k], direction * sine.x[k]);
+                rope_rotate_pair(x.x[k], y.x[k], cosine.x[k], sine.x[k]);
             const struct packed low = packed_from_floats(x), high = packed_from_floats(y);
             floatX *to = first + (int64_t)h * D;
             rope_store<WHOLE>(to, low, count);
@@ -113,8 +121,10 @@ static void rope_rotate_all(floatX *qkv, const float *table, struct token_positi
 
 #else
 
-// rope_rotate_all for one token, whose first `heads` heads are rotated.
-static inline void rope_rotate(floatX *token, const float *table_row, int heads, int D, float direction) {
+// rope_rotate_all for one token, whose first `heads` heads are rotated. Not inlined: qk_norm_forward must give the same
+// bits, and so runs the same code.
+__attribute__((noinline)) static void rope_rotate(floatX *token, const float *table_row, int heads, int D,
+                                                  float direction) {
     const int half = D / 2;
     for (int i = 0; i < half; i += LANES) {
         const bool whole = half - i >= LANES;

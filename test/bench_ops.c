@@ -133,16 +133,27 @@ static void bench_residual_backward(struct buffers *b) {
     const struct dropout d = {0.1f, 1, 2, 3, DROPOUT_MLP_PROJECTION, NULL};
     residual_backward(b->out, NULL, b->delta, N, C, 1, d, &b->device);
 }
+static const struct token_positions in_order = {NULL, NULL};
 static const struct qk_norm_shape by_head = {12, 12, 64, false, false, 1e-5f},
                                   full_width = {12, 12, 64, true, false, 1e-5f};
 static void qk_norm(struct buffers *b, struct qk_norm_shape shape) {
-    qk_norm_forward(b->hidden_out, b->rstd, b->qkv, b->weight, b->bias, N, shape, &b->device);
+    const struct qk_norm_rotary none = {NULL, {NULL, NULL}, T};
+    qk_norm_forward(b->hidden_out, b->rstd, b->qkv, b->weight, b->bias, N, shape, none, &b->device);
+}
+static void qk_norm_rotary(struct buffers *b, struct qk_norm_shape shape) {
+    const struct qk_norm_rotary rotary = {b->table, {NULL, NULL}, T};
+    qk_norm_forward(b->hidden_out, b->rstd, b->qkv, b->weight, b->bias, N, shape, rotary, &b->device);
 }
 static void qk_norm_gradient(struct buffers *b, struct qk_norm_shape shape) {
     qk_norm_backward(b->hidden_out, b->dweight, b->dbias, b->qkv, b->weight, b->bias, b->rstd, N, shape, true,
                      b->workspace, &b->device);
 }
 static void bench_qk_norm(struct buffers *b) { qk_norm(b, by_head); }
+static void bench_qk_norm_rotary(struct buffers *b) { qk_norm_rotary(b, by_head); }
+static void bench_qk_norm_then_rope(struct buffers *b) {
+    qk_norm(b, by_head);
+    rope_forward(b->hidden_out, b->table, in_order, B, T, 12, 12, 64, &b->device);
+}
 static void bench_qk_norm_backward(struct buffers *b) { qk_norm_gradient(b, by_head); }
 static void bench_qk_norm_full(struct buffers *b) { qk_norm(b, full_width); }
 static void bench_qk_norm_full_backward(struct buffers *b) { qk_norm_gradient(b, full_width); }
@@ -164,7 +175,6 @@ static void bench_swiglu(struct buffers *b) { swiglu_forward(b->hidden_out, b->h
 static void bench_swiglu_backward(struct buffers *b) {
     swiglu_backward(b->hidden_out, NULL, b->logits, b->hidden_in, N, F, NULL, &b->device);
 }
-static const struct token_positions in_order = {NULL, NULL};
 static void bench_rope(struct buffers *b) {
     rope_forward(b->hidden_in, b->table, in_order, B, T, 12, 12, 64, &b->device);
 }
@@ -283,6 +293,8 @@ int main(int argc, char **argv) {
         {"RMSNorm backward", bench_rmsnorm_backward, 4 * rows * X},
         {"residual backward", bench_residual_backward, 2 * rows * X},
         {"QK-norm", bench_qk_norm, 6 * rows * X},
+        {"QK-norm with RoPE", bench_qk_norm_rotary, 6 * rows * X},
+        {"QK-norm, then RoPE", bench_qk_norm_then_rope, 10 * rows * X},
         {"QK-norm backward", bench_qk_norm_backward, 6 * rows * X},
         {"QK-norm, full width", bench_qk_norm_full, 6 * rows * X},
         {"QK-norm, full, backward", bench_qk_norm_full_backward, 6 * rows * X},

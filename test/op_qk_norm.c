@@ -4,6 +4,8 @@
 // to 4096 terms of a vector lane's or thread's share: 2e-6. bf16: the result is rounded once, and a tenth more for the
 // fp32 work before.
 #include "kernels/qk_norm.cuh"
+#include "kernels/rope.cuh"       // rope_forward
+#include "kernels/rope_table.cuh" // rope_table
 #include "test/testing.h"
 #include <omp.h> // omp_set_num_threads
 
@@ -11,6 +13,7 @@ static const double FP32_SUMS = 2e-6;
 #define TOLERANCE (sizeof(floatX) == 2 ? 1.1 * FLOATX_ROUNDING : FP32_SUMS)
 static struct device device = {2, NULL};
 static const double EPS = 1e-5;
+static const struct qk_norm_rotary no_rotary = {NULL, {NULL, NULL}, 1};
 
 // The elements that share a mean: of a token's row, `count` rows of `width` from element `first` on.
 struct part {
@@ -124,7 +127,7 @@ static void check_forward(int N, struct qk_norm_shape s) {
     memset(out, 0xff, bytes + 1);
     rstd[p.rstds] = 7;
     reference_forward(expected, expected_rstd, p.qkv_exact, p.wq_exact, p.wk_exact, N, s);
-    qk_norm_forward(out, rstd, p.qkv, p.wq, p.wk, N, s, &device);
+    qk_norm_forward(out, rstd, p.qkv, p.wq, p.wk, N, s, no_rotary, &device);
     double *result = to_doubles(out, p.n), *got_rstd = floats_to_doubles(rstd, p.rstds);
     assert_close(result, expected, p.n, TOLERANCE);
     assert_close(got_rstd, expected_rstd, p.rstds, FP32_SUMS);
@@ -134,9 +137,9 @@ static void check_forward(int N, struct qk_norm_shape s) {
         assert_memory_equal(out + v, p.qkv + v, sizeof *out * (size_t)(s.Hkv * s.D));
     }
     // Without rstd, and in place: the same bits.
-    qk_norm_forward(alone, NULL, p.qkv, p.wq, p.wk, N, s, &device);
+    qk_norm_forward(alone, NULL, p.qkv, p.wq, p.wk, N, s, no_rotary, &device);
     assert_memory_equal(alone, out, bytes);
-    qk_norm_forward(p.qkv, NULL, p.qkv, p.wq, p.wk, N, s, &device);
+    qk_norm_forward(p.qkv, NULL, p.qkv, p.wq, p.wk, N, s, no_rotary, &device);
     assert_memory_equal(p.qkv, out, bytes);
     void *all[] = {out, alone, rstd, expected, expected_rstd, result, got_rstd};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -149,6 +152,27 @@ static void forward(void **state) {
     const int long_row[] = {2, 40, 10, 256}, longer[] = {3, 72, 1, 256}; // of more than a block holds in registers
     check_forward(2, shape_of(long_row, 1));
     check_forward(3, shape_of(longer, 3));
+}
+
+// Overwriting gives what adding to zeros does; what the gradients hold before is NaN.
+static void check_overwritten_gradients(struct problem p, const float *rstd, void *workspace) {
+    const size_t weights = (size_t)(p.q_weights + p.k_weights), bytes = (size_t)p.n * sizeof(floatX);
+    float *dw[2];
+    floatX *d[2];
+    for (int i = 0; i < 2; i++) {
+        dw[i] = (float *)test_alloc(weights * sizeof *dw[i]);
+        d[i] = (floatX *)test_alloc(bytes);
+        memset(dw[i], i == 0 ? 0 : 0xff, weights * sizeof *dw[i]);
+        memcpy(d[i], p.dout, bytes);
+        qk_norm_backward(d[i], dw[i], dw[i] + p.q_weights, p.qkv, p.wq, p.wk, rstd, p.N, p.s, i == 0, workspace,
+                         &device);
+    }
+    assert_memory_equal(d[0], d[1], bytes);
+    for (size_t i = 0; i < weights; i++)
+        assert_true(dw[0][i] == dw[1][i]);
+    void *all[] = {dw[0], dw[1], d[0], d[1]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
 }
 
 static void check_backward(int N, struct qk_norm_shape s) {
@@ -174,11 +198,12 @@ static void check_backward(int N, struct qk_norm_shape s) {
     const size_t workspace_bytes = qk_norm_backward_workspace_bytes(N, s);
     unsigned char *workspace = (unsigned char *)test_alloc(workspace_bytes + 1);
     memset(workspace, 0xff, workspace_bytes + 1);
-    qk_norm_forward(out, rstd, p.qkv, p.wq, p.wk, N, s, &device);
+    qk_norm_forward(out, rstd, p.qkv, p.wq, p.wk, N, s, no_rotary, &device);
     memcpy(out, p.dout, (size_t)p.n * sizeof *out);
     qk_norm_backward(out, dwq, dwk, p.qkv, p.wq, p.wk, rstd, N, s, true, workspace, &device);
     assert_int_equal(workspace[workspace_bytes], 0xff);
     assert_true(dwq[p.q_weights] == dwq_end && dwk[p.k_weights] == dwk_end);
+    check_overwritten_gradients(p, rstd, workspace);
     double *dqkv = to_doubles(out, p.n), *dwq_got = floats_to_doubles(dwq, p.q_weights),
            *dwk_got = floats_to_doubles(dwk, p.k_weights);
     assert_close(dqkv, expected, p.n, TOLERANCE);
@@ -257,7 +282,7 @@ static void same_bits_for_any_threads(void **state) {
             dw[k] = (float *)test_alloc(weights * sizeof *dw[k]);
             memset(dw[k], 0, weights * sizeof *dw[k]);
             omp_set_num_threads(k == 0 ? 1 : 5);
-            qk_norm_forward(d[k], rstd, p.qkv, p.wq, p.wk, p.N, s, &device);
+            qk_norm_forward(d[k], rstd, p.qkv, p.wq, p.wk, p.N, s, no_rotary, &device);
             memcpy(d[k], p.dout, bytes);
             qk_norm_backward(d[k], dw[k], dw[k] + p.q_weights, p.qkv, p.wq, p.wk, rstd, p.N, s, true, workspace,
                              &device);
@@ -270,6 +295,54 @@ static void same_bits_for_any_threads(void **state) {
             free(all[k]);
         problem_free(p);
     }
+}
+
+// The norm that rotates has the bits of the norm and rope_forward apart, elsewhere and in place, at any alignment.
+static void check_rotary(int B, int T, struct qk_norm_shape s, int start, bool documents, int shift) {
+    struct problem p = problem_create(B * T, s);
+    const int N = B * T, position_count = start + B + T;
+    const size_t bytes = (size_t)p.n * sizeof(floatX);
+    float *table = (float *)test_alloc((size_t)(position_count * s.D) * sizeof *table);
+    const struct rope_settings settings = rope_unscaled(s.D, 10000);
+    rope_table(table, position_count, &settings);
+    int32_t *starts = test_starts(B, start), *document_starts = (int32_t *)test_alloc((size_t)N * sizeof *starts);
+    for (int n = 0; n < N; n++)
+        document_starts[n] = n % T / 3 * 3;
+    const struct qk_norm_rotary rotary = {table, {starts, documents ? document_starts : NULL}, T};
+    floatX *memory = (floatX *)test_alloc(bytes + 2 * sizeof(floatX)), *out = memory + shift,
+           *apart = (floatX *)test_alloc(bytes);
+    float *rstd = (float *)test_alloc(sizeof *rstd * (size_t)p.rstds),
+          *rstd_apart = (float *)test_alloc(sizeof *rstd * (size_t)p.rstds);
+    // The misaligned sum over a row has another order: both norms write to the same address.
+    qk_norm_forward(out, rstd_apart, p.qkv, p.wq, p.wk, N, s, no_rotary, &device);
+    memcpy(apart, out, bytes);
+    rope_forward(apart, table, rotary.positions, B, T, s.H, s.Hkv, s.D, &device);
+    memset(memory, 0xff, bytes + 2 * sizeof(floatX));
+    qk_norm_forward(out, rstd, p.qkv, p.wq, p.wk, N, s, rotary, &device);
+    assert_memory_equal(out, apart, bytes);
+    assert_memory_equal(rstd, rstd_apart, sizeof *rstd * (size_t)p.rstds);
+    for (size_t i = 0; i < sizeof(floatX); i++) // nothing beside it is written
+        assert_true(((unsigned char *)(out + p.n))[i] == 0xff && (shift == 0 || ((unsigned char *)memory)[i] == 0xff));
+    memcpy(out, p.qkv, bytes);
+    qk_norm_forward(out, NULL, out, p.wq, p.wk, N, s, rotary, &device);
+    assert_memory_equal(out, apart, bytes);
+    void *all[] = {table, starts, document_starts, memory, apart, rstd, rstd_apart};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    problem_free(p);
+}
+static void rotary_has_the_bits_of_a_pass_of_its_own(void **state) {
+    const int all_sizes[][5] = {{1, 1, 1, 1, 8},  {2, 3, 4, 2, 24},  {1, 7, 12, 12, 64}, {2, 5, 6, 1, 80},
+                                {3, 3, 3, 3, 96}, {1, 9, 9, 3, 128}, {2, 2, 5, 2, 256},  {3, 50, 2, 1, 8},
+                                {2, 5, 3, 1, 16}, {1, 2, 7, 7, 40}};
+    for (int i = 0; i < 10 * VARIANTS; i++) {
+        const int *size = all_sizes[i / VARIANTS];
+        for (int shift = 0; shift < 2; shift++)
+            check_rotary(size[0], size[1], shape_of(size + 1, i % VARIANTS), i % 3, i % 2, shift);
+    }
+    const int long_rows[][4] = {{2, 20, 10, 128}, {2, 40, 10, 256}, {3, 72, 1, 256}};
+    for (int i = 0; i < 3; i++)
+        check_rotary(1, long_rows[i][0], shape_of(long_rows[i], 1), 5, false, 0);
 }
 
 // Arrays that begin anywhere: the same results, but for the order of sums.
@@ -293,7 +366,7 @@ static void misaligned(void **state) {
             rstd[shift] = (float *)test_alloc((size_t)p.rstds * sizeof(float));
             dw[shift] = (float *)test_alloc((size_t)weights * sizeof(float));
             memset(dw[shift], 0, (size_t)weights * sizeof(float));
-            qk_norm_forward(a[0], rstd[shift], a[1], a[2], a[3], 5, s, &device);
+            qk_norm_forward(a[0], rstd[shift], a[1], a[2], a[3], 5, s, no_rotary, &device);
             qk_norm_backward(a[4], dw[shift], dw[shift] + p.q_weights, a[1], a[2], a[3], rstd[shift], 5, s, true,
                              workspace, &device);
         }
@@ -327,13 +400,13 @@ static void a_token_has_its_bits_alone_and_keeps_its_nan(void **state) {
         const int columns = token_width(s);
         floatX *out = (floatX *)test_alloc((size_t)p.n * sizeof *out);
         floatX *token = (floatX *)test_alloc((size_t)columns * sizeof *token);
-        qk_norm_forward(out, NULL, p.qkv, p.wq, p.wk, 5, s, &device);
+        qk_norm_forward(out, NULL, p.qkv, p.wq, p.wk, 5, s, no_rotary, &device);
         for (int n = 0; n < 5; n++) {
-            qk_norm_forward(token, NULL, p.qkv + n * columns, p.wq, p.wk, 1, s, &device);
+            qk_norm_forward(token, NULL, p.qkv + n * columns, p.wq, p.wk, 1, s, no_rotary, &device);
             assert_memory_equal(token, out + n * columns, (size_t)columns * sizeof *token);
         }
         p.qkv[2 * columns + 4 * s.D + 3] = to_floatX(NAN); // query head 4 of token 2
-        qk_norm_forward(out, NULL, p.qkv, p.wq, p.wk, 5, s, &device);
+        qk_norm_forward(out, NULL, p.qkv, p.wq, p.wk, 5, s, no_rotary, &device);
         for (int i = 0; i < p.n; i++) {
             const int column = i - 2 * columns, head = column / s.D;
             const bool hit = column >= 0 && (s.full_width ? head < s.H : head == 4);
@@ -351,6 +424,7 @@ int main(void) {
         cmocka_unit_test(backward),
         cmocka_unit_test(reference_by_finite_differences),
         cmocka_unit_test(same_bits_for_any_threads),
+        cmocka_unit_test(rotary_has_the_bits_of_a_pass_of_its_own),
         cmocka_unit_test(misaligned),
         cmocka_unit_test(a_token_has_its_bits_alone_and_keeps_its_nan),
     };
