@@ -59,7 +59,8 @@ static const char *algorithms_take(struct algorithms_line *line, const char *key
     const char *const begin = line->at + key_bytes + 1;
     const char *const space = last ? NULL : (const char *)memchr(begin, ' ', (size_t)(line->end - begin));
     const char *const end = space ? space : line->end;
-    if (end == begin || end - begin >= ALGORITHMS_VALUE || (!space && !last)) {
+    const bool has_nul = memchr(begin, 0, (size_t)(end - begin)) != NULL;
+    if (end == begin || end - begin >= ALGORITHMS_VALUE || has_nul || (!space && !last)) {
         snprintf(expected, sizeof expected, "%s=VALUE%s", key, last ? "" : " and more");
         return algorithms_wrong(line, expected);
     }
