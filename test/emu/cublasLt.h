@@ -15,7 +15,7 @@
 // them right: some split the depth, whose parts are added in fp32, in their order, so that sums have other bits; only
 // the first takes the whole workspace. FP8 is never split. BGRADA and BGRADB are for bf16 operands. Environment:
 //   EMU_CUBLASLT_TIMES     microseconds that a product takes by each algorithm, as 9,8,7: those behind the last take as
-//                          long as it; 10,11,12,... if unset. With an epilogue that sums a bias gradient:
+//                          long as it; 400,410,420,... if unset. With an epilogue that sums a bias gradient:
 //   EMU_CUBLASLT_BGRAD_TIMES
 //   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call
 //   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
@@ -531,7 +531,7 @@ static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLt
 // Seconds that a product takes by an algorithm.
 static inline double emu_lt_seconds(const struct emu_lt_algo *algo, bool sums_bias) {
     const char *text = getenv(sums_bias ? "EMU_CUBLASLT_BGRAD_TIMES" : "EMU_CUBLASLT_TIMES");
-    double microseconds = 10 + algo->id - 60;
+    double microseconds = 400 + 10 * (algo->id - 60);
     for (int i = 0; text && *text && i <= algo->id - 60; i++) {
         char *end;
         microseconds = strtod(text, &end);
