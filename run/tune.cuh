@@ -10,6 +10,11 @@
 #include "formats/matmul_algorithms.h" // matmul_algorithms_parse
 #include "runtime/files/file_read.h"   // read_whole
 #include "runtime/net/parallel.h"      // control_broadcast
+#include <assert.h>                    // static_assert
+#include <errno.h>                     // errno
+#include <limits.h>                    // PATH_MAX
+#include <math.h>                      // fmax
+#include <stdlib.h>                    // calloc, free
 #include <unistd.h>                    // access
 
 static const char *const tune_key_names[] = {
@@ -131,7 +136,8 @@ static int tune_time(struct run *r) {
         const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
         timed += !matmul_choice_of(library, &key) && matmul_tune(library, product, &noise, &r->dev);
     }
-    gpt_zero_gradients(m);
+    if (!m->zero.grads_on_host)
+        device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), &r->dev);
     matmul_noise_close(&noise, &r->dev);
     return timed;
 }
