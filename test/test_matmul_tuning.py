@@ -64,14 +64,14 @@ class MatmulTuning(unittest.TestCase):
         self.assertIn("--matmul-tuning=false", said)
         self.assertFalse(os.path.exists(self.path + "/off/" + NAME))
         self.assertEqual(off, first)
-        third, said = self.train("third", THIRD)
+        third, said = self.train("third", THIRD, "--checkpoint-every", 0)
         self.assertRegex(said, r"(\d+) products, \1 timed in .* s; \1 not by the heuristics' first, which saves 66\.7 % of one run of "
                                r"each, 66\.7 % at most")
         self.assertEqual({candidate for candidate, _, _ in self.algorithms("third")}, {2})
         self.assertNotEqual(third, off)
         for ours, theirs in zip(third, off):
             self.assertAlmostEqual(ours[0], theirs[0], delta=1e-2)
-        again, said = self.train("third", SIXTH) # a run into the same folder takes its file
+        again, said = self.train("third", SIXTH, "--checkpoint-every", 0) # a run into the same folder takes its file
         self.assertEqual(again, third)
         self.assertIn("third/" + NAME, said)
 
@@ -108,18 +108,18 @@ class MatmulTuning(unittest.TestCase):
         self.assertEqual({candidate for candidate, _, _ in self.algorithms("version")}, {5})
 
     def test_a_broken_file_is_refused_by_its_line(self):
-        self.train("broken", {}, steps=2)
+        self.train("broken", {}, "--checkpoint-every", 0, steps=2)
         path = self.path + "/broken/" + NAME
         with open(path) as f:
             lines = f.readlines()
         with open(path, "w") as f:
             f.writelines([*lines[:3], lines[3].replace("depth=", "depth=x"), *lines[4:]])
-        result = self.start("broken", {}, "--train-steps", 2)
+        result = self.start("broken", {}, "--train-steps", 2, "--checkpoint-every", 0)
         self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
         self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
         for words in (path + ": line 4: expected depth= and a number", "--matmul-tuning=false"):
             self.assertIn(words, result.stderr)
-        self.train("broken", {}, "--matmul-tuning=false", steps=2)
+        self.train("broken", {}, "--matmul-tuning=false", "--checkpoint-every", 0, steps=2)
 
     def test_a_file_that_cannot_be_written_is_said(self):
         os.mkdir(self.path + "/closed")
@@ -137,9 +137,9 @@ class MatmulTuning(unittest.TestCase):
                         ["--cpu-offloading-num-layers", 1, "--main-grads-dtype", "bf16", "--hidden-dropout", "0.1"],
                         [*llama, "--fp8-format", "hybrid", "--fp8-recipe", "delayed", "--fp8-amax-history-len", 2]):
             capability = {"EMU_CAPABILITY": "9.0"}
-            with_it, said = self.train("with", capability, *options, steps=2)
+            with_it, said = self.train("with", capability, *options, "--checkpoint-every", 0, steps=2)
             self.assertRegex(said, r"\d+ products, \d+ timed in")
-            without, _ = self.train("without", capability, *options, "--matmul-tuning=false", steps=2)
+            without, _ = self.train("without", capability, *options, "--matmul-tuning=false", "--checkpoint-every", 0, steps=2)
             self.assertEqual(with_it, without, options)
             os.remove(self.path + "/with/" + NAME)
 
