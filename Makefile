@@ -131,7 +131,7 @@ DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_BF16_ALONE := op_gpt op_block op_fp8_gpt op_offload op_offload_units op_optimizer op_state_format
-EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives unit_transfers \
+EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers \
   $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
@@ -158,7 +158,7 @@ test-levels: $(B)/train_gpt
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions; each benchmark still compiles.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/matmul_cublaslt.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/matmul_cublaslt.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED_AS_C := $(CC) -x c -std=gnu11
 check-headers:
 	@for p in -UPRECISION_BF16 -DPRECISION_BF16; do \

@@ -205,7 +205,7 @@ struct config {
     enum config_device device;
     enum config_precision precision;
     const char *instruction_set;
-    bool cuda_graphs;
+    bool cuda_graphs, matmul_tuning;
     int threads;
     // several processes
     int zero_stage;
@@ -488,6 +488,8 @@ static const struct option_row config_rows[] = {
         CONFIG_THIS_START | CONFIG_PER_RANK),
     ROW(BOOL, cuda_graphs, "true", "", 0, 0, "Record a micro-step's work on a GPU once, enqueue it by one call",
         CONFIG_THIS_START),
+    ROW(BOOL, matmul_tuning, "true", "", 0, 0,
+        "On a GPU: time the algorithms of matrix products at the start, and keep the fastest in OUT and checkpoints"),
     ROW(INT, threads, "0", "N", 0, 1 << 16, "Threads; 0: all that this process may use",
         CONFIG_THIS_START | CONFIG_PER_RANK),
 

@@ -144,7 +144,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     if (pass == PASS_TRAIN)
         timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
     const int chunk_phase = m->timeline.phase;
-    for (int64_t first = 0; first < (m->timeline.planning ? 1 : N); first += m->chunk) {
+    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += m->chunk) {
         m->timeline.phase = chunk_phase;
         head_chunk(m, pass, first, N - first < m->chunk ? N - first : m->chunk, dloss);
     }

@@ -142,7 +142,7 @@ static void mlp_forward_chunk(struct gpt *m, enum pass pass, int l, enum activat
 static void mlp_chunks_forward(struct gpt *m, enum pass pass, int l, enum activation_id product) {
     const int64_t N = extent_of(m, pass).N, tokens = mlp_chunk_tokens(m, pass, l);
     const int chunk_phases = m->timeline.phase;
-    for (int64_t first = 0; first < (m->timeline.planning ? 1 : N); first += tokens) {
+    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += tokens) {
         m->timeline.phase = chunk_phases;
         mlp_forward_chunk(m, pass, l, product, chunk_at(first, tokens, N));
     }
@@ -303,7 +303,7 @@ static void mlp_backward_chunk(struct gpt *m, int l, struct chunk c) {
 static void mlp_chunks_backward(struct gpt *m, int l) {
     const int64_t N = extent_of(m, PASS_TRAIN).N, tokens = mlp_chunk_tokens(m, PASS_RECOMPUTE, l);
     const int chunk_phases = m->timeline.phase;
-    for (int64_t first = 0; first < (m->timeline.planning ? 1 : N); first += tokens) {
+    for (int64_t first = 0; first < (timeline_plans(&m->timeline) ? 1 : N); first += tokens) {
         m->timeline.phase = chunk_phases;
         mlp_backward_chunk(m, l, chunk_at(first, tokens, N));
     }

@@ -7,6 +7,9 @@
 //     timeline_phase(t, "forward", layer, "norm 1");      // the next phase of the timeline begins
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
+//
+// A rehearsal is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have their
+// addresses, and of the ops the matmuls alone are called, by a library that lists them.
 #pragma once
 #include "kernels/transfers.cuh"   // transfer_begin, transfer_wait
 #include "memory.cuh"              // struct plan, struct arenas
@@ -31,21 +34,14 @@ static const char *pass_name(enum pass pass) {
 }
 
 // Stretches of the timeline, each entered at its own first phase.
-enum region {
-    REGION_MICRO_STEP,
-    REGION_UPDATE,
-    REGION_EVALUATE,
-    REGION_PREFILL,
-    REGION_GENERATE,
-    REGION_COUNT
-};
+enum region { REGION_MICRO_STEP, REGION_UPDATE, REGION_EVALUATE, REGION_PREFILL, REGION_GENERATE, REGION_COUNT };
 
 struct timeline {
     struct plan plan;
     struct arenas arenas;
     struct transfers transfers; // of what is offloaded, opened with the arenas
     struct device *dev;
-    bool planning;
+    bool planning, rehearsing;      // a rehearsal counts as planning
     int phase;                      // index in the plan
     int region_first[REGION_COUNT]; // first phase of each region
     int *workspaces;                // (phases) buffer id of the phase's workspace, -1: none
@@ -77,6 +73,8 @@ struct timeline {
     do {                                                                                                               \
         if (!(t)->planning)                                                                                            \
             TIMELINE_EXECUTE(t, true, op);                                                                             \
+        else if ((t)->rehearsing)                                                                                      \
+            op;                                                                                                        \
     } while (0)
 
 static double seconds_now(void) {
@@ -94,6 +92,10 @@ static void timeline_begin_planning(struct timeline *t, struct device *dev) {
     for (int i = 0; i < t->workspaces_capacity; i++)
         t->workspaces[i] = -1;
 }
+// Begins and ends a rehearsal.
+static void timeline_rehearse(struct timeline *t, bool begin) { t->planning = t->rehearsing = begin; }
+// Whether a loop over parts of a phase runs once, for the plan, rather than for each part.
+static bool timeline_plans(const struct timeline *t) { return t->planning && !t->rehearsing; }
 static void timeline_free(struct timeline *t) {
     transfers_close(&t->transfers, t->dev);
     arenas_free(&t->arenas);
@@ -103,7 +105,7 @@ static void timeline_free(struct timeline *t) {
 
 // Enters a region: the next phase is its first.
 static void timeline_region(struct timeline *t, enum region r) {
-    if (t->planning)
+    if (timeline_plans(t))
         t->region_first[r] = t->phase + 1;
     t->phase = t->region_first[r] - 1;
 }
@@ -116,6 +118,8 @@ static void timeline_phase(struct timeline *t, const char *group, int layer, con
         TIMELINE_ON_PHASE(t);
         return;
     }
+    if (t->rehearsing)
+        return;
     if (layer >= 0)
         snprintf(name, sizeof name, "%s layer %d: %s", group, layer, op);
     else
@@ -135,11 +139,11 @@ static void *timeline_pointer(const struct timeline *t, int id) {
     return plan_pointer(&t->plan, &t->arenas, id);
 }
 
-// The address of a buffer of a packed arena, or NULL when planning, which makes it live in this phase. *id is the
+// The address of a buffer of a packed arena, or, when planning, NULL; it is then made live in this phase. *id is the
 // buffer's id in the plan, -1 before its first touch, which adds it with `bytes`, category, name and layer (-1: none).
 static void *timeline_buffer_in(struct timeline *t, enum plan_arena arena, int *id, size_t bytes, const char *category,
                                 const char *name, int layer) {
-    if (!t->planning)
+    if (!t->planning || t->rehearsing)
         return timeline_pointer(t, *id);
     if (*id < 0)
         *id = plan_add(&t->plan, arena, category, name, layer, bytes);
@@ -163,10 +167,14 @@ static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction di
                                   const void *from, size_t bytes) {
     if (!t->planning)
         return transfer_begin(&t->transfers, direction, to, from, bytes, t->dev);
+    if (t->rehearsing)
+        return 0;
     return (uint64_t)plan_transfer(&t->plan, direction, name, bytes) + 1;
 }
 // Makes later work of the device wait for a transfer, and clears its ticket. 0: there is none.
 static void timeline_transfer_wait(struct timeline *t, uint64_t *ticket) {
+    if (t->rehearsing)
+        return;
     if (*ticket != 0 && t->planning)
         t->plan.transfers[*ticket - 1].waited_phase = t->phase;
     else if (*ticket != 0)

@@ -55,6 +55,7 @@ int main(int argc, char **argv) {
 #include "run/plan_report.cuh" // the plan as a table, JSON, a picture
 #include "run/run.cuh"         // struct run
 #include "run/train.cuh"       // the training loop
+#include "run/tune.cuh"        // the matrix products' algorithms
 #include "run/validate.cuh"    // validation
 
 // A run that trains, from opening the data to the last checkpoint. Returns the exit status, as all run_* do.
@@ -69,6 +70,7 @@ static int run_training(struct run *r) {
     log_open(&r->log, c->out, c->train_steps, c->log_every, r->first_step, c->rank == 0, launch_is_by_mpirun());
     write_config(c);
     open_saver(r);
+    tune_matmuls(r);
     find_peak(r);
     report(r);
     if (r->finished >= c->train_steps)

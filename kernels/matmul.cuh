@@ -5,7 +5,7 @@
 #include "kernels/fp8.cuh"         // struct fp8_matrix
 #include "kernels/matmul_gemm.cuh" // struct gemm
 
-// Scratch that any of the three calls below needs, aligned to 64 bytes.
+// Scratch that any of the three calls below needs, aligned to 64 bytes, on a GPU to 256.
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev);
 
 // out = in weight^T + bias
@@ -45,7 +45,7 @@ static void matmul_fp8_sum(float *sum,          // (M, N)
                            int64_t M, int64_t N, int64_t K, bool add, bool fast, void *workspace, struct device *dev);
 
 #ifdef TARGET_CUDA
-#include "kernels/matmul_cublaslt.cuh" // gemm_run, by cuBLASLt
+#include "kernels/matmul_tuning.cuh" // gemm_run, by cuBLASLt, and the choice of its algorithms
 #else
 #include "kernels/matmul_backend.cuh" // struct matmul_backend, gemm_run_backend
 #include "kernels/matmul_fp32.cuh"    // gemm_fp32

@@ -3,15 +3,18 @@
 // cuBLASLt stores matrices by columns. What is stored by rows here is the transposed matrix there, so that
 // C (rows, cols) = A B is asked for as C^T (cols, rows) = B^T A^T: our B is its A.
 //
-// A plan is all that one product needs besides its pointers: what to compute, three layouts, and the algorithm that the
-// library's heuristics put first. It is a function of the shapes, of whether there is a bias and of the pointers'
-// alignment, so that the same call takes the same algorithm in every run, and every time that it is made again by
-// recomputation: buffers begin at multiples of 256 bytes under every memory plan, and views into them at offsets that
-// the shapes decide. Plans are kept in a table of the library's struct, without further memory.
+// A plan is all that one product needs besides its pointers: what to compute, three layouts, and the algorithm: the one
+// that was chosen for it (kernels/matmul_tuning.cuh), else the one that the library's heuristics put first. Without
+// choices it is a function of the shapes, of whether there is a bias and of the pointers' alignment; with choices, of
+// these alone too, so that recomputation takes the first forward's algorithm: buffers begin at multiples of 256 bytes
+// under every memory plan, and views into them at offsets that the shapes decide. Whether the product is added to its
+// output matters to no algorithm. Plans are kept in a table of the library's struct, without further memory.
 //
 // GELU is not fused. An epilogue would apply it to the fp32 sums, while the backward pass makes it again from the
-// stored sums, rounded to floatX: the recomputed activation would have other bits than the first. Nor is the bias
-// gradient: the epilogue BGRADB overwrites where gradients accumulate.
+// stored sums, rounded to floatX: the recomputed activation would have other bits than the first. The bias gradient is
+// a kernel of our own, or, where that was found to be faster, the epilogue BGRADB of the product of the weight's
+// gradient: our A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows. They
+// have the type of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
 //
 // FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the
 // library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
@@ -39,14 +42,36 @@ enum {
     MATMUL_ALIGNMENT = 256,          // the largest that a key tells apart: the library asks for no more
 };
 
-// Every member is an int64, so that keys compare by their bytes.
+// What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are bytes.
+#define MATMUL_KEY(X)                                                                                                  \
+    X(rows)                                                                                                            \
+    X(cols) X(depth) X(a_transposed) X(b_transposed) X(sums) X(has_bias) X(has_dbias) X(a_type) X(b_type) X(a_scaling) \
+        X(b_scaling) X(fast) X(a_alignment) X(b_alignment) X(c_alignment) X(bias_alignment)
 struct matmul_key {
-    int64_t rows, cols, depth, a_transposed, b_transposed, sums, adds, has_bias;
-    int64_t a_type, b_type, a_scaling, b_scaling, fast;
-    int64_t a_alignment, b_alignment, c_alignment, bias_alignment; // bytes
+#define MATMUL_KEY_MEMBER(name) int64_t name;
+    MATMUL_KEY(MATMUL_KEY_MEMBER)
+#undef MATMUL_KEY_MEMBER
+};
+enum { MATMUL_KEY_NUMBERS = sizeof(struct matmul_key) / sizeof(int64_t) };
+
+// What a product is computed by. sums_bias: the bias gradient by the product's epilogue.
+struct matmul_choice {
+    struct matmul_key key;
+    cublasLtMatmulAlgo_t algorithm;
+    bool sums_bias;
+    int candidate;       // its number among those that were timed, 0: what is taken without a choice
+    double first_us, us; // microseconds of candidate 0, and of this one
+};
+// A product as a call asks for it. a, b: what the gemm's operands point to where they are FP8.
+struct matmul_product {
+    struct gemm gemm;
+    struct fp8_matrix a, b;
+    float *dbias;
+    void *workspace;
 };
 struct matmul_plan {
     struct matmul_key key;
+    bool sums_bias; // the bias gradient, by an epilogue
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t a, b, c; // by our names
     cublasLtMatmulAlgo_t algorithm;
@@ -55,6 +80,11 @@ struct matmul_library {
     cublasLtHandle_t handle; // NULL until it is needed: without one nothing asks for a GPU
     int64_t planned;         // plans made so far; plan i is plans[i % MATMUL_PLANS]
     struct matmul_plan plans[MATMUL_PLANS];
+    int choice_count;
+    struct matmul_choice choices[MATMUL_PLANS];
+    bool listing; // products are listed, each key once, and not computed
+    int product_count;
+    struct matmul_product products[MATMUL_PLANS];
     char description[64];
 };
 
@@ -106,16 +136,17 @@ static cudaDataType_t matmul_operand_type(const struct gemm_operand *x) {
 static enum fp8_scaling matmul_operand_scaling(const struct gemm_operand *x) {
     return x->fp8 ? x->fp8->scaling : FP8_WHOLE;
 }
-static struct matmul_key matmul_key_of(const struct gemm *gemm) {
+static struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbias) {
     const void *c = gemm->sum ? (const void *)gemm->sum : (const void *)gemm->out;
+    const void *bias = gemm->bias ? (const void *)gemm->bias : (const void *)dbias;
     const struct matmul_key key = {gemm->rows,
                                    gemm->cols,
                                    gemm->depth,
                                    gemm->a.transposed,
                                    gemm->b.transposed,
                                    gemm->sum != NULL,
-                                   gemm->add,
                                    gemm->bias != NULL,
+                                   dbias != NULL,
                                    matmul_operand_type(&gemm->a),
                                    matmul_operand_type(&gemm->b),
                                    matmul_operand_scaling(&gemm->a),
@@ -124,8 +155,11 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm) {
                                    pointer_alignment(matmul_operand_data(&gemm->a)),
                                    pointer_alignment(matmul_operand_data(&gemm->b)),
                                    pointer_alignment(c),
-                                   pointer_alignment(gemm->bias)};
+                                   pointer_alignment(bias)};
     return key;
+}
+static bool matmul_same_key(const struct matmul_key *a, const struct matmul_key *b) {
+    return memcmp(a, b, sizeof *a) == 0;
 }
 
 static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t attribute, const void *value,
@@ -133,8 +167,11 @@ static void matmul_set(struct matmul_plan *plan, cublasLtMatmulDescAttributes_t 
     cublas_check(cublasLtMatmulDescSetAttribute(&plan->operation, attribute, value, bytes));
 }
 // Sets the pointers that come with each call. Their values matter to the heuristics too, which see their alignment.
-static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm) {
-    if (gemm->bias)
+// bias_sums: where the epilogue writes the bias gradient, if the plan has that.
+static void matmul_set_pointers(struct matmul_plan *plan, const struct gemm *gemm, const float *bias_sums) {
+    if (plan->sums_bias)
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_sums, sizeof bias_sums);
+    else if (gemm->bias)
         matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &gemm->bias, sizeof gemm->bias);
     if (gemm->a.fp8 == NULL)
         return;
@@ -174,14 +211,21 @@ static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
 }
 
 // Describes the product to the library. fp32 operands are multiplied as such, not as TF32.
-static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm) {
+static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias, bool sums_bias) {
     const cublasOperation_t transposed = CUBLAS_OP_T, as_stored = CUBLAS_OP_N;
-    const cublasLtEpilogue_t epilogue = gemm->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const int32_t sums_type = CUDA_R_32F;
+    const cublasLtEpilogue_t epilogue = sums_bias    ? CUBLASLT_EPILOGUE_BGRADB
+                                        : gemm->bias ? CUBLASLT_EPILOGUE_BIAS
+                                                     : CUBLASLT_EPILOGUE_DEFAULT;
+    plan->key = matmul_key_of(gemm, dbias);
+    plan->sums_bias = sums_bias;
     cublas_check(cublasLtMatmulDescInit(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, gemm->b.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, gemm->a.transposed ? &transposed : &as_stored, sizeof transposed);
     matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    matmul_set_pointers(plan, gemm);
+    if (sums_bias)
+        matmul_set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &sums_type, sizeof sums_type);
+    matmul_set_pointers(plan, gemm, dbias);
     if (gemm->a.fp8)
         matmul_set_fp8(plan, gemm);
     // (lda, ...) by columns is what is stored (..., lda) by rows
@@ -197,12 +241,22 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
                                           (uint64_t)gemm->rows, gemm->cols));
 }
 
-static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct matmul_key *key) {
-    // Of the split-K schemes, those that add fp32 partial sums in a step of its own, in a fixed order. The others add
-    // partial sums that are rounded to the type of the output.
-    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint64_t workspace_bytes = MATMUL_LIBRARY_BYTES;
-    const uint32_t a = (uint32_t)key->b_alignment, b = (uint32_t)key->a_alignment, c = (uint32_t)key->c_alignment;
+// Bytes of the workspace that the library may use: with the epilogue the first half, the sums begin behind it.
+static size_t matmul_library_bytes(const struct matmul_plan *plan) {
+    return plan->sums_bias ? MATMUL_LIBRARY_BYTES / 2 : MATMUL_LIBRARY_BYTES;
+}
+// The split-K schemes that are allowed are those that add fp32 partial sums in a step of its own, in a fixed order. The
+// others add partial sums that are rounded to the type of the output. How the epilogue's sums are split is not said:
+// they have no split.
+static uint32_t matmul_reductions(const struct matmul_plan *plan) {
+    return plan->sums_bias ? CUBLASLT_REDUCTION_SCHEME_NONE
+                           : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+}
+static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const struct matmul_plan *plan) {
+    const uint32_t reductions = matmul_reductions(plan);
+    const uint64_t workspace_bytes = matmul_library_bytes(plan);
+    const uint32_t a = (uint32_t)plan->key.b_alignment, b = (uint32_t)plan->key.a_alignment;
+    const uint32_t c = (uint32_t)plan->key.c_alignment;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
@@ -219,28 +273,43 @@ static void matmul_prefer(cublasLtMatmulPreferenceOpaque_t *preference, const st
             cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, wishes[i].value, wishes[i].bytes));
 }
 
-// Puts the algorithm that the library's heuristics rank first into the plan; CUBLAS_STATUS_NOT_SUPPORTED where they
-// have none.
-static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_library *library) {
+// Sets the first `most` of the algorithms that the library's heuristics rank, *found of them; returns
+// CUBLAS_STATUS_NOT_SUPPORTED where they have none.
+static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *results, int most, int *found,
+                                             struct matmul_plan *plan, struct matmul_library *library) {
     cublasLtMatmulPreferenceOpaque_t preference;
-    cublasLtMatmulHeuristicResult_t best;
-    int found = 0;
-    matmul_prefer(&preference, &plan->key);
+    *found = 0;
+    matmul_prefer(&preference, plan);
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(matmul_handle(library), &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c,
-                                       &preference, 1, &best, &found);
+                                       &preference, most, results, found);
     if (status != CUBLAS_STATUS_SUCCESS)
         return status;
-    if (found == 0 || best.state != CUBLAS_STATUS_SUCCESS)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    plan->algorithm = best.algo;
-    return CUBLAS_STATUS_SUCCESS;
+    return *found == 0 || results[0].state != CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED
+                                                                    : CUBLAS_STATUS_SUCCESS;
 }
-static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm,
+static const struct matmul_choice *matmul_choice_of(const struct matmul_library *library,
+                                                    const struct matmul_key *key) {
+    for (int i = 0; i < library->choice_count; i++)
+        if (matmul_same_key(&library->choices[i].key, key))
+            return &library->choices[i];
+    return NULL;
+}
+static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct gemm *gemm, const float *dbias,
                                        struct matmul_library *library) {
-    plan->key = matmul_key_of(gemm);
-    matmul_plan_product(plan, gemm);
-    return matmul_choose_algorithm(plan, library);
+    const struct matmul_key key = matmul_key_of(gemm, dbias);
+    const struct matmul_choice *choice = matmul_choice_of(library, &key);
+    matmul_plan_product(plan, gemm, dbias, choice && choice->sums_bias);
+    if (choice) {
+        plan->algorithm = choice->algorithm;
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    cublasLtMatmulHeuristicResult_t best;
+    int found;
+    const cublasStatus_t status = matmul_rank_algorithms(&best, 1, &found, plan, library);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        plan->algorithm = best.algo;
+    return status;
 }
 
 // Writes which product the library refused, and what to change. The widths of a layer's input and output are multiples
@@ -265,35 +334,25 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
 static inline const char *matmul_refusal(char *text, size_t n, const struct gemm *gemm,
                                          struct matmul_library *library) {
     struct matmul_plan plan;
-    const cublasStatus_t status = matmul_make_plan(&plan, gemm, library);
+    const cublasStatus_t status = matmul_make_plan(&plan, gemm, NULL, library);
     return status == CUBLAS_STATUS_SUCCESS ? NULL : matmul_refusal_text(text, n, gemm, status, library);
 }
 
 // The plan of this product, from the table or made now. In a full table the new plan replaces the oldest, which, when
 // it is made again, is the same.
-static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, struct matmul_library *library) {
-    const struct matmul_key key = matmul_key_of(gemm);
+static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float *dbias,
+                                           struct matmul_library *library) {
+    const struct matmul_key key = matmul_key_of(gemm, dbias);
     const int64_t kept = gemm_min(library->planned, MATMUL_PLANS);
     for (int64_t i = 0; i < kept; i++)
-        if (memcmp(&library->plans[i].key, &key, sizeof key) == 0)
+        if (matmul_same_key(&library->plans[i].key, &key))
             return &library->plans[i];
     struct matmul_plan *plan = &library->plans[library->planned++ % MATMUL_PLANS];
-    const cublasStatus_t status = matmul_make_plan(plan, gemm, library);
+    const cublasStatus_t status = matmul_make_plan(plan, gemm, dbias, library);
     char text[512];
     if (status != CUBLAS_STATUS_SUCCESS)
         fail("%s", matmul_refusal_text(text, sizeof text, gemm, status, library));
     return plan;
-}
-
-// Enqueues the product, without dbias. workspace: MATMUL_LIBRARY_BYTES.
-static void gemm_cublaslt(const struct gemm *gemm, void *workspace, struct device *dev) {
-    const float one = 1, beta = gemm->add ? 1 : 0;
-    void *c = gemm->sum ? (void *)gemm->sum : (void *)gemm->out;
-    struct matmul_plan *plan = matmul_plan_for(gemm, dev->matmul);
-    matmul_set_pointers(plan, gemm);
-    cublas_check(cublasLtMatmul(dev->matmul->handle, &plan->operation, &one, matmul_operand_data(&gemm->b), &plan->b,
-                                matmul_operand_data(&gemm->a), &plan->a, &beta, c, &plan->c, c, &plan->c,
-                                &plan->algorithm, workspace, MATMUL_LIBRARY_BYTES, dev->stream));
 }
 
 // ---- dbias: column sums of dout ----
@@ -364,10 +423,53 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
 
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev) { return MATMUL_LIBRARY_BYTES; }
 
-static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
-    gemm_cublaslt(gemm, workspace, dev);
-    if (dbias)
+// Enqueues a product by its plan. workspace: MATMUL_LIBRARY_BYTES, and what dbias needs.
+static cublasStatus_t matmul_enqueue(struct matmul_plan *plan, const struct gemm *gemm, float *dbias, void *workspace,
+                                     struct device *dev) {
+    const float one = 1, beta = gemm->add ? 1 : 0;
+    void *c = gemm->sum ? (void *)gemm->sum : (void *)gemm->out;
+    float *bias_sums = gemm->add ? (float *)((char *)workspace + matmul_library_bytes(plan)) : dbias;
+    matmul_set_pointers(plan, gemm, bias_sums);
+    const cublasStatus_t status =
+        cublasLtMatmul(matmul_handle(dev->matmul), &plan->operation, &one, matmul_operand_data(&gemm->b), &plan->b,
+                       matmul_operand_data(&gemm->a), &plan->a, &beta, c, &plan->c, c, &plan->c, &plan->algorithm,
+                       workspace, matmul_library_bytes(plan), dev->stream);
+    if (status != CUBLAS_STATUS_SUCCESS || dbias == NULL)
+        return status;
+    if (!plan->sums_bias)
         dbias_sums(dbias, gemm->a.data, gemm->depth, (int)gemm->rows, gemm->add, workspace, dev);
+    else if (gemm->add)
+        column_sums(dbias, bias_sums, 1, gemm->rows, true, dev);
+    return status;
+}
+
+// Adds a product to the list, unless it has one of its key or is full.
+static void matmul_list(const struct gemm *gemm, float *dbias, void *workspace, struct matmul_library *library) {
+    const struct matmul_key key = matmul_key_of(gemm, dbias);
+    for (int i = 0; i < library->product_count; i++) {
+        const struct matmul_key other = matmul_key_of(&library->products[i].gemm, library->products[i].dbias);
+        if (matmul_same_key(&other, &key))
+            return;
+    }
+    if (library->product_count == MATMUL_PLANS)
+        return;
+    struct matmul_product *product = &library->products[library->product_count++];
+    product->gemm = *gemm;
+    product->dbias = dbias;
+    product->workspace = workspace;
+    if (gemm->a.fp8 == NULL)
+        return;
+    product->a = *gemm->a.fp8;
+    product->b = *gemm->b.fp8;
+    product->gemm.a.fp8 = &product->a;
+    product->gemm.b.fp8 = &product->b;
+}
+
+static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev) {
+    if (dev->matmul->listing)
+        matmul_list(gemm, dbias, workspace, dev->matmul);
+    else
+        cublas_check(matmul_enqueue(matmul_plan_for(gemm, dbias, dev->matmul), gemm, dbias, workspace, dev));
 }
 
 // ---- FP8 ----
@@ -422,10 +524,10 @@ static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a,
 static void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,
                        int64_t K, bool fast, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_fp8(out, NULL, &a, &b, bias, M, N, K, false, fast);
-    gemm_cublaslt(&gemm, workspace, dev);
+    gemm_run(&gemm, NULL, workspace, dev);
 }
 static void matmul_fp8_sum(float *sum, struct fp8_matrix a, struct fp8_matrix b, int64_t M, int64_t N, int64_t K,
                            bool add, bool fast, void *workspace, struct device *dev) {
     const struct gemm gemm = gemm_fp8(NULL, sum, &a, &b, NULL, M, N, K, add, fast);
-    gemm_cublaslt(&gemm, workspace, dev);
+    gemm_run(&gemm, NULL, workspace, dev);
 }

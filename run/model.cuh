@@ -284,6 +284,18 @@ static void gpt_allocate(struct gpt *m) {
     device_synchronize(m->dev);
 }
 
+// Calls the matmuls of a training step, and of an evaluation where the run has some, on their planned memory; nothing
+// else runs (timeline.cuh). For a matmul library that lists its calls, before the first step.
+static void gpt_rehearse(struct gpt *m) {
+    const uint64_t micro_step = m->micro_step;
+    timeline_rehearse(&m->timeline, true);
+    gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
+    if (m->config.val_every > 0)
+        gpt_evaluate(m, batch_of(NULL, NULL));
+    timeline_rehearse(&m->timeline, false);
+    m->micro_step = micro_step;
+}
+
 // Opens the model's collectives. They allocate device memory that is not in the plan, and so are opened before the
 // check whether the plan fits, and before gpt_allocate.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,

@@ -115,6 +115,10 @@ static void report(const struct run *r) {
     if (c->fp8_format != FP8_FORMAT_NONE)
         log_row("FP8", "%s", fp8_describe(fp8, c));
     log_row("matmul", "%s", matmul_describe(r->dev.matmul));
+    if (*r->tuning)
+        log_row("matmul algorithms", "%s", r->tuning);
+    if (*r->tuning_note)
+        log_row("not used", "%s", r->tuning_note);
     log_row("attention", "%s", r->attention.reason);
     report_positions(r);
     report_numa(r);

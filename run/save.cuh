@@ -10,6 +10,7 @@
 #include "formats/checkpoint_part.h"   // checkpoint_part_begin
 #include "formats/checkpoint_thread.h" // writes while the training goes on
 #include "formats/checkpoint_write.h"  // checkpoint_begin, checkpoint_commit
+#include "formats/matmul_algorithms.h" // MATMUL_ALGORITHMS_NAME
 #include "formats/huggingface.h"       // architecture_of, huggingface_write_config
 #include "run/save_tensors.cuh"        // the files of the model and the optimizer
 #include "runtime/files/file_read.h"   // read_whole
@@ -26,6 +27,8 @@ struct save_job {
     // Of rank 0:
     char *config_json, *state_json;
     size_t config_bytes, state_bytes;
+    char *algorithms; // text of matmul_algorithms.txt; NULL: there is none
+    size_t algorithms_bytes;
     char tokenizer_files[SAVE_TOKENIZER_FILES][PATH_MAX]; // paths of files to copy under tokenizer_names; "" ends them
     char tokenizer_names[SAVE_TOKENIZER_FILES][64];
 };
@@ -50,6 +53,8 @@ static const char *save_small_files(struct save_job *job) {
     const char *problem = checkpoint_file(writer, "config.json", job->config_json, job->config_bytes);
     if (!problem)
         problem = checkpoint_file(writer, "trainer_state.json", job->state_json, job->state_bytes);
+    if (!problem && job->algorithms)
+        problem = checkpoint_file(writer, MATMUL_ALGORITHMS_NAME, job->algorithms, job->algorithms_bytes);
     for (int i = 0; i < SAVE_TOKENIZER_FILES && *job->tokenizer_files[i] && !problem; i++)
         problem = save_tokenizer_file(job, i);
     return problem;
@@ -126,6 +131,12 @@ static void saver_add_file(struct saver *saver, const char *path, const char *na
         return;
     snprintf(job->tokenizer_files[i], sizeof job->tokenizer_files[i], "%s", path);
     snprintf(job->tokenizer_names[i], sizeof job->tokenizer_names[i], "%s", name);
+}
+
+// Sets the text of the algorithms' file that every checkpoint has. The saver frees it.
+static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) {
+    saver->job.algorithms = text;
+    saver->job.algorithms_bytes = bytes;
 }
 
 static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
@@ -223,4 +234,5 @@ static void saver_close(struct saver *saver) {
     save_tensors_close(&job->tensors);
     free(job->config_json);
     free(job->state_json);
+    free(job->algorithms);
 }

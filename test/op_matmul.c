@@ -668,7 +668,7 @@ static void misuse(void *argument) {
     const struct gemm *g = &gemm;
     if (m->which == IN_PLACE)
         gemm.a.data = gemm.out;
-    struct matmul_plan *plan = matmul_plan_for(g, m->library);
+    struct matmul_plan *plan = matmul_plan_for(g, NULL, m->library);
     size_t workspace_bytes = MATMUL_LIBRARY_BYTES;
     char *const workspace = m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0);
     const void *a = g->a.data;
@@ -676,7 +676,7 @@ static void misuse(void *argument) {
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
     int found;
-    matmul_prefer(&preference, &plan->key);
+    matmul_prefer(&preference, plan);
     switch (m->which) {
     case OTHER_DEPTH: plan->a.rows--; break;
     case SHORT_ROWS: cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, 10, 10, 9); break;

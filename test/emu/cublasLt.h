@@ -11,7 +11,13 @@
 // - FP8 operands that are both E5M2, lie not along the depth, have a size, leading dimension or address that is no
 //   multiple of 16, or no scales in the device's memory; an FP8 output; a bias that is not bf16; and by scales of
 //   blocks a fast sum, two operands of 128 x 128, or a mode that no GPU of compute capability 9.0 has.
-// It fills both ends of the workspace with NaN. Environment:
+// It fills both ends of the workspace with NaN. The heuristics have EMU_LT_ALGORITHMS algorithms for a product, all of
+// them right: some split the depth, whose parts are added in fp32, in their order, so that sums have other bits; only
+// the first takes the whole workspace. FP8 is never split. BGRADA and BGRADB are for bf16 operands. Environment:
+//   EMU_CUBLASLT_TIMES     microseconds that a product takes by each algorithm, as 9,8,7: those behind the last take as
+//                          long as it; 400,410,420,... if unset. With an epilogue that sums a bias gradient:
+//   EMU_CUBLASLT_BGRAD_TIMES
+//   EMU_CUBLASLT_LOOSE     if set, sums of a bias gradient have other bits in each call
 //   EMU_CUBLASLT_LEAST     the fewest rows, columns and depth that the heuristics have an algorithm for, 1 if unset
 //   EMU_CUBLASLT_VERSION   the library's, 130000 if unset; scale modes are from 120800 on, scales of blocks from 120900
 //   EMU_CUBLASLT_TRUNCATE  if set, FP8 sums keep 13 bits of their mantissa, as on Hopper's tensor cores: over the whole
@@ -37,7 +43,12 @@ typedef enum {
 typedef enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 typedef enum { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
 typedef enum { CUDA_R_32F = 0, CUDA_R_16BF = 14, CUDA_R_8F_E4M3 = 28, CUDA_R_8F_E5M2 = 29 } cudaDataType_t;
-typedef enum { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 } cublasLtEpilogue_t;
+typedef enum {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_BGRADA = 256,
+    CUBLASLT_EPILOGUE_BGRADB = 512
+} cublasLtEpilogue_t;
 typedef enum {
     CUBLASLT_REDUCTION_SCHEME_NONE = 0,
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2
@@ -95,13 +106,31 @@ typedef struct {
     uint64_t workspace_bytes;
     uint32_t reductions, alignment[4]; // of A, B, C, D
 } cublasLtMatmulPreferenceOpaque_t;
-typedef struct { // what the heuristics were asked for
-    int made;
-    cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t layouts[4];
-    uint64_t workspace_bytes;
-    uint32_t alignment[4], bias_alignment;
+typedef enum {
+    CUBLASLT_ALGO_CONFIG_ID = 0,
+    CUBLASLT_ALGO_CONFIG_TILE_ID = 1,
+    CUBLASLT_ALGO_CONFIG_SPLITK_NUM = 2,
+    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
+    CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING = 4,
+    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION = 5,
+    CUBLASLT_ALGO_CONFIG_STAGES_ID = 6,
+    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID = 7,
+    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID = 8
+} cublasLtMatmulAlgoConfigAttributes_t;
+typedef struct {
+    uint64_t data[8];
 } cublasLtMatmulAlgo_t;
+// What an algorithm's 64 bytes hold: its attributes, and what the heuristics were asked for.
+struct emu_lt_algo {
+    int32_t made;
+    uint8_t id, tile, stages, reduction;
+    uint8_t splits, swizzle, inner, cluster;
+    uint32_t custom, operation, layouts[4], version; // hashes
+    uint64_t workspace_bytes;
+    uint16_t alignment[4], bias_alignment, unused[3];
+};
+static_assert(sizeof(struct emu_lt_algo) <= sizeof(cublasLtMatmulAlgo_t), "an algorithm has 64 bytes");
+enum { EMU_LT_ALGORITHMS = 8 };
 typedef cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
 typedef cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
 typedef cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
@@ -353,7 +382,85 @@ static inline void emu_lt_check_layouts(const cublasLtMatmulDescOpaque_t *operat
                   "types %d by %d to %d", (int)a->type, (int)b->type, (int)d->type);
 }
 
-// One algorithm for everything that is large enough, which takes scratch memory as one that splits the depth would.
+static inline bool emu_lt_sums_bias(const cublasLtMatmulDescOpaque_t *operation) {
+    return operation->epilogue == CUBLASLT_EPILOGUE_BGRADA || operation->epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+// FNV-1a.
+static inline uint32_t emu_lt_hash(const void *bytes, size_t n) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 16777619u;
+    return hash;
+}
+// Of what an operation is, whichever pointers come with a call.
+static inline uint32_t emu_lt_hash_operation(const cublasLtMatmulDescOpaque_t *operation) {
+    cublasLtMatmulDescOpaque_t x;
+    memset(&x, 0, sizeof x);
+    x.made = operation->made;
+    x.transa = operation->transa;
+    x.transb = operation->transb;
+    x.epilogue = operation->epilogue;
+    x.bias_type = operation->bias_type;
+    memcpy(x.scale_modes, operation->scale_modes, sizeof x.scale_modes);
+    x.fast = operation->fast;
+    return emu_lt_hash(&x, sizeof x);
+}
+static inline struct emu_lt_algo emu_lt_algo_of(const cublasLtMatmulAlgo_t *algorithm) {
+    struct emu_lt_algo algo;
+    memcpy(&algo, algorithm, sizeof algo);
+    return algo;
+}
+
+static inline void emu_lt_check_bias(const cublasLtMatmulDescOpaque_t *operation, cudaDataType_t type,
+                                     cudaDataType_t output) {
+    const bool takes_bias = operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT;
+    EMU_LT_DEMAND(takes_bias == (operation->bias != NULL), "epilogue %d with bias pointer %p", (int)operation->epilogue,
+                  operation->bias);
+    EMU_LT_DEMAND(!takes_bias || emu_lt_is_fp8(type) || operation->bias_type < 0 ||
+                      operation->bias_type == (int32_t)output,
+                  "a bias of type %d beside an output of type %d", operation->bias_type, (int)output);
+}
+// Whether there is an algorithm, by sizes, types and GPU.
+static inline bool emu_lt_is_supported(const cublasLtMatmulDescOpaque_t *operation,
+                                       cublasLtMatrixLayout_t const layouts[4]) {
+    const cublasLtMatrixLayoutOpaque_t *a = layouts[0], *d = layouts[3];
+    const char *text = getenv("EMU_CUBLASLT_LEAST");
+    const uint64_t least = text ? strtoull(text, NULL, 0) : 1;
+    if (a->rows < least || a->cols < least || d->cols < least)
+        return false;
+    if (emu_lt_sums_bias(operation) && a->type != CUDA_R_16BF)
+        return false;
+    return !emu_lt_is_fp8(a->type) || emu_lt_has_fp8(operation);
+}
+
+// The algorithm of a rank.
+static inline struct emu_lt_algo emu_lt_make_algo(int id, const cublasLtMatmulDescOpaque_t *operation,
+                                                  cublasLtMatrixLayout_t const layouts[4],
+                                                  const cublasLtMatmulPreferenceOpaque_t *preference) {
+    static const uint8_t splits[EMU_LT_ALGORITHMS] = {1, 1, 2, 1, 3, 4, 1, 5};
+    const bool may_split = (preference->reductions & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
+    struct emu_lt_algo algo;
+    memset(&algo, 0, sizeof algo);
+    algo.made = EMU_LT_MADE;
+    algo.id = (uint8_t)(60 + id);
+    algo.tile = (uint8_t)(15 + id);
+    algo.stages = (uint8_t)(8 + id % 3);
+    algo.swizzle = (uint8_t)(id % 2);
+    algo.inner = (uint8_t)(id % 4);
+    algo.cluster = (uint8_t)(2 + id % 2);
+    algo.custom = (uint32_t)id;
+    algo.splits = may_split && !emu_lt_is_fp8(layouts[0]->type) ? splits[id] : 1;
+    algo.reduction = algo.splits > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+    algo.operation = emu_lt_hash_operation(operation);
+    algo.version = (uint32_t)cublasLtGetVersion();
+    for (int i = 0; i < 4; i++) {
+        algo.layouts[i] = emu_lt_hash(layouts[i], sizeof *layouts[i]);
+        algo.alignment[i] = (uint16_t)preference->alignment[i];
+    }
+    algo.bias_alignment = operation->bias ? (uint16_t)emu_lt_alignment(operation->bias) : 1;
+    algo.workspace_bytes = id == 0 ? preference->workspace_bytes : preference->workspace_bytes >> id;
+    return algo;
+}
 static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
                                                             cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                                             cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -366,32 +473,71 @@ static inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t han
     EMU_LT_DEMAND((preference->reductions & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) == 0,
                   "a reduction that rounds the parts of a sum is allowed (mask %u)", preference->reductions);
     emu_lt_check_layouts(operation, layouts);
-    EMU_LT_DEMAND((operation->epilogue == CUBLASLT_EPILOGUE_BIAS) == (operation->bias != NULL),
-                  "epilogue %d with bias pointer %p", (int)operation->epilogue, operation->bias);
-    const char *text = getenv("EMU_CUBLASLT_LEAST");
-    const uint64_t least = text ? strtoull(text, NULL, 0) : 1;
+    emu_lt_check_bias(operation, a->type, d->type);
     *found = 0;
-    if (a->rows < least || a->cols < least || d->cols < least)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (emu_lt_is_fp8(a->type) && !emu_lt_has_fp8(operation))
+    if (!emu_lt_is_supported(operation, layouts))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < 4; i++)
         EMU_LT_DEMAND(!emu_lt_is_fp8(a->type) || preference->alignment[i] >= 16,
                       "%c is aligned to %u bytes, FP8 needs 16", "ABCD"[i], preference -> alignment[i]);
-    cublasLtMatmulHeuristicResult_t *result = &results[0];
-    memset(result, 0, sizeof *result);
-    result->algo.made = EMU_LT_MADE;
-    result->algo.operation = *operation;
-    result->algo.operation.bias = NULL; // another may come with each call
-    for (int i = 0; i < 4; i++) {
-        result->algo.layouts[i] = *layouts[i];
-        result->algo.alignment[i] = preference->alignment[i];
+    for (; *found < asked && *found < EMU_LT_ALGORITHMS; ++*found) {
+        const struct emu_lt_algo algo = emu_lt_make_algo(*found, operation, layouts, preference);
+        cublasLtMatmulHeuristicResult_t *result = &results[*found];
+        memset(result, 0, sizeof *result);
+        memcpy(&result->algo, &algo, sizeof algo);
+        result->workspaceSize = (size_t)algo.workspace_bytes;
     }
-    result->algo.bias_alignment = operation->bias ? emu_lt_alignment(operation->bias) : 1;
-    result->algo.workspace_bytes = preference->workspace_bytes;
-    result->workspaceSize = (size_t)preference->workspace_bytes;
-    *found = 1;
     return CUBLAS_STATUS_SUCCESS;
+}
+// Refuses what is no algorithm of this version, or one for another product.
+static inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                                     cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                                     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                                     const cublasLtMatmulAlgo_t *algorithm,
+                                                     cublasLtMatmulHeuristicResult_t *result) {
+    cublasLtMatrixLayout_t const layouts[4] = {a, b, c, d};
+    const struct emu_lt_algo algo = emu_lt_algo_of(algorithm);
+    EMU_LT_DEMAND(handle && handle->made == EMU_LT_MADE, "no handle");
+    emu_lt_check_layouts(operation, layouts);
+    bool fits = algo.made == EMU_LT_MADE && algo.version == cublasLtGetVersion() &&
+                algo.operation == emu_lt_hash_operation(operation);
+    for (int i = 0; i < 4; i++)
+        fits = fits && algo.layouts[i] == emu_lt_hash(layouts[i], sizeof *layouts[i]);
+    if (!fits)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!emu_lt_is_supported(operation, layouts))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    result->workspaceSize = (size_t)algo.workspace_bytes;
+    result->state = CUBLAS_STATUS_SUCCESS;
+    return CUBLAS_STATUS_SUCCESS;
+}
+static inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algorithm,
+                                                                  cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                                  void *value, size_t bytes, size_t *written) {
+    const struct emu_lt_algo algo = emu_lt_algo_of(algorithm);
+    const uint32_t values[] = {algo.id,     algo.tile,   algo.splits, algo.reduction, algo.swizzle,
+                               algo.custom, algo.stages, algo.inner,  algo.cluster};
+    const bool is_short =
+        attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    const size_t wanted = is_short ? sizeof(uint16_t) : sizeof(uint32_t);
+    EMU_LT_DEMAND(algo.made == EMU_LT_MADE, "no algorithm");
+    EMU_LT_DEMAND((size_t)attribute < sizeof values / sizeof *values && bytes == wanted,
+                  "attribute %d has not %zu bytes", (int)attribute, bytes);
+    memcpy(value, &values[attribute], bytes); // little-endian
+    if (written)
+        *written = bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+// Seconds that a product takes by an algorithm.
+static inline double emu_lt_seconds(const struct emu_lt_algo *algo, bool sums_bias) {
+    const char *text = getenv(sums_bias ? "EMU_CUBLASLT_BGRAD_TIMES" : "EMU_CUBLASLT_TIMES");
+    double microseconds = 400 + 10 * (algo->id - 60);
+    for (int i = 0; text && *text && i <= algo->id - 60; i++) {
+        char *end;
+        microseconds = strtod(text, &end);
+        text = *end == ',' ? end + 1 : end;
+    }
+    return 1e-6 * microseconds;
 }
 
 // ---- the product ----
@@ -454,6 +600,18 @@ static inline void emu_lt_block(float *sums, const float *a, const float *b, int
     memcpy(sums, sum, sizeof sum);
 }
 
+// The same in `splits` parts of the depth, whose sums are added in their order.
+static inline void emu_lt_split_block(float *sums, const float *a, const float *b, int64_t depth, int splits) {
+    float part[EMU_LT_N * EMU_LT_M];
+    const int64_t each = (depth + splits - 1) / splits;
+    emu_lt_block(sums, a, b, depth < each ? depth : each);
+    for (int64_t k = each; k < depth; k += each) {
+        emu_lt_block(part, a + k * EMU_LT_M, b + k * EMU_LT_N, depth - k < each ? depth - k : each);
+        for (int i = 0; i < EMU_LT_N * EMU_LT_M; i++)
+            sums[i] += part[i];
+    }
+}
+
 // A product of FP8 matrices, and how it is summed.
 struct emu_lt_fp8_product {
     const float *a_scales, *b_scales; // NULL: no FP8
@@ -506,42 +664,50 @@ static inline bool emu_lt_overlap(const void *x, size_t x_bytes, const void *y, 
     return (const char *)x < (const char *)y + y_bytes && (const char *)y < (const char *)x + x_bytes;
 }
 
-static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation,
+static inline void emu_lt_check_algo(const cublasLtMatmulDescOpaque_t *operation,
                                      cublasLtMatrixLayout_t const layouts[4], const void *const pointers[4],
-                                     const cublasLtMatmulAlgo_t *algo, const void *workspace, size_t workspace_bytes) {
-    EMU_LT_DEMAND(algo && algo->made == EMU_LT_MADE, "no algorithm");
-    emu_lt_check_layouts(operation, layouts);
-    cublasLtMatmulDescOpaque_t asked = *operation;
-    asked.bias = NULL;
-    EMU_LT_DEMAND(asked.transa == algo->operation.transa && asked.transb == algo->operation.transb &&
-                      asked.epilogue == algo->operation.epilogue && asked.fast == algo->operation.fast &&
-                      memcmp(asked.scale_modes, algo->operation.scale_modes, sizeof asked.scale_modes) == 0,
-                  "the algorithm is for another operation");
+                                     const struct emu_lt_algo *algo) {
+    EMU_LT_DEMAND(algo->made == EMU_LT_MADE, "no algorithm");
+    EMU_LT_DEMAND(algo->operation == emu_lt_hash_operation(operation), "the algorithm is for another operation");
     for (int i = 0; i < 4; i++) {
-        EMU_LT_DEMAND(memcmp(layouts[i], &algo->layouts[i], sizeof *layouts[i]) == 0,
+        EMU_LT_DEMAND(algo->layouts[i] == emu_lt_hash(layouts[i], sizeof *layouts[i]),
                       "the algorithm is for another layout of %c", "ABCD"[i]);
         EMU_LT_DEMAND(pointers[i] && emu_lt_alignment(pointers[i]) >= algo->alignment[i],
                       "%c is aligned to %u bytes, the algorithm was asked for with %u", "ABCD"[i],
-                      emu_lt_alignment(pointers[i]), algo -> alignment[i]);
+                      emu_lt_alignment(pointers[i]), (unsigned)algo -> alignment[i]);
     }
+}
+// Elements of the bias or bias gradient.
+static inline uint64_t emu_lt_bias_count(const cublasLtMatmulDescOpaque_t *operation,
+                                         const cublasLtMatrixLayoutOpaque_t *d) {
+    return operation->epilogue == CUBLASLT_EPILOGUE_BGRADB ? d->cols : d->rows;
+}
+static inline void emu_lt_check_call(const cublasLtMatmulDescOpaque_t *operation,
+                                     cublasLtMatrixLayout_t const layouts[4], const void *const pointers[4],
+                                     const struct emu_lt_algo *algo, const void *workspace, size_t workspace_bytes) {
+    emu_lt_check_layouts(operation, layouts);
+    emu_lt_check_algo(operation, layouts, pointers, algo);
     EMU_LT_DEMAND(workspace_bytes >= algo->workspace_bytes, "a workspace of %zu bytes, the algorithm needs %llu",
                   workspace_bytes, (unsigned long long)algo->workspace_bytes);
     EMU_LT_DEMAND(workspace_bytes == 0 || (workspace && (uintptr_t)workspace % 256 == 0),
                   "the workspace %p is not aligned to 256 bytes", workspace);
     const size_t d_bytes = emu_lt_extent(layouts[3]);
+    const size_t bias_bytes =
+        emu_lt_bias_count(operation, layouts[3]) * emu_lt_type_bytes(emu_lt_bias_type(operation, layouts[3]));
     for (int i = 0; i < 2; i++)
         EMU_LT_DEMAND(!emu_lt_overlap(pointers[3], d_bytes, pointers[i], emu_lt_extent(layouts[i])) &&
-                          !emu_lt_overlap(workspace, workspace_bytes, pointers[i], emu_lt_extent(layouts[i])),
-                      "%c overlaps D or the workspace", "AB"[i]);
+                          !emu_lt_overlap(workspace, workspace_bytes, pointers[i], emu_lt_extent(layouts[i])) &&
+                          (!emu_lt_sums_bias(operation) ||
+                           !emu_lt_overlap(operation->bias, bias_bytes, pointers[i], emu_lt_extent(layouts[i]))),
+                      "%c overlaps D, the bias gradient or the workspace", "AB"[i]);
     EMU_LT_DEMAND(!emu_lt_overlap(workspace, workspace_bytes, pointers[3], d_bytes), "D overlaps the workspace");
-    if (operation->epilogue == CUBLASLT_EPILOGUE_BIAS) {
-        const size_t bias_bytes = layouts[3]->rows * emu_lt_type_bytes(emu_lt_bias_type(operation, layouts[3]));
-        EMU_LT_DEMAND(operation->bias && emu_lt_alignment(operation->bias) >= algo->bias_alignment,
-                      "the bias %p is aligned to less than %u bytes", operation->bias, algo->bias_alignment);
-        EMU_LT_DEMAND(!emu_lt_overlap(operation->bias, bias_bytes, pointers[3], d_bytes) &&
-                          !emu_lt_overlap(operation->bias, bias_bytes, workspace, workspace_bytes),
-                      "the bias overlaps D or the workspace");
-    }
+    if (operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT)
+        return;
+    EMU_LT_DEMAND(operation->bias && emu_lt_alignment(operation->bias) >= algo->bias_alignment,
+                  "the bias %p is aligned to less than %u bytes", operation->bias, (unsigned)algo->bias_alignment);
+    EMU_LT_DEMAND(!emu_lt_overlap(operation->bias, bias_bytes, pointers[3], d_bytes) &&
+                      !emu_lt_overlap(operation->bias, bias_bytes, workspace, workspace_bytes),
+                  "the bias overlaps D or the workspace");
 }
 
 // A product that waits for its turn on the stream; the caller may change its descriptors meanwhile.
@@ -552,6 +718,8 @@ struct emu_lt_product {
     void *d, *workspace;
     size_t workspace_bytes;
     bool keep; // what D holds
+    struct emu_lt_algo algo;
+    cudaStream_t stream;
 };
 // Its scales are looked at when the product runs, as the device does.
 static inline struct emu_lt_fp8_product emu_lt_fp8_of(const struct emu_lt_product *x) {
@@ -572,14 +740,32 @@ static inline struct emu_lt_fp8_product emu_lt_fp8_of(const struct emu_lt_produc
     }
     return fp8;
 }
+// The sums over the depth of an operand that was packed: (lines).
+static inline void emu_lt_sum_bias(const struct emu_lt_product *x, const float *packed, int64_t lines, int64_t depth,
+                                   int width) {
+    static int calls;
+    const bool loose = getenv("EMU_CUBLASLT_LOOSE") != NULL;
+    const cudaDataType_t type = emu_lt_bias_type(&x->operation, &x->d_layout);
+    calls++;
+    for (int64_t line = 0; line < lines; line++) {
+        float sum = 0;
+        for (int64_t k = 0; k < depth; k++)
+            sum += packed[(line / width * depth + k) * width + line % width];
+        emu_lt_store((void *)x->operation.bias, line, type, loose ? sum * (1 + 1e-6f * (float)(calls % 7)) : sum);
+    }
+}
 static inline void emu_lt_run(const struct emu_lt_product *x) {
+    const bool sums_bias = emu_lt_sums_bias(&x->operation);
+    emu_model_time(x->stream, emu_lt_seconds(&x->algo, sums_bias));
     emu_check_range(x->a, emu_lt_extent(&x->a_layout), "reads");
     emu_check_range(x->b, emu_lt_extent(&x->b_layout), "reads");
     emu_check_range(x->d, emu_lt_extent(&x->d_layout), "writes");
     emu_check_range(x->workspace, x->workspace_bytes, "writes");
     const cudaDataType_t bias_type = emu_lt_bias_type(&x->operation, &x->d_layout);
     if (x->operation.bias)
-        emu_check_range(x->operation.bias, x->d_layout.rows * emu_lt_type_bytes(bias_type), "reads");
+        emu_check_range(x->operation.bias,
+                        emu_lt_bias_count(&x->operation, &x->d_layout) * emu_lt_type_bytes(bias_type),
+                        sums_bias ? "writes" : "reads");
     const struct emu_lt_fp8_product fp8 = emu_lt_fp8_of(x);
     const size_t end_bytes = x->workspace_bytes < 4096 ? x->workspace_bytes : 4096;
     if (end_bytes > 0) {
@@ -599,7 +785,7 @@ static inline void emu_lt_run(const struct emu_lt_product *x) {
         if (fp8.a_scales)
             emu_lt_fp8_block(&fp8, sums, packed_a + i0 * k, packed_b + j0 * k, i0, j0);
         else
-            emu_lt_block(sums, packed_a + i0 * k, packed_b + j0 * k, k);
+            emu_lt_split_block(sums, packed_a + i0 * k, packed_b + j0 * k, k, x->algo.splits);
         for (int64_t j = j0; j < j0 + EMU_LT_N && j < n; j++)
             for (int64_t i = i0; i < i0 + EMU_LT_M && i < m; i++) {
                 const int64_t at = j * x->d_layout.ld + i;
@@ -611,6 +797,10 @@ static inline void emu_lt_run(const struct emu_lt_product *x) {
                 emu_lt_store(x->d, at, x->d_layout.type, value);
             }
     }
+    if (x->operation.epilogue == CUBLASLT_EPILOGUE_BGRADA)
+        emu_lt_sum_bias(x, packed_a, m, k, EMU_LT_M);
+    if (x->operation.epilogue == CUBLASLT_EPILOGUE_BGRADB)
+        emu_lt_sum_bias(x, packed_b, n, k, EMU_LT_N);
     free(packed_a);
     free(packed_b);
 }
@@ -619,17 +809,19 @@ static inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMat
                                             const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                             cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                                             cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                                            const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
-                                            cudaStream_t stream) {
+                                            const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                                            size_t workspace_bytes, cudaStream_t stream) {
     cublasLtMatrixLayout_t const layouts[4] = {a_layout, b_layout, c_layout, d_layout};
     const void *const pointers[4] = {a, b, c, d};
     EMU_LT_DEMAND(handle && handle->made == EMU_LT_MADE, "no handle");
-    emu_lt_check_call(operation, layouts, pointers, algo, workspace, workspace_bytes);
+    EMU_LT_DEMAND(algorithm, "no algorithm");
+    const struct emu_lt_algo algo = emu_lt_algo_of(algorithm);
+    emu_lt_check_call(operation, layouts, pointers, &algo, workspace, workspace_bytes);
     const float scale = *(const float *)alpha, keep = *(const float *)beta;
     EMU_LT_DEMAND(scale == 1 && (keep == 0 || keep == 1), "only alpha 1 and beta 0 or 1 are modelled");
     EMU_LT_DEMAND(keep == 0 || c == d, "beta is not 0 and C is not D");
-    const struct emu_lt_product product = {*operation, *a_layout, *b_layout, *d_layout,       a,
-                                           b,          d,         workspace, workspace_bytes, keep != 0};
+    const struct emu_lt_product product = {*operation, *a_layout, *b_layout,       *d_layout, a,    b,
+                                           d,          workspace, workspace_bytes, keep != 0, algo, stream};
     const cudaError_t status = emu_enqueue(stream, "cublasLtMatmul", [product] { emu_lt_run(&product); });
     return status == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

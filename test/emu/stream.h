@@ -75,13 +75,14 @@ struct emu_stream {
     std::shared_ptr<struct emu_graph> capture; // what it records, if it does
     bool began_capture;
     emu_recorded_work behind; // the stream's next work
+    double modelled_seconds;  // of its work so far that has a time of its own (emu_model_time)
 };
 struct emu_event {
     bool has_time, recorded;
     int device;
     struct emu_stream *stream; // recorded there, behind so many works
     uint64_t position;
-    double time;
+    double time, modelled;                     // of its stream
     std::shared_ptr<struct emu_graph> capture; // recorded while it was open
     emu_recorded_work behind;
 };
@@ -94,7 +95,7 @@ typedef struct emu_graph_handle *cudaGraph_t;
 typedef struct emu_graph_handle *cudaGraphExec_t;
 
 static std::vector<struct emu_stream *> emu_streams;
-static thread_local int emu_captures = 0; // that this thread has begun
+static thread_local int emu_captures = 0;     // that this thread has begun
 static const char *emu_running = "(nothing)"; // the name of the work at hand
 
 // EMU_WORK_COUNTS names a file, to which the program's end appends a line for each kind of work that ran: how often, and
@@ -288,6 +289,13 @@ static inline cudaError_t cudaDeviceSynchronize(void) {
     return status;
 }
 
+// Says how long the work at hand takes on the device. The time between two events of a stream is that of all such work
+// between them, or, where there is none, what really went by.
+static inline void emu_model_time(cudaStream_t stream, double seconds) {
+    if (stream)
+        stream->modelled_seconds += seconds;
+}
+
 // --- Events -------------------------------------------------------------------------------------------------------
 
 enum { cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2, cudaEventRecordDefault = 0 };
@@ -308,8 +316,9 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     event->recorded = true;
     event->stream = stream;
     event->time = 0;
-    const cudaError_t status = emu_enqueue(stream, "an event", [event] {
+    const cudaError_t status = emu_enqueue(stream, "an event", [event, stream] {
         const double now = emu_seconds();
+        event->modelled = stream ? stream->modelled_seconds : 0;
         __atomic_store(&event->time, &now, __ATOMIC_RELEASE);
     });
     event->position = stream ? stream->enqueued : 0;
@@ -385,7 +394,8 @@ static inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t 
         return emu_forbid_while_recording();
     if (!emu_event_done(begin) || !emu_event_done(end))
         return cudaErrorNotReady;
-    *milliseconds = (float)((emu_event_time(end) - emu_event_time(begin)) * 1e3);
+    const double passed = emu_event_time(end) - emu_event_time(begin), modelled = end->modelled - begin->modelled;
+    *milliseconds = (float)((begin->stream == end->stream && modelled > 0 ? modelled : passed) * 1e3);
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {

@@ -342,7 +342,44 @@ def trainer_state():
     yield "option_nul", make(resolved={"lr": "\0"}), "lr is a string with a NUL byte"
 
 
-for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state):
+def matmul_algorithms():
+    keys = "abcdefghijklmnopq"
+    title, machine = "train_gpt matmul algorithms 1", "library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3"
+
+    def row(**more):
+        values = {**{key: 8 + i for i, key in enumerate(keys)}, "sums_bias": 0, "candidate": 3, "first_us": 12.5, "us": "11.25",
+                  "algorithm": "0123456789abcdef" * 8, **more}
+        return " ".join("%s=%s" % item for item in values.items() if item[1] is not None)
+
+    def make(*lines):
+        return "".join(line + "\n" for line in lines).encode()
+
+    yield "good", make(title, machine, row(), row(a=1, sums_bias=1)), "accepted"
+    yield "good_none", make(title, machine), "accepted"
+    yield "empty", b"", "line 1: expected 2 lines"
+    yield "title_alone", make(title), "line 2: expected 2 lines"
+    yield "title", make("train_gpt matmul algorithms 2", machine), "line 1: expected 'train_gpt matmul algorithms 1'"
+    yield "machine", make(title, row()), "line 2: expected library=, not 'a=8"
+    yield "library", make(title, machine.replace("130000", "-1")), "line 2: expected library= and a number of 0 to"
+    yield "gpu_none", make(title, machine.split(" gpu")[0]), "line 2: expected multiprocessors=VALUE and more"
+    yield "gpu_long", make(title, machine + 200 * "x"), "line 2: expected gpu=VALUE"
+    yield "cut", make(title, machine, row())[:-1], "line 3: does not end"
+    yield "key_none", make(title, machine, row(), row(a=1, d=None)), "line 4: expected d=, not 'e=12"
+    yield "key_text", make(title, machine, row(c="x")), "line 3: expected c= and a number of 0 to"
+    yield "key_large", make(title, machine, row(c=2**50 + 1)), "line 3: expected c= and a number of 0 to"
+    yield "key_nothing", make(title, machine, row(c="")), "line 3: expected c=VALUE"
+    yield "key_nul", make(title, machine, row(c="1\0")), "line 3: expected c=VALUE and more"
+    yield "twice", make(title, machine, row(), row(a=1), row(us=1)), "line 5: the product of line 3 again"
+    yield "sums_bias", make(title, machine, row(sums_bias=2)), "line 3: expected sums_bias= and a number of 0 to 1"
+    yield "us_nan", make(title, machine, row(us="nan")), "line 3: expected us= and microseconds"
+    yield "us_infinite", make(title, machine, row(us="1e999")), "line 3: expected us= and microseconds"
+    yield "algorithm_short", make(title, machine, row(algorithm="ab" * 63)), "line 3: expected algorithm= and 128 hexadecimal"
+    yield "algorithm_digit", make(title, machine, row(algorithm="xy" * 64)), "line 3: expected algorithm= and 128 hexadecimal"
+    yield "more", make(title, machine, row() + " more=1"), "line 3: expected algorithm= and 128 hexadecimal"
+    yield "many", make(title, machine, *(row(a=i) for i in range(129))), "line 131: more than 128 products"
+
+
+for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state, matmul_algorithms):
     folder = CORPUS / files.__name__
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

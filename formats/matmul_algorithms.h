@@ -1,0 +1,47 @@
+// matmul_algorithms.txt: the algorithms that a run's matrix products were found to be fastest by (--matmul-tuning). It
+// lies in the folder of --out and in each checkpoint, so that a run that goes on has the same bits.
+//
+//   train_gpt matmul algorithms 1
+//   library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3
+//   rows=8192 cols=2304 ... sums_bias=0 candidate=3 first_us=117.25 us=109.5 algorithm=3c00000042...
+//
+// A line a product: the numbers that its algorithm depends on, by names that the caller gives; what was found; and the
+// algorithm as the library's 64 bytes, which mean the same to the same version of the library alone.
+#pragma once
+#include "runtime/machine/error_text.h" // struct error_text
+#include <stdbool.h>                    // bool
+#include <stddef.h>                     // size_t
+#include <stdint.h>                     // int64_t, uint64_t
+#include <sys/cdefs.h>                  // __BEGIN_DECLS
+
+#define MATMUL_ALGORITHMS_NAME "matmul_algorithms.txt"
+enum {
+    MATMUL_ALGORITHMS_KEY = 17,       // numbers of a product
+    MATMUL_ALGORITHMS_ROWS = 128,     // most
+    MATMUL_ALGORITHMS_BYTES = 1 << 20 // limit of the text
+};
+
+struct matmul_algorithm {
+    int64_t key[MATMUL_ALGORITHMS_KEY];
+    bool sums_bias;          // the product's epilogue sums the bias gradient
+    int candidate;           // among those that were timed; 0: the library's first
+    double first_us, us;     // microseconds of candidate 0, and of this one
+    unsigned char bytes[64]; // the library's
+};
+struct matmul_algorithms {
+    int64_t library; // version, as 130100 for 13.1.0
+    int multiprocessors;
+    char gpu[256];
+    int count;
+    struct matmul_algorithm rows[MATMUL_ALGORITHMS_ROWS];
+};
+
+__BEGIN_DECLS
+// Parses the text, of which nothing is trusted; key_names: [MATMUL_ALGORITHMS_KEY]. Returns NULL, or what is wrong, in
+// `error`: "NAME: line 3: ...".
+const char *matmul_algorithms_parse(struct matmul_algorithms *algorithms, const char *const *key_names,
+                                    const unsigned char *data, uint64_t bytes, const char *name,
+                                    struct error_text *error);
+// The text, of *bytes, which the caller frees; NULL: out of memory.
+char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const char *const *key_names, size_t *bytes);
+__END_DECLS

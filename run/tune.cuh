@@ -1,0 +1,235 @@
+// The choice of the matrix products' algorithms before the first step, and the file that keeps it.
+//
+// Rank 0 chooses for all, so that their bits are the same: what a file says, of the checkpoint that the run goes on from
+// or of the folder of --out, and by time what it does not. The products are those of a training step and of a
+// validation in it. Those of --generate, --eval-only and samples are left to the library's heuristics.
+#pragma once
+#include "run/run.cuh" // struct run
+
+#ifdef TARGET_CUDA
+#include "formats/matmul_algorithms.h" // matmul_algorithms_parse
+#include "runtime/files/file_read.h"   // read_whole
+#include "runtime/net/parallel.h"      // control_broadcast
+#include <assert.h>                    // static_assert
+#include <errno.h>                     // errno
+#include <limits.h>                    // PATH_MAX
+#include <math.h>                      // fmax
+#include <stdlib.h>                    // calloc, free
+#include <unistd.h>                    // access
+
+static const char *const tune_key_names[] = {
+#define TUNE_KEY_NAME(name) #name,
+    MATMUL_KEY(TUNE_KEY_NAME)
+#undef TUNE_KEY_NAME
+};
+static_assert((int)MATMUL_ALGORITHMS_KEY == (int)MATMUL_KEY_NUMBERS, "a file's line has a product's key");
+static_assert((int)MATMUL_ALGORITHMS_ROWS == (int)MATMUL_PLANS, "a file has room for all products");
+
+// ---- Choices to and from the file's form ----
+
+static struct matmul_choice tune_choice_of(const struct matmul_algorithm *row) {
+    struct matmul_choice choice;
+    memcpy(&choice.key, row->key, sizeof choice.key);
+    memcpy(&choice.algorithm, row->bytes, sizeof choice.algorithm);
+    choice.sums_bias = row->sums_bias;
+    choice.candidate = row->candidate;
+    choice.first_us = row->first_us;
+    choice.us = row->us;
+    return choice;
+}
+static void tune_describe_machine(struct matmul_algorithms *algorithms, const struct device *dev) {
+    struct cudaDeviceProp properties;
+    cuda_check(cudaGetDeviceProperties(&properties, dev->index));
+    algorithms->library = (int64_t)cublasLtGetVersion();
+    algorithms->multiprocessors = properties.multiProcessorCount;
+    snprintf(algorithms->gpu, sizeof algorithms->gpu, "%s", properties.name);
+}
+static struct matmul_algorithms *tune_allocate(void) {
+    struct matmul_algorithms *algorithms = (struct matmul_algorithms *)calloc(1, sizeof *algorithms);
+    if (!algorithms)
+        fail("out of memory");
+    return algorithms;
+}
+// The file's text of the choices that are kept; the caller frees it.
+static char *tune_text(const struct matmul_library *library, const struct device *dev, size_t *bytes) {
+    struct matmul_algorithms *algorithms = tune_allocate();
+    tune_describe_machine(algorithms, dev);
+    for (int i = 0; i < library->choice_count; i++) {
+        const struct matmul_choice *choice = &library->choices[i];
+        struct matmul_algorithm *row = &algorithms->rows[algorithms->count++];
+        memcpy(row->key, &choice->key, sizeof row->key);
+        memcpy(row->bytes, &choice->algorithm, sizeof row->bytes);
+        row->sums_bias = choice->sums_bias;
+        row->candidate = choice->candidate;
+        row->first_us = choice->first_us;
+        row->us = choice->us;
+    }
+    char *text = matmul_algorithms_text(algorithms, tune_key_names, bytes);
+    if (!text)
+        fail("out of memory");
+    free(algorithms);
+    return text;
+}
+// Keeps the choices of a file's text, where they are of this GPU and library; else *note says that they are not.
+// Returns what is wrong with the text, or NULL.
+static const char *tune_take_text(struct run *r, const char *text, size_t bytes, const char *name, char note[TUNE_TEXT],
+                                  struct error_text *error) {
+    struct matmul_algorithms *theirs = tune_allocate(), *ours = tune_allocate();
+    const char *problem =
+        matmul_algorithms_parse(theirs, tune_key_names, (const unsigned char *)text, bytes, name, error);
+    tune_describe_machine(ours, &r->dev);
+    const bool same = theirs->library == ours->library && theirs->multiprocessors == ours->multiprocessors &&
+                      strcmp(theirs->gpu, ours->gpu) == 0;
+    if (!problem && !same)
+        snprintf(note, TUNE_TEXT, "%s: of cuBLASLt %lld on %s with %d multiprocessors, here %lld on %s with %d", name,
+                 (long long)theirs->library, theirs->gpu, theirs->multiprocessors, (long long)ours->library, ours->gpu,
+                 ours->multiprocessors);
+    int unused = 0;
+    for (int i = 0; i < theirs->count && !problem && same; i++) {
+        const struct matmul_choice choice = tune_choice_of(&theirs->rows[i]);
+        unused += !matmul_take_choice(r->dev.matmul, &choice);
+    }
+    if (unused > 0)
+        snprintf(note, TUNE_TEXT, "%s: %d of its %d products, which are not this run's", name, unused, theirs->count);
+    free(theirs);
+    free(ours);
+    return problem;
+}
+
+// ---- Rank 0 ----
+
+// Keeps the choices of the checkpoint's file, else of the one in --out, if there is one. A broken one ends the run.
+static void tune_read(struct run *r, char path[PATH_MAX]) {
+    enum { MOST_BYTES = MATMUL_ALGORITHMS_BYTES };
+    const char *const folders[] = {r->config->checkpoint, r->config->out};
+    struct error_text error;
+    unsigned char *data = NULL;
+    uint64_t bytes = 0;
+    bool found = false;
+    for (int i = 0; i < 2 && !found; i++)
+        found = *folders[i] && (size_t)snprintf(path, PATH_MAX, "%s/" MATMUL_ALGORITHMS_NAME, folders[i]) < PATH_MAX &&
+                access(path, F_OK) == 0;
+    if (!found) {
+        *path = 0;
+        return;
+    }
+    const char *problem = read_whole(&data, &bytes, MOST_BYTES, path, "a list of matmul algorithms", &error);
+    if (!problem)
+        problem = tune_take_text(r, (const char *)data, (size_t)bytes, path, r->tuning_note, &error);
+    if (problem)
+        fail("%s; --matmul-tuning=false starts without that file", problem);
+    free(data);
+}
+// Times the products that have no choice. The activations are free before the first step, the gradients are zeroed
+// behind it. Returns how many were timed.
+static int tune_time(struct run *r) {
+    struct gpt *m = r->model;
+    struct matmul_library *library = r->dev.matmul;
+    const struct arenas *arenas = &m->timeline.arenas;
+    int timed = 0;
+    if (library->choice_count == library->product_count)
+        return 0;
+    struct matmul_noise noise =
+        matmul_noise_open(arenas->base[ARENA_ACTIVATIONS], arenas->bytes[ARENA_ACTIVATIONS], &r->dev);
+    for (int i = 0; i < library->product_count; i++) {
+        const struct matmul_product *product = &library->products[i];
+        const struct matmul_key key = matmul_key_of(&product->gemm, product->dbias);
+        timed += !matmul_choice_of(library, &key) && matmul_tune(library, product, &noise, &r->dev);
+    }
+    if (!m->zero.grads_on_host)
+        device_zero(m->zero.grads, zero_gradients_bytes(&m->zero), &r->dev);
+    matmul_noise_close(&noise, &r->dev);
+    return timed;
+}
+// Says what was found, for the start-up report.
+static void tune_describe(struct run *r, int timed, double seconds, const char *path) {
+    const struct matmul_library *library = r->dev.matmul;
+    double first_us = 0, us = 0, most = 0;
+    int others = 0, epilogues = 0, n = 0;
+    char source[PATH_MAX + 64] = "";
+    for (int i = 0; i < library->choice_count; i++) {
+        const struct matmul_choice *choice = &library->choices[i];
+        first_us += choice->first_us;
+        us += choice->us;
+        others += choice->candidate > 0;
+        epilogues += choice->sums_bias;
+        most = fmax(most, 1 - choice->us / choice->first_us);
+    }
+    if (timed < library->choice_count)
+        snprintf(source, sizeof source, ", %d by %s", library->choice_count - timed, path);
+    n = snprintf(r->tuning, sizeof r->tuning, "%d products, %d timed in %.2f s%s; %d not by the heuristics' first",
+                 library->choice_count, timed, seconds, source, others);
+    if (others > 0 && n < (int)sizeof r->tuning)
+        n += snprintf(r->tuning + n, sizeof r->tuning - (size_t)n,
+                      ", which saves %.1f %% of one run of each, %.1f %% at most", 100 * (1 - us / first_us),
+                      100 * most);
+    if (epilogues > 0 && n < (int)sizeof r->tuning)
+        snprintf(r->tuning + n, sizeof r->tuning - (size_t)n, "; %d sum the bias gradient", epilogues);
+}
+// Writes the file into the folder of --out, and gives its text to the checkpoints. Where it can't be written this is
+// said, and the run goes on.
+static void tune_write(struct run *r, char *text, size_t bytes) {
+    char path[PATH_MAX];
+    const bool fits = (size_t)snprintf(path, sizeof path, "%s/" MATMUL_ALGORITHMS_NAME, r->config->out) < sizeof path;
+    FILE *file = fits ? fopen(path, "w") : NULL;
+    bool written = file && fwrite(text, 1, bytes, file) == bytes;
+    if (file)
+        written = fclose(file) == 0 && written;
+    if (!written)
+        fprintf(stderr,
+                "train_gpt: %s: cannot be written: %s; the choice of matmul algorithms is in checkpoints alone\n", path,
+                strerror(errno));
+    saver_set_algorithms(&r->saver, text, bytes);
+}
+
+// ---- All ranks ----
+
+// Chooses the algorithms of the matrix products, once the model, the saver and the folder of --out are there, and before
+// the first step. Every rank calls this.
+static void tune_matmuls(struct run *r) {
+    const struct config *c = r->config;
+    char path[PATH_MAX] = "";
+    char *text = NULL;
+    size_t bytes = 0;
+    if (!c->matmul_tuning) {
+        snprintf(r->tuning, sizeof r->tuning, "the heuristics' first (--matmul-tuning=false)");
+        return;
+    }
+    const double begin = seconds_now();
+    matmul_list_begin(r->dev.matmul);
+    gpt_rehearse(r->model);
+    matmul_list_end(r->dev.matmul);
+    if (c->rank == 0) {
+        tune_read(r, path);
+        const int timed = tune_time(r);
+        tune_describe(r, timed, seconds_now() - begin, path);
+        text = tune_text(r->dev.matmul, &r->dev, &bytes);
+    }
+    if (r->parallel) {
+        struct error_text error;
+        control_broadcast(r->parallel->control, &bytes, sizeof bytes, "the choice of matmul algorithms", true);
+        if (c->rank > 0)
+            text = (char *)calloc(1, bytes);
+        if (!text)
+            fail("out of memory");
+        control_broadcast(r->parallel->control, text, bytes, "the choice of matmul algorithms", true);
+        const char *problem =
+            c->rank > 0 ? tune_take_text(r, text, bytes, "rank 0's choice of matmul algorithms", r->tuning_note, &error)
+                        : NULL;
+        if (problem)
+            fail("%s", problem);
+        if (c->rank > 0 && *r->tuning_note)
+            fprintf(stderr, "train_gpt: rank %d does not use %s\n", c->rank, r->tuning_note);
+    }
+    if (c->rank == 0)
+        tune_write(r, text, bytes);
+    else
+        free(text);
+}
+
+#else
+
+// A CPU's backends are chosen by a table.
+static void tune_matmuls(struct run *r) {}
+
+#endif

@@ -1,0 +1,243 @@
+// The choice of cuBLASLt's algorithms (kernels/matmul_tuning.cuh) on its stand-in: every algorithm computes what it should,
+// the fastest is chosen, and a choice that was made before is taken where it can be.
+#define DEVICE_MEMORY_MANAGED // the host looks at what was computed
+#include "kernels/matmul.cuh" // under test
+#include "test/testing.h"     // cmocka, random data, comparison
+
+enum { M = 96, N = 40, K = 64 };
+
+struct fixture {
+    struct device dev;
+    floatX *in, *weight, *bias, *dout, *out, *din; // in one piece of memory
+    float *dweight, *dbias;
+    void *workspace, *memory;
+    size_t memory_bytes;
+};
+
+static struct fixture fixture_make(void) {
+    struct fixture f;
+    memset(&f, 0, sizeof f);
+    f.dev.threads = 2;
+    device_open(&f.dev, 0, true);
+    f.dev.matmul = matmul_create(&f.dev);
+    f.memory_bytes = 1 << 20;
+    f.memory = device_allocate(f.memory_bytes);
+    f.in = (floatX *)f.memory;
+    f.weight = f.in + M * K;
+    f.dout = f.weight + N * K;
+    f.out = f.dout + M * N;
+    f.din = f.out + M * N;
+    f.bias = f.din + M * K;
+    f.dweight = (float *)device_allocate(N * K * sizeof *f.dweight);
+    f.dbias = (float *)device_allocate(N * sizeof *f.dbias);
+    f.workspace = device_allocate(matmul_workspace_bytes(M, N, K, &f.dev));
+    struct matmul_noise noise = matmul_noise_open(f.memory, f.memory_bytes, &f.dev);
+    matmul_noise_close(&noise, &f.dev);
+    return f;
+}
+static void fixture_free(struct fixture *f) {
+    device_free(f->memory, 0);
+    device_free(f->dweight, 0);
+    device_free(f->dbias, 0);
+    device_free(f->workspace, 0);
+    matmul_destroy(f->dev.matmul);
+    device_close(&f->dev);
+}
+static void list(struct fixture *f, bool add) {
+    matmul_list_begin(f->dev.matmul);
+    matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev);
+    matmul_backward_input(f->din, f->dout, f->weight, M, N, K, f->workspace, &f->dev);
+    matmul_backward_weight(f->dweight, f->dbias, f->dout, f->in, M, N, K, add, f->workspace, &f->dev);
+    matmul_forward(f->out, f->in, f->weight, f->bias, M, N, K, f->workspace, &f->dev); // again
+    matmul_list_end(f->dev.matmul);
+    assert_int_equal(f->dev.matmul->product_count, 3);
+}
+static void tune(struct fixture *f) {
+    struct matmul_noise noise = matmul_noise_open(f->memory, f->memory_bytes, &f->dev);
+    for (int i = 0; i < f->dev.matmul->product_count; i++)
+        assert_true(matmul_tune(f->dev.matmul, &f->dev.matmul->products[i], &noise, &f->dev));
+    matmul_noise_close(&noise, &f->dev);
+    assert_int_equal(f->dev.matmul->choice_count, f->dev.matmul->product_count);
+}
+
+static double element(const floatX *x, int64_t i) { return to_float(x[i]); }
+// dweight and dbias are to_add more than the product.
+static void assert_right(const struct gemm *gemm, const float *dbias, double to_add) {
+    const struct gemm_operand *a = &gemm->a, *b = &gemm->b;
+    for (int64_t i = 0; i < gemm->rows; i++)
+        for (int64_t j = 0; j < gemm->cols; j++) {
+            double sum = gemm->bias ? element(gemm->bias, j) : 0, magnitude = fabs(sum) + fabs(to_add);
+            for (int64_t k = 0; k < gemm->depth; k++) {
+                const double product = element(a->data, a->transposed ? k * a->ld + i : i * a->ld + k) *
+                                       element(b->data, b->transposed ? j * b->ld + k : k * b->ld + j);
+                sum += product;
+                magnitude += fabs(product);
+            }
+            const int64_t at = i * gemm->cols + j;
+            if (gemm->sum)
+                assert_near(gemm->sum[at], sum + to_add, 1e-5 * magnitude, at);
+            else
+                assert_near(element(gemm->out, at), sum, 1e-2 * magnitude, at);
+        }
+    for (int64_t i = 0; dbias && i < gemm->rows; i++) {
+        double sum = to_add, magnitude = fabs(to_add);
+        for (int64_t k = 0; k < gemm->depth; k++) {
+            sum += element(a->data, k * a->ld + i);
+            magnitude += fabs(element(a->data, k * a->ld + i));
+        }
+        assert_near(dbias[i], sum, 1e-5 * magnitude, i);
+    }
+}
+
+static void every_algorithm_is_right(void **state) {
+    struct fixture f = fixture_make();
+    for (int add = 0; add < 2; add++) {
+        list(&f, add);
+        for (int i = 0; i < f.dev.matmul->product_count; i++) {
+            const struct matmul_product *product = &f.dev.matmul->products[i];
+            struct matmul_candidates candidates;
+            candidates.count = 0;
+            matmul_add_candidates(&candidates, product, false, f.dev.matmul);
+            assert_int_equal(candidates.count, MATMUL_CANDIDATES);
+            if (product->dbias)
+                matmul_add_candidates(&candidates, product, true, f.dev.matmul);
+            assert_int_equal(candidates.count, product->dbias ? 2 * MATMUL_CANDIDATES : MATMUL_CANDIDATES);
+            float first[N * K];
+            int other_bits = 0;
+            for (int c = 0; c < candidates.count; c++) {
+                for (int k = 0; k < N * K; k++)
+                    f.dweight[k] = add ? 2 : NAN;
+                for (int k = 0; k < N; k++)
+                    f.dbias[k] = add ? 2 : NAN;
+                assert_int_equal(
+                    matmul_enqueue(&candidates.of[c].plan, &product->gemm, product->dbias, product->workspace, &f.dev),
+                    CUBLAS_STATUS_SUCCESS);
+                device_synchronize(&f.dev);
+                assert_right(&product->gemm, product->dbias, add ? 2 : 0);
+                if (c == 0)
+                    memcpy(first, f.dweight, sizeof first);
+                other_bits += memcmp(first, f.dweight, sizeof first) != 0;
+            }
+            assert_true(product->gemm.sum ? other_bits > 0 : other_bits == 0); // of dweight
+        }
+    }
+    fixture_free(&f);
+}
+
+static void the_fastest_is_chosen(void **state) {
+    static const struct {
+        const char *times, *bgrad_times;
+        int plain, with_bias; // the candidate of products without and with a bias gradient
+    } cases[] = {{"9,8,7,3,5,6,4,8", "20", 3, 3},
+                 {"10,9.9,12", "9.9", 0, 0},
+                 {"10,9.7,12", "15", 1, 1},
+                 {"10,9,9,9", "12,8,12", 1, MATMUL_CANDIDATES + 1},
+                 {NULL, NULL, 0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct fixture f = fixture_make();
+        if (cases[i].times) {
+            setenv("EMU_CUBLASLT_TIMES", cases[i].times, 1);
+            setenv("EMU_CUBLASLT_BGRAD_TIMES", cases[i].bgrad_times, 1);
+        }
+        list(&f, true);
+        tune(&f);
+        unsetenv("EMU_CUBLASLT_TIMES");
+        unsetenv("EMU_CUBLASLT_BGRAD_TIMES");
+        for (int k = 0; k < f.dev.matmul->choice_count; k++) {
+            const struct matmul_choice *choice = &f.dev.matmul->choices[k];
+            const int expected = choice->key.has_dbias ? cases[i].with_bias : cases[i].plain;
+            assert_int_equal(choice->candidate, expected);
+            assert_int_equal(choice->sums_bias, expected >= MATMUL_CANDIDATES);
+        }
+        // later calls take it, with the weight's gradient overwritten or added to
+        for (int add = 0; add < 2; add++) {
+            const struct gemm gemm = gemm_backward_weight(f.dweight, f.dout, f.in, M, N, K, add);
+            const struct matmul_plan *plan = matmul_plan_for(&gemm, f.dbias, f.dev.matmul);
+            const struct matmul_choice *choice = matmul_choice_of(f.dev.matmul, &plan->key);
+            assert_non_null(choice);
+            assert_memory_equal(&plan->algorithm, &choice->algorithm, sizeof plan->algorithm);
+            matmul_backward_weight(f.dweight, f.dbias, f.dout, f.in, M, N, K, add, f.workspace, &f.dev);
+            device_synchronize(&f.dev);
+            if (!add)
+                assert_right(&gemm, f.dbias, 0);
+        }
+        fixture_free(&f);
+    }
+}
+
+static void sums_that_vary_are_not_taken(void **state) {
+    struct fixture f = fixture_make();
+    setenv("EMU_CUBLASLT_BGRAD_TIMES", "1", 1);
+    setenv("EMU_CUBLASLT_LOOSE", "1", 1);
+    list(&f, false);
+    tune(&f);
+    for (int i = 0; i < f.dev.matmul->choice_count; i++)
+        assert_false(f.dev.matmul->choices[i].sums_bias);
+    unsetenv("EMU_CUBLASLT_BGRAD_TIMES");
+    unsetenv("EMU_CUBLASLT_LOOSE");
+    fixture_free(&f);
+}
+
+static void a_choice_is_taken_where_it_can_be(void **state) {
+    struct fixture f = fixture_make();
+    setenv("EMU_CUBLASLT_BGRAD_TIMES", "1", 1);
+    list(&f, true);
+    tune(&f);
+    unsetenv("EMU_CUBLASLT_BGRAD_TIMES");
+    struct matmul_library *library = f.dev.matmul, *other = matmul_create(&f.dev);
+    f.dev.matmul = other;
+    list(&f, true);
+    for (int i = 0; i < library->choice_count; i++) {
+        struct matmul_choice choice = library->choices[i];
+        assert_int_equal(choice.sums_bias, choice.key.has_dbias);
+        choice.key.rows++; // no product of this run
+        assert_false(matmul_take_choice(other, &choice));
+        choice = library->choices[i];
+        choice.algorithm.data[0] ^= 1; // no algorithm
+        assert_false(matmul_take_choice(other, &choice));
+        choice = library->choices[i];
+        choice.sums_bias = !choice.sums_bias; // another operation
+        assert_false(matmul_take_choice(other, &choice));
+        choice = library->choices[(i + 1) % library->choice_count]; // another product's algorithm
+        choice.key = library->choices[i].key;
+        choice.sums_bias = library->choices[i].sums_bias;
+        assert_false(matmul_take_choice(other, &choice));
+        assert_true(matmul_take_choice(other, &library->choices[i]));
+        assert_false(matmul_take_choice(other, &library->choices[i])); // twice
+    }
+    assert_int_equal(other->choice_count, library->choice_count);
+    matmul_destroy(library);
+    fixture_free(&f);
+}
+
+// As operands of all types: finite, of both signs, of no size that a product could overflow by.
+static void noise_is_finite(void **state) {
+    int negative = 0;
+    for (uint64_t i = 0; i < 100000; i++) {
+        const uint32_t word = matmul_noise_word(i);
+        float x;
+        memcpy(&x, &word, sizeof x);
+        assert_true(fabsf(x) >= 0.125f && fabsf(x) <= 2);
+        negative += x < 0;
+        for (int half = 0; half < 2; half++) {
+            const bf16 y = {(uint16_t)(word >> 16 * half)};
+            assert_true(fabsf(bf16_to_float(y)) >= 0.125f && fabsf(bf16_to_float(y)) <= 2);
+        }
+        for (int byte = 0; byte < 4; byte++) {
+            assert_true(isfinite(fp8_decode((fp8)(word >> 8 * byte), FP8_E4M3)));
+            assert_true(isfinite(fp8_decode((fp8)(word >> 8 * byte), FP8_E5M2)));
+        }
+    }
+    assert_true(negative > 45000 && negative < 55000);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_algorithm_is_right),
+        cmocka_unit_test(the_fastest_is_chosen),
+        cmocka_unit_test(sums_that_vary_are_not_taken),
+        cmocka_unit_test(a_choice_is_taken_where_it_can_be),
+        cmocka_unit_test(noise_is_finite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
