@@ -296,7 +296,6 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.weight_decay = (float)c->weight_decay;
     adamw.step = step;
     adamw.grad_scale = 1;
-    adamw.amax = NULL; // optimizer_update sets it
     adamw.seed = c->seed;
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");

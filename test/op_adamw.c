@@ -10,6 +10,26 @@
 
 static const double FP32_STEPS = 1e-6;
 static struct device device = {2, NULL};
+// The update of a range of one tensor, of index `tensor`, from its first element on or from r.begin; r.begin in the
+// flat buffers is behind the tensors before. amax: of its parameters; NULL: not taken.
+static void update_of(struct adamw_range r, uint32_t tensor, uint32_t *amax, struct adamw adamw,
+                      const struct gradient_check *check) {
+    struct flat_tensors tensors = {NULL, (int)tensor + 1, amax != NULL};
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc(((size_t)tensor + 1) * sizeof *rows);
+    for (uint32_t i = 0; i <= tensor; i++) {
+        rows[i].begin = (int64_t)i * STATE_BLOCK;
+        rows[i].end = i < tensor ? rows[i].begin + 1 : rows[i].begin + r.begin + r.n;
+        rows[i].amax = i < tensor ? NULL : amax;
+        rows[i].decays = i == tensor;
+    }
+    tensors.rows = rows;
+    r.begin += (int64_t)tensor * STATE_BLOCK;
+    adamw_update(r, tensors, adamw, check, &device);
+    free(rows);
+}
+static void update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check) {
+    update_of(r, 0, NULL, adamw, check);
+}
 static float *floats_of(int64_t n, const float *values) { // in the device's memory
     float *x = (float *)test_alloc((size_t)n * sizeof *x);
     memcpy(x, values, (size_t)n * sizeof *x);
@@ -81,8 +101,7 @@ static void check(int64_t n, float weight_decay, int offset, int params_offset) 
                 grads[i] = 0;
             reference_step(&p[i], &m[i], &v[i], (double)grads[i] * (step % 2 ? 0.25 : 0.125), adamw);
         }
-        adamw_update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m_got, v_got, n), adamw,
-                     step % 2 ? NULL : clip, &device);
+        update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m_got, v_got, n), adamw, step % 2 ? NULL : clip);
     }
     double *m_result = floats_to_doubles(m_got, n), *v_result = floats_to_doubles(v_got, n);
     for (int64_t i = 0; i < n; i++)
@@ -138,7 +157,7 @@ static void first_step(void **state) {
     params[0] = to_floatX(1);
     params[1] = to_floatX(-1);
     remainder[0] = remainder[1] = 0;
-    adamw_update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m, v, 2), adamw, NULL, &device);
+    update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m, v, 2), adamw, NULL);
     assert_near(parameter_joined(params[0], remainder[0]), 0.875, 2e-7, 0);
     assert_near(parameter_joined(params[1], remainder[1]), -0.875, 2e-7, 1);
     void *all[] = {params, remainder, grads, m, v};
@@ -152,6 +171,7 @@ static void first_step(void **state) {
 enum { ARRAYS = 5, BEHIND = STATE_BLOCK };
 struct everything {
     struct adamw_range r;
+    uint32_t tensor;      // its index
     int64_t room;         // elements, whole blocks
     char *arrays[ARRAYS]; // params, remainder, m, v, grads
     size_t bytes[ARRAYS];
@@ -189,7 +209,7 @@ static void everything_new(struct everything *e, int64_t n, int format_case) {
     e->r.v = e->arrays[3];
     e->r.grads = e->arrays[4];
     e->r.n = n;
-    e->r.tensor = 5;
+    e->tensor = 5;
 }
 static void everything_free(struct everything *e) {
     for (int k = 0; k < ARRAYS; k++)
@@ -253,7 +273,7 @@ static void check_formats(int64_t n, int format_case) {
     everything_case(&e, random);
     char *behind[ARRAYS];
     for (int step = 1; step <= 4; step++) {
-        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 0.25f, NULL, 77};
+        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 0.25f, 77};
         everything_fill(&e, &random);
         double *p = everything_values(&e), *m = everything_decoded(e.r.m, e.r.m_format, n);
         double *v = everything_decoded(e.r.v, e.r.v_format, n);
@@ -264,7 +284,7 @@ static void check_formats(int64_t n, int format_case) {
             behind[k] = (char *)malloc(e.bytes[k]);
             memcpy(behind[k], e.arrays[k], e.bytes[k]);
         }
-        adamw_update(e.r, adamw, NULL, &device);
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
         double *p_got = everything_values(&e), *m_got = everything_decoded(e.r.m, e.r.m_format, n);
         double *v_got = everything_decoded(e.r.v, e.r.v_format, n);
         check_state(m_got, m, n, e.r.m_format, false, 1, "m");
@@ -310,7 +330,7 @@ static void a_split_master_has_the_bits_of_a_whole_one(void **state) {
         float *grads = (float *)e.arrays[4];
         for (int64_t i = 0; i < N; i++)
             grads[i] = (float)test_uniform(&random);
-        adamw_update(e.r, adamw, NULL, &device);
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
 #pragma omp simd
         for (int64_t i = 0; i < N; i++)
             master[i] = adamw_element(master[i], grads[i], &m[i], &v[i], f);
@@ -335,7 +355,7 @@ static void three_steps(struct everything *e, const int64_t *cuts, int num_cuts,
     const int threads = omp_get_max_threads();
     omp_set_num_threads(num_threads);
     for (int step = 1; step <= 3; step++) {
-        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, NULL, 1234567890123u};
+        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, 1234567890123u};
         if (step == 1)
             everything_fill(e, &random);
         for (int part = 0; part <= num_cuts; part++) {
@@ -347,8 +367,8 @@ static void three_steps(struct everything *e, const int64_t *cuts, int num_cuts,
             r.m = (char *)r.m + state_bytes(r.m_format, begin);
             r.v = (char *)r.v + state_bytes(r.v_format, begin);
             r.n = end - begin;
-            r.first = begin;
-            adamw_update(r, adamw, NULL, &device);
+            r.begin = begin;
+            update_of(r, e->tensor, NULL, adamw, NULL);
         }
     }
     omp_set_num_threads(threads);
@@ -367,6 +387,81 @@ static void neither_ranges_nor_threads_change_a_bit(void **state) {
         everything_free(&whole);
         everything_free(&parts);
     }
+}
+
+// ---- Ranges of many tensors ----
+
+// A step of elements [begin, end) of the flat buffers, which begin where `e` does.
+static void flat_step(const struct everything *e, struct flat_tensors tensors, int64_t begin, int64_t end,
+                      struct adamw adamw, const struct gradient_check *check) {
+    struct adamw_range r = e->r;
+    r.params += begin;
+    r.remainder = r.remainder ? r.remainder + begin : NULL;
+    r.grads = (const char *)r.grads + state_bytes(r.grads_format, begin);
+    r.m = (char *)r.m + state_bytes(r.m_format, begin);
+    r.v = (char *)r.v + state_bytes(r.v_format, begin);
+    r.n = end - begin;
+    r.begin = begin;
+    adamw_update(r, tensors, adamw, check, &device);
+}
+// Tensors of many sizes with gaps behind them, every third one without decay, every second one with an amax: one range,
+// and ranges that begin and end within tensors, have the bits of each tensor on its own, whose decay is 0 where it has
+// none. Gaps keep what they hold.
+static void check_tensors(int count, int format_case, bool finite) {
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc((size_t)count * sizeof *rows);
+    uint32_t *amaxes = (uint32_t *)test_alloc(3 * (size_t)count * sizeof *amaxes);
+    struct gradient_check *clip = (struct gradient_check *)test_alloc(sizeof *clip);
+    const struct gradient_check clipped = {2, 0.5f, finite};
+    *clip = clipped;
+    int64_t flat = 0;
+    for (int i = 0; i < count; i++) {
+        rows[i].begin = flat;
+        rows[i].end = flat + 1 + (count > 100 ? i % 130 : 37 * i * i % 1500);
+        rows[i].decays = i % 3 != 0;
+        flat = (rows[i].end + STATE_BLOCK - 1) / STATE_BLOCK * STATE_BLOCK + (i % 5 == 4 ? STATE_BLOCK : 0);
+    }
+    struct everything each[3]; // tensor by tensor; in one range; in three
+    for (int k = 0; k < 3; k++) {
+        uint64_t random = 5;
+        everything_new(&each[k], flat, format_case);
+        everything_case(&each[k], random);
+        everything_fill(&each[k], &random);
+        for (int step = 1; step <= 2; step++) {
+            memset(amaxes + k * count, 0, (size_t)count * sizeof *amaxes);
+            struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, 77};
+            struct flat_tensors tensors = {rows, count, true};
+            for (int i = 0; i < count; i++)
+                rows[i].amax = i % 2 ? &amaxes[k * count + i] : NULL;
+            for (int i = 0; i < count && k == 0; i++) {
+                struct flat_tensors alone = {rows, i + 1, true};
+                adamw.weight_decay = rows[i].decays ? 0.1f : 0;
+                flat_step(&each[k], alone, rows[i].begin, rows[i].end, adamw, clip);
+            }
+            const int64_t cuts[] = {0, rows[count / 3].begin / 256 * STATE_BLOCK, rows[count / 2].begin, flat};
+            for (int i = 0; i < 3 && k == 2; i++)
+                flat_step(&each[k], tensors, cuts[i], cuts[i + 1], adamw, clip);
+            if (k == 1)
+                flat_step(&each[k], tensors, 0, flat, adamw, clip);
+        }
+    }
+    for (int k = 1; k < 3; k++) {
+        for (int a = 0; a < ARRAYS; a++)
+            assert_memory_equal(each[k].arrays[a], each[0].arrays[a], each[0].bytes[a]);
+        assert_memory_equal(amaxes + k * count, amaxes, (size_t)count * sizeof *amaxes);
+    }
+    for (int i = 0; i < count; i++)
+        assert_int_equal(amaxes[i],
+                         i % 2 ? amax_expected(0, each[0].r.params + rows[i].begin, rows[i].end - rows[i].begin) : 0);
+    for (int k = 0; k < 3; k++)
+        everything_free(&each[k]);
+    free(rows);
+    free(amaxes);
+    free(clip);
+}
+static void a_range_of_tensors_has_the_bits_of_each(void **state) {
+    for (int format_case = 0; format_case < FORMAT_CASES; format_case++)
+        check_tensors(format_case % 2 ? 33 : 7, format_case, format_case % 5 != 4);
+    check_tensors(1030, FORMAT_CASES - 1, true); // a search in three rounds
 }
 
 // Where the check found a NaN or an infinity nothing is changed, to the bit.
@@ -388,7 +483,7 @@ static void nothing_changes(void **state) {
         char *before[ARRAYS];
         for (int k = 0; k < ARRAYS; k++)
             memcpy(before[k] = (char *)malloc(e.bytes[k]), e.arrays[k], e.bytes[k]);
-        adamw_update(e.r, adamw, check, &device);
+        update_of(e.r, e.tensor, NULL, adamw, check);
         for (int k = 0; k < ARRAYS; k++) {
             assert_memory_equal(e.arrays[k], before[k], e.bytes[k]);
             (free)(before[k]);
@@ -426,8 +521,8 @@ static void weight_decay_shrinks_the_mean_as_it_would_in_fp32(void **state) {
     struct everything e;
     crowd_new(&e, 1, 0);
     for (int step = 1; step <= MANY; step++) {
-        const struct adamw adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, NULL, 5};
-        adamw_update(e.r, adamw, NULL, &device);
+        const struct adamw adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, 5};
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
     }
     assert_near(mean_of_params(&e), pow(1 - 1e-4, MANY), 5 * mean_deviation(MANY, 1e-4, 0x1p-8) + 1e-5, 0);
     everything_free(&e);
@@ -443,9 +538,9 @@ static void a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32(void **state
         split.r.params[i] = to_floatX(0.75f);
     }
     for (int step = 1; step <= MANY; step++) {
-        const struct adamw adamw = {1e-6f, 0.9f, 0.95f, 1e-8f, 0, step, 1, NULL, 5};
-        adamw_update(e.r, adamw, NULL, &device);
-        adamw_update(split.r, adamw, NULL, &device);
+        const struct adamw adamw = {1e-6f, 0.9f, 0.95f, 1e-8f, 0, step, 1, 5};
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
+        update_of(split.r, split.tensor, NULL, adamw, NULL);
     }
     double *exact = everything_values(&split);
     assert_near(exact[7], 0.749, 3e-5, 7); // 1000 roundings of 2^-25 each
@@ -462,8 +557,8 @@ static void bf16_second_moments_fall_at_large_beta2(void **state) {
     double sum = 0;
     crowd_new(&e, 1, 1);
     for (int step = 1; step <= MANY; step++) {
-        const struct adamw adamw = {0, 0.9f, 0.999f, 1e-8f, 0, step, 1, NULL, 5};
-        adamw_update(e.r, adamw, NULL, &device);
+        const struct adamw adamw = {0, 0.9f, 0.999f, 1e-8f, 0, step, 1, 5};
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
     }
     for (int64_t i = 0; i < CROWD; i++)
         sum += bf16_to_float(((const bf16 *)e.r.v)[i]);
@@ -476,10 +571,10 @@ static void bf16_second_moments_fall_at_large_beta2(void **state) {
 static void crowd_signs(double *params, double *v, uint64_t seed, int step, uint32_t tensor) {
     struct everything e;
     crowd_new(&e, 1, 1);
-    e.r.tensor = tensor;
+    e.tensor = tensor;
     // halfway down to the next below 1: lr weight_decay = 1 - beta2 = 2^-9, exactly
-    const struct adamw adamw = {0x1p-6f, 0.5f, 1 - 0x1p-9f, 1e-8f, 0x1p-3f, step, 1, NULL, seed};
-    adamw_update(e.r, adamw, NULL, &device);
+    const struct adamw adamw = {0x1p-6f, 0.5f, 1 - 0x1p-9f, 1e-8f, 0x1p-3f, step, 1, seed};
+    update_of(e.r, e.tensor, NULL, adamw, NULL);
     for (int64_t i = 0; i < CROWD; i++) {
         params[i] = to_float(e.r.params[i]) < 1 ? -1 : 1;
         v[i] = bf16_to_float(((const bf16 *)e.r.v)[i]) < 1 ? -1 : 1;
@@ -555,11 +650,10 @@ static void check_amax(int64_t n, bool with_remainder, bool finite, int offset, 
             arrays[0][i] = amax_case == AMAX_ZEROS ? 0 : (float)test_uniform(&random);
         }
         amax_case_set(p + offset, n, amax_case);
-        struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
-        adamw.amax = with_amax ? amax : NULL;
-        adamw_update(range_of(p + offset, with_remainder && BF16_BUILD ? remainder + offset : NULL, arrays[0] + offset,
-                              arrays[1] + offset, arrays[2] + offset, n),
-                     adamw, check, &device);
+        const struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
+        update_of(range_of(p + offset, with_remainder && BF16_BUILD ? remainder + offset : NULL, arrays[0] + offset,
+                           arrays[1] + offset, arrays[2] + offset, n),
+                  0, with_amax ? amax : NULL, adamw, check);
     }
     assert_memory_equal(params[1], params[0], (size_t)count * sizeof **params);
     assert_int_equal(*amax, amax_expected(before, params[1] + offset, n));
@@ -838,6 +932,7 @@ int main(void) {
         cmocka_unit_test(each_format_is_stepped_in_fp32_and_rounded_once),
         cmocka_unit_test(a_split_master_has_the_bits_of_a_whole_one),
         cmocka_unit_test(neither_ranges_nor_threads_change_a_bit),
+        cmocka_unit_test(a_range_of_tensors_has_the_bits_of_each),
         cmocka_unit_test(nothing_changes),
         cmocka_unit_test(weight_decay_shrinks_the_mean_as_it_would_in_fp32),
         cmocka_unit_test(a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32),
