@@ -295,18 +295,21 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
     update_end(&u);
 }
 
+static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
+    return squares_of_ranges_workspace_bytes(o->zero->shards.count);
+}
 // *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every
-// stage, so that all stages have the norm in the same bits. Waits for reductions in flight. `ws`:
-// sum_of_squares_workspace_bytes().
+// stage, so that all stages have the norm in the same bits. Waits for reductions in flight, for those of the last unit
+// after the sums of all others, as they run behind backward. `ws`: optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
-    for (int i = 0; i < s->count; i++) {
-        const struct bucket *b = &s->buckets[i];
-        if (s->ranks > 1 && !shards_gradients(s))
+    const bool waits = s->ranks > 1 && !shards_gradients(s);
+    const int ends[] = {waits ? s->first[s->units - 1] : 0, s->count};
+    for (int group = 0, first = 0; group < 2; first = ends[group++]) {
+        for (int i = first; i < ends[group] && waits; i++)
             collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
-        const int64_t at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
-        sum_of_squares(squares, (const char *)z->grads + state_bytes(z->grads_format, at), z->grads_format, b->shard,
-                       i > 0, ws, z->timeline->dev);
+        squares_of_ranges(ws, z->grads, z->grads_format, o->buckets, first, ends[group], z->timeline->dev);
     }
+    squares_total(squares, s->count, ws, z->timeline->dev);
 }

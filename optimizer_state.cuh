@@ -66,9 +66,11 @@ struct optimizer {
     struct stored_state states[STATE_COUNT];
     int64_t elements; // places of this rank's buffers
     int64_t cut;
-    // Device memory, filled once: the table of the tensors, which the update reads.
-    int tensors_id;
+    // Device memory, filled once: the table of the tensors, which the update reads, and of this rank's shards of the
+    // buckets of gradients, (shards.count), whose norm is taken.
+    int tensors_id, buckets_id;
     struct flat_tensors tensors;
+    struct gradient_range *buckets;
     // The streamed update; see optimizer.cuh.
     int slots_id;
     int64_t piece; // elements; 0: nothing is streamed
@@ -146,14 +148,17 @@ static char *state_address(const struct optimizer *o, enum optimizer_state id, i
 static size_t optimizer_tensors_bytes(const struct parameters *table) {
     return (size_t)table->num_tensors * sizeof(struct flat_tensor);
 }
-// Adds the state to the plan.
+static size_t optimizer_buckets_bytes(const struct shards *s) {
+    return (size_t)s->count * sizeof(struct gradient_range);
+}
+// Adds the state and its tables to the plan.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
     memset(o, 0, sizeof *o);
     o->zero = zero;
     o->fp8 = fp8;
-    o->slots_id = o->tensors_id = -1;
+    o->slots_id = o->tensors_id = o->buckets_id = -1;
     o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
     const double fraction = config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0;
     const int64_t blocks = o->elements / STATE_BLOCK;
@@ -172,9 +177,12 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
         if (all > below)
             s->host_id = plan_add(plan, ARENA_HOST_OPTIMIZER, row->name, row->name, -1, all - below);
     }
-    if (trains)
-        o->tensors_id =
-            plan_add(plan, ARENA_OPTIMIZER, "tables", "table of tensors", -1, optimizer_tensors_bytes(zero->table));
+    if (!trains)
+        return;
+    o->tensors_id =
+        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of tensors", -1, optimizer_tensors_bytes(zero->table));
+    o->buckets_id =
+        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_buckets_bytes(&zero->shards));
 }
 // Where the amax of a tensor is collected; NULL: nowhere.
 static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
@@ -204,6 +212,21 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
     device_synchronize(o->zero->timeline->dev);
     free(filled);
 }
+// Fills in the table of this rank's shards of the buckets.
+static void optimizer_fill_buckets(struct optimizer *o) {
+    const struct shards *s = &o->zero->shards;
+    struct gradient_range *filled = (struct gradient_range *)calloc((size_t)s->count, sizeof *filled);
+    if (!filled)
+        fail("out of memory for the table of buckets");
+    for (int i = 0; i < s->count; i++) {
+        const struct bucket *b = &s->buckets[i];
+        filled[i].at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
+        filled[i].n = b->shard;
+    }
+    device_upload(o->buckets, filled, optimizer_buckets_bytes(s), o->zero->timeline->dev);
+    device_synchronize(o->zero->timeline->dev);
+    free(filled);
+}
 // Sets the addresses of the state and its tables in the arenas. To be called after fp8_allocate, whose amaxes the table
 // of the tensors names.
 static void optimizer_allocate(struct optimizer *o) {
@@ -212,8 +235,11 @@ static void optimizer_allocate(struct optimizer *o) {
         o->states[id].device = (char *)plan_pointer(&t->plan, &t->arenas, o->states[id].device_id);
         o->states[id].host = (char *)plan_pointer(&t->plan, &t->arenas, o->states[id].host_id);
     }
-    if (o->tensors_id >= 0)
-        optimizer_fill_tensors(o, (struct flat_tensor *)plan_pointer(&t->plan, &t->arenas, o->tensors_id));
+    if (o->tensors_id < 0)
+        return;
+    optimizer_fill_tensors(o, (struct flat_tensor *)plan_pointer(&t->plan, &t->arenas, o->tensors_id));
+    o->buckets = (struct gradient_range *)plan_pointer(&t->plan, &t->arenas, o->buckets_id);
+    optimizer_fill_buckets(o);
 }
 static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) {
     return o->states[id].device != NULL || o->states[id].host != NULL;

@@ -5,6 +5,7 @@
 #include "kernels/random.cuh"       // struct rounding, bf16_stochastic
 #include "kernels/reduce.cuh"       // block_sum_double
 #include "kernels/state_format.cuh" // enum state_format
+#include <assert.h>                 // static_assert
 #include <math.h>                   // sqrt
 
 // What the update must know of a step's losses and gradients, in the device's memory, so that the host need not wait
@@ -34,6 +35,19 @@ static size_t sum_of_squares_workspace_bytes(void);
 static void sum_of_squares(double *total, // (1)
                            const void *x, // (n)
                            enum state_format format, int64_t n, bool add, void *workspace, struct device *dev);
+// Ranges of gradients of which each has a sum of squares of its own.
+struct gradient_range {
+    int64_t at, n; // elements; at is a multiple of STATE_BLOCK
+};
+// total = the sum, in order, of sum_of_squares of `count` ranges of x, to the bit, in one launch for all of them. In two
+// parts: first squares_of_ranges of every range, for one group of neighbours [first, end) after the other, where some
+// are there earlier; then squares_total. `ranges` is in the device's memory.
+static size_t squares_of_ranges_workspace_bytes(int count);
+static void squares_of_ranges(void *workspace, const void *x, enum state_format format,
+                              const struct gradient_range *ranges, // (count)
+                              int first, int end, struct device *dev);
+static void squares_total(double *total, // (1)
+                          int count, void *workspace, struct device *dev);
 // store = in, or with `add` store + in: in fp32, and where the store is bf16 rounded stochastically by r, which fp32 does
 // not read. NaN stays NaN.
 static void add_gradients(void *store, // (n)
@@ -60,9 +74,10 @@ enum { SQUARES_BLOCKS = 1024 };
 
 DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
 DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
-// Block b's sum goes to sums[b]. The number of blocks does not depend on the GPU, and so neither do the bits.
-template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
-    const int64_t thread = (int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x;
+// The sum of block `block` of SQUARES_BLOCKS, to sums[block]. Their number does not depend on the GPU, and so neither do
+// the bits.
+template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, int64_t n, int block) {
+    const int64_t thread = (int64_t)block * FLAT_THREADS + threadIdx.x;
     const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group
     const int64_t head = before < n ? before : n, groups = (n - head) / 4, tail = head + 4 * groups;
     double sum = 0;
@@ -78,13 +93,68 @@ template <class T> static __global__ void squares_kernel(double *sums, const T *
         sum += square(x[tail + thread]);
     sum = block_sum_double(sum, shared_memory());
     if (threadIdx.x == 0)
-        sums[blockIdx.x] = sum;
+        sums[block] = sum;
+}
+template <class T> static __global__ void squares_kernel(double *sums, const T *x, int64_t n) {
+    squares_block(sums, x, n, (int)blockIdx.x);
+}
+// sums (count, SQUARES_BLOCKS): of ranges from `first` on, SQUARES_BLOCKS blocks each.
+template <class T>
+static __global__ void squares_of_ranges_kernel(double *sums, const T *x, const struct gradient_range *ranges,
+                                                int first) {
+    const int i = first + (int)(blockIdx.x / SQUARES_BLOCKS);
+    squares_block(sums + (int64_t)i * SQUARES_BLOCKS, x + ranges[i].at, ranges[i].n,
+                  (int)(blockIdx.x % SQUARES_BLOCKS));
 }
 static __global__ void __launch_bounds__(SQUARES_BLOCKS)
     squares_total_kernel(double *total, const double *sums, bool add) { // one block, a thread a sum
     const double sum = block_sum_double(sums[threadIdx.x], shared_memory());
     if (threadIdx.x == 0)
         *total = add ? *total + sum : sum;
+}
+// What block_sum_double gives of SQUARES_BLOCKS sums, by one warp.
+DEVICE_FUNCTION double squares_warp_total(const double *sums) {
+    const int lane = threadIdx.x % 32;
+    double mine = 0;
+#pragma unroll 8
+    for (int row = 0; row < SQUARES_BLOCKS / 32; row++) {
+        const double sum = warp_sum_double(sums[32 * row + lane]);
+        mine = row == lane ? sum : mine;
+    }
+    return warp_sum_double(mine);
+}
+static_assert(SQUARES_BLOCKS == 32 * 32, "a lane holds a row's sum");
+// One block: each warp sums ranges up, then one thread adds the sums in order. A range's first sum becomes its total.
+static __global__ void __launch_bounds__(SQUARES_BLOCKS)
+    squares_ranges_total_kernel(double *total, double *sums, int count) {
+    for (int i = threadIdx.x / 32; i < count; i += SQUARES_BLOCKS / 32) {
+        const double sum = squares_warp_total(sums + (int64_t)i * SQUARES_BLOCKS);
+        if (threadIdx.x % 32 == 0)
+            sums[(int64_t)i * SQUARES_BLOCKS] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x > 0)
+        return;
+    double sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += sums[(int64_t)i * SQUARES_BLOCKS];
+    *total = sum;
+}
+static size_t squares_of_ranges_workspace_bytes(int count) { return (size_t)count * SQUARES_BLOCKS * sizeof(double); }
+static void squares_of_ranges(void *workspace, const void *x, enum state_format format,
+                              const struct gradient_range *ranges, int first, int end, struct device *dev) {
+    double *sums = (double *)workspace; // (count, SQUARES_BLOCKS)
+    const unsigned grid = (unsigned)SQUARES_BLOCKS * (unsigned)(end - first);
+    gradients_format_check(format);
+    if (first < end && format == FORMAT_BF16)
+        LAUNCH(dev, squares_of_ranges_kernel<bf16>, grid, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const bf16 *)x, ranges,
+               first);
+    else if (first < end)
+        LAUNCH(dev, squares_of_ranges_kernel<float>, grid, FLAT_THREADS, BLOCK_SUM_BYTES, sums, (const float *)x,
+               ranges, first);
+}
+static void squares_total(double *total, int count, void *workspace, struct device *dev) {
+    LAUNCH(dev, squares_ranges_total_kernel, 1, SQUARES_BLOCKS, 0, total, (double *)workspace, count);
 }
 static size_t sum_of_squares_workspace_bytes(void) { return SQUARES_BLOCKS * sizeof(double); }
 static void sum_of_squares(double *total, const void *x, enum state_format format, int64_t n, bool add, void *workspace,
@@ -177,22 +247,49 @@ static inline double squares_of_bf16(const bf16 *x, int64_t n) {
         sum += (double)bf16_to_float(x[i]) * (double)bf16_to_float(x[i]);
     return sum;
 }
+// Run `run` of SUM_OF_SQUARES_RUNS.
+static inline double squares_of_run(const void *x, enum state_format format, int64_t n, int run) {
+    // n / RUNS first, as n * RUNS could overflow
+    const int64_t begin = n / SUM_OF_SQUARES_RUNS * run;
+    const int64_t end = run == SUM_OF_SQUARES_RUNS - 1 ? n : begin + n / SUM_OF_SQUARES_RUNS;
+    return format == FORMAT_BF16 ? squares_of_bf16((const bf16 *)x + begin, end - begin)
+                                 : squares_of_floats((const float *)x + begin, end - begin);
+}
+static inline double squares_of_runs(const double *sums) {
+    double sum = 0;
+    for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
+        sum += sums[run];
+    return sum;
+}
 static void sum_of_squares(double *total, const void *x, enum state_format format, int64_t n, bool add, void *workspace,
                            struct device *dev) {
     double *sums = (double *)workspace; // (runs)
     gradients_format_check(format);
 #pragma omp parallel for schedule(static)
-    for (int64_t run = 0; run < SUM_OF_SQUARES_RUNS; run++) {
-        // n / RUNS first, as n * RUNS could overflow
-        const int64_t begin = n / SUM_OF_SQUARES_RUNS * run, last = run == SUM_OF_SQUARES_RUNS - 1;
-        const int64_t end = last ? n : begin + n / SUM_OF_SQUARES_RUNS;
-        sums[run] = format == FORMAT_BF16 ? squares_of_bf16((const bf16 *)x + begin, end - begin)
-                                          : squares_of_floats((const float *)x + begin, end - begin);
-    }
-    double sum = 0;
     for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
-        sum += sums[run];
+        sums[run] = squares_of_run(x, format, n, run);
+    const double sum = squares_of_runs(sums);
     *total = add ? *total + sum : sum;
+}
+static size_t squares_of_ranges_workspace_bytes(int count) {
+    return (size_t)count * SUM_OF_SQUARES_RUNS * sizeof(double);
+}
+static void squares_of_ranges(void *workspace, const void *x, enum state_format format,
+                              const struct gradient_range *ranges, int first, int end, struct device *dev) {
+    double *sums = (double *)workspace; // (count, runs)
+    gradients_format_check(format);
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int i = first; i < end; i++)
+        for (int run = 0; run < SUM_OF_SQUARES_RUNS; run++)
+            sums[(int64_t)i * SUM_OF_SQUARES_RUNS + run] =
+                squares_of_run((const char *)x + state_bytes(format, ranges[i].at), format, ranges[i].n, run);
+}
+static void squares_total(double *total, int count, void *workspace, struct device *dev) {
+    const double *sums = (const double *)workspace;
+    double sum = 0;
+    for (int i = 0; i < count; i++)
+        sum += squares_of_runs(sums + (int64_t)i * SUM_OF_SQUARES_RUNS);
+    *total = sum;
 }
 
 static void add_floats(float *store, const float *in, int64_t n, bool add) {

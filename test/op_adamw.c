@@ -921,6 +921,42 @@ static void sums_of_bf16(void **state) {
         free(memory);
     }
 }
+// Ranges in two groups, some of them empty or shorter than a group of threads: the sum of their sums in order, to the bit.
+static void sums_of_ranges_are_those_of_each(void **state) {
+    enum { COUNT = SLOW ? 5 : 35 };
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        const enum state_format format = is_bf16 ? FORMAT_BF16 : FORMAT_FP32;
+        uint64_t random = 4;
+        test_case(random, "%s", format_name(format));
+        struct gradient_range *ranges = (struct gradient_range *)test_alloc(COUNT * sizeof *ranges);
+        int64_t flat = 0;
+        for (int i = 0; i < COUNT; i++) {
+            ranges[i].at = flat;
+            ranges[i].n = i % 4 == 3 ? 0 : 1 + 977 * i;
+            flat += (ranges[i].n / STATE_BLOCK + 2) * STATE_BLOCK;
+        }
+        float *values = (float *)malloc((size_t)flat * sizeof *values);
+        char *x = (char *)test_alloc(state_bytes(format, flat));
+        for (int64_t i = 0; i < flat; i++)
+            values[i] = (float)(1e3 * test_uniform(&random));
+        state_encode(x, values, format, flat);
+        double *total = test_doubles(2);
+        void *workspace = test_alloc(squares_of_ranges_workspace_bytes(COUNT));
+        memset(workspace, 0xff, squares_of_ranges_workspace_bytes(COUNT));
+        squares_of_ranges(workspace, x, format, ranges, 0, 2, &device);
+        squares_of_ranges(workspace, x, format, ranges, 2, 2, &device);
+        squares_of_ranges(workspace, x, format, ranges, 2, COUNT, &device);
+        squares_total(&total[0], COUNT, workspace, &device);
+        for (int i = 0; i < COUNT; i++)
+            sum_of_squares(&total[1], x + state_bytes(format, ranges[i].at), format, ranges[i].n, i > 0, workspace,
+                           &device);
+        assert_true(total[0] > 0 && memcmp(&total[0], &total[1], sizeof *total) == 0);
+        free(values);
+        void *all[] = {ranges, x, total, workspace};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+}
 static void sum_8bit(void *unused) { squares_of(NULL, FORMAT_8BIT, 0); }
 static void gradients_are_fp32_or_bf16(void **state) { assert_fails(sum_8bit, NULL, "gradients|fp32 or bf16"); }
 
@@ -948,6 +984,7 @@ int main(void) {
         cmocka_unit_test(additions_are_rounded_by_element_and_step),
         cmocka_unit_test(additions_keep_what_is_not_finite),
         cmocka_unit_test(sums_of_bf16),
+        cmocka_unit_test(sums_of_ranges_are_those_of_each),
         cmocka_unit_test(gradients_are_fp32_or_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
