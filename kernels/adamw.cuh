@@ -77,7 +77,6 @@ HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, str
 static void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
                          const struct gradient_check *check, struct device *dev);
 
-// The random numbers of an update, and of those the ones of tensor `index`, counted from the range's first element.
 static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     struct rounding rounding;
     rounding.seed = adamw->seed;
@@ -86,12 +85,6 @@ static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     rounding.tensor = 0;
     rounding.use = ROUNDING_UPDATE;
     rounding.first = 0;
-    return rounding;
-}
-HOST_DEVICE struct rounding adamw_tensor_rounding(struct rounding rounding, const struct adamw_range *r,
-                                                  const struct flat_tensor *tensor, int index) {
-    rounding.tensor = (uint32_t)index;
-    rounding.first = r->begin - tensor->begin;
     return rounding;
 }
 HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, const struct flat_tensor *tensor) {
@@ -190,15 +183,14 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
         low = four_load(r.remainder + at, count);
     *index = flat_tensor_at_warp(tensors, r.begin + at / STATE_BLOCK * STATE_BLOCK);
     const struct flat_tensor tensor = tensors.rows[*index];
-    const int64_t left = tensor.end - (r.begin + at);
-    count = left >= count ? count : left > 0 ? (int)left : 0;
+    count = flat_tensor_count(tensor, r.begin + at, count);
     for (int i = 0; i < 4; i++)
         value.x[i] = r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
     const bool finite = check == NULL || check->finite;
     if (finite) {
         struct philox_words random = {};
         if (adamw_rounds(&r))
-            random = rounding_words(adamw_tensor_rounding(rounding, &r, &tensor, *index), at);
+            random = rounding_words(tensor_rounding(rounding, tensor, *index, r.begin), at);
         if (check != NULL)
             factors.grad_scale *= check->grad_scale;
         factors = adamw_tensor_factors(factors, &tensor);
@@ -365,17 +357,15 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
 // Elements [begin, end) of the range, tensor by tensor.
 static inline void adamw_part_of_range(const struct adamw_range *r, const struct flat_tensors *tensors, int64_t begin,
                                        int64_t end, bool finite, struct adamw_factors f, struct rounding rounding) {
-    for (int i = flat_tensor_at(tensors, r->begin + begin);
-         i < tensors->count && tensors->rows[i].begin < r->begin + end; i++) {
-        const struct flat_tensor *t = &tensors->rows[i];
-        const int64_t first = t->begin - r->begin > begin ? t->begin - r->begin : begin;
-        const int64_t last = t->end - r->begin < end ? t->end - r->begin : end;
-        if (first >= last) // the part begins in the gap behind the tensor
-            continue;
+    int row = -1;
+    for (int64_t first = r->begin + begin, last; flat_tensors_next(tensors, r->begin + end, &row, &first, &last);
+         first = last) {
+        const struct flat_tensor *t = &tensors->rows[row];
+        const int64_t at = first - r->begin;
         if (finite)
-            adamw_block(r, first, (int)(last - first), adamw_tensor_factors(f, t),
-                        adamw_tensor_rounding(rounding, r, t, i));
-        amax_take(t->amax, r->params + first, last - first);
+            adamw_block(r, at, (int)(last - first), adamw_tensor_factors(f, t),
+                        tensor_rounding(rounding, *t, row, r->begin));
+        amax_take(t->amax, r->params + at, last - first);
     }
 }
 static void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,

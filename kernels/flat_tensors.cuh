@@ -33,6 +33,11 @@ DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int6
     }
     return first;
 }
+// How many of elements [at, at + count) are in the tensor.
+DEVICE_FUNCTION int flat_tensor_count(const struct flat_tensor &tensor, int64_t at, int count) {
+    const int64_t left = tensor.end - at;
+    return left >= count ? count : left > 0 ? (int)left : 0;
+}
 
 #else
 
@@ -47,6 +52,20 @@ static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at)
             end = middle;
     }
     return first;
+}
+// The next elements of [*first, end) that one tensor has, [*first, *last), and its row; *row is -1 before the first
+// ones. False: there are none.
+static inline bool flat_tensors_next(const struct flat_tensors *tensors, int64_t end, int *row, int64_t *first,
+                                     int64_t *last) {
+    for (*row = *row < 0 ? flat_tensor_at(tensors, *first) : *row + 1;
+         *row < tensors->count && tensors->rows[*row].begin < end; ++*row) {
+        const struct flat_tensor *t = &tensors->rows[*row];
+        *first = t->begin > *first ? t->begin : *first;
+        *last = t->end < end ? t->end : end;
+        if (*first < *last)
+            return true;
+    }
+    return false;
 }
 
 #endif

@@ -1,6 +1,7 @@
 // Gradients on their way to the update: their sum over micro-steps, its squares, and the check that clips by their norm
 // or forbids the update.
 #pragma once
+#include "kernels/flat_tensors.cuh" // struct flat_tensors
 #include "kernels/four.cuh"         // four_load, four_store, FLAT_THREADS
 #include "kernels/random.cuh"       // struct rounding, bf16_stochastic
 #include "kernels/reduce.cuh"       // block_sum_double
@@ -48,12 +49,20 @@ static void squares_of_ranges(void *workspace, const void *x, enum state_format 
                               int first, int end, struct device *dev);
 static void squares_total(double *total, // (1)
                           int count, void *workspace, struct device *dev);
-// store = in, or with `add` store + in: in fp32, and where the store is bf16 rounded stochastically by r, which fp32 does
-// not read. NaN stays NaN.
+// store = in, or with `add` store + in: in fp32, and where the store is bf16 rounded stochastically, by r, which fp32
+// does not read, as tensor_rounding has it of each tensor. NaN stays NaN. One launch for elements [begin, begin + n) of
+// the flat buffers, of any number of tensors; begin is a multiple of STATE_BLOCK. Gaps between tensors are not written.
 static void add_gradients(void *store, // (n)
                           enum state_format format,
                           const float *in, // (n)
-                          int64_t n, bool add, struct rounding r, struct device *dev);
+                          int64_t begin, int64_t n, struct flat_tensors tensors, bool add, struct rounding r,
+                          struct device *dev);
+// The random numbers of tensor `row` for a range that begins at element `begin` of the flat buffers.
+HOST_DEVICE struct rounding tensor_rounding(struct rounding r, struct flat_tensor tensor, int row, int64_t begin) {
+    r.tensor = (uint32_t)row;
+    r.first = begin - tensor.begin;
+    return r;
+}
 // The check of a step, the same on every rank, which has all reports: the norm of the gradients of all ranks' shards,
 // clipped to `clip` (0: never); finite: no loss and not the norm is NaN or infinite. targets: of the step, over all
 // ranks, counted or not; gradients are those of the sum of losses divided by it. A rank's report: the sum of its
@@ -168,41 +177,45 @@ static void sum_of_squares(double *total, const void *x, enum state_format forma
     LAUNCH(dev, squares_total_kernel, 1, SQUARES_BLOCKS, BLOCK_SUM_BYTES, total, sums, add);
 }
 
-static __global__ void add_floats_kernel(float *store, const float *in, int64_t n, bool add) {
+// Four elements a thread, a block of one tensor a warp.
+static __global__ void add_floats_kernel(float *store, const float *in, int64_t begin, int64_t n,
+                                         struct flat_tensors tensors, bool add) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
-    if (at >= n)
-        return;
-    const int count = n - at < 4 ? (int)(n - at) : 4;
-    four<float> sum = four_load(in + at, count);
-    if (add) {
-        const four<float> before = four_load(store + at, count);
-        for (int i = 0; i < 4; i++)
-            sum.x[i] += before.x[i];
-    }
+    int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
+    four<float> sum = four_load(in + at, count), before = {};
+    if (add)
+        before = four_load(store + at, count);
+    const int row = flat_tensor_at_warp(tensors, begin + at / STATE_BLOCK * STATE_BLOCK);
+    count = flat_tensor_count(tensors.rows[row], begin + at, count);
+    for (int i = 0; i < 4 && add; i++)
+        sum.x[i] += before.x[i];
     four_store(store + at, sum, count);
 }
-static __global__ void add_bf16_kernel(bf16 *store, const float *in, int64_t n, bool add, struct rounding r) {
+static __global__ void add_bf16_kernel(bf16 *store, const float *in, int64_t begin, int64_t n,
+                                       struct flat_tensors tensors, bool add, struct rounding r) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
-    if (at >= n)
-        return;
-    const int count = n - at < 4 ? (int)(n - at) : 4;
+    int count = n - at >= 4 ? 4 : n > at ? (int)(n - at) : 0;
     const four<float> more = four_load(in + at, count);
     four<bf16> sum = {};
     if (add)
         sum = four_load(store + at, count);
-    const struct philox_words random = rounding_words(r, at);
+    const int row = flat_tensor_at_warp(tensors, begin + at / STATE_BLOCK * STATE_BLOCK);
+    const struct flat_tensor tensor = tensors.rows[row];
+    count = flat_tensor_count(tensor, begin + at, count);
+    const struct philox_words random = rounding_words(tensor_rounding(r, tensor, row, begin), at);
     for (int i = 0; i < 4; i++)
         sum.x[i] = bf16_stochastic(more.x[i] + (add ? bf16_to_float(sum.x[i]) : 0.0f), random.word[i] & 0xffffu);
     four_store(store + at, sum, count);
 }
-static void add_gradients(void *store, enum state_format format, const float *in, int64_t n, bool add,
-                          struct rounding r, struct device *dev) {
+static_assert(STATE_BLOCK == 4 * 32, "a warp's elements are a block of one tensor");
+static void add_gradients(void *store, enum state_format format, const float *in, int64_t begin, int64_t n,
+                          struct flat_tensors tensors, bool add, struct rounding r, struct device *dev) {
     const unsigned blocks = blocks_for(n, 4 * FLAT_THREADS);
     gradients_format_check(format);
     if (n > 0 && format == FORMAT_BF16)
-        LAUNCH(dev, add_bf16_kernel, blocks, FLAT_THREADS, 0, (bf16 *)store, in, n, add, r);
+        LAUNCH(dev, add_bf16_kernel, blocks, FLAT_THREADS, 0, (bf16 *)store, in, begin, n, tensors, add, r);
     else if (n > 0)
-        LAUNCH(dev, add_floats_kernel, blocks, FLAT_THREADS, 0, (float *)store, in, n, add);
+        LAUNCH(dev, add_floats_kernel, blocks, FLAT_THREADS, 0, (float *)store, in, begin, n, tensors, add);
 }
 
 static __global__ void gradient_check_kernel(struct gradient_check *check, const double *reports, int ranks, int width,
@@ -292,13 +305,12 @@ static void squares_total(double *total, int count, void *workspace, struct devi
     *total = sum;
 }
 
-static void add_floats(float *store, const float *in, int64_t n, bool add) {
-#pragma omp parallel for simd schedule(static)
+static inline void add_floats(float *store, const float *in, int64_t n, bool add) {
+#pragma omp simd
     for (int64_t i = 0; i < n; i++)
         store[i] = add ? store[i] + in[i] : in[i];
 }
-static void add_bf16(bf16 *store, const float *in, int64_t n, bool add, struct rounding r) {
-#pragma omp parallel for schedule(static)
+static inline void add_bf16(bf16 *store, const float *in, int64_t n, bool add, struct rounding r) {
     for (int64_t begin = 0; begin < n; begin += PHILOX_CHUNK) {
         const int count = n - begin < PHILOX_CHUNK ? (int)(n - begin) : (int)PHILOX_CHUNK;
         uint32_t words[PHILOX_CHUNK];
@@ -310,13 +322,23 @@ static void add_bf16(bf16 *store, const float *in, int64_t n, bool add, struct r
         }
     }
 }
-static void add_gradients(void *store, enum state_format format, const float *in, int64_t n, bool add,
-                          struct rounding r, struct device *dev) {
+enum { GRADIENTS_PART = 4096 }; // elements that a thread takes at a time
+static void add_gradients(void *store, enum state_format format, const float *in, int64_t begin, int64_t n,
+                          struct flat_tensors tensors, bool add, struct rounding r, struct device *dev) {
     gradients_format_check(format);
-    if (format == FORMAT_BF16)
-        add_bf16((bf16 *)store, in, n, add, r);
-    else
-        add_floats((float *)store, in, n, add);
+#pragma omp parallel for schedule(static)
+    for (int64_t part = 0; part < n; part += GRADIENTS_PART) {
+        const int64_t end = begin + (n - part < GRADIENTS_PART ? n : part + GRADIENTS_PART);
+        int row = -1;
+        for (int64_t first = begin + part, last; flat_tensors_next(&tensors, end, &row, &first, &last); first = last) {
+            const int64_t at = first - begin;
+            if (format == FORMAT_BF16)
+                add_bf16((bf16 *)store + at, in + at, last - first, add,
+                         tensor_rounding(r, tensors.rows[row], row, first));
+            else
+                add_floats((float *)store + at, in + at, last - first, add);
+        }
+    }
 }
 
 static void gradient_check(struct gradient_check *check, const double *reports, int ranks, int width, int num_losses,

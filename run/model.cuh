@@ -267,6 +267,7 @@ static void gpt_allocate(struct gpt *m) {
     m->losses = (struct loss_sum *)(m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);
     m->zero.squares = m->reports + m->zero.shards.rank * report_width(m) + REPORT_SQUARES;
     m->zero.micro_step = &m->results->micro_step;
+    m->zero.tensors = m->optimizer.tensors;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
     device_zero(m->results, sizeof *m->results, m->dev);
     device_zero(m->reports, reports_bytes, m->dev);

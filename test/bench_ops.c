@@ -222,7 +222,9 @@ static void add_to(struct buffers *b, void *store, enum state_format format) {
     struct rounding r;
     memset(&r, 0, sizeof r);
     r.use = ROUNDING_GRADIENTS;
-    add_gradients(store, format, b->grads, PARAMETERS, true, r, &b->device);
+    const struct flat_tensor tensor = {0, PARAMETERS, NULL, true};
+    const struct flat_tensors tensors = {&tensor, 1, false};
+    add_gradients(store, format, b->grads, 0, PARAMETERS, tensors, true, r, &b->device);
 }
 static void bench_add_gradients(struct buffers *b) { add_to(b, b->m, FORMAT_FP32); }
 static void bench_add_gradients_bf16(struct buffers *b) { add_to(b, b->grads_bf16, FORMAT_BF16); }

@@ -760,6 +760,18 @@ static struct rounding rounding_of(uint64_t seed, uint64_t step) {
     r.use = ROUNDING_GRADIENTS;
     return r;
 }
+// Adds a range of tensor r.tensor, whose elements begin at r.first.
+static void add_of(void *store, enum state_format format, const float *in, int64_t n, bool add, struct rounding r) {
+    struct flat_tensors tensors = {NULL, (int)r.tensor + 1, false};
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc(((size_t)r.tensor + 1) * sizeof *rows);
+    for (uint32_t i = 0; i <= r.tensor; i++) {
+        rows[i].begin = (int64_t)i * STATE_BLOCK;
+        rows[i].end = rows[i].begin + (i < r.tensor ? 1 : r.first + n);
+    }
+    tensors.rows = rows;
+    add_gradients(store, format, in, (int64_t)r.tensor * STATE_BLOCK + r.first, n, tensors, add, r, &device);
+    free(rows);
+}
 static void additions(void **state) {
     const int64_t sizes[] = {0, 1, 3, 4, 1023, 1024, 1025, 10007};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++)
@@ -774,8 +786,8 @@ static void additions(void **state) {
                 rounded[i] = bf16_from_float((float)(i % 64)); // bf16 holds these, and their sums
                 in[i] = 0.5f;
             }
-            add_gradients(out, FORMAT_FP32, in, n, add, rounding_of(1, 1), &device);
-            add_gradients(rounded, FORMAT_BF16, in, n, add, rounding_of(1, 1), &device);
+            add_of(out, FORMAT_FP32, in, n, add, rounding_of(1, 1));
+            add_of(rounded, FORMAT_BF16, in, n, add, rounding_of(1, 1));
             for (int64_t i = 0; i < n + 4; i++) {
                 assert_true(out[i] == (i < n ? (add ? (float)i : 0) + 0.5f : (float)i));
                 assert_true(bf16_to_float(rounded[i]) ==
@@ -801,7 +813,7 @@ static void sums_over_micro_steps_have_the_mean_of_one_sum(void **state) {
         struct rounding r = rounding_of(seed, 100);
         r.counter = counter;
         for (*counter = 0; *counter < MICRO_STEPS; ++*counter)
-            add_gradients(store, FORMAT_BF16, in, N, true, r, &device);
+            add_of(store, FORMAT_BF16, in, N, true, r);
         for (int i = 0; i < N; i++)
             sum += bf16_to_float(store[i]);
     }
@@ -830,10 +842,10 @@ static void additions_are_rounded_by_element_and_step(void **state) {
         r.tensor = k == 4;
         r.use = k == 5 ? ROUNDING_UPDATE : ROUNDING_GRADIENTS;
         stores[k] = (bf16 *)test_alloc(N * sizeof *stores[k]);
-        add_gradients(stores[k], FORMAT_BF16, in, k == 1 ? CUT : N, false, r, &device);
+        add_of(stores[k], FORMAT_BF16, in, k == 1 ? CUT : N, false, r);
         r.first = CUT;
         if (k == 1)
-            add_gradients(stores[k] + CUT, FORMAT_BF16, in + CUT, N - CUT, false, r, &device);
+            add_of(stores[k] + CUT, FORMAT_BF16, in + CUT, N - CUT, false, r);
     }
     assert_memory_equal(stores[1], stores[0], N * sizeof **stores); // in two parts
     assert_memory_equal(stores[2], stores[0], N * sizeof **stores); // 7 + 3
@@ -844,6 +856,50 @@ static void additions_are_rounded_by_element_and_step(void **state) {
     free(in);
     free(counter);
 }
+// A range of many tensors, in one call and cut within them, has the bits of each tensor on its own; gaps stay.
+static void additions_to_a_range_have_the_bits_of_each_tensor(void **state) {
+    enum { COUNT = 40 };
+    uint64_t random = 6;
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc(COUNT * sizeof *rows);
+    const struct flat_tensors tensors = {rows, COUNT, false};
+    int64_t flat = 0;
+    for (int i = 0; i < COUNT; i++) {
+        rows[i].begin = flat;
+        rows[i].end = flat + 1 + 61 * i * i % 900;
+        flat = (rows[i].end + STATE_BLOCK) / STATE_BLOCK * STATE_BLOCK;
+    }
+    const int64_t cut = flat / 2 / STATE_BLOCK * STATE_BLOCK;
+    float *in = (float *)test_alloc((size_t)flat * sizeof *in);
+    for (int64_t i = 0; i < flat; i++)
+        in[i] = (float)test_uniform(&random);
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        const enum state_format format = is_bf16 ? FORMAT_BF16 : FORMAT_FP32;
+        char *stores[3];
+        for (int k = 0; k < 3; k++) {
+            struct rounding r = rounding_of(1, 10);
+            stores[k] = (char *)test_alloc(state_bytes(format, flat));
+            memset(stores[k], 0x31, state_bytes(format, flat));
+            for (uint32_t i = 0; i < COUNT && k == 0; i++) {
+                r.tensor = i;
+                add_of(stores[k] + state_bytes(format, rows[i].begin), format, in + rows[i].begin,
+                       rows[i].end - rows[i].begin, true, r);
+            }
+            if (k == 1)
+                add_gradients(stores[k], format, in, 0, flat, tensors, true, r, &device);
+            if (k == 2) {
+                add_gradients(stores[k], format, in, 0, cut, tensors, true, r, &device);
+                add_gradients(stores[k] + state_bytes(format, cut), format, in + cut, cut, flat - cut, tensors, true, r,
+                              &device);
+            }
+        }
+        for (int k = 1; k < 3; k++)
+            assert_memory_equal(stores[k], stores[0], state_bytes(format, flat));
+        for (int k = 0; k < 3; k++)
+            free(stores[k]);
+    }
+    free(rows);
+    free(in);
+}
 static void additions_keep_what_is_not_finite(void **state) {
     enum { N = 1024 };
     bf16 *store = (bf16 *)test_alloc(N * sizeof *store);
@@ -852,7 +908,7 @@ static void additions_keep_what_is_not_finite(void **state) {
         store[i] = bf16_from_float(1);
         in[i] = i % 2 ? INFINITY : float_from_bits(0x7fffffffu); // a GPU's NaN
     }
-    add_gradients(store, FORMAT_BF16, in, N, true, rounding_of(1, 1), &device);
+    add_of(store, FORMAT_BF16, in, N, true, rounding_of(1, 1));
     for (int i = 0; i < N; i++)
         assert_true(i % 2 ? bf16_to_float(store[i]) == INFINITY : isnan(bf16_to_float(store[i])));
     free(store);
@@ -982,6 +1038,7 @@ int main(void) {
         cmocka_unit_test(additions),
         cmocka_unit_test(sums_over_micro_steps_have_the_mean_of_one_sum),
         cmocka_unit_test(additions_are_rounded_by_element_and_step),
+        cmocka_unit_test(additions_to_a_range_have_the_bits_of_each_tensor),
         cmocka_unit_test(additions_keep_what_is_not_finite),
         cmocka_unit_test(sums_of_bf16),
         cmocka_unit_test(sums_of_ranges_are_those_of_each),
