@@ -297,11 +297,10 @@ static void gpt_update(struct gpt *m, int64_t step, double lr) {
     adamw.weight_decay = (float)c->weight_decay;
     adamw.step = step;
     adamw.grad_scale = 1;
-    adamw.amax = NULL; // optimizer_update sets it
     adamw.seed = c->seed;
     region(m, REGION_UPDATE);
     phase(m, "update", -1, "gradient norm");
-    void *ws = workspace(m, sum_of_squares_workspace_bytes());
+    void *ws = workspace(m, optimizer_squares_workspace_bytes(&m->optimizer));
     RUN(m, gather_reports(m, ws));
     const double targets = (double)m->zero.shards.ranks * m->micro_steps * (double)extent_of(m, PASS_TRAIN).N;
     RUN(m, gradient_check(&m->results->check, m->reports, m->zero.shards.ranks, report_width(m), m->micro_steps,

@@ -13,13 +13,6 @@
 
 // ---- amaxes of weights in FP8 ----
 
-// Where the amax of a tensor is collected; NULL: nowhere.
-static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
-    for (int linear = 0; linear < LINEAR_COUNT && t->layer >= 0; linear++)
-        if (linear_row((enum linear)linear, o->fp8->shape).weight == t->parameter)
-            return fp8_weight_amax(o->fp8, t->layer, (enum linear)linear);
-    return NULL;
-}
 // Takes the amaxes of weights that no update has made, initial ones and those of a checkpoint, where they are not known
 // yet.
 static void optimizer_know_weights(struct optimizer *o) {
@@ -157,26 +150,36 @@ struct update {
     int count;                                // of pieces so far
 };
 
-// Enqueues AdamW on the tensors of a piece, one by one, since not all have weight decay. memory: of each operand, the
-// piece's first element.
+// The end of the elements from `first` on whose states have one format each: of the head, of the layers, of the
+// embeddings, or of all. *unit: one of theirs.
+static int64_t update_formats_end(const struct optimizer *o, int64_t first, int *unit) {
+    const struct parameters *table = o->zero->table;
+    const int units[] = {unit_of_head(), unit_of_layer(table, table->L - 1), unit_of_embeddings(table)};
+    const int64_t ends[] = {table->unit_begin[unit_of_head() + 1], table->unit_begin[unit_of_embeddings(table)],
+                            table->flat};
+    bool differ = false;
+    for (int i = 0; i < STATE_COUNT; i++)
+        differ = differ || o->states[i].formats.layers != o->states[i].formats.others;
+    int i = differ ? 0 : 2;
+    while (ends[i] <= first)
+        i++;
+    *unit = units[i];
+    return ends[i];
+}
+// Enqueues AdamW on a piece, in one launch or in one for each set of formats. memory: of each operand, the piece's first
+// element.
 static void update_compute(struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct optimizer *o = u->o;
     const struct zero *z = o->zero;
     const int64_t end = p->at + p->n;
-    for (int i = 0; i < z->table->num_tensors; i++) {
-        const struct tensor *t = &z->table->tensors[i];
-        const int64_t first = t->offset > p->at ? t->offset : p->at;
-        const int64_t last = t->offset + t->count < end ? t->offset + t->count : end;
-        if (first >= last)
-            continue;
-        const int unit = unit_of(z->table, t);
+    for (int64_t first = p->at, last; first < end; first = last) {
+        int unit;
+        const int64_t formats_end = update_formats_end(o, first, &unit);
+        last = formats_end < end ? formats_end : end;
         const struct update_piece before = {p->at, first - p->at, p->b, -1, 0, 0};
         char *at[OPERAND_COUNT];
         for (int k = 0; k < OPERAND_COUNT; k++)
             at[k] = memory[k] ? memory[k] + update_operand_of(o, &before, k).bytes : NULL;
-        struct adamw a = u->adamw;
-        a.weight_decay = tensor_decays(t) ? u->adamw.weight_decay : 0;
-        a.amax = optimizer_amax(o, t);
         struct adamw_range r;
         r.params = (floatX *)at[OPERAND_PARAMETERS];
         r.remainder = (uint16_t *)at[STATE_MASTER];
@@ -187,9 +190,8 @@ static void update_compute(struct update *u, const struct update_piece *p, char 
         r.v = at[STATE_MOMENT2];
         r.v_format = optimizer_format(o, STATE_MOMENT2, unit);
         r.n = last - first;
-        r.first = first - t->offset;
-        r.tensor = (uint32_t)i;
-        adamw_update(r, a, u->check, z->timeline->dev);
+        r.begin = first;
+        adamw_update(r, o->tensors, u->adamw, u->check, z->timeline->dev);
     }
 }
 
@@ -293,18 +295,21 @@ static void optimizer_update(struct optimizer *o, struct adamw adamw, const stru
     update_end(&u);
 }
 
+static size_t optimizer_squares_workspace_bytes(const struct optimizer *o) {
+    return squares_of_ranges_workspace_bytes(o->zero->shards.count);
+}
 // *squares (device memory) = the sum of squares of the gradients of this rank's shards: bucket by bucket in every
-// stage, so that all stages have the norm in the same bits. Waits for reductions in flight. `ws`:
-// sum_of_squares_workspace_bytes().
+// stage, so that all stages have the norm in the same bits. Waits for reductions in flight, for those of the last unit
+// after the sums of all others, as they run behind backward. `ws`: optimizer_squares_workspace_bytes.
 static void optimizer_sum_squares(struct optimizer *o, double *squares, void *ws) {
     struct zero *z = o->zero;
     const struct shards *s = &z->shards;
-    for (int i = 0; i < s->count; i++) {
-        const struct bucket *b = &s->buckets[i];
-        if (s->ranks > 1 && !shards_gradients(s))
+    const bool waits = s->ranks > 1 && !shards_gradients(s);
+    const int ends[] = {waits ? s->first[s->units - 1] : 0, s->count};
+    for (int group = 0, first = 0; group < 2; first = ends[group++]) {
+        for (int i = first; i < ends[group] && waits; i++)
             collective_wait(z->collectives, z->grads_tickets[i], z->timeline->dev);
-        const int64_t at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
-        sum_of_squares(squares, (const char *)z->grads + state_bytes(z->grads_format, at), z->grads_format, b->shard,
-                       i > 0, ws, z->timeline->dev);
+        squares_of_ranges(ws, z->grads, z->grads_format, o->buckets, first, ends[group], z->timeline->dev);
     }
+    squares_total(squares, s->count, ws, z->timeline->dev);
 }

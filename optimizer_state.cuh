@@ -10,8 +10,11 @@
 #include "fp8.cuh"                   // struct fp8_state
 #include "kernels/adamw.cuh"         // struct adamw
 #include "kernels/device_memory.cuh" // device_upload, device_download, device_zero
+#include "kernels/device_queue.cuh"  // device_synchronize
+#include "kernels/flat_tensors.cuh"  // struct flat_tensors
 #include "kernels/state_format.cuh"  // enum state_format, state_bytes
 #include "zero.cuh"                  // struct zero, struct shards
+#include <assert.h>                  // static_assert
 
 // The value of an element of the state before the first step.
 enum state_start {
@@ -63,6 +66,11 @@ struct optimizer {
     struct stored_state states[STATE_COUNT];
     int64_t elements; // places of this rank's buffers
     int64_t cut;
+    // Device memory, filled once: the table of the tensors, which the update reads, and of this rank's shards of the
+    // buckets of gradients, (shards.count), whose norm is taken.
+    int tensors_id, buckets_id;
+    struct flat_tensors tensors;
+    struct gradient_range *buckets;
     // The streamed update; see optimizer.cuh.
     int slots_id;
     int64_t piece; // elements; 0: nothing is streamed
@@ -137,14 +145,20 @@ static char *state_address(const struct optimizer *o, enum optimizer_state id, i
 
 // ---- memory ----
 
-// Adds the state to the plan.
+static size_t optimizer_tensors_bytes(const struct parameters *table) {
+    return (size_t)table->num_tensors * sizeof(struct flat_tensor);
+}
+static size_t optimizer_buckets_bytes(const struct shards *s) {
+    return (size_t)s->count * sizeof(struct gradient_range);
+}
+// Adds the state and its tables to the plan.
 static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_state *fp8, const struct config *config,
                            bool trains) {
     struct plan *plan = &zero->timeline->plan;
     memset(o, 0, sizeof *o);
     o->zero = zero;
     o->fp8 = fp8;
-    o->slots_id = -1;
+    o->slots_id = o->tensors_id = o->buckets_id = -1;
     o->elements = shards_elements(&zero->shards, optimizer_is_sharded(o));
     const double fraction = config->optimizer_cpu_offload ? config->optimizer_offload_fraction : 0;
     const int64_t blocks = o->elements / STATE_BLOCK;
@@ -163,14 +177,69 @@ static void optimizer_plan(struct optimizer *o, struct zero *zero, struct fp8_st
         if (all > below)
             s->host_id = plan_add(plan, ARENA_HOST_OPTIMIZER, row->name, row->name, -1, all - below);
     }
+    if (!trains)
+        return;
+    o->tensors_id =
+        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of tensors", -1, optimizer_tensors_bytes(zero->table));
+    o->buckets_id =
+        plan_add(plan, ARENA_OPTIMIZER, "tables", "table of buckets", -1, optimizer_buckets_bytes(&zero->shards));
 }
-// Sets the state's addresses in the arenas.
+// Where the amax of a tensor is collected; NULL: nowhere.
+static uint32_t *optimizer_amax(const struct optimizer *o, const struct tensor *t) {
+    for (int linear = 0; linear < LINEAR_COUNT && t->layer >= 0; linear++)
+        if (linear_row((enum linear)linear, o->fp8->shape).weight == t->parameter)
+            return fp8_weight_amax(o->fp8, t->layer, (enum linear)linear);
+    return NULL;
+}
+static_assert(TENSOR_ALIGNMENT % STATE_BLOCK == 0, "no block of a state is of two tensors");
+// Fills in the table of the tensors, at `rows` in the device's memory.
+static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows) {
+    const struct parameters *table = o->zero->table;
+    struct flat_tensor *filled = (struct flat_tensor *)calloc((size_t)table->num_tensors, sizeof *filled);
+    if (!filled)
+        fail("out of memory for the table of tensors");
+    o->tensors.rows = rows;
+    o->tensors.count = table->num_tensors;
+    for (int i = 0; i < table->num_tensors; i++) {
+        const struct tensor *t = &table->tensors[i];
+        filled[i].begin = t->offset;
+        filled[i].end = t->offset + t->count;
+        filled[i].amax = optimizer_amax(o, t);
+        filled[i].decays = tensor_decays(t);
+        o->tensors.has_amaxes = o->tensors.has_amaxes || filled[i].amax;
+    }
+    device_upload(rows, filled, optimizer_tensors_bytes(table), o->zero->timeline->dev);
+    device_synchronize(o->zero->timeline->dev);
+    free(filled);
+}
+// Fills in the table of this rank's shards of the buckets.
+static void optimizer_fill_buckets(struct optimizer *o) {
+    const struct shards *s = &o->zero->shards;
+    struct gradient_range *filled = (struct gradient_range *)calloc((size_t)s->count, sizeof *filled);
+    if (!filled)
+        fail("out of memory for the table of buckets");
+    for (int i = 0; i < s->count; i++) {
+        const struct bucket *b = &s->buckets[i];
+        filled[i].at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
+        filled[i].n = b->shard;
+    }
+    device_upload(o->buckets, filled, optimizer_buckets_bytes(s), o->zero->timeline->dev);
+    device_synchronize(o->zero->timeline->dev);
+    free(filled);
+}
+// Sets the addresses of the state and its tables in the arenas. To be called after fp8_allocate, whose amaxes the table
+// of the tensors names.
 static void optimizer_allocate(struct optimizer *o) {
     const struct timeline *t = o->zero->timeline;
     for (int id = 0; id < STATE_COUNT; id++) {
         o->states[id].device = (char *)plan_pointer(&t->plan, &t->arenas, o->states[id].device_id);
         o->states[id].host = (char *)plan_pointer(&t->plan, &t->arenas, o->states[id].host_id);
     }
+    if (o->tensors_id < 0)
+        return;
+    optimizer_fill_tensors(o, (struct flat_tensor *)plan_pointer(&t->plan, &t->arenas, o->tensors_id));
+    o->buckets = (struct gradient_range *)plan_pointer(&t->plan, &t->arenas, o->buckets_id);
+    optimizer_fill_buckets(o);
 }
 static bool optimizer_holds(const struct optimizer *o, enum optimizer_state id) {
     return o->states[id].device != NULL || o->states[id].host != NULL;

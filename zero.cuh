@@ -159,6 +159,7 @@ struct zero {
     // micro-step, which each rank counts from its own rank on.
     double *squares;
     const uint64_t *micro_step;
+    struct flat_tensors tensors;   // of the table, which is in the device's memory too; not owned
     bool adds_up, last_micro_step; // of this micro-step: the step has gradients already; it is the step's last
     uint64_t *params_tickets;      // (buckets) all-gathers of parameters in flight, 0: none
     uint64_t *params_loads;        // (buckets) transfers of parameters to the device in flight, 0: none
@@ -510,23 +511,15 @@ static void zero_begin_gradients(struct zero *z, int unit) {
     z->sums[unit] = UNIT_READY;
 }
 
-// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients, or, in the first micro-step, =:
-// tensor by tensor, since each has random numbers of its own to be rounded by. Gaps between tensors stay zero.
+// sum (of the format, the bucket's shard) += this rank's shard of the unit's gradients, or, in the first micro-step, =.
+// Gaps between tensors stay zero.
 static void add_shard(struct zero *z, char *sum, const float *whole, const struct bucket *b) {
-    const int64_t begin = shards_own_begin(&z->shards, b), end = begin + b->shard;
-    for (int i = 0; i < z->table->num_tensors; i++) {
-        const struct tensor *t = &z->table->tensors[i];
-        const int64_t first = t->offset > begin ? t->offset : begin;
-        const int64_t last = t->offset + t->count < end ? t->offset + t->count : end;
-        if (first >= last)
-            continue;
-        // The counter is the rank's own; less the rank it is the same on all.
-        const struct rounding r = {
-            z->seed,          (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, (uint32_t)i, ROUNDING_GRADIENTS,
-            first - t->offset};
-        add_gradients(sum + state_bytes(z->grads_format, first - begin), z->grads_format,
-                      whole + first - z->table->unit_begin[b->unit], last - first, z->adds_up, r, z->timeline->dev);
-    }
+    const int64_t begin = shards_own_begin(&z->shards, b);
+    // The counter is the rank's own; less the rank it is the same on all.
+    const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,
+                               0};
+    add_gradients(sum, z->grads_format, whole + begin - z->table->unit_begin[b->unit], begin, b->shard, z->tensors,
+                  z->adds_up, r, z->timeline->dev);
 }
 // In the last micro-step: adds the squares of gradients that will be on the host to the report, bucket by bucket as
 // optimizer_sum_squares does with others.

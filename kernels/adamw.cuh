@@ -1,20 +1,20 @@
 // AdamW (Loshchilov and Hutter 2019) as torch.optim.AdamW computes it, on states of any format.
 #pragma once
-#include "kernels/amax.cuh"      // amax_with, amax_merge_block, amax_take
-#include "kernels/gradients.cuh" // struct gradient_check, struct rounding, enum state_format
-#include "kernels/vectors.cuh"   // ALWAYS_INLINE
-#include <assert.h>              // static_assert
-#include <math.h>                // pow, sqrt, sqrtf
+#include "kernels/amax.cuh"         // amax_with, amax_take
+#include "kernels/flat_tensors.cuh" // struct flat_tensors
+#include "kernels/gradients.cuh"    // struct gradient_check, struct rounding, enum state_format
+#include "kernels/vectors.cuh"      // ALWAYS_INLINE
+#include <assert.h>                 // static_assert
+#include <math.h>                   // pow, sqrt, sqrtf
 
 struct adamw {
     float lr, beta1, beta2, eps, weight_decay;
     int64_t step;     // from 1
     float grad_scale; // what the gradients are multiplied by first
-    uint32_t *amax;   // of params, as kernels/amax.cuh says; NULL: not taken
     uint64_t seed;    // of stochastic rounding
 };
 
-// Elements of one tensor. Moments are FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and FORMAT_8BIT_ROOT (v).
+// A range of the flat buffers, of any number of tensors. Moments are FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and FORMAT_8BIT_ROOT (v).
 struct adamw_range {
     floatX *params;      // (n)
     uint16_t *remainder; // (n) FORMAT_REMAINDER, bf16 builds alone; NULL: none
@@ -25,8 +25,7 @@ struct adamw_range {
     void *v; // state_bytes(v_format, n)
     enum state_format v_format;
     int64_t n;
-    int64_t first;   // of the range in its tensor, a multiple of STATE_BLOCK
-    uint32_t tensor; // its index: key of stochastic rounding
+    int64_t begin; // the range's first element in the flat buffers, a multiple of STATE_BLOCK
 };
 
 // What is the same for all elements.
@@ -69,22 +68,28 @@ HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, str
 // parameter, which is then rounded stochastically: nearest would lose changes under 2^-9 of it. The moments of the step
 // are the unrounded ones. bf16 m is rounded to nearest; bf16 v stochastically, since it falls by less than nearest
 // notices at beta2 = 0.998 and more; 8-bit codes are the nearest.
-// One pass: 24 bytes read and written per parameter, and 8 of a bf16 parameter and its remainder.
+// One pass and one launch: 24 bytes read and written per parameter, and 8 of a bf16 parameter and its remainder.
+// tensors: of the flat buffers. They say which elements decay (weight_decay is 0 of the others), by what key each is
+// rounded, and where amaxes are taken: of parameters as they are afterwards, where nothing is changed too, so that an
+// amax may be cleared before each update. Gaps between tensors are not written.
 // `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite no byte is changed;
-// NULL: neither. adamw.amax is of params as they are afterwards, where nothing is changed too: so it may be cleared
-// before each update.
-static void adamw_update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check,
-                         struct device *dev);
+// NULL: neither.
+static void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
+                         const struct gradient_check *check, struct device *dev);
 
-static inline struct rounding adamw_rounding(const struct adamw_range *r, const struct adamw *adamw) {
+static inline struct rounding adamw_rounding(const struct adamw *adamw) {
     struct rounding rounding;
     rounding.seed = adamw->seed;
     rounding.step = (uint64_t)adamw->step;
     rounding.counter = NULL;
-    rounding.tensor = r->tensor;
+    rounding.tensor = 0;
     rounding.use = ROUNDING_UPDATE;
-    rounding.first = r->first;
+    rounding.first = 0;
     return rounding;
+}
+HOST_DEVICE struct adamw_factors adamw_tensor_factors(struct adamw_factors f, const struct flat_tensor *tensor) {
+    f.keep = tensor->decays ? f.keep : 1;
+    return f;
 }
 // Whether parameters are rounded stochastically, and whether anything is.
 HOST_DEVICE bool adamw_rounds_params(const struct adamw_range *r) {
@@ -162,12 +167,13 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
     return rounded;
 }
 
-// A thread takes four elements, the first `count` of [at, at + 4). What is loaded is loaded first: waiting for `check`
-// before would double the time in which a thread has nothing under way. Returns the largest magnitude of the
-// parameters, or, without AMAX, 0.
+// A thread takes four elements, the first `count` of [at, at + 4), of a warp's block of one tensor, which are less where
+// the tensor ends. What is loaded is loaded first: waiting for `check` or for the tensor's row before would double the
+// time in which a thread has nothing under way. Returns the largest magnitude of the parameters, or, without AMAX, 0.
 template <bool AMAX>
-DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, int64_t at, int count, struct adamw_factors factors,
-                                    const struct gradient_check *check, const struct rounding &rounding) {
+DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct flat_tensors &tensors, int64_t at,
+                                    int count, int *index, struct adamw_factors factors,
+                                    const struct gradient_check *check, struct rounding rounding) {
     const four<float> g = state_four_load(r.grads, r.grads_format, at, count);
     four<float> first = state_four_load(r.m, r.m_format, at, count);
     four<float> second = state_four_load(r.v, r.v_format, at, count), value;
@@ -175,15 +181,19 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, int64_t at, int
     four<uint16_t> low = {};
     if (r.remainder != NULL)
         low = four_load(r.remainder + at, count);
+    *index = flat_tensor_at_warp(tensors, r.begin + at / STATE_BLOCK * STATE_BLOCK);
+    const struct flat_tensor tensor = tensors.rows[*index];
+    count = flat_tensor_count(tensor, r.begin + at, count);
     for (int i = 0; i < 4; i++)
         value.x[i] = r.remainder != NULL ? parameter_joined(rounded.x[i], low.x[i]) : to_float(rounded.x[i]);
     const bool finite = check == NULL || check->finite;
     if (finite) {
         struct philox_words random = {};
         if (adamw_rounds(&r))
-            random = rounding_words(rounding, at);
+            random = rounding_words(tensor_rounding(rounding, tensor, *index, r.begin), at);
         if (check != NULL)
             factors.grad_scale *= check->grad_scale;
+        factors = adamw_tensor_factors(factors, &tensor);
         for (int i = 0; i < 4; i++) {
             value.x[i] = adamw_element(value.x[i], g.x[i], &first.x[i], &second.x[i], factors);
             low.x[i] = split_low(value.x[i]);
@@ -201,23 +211,49 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, int64_t at, int
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
+// Merges the maxima of a block's warps into the amaxes of their tensors, by one atomic operation a tensor: one a warp
+// would be a million to the same few addresses.
+enum { ADAMW_WARPS = FLAT_THREADS / 32, ADAMW_AMAX_BYTES = 2 * ADAMW_WARPS * (int)sizeof(uint32_t) };
+DEVICE_FUNCTION void adamw_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
+                                        uint32_t shared) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t indices = shared + 4 * ADAMW_WARPS;
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    if (lane == 0) {
+        store_shared_word(shared + 4 * (uint32_t)warp, largest);
+        store_shared_word(indices + 4 * (uint32_t)warp, (uint32_t)index);
+    }
+    __syncthreads();
+    if (threadIdx.x >= ADAMW_WARPS) // thread i: the tensor of warp i, where it is the first warp of it
+        return;
+    const uint32_t mine = load_shared_word(indices + 4 * threadIdx.x);
+    uint32_t *const amax = tensors.rows[mine].amax;
+    if (amax == NULL || (threadIdx.x > 0 && load_shared_word(indices + 4 * (threadIdx.x - 1)) == mine))
+        return;
+    largest = 0;
+    for (unsigned i = threadIdx.x; i < ADAMW_WARPS && load_shared_word(indices + 4 * i) == mine; i++)
+        largest = amax_larger(largest, load_shared_word(shared + 4 * i));
+    atomicMax(amax, largest);
+}
 // Four blocks a multiprocessor, 64 registers a thread, keep enough loads under way.
 template <bool AMAX>
 static __global__ void __launch_bounds__(FLAT_THREADS, 4)
-    adamw_kernel(struct adamw_range r, struct adamw_factors factors, const struct gradient_check *check,
-                 struct rounding rounding, uint32_t *amax) {
+    adamw_kernel(struct adamw_range r, struct flat_tensors tensors, struct adamw_factors factors,
+                 const struct gradient_check *check, struct rounding rounding) {
     const int64_t at = ((int64_t)blockIdx.x * FLAT_THREADS + threadIdx.x) * 4;
     const int count = r.n - at >= 4 ? 4 : r.n > at ? (int)(r.n - at) : 0;
-    const uint32_t largest = adamw_four<AMAX>(r, at, count, factors, check, rounding);
+    int index;
+    const uint32_t largest = adamw_four<AMAX>(r, tensors, at, count, &index, factors, check, rounding);
     if (AMAX)
-        amax_merge_block(amax, largest, shared_memory());
+        adamw_merge_amaxes(tensors, index, largest, shared_memory());
 }
-static void adamw_update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check,
-                         struct device *dev) {
+static_assert(STATE_BLOCK == 4 * 32, "a warp's elements are a block of one tensor");
+static void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
+                         const struct gradient_check *check, struct device *dev) {
     if (r.n > 0)
-        LAUNCH(dev, (adamw.amax != NULL ? adamw_kernel<true> : adamw_kernel<false>), blocks_for(r.n, 4 * FLAT_THREADS),
-               FLAT_THREADS, adamw.amax != NULL ? AMAX_BLOCK_BYTES : 0, r, adamw_factors_of(adamw), check,
-               adamw_rounding(&r, &adamw), adamw.amax);
+        LAUNCH(dev, (tensors.has_amaxes ? adamw_kernel<true> : adamw_kernel<false>), blocks_for(r.n, 4 * FLAT_THREADS),
+               FLAT_THREADS, tensors.has_amaxes ? ADAMW_AMAX_BYTES : 0, r, tensors, adamw_factors_of(adamw), check,
+               adamw_rounding(&adamw));
 }
 
 #else
@@ -318,21 +354,33 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
         adamw_encode(v_blocks, r->v_format, v_room, count, words);
     }
 }
-static void adamw_update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check,
-                         struct device *dev) {
+// Elements [begin, end) of the range, tensor by tensor.
+static inline void adamw_part_of_range(const struct adamw_range *r, const struct flat_tensors *tensors, int64_t begin,
+                                       int64_t end, bool finite, struct adamw_factors f, struct rounding rounding) {
+    int row = -1;
+    for (int64_t first = r->begin + begin, last; flat_tensors_next(tensors, r->begin + end, &row, &first, &last);
+         first = last) {
+        const struct flat_tensor *t = &tensors->rows[row];
+        const int64_t at = first - r->begin;
+        if (finite)
+            adamw_block(r, at, (int)(last - first), adamw_tensor_factors(f, t),
+                        tensor_rounding(rounding, *t, row, r->begin));
+        amax_take(t->amax, r->params + at, last - first);
+    }
+}
+static void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
+                         const struct gradient_check *check, struct device *dev) {
+    const struct rounding rounding = adamw_rounding(&adamw);
     struct adamw_factors f = adamw_factors_of(adamw);
     const bool finite = check == NULL || check->finite;
-    if (!finite && adamw.amax == NULL)
+    if (!finite && !tensors.has_amaxes)
         return;
     if (finite && check != NULL)
         f.grad_scale *= check->grad_scale;
 #pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < r.n; begin += ADAMW_BLOCK) {
-        const int count = r.n - begin < ADAMW_BLOCK ? (int)(r.n - begin) : (int)ADAMW_BLOCK;
-        if (finite)
-            adamw_block(&r, begin, count, f, adamw_rounding(&r, &adamw));
-        amax_take(adamw.amax, r.params + begin, count);
-    }
+    for (int64_t begin = 0; begin < r.n; begin += ADAMW_BLOCK)
+        adamw_part_of_range(&r, &tensors, begin, r.n - begin < ADAMW_BLOCK ? r.n : begin + ADAMW_BLOCK, finite, f,
+                            rounding);
 }
 
 #endif

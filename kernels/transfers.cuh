@@ -70,6 +70,7 @@ struct transfers {
     double waited_s;
     bool open;
 };
+// Without priority: CUDA orders kernels alone by it, and these streams have none. Copy engines need no multiprocessor.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev) {
     memset(t, 0, sizeof *t);
     for (int d = 0; d < TRANSFER_DIRECTIONS; d++) {

@@ -261,14 +261,15 @@ static void gpt_allocate(struct gpt *m) {
     transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
     m->zero.grads = gpt_pointer(m, m->grads_id);
+    fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     optimizer_allocate(&m->optimizer);
     optimizer_copy_allocate(&m->copy, &m->optimizer);
-    fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     m->results = (struct step_results *)gpt_pointer(m, m->results_id);
     m->reports = (double *)gpt_pointer(m, m->reports_id);
     m->losses = (struct loss_sum *)(m->reports + m->zero.shards.rank * report_width(m) + REPORT_LOSSES);
     m->zero.squares = m->reports + m->zero.shards.rank * report_width(m) + REPORT_SQUARES;
     m->zero.micro_step = &m->results->micro_step;
+    m->zero.tensors = m->optimizer.tensors;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof *m->reports;
     device_zero(m->results, sizeof *m->results, m->dev);
     device_zero(m->reports, reports_bytes, m->dev);

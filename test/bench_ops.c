@@ -209,8 +209,10 @@ static struct adamw_range fp32_range(struct buffers *b) {
     return r;
 }
 static void adamw(struct buffers *b, struct adamw_range r) {
-    const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f, NULL, 1};
-    adamw_update(r, adamw, NULL, &b->device);
+    const struct adamw adamw = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, 1.0f, 1};
+    const struct flat_tensor tensor = {0, PARAMETERS, NULL, true};
+    const struct flat_tensors tensors = {&tensor, 1, false};
+    adamw_update(r, tensors, adamw, NULL, &b->device);
 }
 static void bench_adamw(struct buffers *b) { adamw(b, fp32_range(b)); }
 static void adamw_of(struct buffers *b, void *m, enum state_format m_format, void *v, enum state_format v_format) {
@@ -230,7 +232,9 @@ static void add_to(struct buffers *b, void *store, enum state_format format) {
     struct rounding r;
     memset(&r, 0, sizeof r);
     r.use = ROUNDING_GRADIENTS;
-    add_gradients(store, format, b->grads, PARAMETERS, true, r, &b->device);
+    const struct flat_tensor tensor = {0, PARAMETERS, NULL, true};
+    const struct flat_tensors tensors = {&tensor, 1, false};
+    add_gradients(store, format, b->grads, 0, PARAMETERS, tensors, true, r, &b->device);
 }
 static void bench_add_gradients(struct buffers *b) { add_to(b, b->m, FORMAT_FP32); }
 static void bench_add_gradients_bf16(struct buffers *b) { add_to(b, b->grads_bf16, FORMAT_BF16); }

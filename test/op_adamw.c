@@ -10,6 +10,26 @@
 
 static const double FP32_STEPS = 1e-6;
 static struct device device = {2, NULL};
+// The update of a range of one tensor, of index `tensor`, from its first element on or from r.begin; r.begin in the
+// flat buffers is behind the tensors before. amax: of its parameters; NULL: not taken.
+static void update_of(struct adamw_range r, uint32_t tensor, uint32_t *amax, struct adamw adamw,
+                      const struct gradient_check *check) {
+    struct flat_tensors tensors = {NULL, (int)tensor + 1, amax != NULL};
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc(((size_t)tensor + 1) * sizeof *rows);
+    for (uint32_t i = 0; i <= tensor; i++) {
+        rows[i].begin = (int64_t)i * STATE_BLOCK;
+        rows[i].end = i < tensor ? rows[i].begin + 1 : rows[i].begin + r.begin + r.n;
+        rows[i].amax = i < tensor ? NULL : amax;
+        rows[i].decays = i == tensor;
+    }
+    tensors.rows = rows;
+    r.begin += (int64_t)tensor * STATE_BLOCK;
+    adamw_update(r, tensors, adamw, check, &device);
+    free(rows);
+}
+static void update(struct adamw_range r, struct adamw adamw, const struct gradient_check *check) {
+    update_of(r, 0, NULL, adamw, check);
+}
 static float *floats_of(int64_t n, const float *values) { // in the device's memory
     float *x = (float *)test_alloc((size_t)n * sizeof *x);
     memcpy(x, values, (size_t)n * sizeof *x);
@@ -81,8 +101,7 @@ static void check(int64_t n, float weight_decay, int offset, int params_offset) 
                 grads[i] = 0;
             reference_step(&p[i], &m[i], &v[i], (double)grads[i] * (step % 2 ? 0.25 : 0.125), adamw);
         }
-        adamw_update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m_got, v_got, n), adamw,
-                     step % 2 ? NULL : clip, &device);
+        update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m_got, v_got, n), adamw, step % 2 ? NULL : clip);
     }
     double *m_result = floats_to_doubles(m_got, n), *v_result = floats_to_doubles(v_got, n);
     for (int64_t i = 0; i < n; i++)
@@ -138,7 +157,7 @@ static void first_step(void **state) {
     params[0] = to_floatX(1);
     params[1] = to_floatX(-1);
     remainder[0] = remainder[1] = 0;
-    adamw_update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m, v, 2), adamw, NULL, &device);
+    update(range_of(params, BF16_BUILD ? remainder : NULL, grads, m, v, 2), adamw, NULL);
     assert_near(parameter_joined(params[0], remainder[0]), 0.875, 2e-7, 0);
     assert_near(parameter_joined(params[1], remainder[1]), -0.875, 2e-7, 1);
     void *all[] = {params, remainder, grads, m, v};
@@ -152,6 +171,7 @@ static void first_step(void **state) {
 enum { ARRAYS = 5, BEHIND = STATE_BLOCK };
 struct everything {
     struct adamw_range r;
+    uint32_t tensor;      // its index
     int64_t room;         // elements, whole blocks
     char *arrays[ARRAYS]; // params, remainder, m, v, grads
     size_t bytes[ARRAYS];
@@ -189,7 +209,7 @@ static void everything_new(struct everything *e, int64_t n, int format_case) {
     e->r.v = e->arrays[3];
     e->r.grads = e->arrays[4];
     e->r.n = n;
-    e->r.tensor = 5;
+    e->tensor = 5;
 }
 static void everything_free(struct everything *e) {
     for (int k = 0; k < ARRAYS; k++)
@@ -253,7 +273,7 @@ static void check_formats(int64_t n, int format_case) {
     everything_case(&e, random);
     char *behind[ARRAYS];
     for (int step = 1; step <= 4; step++) {
-        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 0.25f, NULL, 77};
+        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 0.25f, 77};
         everything_fill(&e, &random);
         double *p = everything_values(&e), *m = everything_decoded(e.r.m, e.r.m_format, n);
         double *v = everything_decoded(e.r.v, e.r.v_format, n);
@@ -264,7 +284,7 @@ static void check_formats(int64_t n, int format_case) {
             behind[k] = (char *)malloc(e.bytes[k]);
             memcpy(behind[k], e.arrays[k], e.bytes[k]);
         }
-        adamw_update(e.r, adamw, NULL, &device);
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
         double *p_got = everything_values(&e), *m_got = everything_decoded(e.r.m, e.r.m_format, n);
         double *v_got = everything_decoded(e.r.v, e.r.v_format, n);
         check_state(m_got, m, n, e.r.m_format, false, 1, "m");
@@ -310,7 +330,7 @@ static void a_split_master_has_the_bits_of_a_whole_one(void **state) {
         float *grads = (float *)e.arrays[4];
         for (int64_t i = 0; i < N; i++)
             grads[i] = (float)test_uniform(&random);
-        adamw_update(e.r, adamw, NULL, &device);
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
 #pragma omp simd
         for (int64_t i = 0; i < N; i++)
             master[i] = adamw_element(master[i], grads[i], &m[i], &v[i], f);
@@ -335,7 +355,7 @@ static void three_steps(struct everything *e, const int64_t *cuts, int num_cuts,
     const int threads = omp_get_max_threads();
     omp_set_num_threads(num_threads);
     for (int step = 1; step <= 3; step++) {
-        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, NULL, 1234567890123u};
+        const struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, 1234567890123u};
         if (step == 1)
             everything_fill(e, &random);
         for (int part = 0; part <= num_cuts; part++) {
@@ -347,8 +367,8 @@ static void three_steps(struct everything *e, const int64_t *cuts, int num_cuts,
             r.m = (char *)r.m + state_bytes(r.m_format, begin);
             r.v = (char *)r.v + state_bytes(r.v_format, begin);
             r.n = end - begin;
-            r.first = begin;
-            adamw_update(r, adamw, NULL, &device);
+            r.begin = begin;
+            update_of(r, e->tensor, NULL, adamw, NULL);
         }
     }
     omp_set_num_threads(threads);
@@ -367,6 +387,81 @@ static void neither_ranges_nor_threads_change_a_bit(void **state) {
         everything_free(&whole);
         everything_free(&parts);
     }
+}
+
+// ---- Ranges of many tensors ----
+
+// A step of elements [begin, end) of the flat buffers, which begin where `e` does.
+static void flat_step(const struct everything *e, struct flat_tensors tensors, int64_t begin, int64_t end,
+                      struct adamw adamw, const struct gradient_check *check) {
+    struct adamw_range r = e->r;
+    r.params += begin;
+    r.remainder = r.remainder ? r.remainder + begin : NULL;
+    r.grads = (const char *)r.grads + state_bytes(r.grads_format, begin);
+    r.m = (char *)r.m + state_bytes(r.m_format, begin);
+    r.v = (char *)r.v + state_bytes(r.v_format, begin);
+    r.n = end - begin;
+    r.begin = begin;
+    adamw_update(r, tensors, adamw, check, &device);
+}
+// Tensors of many sizes with gaps behind them, every third one without decay, every second one with an amax: one range,
+// and ranges that begin and end within tensors, have the bits of each tensor on its own, whose decay is 0 where it has
+// none. Gaps keep what they hold.
+static void check_tensors(int count, int format_case, bool finite) {
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc((size_t)count * sizeof *rows);
+    uint32_t *amaxes = (uint32_t *)test_alloc(3 * (size_t)count * sizeof *amaxes);
+    struct gradient_check *clip = (struct gradient_check *)test_alloc(sizeof *clip);
+    const struct gradient_check clipped = {2, 0.5f, finite};
+    *clip = clipped;
+    int64_t flat = 0;
+    for (int i = 0; i < count; i++) {
+        rows[i].begin = flat;
+        rows[i].end = flat + 1 + (count > 100 ? i % 130 : 37 * i * i % 1500);
+        rows[i].decays = i % 3 != 0;
+        flat = (rows[i].end + STATE_BLOCK - 1) / STATE_BLOCK * STATE_BLOCK + (i % 5 == 4 ? STATE_BLOCK : 0);
+    }
+    struct everything each[3]; // tensor by tensor; in one range; in three
+    for (int k = 0; k < 3; k++) {
+        uint64_t random = 5;
+        everything_new(&each[k], flat, format_case);
+        everything_case(&each[k], random);
+        everything_fill(&each[k], &random);
+        for (int step = 1; step <= 2; step++) {
+            memset(amaxes + k * count, 0, (size_t)count * sizeof *amaxes);
+            struct adamw adamw = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, 77};
+            struct flat_tensors tensors = {rows, count, true};
+            for (int i = 0; i < count; i++)
+                rows[i].amax = i % 2 ? &amaxes[k * count + i] : NULL;
+            for (int i = 0; i < count && k == 0; i++) {
+                struct flat_tensors alone = {rows, i + 1, true};
+                adamw.weight_decay = rows[i].decays ? 0.1f : 0;
+                flat_step(&each[k], alone, rows[i].begin, rows[i].end, adamw, clip);
+            }
+            const int64_t cuts[] = {0, rows[count / 3].begin / 256 * STATE_BLOCK, rows[count / 2].begin, flat};
+            for (int i = 0; i < 3 && k == 2; i++)
+                flat_step(&each[k], tensors, cuts[i], cuts[i + 1], adamw, clip);
+            if (k == 1)
+                flat_step(&each[k], tensors, 0, flat, adamw, clip);
+        }
+    }
+    for (int k = 1; k < 3; k++) {
+        for (int a = 0; a < ARRAYS; a++)
+            assert_memory_equal(each[k].arrays[a], each[0].arrays[a], each[0].bytes[a]);
+        assert_memory_equal(amaxes + k * count, amaxes, (size_t)count * sizeof *amaxes);
+    }
+    for (int i = 0; i < count; i++)
+        assert_int_equal(amaxes[i],
+                         i % 2 ? amax_expected(0, each[0].r.params + rows[i].begin, rows[i].end - rows[i].begin) : 0);
+    for (int k = 0; k < 3; k++)
+        everything_free(&each[k]);
+    free(rows);
+    free(amaxes);
+    free(clip);
+}
+static void a_range_of_tensors_has_the_bits_of_each(void **state) {
+    for (int format_case = 0; format_case < FORMAT_CASES; format_case++)
+        check_tensors(format_case % 2 ? 33 : 7, format_case, format_case % 5 != 4);
+    check_tensors(1030, FORMAT_CASES - 1, true); // a search in three rounds
 }
 
 // Where the check found a NaN or an infinity nothing is changed, to the bit.
@@ -388,7 +483,7 @@ static void nothing_changes(void **state) {
         char *before[ARRAYS];
         for (int k = 0; k < ARRAYS; k++)
             memcpy(before[k] = (char *)malloc(e.bytes[k]), e.arrays[k], e.bytes[k]);
-        adamw_update(e.r, adamw, check, &device);
+        update_of(e.r, e.tensor, NULL, adamw, check);
         for (int k = 0; k < ARRAYS; k++) {
             assert_memory_equal(e.arrays[k], before[k], e.bytes[k]);
             (free)(before[k]);
@@ -426,8 +521,8 @@ static void weight_decay_shrinks_the_mean_as_it_would_in_fp32(void **state) {
     struct everything e;
     crowd_new(&e, 1, 0);
     for (int step = 1; step <= MANY; step++) {
-        const struct adamw adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, NULL, 5};
-        adamw_update(e.r, adamw, NULL, &device);
+        const struct adamw adamw = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, step, 1, 5};
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
     }
     assert_near(mean_of_params(&e), pow(1 - 1e-4, MANY), 5 * mean_deviation(MANY, 1e-4, 0x1p-8) + 1e-5, 0);
     everything_free(&e);
@@ -443,9 +538,9 @@ static void a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32(void **state
         split.r.params[i] = to_floatX(0.75f);
     }
     for (int step = 1; step <= MANY; step++) {
-        const struct adamw adamw = {1e-6f, 0.9f, 0.95f, 1e-8f, 0, step, 1, NULL, 5};
-        adamw_update(e.r, adamw, NULL, &device);
-        adamw_update(split.r, adamw, NULL, &device);
+        const struct adamw adamw = {1e-6f, 0.9f, 0.95f, 1e-8f, 0, step, 1, 5};
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
+        update_of(split.r, split.tensor, NULL, adamw, NULL);
     }
     double *exact = everything_values(&split);
     assert_near(exact[7], 0.749, 3e-5, 7); // 1000 roundings of 2^-25 each
@@ -462,8 +557,8 @@ static void bf16_second_moments_fall_at_large_beta2(void **state) {
     double sum = 0;
     crowd_new(&e, 1, 1);
     for (int step = 1; step <= MANY; step++) {
-        const struct adamw adamw = {0, 0.9f, 0.999f, 1e-8f, 0, step, 1, NULL, 5};
-        adamw_update(e.r, adamw, NULL, &device);
+        const struct adamw adamw = {0, 0.9f, 0.999f, 1e-8f, 0, step, 1, 5};
+        update_of(e.r, e.tensor, NULL, adamw, NULL);
     }
     for (int64_t i = 0; i < CROWD; i++)
         sum += bf16_to_float(((const bf16 *)e.r.v)[i]);
@@ -476,10 +571,10 @@ static void bf16_second_moments_fall_at_large_beta2(void **state) {
 static void crowd_signs(double *params, double *v, uint64_t seed, int step, uint32_t tensor) {
     struct everything e;
     crowd_new(&e, 1, 1);
-    e.r.tensor = tensor;
+    e.tensor = tensor;
     // halfway down to the next below 1: lr weight_decay = 1 - beta2 = 2^-9, exactly
-    const struct adamw adamw = {0x1p-6f, 0.5f, 1 - 0x1p-9f, 1e-8f, 0x1p-3f, step, 1, NULL, seed};
-    adamw_update(e.r, adamw, NULL, &device);
+    const struct adamw adamw = {0x1p-6f, 0.5f, 1 - 0x1p-9f, 1e-8f, 0x1p-3f, step, 1, seed};
+    update_of(e.r, e.tensor, NULL, adamw, NULL);
     for (int64_t i = 0; i < CROWD; i++) {
         params[i] = to_float(e.r.params[i]) < 1 ? -1 : 1;
         v[i] = bf16_to_float(((const bf16 *)e.r.v)[i]) < 1 ? -1 : 1;
@@ -555,11 +650,10 @@ static void check_amax(int64_t n, bool with_remainder, bool finite, int offset, 
             arrays[0][i] = amax_case == AMAX_ZEROS ? 0 : (float)test_uniform(&random);
         }
         amax_case_set(p + offset, n, amax_case);
-        struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
-        adamw.amax = with_amax ? amax : NULL;
-        adamw_update(range_of(p + offset, with_remainder && BF16_BUILD ? remainder + offset : NULL, arrays[0] + offset,
-                              arrays[1] + offset, arrays[2] + offset, n),
-                     adamw, check, &device);
+        const struct adamw adamw = {0.1f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, 1};
+        update_of(range_of(p + offset, with_remainder && BF16_BUILD ? remainder + offset : NULL, arrays[0] + offset,
+                           arrays[1] + offset, arrays[2] + offset, n),
+                  0, with_amax ? amax : NULL, adamw, check);
     }
     assert_memory_equal(params[1], params[0], (size_t)count * sizeof **params);
     assert_int_equal(*amax, amax_expected(before, params[1] + offset, n));
@@ -666,6 +760,18 @@ static struct rounding rounding_of(uint64_t seed, uint64_t step) {
     r.use = ROUNDING_GRADIENTS;
     return r;
 }
+// Adds a range of tensor r.tensor, whose elements begin at r.first.
+static void add_of(void *store, enum state_format format, const float *in, int64_t n, bool add, struct rounding r) {
+    struct flat_tensors tensors = {NULL, (int)r.tensor + 1, false};
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc(((size_t)r.tensor + 1) * sizeof *rows);
+    for (uint32_t i = 0; i <= r.tensor; i++) {
+        rows[i].begin = (int64_t)i * STATE_BLOCK;
+        rows[i].end = rows[i].begin + (i < r.tensor ? 1 : r.first + n);
+    }
+    tensors.rows = rows;
+    add_gradients(store, format, in, (int64_t)r.tensor * STATE_BLOCK + r.first, n, tensors, add, r, &device);
+    free(rows);
+}
 static void additions(void **state) {
     const int64_t sizes[] = {0, 1, 3, 4, 1023, 1024, 1025, 10007};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++)
@@ -680,8 +786,8 @@ static void additions(void **state) {
                 rounded[i] = bf16_from_float((float)(i % 64)); // bf16 holds these, and their sums
                 in[i] = 0.5f;
             }
-            add_gradients(out, FORMAT_FP32, in, n, add, rounding_of(1, 1), &device);
-            add_gradients(rounded, FORMAT_BF16, in, n, add, rounding_of(1, 1), &device);
+            add_of(out, FORMAT_FP32, in, n, add, rounding_of(1, 1));
+            add_of(rounded, FORMAT_BF16, in, n, add, rounding_of(1, 1));
             for (int64_t i = 0; i < n + 4; i++) {
                 assert_true(out[i] == (i < n ? (add ? (float)i : 0) + 0.5f : (float)i));
                 assert_true(bf16_to_float(rounded[i]) ==
@@ -707,7 +813,7 @@ static void sums_over_micro_steps_have_the_mean_of_one_sum(void **state) {
         struct rounding r = rounding_of(seed, 100);
         r.counter = counter;
         for (*counter = 0; *counter < MICRO_STEPS; ++*counter)
-            add_gradients(store, FORMAT_BF16, in, N, true, r, &device);
+            add_of(store, FORMAT_BF16, in, N, true, r);
         for (int i = 0; i < N; i++)
             sum += bf16_to_float(store[i]);
     }
@@ -736,10 +842,10 @@ static void additions_are_rounded_by_element_and_step(void **state) {
         r.tensor = k == 4;
         r.use = k == 5 ? ROUNDING_UPDATE : ROUNDING_GRADIENTS;
         stores[k] = (bf16 *)test_alloc(N * sizeof *stores[k]);
-        add_gradients(stores[k], FORMAT_BF16, in, k == 1 ? CUT : N, false, r, &device);
+        add_of(stores[k], FORMAT_BF16, in, k == 1 ? CUT : N, false, r);
         r.first = CUT;
         if (k == 1)
-            add_gradients(stores[k] + CUT, FORMAT_BF16, in + CUT, N - CUT, false, r, &device);
+            add_of(stores[k] + CUT, FORMAT_BF16, in + CUT, N - CUT, false, r);
     }
     assert_memory_equal(stores[1], stores[0], N * sizeof **stores); // in two parts
     assert_memory_equal(stores[2], stores[0], N * sizeof **stores); // 7 + 3
@@ -750,6 +856,50 @@ static void additions_are_rounded_by_element_and_step(void **state) {
     free(in);
     free(counter);
 }
+// A range of many tensors, in one call and cut within them, has the bits of each tensor on its own; gaps stay.
+static void additions_to_a_range_have_the_bits_of_each_tensor(void **state) {
+    enum { COUNT = 40 };
+    uint64_t random = 6;
+    struct flat_tensor *rows = (struct flat_tensor *)test_alloc(COUNT * sizeof *rows);
+    const struct flat_tensors tensors = {rows, COUNT, false};
+    int64_t flat = 0;
+    for (int i = 0; i < COUNT; i++) {
+        rows[i].begin = flat;
+        rows[i].end = flat + 1 + 61 * i * i % 900;
+        flat = (rows[i].end + STATE_BLOCK) / STATE_BLOCK * STATE_BLOCK;
+    }
+    const int64_t cut = flat / 2 / STATE_BLOCK * STATE_BLOCK;
+    float *in = (float *)test_alloc((size_t)flat * sizeof *in);
+    for (int64_t i = 0; i < flat; i++)
+        in[i] = (float)test_uniform(&random);
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        const enum state_format format = is_bf16 ? FORMAT_BF16 : FORMAT_FP32;
+        char *stores[3];
+        for (int k = 0; k < 3; k++) {
+            struct rounding r = rounding_of(1, 10);
+            stores[k] = (char *)test_alloc(state_bytes(format, flat));
+            memset(stores[k], 0x31, state_bytes(format, flat));
+            for (uint32_t i = 0; i < COUNT && k == 0; i++) {
+                r.tensor = i;
+                add_of(stores[k] + state_bytes(format, rows[i].begin), format, in + rows[i].begin,
+                       rows[i].end - rows[i].begin, true, r);
+            }
+            if (k == 1)
+                add_gradients(stores[k], format, in, 0, flat, tensors, true, r, &device);
+            if (k == 2) {
+                add_gradients(stores[k], format, in, 0, cut, tensors, true, r, &device);
+                add_gradients(stores[k] + state_bytes(format, cut), format, in + cut, cut, flat - cut, tensors, true, r,
+                              &device);
+            }
+        }
+        for (int k = 1; k < 3; k++)
+            assert_memory_equal(stores[k], stores[0], state_bytes(format, flat));
+        for (int k = 0; k < 3; k++)
+            free(stores[k]);
+    }
+    free(rows);
+    free(in);
+}
 static void additions_keep_what_is_not_finite(void **state) {
     enum { N = 1024 };
     bf16 *store = (bf16 *)test_alloc(N * sizeof *store);
@@ -758,7 +908,7 @@ static void additions_keep_what_is_not_finite(void **state) {
         store[i] = bf16_from_float(1);
         in[i] = i % 2 ? INFINITY : float_from_bits(0x7fffffffu); // a GPU's NaN
     }
-    add_gradients(store, FORMAT_BF16, in, N, true, rounding_of(1, 1), &device);
+    add_of(store, FORMAT_BF16, in, N, true, rounding_of(1, 1));
     for (int i = 0; i < N; i++)
         assert_true(i % 2 ? bf16_to_float(store[i]) == INFINITY : isnan(bf16_to_float(store[i])));
     free(store);
@@ -827,6 +977,42 @@ static void sums_of_bf16(void **state) {
         free(memory);
     }
 }
+// Ranges in two groups, some of them empty or shorter than a group of threads: the sum of their sums in order, to the bit.
+static void sums_of_ranges_are_those_of_each(void **state) {
+    enum { COUNT = SLOW ? 5 : 35 };
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        const enum state_format format = is_bf16 ? FORMAT_BF16 : FORMAT_FP32;
+        uint64_t random = 4;
+        test_case(random, "%s", format_name(format));
+        struct gradient_range *ranges = (struct gradient_range *)test_alloc(COUNT * sizeof *ranges);
+        int64_t flat = 0;
+        for (int i = 0; i < COUNT; i++) {
+            ranges[i].at = flat;
+            ranges[i].n = i % 4 == 3 ? 0 : 1 + 977 * i;
+            flat += (ranges[i].n / STATE_BLOCK + 2) * STATE_BLOCK;
+        }
+        float *values = (float *)malloc((size_t)flat * sizeof *values);
+        char *x = (char *)test_alloc(state_bytes(format, flat));
+        for (int64_t i = 0; i < flat; i++)
+            values[i] = (float)(1e3 * test_uniform(&random));
+        state_encode(x, values, format, flat);
+        double *total = test_doubles(2);
+        void *workspace = test_alloc(squares_of_ranges_workspace_bytes(COUNT));
+        memset(workspace, 0xff, squares_of_ranges_workspace_bytes(COUNT));
+        squares_of_ranges(workspace, x, format, ranges, 0, 2, &device);
+        squares_of_ranges(workspace, x, format, ranges, 2, 2, &device);
+        squares_of_ranges(workspace, x, format, ranges, 2, COUNT, &device);
+        squares_total(&total[0], COUNT, workspace, &device);
+        for (int i = 0; i < COUNT; i++)
+            sum_of_squares(&total[1], x + state_bytes(format, ranges[i].at), format, ranges[i].n, i > 0, workspace,
+                           &device);
+        assert_true(total[0] > 0 && memcmp(&total[0], &total[1], sizeof *total) == 0);
+        free(values);
+        void *all[] = {ranges, x, total, workspace};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            free(all[i]);
+    }
+}
 static void sum_8bit(void *unused) { squares_of(NULL, FORMAT_8BIT, 0); }
 static void gradients_are_fp32_or_bf16(void **state) { assert_fails(sum_8bit, NULL, "gradients|fp32 or bf16"); }
 
@@ -838,6 +1024,7 @@ int main(void) {
         cmocka_unit_test(each_format_is_stepped_in_fp32_and_rounded_once),
         cmocka_unit_test(a_split_master_has_the_bits_of_a_whole_one),
         cmocka_unit_test(neither_ranges_nor_threads_change_a_bit),
+        cmocka_unit_test(a_range_of_tensors_has_the_bits_of_each),
         cmocka_unit_test(nothing_changes),
         cmocka_unit_test(weight_decay_shrinks_the_mean_as_it_would_in_fp32),
         cmocka_unit_test(a_tiny_learning_rate_moves_the_mean_as_it_would_in_fp32),
@@ -851,8 +1038,10 @@ int main(void) {
         cmocka_unit_test(additions),
         cmocka_unit_test(sums_over_micro_steps_have_the_mean_of_one_sum),
         cmocka_unit_test(additions_are_rounded_by_element_and_step),
+        cmocka_unit_test(additions_to_a_range_have_the_bits_of_each_tensor),
         cmocka_unit_test(additions_keep_what_is_not_finite),
         cmocka_unit_test(sums_of_bf16),
+        cmocka_unit_test(sums_of_ranges_are_those_of_each),
         cmocka_unit_test(gradients_are_fp32_or_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

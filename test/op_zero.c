@@ -489,6 +489,8 @@ static void memory_body(struct parallel *parallel, int delayed) {
         expect(copy == (writes ? own * (state_bytes + sizeof(floatX)) : 0), "copy of stage %d: %zu", stage, copy);
         const size_t reports =
             rounded(sizeof(struct step_results)) + rounded(ranks * (size_t)report_width(m) * sizeof(double));
+        const size_t tables =
+            rounded(optimizer_tensors_bytes(&m->table)) + rounded(optimizer_buckets_bytes(&m->zero.shards));
         const size_t scratch =
             rounded(collectives_scratch_bytes(m->zero.shards.largest_shard, (int)ranks, COLLECTIVES_HOST, false));
         size_t allocated[MEMORY_COUNT] = {0};
@@ -503,7 +505,7 @@ static void memory_body(struct parallel *parallel, int delayed) {
                "parameters of stage %d", stage);
         expect(plan->arena_bytes[ARENA_GRADIENTS] == flat * sizeof(float) / (stage >= 2 ? ranks : 1) + scratch,
                "gradients of stage %d", stage);
-        expect(plan->arena_bytes[ARENA_OPTIMIZER] == own * state_bytes + reports + fp8_state_bytes(m, stage),
+        expect(plan->arena_bytes[ARENA_OPTIMIZER] == own * state_bytes + tables + reports + fp8_state_bytes(m, stage),
                "optimizer of stage %d", stage);
         setup_close(&s, parallel);
     }

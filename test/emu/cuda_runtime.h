@@ -119,6 +119,7 @@ static inline unsigned emu_ballot(unsigned mask, int predicate, const char *what
 static inline unsigned __ballot_sync(unsigned mask, int predicate) {
     return emu_ballot(mask, predicate, "__ballot_sync");
 }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __any_sync(unsigned mask, int predicate) { return emu_ballot(mask, predicate, "__any_sync") != 0; }
 static inline int __all_sync(unsigned mask, int predicate) { return emu_ballot(mask, !predicate, "__all_sync") == 0; }
 

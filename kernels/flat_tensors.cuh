@@ -1,0 +1,71 @@
+// The tensors of the flat buffers, as an op over a range of many tensors sees them: a table in the device's memory.
+#pragma once
+#include "kernels/device.cuh" // HOST_DEVICE, DEVICE_FUNCTION
+#include <stdbool.h>          // bool
+#include <stdint.h>           // int64_t
+
+// One tensor: elements [begin, end) of the flat buffers. From there to the next one's begin is a gap.
+struct flat_tensor {
+    int64_t begin, end;
+    uint32_t *amax; // where updates take the amax of its parameters, as kernels/amax.cuh says; NULL: nowhere
+    bool decays;    // whether updates decay it
+};
+// All of them, in flat order. The first one begins at element 0, each at a multiple of STATE_BLOCK. A tensor's row is
+// its index, which is the key of stochastic rounding.
+struct flat_tensors {
+    const struct flat_tensor *rows; // (count) in the device's memory
+    int count;
+    bool has_amaxes; // some row has
+};
+
+#ifdef TARGET_CUDA
+
+// The row of the tensor that element `at` is in, or in the gap behind. All lanes of a warp call, for the same element:
+// each looks at a row, so that a search among a thousand waits for memory twice.
+DEVICE_FUNCTION int flat_tensor_at_warp(const struct flat_tensors &tensors, int64_t at) {
+    int stride = 1, first = 0;
+    while (32 * stride < tensors.count)
+        stride *= 32;
+    for (; stride > 0; stride /= 32) {
+        const int row = first + (int)(threadIdx.x % 32) * stride;
+        const bool begun = row < tensors.count && tensors.rows[row].begin <= at;
+        first += (__popc(__ballot_sync(0xffffffffu, begun)) - 1) * stride;
+    }
+    return first;
+}
+// How many of elements [at, at + count) are in the tensor.
+DEVICE_FUNCTION int flat_tensor_count(const struct flat_tensor &tensor, int64_t at, int count) {
+    const int64_t left = tensor.end - at;
+    return left >= count ? count : left > 0 ? (int)left : 0;
+}
+
+#else
+
+// The row of the tensor that element `at` is in, or in the gap behind.
+static inline int flat_tensor_at(const struct flat_tensors *tensors, int64_t at) {
+    int first = 0, end = tensors->count; // the row is in [first, end)
+    while (end - first > 1) {
+        const int middle = first + (end - first) / 2;
+        if (tensors->rows[middle].begin <= at)
+            first = middle;
+        else
+            end = middle;
+    }
+    return first;
+}
+// The next elements of [*first, end) that one tensor has, [*first, *last), and its row; *row is -1 before the first
+// ones. False: there are none.
+static inline bool flat_tensors_next(const struct flat_tensors *tensors, int64_t end, int *row, int64_t *first,
+                                     int64_t *last) {
+    for (*row = *row < 0 ? flat_tensor_at(tensors, *first) : *row + 1;
+         *row < tensors->count && tensors->rows[*row].begin < end; ++*row) {
+        const struct flat_tensor *t = &tensors->rows[*row];
+        *first = t->begin > *first ? t->begin : *first;
+        *last = t->end < end ? t->end : end;
+        if (*first < *last)
+            return true;
+    }
+    return false;
+}
+
+#endif
