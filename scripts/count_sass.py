@@ -5,8 +5,8 @@
 
 Counted are whole, aligned rows without an amax: in a kernel without a loop all instructions from its beginning to its end, in one
 that sums columns those of the shortest way through its loop. A thread stores 8 elements at a time (16 bytes), of a gated backward
-8 of each half; SwiGLU's elements are those of its output. Exit status 1 where a forward needs more than 16, the division or a
-branch is back, or where there are no such kernels.
+8 of each half; SwiGLU's elements are those of its output. Exit status 1 where a forward needs more than 16, or where there are
+no such kernels.
 """
 import re
 import sys

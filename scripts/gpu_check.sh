@@ -204,6 +204,12 @@ ops() {
         [[ ! -f $test || $test == */op_attention_@(bf16|fp32) ]] || is_fp8_test "$test" || names+=("$(basename "$test")")
     done
     op_tests "${names[@]}"
+    if [ -n "$rehearsal" ] || [ ! -x "$cuobjdump" ]; then
+        return
+    fi
+    # shellcheck disable=SC2016 # the inner shell's arguments
+    step instructions 60 sh -c '"$3" -sass "$1" | "$2" scripts/count_sass.py' sh "$programs/op_activation_bf16" "$python" \
+        "$cuobjdump"
 }
 
 torch_is_here() {

@@ -19,9 +19,10 @@ PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "g
 
 
 NORM_RUNS = 4 * 132   # partial sums of a norm's backward (kernels/norm.cuh), at most
-ACTIVATION_ROWS = 256  # rows of a partial sum of an activation's backward (kernels/activation.cuh)
+ACTIVATION_ROWS = 64  # rows of a partial sum of an activation's backward (kernels/activation.cuh)
+# Of an element in bf16: counted in sm_90a's machine code by scripts/count_sass.py; before, of GELU alone, by hand.
 INSTRUCTIONS_BEFORE = {"gelu forward": 34, "gelu backward": 44}
-INSTRUCTIONS = {"gelu forward": 16, "gelu backward": 22}
+INSTRUCTIONS = {"gelu forward": 11.6, "gelu backward": 20.8, "swiglu forward": 13.9, "swiglu backward": 21.6}
 
 
 class Shape:
@@ -53,7 +54,7 @@ class Design(NamedTuple):
     overwrites: bool       # the first micro-step overwrites gradients; else they are zeroed, then added to
     producers_sum: bool    # bias gradients are summed by the kernels that make what they sum; else by passes
     head_chunk_bytes: int  # of logits; 0: all at once
-    instructions: dict     # of an activation's element in bf16, counted in sm_90a's machine code by scripts/count_sass.py
+    instructions: dict     # of an activation's element
 
 
 BEFORE = Design(False, False, 512 << 20, INSTRUCTIONS_BEFORE)
@@ -144,8 +145,11 @@ def step(s, design):
 def before_and_now():
     """The table of steps, and what each change of the design takes off."""
     lines = ["## The step before and now", "",
-             "Before: gradients zeroed and added to, bias gradients by passes, logits in chunks of 512 MiB, activations by a polynomial and a",
-             "division. What each takes off, in ms a step:", "",
+             "Before: gradients zeroed, then added to; bias gradients by passes; logits in chunks of 512 MiB, each of which adds to the head's",
+             "gradient; GELU by a polynomial and a division (34 and 44 instructions an element; SwiGLU's were not counted). Now: the first",
+             "micro-step overwrites; kernels that make a gradient sum its bias's, but for that of qkv, which is counted here with its product,",
+             "whose epilogue sums it where the library has one; all logits at once, where memory is free for them; activations by the units",
+             "for exponentials and reciprocals. What each takes off, in ms a step:", "",
              "| | before, ms | now, ms | tokens/s at most, thousand | overwriting | bias sums | chunks of logits | activations |",
              "|---|---|---|---|---|---|---|---|"]
     for s in SHAPES:
@@ -153,6 +157,10 @@ def before_and_now():
         parts = [before - step(s, BEFORE._replace(**{field: getattr(NOW, field)})) for field in Design._fields]
         lines.append(f"| {s.name}, B {s.B}, T {s.T}{f', {s.ranks} ranks' if s.ranks > 1 else ''} | {1e3 * before:.1f} | {1e3 * now:.1f} | "
                      f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + " |")
+    lines += ["", "A product's own bytes run beside its flops, so that adding to a weight's gradient, 4 bytes an element more than overwriting it, or to",
+              "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
+              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where nothing does.",
+              "", "What a step launches is counted by `scripts/count_launches.py`:", "", LAUNCHES]
     return "\n".join(lines) + "\n"
 
 
@@ -179,7 +187,8 @@ def table_of(s):
 HEAD = """# Every kernel's roofline, at the sizes of the benchmarks
 
 Written by `scripts/roofline.py`; a test holds this page to it. **Nothing here was measured by this project.** Each figure is
-arithmetic: the bytes that a kernel must move over 4.3 TB/s, the flops it must do over 790 TFLOP/s, the larger of the two.
+arithmetic: the bytes that a kernel must move over 4.3 TB/s, the flops it must do over 790 TFLOP/s, of an activation the
+instructions that the schedulers must issue, one a clock each at 1.83 GHz; the largest of these.
 Those two rates are what an H200 is known to reach in a copy and in a large bf16 matmul, below the data sheet's 4.8 TB/s
 and 989.5 TFLOP/s. `scripts/gpu_check.sh` measures on a GPU; a kernel's measured time over its time here is what
 is left to gain, and none can be below it unless its data stayed in the 50 MB of L2.

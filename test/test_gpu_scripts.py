@@ -265,6 +265,28 @@ class Overlap(unittest.TestCase):
         self.assertIn("; no instructions a step", self.overlap(*step[:7]).stdout)
 
 
+class Instructions(unittest.TestCase):
+    """scripts/count_sass.py"""
+
+    def count(self, name, opcodes):
+        sass = "\n".join([f"\tFunction : _Z19{name}ILb0ELb1EEvP4bf16PKS0_lPj",
+                          *(f"  /*{16 * i:04x}*/  {code} ;" for i, code in enumerate(opcodes)), "\tFunction : other", "  /*0000*/ EXIT ;"])
+        return subprocess.run([os.path.join(SCRIPTS, "count_sass.py")], input=sass, capture_output=True, text=True, timeout=60)
+
+    def test_limit(self):
+        for instructions, status in ((16 * 8, 0), (16 * 8 + 1, 1)):
+            opcodes = ["FMUL R1, R2, R3"] * (instructions - 2) + ["STG.E.128 desc[UR4][R2.64], R4", "EXIT"]
+            result = self.count("gelu_forward_kernel", opcodes)
+            self.assertEqual(result.returncode, status, result.stdout)
+            self.assertIn(f"gelu_forward_kernel: {instructions} instructions for 8 elements", result.stdout)
+        self.assertEqual(self.count("norm_kernel", ["EXIT"]).returncode, 1)  # none of an activation's
+
+    def test_loop(self):
+        """What sums columns is judged by its loop; a gated backward stores 8 elements of each half."""
+        loop = ["MOV R1, R2", *["FMUL R1, R2, R3"] * 15, *["STG.E.128 desc[UR4][R2.64], R4"] * 2, "@P0 BRA 0x10 ", "MOV R1, R2", "EXIT"]
+        self.assertIn(": 18 instructions for 8 elements", self.count("swiglu_backward_sums_kernel", loop).stdout)
+
+
 class Report(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
