@@ -12,9 +12,9 @@ from environment import ROOT
 from test_cli import write_shard
 
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or os.environ.get("TRAIN_GPT") or os.path.join(ROOT, "build/train_gpt"))
-STEPS = 20
+STEPS, FEW_STEPS = 20, 5  # of a curve; of runs that give the same bits
 TRAINING = ["--vocab-size", "257", "--seq-length", "48", "--micro-batch-size", "1", "--global-batch-size", "2", "--train-steps", STEPS,
-            "--lr", "1e-3", "--lr-warmup-steps", "4", "--val-every", "20", "--val-steps", "2", "--seed", "7",
+            "--lr", "1e-3", "--lr-warmup-steps", "4", "--lr-decay-steps", STEPS, "--val-every", FEW_STEPS, "--val-steps", "2", "--seed", "7",
             "--checkpoint-every", "0", "--matmul-tuning=false"]  # whose choices vary from run to run
 GPT2 = ["--num-layers", "3", "--hidden-size", "128", "--num-attention-heads", "2", "--hidden-dropout", "0.1",
         "--attention-dropout", "0.1"]
@@ -155,7 +155,8 @@ class CudaEngine(unittest.TestCase):
 
     def no_policy_changes_a_bit(self, shape, precision, plain, policies):
         for policy in policies:
-            changed = self.train(*shape, "--device", "cuda", "--precision", precision, *policy)
+            changed = self.train(*shape, "--device", "cuda", "--precision", precision, "--train-steps", FEW_STEPS, *policy)
+            self.assertEqual(len(changed), FEW_STEPS)
             for ours, theirs in zip(changed, plain):
                 for key in ["loss", "grad_norm", "val_loss"]:
                     self.assertEqual(ours.get(key), theirs.get(key), "%s, %s of step %d" % (policy, key, ours["step"]))
@@ -259,6 +260,17 @@ class CudaEngine(unittest.TestCase):
         for entry in log:
             self.assertGreaterEqual(entry["peak_bytes"], planned)
             self.assertLessEqual(entry["peak_bytes"], planned + more)
+
+    def test_logits_follow_free_memory(self):
+        """All at once where the budget has room, fewer chunks where it has some, as planned where it has none."""
+        def tokens(budget):
+            result = run("--plan", "--device", "cuda", "--precision", "bf16", "--preset", "gpt2-124m", "--micro-batch-size", 16,
+                         "--global-batch-size", 16, "--memory-budget", f"{budget}GiB")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            return int(re.search(r"logits +(\d+) tokens at a time, of 16384 ", result.stdout)[1])
+
+        self.assertEqual(tokens(40), 16384)
+        self.assertTrue(16384 > tokens(11) >= tokens(10) >= 4096)
 
     def test_a_plan_that_does_not_fit(self):
         result = run("--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/big", "--preset", "llama3-8b", "--seq-length",
