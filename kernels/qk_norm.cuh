@@ -144,7 +144,7 @@ DEVICE_FUNCTION void qk_rotate_stored(floatX *x, const float *angles, int C, int
 // memory. D is a multiple of 8, so that a four of elements is of one half of a head, and its partners are aligned.
 DEVICE_FUNCTION struct packed qk_rotate_pack(const struct packed &value, uint32_t row, const float *angles, int c,
                                              int D) {
-    const int half = D / 2, head_c = (int)((unsigned)c % (unsigned)D);
+    const int half = D / 2, head_c = c < D ? c : (int)((unsigned)c % (unsigned)D);
     struct packed_floats x = packed_to_floats(value);
 #pragma unroll
     for (int i = 0; i < PACK; i += 4) {
@@ -167,8 +167,11 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     qk_norm_forward_kernel(floatX *out, float *rstd, const floatX *qkv, const floatX *wq, const floatX *wk, int64_t N,
                            struct qk_rows rows, float offset, float epsilon, struct qk_norm_rotary rotary, int D) {
     const int normed_rows = rows.q_rows + rows.k_rows, token_rows = normed_rows + rows.k_rows;
-    const int64_t at = (int64_t)blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS, n = at / token_rows;
-    const int row = (int)(at - n * token_rows);
+    // 32 bits, whose division takes half the instructions, number the rows of any batch that fits a GPU
+    const unsigned at = blockIdx.x * (NORM_THREADS / THREADS) + threadIdx.x / THREADS,
+                   token = at / (unsigned)token_rows;
+    const int64_t n = token;
+    const int row = (int)(at - token * (unsigned)token_rows);
     const bool is_q = row < rows.q_rows;
     const int width = is_q ? rows.q_width : rows.k_width, C = n < N ? width : 0;
     const int64_t first =
