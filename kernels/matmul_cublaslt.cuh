@@ -45,8 +45,11 @@ enum {
 // What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are bytes.
 #define MATMUL_KEY(X)                                                                                                  \
     X(rows)                                                                                                            \
-    X(cols) X(depth) X(a_transposed) X(b_transposed) X(sums) X(has_bias) X(has_dbias) X(a_type) X(b_type) X(a_scaling) \
-        X(b_scaling) X(fast) X(a_alignment) X(b_alignment) X(c_alignment) X(bias_alignment)
+    X(cols)                                                                                                            \
+    X(depth)                                                                                                           \
+    X(a_transposed)                                                                                                    \
+    X(b_transposed) X(sums) X(has_bias) X(has_dbias) X(a_type) X(b_type) X(a_scaling) X(b_scaling) X(fast)             \
+        X(a_alignment) X(b_alignment) X(c_alignment) X(bias_alignment)
 struct matmul_key {
 #define MATMUL_KEY_MEMBER(name) int64_t name;
     MATMUL_KEY(MATMUL_KEY_MEMBER)
@@ -288,6 +291,15 @@ static cublasStatus_t matmul_rank_algorithms(cublasLtMatmulHeuristicResult_t *re
     return *found == 0 || results[0].state != CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED
                                                                     : CUBLAS_STATUS_SUCCESS;
 }
+// Puts the algorithm that the library's heuristics rank first into the plan.
+static cublasStatus_t matmul_choose_algorithm(struct matmul_plan *plan, struct matmul_library *library) {
+    cublasLtMatmulHeuristicResult_t best;
+    int found;
+    const cublasStatus_t status = matmul_rank_algorithms(&best, 1, &found, plan, library);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        plan->algorithm = best.algo;
+    return status;
+}
 static const struct matmul_choice *matmul_choice_of(const struct matmul_library *library,
                                                     const struct matmul_key *key) {
     for (int i = 0; i < library->choice_count; i++)
@@ -300,16 +312,10 @@ static cublasStatus_t matmul_make_plan(struct matmul_plan *plan, const struct ge
     const struct matmul_key key = matmul_key_of(gemm, dbias);
     const struct matmul_choice *choice = matmul_choice_of(library, &key);
     matmul_plan_product(plan, gemm, dbias, choice && choice->sums_bias);
-    if (choice) {
-        plan->algorithm = choice->algorithm;
-        return CUBLAS_STATUS_SUCCESS;
-    }
-    cublasLtMatmulHeuristicResult_t best;
-    int found;
-    const cublasStatus_t status = matmul_rank_algorithms(&best, 1, &found, plan, library);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        plan->algorithm = best.algo;
-    return status;
+    if (choice == NULL)
+        return matmul_choose_algorithm(plan, library);
+    plan->algorithm = choice->algorithm;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 // Writes which product the library refused, and what to change. The widths of a layer's input and output are multiples

@@ -609,8 +609,7 @@ static void misuse_run(void *argument) {
     const int64_t N = m->which == ODD_WIDTH ? 24 : s.N, K = m->which == ODD_DEPTH ? 24 : s.K;
     const struct gemm gemm = {s.M, N, K, {NULL, s.K, false, &a}, {NULL, s.K, true, &b}, m->out, m->problem.bias};
     struct matmul_plan plan;
-    plan.key = matmul_key_of(&gemm);
-    matmul_plan_product(&plan, &gemm);
+    matmul_plan_product(&plan, &gemm, NULL, false);
     misuse_plan(&plan, m);
     cublas_check(matmul_choose_algorithm(&plan, m->library));
     misuse_call(&plan, m);
