@@ -412,6 +412,64 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
     out[thread] = acc[0];
 }
 
+// An operand of three products that is released after the last one and refilled meanwhile, as forward's queries are.
+static __global__ void queries_kernel(float *out, const float *in, int fault) {
+    const uint32_t full = shared_memory(), empty = full + 8, stage = full + 1024, thread = threadIdx.x;
+    const uint64_t both = matrix_descriptor(stage, 0, 1024, 1);
+    float acc[32];
+    if (thread == 0) {
+        mbarrier_init(full, 1);
+        mbarrier_init(empty, 4);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    for (uint32_t i = 0; i < 2; i++) {
+        if (thread == 128) {
+            if (fault != NO_WAIT)
+                mbarrier_wait(empty, 1 - i);
+            mbarrier_arrive_expect(full, TILE_BYTES);
+            bulk_load(stage, in, TILE_BYTES, full, l2_evict_first());
+        }
+        if (thread >= 128)
+            continue;
+        mbarrier_wait(full, i);
+        for (int k = 0; k < 3; k++) {
+            wgmma_fence();
+            wgmma_shared<64, false, false>(acc, both, both, k > 0);
+            wgmma_commit();
+            if (fault == TOO_EARLY && k == 2 && elect_one())
+                mbarrier_arrive(empty);
+            wgmma_wait<0>();
+            if (fault == FIRST && k == 1 && elect_one())
+                mbarrier_arrive(empty);
+        }
+        if (fault != TOO_EARLY && fault != FIRST && elect_one())
+            mbarrier_arrive(empty);
+        out[thread] = acc[0];
+    }
+}
+// A place of one warp's that leaves by bulk copies twice, as forward's O does.
+static __global__ void place_kernel(float *out, int fault) {
+    const uint32_t from = shared_memory(), lane = threadIdx.x;
+    for (uint32_t i = 0; i < 2; i++) {
+        if (fault != NO_WAIT && elect_one())
+            bulk_wait_read<0>();
+        if (fault != NO_BARRIER)
+            __syncwarp();
+        store_shared_float(from + 4 * lane, (float)i);
+        if (fault != NO_FENCE)
+            async_proxy_fence();
+        if (fault != SECOND)
+            __syncwarp();
+        if (elect_one()) {
+            bulk_store(out + 32 * i, from, 128);
+            bulk_commit();
+        }
+    }
+    if (fault != LATE && elect_one())
+        bulk_wait_read<0>();
+}
+
 // --- Named barriers, setmaxnreg -----------------------------------------------------------------------------------
 
 static __global__ void named_kernel(float *out, int fault) {
@@ -518,6 +576,10 @@ static void product(int fault) {
 static void refill(int fault) {
     LAUNCH(&device, refill_kernel, 1, 160 + 96, 1024 + TILE_BYTES, memory(), (const float *)memory(), fault);
 }
+static void queries(int fault) {
+    LAUNCH(&device, queries_kernel, 1, 256, 1024 + TILE_BYTES, memory(), (const float *)memory(), fault);
+}
+static void place(int fault) { LAUNCH(&device, place_kernel, 1, 32, 128, memory(), fault); }
 static void named(int fault) { LAUNCH(&device, named_kernel, 1, 128, 1024, memory(), fault); }
 static void arrive(int fault) { LAUNCH(&device, arrive_kernel, 1, 64, 1024, memory(), fault == WELL); }
 static void set_registers(int fault) { LAUNCH(&device, registers_kernel, 1, 384, 0, fault); }
@@ -600,6 +662,14 @@ static const struct fault {
     {"wgmma_without_mbarrier_wait", refill, NO_WAIT, "what a wgmma of warpgroup 0 may still read"},
     {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "reads what TMA wrote, without having waited"},
     {"arrives_before_wgmma_wait", refill, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
+    {"queries_refilled_unasked", queries, NO_WAIT, "writes what TMA wrote, without having waited"},
+    {"queries_released_before_wgmma_wait", queries, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
+    {"queries_released_before_the_last_product", queries, FIRST, "what a wgmma of warpgroup 0 may still read"},
+    {"place_overwritten", place, NO_WAIT, "what a bulk store may still read"},
+    {"place_overwritten_by_other_lanes", place, NO_BARRIER, "what a bulk store may still read"},
+    {"place_without_proxy_fence", place, NO_FENCE, "without async_proxy_fence"},
+    {"place_copied_before_all_lanes_wrote", place, SECOND, "reads what another thread wrote before a barrier"},
+    {"place_left_while_read", place, LATE, "still read shared memory"},
     {"named_barrier_missing", named, NO_BARRIER, "before a barrier"},
     {"named_barrier_of_others", named, FIRST, "before a barrier"},
     {"named_barriers_of_two_kinds", named, SECOND, "named_barrier_sync for threads that never come"},
