@@ -40,6 +40,7 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
     static constexpr int THREADS = 128 * (WARPGROUPS + 1);
     static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : SM90_FORWARD_KEYS,
                          STAGES = SM90_FORWARD_STAGES;
+    static constexpr bool RESCALES_EARLY = D == 256; // O: see sm90_rescale
     static constexpr bool TURNS = SM90_FORWARD_TURNS;
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, REGISTERS = WARPGROUPS == 3 ? 160 : 240;
     static constexpr int Q_BYTES = 64 * 2 * D, KEYS_BYTES = KEYS * 2 * D; // a warpgroup's queries; a tile of keys
@@ -402,6 +403,17 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
     sm90_round_p<plan>(state);
 }
 
+// Multiplies O by what its rows' last maxima have grown by: EARLY, before the next product is added, while S of the next tile
+// is multiplied, or as soon as the last one is there. The plan says which: each is nothing where it says the other.
+template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_forward_state<plan> &state) {
+    if (EARLY == plan::RESCALES_EARLY) {
+#pragma unroll
+        for (int i = 0; i < plan::D / 2; i++)
+            state.o[i] *= state.factor[i / 2 % 2];
+        wgmma_hold<plan::D / 2>(state.o);
+    }
+}
+
 // Computes P of the next tile while O += P V of the one before runs.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
@@ -410,6 +422,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_take_turn<plan>(c.warpgroup);
     wgmma_hold<plan::D / 2>(state.o);
     sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
+    sm90_rescale<true>(state);
     c.p.v.wait_full();
     sm90_multiply_values<plan>(state, c.v_stage());
     sm90_pass_turn<plan>(c.warpgroup);
@@ -423,14 +436,13 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     wgmma_hold<plan::D / 2>(state.o);
     sm90_release(c.p.v.empty());
     c.p.v.use++;
-#pragma unroll
-    for (int i = 0; i < plan::D / 2; i++)
-        state.o[i] *= state.factor[i / 2 % 2];
+    sm90_rescale<false>(state);
     sm90_round_p<plan>(state);
 }
 
 template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c) {
+    sm90_rescale<true>(state);
     c.p.v.wait_full();
     wgmma_hold<plan::D / 2>(state.o);
     sm90_multiply_values<plan>(state, c.v_stage());
