@@ -93,8 +93,8 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts the copies of ROWS rows of a head from row `first` on, with a policy of the L2 cache; the box of `map` has ROWS
-// rows. One thread calls.
+// Starts the copies of ROWS rows of a head from row `first` on, with a policy of the L2 cache; the box of `map` has
+// ROWS rows. One thread calls.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
                                     int b, uint64_t policy) {
@@ -120,8 +120,8 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
     }
 }
 
-// Starts the copies of this warp's 16 rows, as sm90_put_rows has stored them, of the tile of 64 whose first row is `first`;
-// the box of `map` has 16 rows. One thread of the warp calls, after all have fenced.
+// Starts the copies of this warp's 16 rows, as sm90_put_rows has stored them, of the tile of 64 whose first row is
+// `first`; the box of `map` has 16 rows. One thread of the warp calls, after all have fenced.
 template <int D>
 DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
     typedef sm90_layout<D> layout;

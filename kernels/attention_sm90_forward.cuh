@@ -15,9 +15,11 @@
 //   so that one's softmax falls into another's products.
 // - The tiles that the diagonal cuts come first, those that first_key cuts last, in loops of their own; the one between
 //   has no test of -inf.
-// - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this one's last product
-//   runs and its O leaves; where that doesn't fit, at head dim 256, through Q's place, and the next Q comes after it.
-// - K and V, which other tiles read too, are the last that the L2 cache is to replace, Q, which nobody else reads, the first.
+// - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this one's last
+//   product runs and its O leaves; where that doesn't fit, at head dim 256, through Q's place, and the next Q comes
+//   after it.
+// - K and V, which other tiles read too, are the last that the L2 cache is to replace, Q, which nobody else reads, the
+//   first.
 #pragma once
 #include "kernels/attention_sm90.cuh" // tiles, pipelines, maps
 #include <math.h>                     // log2f, INFINITY
@@ -403,8 +405,8 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
     sm90_round_p<plan>(state);
 }
 
-// Multiplies O by what its rows' last maxima have grown by: EARLY, before the next product is added, while S of the next tile
-// is multiplied, or as soon as the last one is there. The plan says which: each is nothing where it says the other.
+// Multiplies O by what its rows' last maxima have grown by: EARLY, before the next product is added, while S of the next
+// tile is multiplied, or as soon as the last one is there. The plan says which; the other call does nothing.
 template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_forward_state<plan> &state) {
     if (EARLY == plan::RESCALES_EARLY) {
 #pragma unroll
@@ -458,8 +460,8 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O over the sums, by way of shared memory, and lse. Each warp's rows leave by themselves. Where that is the queries'
-// place, they are released once it is read.
+// Writes O over the sums, by way of shared memory, and lse. Each warp's rows leave by themselves. Where the way is the
+// queries' place, they are released once it has been read.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
