@@ -405,8 +405,8 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
     sm90_round_p<plan>(state);
 }
 
-// Multiplies O by what its rows' last maxima have grown by: EARLY, before the next product is added, while S of the next
-// tile is multiplied, or as soon as the last one is there. The plan says which; the other call does nothing.
+// Multiplies O by what its rows' last maxima have grown by: EARLY, before the next product is added, while S of the
+// next tile is multiplied, or as soon as the last one is there. The plan says which; the other call does nothing.
 template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_forward_state<plan> &state) {
     if (EARLY == plan::RESCALES_EARLY) {
 #pragma unroll
