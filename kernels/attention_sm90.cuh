@@ -93,23 +93,17 @@ template <int D> DEVICE_FUNCTION uint64_t sm90_step_down(uint64_t descriptor, in
     return descriptor + (uint64_t)((k * 16 * sm90_layout<D>::SPAN) >> 4);
 }
 
-// Starts the copies of ROWS rows of a head from row `first` on; the box of `map` has ROWS rows. One thread calls.
+// Starts the copies of ROWS rows of a head from row `first` on, with a policy of the L2 cache; the box of `map` has
+// ROWS rows. One thread calls.
 template <int D, int ROWS>
 DEVICE_FUNCTION void sm90_load_tile(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int head, int first,
-                                    int b) {
+                                    int b, uint64_t policy) {
     typedef sm90_layout<D> layout;
 #pragma unroll
     for (int c = 0; c < layout::CHUNKS; c++)
-        tma_load_4d(tile + (uint32_t)(c * ROWS * layout::SPAN), map, barrier, c * layout::COLUMNS, head, first, b);
+        tma_load_4d(tile + (uint32_t)(c * ROWS * layout::SPAN), map, barrier, c * layout::COLUMNS, head, first, b,
+                    policy);
 }
-template <int D, int ROWS>
-DEVICE_FUNCTION void sm90_store_tile(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
-    typedef sm90_layout<D> layout;
-#pragma unroll
-    for (int c = 0; c < layout::CHUNKS; c++)
-        tma_store_4d(map, tile + (uint32_t)(c * ROWS * layout::SPAN), c * layout::COLUMNS, head, first, b);
-}
-
 // Stores this warp's 16 rows of a warpgroup's accumulators (64 x D), as bf16, to the warp's rows of a tile of 64 rows.
 template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *acc /*[D / 2]*/) {
     typedef sm90_layout<D> layout;
@@ -124,6 +118,17 @@ template <int D> DEVICE_FUNCTION void sm90_put_rows(uint32_t tile, const float *
         const uint32_t chunk = (uint32_t)(16 * k / layout::COLUMNS * 64 * layout::SPAN);
         stmatrix_x4(tile + chunk + sm90_swizzled<D>(row * layout::SPAN + 16 * piece), words);
     }
+}
+
+// Starts the copies of this warp's 16 rows, as sm90_put_rows has stored them, of the tile of 64 whose first row is
+// `first`; the box of `map` has 16 rows. One thread of the warp calls, after all have fenced.
+template <int D>
+DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile, int head, int first, int b) {
+    typedef sm90_layout<D> layout;
+    const int row = (int)threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+    for (int c = 0; c < layout::CHUNKS; c++)
+        tma_store_4d(map, tile + (uint32_t)((c * 64 + row) * layout::SPAN), c * layout::COLUMNS, head, first + row, b);
 }
 
 // Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column

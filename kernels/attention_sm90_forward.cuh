@@ -15,7 +15,11 @@
 //   so that one's softmax falls into another's products.
 // - The tiles that the diagonal cuts come first, those that first_key cuts last, in loops of their own; the one between
 //   has no test of -inf.
-// - O leaves through Q's place in shared memory, by TMA.
+// - O leaves by TMA from a place of its own in shared memory, so that the next tile's Q comes while this one's last
+//   product runs and its O leaves; where that doesn't fit, at head dim 256, through Q's place, and the next Q comes
+//   after it.
+// - K and V, which other tiles read too, are the last that the L2 cache is to replace, Q, which nobody else reads, the
+//   first.
 #pragma once
 #include "kernels/attention_sm90.cuh" // tiles, pipelines, maps
 #include <math.h>                     // log2f, INFINITY
@@ -38,13 +42,17 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_forward_plan {
     static constexpr int THREADS = 128 * (WARPGROUPS + 1);
     static constexpr int QUERIES = 64 * WARPGROUPS, KEYS = D == 256 ? 80 : SM90_FORWARD_KEYS,
                          STAGES = SM90_FORWARD_STAGES;
+    static constexpr bool RESCALES_EARLY = D == 256; // O: see sm90_rescale
     static constexpr bool TURNS = SM90_FORWARD_TURNS;
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, REGISTERS = WARPGROUPS == 3 ? 160 : 240;
     static constexpr int Q_BYTES = 64 * 2 * D, KEYS_BYTES = KEYS * 2 * D; // a warpgroup's queries; a tile of keys
     static constexpr int K_AT = WARPGROUPS * Q_BYTES, V_AT = K_AT + STAGES * KEYS_BYTES;
-    static constexpr int BARRIERS_AT = V_AT + STAGES * KEYS_BYTES;
     static constexpr int BARRIERS = 2 * (WARPGROUPS + 2 * STAGES);
+    static constexpr int KEYS_END = V_AT + STAGES * KEYS_BYTES;
+    static constexpr bool O_APART = KEYS_END + K_AT + 8 * BARRIERS <= 227 * 1024; // O has a place of its own, not Q's
+    static constexpr int O_AT = O_APART ? KEYS_END : 0, BARRIERS_AT = KEYS_END + (O_APART ? K_AT : 0);
     static constexpr int SHARED_BYTES = BARRIERS_AT + 8 * BARRIERS;
+    static_assert(SHARED_BYTES <= 227 * 1024, "what a block can have");
 };
 
 // A tile is 64 * WARPGROUPS queries of one head.
@@ -52,7 +60,7 @@ struct sm90_forward_item {
     int head, first; // b H + h; row
 };
 struct sm90_forward_arguments {
-    struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 64 rows of out
+    struct tensor_map queries, keys, out; // boxes of 64 rows of qkv, plan::KEYS rows of qkv, 16 rows of out
     float *lse;                           // (B, H, T), to base 2, or NULL
     uint32_t *amax;                       // of out, or NULL
     int T, H, Hkv;
@@ -218,34 +226,36 @@ template <class plan> struct sm90_forward_pipelines {
 // Starts the copy of a tile of keys or values into the pipeline's next buffer, once it is empty.
 template <class plan>
 DEVICE_FUNCTION void sm90_produce_keys(struct sm90_pipeline<plan::STAGES> &pipeline, uint32_t buffers,
-                                       const struct sm90_forward_arguments &a, int head, int keys, int b) {
+                                       const struct sm90_forward_arguments &a, int head, int keys, int b,
+                                       uint64_t policy) {
     pipeline.wait_empty();
     mbarrier_arrive_expect(pipeline.full(), plan::KEYS_BYTES);
     sm90_load_tile<plan::D, plan::KEYS>(buffers + pipeline.stage() * plan::KEYS_BYTES, &a.keys, pipeline.full(), head,
-                                        keys * plan::KEYS, b);
+                                        keys * plan::KEYS, b, policy);
     pipeline.use++;
 }
 template <class plan>
 DEVICE_FUNCTION void sm90_forward_produce(const struct sm90_forward_arguments &a, uint32_t shared,
                                           struct sm90_forward_pipelines<plan> p) {
+    const uint64_t stays = l2_evict_last(), passes = l2_evict_first();
     struct sm90_forward_tile tile = sm90_forward_begin();
     while (sm90_forward_next<plan>(tile, a)) {
         const int b = tile.head / a.H, h = tile.head % a.H, group = h / (a.H / a.Hkv);
         const int last = sm90_last_keys<plan>(a, tile.first, plan::QUERIES);
         int end = 0;
         for (int keys = last; keys >= end; keys--) {
-            sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b);
-            // The first keys come before the queries, whose place the last tile's O may still hold.
+            sm90_produce_keys<plan>(p.k, shared + plan::K_AT, a, a.H + group, keys, b, stays);
+            // The first keys come before the queries, whose place is free later: the last tile's last products read it.
             for (int w = 0; keys == last && w < plan::WARPGROUPS; w++) {
                 const struct sm90_pipeline<1> q = p.of_queries(w, tile.number);
                 q.wait_empty();
                 mbarrier_arrive_expect(q.full(), plan::Q_BYTES);
                 sm90_load_tile<plan::D, 64>(shared + (uint32_t)(w * plan::Q_BYTES), &a.queries, q.full(), h,
-                                            tile.first + 64 * w, b);
+                                            tile.first + 64 * w, b, passes);
             }
             if (plan::SPANS && keys == last)
                 end = sm90_first_key<plan>(a, b, tile.first) / plan::KEYS;
-            sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b);
+            sm90_produce_keys<plan>(p.v, shared + plan::V_AT, a, a.H + a.Hkv + group, keys, b, stays);
         }
     }
 }
@@ -395,6 +405,17 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
     sm90_round_p<plan>(state);
 }
 
+// Multiplies O by what its rows' last maxima have grown by: EARLY, before the next product is added, while S of the
+// next tile is multiplied, or as soon as the last one is there. The plan says which; the other call does nothing.
+template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_forward_state<plan> &state) {
+    if (EARLY == plan::RESCALES_EARLY) {
+#pragma unroll
+        for (int i = 0; i < plan::D / 2; i++)
+            state.o[i] *= state.factor[i / 2 % 2];
+        wgmma_hold<plan::D / 2>(state.o);
+    }
+}
+
 // Computes P of the next tile while O += P V of the one before runs.
 template <enum sm90_mask MASK, class plan>
 DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c,
@@ -403,6 +424,7 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     sm90_take_turn<plan>(c.warpgroup);
     wgmma_hold<plan::D / 2>(state.o);
     sm90_multiply_keys<plan>(state, c.queries, c.k_stage());
+    sm90_rescale<true>(state);
     c.p.v.wait_full();
     sm90_multiply_values<plan>(state, c.v_stage());
     sm90_pass_turn<plan>(c.warpgroup);
@@ -416,14 +438,13 @@ DEVICE_FUNCTION void sm90_next_keys(struct sm90_forward_state<plan> &state, stru
     wgmma_hold<plan::D / 2>(state.o);
     sm90_release(c.p.v.empty());
     c.p.v.use++;
-#pragma unroll
-    for (int i = 0; i < plan::D / 2; i++)
-        state.o[i] *= state.factor[i / 2 % 2];
+    sm90_rescale<false>(state);
     sm90_round_p<plan>(state);
 }
 
 template <class plan>
 DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, struct sm90_forward_consumer<plan> &c) {
+    sm90_rescale<true>(state);
     c.p.v.wait_full();
     wgmma_hold<plan::D / 2>(state.o);
     sm90_multiply_values<plan>(state, c.v_stage());
@@ -433,13 +454,20 @@ DEVICE_FUNCTION void sm90_last_values(struct sm90_forward_state<plan> &state, st
     c.p.v.use++;
 }
 
-// Writes O over the sums, by way of the queries' shared memory, and lse.
+// Waits until what this warp has stored last has left its shared memory.
+DEVICE_FUNCTION void sm90_await_store(void) {
+    if (elect_one())
+        bulk_wait_read<0>();
+    __syncwarp();
+}
+// Writes O over the sums, by way of shared memory, and lse. Each warp's rows leave by themselves. Where the way is the
+// queries' place, they are released once it has been read.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,
                    const struct sm90_forward_arguments &a, const struct sm90_forward_tile &tile, uint32_t empty) {
     const int first = tile.first + 64 * c.warpgroup, row = first + sm90_row();
-    const uint32_t queries = c.shared + (uint32_t)(c.warpgroup * plan::Q_BYTES);
+    const uint32_t out = c.shared + plan::O_AT + (uint32_t)(c.warpgroup * plan::Q_BYTES);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = state.sum[half];
@@ -452,18 +480,22 @@ sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_for
 #pragma unroll
     for (int i = 0; i < plan::D / 2; i++)
         state.o[i] *= state.factor[i / 2 % 2];
-    const int barrier = 1 + plan::WARPGROUPS + c.warpgroup;
-    named_barrier_sync(barrier, 128); // the other warps' products have read the queries
-    sm90_put_rows<plan::D>(queries, state.o);
+    if (!plan::O_APART)
+        named_barrier_sync(1 + plan::WARPGROUPS + c.warpgroup, 128); // the other warps' products have read the queries
+    else
+        sm90_await_store();
+    sm90_put_rows<plan::D>(out, state.o);
     if (a.amax)
-        amax_merge_warp(a.amax, sm90_amax_of_rows<plan::D>(queries, a.T - first - (int)(threadIdx.x / 32 % 4 * 16)));
+        amax_merge_warp(a.amax, sm90_amax_of_rows<plan::D>(out, a.T - first - (int)(threadIdx.x / 32 % 4 * 16)));
     async_proxy_fence();
-    named_barrier_sync(barrier, 128);
-    if (threadIdx.x % 128 < 32 && elect_one()) {
-        sm90_store_tile<plan::D, 64>(&a.out, queries, tile.head % a.H, first, tile.head / a.H);
+    __syncwarp();
+    if (elect_one()) {
+        sm90_copy_rows<plan::D>(&a.out, out, tile.head % a.H, first, tile.head / a.H);
         bulk_commit();
-        bulk_wait_read<0>();
-        mbarrier_arrive(empty);
+        if (!plan::O_APART) {
+            bulk_wait_read<0>();
+            mbarrier_arrive(empty);
+        }
     }
 }
 
@@ -531,6 +563,8 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
                 sm90_next_keys<SM90_LEFT, plan>(state, c, seen);
             }
         }
+        if (plan::O_APART)
+            sm90_release(q.empty());
         sm90_last_values<plan>(state, c);
         if (plan::SPANS)
 #pragma unroll 1
@@ -538,6 +572,8 @@ DEVICE_FUNCTION void sm90_forward_consume(const struct sm90_forward_arguments &a
                 sm90_skip<plan>(c);
         sm90_forward_store<plan>(state, c, a, tile, q.empty());
     }
+    if (plan::O_APART)
+        sm90_await_store();
     if (c.warpgroup == 0)
         sm90_take_turn<plan>(c.warpgroup); // the last one passed to it: no barrier is left half full
 }
@@ -562,7 +598,7 @@ static __global__ void __launch_bounds__(plan::THREADS, 1)
         c.p.k.open(4 * plan::WARPGROUPS);
         c.p.v.open(4 * plan::WARPGROUPS);
         for (int w = 0; w < plan::WARPGROUPS; w++)
-            c.p.of_queries(w, 0).open(1);
+            c.p.of_queries(w, 0).open(4);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -619,7 +655,7 @@ struct sm90_forward_launcher {
         memset(&a, 0, sizeof a);
         a.queries = sm90_map<D>(buffers.qkv, sm90_packed_heads(shape), shape, 64);
         a.keys = sm90_map<D>(buffers.qkv, sm90_packed_heads(shape), shape, plan::KEYS);
-        a.out = sm90_map<D>(buffers.out, shape.num_heads, shape, 64);
+        a.out = sm90_map<D>(buffers.out, shape.num_heads, shape, 16);
         a.lse = buffers.lse;
         a.amax = buffers.amax;
         a.T = shape.T;

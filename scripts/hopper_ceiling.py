@@ -19,11 +19,14 @@ MULTIPROCESSORS = 132
 FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory
 # Instructions that a warp issues in a step without a mask: scripts/hopper_overlap.py's counts of what nvcc 13.0 makes. Each of
 # the four schedulers, which issue one in a clock, has one warp of each warpgroup.
-INSTRUCTIONS = {"forward": {64: 484, 96: 518, 128: 562, 256: 602}, "backward": {64: 577, 96: 387, 128: 407, 256: 380}}
+INSTRUCTIONS = {"forward": {64: 487, 96: 518, 128: 568, 256: 600}, "backward": {64: 577, 96: 387, 128: 407, 256: 380}}
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S, L2_BYTES = 989.4, 790.0, 4.3e12, 50 * 2 ** 20
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
 GANG, MANY_HEADS = 8, 4            # as in kernels/attention_sm90_backward.cuh
+# Clocks of forward, guessed: from asking for Q until it has come from memory; of a warpgroup's O to shared memory; until a copy
+# has read it there. What a tile of queries takes beyond its steps is taken from tiles of so many steps.
+Q_CLOCKS, O_CLOCKS, O_READ_CLOCKS, TILE_STEPS = 1000, 400, 500, 8
 HOP_STEPS, START_STEPS = 1.2, 2.0  # of backward: until the next block's turn at a dQ; before a block's first product
 # HOP_STEPS by FlashAttention-3: two sequences of 16 heads of 128, T 8192, causal, TFLOP/s in any order and with turns, blocks of
 # queries in descending order (github.com/Dao-AILab/flash-attention/pull/1893); four heads at a time, whose Q, dO and dQ are
@@ -110,16 +113,46 @@ def forward_items(count, heads, section, full):
     return items
 
 
-def forward_share(tile, D, B, H, G, T, full):
+@functools.lru_cache(maxsize=None)
+def clocks_between(D, apart):
+    """Clocks that a tile of queries takes beyond those of its steps. Each warpgroup does step by step: S of the next keys, O += P V
+    of the last ones behind it, softmax of S beside that; then the last O += P V, and O's way out. Q is asked for before the last
+    O += P V where O lies apart, else after O has been read. The tensor cores serve one product at a time, softmax has the
+    longer of exp2's and the schedulers' clocks."""
+    tile, tiles = forward(D), 50
+    groups = tile.queries // 64
+    product, softmax = tile.mma / groups / 2, max(tile.exp, tile.issue) / groups
+    tensor = units = 0.0
+    waiting = [(0.0, group, 0) for group in range(groups)]  # when, who, how many steps it has begun
+    last = 0.0
+    while waiting:
+        now, group, step = heapq.heappop(waiting)
+        begin, of_tile = max(now, tensor), step % (TILE_STEPS + 1)
+        if of_tile == TILE_STEPS:  # the last O += P V
+            tensor = begin + product
+            out = tensor + O_CLOCKS
+            last = max(last, out)
+            following = max(out, now + Q_CLOCKS) if apart else out + O_READ_CLOCKS + Q_CLOCKS
+        else:
+            scores = begin + product
+            tensor = scores + (product if of_tile else 0)
+            units = max(units, scores) + softmax
+            following = max(tensor, units)
+        if step + 1 < tiles * (TILE_STEPS + 1):
+            heapq.heappush(waiting, (following, group, step + 1))
+    return last / tiles - TILE_STEPS * tile.clocks
+
+
+def forward_share(tile, D, B, H, G, T, full, apart):
     """Counted work over the time of the block that is last. Longest first goes every other round backwards."""
     count, section = -(-T // tile.queries), section_heads(D, B, H, G, T)
     length = [-(-(T if full else min((i + 1) * tile.queries, T)) // tile.keys) for i in range(count)]
-    items = forward_items(count, B * H, section, full)
+    items, between = forward_items(count, B * H, section, full), clocks_between(D, apart) / tile.clocks
     grid = min(MULTIPROCESSORS, B * H * count)
     loads = [0] * grid
     for at, blocks in enumerate(items):
         place = at % grid
-        loads[grid - 1 - place if not section and at // grid % 2 else place] += sum(length[block] for block in blocks)
+        loads[grid - 1 - place if not section and at // grid % 2 else place] += sum(length[block] + between for block in blocks)
     counted = B * H * T * T / (1 if full else 2) / (tile.queries * tile.keys)
     return counted / (max(loads) * MULTIPROCESSORS)
 
@@ -181,7 +214,7 @@ def predicted(D, B, H, G, T, full):
     """TFLOP/s of forward, of backward in any order, of deterministic backward."""
     flops = (4 if full else 2) * B * H * T * T * D  # two products, half of each where causal
     f, b = forward(D), backward(D)
-    rates = [f.ceiling * forward_share(f, D, B, H, G, T, full)]
+    rates = [f.ceiling * forward_share(f, D, B, H, G, T, full, D <= 128)]
     for any_order in (True, False):
         rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, full, None if any_order else HOP_STEPS)
         rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + backward_sides(D, B, H, T, any_order)) / 1e12)
@@ -217,7 +250,8 @@ TABLE_HEAD = """| | head dim | queries x keys | tensor cores | exp2 | shared mem
 
 SCHEDULE = """With a schedule: B = 2, 64 query heads over 8 of keys and values, or over 64, TFLOP/s as usually counted (causal: half of
 the matrix; backward 2.5 times forward). A tile that the diagonal cuts costs a whole one; 132 multiprocessors take the tiles in
-the kernels' order, with an L2 cache of 50 MiB, and the last one to end counts. Backward is followed step by step, a block taking two steps to start. The
+the kernels' order, with an L2 cache of 50 MiB, and the last one to end counts. Forward's tiles take some clocks more than their
+steps: see below. Backward is followed step by step, a block taking two steps to start. The
 deterministic one waits for its turns at dQ, a turn coming {hop} of a step after the one before began; in any order there are no
 turns, and dQ is filled with zeroes first. {hop} is what gives FlashAttention-3's ratio in the same model: at head dim 128, causal,
 T = 8192, 32 heads in all, {turns:.0f} TFLOP/s with turns in this order over {any:.1f} in any, {ratio:.2f}, both
@@ -229,6 +263,27 @@ in any order are the more optimistic ones.
 """
 SCHEDULE_HEAD = """| head dim | mask | heads | T | forward | backward, any order | backward, deterministic | of any order |
 |---|---|---|---|---|---|---|---|"""
+BETWEEN = """
+What a tile of queries takes beyond its steps, by a simulation of its warpgroups, step by step, with tiles of {steps} steps: the
+tensor cores serve one product at a time, exp2's units and the schedulers one warpgroup's softmax. Guessed: Q has come {q} clocks
+after it was asked for, O is in shared memory {o} clocks after the last product, and read there {read} clocks later. Through Q's
+place, O must have been read before the next Q is asked for; from a place of its own it goes while the next tile is at work, whose
+Q is asked for before the last product. Head dim 256 has no room for that: its second column is what it would be. TFLOP/s: 64 heads
+over 8.
+"""
+BETWEEN_HEAD = """| head dim | clocks, O through Q's place | apart | causal, T 1024 | apart | causal, T 4096 | apart | full, T 1024 | apart |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def between_rows():
+    for D in HEAD_DIMS:
+        tile = forward(D)
+        cells = [f"{clocks_between(D, apart):.0f}" for apart in (False, True)]
+        for T, full in ((1024, False), (4096, False), (1024, True)):
+            cells += [f"{tile.ceiling * forward_share(tile, D, 2, 64, 8, T, full, apart):.0f}" for apart in (False, True)]
+        yield f"| {D} | " + " | ".join(cells) + " |"
+
+
 # Those of scripts/gpu_check.sh, and shorter ones of the other head dims.
 LENGTHS = {64: (1024, 2048, 4096, 8192, 16384), 96: (1024, 4096), 128: (1024, 2048, 4096, 8192, 16384), 256: (1024, 4096)}
 
@@ -252,6 +307,7 @@ def lines():
                     rates = predicted(D, 2, 64, G, T, full)
                     text.append(f"| {D} | {'full' if full else 'causal'} | 64/{G} | {T} | " +
                                 " | ".join(f"{r:.0f}" for r in rates) + f" | {rates[2] / rates[1]:.2f} |")
+    text += [BETWEEN.format(steps=TILE_STEPS, q=Q_CLOCKS, o=O_CLOCKS, read=O_READ_CLOCKS), BETWEEN_HEAD, *between_rows()]
     return "\n".join(text) + "\n"
 
 

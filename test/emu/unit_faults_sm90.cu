@@ -33,6 +33,7 @@ enum {
     TOO_EARLY,
     LATE,
     REUSED,
+    NO_POLICY,
     FIRST,
     SECOND,
     THIRD
@@ -56,7 +57,7 @@ static __global__ void load_kernel(float *out, const float *in, int fault) {
         if (fault == ARRIVED_TWICE)
             mbarrier_arrive(barrier);
         bulk_load(fault == PAST_SHARED ? to + 4096 : to, in + (fault == PAST_GLOBAL ? 16384 - 128 : 0), 1024,
-                  fault == NO_MBARRIER ? barrier + 8 : barrier);
+                  fault == NO_MBARRIER ? barrier + 8 : barrier, fault == NO_POLICY ? 2 : l2_evict_first());
     }
     if (fault == AS_DATA && thread == 1)
         store_shared_float(barrier, 0.0f);
@@ -118,7 +119,8 @@ static __global__ void box_kernel(const __grid_constant__ struct tensor_map map,
     mbarrier_init(barrier, 1);
     mbarrier_init_fence();
     mbarrier_arrive_expect(barrier, 64 * 8);
-    tma_load_4d(barrier + (fault == NOT_ALIGNED ? 1040 : 1024), &map, barrier, 0, 0, 0, 0);
+    tma_load_4d(barrier + (fault == NOT_ALIGNED ? 1040 : 1024), &map, barrier, 0, 0, 0, 0,
+                fault == NO_POLICY ? 0 : l2_evict_last());
     mbarrier_wait(barrier, 0);
 }
 
@@ -134,7 +136,10 @@ static __global__ void store_kernel(float *out, int fault) {
     if (fault != NO_BARRIER)
         __syncthreads();
     if (thread == 0) {
-        bulk_store(out + (fault == PAST_GLOBAL ? 16384 - 60 : fault == NOT_ALIGNED ? 1 : 0), from, 256);
+        bulk_store(out + (fault == PAST_GLOBAL   ? 16384 - 60
+                          : fault == NOT_ALIGNED ? 1
+                                                 : 0),
+                   from, 256, fault == NO_POLICY ? 1 : l2_evict_first());
         if (fault == FIRST)
             bulk_store(out, from, 8);
         bulk_commit();
@@ -169,7 +174,7 @@ static __global__ void release_kernel(float *out, int *flag, bool wait) {
     if (threadIdx.x != 0)
         return;
     const uint32_t from = sixteen_bytes();
-    bulk_reduce_add(out, from, 16);
+    bulk_reduce_add(out, from, 16, l2_evict_last());
     bulk_commit();
     bulk_wait_read<0>();
     if (wait)
@@ -407,6 +412,64 @@ static __global__ void refill_kernel(float *out, const float *in, int fault) {
     out[thread] = acc[0];
 }
 
+// An operand of three products that is released after the last one and refilled meanwhile, as forward's queries are.
+static __global__ void queries_kernel(float *out, const float *in, int fault) {
+    const uint32_t full = shared_memory(), empty = full + 8, stage = full + 1024, thread = threadIdx.x;
+    const uint64_t both = matrix_descriptor(stage, 0, 1024, 1);
+    float acc[32];
+    if (thread == 0) {
+        mbarrier_init(full, 1);
+        mbarrier_init(empty, 4);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    for (uint32_t i = 0; i < 2; i++) {
+        if (thread == 128) {
+            if (fault != NO_WAIT)
+                mbarrier_wait(empty, 1 - i);
+            mbarrier_arrive_expect(full, TILE_BYTES);
+            bulk_load(stage, in, TILE_BYTES, full, l2_evict_first());
+        }
+        if (thread >= 128)
+            continue;
+        mbarrier_wait(full, i);
+        for (int k = 0; k < 3; k++) {
+            wgmma_fence();
+            wgmma_shared<64, false, false>(acc, both, both, k > 0);
+            wgmma_commit();
+            if (fault == TOO_EARLY && k == 2 && elect_one())
+                mbarrier_arrive(empty);
+            wgmma_wait<0>();
+            if (fault == FIRST && k == 1 && elect_one())
+                mbarrier_arrive(empty);
+        }
+        if (fault != TOO_EARLY && fault != FIRST && elect_one())
+            mbarrier_arrive(empty);
+        out[thread] = acc[0];
+    }
+}
+// A place of one warp's that leaves by bulk copies twice, as forward's O does.
+static __global__ void place_kernel(float *out, int fault) {
+    const uint32_t from = shared_memory(), lane = threadIdx.x;
+    for (uint32_t i = 0; i < 2; i++) {
+        if (fault != NO_WAIT && elect_one())
+            bulk_wait_read<0>();
+        if (fault != NO_BARRIER)
+            __syncwarp();
+        store_shared_float(from + 4 * lane, (float)i);
+        if (fault != NO_FENCE)
+            async_proxy_fence();
+        if (fault != SECOND)
+            __syncwarp();
+        if (elect_one()) {
+            bulk_store(out + 32 * i, from, 128);
+            bulk_commit();
+        }
+    }
+    if (fault != LATE && elect_one())
+        bulk_wait_read<0>();
+}
+
 // --- Named barriers, setmaxnreg -----------------------------------------------------------------------------------
 
 static __global__ void named_kernel(float *out, int fault) {
@@ -513,6 +576,10 @@ static void product(int fault) {
 static void refill(int fault) {
     LAUNCH(&device, refill_kernel, 1, 160 + 96, 1024 + TILE_BYTES, memory(), (const float *)memory(), fault);
 }
+static void queries(int fault) {
+    LAUNCH(&device, queries_kernel, 1, 256, 1024 + TILE_BYTES, memory(), (const float *)memory(), fault);
+}
+static void place(int fault) { LAUNCH(&device, place_kernel, 1, 32, 128, memory(), fault); }
 static void named(int fault) { LAUNCH(&device, named_kernel, 1, 128, 1024, memory(), fault); }
 static void arrive(int fault) { LAUNCH(&device, arrive_kernel, 1, 64, 1024, memory(), fault == WELL); }
 static void set_registers(int fault) { LAUNCH(&device, registers_kernel, 1, 384, 0, fault); }
@@ -542,6 +609,9 @@ static const struct fault {
     {"load_nobody_waits_for", unawaited, NO_WAIT, "that nobody waited for"},
     {"box_not_aligned", box, NOT_ALIGNED, "no multiple of 128"},
     {"box_past_memory", box, PAST_GLOBAL, "a TMA load reads"},
+    {"load_without_policy", load, NO_POLICY, "a bulk load with 0x2 for a policy of the L2 cache"},
+    {"box_without_policy", box, NO_POLICY, "a TMA load with 0 for a policy of the L2 cache"},
+    {"store_without_policy", store, NO_POLICY, "a bulk store with 0x1 for a policy of the L2 cache"},
     {"map_of_odd_strides", bad_map, NOT_ALIGNED, "cuTensorMapEncodeTiled"},
     {"store_without_proxy_fence", store, NO_FENCE, "without async_proxy_fence"},
     {"store_after_proxy_fence", store, LATE, "without async_proxy_fence"},
@@ -592,6 +662,14 @@ static const struct fault {
     {"wgmma_without_mbarrier_wait", refill, NO_WAIT, "what a wgmma of warpgroup 0 may still read"},
     {"wgmma_of_a_warp_that_did_not_wait", refill, THIRD, "reads what TMA wrote, without having waited"},
     {"arrives_before_wgmma_wait", refill, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
+    {"queries_refilled_unasked", queries, NO_WAIT, "writes what TMA wrote, without having waited"},
+    {"queries_released_before_wgmma_wait", queries, TOO_EARLY, "what a wgmma of warpgroup 0 may still read"},
+    {"queries_released_before_the_last_product", queries, FIRST, "what a wgmma of warpgroup 0 may still read"},
+    {"place_overwritten", place, NO_WAIT, "what a bulk store may still read"},
+    {"place_overwritten_by_other_lanes", place, NO_BARRIER, "what a bulk store may still read"},
+    {"place_without_proxy_fence", place, NO_FENCE, "without async_proxy_fence"},
+    {"place_copied_before_all_lanes_wrote", place, SECOND, "reads what another thread wrote before a barrier"},
+    {"place_left_while_read", place, LATE, "still read shared memory"},
     {"named_barrier_missing", named, NO_BARRIER, "before a barrier"},
     {"named_barrier_of_others", named, FIRST, "before a barrier"},
     {"named_barriers_of_two_kinds", named, SECOND, "named_barrier_sync for threads that never come"},
