@@ -8,8 +8,8 @@
 //     floatX *out = (floatX *)timeline_buffer(t, ...);    // each of its buffers: touched, when planning
 //     TIMELINE_RUN(t, norm_forward(out, ...));            // the op: skipped, when planning
 //
-// A rehearsal is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have their
-// addresses, and of the ops the matmuls alone are called, by a library that lists them.
+// A rehearsal is planning once more, when the plan is made and its memory there: nothing is recorded, buffers have
+// their addresses, and of the ops the matmuls alone are called, by a library that lists them.
 #pragma once
 #include "kernels/transfers.cuh"   // transfer_begin, transfer_wait
 #include "memory.cuh"              // struct plan, struct arenas

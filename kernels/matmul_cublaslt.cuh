@@ -42,14 +42,26 @@ enum {
     MATMUL_ALIGNMENT = 256,          // the largest that a key tells apart: the library asks for no more
 };
 
-// What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are bytes.
+// What a product's plan depends on. Every member is an int64, so that keys compare by their bytes; alignments are
+// in bytes.
 #define MATMUL_KEY(X)                                                                                                  \
     X(rows)                                                                                                            \
     X(cols)                                                                                                            \
     X(depth)                                                                                                           \
     X(a_transposed)                                                                                                    \
-    X(b_transposed) X(sums) X(has_bias) X(has_dbias) X(a_type) X(b_type) X(a_scaling) X(b_scaling) X(fast)             \
-        X(a_alignment) X(b_alignment) X(c_alignment) X(bias_alignment)
+    X(b_transposed)                                                                                                    \
+    X(sums)                                                                                                            \
+    X(has_bias)                                                                                                        \
+    X(has_dbias)                                                                                                       \
+    X(a_type)                                                                                                          \
+    X(b_type)                                                                                                          \
+    X(a_scaling)                                                                                                       \
+    X(b_scaling)                                                                                                       \
+    X(fast)                                                                                                            \
+    X(a_alignment)                                                                                                     \
+    X(b_alignment)                                                                                                     \
+    X(c_alignment)                                                                                                     \
+    X(bias_alignment)
 struct matmul_key {
 #define MATMUL_KEY_MEMBER(name) int64_t name;
     MATMUL_KEY(MATMUL_KEY_MEMBER)

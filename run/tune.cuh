@@ -1,7 +1,7 @@
 // The choice of the matrix products' algorithms before the first step, and the file that keeps it.
 //
-// Rank 0 chooses for all, so that their bits are the same: what a file says, of the checkpoint that the run goes on from
-// or of the folder of --out, and by time what it does not. The products are those of a training step and of a
+// Rank 0 chooses for all, so that their bits are the same: what a file says, of the checkpoint that the run goes on
+// from or of the folder of --out, and by time what it does not. The products are those of a training step and of a
 // validation in it. Those of --generate, --eval-only and samples are left to the library's heuristics.
 #pragma once
 #include "run/run.cuh" // struct run
@@ -184,8 +184,8 @@ static void tune_write(struct run *r, char *text, size_t bytes) {
 
 // ---- All ranks ----
 
-// Chooses the algorithms of the matrix products, once the model, the saver and the folder of --out are there, and before
-// the first step. Every rank calls this.
+// Chooses the algorithms of the matrix products, once the model, the saver and the folder of --out are there, and
+// before the first step. Every rank calls this.
 static void tune_matmuls(struct run *r) {
     const struct config *c = r->config;
     char path[PATH_MAX] = "";
