@@ -4,12 +4,16 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
 
 from environment import ROOT
 from test_cli import write_shard
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+import count_launches  # noqa: E402 pylint: disable=wrong-import-position
 
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or os.environ.get("TRAIN_GPT") or os.path.join(ROOT, "build/train_gpt"))
 STEPS, FEW_STEPS = 20, 5  # of a curve; of runs that give the same bits
@@ -271,6 +275,14 @@ class CudaEngine(unittest.TestCase):
 
         self.assertEqual(tokens(40), 16384)
         self.assertTrue(16384 > tokens(11) >= tokens(10) >= 4096)
+
+    @unittest.skipUnless("TRAIN_GPT_CUDA" in os.environ, "the emulator counts")
+    def test_launches_of_a_step(self):
+        """The update launches as often for any number of tensors; a micro-step as docs/gpu/kernels.md has it, by layers."""
+        micro_step, rest = count_launches.count(PROGRAM, ["--preset", "gpt2-124m", "--num-layers", "2", "--matmul-tuning", "false"])
+        layers, others = 28, 16
+        self.assertEqual((sum(micro_step.values()), sum(rest.values())), (2 * layers + others, 6), micro_step + rest)
+        self.assertEqual(rest["adamw_kernel"], 1)
 
     def test_a_plan_that_does_not_fit(self):
         result = run("--train-data", self.path + "/t_train_*.bin", "--out", self.path + "/big", "--preset", "llama3-8b", "--seq-length",
