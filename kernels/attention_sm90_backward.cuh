@@ -84,6 +84,8 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int PIECES =
         DQ_COLUMNS > 64 ? DQ_COLUMNS / 64 : 1; // in which they go to memory, one after another
     static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
+    // Of dQ in shared memory: of even and of odd steps, or one for all.
+    static constexpr int DQ_BUFFERS = D == 256 ? 1 : 2, DQ_BUFFER_BYTES = 2 * 4 * PIECE_FLOATS;
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
@@ -101,13 +103,13 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int DOUT_AT = QUERIES_AT + QUERY_STAGES * TILE_BYTES;
     static constexpr int SCORES_AT = DOUT_AT + DOUT_STAGES * TILE_BYTES;
     static constexpr int DQ_AT = SCORES_AT + 2 * SCORES_STAGE_BYTES;
-    static constexpr int ROWS_AT = DQ_AT + 2 * 4 * PIECE_FLOATS;
+    static constexpr int ROWS_AT = DQ_AT + DQ_BUFFERS * DQ_BUFFER_BYTES;
     static constexpr int KEYS_FULL_AT = ROWS_AT + QUERY_STAGES * ROWS_BYTES;
     static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
-    // Of even and of odd steps, each of both warpgroups; of both warpgroups.
+    // Of even and of odd steps, and of the buffers, each of both warpgroups.
     static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 32;
     // With SPANS: of each key the last query that sees it, less the first key.
-    static constexpr int LAST_QUERY_AT = DQ_EMPTY_AT + 16;
+    static constexpr int LAST_QUERY_AT = DQ_EMPTY_AT + 16 * DQ_BUFFERS;
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
@@ -302,12 +304,14 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
 
 // Adds dQ of a step from shared to global memory when the block's turn has come. Two threads call, one for even steps
 // and one for odd ones: the waits of one, for the turn and for the end of the copy, take longer than a step and overlap
-// the other's.
+// the other's. Up to head dim 128 each has a buffer of its own, so that dQ of a step leaves the registers while dQ of
+// the one before still waits for its turn.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
     int turn = a.any_order ? -1 : block.number; // the number of blocks that add before
-    const uint32_t full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
+    const uint32_t buffer = (uint32_t)odd % plan::DQ_BUFFERS, full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
+    const uint32_t empty = shared + plan::DQ_EMPTY_AT + 16 * buffer;
     uint32_t parity = 0;
     int i = odd; // the head of a tile, or of the next one
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step) {
@@ -328,7 +332,8 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
 #pragma unroll
                 for (int w = 0; w < 2; w++) {
                     float *to = dq + (w * plan::PIECES + piece) * plan::PIECE_FLOATS;
-                    const uint32_t from = shared + plan::DQ_AT + (uint32_t)(w * 4 * plan::PIECE_FLOATS);
+                    const uint32_t from =
+                        shared + plan::DQ_AT + buffer * plan::DQ_BUFFER_BYTES + (uint32_t)(w * 4 * plan::PIECE_FLOATS);
                     if (turn == 0)
                         bulk_store(to, from, 4 * plan::PIECE_FLOATS);
                     else
@@ -336,8 +341,8 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
                 }
                 bulk_commit();
                 bulk_wait_read<0>();
-                mbarrier_arrive(shared + plan::DQ_EMPTY_AT);
-                mbarrier_arrive(shared + plan::DQ_EMPTY_AT + 8);
+                mbarrier_arrive(empty);
+                mbarrier_arrive(empty + 8);
             }
             if (turn >= 0) {
                 bulk_wait<0>();
@@ -434,12 +439,15 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
 // by four, so that neither side has bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
-    const uint32_t to =
-        state.shared + plan::DQ_AT + (uint32_t)state.warpgroup * (4 * plan::PIECE_FLOATS) + threadIdx.x % 128 * 16;
+    const uint32_t odd = (uint32_t)state.step % 2, buffer = odd % plan::DQ_BUFFERS, w = (uint32_t)state.warpgroup;
+    const uint32_t full = state.shared + plan::DQ_FULL_AT + 16 * odd + 8 * w;
+    const uint32_t empty = state.shared + plan::DQ_EMPTY_AT + 16 * buffer + 8 * w;
+    const uint32_t to = state.shared + plan::DQ_AT + buffer * plan::DQ_BUFFER_BYTES + w * (4 * plan::PIECE_FLOATS) +
+                        threadIdx.x % 128 * 16;
 #pragma unroll
     for (int piece = 0; piece < plan::PIECES; piece++) {
-        const int use = state.step * plan::PIECES + piece;
-        mbarrier_wait(state.shared + plan::DQ_EMPTY_AT + 8 * (uint32_t)state.warpgroup, (uint32_t)(use % 2 ^ 1));
+        const int use = state.step / plan::DQ_BUFFERS * plan::PIECES + piece; // of the buffer
+        mbarrier_wait(empty, (uint32_t)(use % 2 ^ 1));
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             struct float_x4 quad;
@@ -451,8 +459,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
         async_proxy_fence();
         __syncwarp();
         if (elect_one())
-            mbarrier_arrive(state.shared + plan::DQ_FULL_AT + 16 * (uint32_t)(state.step % 2) +
-                            8 * (uint32_t)state.warpgroup);
+            mbarrier_arrive(full);
     }
 }
 
@@ -722,7 +729,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     for (uint32_t w = 0; w < 2; w++) {
         mbarrier_init(shared + plan::DQ_FULL_AT + 8 * w, 4);
         mbarrier_init(shared + plan::DQ_FULL_AT + 16 + 8 * w, 4);
-        mbarrier_init(shared + plan::DQ_EMPTY_AT + 8 * w, 1);
+        for (uint32_t i = 0; i < plan::DQ_BUFFERS; i++)
+            mbarrier_init(shared + plan::DQ_EMPTY_AT + 16 * i + 8 * w, 1);
     }
     mbarrier_init_fence();
 }
