@@ -125,6 +125,26 @@ PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 #endif
 }
+// What the L2 cache is to do with the lines of a copy that is given one of these: replace them before all others, as
+// what nobody reads again, or after all others. A hint: what a copy does is the same.
+PTX_FUNCTION uint64_t l2_evict_first(void) {
+#if defined(__CUDACC__)
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+#else
+    return EMU_EVICT_FIRST;
+#endif
+}
+PTX_FUNCTION uint64_t l2_evict_last(void) {
+#if defined(__CUDACC__)
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+#else
+    return EMU_EVICT_LAST;
+#endif
+}
 // A box of the tensor from (c0, c1, c2, c3) on, innermost first, to shared memory; its bytes count for the barrier.
 PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
                               int c3) {
@@ -134,6 +154,18 @@ PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_
                  "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 #else
+    emu_tma_load(to, map, barrier, c0, c1, c2, c3);
+#endif
+}
+PTX_FUNCTION void tma_load_4d(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2,
+                              int c3, uint64_t policy) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+                 : "memory");
+#else
+    emu_check_policy(policy, "a TMA load");
     emu_tma_load(to, map, barrier, c0, c1, c2, c3);
 #endif
 }
@@ -157,12 +189,34 @@ PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint3
     emu_bulk_load(to, from, bytes, barrier);
 #endif
 }
+PTX_FUNCTION void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier, uint64_t policy) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                 "[%3], %4;" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+#else
+    emu_check_policy(policy, "a bulk load");
+    emu_bulk_load(to, from, bytes, barrier);
+#endif
+}
 PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes) {
 #if defined(__CUDACC__)
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(to)),
                  "r"(from), "r"(bytes)
                  : "memory");
 #else
+    emu_bulk_store(to, from, bytes, false);
+#endif
+}
+PTX_FUNCTION void bulk_store(void *to, uint32_t from, uint32_t bytes, uint64_t policy) {
+#if defined(__CUDACC__)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "r"(from), "r"(bytes), "l"(policy)
+                 : "memory");
+#else
+    emu_check_policy(policy, "a bulk store");
     emu_bulk_store(to, from, bytes, false);
 #endif
 }
@@ -174,6 +228,17 @@ PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes) {
                  "r"(from), "r"(bytes)
                  : "memory");
 #else
+    emu_bulk_store(to, from, bytes, true);
+#endif
+}
+PTX_FUNCTION void bulk_reduce_add(float *to, uint32_t from, uint32_t bytes, uint64_t policy) {
+#if defined(__CUDACC__)
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, %3;" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "r"(from), "r"(bytes), "l"(policy)
+                 : "memory");
+#else
+    emu_check_policy(policy, "a bulk reduction");
     emu_bulk_store(to, from, bytes, true);
 #endif
 }

@@ -395,6 +395,13 @@ static void emu_load_begin(struct emu_bulk *load, uint32_t address, const char *
     barrier->loads.push_back(*load);
     emu_mbarrier_try(barrier);
 }
+// Policies of the L2 cache as createpolicy makes them on sm_90; a copy's hint must be one.
+enum : uint64_t { EMU_EVICT_FIRST = 0x12f0000000000000u, EMU_EVICT_LAST = 0x14f0000000000000u };
+static void emu_check_policy(uint64_t policy, const char *what) {
+    if (policy != EMU_EVICT_FIRST && policy != EMU_EVICT_LAST)
+        emu_report("%s with %#llx for a policy of the L2 cache, which createpolicy did not make", what,
+                   (unsigned long long)policy);
+}
 static void emu_tma_load(uint32_t to, const struct tensor_map *map, uint32_t barrier, int c0, int c1, int c2, int c3) {
     struct emu_bulk load = emu_box(map, to, c0, c1, c2, c3, "a TMA load");
     emu_load_begin(&load, barrier, "a TMA load");

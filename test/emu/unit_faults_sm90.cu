@@ -33,6 +33,7 @@ enum {
     TOO_EARLY,
     LATE,
     REUSED,
+    NO_POLICY,
     FIRST,
     SECOND,
     THIRD
@@ -56,7 +57,7 @@ static __global__ void load_kernel(float *out, const float *in, int fault) {
         if (fault == ARRIVED_TWICE)
             mbarrier_arrive(barrier);
         bulk_load(fault == PAST_SHARED ? to + 4096 : to, in + (fault == PAST_GLOBAL ? 16384 - 128 : 0), 1024,
-                  fault == NO_MBARRIER ? barrier + 8 : barrier);
+                  fault == NO_MBARRIER ? barrier + 8 : barrier, fault == NO_POLICY ? 2 : l2_evict_first());
     }
     if (fault == AS_DATA && thread == 1)
         store_shared_float(barrier, 0.0f);
@@ -118,7 +119,8 @@ static __global__ void box_kernel(const __grid_constant__ struct tensor_map map,
     mbarrier_init(barrier, 1);
     mbarrier_init_fence();
     mbarrier_arrive_expect(barrier, 64 * 8);
-    tma_load_4d(barrier + (fault == NOT_ALIGNED ? 1040 : 1024), &map, barrier, 0, 0, 0, 0);
+    tma_load_4d(barrier + (fault == NOT_ALIGNED ? 1040 : 1024), &map, barrier, 0, 0, 0, 0,
+                fault == NO_POLICY ? 0 : l2_evict_last());
     mbarrier_wait(barrier, 0);
 }
 
@@ -134,7 +136,10 @@ static __global__ void store_kernel(float *out, int fault) {
     if (fault != NO_BARRIER)
         __syncthreads();
     if (thread == 0) {
-        bulk_store(out + (fault == PAST_GLOBAL ? 16384 - 60 : fault == NOT_ALIGNED ? 1 : 0), from, 256);
+        bulk_store(out + (fault == PAST_GLOBAL   ? 16384 - 60
+                          : fault == NOT_ALIGNED ? 1
+                                                 : 0),
+                   from, 256, fault == NO_POLICY ? 1 : l2_evict_first());
         if (fault == FIRST)
             bulk_store(out, from, 8);
         bulk_commit();
@@ -169,7 +174,7 @@ static __global__ void release_kernel(float *out, int *flag, bool wait) {
     if (threadIdx.x != 0)
         return;
     const uint32_t from = sixteen_bytes();
-    bulk_reduce_add(out, from, 16);
+    bulk_reduce_add(out, from, 16, l2_evict_last());
     bulk_commit();
     bulk_wait_read<0>();
     if (wait)
@@ -542,6 +547,9 @@ static const struct fault {
     {"load_nobody_waits_for", unawaited, NO_WAIT, "that nobody waited for"},
     {"box_not_aligned", box, NOT_ALIGNED, "no multiple of 128"},
     {"box_past_memory", box, PAST_GLOBAL, "a TMA load reads"},
+    {"load_without_policy", load, NO_POLICY, "a bulk load with 0x2 for a policy of the L2 cache"},
+    {"box_without_policy", box, NO_POLICY, "a TMA load with 0 for a policy of the L2 cache"},
+    {"store_without_policy", store, NO_POLICY, "a bulk store with 0x1 for a policy of the L2 cache"},
     {"map_of_odd_strides", bad_map, NOT_ALIGNED, "cuTensorMapEncodeTiled"},
     {"store_without_proxy_fence", store, NO_FENCE, "without async_proxy_fence"},
     {"store_after_proxy_fence", store, LATE, "without async_proxy_fence"},
