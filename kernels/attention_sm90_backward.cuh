@@ -84,8 +84,13 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int PIECES =
         DQ_COLUMNS > 64 ? DQ_COLUMNS / 64 : 1; // in which they go to memory, one after another
     static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
+    // Of dQ in shared memory: of even and of odd steps, or one for all.
+    static constexpr int DQ_BUFFERS = D == 256 ? 1 : 2, DQ_BUFFER_BYTES = 2 * 4 * PIECE_FLOATS;
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
+    // Whether S of the next step is begun beside dQ and dK, and whether dV is waited for before those: what of P and dV
+    // were in flight beside them, ptxas would count as too many registers (C7512).
+    static constexpr bool EARLY = SPLIT_KEYS, DV_FIRST = D == 64 || D == 128;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
 
@@ -101,13 +106,13 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int DOUT_AT = QUERIES_AT + QUERY_STAGES * TILE_BYTES;
     static constexpr int SCORES_AT = DOUT_AT + DOUT_STAGES * TILE_BYTES;
     static constexpr int DQ_AT = SCORES_AT + 2 * SCORES_STAGE_BYTES;
-    static constexpr int ROWS_AT = DQ_AT + 2 * 4 * PIECE_FLOATS;
+    static constexpr int ROWS_AT = DQ_AT + DQ_BUFFERS * DQ_BUFFER_BYTES;
     static constexpr int KEYS_FULL_AT = ROWS_AT + QUERY_STAGES * ROWS_BYTES;
     static constexpr int QUERY_BARRIERS_AT = KEYS_FULL_AT + 8, DOUT_BARRIERS_AT = QUERY_BARRIERS_AT + 16 * QUERY_STAGES;
-    // Of even and of odd steps, each of both warpgroups; of both warpgroups.
+    // Of even and of odd steps, and of the buffers, each of both warpgroups.
     static constexpr int DQ_FULL_AT = DOUT_BARRIERS_AT + 16 * DOUT_STAGES, DQ_EMPTY_AT = DQ_FULL_AT + 32;
     // With SPANS: of each key the last query that sees it, less the first key.
-    static constexpr int LAST_QUERY_AT = DQ_EMPTY_AT + 16;
+    static constexpr int LAST_QUERY_AT = DQ_EMPTY_AT + 16 * DQ_BUFFERS;
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
@@ -258,12 +263,18 @@ static __global__ void __launch_bounds__(SM90_ROWS_THREADS)
 
 // --- The producers ------------------------------------------------------------------------------------------------
 
+// again: whether others will read these rows too, which the L2 cache is to keep then.
 template <class operand, int D>
 DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *map, uint32_t barrier, int columns,
-                                      int head, int first, int b) {
+                                      int head, int first, int b, bool again) {
 #pragma unroll
-    for (int c = 0; c < D; c += columns)
-        tma_load_4d(tile + (uint32_t)(c / columns * operand::CHUNK_BYTES), map, barrier, c, head, first, b);
+    for (int c = 0; c < D; c += columns) {
+        const uint32_t to = tile + (uint32_t)(c / columns * operand::CHUNK_BYTES);
+        if (again)
+            tma_load_4d(to, map, barrier, c, head, first, b, l2_evict_last());
+        else
+            tma_load_4d(to, map, barrier, c, head, first, b);
+    }
 }
 
 // One thread: K and V, then Q, dO, lse and delta of each step.
@@ -280,34 +291,38 @@ DEVICE_FUNCTION void sm90_backward_load(const struct sm90_backward_arguments &a,
     const uint32_t keys_full = shared + plan::KEYS_FULL_AT;
     mbarrier_arrive_expect(keys_full, 2 * plan::KEYS_BYTES);
     sm90_load_chunks<typename plan::keys, D>(shared + plan::KEYS_AT, &a.k, keys_full, plan::KEY_CHUNK,
-                                             a.H + block.group, block.first_key, block.b);
+                                             a.H + block.group, block.first_key, block.b, false);
     sm90_load_chunks<typename plan::values, D>(shared + plan::VALUES_AT, &a.v, keys_full, plan::CHUNK,
-                                               a.H + a.Hkv + block.group, block.first_key, block.b);
+                                               a.H + a.Hkv + block.group, block.first_key, block.b, false);
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
         for (int i = 0; i < a.heads; i++, queries.use++, douts.use++) {
             const int h = sm90_backward_head(a, block, i);
             queries.wait_empty();
             mbarrier_arrive_expect(queries.full(), plan::TILE_BYTES + plan::ROWS_BYTES);
             sm90_load_chunks<typename plan::queries, D>(shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES,
-                                                        &a.q, queries.full(), plan::CHUNK, h, tile * QUERIES, block.b);
+                                                        &a.q, queries.full(), plan::CHUNK, h, tile * QUERIES, block.b,
+                                                        true);
             bulk_load(shared + plan::ROWS_AT + queries.stage() * plan::ROWS_BYTES,
-                      a.rows + (((int64_t)block.b * a.H + h) * a.tiles + tile) * (2 * QUERIES), plan::ROWS_BYTES,
-                      queries.full());
+                      a.rows + (uint64_t)(unsigned)((block.b * a.H + h) * a.tiles + tile) * (2 * QUERIES),
+                      plan::ROWS_BYTES, queries.full());
             douts.wait_empty();
             mbarrier_arrive_expect(douts.full(), plan::TILE_BYTES);
             sm90_load_chunks<typename plan::queries, D>(shared + plan::DOUT_AT + douts.stage() * plan::TILE_BYTES,
-                                                        &a.dout, douts.full(), plan::CHUNK, h, tile * QUERIES, block.b);
+                                                        &a.dout, douts.full(), plan::CHUNK, h, tile * QUERIES, block.b,
+                                                        true);
         }
 }
 
 // Adds dQ of a step from shared to global memory when the block's turn has come. Two threads call, one for even steps
 // and one for odd ones: the waits of one, for the turn and for the end of the copy, take longer than a step and overlap
-// the other's.
+// the other's. Up to head dim 128 each has a buffer of its own, so that dQ of a step leaves the registers while dQ of
+// the one before still waits for its turn.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &a,
                                           const struct sm90_backward_block &block, uint32_t shared, int odd) {
     int turn = a.any_order ? -1 : block.number; // the number of blocks that add before
-    const uint32_t full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
+    const uint32_t buffer = (uint32_t)odd % plan::DQ_BUFFERS, full = shared + plan::DQ_FULL_AT + 16 * (uint32_t)odd;
+    const uint32_t empty = shared + plan::DQ_EMPTY_AT + 16 * buffer;
     uint32_t parity = 0;
     int i = odd; // the head of a tile, or of the next one
     for (int tile = block.first_tile; tile != block.end_tile; tile += block.step) {
@@ -328,16 +343,17 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
 #pragma unroll
                 for (int w = 0; w < 2; w++) {
                     float *to = dq + (w * plan::PIECES + piece) * plan::PIECE_FLOATS;
-                    const uint32_t from = shared + plan::DQ_AT + (uint32_t)(w * 4 * plan::PIECE_FLOATS);
+                    const uint32_t from =
+                        shared + plan::DQ_AT + buffer * plan::DQ_BUFFER_BYTES + (uint32_t)(w * 4 * plan::PIECE_FLOATS);
                     if (turn == 0)
                         bulk_store(to, from, 4 * plan::PIECE_FLOATS);
                     else
-                        bulk_reduce_add(to, from, 4 * plan::PIECE_FLOATS);
+                        bulk_reduce_add(to, from, 4 * plan::PIECE_FLOATS, l2_evict_last());
                 }
                 bulk_commit();
                 bulk_wait_read<0>();
-                mbarrier_arrive(shared + plan::DQ_EMPTY_AT);
-                mbarrier_arrive(shared + plan::DQ_EMPTY_AT + 8);
+                mbarrier_arrive(empty);
+                mbarrier_arrive(empty + 8);
             }
             if (turn >= 0) {
                 bulk_wait<0>();
@@ -355,14 +371,26 @@ template <class plan> struct sm90_backward_state {
     uint32_t shared;
     int warpgroup, step;
     int keys; // of the block, up to T: those past T are masked
-    struct sm90_pipeline<plan::QUERY_STAGES> queries;
-    struct sm90_pipeline<plan::DOUT_STAGES> douts;
     float scale_log2;
     float dk[plan::COLUMNS / 2], dv[plan::COLUMNS / 2];
+    float s[plan::PART / 2];                                // S^T of the step, then P^T
+    struct word_x4 p[plan::PART / 16], ds[plan::PART / 16]; // P and dS of the step, as left operands
 };
 
+// Of a step's buffers.
+template <class plan>
+DEVICE_FUNCTION struct sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint32_t shared, int step) {
+    const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, step };
+    return queries;
+} template <class plan>
+DEVICE_FUNCTION struct sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t shared, int step) {
+    const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, step };
+    return douts;
+}
+
 // The lse or delta of the queries of columns 2 t and 2 t + 1 of a block of 8.
-DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
+DEVICE_FUNCTION void
+sm90_load_pair(float pair[2], uint32_t from) {
     const uint64_t words = load_shared_long(from);
     pair[0] = __uint_as_float((uint32_t)words);
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
@@ -420,7 +448,7 @@ template <int N> DEVICE_FUNCTION void sm90_to_left(struct word_x4 *left, const f
 }
 // Stores P^T or dS^T of this warp's 16 keys to shared memory, transposed.
 template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int warpgroup, const struct word_x4 *words) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
+    const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32 % 4);
     const int query = lane / 16 * 8 + lane % 8 + (plan::SPLIT_KEYS ? 0 : warpgroup * plan::PART);
     const int key = 16 * warp + lane / 8 % 2 * 8;
     const uint32_t chunk = plan::SPLIT_KEYS ? (uint32_t)(warpgroup * plan::scores::CHUNK_BYTES) : 0;
@@ -434,12 +462,15 @@ template <class plan> DEVICE_FUNCTION void sm90_put_scores(uint32_t tile, int wa
 // by four, so that neither side has bank conflicts.
 template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backward_state<plan> &state, const float *dq) {
     constexpr int QUADS = plan::PIECE_FLOATS / 128 / 4;
-    const uint32_t to =
-        state.shared + plan::DQ_AT + (uint32_t)state.warpgroup * (4 * plan::PIECE_FLOATS) + threadIdx.x % 128 * 16;
+    const uint32_t odd = (uint32_t)state.step % 2, buffer = odd % plan::DQ_BUFFERS, w = (uint32_t)state.warpgroup;
+    const uint32_t full = state.shared + plan::DQ_FULL_AT + 16 * odd + 8 * w;
+    const uint32_t empty = state.shared + plan::DQ_EMPTY_AT + 16 * buffer + 8 * w;
+    const uint32_t to = state.shared + plan::DQ_AT + buffer * plan::DQ_BUFFER_BYTES + w * (4 * plan::PIECE_FLOATS) +
+                        threadIdx.x % 128 * 16;
 #pragma unroll
     for (int piece = 0; piece < plan::PIECES; piece++) {
-        const int use = state.step * plan::PIECES + piece;
-        mbarrier_wait(state.shared + plan::DQ_EMPTY_AT + 8 * (uint32_t)state.warpgroup, (uint32_t)(use % 2 ^ 1));
+        const int use = state.step / plan::DQ_BUFFERS * plan::PIECES + piece; // of the buffer
+        mbarrier_wait(empty, (uint32_t)(use % 2 ^ 1));
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             struct float_x4 quad;
@@ -451,8 +482,7 @@ template <class plan> DEVICE_FUNCTION void sm90_put_dq(const struct sm90_backwar
         async_proxy_fence();
         __syncwarp();
         if (elect_one())
-            mbarrier_arrive(state.shared + plan::DQ_FULL_AT + 16 * (uint32_t)(state.step % 2) +
-                            8 * (uint32_t)state.warpgroup);
+            mbarrier_arrive(full);
     }
 }
 
@@ -502,24 +532,35 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_commit();
 }
 
-// One tile of queries. diagonal: its first query less the first key of the block.
-template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backward_state<plan> &state, int diagonal) {
-    constexpr int PART = plan::PART, COLUMNS = plan::COLUMNS;
+// A step is a tile of queries, in three parts. First S is begun. EARLY does so within the third part of the step before,
+// so that the tensor cores have it behind dK.
+template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
+    const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
+    const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);
+    const uint32_t key_row = plan::SPLIT_KEYS ? (uint32_t)state.warpgroup * 64 : 0;
+    const uint32_t q = state.shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES;
+    queries.wait_full();
+    wgmma_forget<plan::PART / 2>(state.s);
+    sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
+        state.s, state.shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
+}
+// The second part: P and dV, dS and its way to shared memory. diagonal: the first query less the first key of the block.
+template <class plan>
+DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &state, int diagonal) {
+    constexpr int PART = plan::PART;
     const int w = state.warpgroup;
     const uint32_t shared = state.shared, query = plan::SPLIT_KEYS ? 0 : (uint32_t)(w * PART);
     const uint32_t key_row = plan::SPLIT_KEYS ? (uint32_t)w * 64 : 0;
-    const uint32_t q = shared + plan::QUERIES_AT + state.queries.stage() * plan::TILE_BYTES;
-    const uint32_t dout = shared + plan::DOUT_AT + state.douts.stage() * plan::TILE_BYTES;
+    const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(shared, state.step);
+    const struct sm90_pipeline<plan::DOUT_STAGES> douts = sm90_backward_douts_of<plan>(shared, state.step);
+    const uint32_t dout = shared + plan::DOUT_AT + douts.stage() * plan::TILE_BYTES;
     const uint32_t scores = shared + plan::SCORES_AT + (uint32_t)(state.step % 2) * plan::SCORES_STAGE_BYTES;
-    const uint32_t rows =
-        shared + plan::ROWS_AT + state.queries.stage() * plan::ROWS_BYTES + 4 * query + threadIdx.x % 4 * 8;
-    float s[PART / 2], dp[PART / 2], dq[plan::DQ_COLUMNS / 2];
-    struct word_x4 p[PART / 16], ds[PART / 16];
+    const uint32_t rows = shared + plan::ROWS_AT + queries.stage() * plan::ROWS_BYTES + 4 * query + threadIdx.x % 4 * 8;
+    float dp[PART / 2];
+    float *s = state.s;
+    struct word_x4 *p = state.p;
 
-    state.queries.wait_full();
-    sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
-        s, shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
-    state.douts.wait_full();
+    douts.wait_full();
     sm90_product_over_columns<plan, typename plan::values, typename plan::queries>(
         dp, shared + plan::VALUES_AT + key_row * plan::values::SPAN, dout + query * plan::queries::SPAN);
     // The last query that sees every key: the first key is the first to be out of sight.
@@ -549,34 +590,49 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_step(struct sm90_backwa
     }
     wgmma_hold<PART / 2>(dp);
     sm90_backward_scores<PART>(dp, s, rows + 4 * plan::QUERIES);
-    sm90_to_left<PART>(ds, dp);
+    sm90_to_left<PART>(state.ds, dp);
 
-    sm90_put_scores<plan>(scores, w, ds);
+    sm90_put_scores<plan>(scores, w, state.ds);
     async_proxy_fence();
     named_barrier_sync(1, 256);
+    if (plan::DV_FIRST) {
+        wgmma_wait<0>();
+        wgmma_hold<plan::COLUMNS / 2>(state.dv);
+    }
+}
+// The third part: dQ and dK. LAST: no S is begun.
+template <class plan, bool LAST> DEVICE_FUNCTION void sm90_backward_end(struct sm90_backward_state<plan> &state) {
+    const int w = state.warpgroup;
+    const uint32_t shared = state.shared;
+    const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(shared, state.step);
+    const uint32_t q = shared + plan::QUERIES_AT + queries.stage() * plan::TILE_BYTES;
+    const struct sm90_pipeline<plan::DOUT_STAGES> douts = sm90_backward_douts_of<plan>(shared, state.step);
+    const uint32_t dout = shared + plan::DOUT_AT + douts.stage() * plan::TILE_BYTES;
+    const uint32_t scores = shared + plan::SCORES_AT + (uint32_t)(state.step % 2) * plan::SCORES_STAGE_BYTES;
+    float dq[plan::DQ_COLUMNS / 2];
     if (!plan::SPLIT_KEYS)
-        sm90_product_with_queries<plan>(state.dv, p, scores + plan::SCORES_BYTES, dout, w);
+        sm90_product_with_queries<plan>(state.dv, state.p, scores + plan::SCORES_BYTES, dout, w);
     sm90_product_with_keys<plan>(dq, scores, shared + plan::KEYS_AT, w);
-    sm90_product_with_queries<plan>(state.dk, ds, scores, q, w);
+    sm90_product_with_queries<plan>(state.dk, state.ds, scores, q, w);
     wgmma_wait<2>();
-    wgmma_hold<COLUMNS / 2>(state.dv);
-    sm90_release(state.douts.empty());
-    wgmma_wait<1>();
+    wgmma_hold<plan::COLUMNS / 2>(state.dv);
+    sm90_release(douts.empty());
+    if (!LAST)
+        sm90_backward_begin<plan>(state, state.step + 1);
+    wgmma_wait<LAST ? 1 : 2>();
     wgmma_hold<plan::DQ_COLUMNS / 2>(dq);
     sm90_put_dq<plan>(state, dq);
-    wgmma_wait<0>();
-    wgmma_hold<COLUMNS / 2>(state.dk);
+    wgmma_wait<LAST ? 0 : 1>();
+    wgmma_hold<plan::COLUMNS / 2>(state.dk);
     __syncwarp(); // every lane has read lse and delta
-    sm90_release(state.queries.empty());
+    sm90_release(queries.empty());
     state.step++;
-    state.queries.use++;
-    state.douts.use++;
 }
 
 // Stores a warpgroup's dK or dV, as bf16, where K or V was.
 template <class operand, int COLUMNS>
 DEVICE_FUNCTION void sm90_put_gradient(uint32_t tile, int first_row, int first_column, const float *acc, float factor) {
-    const int lane = (int)threadIdx.x % 32, row = first_row + (int)threadIdx.x / 32 % 4 * 16 + lane % 16;
+    const int lane = (int)(threadIdx.x % 32), row = first_row + (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16);
 #pragma unroll
     for (int k = 0; k < COLUMNS / 16; k++) {
         struct word_x4 words;
@@ -673,9 +729,6 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     state.shared = shared;
     state.warpgroup = warpgroup;
     state.step = 0;
-    state.queries.barriers = shared + plan::QUERY_BARRIERS_AT;
-    state.douts.barriers = shared + plan::DOUT_BARRIERS_AT;
-    state.queries.use = state.douts.use = 0;
     state.keys = a.full ? a.T - block.first_key : plan::KEYS;
     state.scale_log2 = a.scale * LOG2E;
 #pragma unroll
@@ -684,9 +737,24 @@ DEVICE_FUNCTION void sm90_backward_multiply(const struct sm90_backward_arguments
     if (plan::SPANS)
         sm90_backward_put_last_queries<plan>(a, block, shared);
     mbarrier_wait(shared + plan::KEYS_FULL_AT, 0);
-    for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
-        for (int h = 0; h < a.heads; h++)
-            sm90_backward_step<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
+    if (plan::EARLY) {
+        sm90_backward_begin<plan>(state, state.step);
+        sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : block.first_tile * plan::QUERIES - block.first_key);
+        int h = 1;
+        for (int tile = block.first_tile; tile != block.end_tile; tile += block.step, h = 0)
+            for (; h < a.heads; h++) {
+                sm90_backward_end<plan, false>(state);
+                sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
+            }
+        sm90_backward_end<plan, true>(state);
+    } else {
+        for (int tile = block.first_tile; tile != block.end_tile; tile += block.step)
+            for (int h = 0; h < a.heads; h++) {
+                sm90_backward_begin<plan>(state, state.step);
+                sm90_backward_scores_of<plan>(state, a.full ? plan::KEYS : tile * plan::QUERIES - block.first_key);
+                sm90_backward_end<plan, true>(state);
+            }
+    }
 
     const int row = plan::SPLIT_KEYS ? 64 * warpgroup : 0, column = plan::SPLIT_KEYS ? 0 : COLUMNS * warpgroup;
     named_barrier_sync(1, 256); // both have read K and V, Q and dO
@@ -722,7 +790,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_open(uint32_t shared) {
     for (uint32_t w = 0; w < 2; w++) {
         mbarrier_init(shared + plan::DQ_FULL_AT + 8 * w, 4);
         mbarrier_init(shared + plan::DQ_FULL_AT + 16 + 8 * w, 4);
-        mbarrier_init(shared + plan::DQ_EMPTY_AT + 8 * w, 1);
+        for (uint32_t i = 0; i < plan::DQ_BUFFERS; i++)
+            mbarrier_init(shared + plan::DQ_EMPTY_AT + 16 * i + 8 * w, 1);
     }
     mbarrier_init_fence();
 }

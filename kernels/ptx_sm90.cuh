@@ -126,11 +126,12 @@ PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
 #endif
 }
 // What the L2 cache is to do with the lines of a copy that is given one of these: replace them before all others, as
-// what nobody reads again, or after all others. A hint: what a copy does is the same.
+// what nobody reads again, or after all others. A hint: what a copy does is the same. volatile: made anew for each copy,
+// since the threads that copy have no registers to keep it in.
 PTX_FUNCTION uint64_t l2_evict_first(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 #else
     return EMU_EVICT_FIRST;
@@ -139,7 +140,7 @@ PTX_FUNCTION uint64_t l2_evict_first(void) {
 PTX_FUNCTION uint64_t l2_evict_last(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 #else
     return EMU_EVICT_LAST;
@@ -319,6 +320,14 @@ template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         asm volatile("" : "+f"(acc[i])::"memory");
+#endif
+}
+// What these registers hold is not wanted any more: a product that does not add to them would else keep it until then.
+template <int COUNT> PTX_FUNCTION void wgmma_forget(float *acc) {
+#if defined(__CUDACC__)
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        asm volatile("" : "=f"(acc[i]));
 #endif
 }
 

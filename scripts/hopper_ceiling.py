@@ -19,7 +19,7 @@ MULTIPROCESSORS = 132
 FMA, EXP, SHARED = 2048, 16, 128  # of a multiprocessor in a clock: dense bf16 FMAs, exp2s, bytes of shared memory
 # Instructions that a warp issues in a step without a mask: scripts/hopper_overlap.py's counts of what nvcc 13.0 makes. Each of
 # the four schedulers, which issue one in a clock, has one warp of each warpgroup.
-INSTRUCTIONS = {"forward": {64: 487, 96: 518, 128: 568, 256: 600}, "backward": {64: 577, 96: 387, 128: 407, 256: 380}}
+INSTRUCTIONS = {"forward": {64: 487, 96: 518, 128: 568, 256: 600}, "backward": {64: 555, 96: 372, 128: 386, 256: 392}}
 SHEET_TFLOPS, MEASURED_TFLOPS, BYTES_PER_S, L2_BYTES = 989.4, 790.0, 4.3e12, 50 * 2 ** 20
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "hopper.md")
 HEAD_DIMS = (64, 96, 128, 256)
@@ -168,15 +168,15 @@ def backward_order(units, blocks, heads, most):
 
 
 @functools.lru_cache(maxsize=None)
-def backward_share(queries, keys, B, H, G, T, full, hop, at_once=MULTIPROCESSORS // GANG):
+def backward_share(queries, keys, B, H, G, T, full, hop, buffers, at_once=MULTIPROCESSORS // GANG):
     """The same of backward, step by step; hop None: in any order. Else a block's turn at a tile comes `hop` steps after the
-    start of the one before, and its next step can't end before dQ of this one has begun to go. Who has a lower index never
-    waits for a higher one, so that the blocks can be followed one after another."""
+    start of the one before, and a step can't end before dQ of as many steps before as there are buffers has gone. Who has a
+    lower index never waits for a higher one, so that the blocks can be followed one after another."""
     tiles, blocks, heads, units = -(-T // queries), -(-T // keys), H // G, B * G
     order, gang = backward_order(units, blocks, heads, at_once)
     free, last = [0.0] * MULTIPROCESSORS, [[0.0] * (tiles * heads) for _ in range(units)]  # of tiles from the last to the first
     for unit, block in order:
-        now, copy, done, left = free[0] + START_STEPS, 0.0, last[unit], tiles - (0 if full else block * keys // queries)
+        now, before, copy, done, left = free[0] + START_STEPS, 0.0, 0.0, last[unit], tiles - (0 if full else block * keys // queries)
         if hop is None:
             heapq.heapreplace(free, now + left * heads)
             continue
@@ -185,13 +185,14 @@ def backward_share(queries, keys, B, H, G, T, full, hop, at_once=MULTIPROCESSORS
         copies = []
         for turn in turns[:left * heads]:
             now += 1
-            if copy > now:
-                now = copy
-            copy = (now if now > turn else turn) + hop
+            held = copy if buffers == 1 else before
+            if held > now:
+                now = held
+            before, copy = copy, (now if now > turn else turn) + hop
             copies.append(copy)
         done[:left * heads] = [t for tile in range(left - 1, -1, -1) for t in copies[tile * heads:(tile + 1) * heads]
                                ] if ascends else copies
-        heapq.heapreplace(free, max(now, copy))
+        heapq.heapreplace(free, max(now, before, copy))
     counted = B * H * T * T / (1 if full else 2) / (queries * keys)
     return counted / (max(free) * MULTIPROCESSORS)
 
@@ -204,7 +205,7 @@ def backward_sides(D, B, H, T, any_order):
 def turns_of_any_order():
     """Of FlashAttention-3's two measurements without what runs before and after, dQ's zeroes in both: as measured, as modelled."""
     b, flops, sides = backward(128), 5 * 2 * 16 * 8192 ** 2 * 128, backward_sides(128, 2, 16, 8192, True)
-    with_turns, any_order = (backward_share(b.queries, b.keys, 2, 16, 16, 8192, False, hop, MEASURED_HEADS)
+    with_turns, any_order = (backward_share(b.queries, b.keys, 2, 16, 16, 8192, False, hop, 1, MEASURED_HEADS)
                              for hop in (HOP_STEPS, None))
     seconds = [flops / (tflops * 1e12) - sides for tflops in (MEASURED_ANY_ORDER, MEASURED_TURNS)]
     return seconds[0] / seconds[1], with_turns / any_order
@@ -216,7 +217,8 @@ def predicted(D, B, H, G, T, full):
     f, b = forward(D), backward(D)
     rates = [f.ceiling * forward_share(f, D, B, H, G, T, full, D <= 128)]
     for any_order in (True, False):
-        rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, full, None if any_order else HOP_STEPS)
+        rate = b.ceiling * backward_share(b.queries, b.keys, B, H, G, T, full, None if any_order else HOP_STEPS,
+                                          1 if D == 256 else 2)
         rates.append(2.5 * flops / (2.5 * flops / (rate * 1e12) + backward_sides(D, B, H, T, any_order)) / 1e12)
     return rates
 
@@ -256,7 +258,8 @@ deterministic one waits for its turns at dQ, a turn coming {hop} of a step after
 turns, and dQ is filled with zeroes first. {hop} is what gives FlashAttention-3's ratio in the same model: at head dim 128, causal,
 T = 8192, 32 heads in all, {turns:.0f} TFLOP/s with turns in this order over {any:.1f} in any, {ratio:.2f}, both
 [measured by its authors](https://github.com/Dao-AILab/flash-attention/pull/1893); it has four heads at work at a time where this
-engine has 16, and fills with zeroes either way. That a turn takes as long here, and as many steps at other head dims, is taken for
+engine has 16, has one buffer of dQ where this engine has two up to head dim 128 (a step then waits only for dQ of the one but
+last to have gone), and fills with zeroes either way. That a turn takes as long here, and as many steps at other head dims, is taken for
 granted. Passes over delta and dQ are added at 4.3 TB/s. All L2 hits
 are taken for granted, and L2's rate of additions for enough, also where several blocks add to one tile at once: so the figures
 in any order are the more optimistic ones.

@@ -218,6 +218,49 @@ static __global__ void hand_over_kernel(float *data, int *flag, int fault) {
     bulk_commit();
     bulk_wait<0>();
 }
+// A warp fills two buffers by turns, and two threads, each with a buffer of its own, add them to memory in the blocks'
+// order, as backward's dQ.
+static __global__ void two_buffers_kernel(float *data, int *turns, int fault) {
+    const uint32_t full = shared_memory(), empty = full + 16, buffers = full + 128, thread = threadIdx.x;
+    const int number = (int)blockIdx.x;
+    if (thread == 0) {
+        for (uint32_t i = 0; i < 4; i++)
+            mbarrier_init(full + 8 * i, 1);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    for (uint32_t step = thread == 64 ? 1 : 0; step < 4; step += thread < 32 ? 1 : 2) {
+        const uint32_t buffer = step % 2, from = buffers + 128 * buffer;
+        if (thread < 32) {
+            if (fault != REUSED || step != 3)
+                mbarrier_wait(empty + 8 * buffer, step / 2 % 2 ^ 1);
+            store_shared_float(from + 4 * thread, 1.0f);
+            async_proxy_fence();
+            __syncwarp();
+            if (thread == 0)
+                mbarrier_arrive(full + 8 * buffer);
+        } else if (thread == 32 || thread == 64) {
+            if (number > 0) {
+                wait_acquire(turns + (fault == SECOND ? step ^ 1 : step), number);
+                async_proxy_fence_global();
+            }
+            mbarrier_wait(full + 8 * buffer, step / 2 % 2);
+            if (number == 0)
+                bulk_store(data + 32 * step, from, 128);
+            else
+                bulk_reduce_add(data + 32 * step, from, 128);
+            bulk_commit();
+            if (fault == TOO_EARLY)
+                mbarrier_arrive(empty + 8 * buffer);
+            bulk_wait_read<0>();
+            if (fault != TOO_EARLY)
+                mbarrier_arrive(empty + 8 * buffer);
+            bulk_wait<0>();
+            async_proxy_fence_global();
+            store_release(turns + step, number + 1);
+        }
+    }
+}
 // Blocks that add in any order, which is well, and one that reads meanwhile.
 static __global__ void add_kernel(float *data, float *out, int fault) {
     if (threadIdx.x != 0)
@@ -549,6 +592,15 @@ static void hand_over(int fault) {
     device_zero(data, 65536, &device);
     LAUNCH(&device, hand_over_kernel, 2, 32, 64, data, (int *)(data + 1024), fault);
 }
+static void two_buffers(int fault) {
+    float *data = memory(), x[128];
+    device_zero(data, 65536, &device);
+    LAUNCH(&device, two_buffers_kernel, 2, 96, 1024, data, (int *)(data + 1024), fault);
+    device_download(x, data, sizeof x, &device);
+    for (int i = 0; fault == WELL && i < 128; i++)
+        if (x[i] != 2)
+            emu_report("the sum of two blocks is %g", x[i]);
+}
 static void add(int fault) {
     float *data = memory();
     device_zero(data, 65536, &device);
@@ -628,6 +680,9 @@ static const struct fault {
     {"acquired_without_fence", hand_over, SECOND, "without async_proxy_fence_global since load_acquire"},
     {"acquired_after_the_fence", hand_over, TOO_EARLY, "without async_proxy_fence_global since load_acquire"},
     {"not_acquired", hand_over, NO_WAIT, "without load_acquire of what it released after that"},
+    {"second_buffer_reused_before_read", two_buffers, REUSED, "what a bulk store may still read"},
+    {"second_buffer_given_back_before_read", two_buffers, TOO_EARLY, "what a bulk store may still read"},
+    {"turn_of_another_step", two_buffers, SECOND, "without load_acquire of what it released after that"},
     {"read_while_others_add", add, NO_WAIT, "without load_acquire of what it released after that"},
     {"global_without_proxy_fence", both_proxies, NO_FENCE,
      "a TMA load touches what thread 0 wrote, without async_proxy_fence_global since the write"},
