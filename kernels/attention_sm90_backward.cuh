@@ -271,7 +271,7 @@ DEVICE_FUNCTION void sm90_load_chunks(uint32_t tile, const struct tensor_map *ma
     for (int c = 0; c < D; c += columns) {
         const uint32_t to = tile + (uint32_t)(c / columns * operand::CHUNK_BYTES);
         if (again)
-            tma_load_4d(to, map, barrier, c, head, first, b, l2_evict_last());
+            tma_load_4d(to, map, barrier, c, head, first, b, l2_evict_last_anew());
         else
             tma_load_4d(to, map, barrier, c, head, first, b);
     }
@@ -348,7 +348,7 @@ DEVICE_FUNCTION void sm90_backward_reduce(const struct sm90_backward_arguments &
                     if (turn == 0)
                         bulk_store(to, from, 4 * plan::PIECE_FLOATS);
                     else
-                        bulk_reduce_add(to, from, 4 * plan::PIECE_FLOATS, l2_evict_last());
+                        bulk_reduce_add(to, from, 4 * plan::PIECE_FLOATS, l2_evict_last_anew());
                 }
                 bulk_commit();
                 bulk_wait_read<0>();

@@ -126,18 +126,28 @@ PTX_FUNCTION void tma_prefetch_map(const struct tensor_map *map) {
 #endif
 }
 // What the L2 cache is to do with the lines of a copy that is given one of these: replace them before all others, as
-// what nobody reads again, or after all others. A hint: what a copy does is the same. volatile: made anew for each copy,
-// since the threads that copy have no registers to keep it in.
+// what nobody reads again, or after all others. A hint: what a copy does is the same.
 PTX_FUNCTION uint64_t l2_evict_first(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 #else
     return EMU_EVICT_FIRST;
 #endif
 }
 PTX_FUNCTION uint64_t l2_evict_last(void) {
+#if defined(__CUDACC__)
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+#else
+    return EMU_EVICT_LAST;
+#endif
+}
+// The same, made anew where it stands: for a thread that has no registers to keep it in. Made that way in forward, it is
+// spilled at head dim 64; kept, in backward.
+PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
