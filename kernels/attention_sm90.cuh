@@ -133,8 +133,8 @@ DEVICE_FUNCTION void sm90_copy_rows(const struct tensor_map *map, uint32_t tile,
 
 // Element i of a thread's accumulators, of 64 rows a warpgroup, is at row 8 (i / 2 % 2) + sm90_row() and column
 // 8 (i / 4) + i % 2 + sm90_column().
-DEVICE_FUNCTION int sm90_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
-DEVICE_FUNCTION int sm90_column(void) { return (int)(2 * (threadIdx.x % 4)); }
+DEVICE_FUNCTION int sm90_row(void) { return (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4; }
+DEVICE_FUNCTION int sm90_column(void) { return 2 * ((int)threadIdx.x % 4); }
 
 // The maximum with eight elements.
 DEVICE_FUNCTION uint32_t sm90_amax_words(uint32_t largest, const struct word_x4 &words) {

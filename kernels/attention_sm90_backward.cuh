@@ -116,6 +116,10 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
+// sm90_row and sm90_column without signed divisions, parts of which ptxas would keep in registers of the products' loop.
+DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
+DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
+
 struct sm90_backward_arguments {
     struct tensor_map q, k, v, dout, dk, dv;
     const bf16 *qkv;             // (B, T, (H + 2 Hkv) D)
@@ -569,12 +573,13 @@ DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &s
     wgmma_wait<1>();
     wgmma_hold<PART / 2>(s);
     if (diagonal < plan::KEYS - 1)
-        sm90_backward_mask<PART>(s, diagonal + (int)query + sm90_column() - (int)key_row - sm90_row());
+        sm90_backward_mask<PART>(s,
+                                 diagonal + (int)query + sm90_backward_column() - (int)key_row - sm90_backward_row());
     if (!plan::SPANS && state.keys < plan::KEYS)
-        sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_row());
+        sm90_backward_mask_keys<PART>(s, state.keys - (int)key_row - sm90_backward_row());
     if (plan::SPANS && diagonal + plan::QUERIES - 1 > seen_whole) {
-        const int first = diagonal + (int)query + sm90_column();
-        const uint32_t mine = last_query + 4 * (key_row + (uint32_t)sm90_row());
+        const int first = diagonal + (int)query + sm90_backward_column();
+        const uint32_t mine = last_query + 4 * (key_row + (uint32_t)sm90_backward_row());
         const int seen[2] = {(int)load_shared_word(mine) - first, (int)load_shared_word(mine + 32) - first};
         sm90_backward_mask_queries<PART>(s, seen);
     }
@@ -659,13 +664,13 @@ DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &st
                                             const struct sm90_backward_block &block) {
     constexpr int D = plan::D, HALF = D / 4; // accumulators of half a head
     const float *rotary = a.rotary;
-    const int row = block.first_key + sm90_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
+    const int row = block.first_key + sm90_backward_row() + (plan::SPLIT_KEYS ? 64 * state.warpgroup : 0);
     const int positions[2] = {sm90_position<plan>(a, block.b, row), sm90_position<plan>(a, block.b, row + 8)};
     if (plan::SPLIT_KEYS) {
 #pragma unroll
         for (int i = 0; i < HALF; i += 2)
             sm90_undo_rope(state.dk + i, state.dk + HALF + i,
-                           sm90_angles_at<D>(rotary, positions[i / 2 % 2], 8 * (i / 4) + sm90_column()));
+                           sm90_angles_at<D>(rotary, positions[i / 2 % 2], 8 * (i / 4) + sm90_backward_column()));
         return;
     }
     static_assert(plan::SPLIT_KEYS || 2 * 128 * 4 * HALF <= plan::QUERY_STAGES * plan::TILE_BYTES,
@@ -693,7 +698,7 @@ DEVICE_FUNCTION void sm90_undo_rope_on_keys(struct sm90_backward_state<plan> &st
                 a[e] = first ? state.dk[i + j + e] : quad.x[j + e];
                 b[e] = first ? quad.x[j + e] : state.dk[i + j + e];
             }
-            sm90_undo_rope(a, b, sm90_angles_at<D>(rotary, positions[j / 2], 8 * (i / 4) + sm90_column()));
+            sm90_undo_rope(a, b, sm90_angles_at<D>(rotary, positions[j / 2], 8 * (i / 4) + sm90_backward_column()));
             for (int e = 0; e < 2; e++)
                 state.dk[i + j + e] = first ? a[e] : b[e];
         }
@@ -838,8 +843,8 @@ static __global__ void __launch_bounds__(SM90_QUERIES_THREADS)
     const int end_head = first_head + SM90_QUERIES_HEADS < a.H ? first_head + SM90_QUERIES_HEADS : a.H;
     const int w = (int)threadIdx.x / 128,
               first_quad = w * (plan::SPLIT_ROWS ? 64 * D : 512 * QUADS) + (int)threadIdx.x % 128 * 4;
-    const int row = sm90_row() + (plan::SPLIT_ROWS ? 64 * w : 0),
-              column = sm90_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
+    const int row = sm90_backward_row() + (plan::SPLIT_ROWS ? 64 * w : 0),
+              column = sm90_backward_column() + (plan::SPLIT_ROWS ? 0 : 8 * QUADS * w);
     const uint32_t shared = shared_memory();
     uint32_t largest = 0;
     struct sm90_angles angles[QUADS][2];
