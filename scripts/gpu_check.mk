@@ -39,7 +39,7 @@ $G/%.o: test/cuda/%.cu $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
 $G/%: $G/%.o $(LIBRARY)
 	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
-$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(RUNTIME_LDLIBS))
+$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS))
 .PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # or make removes them as steps on the way
 $G:
 	mkdir -p $@
