@@ -10,8 +10,8 @@
 // - tensors or a workspace that no allocation of the device holds, elements that are written and overlap,
 // - a handle made, or a plan finalized, while a graph is recorded (where the stream is known).
 // The workspace and all that is written hold NaN first. Environment:
-//   EMU_CUDNN_VERSION  the library's, 91900 if unset. Up to 9.15.0 the backward pass of keys that are no multiple of 128 is
-//                      NaN: the library was wrong there
+//   EMU_CUDNN_VERSION  the library's, 91900 if unset. Up to 9.15.0 the backward pass of keys that are no multiple of 128
+//                      is NaN: the library was wrong there
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes
 //                      any graph; plan: no plan can be finalized; execute: no plan runs
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
@@ -119,15 +119,32 @@ extern "C" cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descr
     return emu_cudnn_set(emu_cudnn_find(descriptor), name, type, count, elements);
 }
 
-// The engine's graph, and what the engine sees in it.
-static cudnnStatus_t emu_cudnn_engine_supports(const emu_cudnn_descriptor &engine, emu_cudnn_match *match) {
-    const int64_t index = emu_cudnn_get<int64_t>(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 0);
-    EMU_CUDNN_HOLD(index == 0, CUDNN_STATUS_NOT_SUPPORTED, "there is one engine, of index 0, not %lld",
-                   (long long)index);
-    return emu_cudnn_supports(emu_cudnn_other(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph.get(), match);
-}
 static emu_cudnn_reference emu_cudnn_engine_of(const emu_cudnn_descriptor &configuration) {
     return emu_cudnn_other(configuration, CUDNN_ATTR_ENGINECFG_ENGINE);
+}
+// Whether a configuration's engine takes its graph; `match` is what the engine sees in it. Engine 0 takes all. On
+// compute capability 10.x another one, which heuristics do not propose, runs the backward pass without a sum of dQ in
+// memory, by the kernel that a knob names.
+static cudnnStatus_t emu_cudnn_configuration_supports(const emu_cudnn_descriptor &configuration,
+                                                      emu_cudnn_match *match) {
+    const emu_cudnn_descriptor &engine = *emu_cudnn_engine_of(configuration);
+    const int64_t index = emu_cudnn_get<int64_t>(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, 0);
+    const int capability = emu_cudnn_capability();
+    EMU_CUDNN_PASS(emu_cudnn_supports(emu_cudnn_other(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph.get(), match));
+    if (index == 0)
+        return CUDNN_STATUS_SUCCESS;
+    EMU_CUDNN_HOLD(capability / 10 == 10 && index == (capability > 103 ? 17 : 5) && emu_cudnn_version() >= 91800,
+                   CUDNN_STATUS_NOT_SUPPORTED, "no engine %lld on compute capability %d", (long long)index, capability);
+    EMU_CUDNN_HOLD(match->backward && match->dq_sum < 0, CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN,
+                   "engine %lld takes the backward pass without a sum of dQ in memory", (long long)index);
+    const auto knobs = configuration.values.find(CUDNN_ATTR_ENGINECFG_KNOB_CHOICES);
+    bool has_kernel = false;
+    for (size_t i = 0; knobs != configuration.values.end() && i < knobs->second.others.size(); i++)
+        has_kernel = has_kernel || emu_cudnn_get<int32_t>(*knobs->second.others[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE,
+                                                          -1) == CUDNN_KNOB_TYPE_KERNEL_CFG;
+    EMU_CUDNN_HOLD(has_kernel, CUDNN_STATUS_NOT_SUPPORTED, "engine %lld without a choice of its kernel",
+                   (long long)index);
+    return CUDNN_STATUS_SUCCESS;
 }
 // As the library's: heuristics know more configurations than the support check leaves.
 static void emu_cudnn_find_configurations(emu_cudnn_descriptor *heuristics) {
@@ -153,8 +170,7 @@ static cudnnStatus_t emu_cudnn_finalize_plan(const emu_cudnn_descriptor &plan) {
     EMU_CUDNN_HOLD(!emu_cudnn_refuses("plan"), CUDNN_STATUS_NOT_SUPPORTED, "EMU_CUDNN_REFUSE=plan");
     if (handle->services && handle->services->forbid_while_recording() != 0)
         emu_cudnn_report("a plan is finalized while a graph is recorded");
-    return emu_cudnn_engine_supports(
-        *emu_cudnn_engine_of(*emu_cudnn_other(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)), &match);
+    return emu_cudnn_configuration_supports(*emu_cudnn_other(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG), &match);
 }
 static cudnnStatus_t emu_cudnn_finalize_pack(const emu_cudnn_descriptor &pack) {
     const std::vector<int64_t> uids = emu_cudnn_get_all<int64_t>(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
@@ -181,10 +197,10 @@ static cudnnStatus_t emu_cudnn_finalize_by_type(emu_cudnn_descriptor *d) {
     case CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR: return emu_cudnn_finalize_reshape_operation(*d);
     case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: return emu_cudnn_finalize_graph(d);
     case CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR: emu_cudnn_find_configurations(d); break;
-    case CUDNN_BACKEND_ENGINE_DESCRIPTOR: return emu_cudnn_engine_supports(*d, &match);
+    case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR: return emu_cudnn_configuration_supports(*d, &match);
     case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR: return emu_cudnn_finalize_plan(*d);
     case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR: return emu_cudnn_finalize_pack(*d);
-    case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR:
+    case CUDNN_BACKEND_ENGINE_DESCRIPTOR:
     case CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR:
     case CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR: break;
     }
@@ -223,7 +239,7 @@ static cudnnStatus_t emu_cudnn_fill(const std::vector<emu_cudnn_reference> &from
 static int64_t emu_cudnn_workspace_of(const emu_cudnn_descriptor &d) {
     emu_cudnn_match match = emu_cudnn_match_none(NULL);
     const emu_cudnn_reference configuration = emu_cudnn_other(d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
-    emu_cudnn_engine_supports(*emu_cudnn_engine_of(configuration ? *configuration : d), &match);
+    emu_cudnn_configuration_supports(configuration ? *configuration : d, &match);
     return emu_cudnn_workspace_bytes(&match);
 }
 extern "C" cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
@@ -309,10 +325,9 @@ extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendD
     const emu_cudnn_reference plan = emu_cudnn_find(plan_descriptor), pack = emu_cudnn_find(pack_descriptor);
     EMU_CUDNN_PASS(emu_cudnn_hold_execute(handle, *plan, *pack));
     const std::shared_ptr<emu_cudnn_run> run = std::make_shared<emu_cudnn_run>();
-    const emu_cudnn_descriptor &engine =
-        *emu_cudnn_engine_of(*emu_cudnn_other(*plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG));
-    run->graph = emu_cudnn_other(engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph;
-    EMU_CUDNN_PASS(emu_cudnn_engine_supports(engine, &run->match));
+    const emu_cudnn_descriptor &configuration = *emu_cudnn_other(*plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    run->graph = emu_cudnn_other(*emu_cudnn_engine_of(configuration), CUDNN_ATTR_ENGINE_OPERATION_GRAPH)->graph;
+    EMU_CUDNN_PASS(emu_cudnn_configuration_supports(configuration, &run->match));
     EMU_CUDNN_PASS(emu_cudnn_take_pointers(*pack, run.get()));
     run->services = handle->services;
     run->workspace_bytes = emu_cudnn_workspace_bytes(&run->match);

@@ -87,6 +87,8 @@ typedef enum {
     CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC = 4
 } cudnnBackendNumericalNote_t;
 
+typedef enum { CUDNN_KNOB_TYPE_STAGES = 14, CUDNN_KNOB_TYPE_KERNEL_CFG = 24 } cudnnBackendKnobType_t;
+
 typedef enum {
     CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION = 0,
     CUDNN_BEHAVIOR_NOTE_SUPPORTS_CUDA_GRAPH_NATIVE_API = 3

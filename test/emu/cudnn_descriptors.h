@@ -1,5 +1,5 @@
-// Descriptors of test/emu/cudnn.cpp: which attributes each type has, and what they are held to when they are set, got and
-// finalized. Statuses are those that cuDNN 9.19 answers with.
+// Descriptors of test/emu/cudnn.cpp: which attributes each type has, and what they are held to when they are set, got
+// and finalized. Statuses are those that cuDNN 9.19 answers with.
 #pragma once
 #include "test/emu/cudnn.h"
 #include "test/emu/services.h"
@@ -80,8 +80,6 @@ struct emu_cudnn_rule {
     int flags;
     int other; // type of the descriptor that it names, -1: none
 };
-#define POINTWISE(name, ...)                                                                                           \
-    { CUDNN_BACKEND_POINTWISE_DESCRIPTOR, CUDNN_ATTR_POINTWISE_##name, __VA_ARGS__ }
 #define OPERATION(kind, name, flags, other)                                                                            \
     {                                                                                                                  \
         CUDNN_BACKEND_OPERATION_##kind##_DESCRIPTOR, CUDNN_ATTR_OPERATION_##kind##_##name,                             \
@@ -144,7 +142,6 @@ static const emu_cudnn_rule emu_cudnn_rules[] = {
 };
 #undef OF
 #undef OPERATION
-#undef POINTWISE
 
 static const emu_cudnn_rule *emu_cudnn_rule_of(cudnnBackendDescriptorType_t type, cudnnBackendAttributeName_t name) {
     for (const emu_cudnn_rule &rule : emu_cudnn_rules)

@@ -44,7 +44,8 @@ static bool cudnn_open(struct cudnn_library *cudnn, const char *name) {
     return true;
 }
 
-// Descriptors of one graph, destroyed together. `status` is the first that was not success, `message` what it was about.
+// Descriptors of one graph, destroyed together. `status` is the first that was not success, `message` what the library
+// said of it, `at` where that was.
 struct cudnn_builder {
     const struct cudnn_library *cudnn;
     std::vector<cudnnBackendDescriptor_t> all, ops;

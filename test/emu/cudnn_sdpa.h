@@ -1,6 +1,6 @@
-// Which graphs the engine of test/emu/cudnn.cpp takes: scaled dot product attention as cuDNN's does, forward and backward,
-// operation by operation. All of a graph must be of the pattern. What it computes is then found by its operations alone
-// (test/emu/cudnn_run.h). In the formulas () is a product of matrices and * one of elements.
+// Which graphs the engine of test/emu/cudnn.cpp takes: scaled dot product attention as cuDNN's does, forward and
+// backward, operation by operation. All of a graph must be of the pattern. What it computes is then found by its
+// operations alone (test/emu/cudnn_run.h). In the formulas (,) is a product of matrices and * one of elements.
 #pragma once
 #include "test/emu/cudnn_operations.h"
 
@@ -11,7 +11,6 @@ struct emu_cudnn_match {
     int64_t q, k, v, o, stats, scale, d_o, row_sum, dq, dk, dv, dq_sum;
     bool backward, causal;
 };
-typedef emu_cudnn_operation emu_cudnn_found;
 
 static const emu_cudnn_operation *emu_cudnn_writer(const emu_cudnn_match *m, int64_t uid) {
     const auto found = m->graph->written_by.find(uid);
