@@ -1,5 +1,5 @@
 // Descriptors of test/emu/cudnn.cpp: which attributes each type has, and what they are held to when they are set, got
-// and finalized. Statuses are those that cuDNN 9.19 answers with.
+// and finalized. Statuses are those that cuDNN 9.19 answers with, where it refuses.
 #pragma once
 #include "test/emu/cudnn.h"
 #include "test/emu/services.h"
@@ -253,7 +253,8 @@ static bool emu_cudnn_is_valid(cudnnBackendAttributeType_t type, const void *ele
 static cudnnStatus_t emu_cudnn_hold_other(const emu_cudnn_rule *rule, const emu_cudnn_reference &other) {
     EMU_CUDNN_HOLD(rule->other < 0 || other->type == (cudnnBackendDescriptorType_t)rule->other, CUDNN_STATUS_BAD_PARAM,
                    "attribute %d: a descriptor of type %d, not %d", rule->name, other->type, rule->other);
-    EMU_CUDNN_HOLD(other->finalized, CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
+    const bool operand = other->type == CUDNN_BACKEND_TENSOR_DESCRIPTOR;
+    EMU_CUDNN_HOLD(other->finalized, operand ? CUDNN_STATUS_BAD_PARAM : CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
                    "attribute %d: a descriptor of type %d that was not finalized", rule->name, other->type);
     return CUDNN_STATUS_SUCCESS;
 }
@@ -304,6 +305,8 @@ static cudnnStatus_t emu_cudnn_hold_required(const emu_cudnn_descriptor &d) {
     EMU_CUDNN_HOLD(!d.finalized, CUDNN_STATUS_BAD_PARAM, "the descriptor was finalized before");
     for (const emu_cudnn_rule &rule : emu_cudnn_rules)
         EMU_CUDNN_HOLD(rule.descriptor != d.type || !(rule.flags & EMU_REQUIRED) || d.values.count(rule.name),
-                       CUDNN_STATUS_BAD_PARAM, "attribute %d is required of descriptors of type %d", rule.name, d.type);
+                       rule.name == CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG ? CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED
+                                                                            : CUDNN_STATUS_BAD_PARAM,
+                       "attribute %d is required of descriptors of type %d", rule.name, d.type);
     return CUDNN_STATUS_SUCCESS;
 }

@@ -382,7 +382,7 @@ static void an_engine_by_number_and_knobs(void **state) {
     setenv("EMU_CAPABILITY", "10.0", 1);
     assert_int_equal(status_of_engine(5, true, false), CUDNN_STATUS_SUCCESS);
     assert_int_equal(status_of_engine(5, false, false), CUDNN_STATUS_NOT_SUPPORTED);
-    assert_int_equal(status_of_engine(5, true, true), CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN);
+    assert_int_equal(status_of_engine(5, true, true), CUDNN_STATUS_NOT_SUPPORTED);
     assert_int_equal(status_of_engine(17, true, false), CUDNN_STATUS_NOT_SUPPORTED);
     setenv("EMU_CUDNN_VERSION", "91700", 1);
     assert_int_equal(status_of_engine(5, true, false), CUDNN_STATUS_NOT_SUPPORTED);
