@@ -13,7 +13,7 @@
 // - a handle made, or a plan finalized, while a graph is recorded (where the stream is known).
 // The workspace and all that is written hold NaN first. Environment:
 //   EMU_CUDNN_VERSION  the library's, 91900 if unset. Up to 9.15.0 the backward pass of keys that are no multiple of 128
-//                      is NaN: the library was wrong there
+//                      is NaN, below 9.10.0 all that has scores masked by -infinity: the library was wrong there
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes
 //                      any graph; plan: no plan can be finalized; execute: no plan runs
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
@@ -320,6 +320,14 @@ static cudnnStatus_t emu_cudnn_hold_execute(cudnnHandle_t handle, const emu_cudn
     EMU_CUDNN_HOLD(!emu_cudnn_refuses("execute"), CUDNN_STATUS_EXECUTION_FAILED_CUDART, "EMU_CUDNN_REFUSE=execute");
     return CUDNN_STATUS_SUCCESS;
 }
+// Where a version's result is known to be wrong, and asks for another graph.
+static bool emu_cudnn_is_broken(const emu_cudnn_run *run) {
+    const size_t version = emu_cudnn_version();
+    const auto hidden = run->values.find(run->match.hidden);
+    const bool infinite = hidden != run->values.end() && hidden->second == -INFINITY;
+    const bool rest = run->graph->tensors.at(run->match.k).dims[3] % 128 != 0;
+    return (version < 91000 && infinite) || (version <= 91500 && run->match.backward && rest);
+}
 extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_descriptor,
                                              cudnnBackendDescriptor_t pack_descriptor) {
     EMU_CUDNN_HOLD(handle && plan_descriptor && pack_descriptor, CUDNN_STATUS_BAD_PARAM_NULL_POINTER,
@@ -340,8 +348,7 @@ extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendD
                    (long long)run->workspace_bytes);
     EMU_CUDNN_HOLD((uintptr_t)run->workspace % 16 == 0, CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
                    "the workspace %p is not aligned to 16 bytes", (void *)run->workspace);
-    run->broken =
-        run->match.backward && emu_cudnn_version() <= 91500 && run->graph->tensors.at(run->match.k).dims[3] % 128 != 0;
+    run->broken = emu_cudnn_is_broken(run.get());
     const int status =
         handle->services->enqueue(handle->stream, "cudnnBackendExecute", [run] { emu_cudnn_run_graph(run.get()); });
     EMU_CUDNN_HOLD(status == 0, CUDNN_STATUS_EXECUTION_FAILED_CUDART, "the stream answers with CUDA's error %d",

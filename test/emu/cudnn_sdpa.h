@@ -8,7 +8,7 @@ struct emu_cudnn_match {
     const emu_cudnn_graph *graph;
     std::set<int64_t> used; // outputs of operations that were found
     // of the attention
-    int64_t q, k, v, o, stats, scale, d_o, row_sum, dq, dk, dv, dq_sum;
+    int64_t q, k, v, o, stats, scale, hidden, d_o, row_sum, dq, dk, dv, dq_sum; // hidden: the score of a masked key
     bool backward, causal;
 };
 
@@ -54,6 +54,7 @@ static bool emu_cudnn_match_mask(emu_cudnn_match *m, int64_t *uid) {
         !emu_cudnn_is_input(m, select->b))
         return false;
     m->causal = true;
+    m->hidden = select->b;
     *uid = select->x;
     return true;
 }
@@ -162,7 +163,7 @@ static bool emu_cudnn_match_backward(emu_cudnn_match *m, int64_t dv, int64_t dk,
 }
 
 static emu_cudnn_match emu_cudnn_match_none(const emu_cudnn_graph *graph) {
-    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false};
+    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false};
 }
 // The tensors that operations write to memory, and that nothing reads: forward o and stats, backward dq, dk and dv.
 static std::vector<int64_t> emu_cudnn_results(const emu_cudnn_graph *graph) {

@@ -4,6 +4,7 @@
 #include "test/emu/cudnn_graphs.h" // cudnn_forward_graph, cudnn_backward_graph
 #include "test/testing.h"          // cmocka
 #include <cuda_runtime.h>
+#include <float.h> // FLT_MAX
 
 static struct cudnn_library cudnn;
 static cudnnHandle_t handle;
@@ -314,7 +315,7 @@ static const struct refusal {
     bool forward, backward; // whether that is taken all the same
 } refusals[] = {
     {"nothing is wrong", "EMU_NONE", "", {1, 2, 2, 8, 8, 8, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, true, true},
-    {"a width of 12", "EMU_NONE", "", {1, 2, 2, 8, 8, 12, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, false, false},
+    {"a width of 12", "EMU_NONE", "", {1, 1, 1, 8, 8, 12, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, false, false},
     {"a width of 136", "EMU_NONE", "", {1, 2, 2, 8, 8, 136, 0, 0, true, false, CUDNN_DATA_BFLOAT16}, false, false},
     {"a width of 136 on Hopper",
      "EMU_CAPABILITY",
@@ -343,8 +344,8 @@ static void what_no_engine_takes_is_refused(void **state) {
     for (const struct refusal &refusal : refusals) {
         struct cudnn_attention of = refusal.of;
         struct attention a = make_attention(shapes[0]);
-        of.row = of.heads * of.width;
-        of.kv_row = 2 * of.kv_heads * of.width;
+        of.row = (of.heads * of.width + 7) / 8 * 8;
+        of.kv_row = 2 * of.row;
         a.of = of;
         setenv(refusal.variable, refusal.value, 1);
         for (const bool backward : {false, true}) {
@@ -396,6 +397,12 @@ static void a_version_that_is_wrong_gives_nan(void **state) {
     assert_true(a.o[0] != 0x7fff);
     run(&a, true);
     assert_int_equal(a.dq[0], 0x7fff);
+    setenv("EMU_CUDNN_VERSION", "90900", 1);
+    run(&a, false);
+    assert_int_equal(a.o[0], 0x7fff);
+    a.masked = -FLT_MAX;
+    run(&a, false);
+    assert_true(a.o[0] != 0x7fff);
     unsetenv("EMU_CUDNN_VERSION");
     free_attention(&a);
 }
