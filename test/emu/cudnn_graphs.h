@@ -172,12 +172,15 @@ struct cudnn_builder {
     }
 };
 
+// What no engine takes: p in fp32, no stats, an operation beside attention's.
+enum cudnn_flaw { CUDNN_NO_FLAW, CUDNN_FP32_P, CUDNN_NO_STATS, CUDNN_MORE };
 // (batch, heads, queries or keys, width). Tensors lie as (batch, sequence, heads, width), rows of `row` elements.
 struct cudnn_attention {
     int64_t batch, heads, kv_heads, queries, keys, width;
     int64_t row, kv_row; // elements between two positions, of q and its like, of k and v and theirs
     bool causal, add_dq; // add_dq: dQ is summed in memory, in no order
     cudnnDataType_t type;
+    enum cudnn_flaw flaw; // of the forward graph
 };
 enum {
     UID_Q = 1,
@@ -234,12 +237,17 @@ static cudnnBackendDescriptor_t cudnn_forward_graph(struct cudnn_builder *g, con
     g->reduction(CUDNN_REDUCE_TENSOR_ADD, e, sum);
     auto log = g->between(rows);
     auto stats = g->tensor(UID_STATS, CUDNN_DATA_FLOAT, rows, {H * T, T, 1, 1}, g->MEMORY);
-    g->pointwise(CUDNN_POINTWISE_LOG, sum, nullptr, nullptr, log);
-    g->pointwise(CUDNN_POINTWISE_ADD, max, log, nullptr, stats);
-    auto p = g->between(scores, a->type);
+    if (a->flaw != CUDNN_NO_STATS) {
+        g->pointwise(CUDNN_POINTWISE_LOG, sum, nullptr, nullptr, log);
+        g->pointwise(CUDNN_POINTWISE_ADD, max, log, nullptr, stats);
+    }
+    auto p = g->between(scores, a->flaw == CUDNN_FP32_P ? CUDNN_DATA_FLOAT : a->type);
     g->pointwise(CUDNN_POINTWISE_DIV, e, sum, nullptr, p);
     auto o = g->tensor(UID_O, a->type, {B, H, T, D}, cudnn_strides(T, H * D, D, false), g->MEMORY);
     g->matmul(p, v, o);
+    if (a->flaw == CUDNN_MORE)
+        g->pointwise(CUDNN_POINTWISE_NEG, sum, nullptr, nullptr,
+                     g->tensor(UID_ROW_SUM, CUDNN_DATA_FLOAT, rows, {H * T, T, 1, 1}, g->MEMORY));
     return g->graph(handle);
 }
 static cudnnBackendDescriptor_t cudnn_backward_graph(struct cudnn_builder *g, const struct cudnn_attention *a,

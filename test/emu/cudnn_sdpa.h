@@ -10,6 +10,7 @@ struct emu_cudnn_match {
     // of the attention
     int64_t q, k, v, o, stats, scale, hidden, d_o, row_sum, dq, dk, dv, dq_sum; // hidden: the score of a masked key
     bool backward, causal;
+    std::vector<int64_t> rounded; // virtual tensors that must be of 16 bits: p and its like
 };
 
 static const emu_cudnn_operation *emu_cudnn_writer(const emu_cudnn_match *m, int64_t uid) {
@@ -85,6 +86,7 @@ static bool emu_cudnn_match_forward(emu_cudnn_match *m, int64_t o) {
         return false;
     m->o = o;
     m->v = out->b;
+    m->rounded = {p->y};
     for (const auto &other : m->graph->written_by) {
         const emu_cudnn_operation *add = &m->graph->operations[other.second];
         if (m->graph->tensors.at(other.first).is_virtual || other.first == o)
@@ -95,7 +97,7 @@ static bool emu_cudnn_match_forward(emu_cudnn_match *m, int64_t o) {
             return false;
         m->stats = add->y;
     }
-    return true;
+    return m->stats >= 0; // 9.19 takes no graph without
 }
 
 // y, or where heads share keys and values its heads, summed: what a product wrote.
@@ -119,6 +121,7 @@ static bool emu_cudnn_match_dv(emu_cudnn_match *m, int64_t dv, int64_t *p) {
     m->dv = dv;
     m->d_o = product->b;
     m->stats = less->b;
+    m->rounded.push_back(turned->y);
     *p = e->y;
     return true;
 }
@@ -159,11 +162,12 @@ static bool emu_cudnn_match_backward(emu_cudnn_match *m, int64_t dv, int64_t dk,
     m->dq = dq;
     m->dk = dk;
     m->dq_sum = copy ? copy->x : -1;
+    m->rounded.push_back(ds_turned->y);
     return emu_cudnn_match_ds(m, q_product->x, p);
 }
 
 static emu_cudnn_match emu_cudnn_match_none(const emu_cudnn_graph *graph) {
-    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false};
+    return {graph, {}, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, false, false, {}};
 }
 // The tensors that operations write to memory, and that nothing reads: forward o and stats, backward dq, dk and dv.
 static std::vector<int64_t> emu_cudnn_results(const emu_cudnn_graph *graph) {
@@ -245,8 +249,11 @@ static cudnnStatus_t emu_cudnn_hold_tensors(const emu_cudnn_match *m) {
     EMU_CUDNN_PASS(emu_cudnn_hold_matrix(m, m->q, type, {B, H, T, D}, 3));
     EMU_CUDNN_PASS(emu_cudnn_hold_matrix(m, m->k, type, {B, G, D, S}, 2));
     EMU_CUDNN_PASS(emu_cudnn_hold_matrix(m, m->o, type, {B, H, T, D}, 3));
-    if (m->stats >= 0)
-        EMU_CUDNN_PASS(emu_cudnn_hold_rows(m, m->stats, {B, H, T, 1}));
+    for (const int64_t uid : m->rounded)
+        EMU_CUDNN_HOLD(m->graph->tensors.at(uid).type == type, CUDNN_STATUS_NOT_SUPPORTED_DATA_TYPE,
+                       "tensor %lld, an operand of a product, is of type %d, not %d", (long long)uid,
+                       m->graph->tensors.at(uid).type, type);
+    EMU_CUDNN_PASS(emu_cudnn_hold_rows(m, m->stats, {B, H, T, 1}));
     if (!m->backward)
         return emu_cudnn_hold_matrix(m, m->v, type, {B, G, S, D}, 3);
     EMU_CUDNN_PASS(emu_cudnn_hold_matrix(m, m->v, type, {B, G, D, S}, 2));
