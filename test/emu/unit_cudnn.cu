@@ -281,11 +281,14 @@ static void runs_in_its_turn_and_is_recorded(void **state) {
     struct attention a = make_attention(shapes[0]);
     const size_t bytes = (size_t)o_count(&a) * 2;
     work work(&a, false);
+    memset(work.workspace, 0, (size_t)work.workspace_bytes);
     work.enqueue();
     assert_int_equal(a.o[0], 0xffff); // not yet
     a.scale = 100;                    // was taken by the call
     cudaStreamSynchronize(stream);
     assert_true(a.o[0] != 0xffff && a.o[0] != 0x7fff);
+    for (int64_t i = 0; i < work.workspace_bytes; i++)
+        assert_int_equal((unsigned char)work.workspace[i], 0xff);
     const std::vector<uint16_t> first(a.o, a.o + o_count(&a));
     a.scale = 0.3f;
     cudaGraph_t graph;
