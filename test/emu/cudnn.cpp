@@ -12,8 +12,8 @@
 // - tensors or a workspace that no allocation of the device holds, elements that are written and overlap,
 // - a handle made, or a plan finalized, while a graph is recorded (where the stream is known).
 // The workspace and all that is written hold NaN first. Environment:
-//   EMU_CUDNN_VERSION  the library's, 91900 if unset. Up to 9.15.0 the backward pass of keys that are no multiple of 128
-//                      is NaN, below 9.10.0 all that has scores masked by -infinity: the library was wrong there
+//   EMU_CUDNN_VERSION  the library's, 91900 if unset. Where a version was wrong the result is NaN: up to 9.15.0 backward
+//                      of keys that are no multiple of 128, below 9.10.0 scores that are masked by -infinity
 //   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes
 //                      any graph; plan: no plan can be finalized; execute: no plan runs
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
@@ -344,8 +344,8 @@ extern "C" cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendD
     run->services = handle->services;
     run->workspace_bytes = emu_cudnn_workspace_bytes(&run->match);
     run->workspace = emu_cudnn_get<char *>(*pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, NULL);
-    EMU_CUDNN_HOLD(run->workspace, CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "the plan needs a workspace of %lld bytes",
-                   (long long)run->workspace_bytes);
+    EMU_CUDNN_HOLD(run->workspace || run->workspace_bytes == 0, CUDNN_STATUS_BAD_PARAM_NULL_POINTER,
+                   "the plan needs a workspace of %lld bytes", (long long)run->workspace_bytes);
     EMU_CUDNN_HOLD((uintptr_t)run->workspace % 16 == 0, CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
                    "the workspace %p is not aligned to 16 bytes", (void *)run->workspace);
     run->broken = emu_cudnn_is_broken(run.get());

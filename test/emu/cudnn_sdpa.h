@@ -287,12 +287,14 @@ static cudnnStatus_t emu_cudnn_supports(const emu_cudnn_graph *graph, emu_cudnn_
                    "one query of one key");
     return CUDNN_STATUS_SUCCESS;
 }
-// Of the configuration, as many bytes as the real engines ask for: sums of dq or whole heads of dk and dv in fp32.
+// About as many bytes as the real engines ask for: sums of dq in fp32, and the heads of dk and dv before they are
+// added. On compute capability 9.0 never none, elsewhere often none.
 static int64_t emu_cudnn_workspace_bytes(const emu_cudnn_match *m) {
     const emu_cudnn_tensor &q = m->graph->tensors.at(m->q), &k = m->graph->tensors.at(m->k);
+    const int64_t least = emu_cudnn_capability() / 10 == 9 ? 256 : 0;
     if (!m->backward)
-        return 256;
+        return least;
     const int64_t dq = m->dq_sum >= 0 ? 0 : emu_cudnn_count(q) * 4;
     const int64_t heads = q.dims[1] == k.dims[1] ? 0 : 2 * q.dims[0] * q.dims[1] * q.dims[3] * k.dims[3] * 2;
-    return 256 + dq + heads;
+    return least + dq + heads;
 }
