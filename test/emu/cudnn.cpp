@@ -7,15 +7,18 @@
 //
 // It is stricter than the library, which lets pass, by cuDNN 9.19: dimensions of 0, elements one on another, tensors
 // without a type or unique id, two tensors of one id, operands that a mode does not take or that can't be broadcast,
-// virtual tensors that nothing writes, addresses that are NULL or given twice. It ends the program with status 3 at
+// virtual tensors that nothing writes, addresses that are NULL or given twice, strides that are no multiple of 16
+// bytes, and graphs whose operations or operands are ordered otherwise than cudnn-frontend's. It ends the program with
+// status 3 at
 // - descriptors and handles that were never made or were destroyed, a handle without a stream of the emulator,
 // - tensors or a workspace that no allocation of the device holds, elements that are written and overlap,
-// - a handle made, or a plan finalized, while a graph is recorded (where the stream is known).
+// - a plan finalized while a graph is recorded, if its handle has a stream.
 // The workspace and all that is written hold NaN first. Environment:
-//   EMU_CUDNN_VERSION  the library's, 91900 if unset. Where a version was wrong the result is NaN: up to 9.15.0 backward
-//                      of keys that are no multiple of 128, below 9.10.0 scores that are masked by -infinity
-//   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes
-//                      any graph; plan: no plan can be finalized; execute: no plan runs
+//   EMU_CUDNN_VERSION  the library's, 91900 if unset. Where a version was wrong the result is NaN: up to 9.15.0 that
+//                      of the backward pass of keys that are no multiple of 128, below 9.10.0 of scores that are
+//                      masked by -infinity
+//   EMU_CUDNN_REFUSE   create: no handle can be made; graph: no engine takes any graph; plan: no plan can be
+//                      finalized; execute: no plan runs
 // dQ by way of a sum in memory is added in another order each time, as the library's is: not the same bits.
 #include "test/emu/cudnn_run.h"
 
