@@ -11,7 +11,7 @@ struct emu_services {
     // cudaError_t each. Recorded by a capture, as a kernel is.
     int (*enqueue)(struct emu_stream *stream, const char *name, std::function<void()> run);
     int (*forbid_while_recording)(void);
-    bool (*holds)(const void *begin,
-                  size_t bytes); // memory that the device can touch has all of that, in one allocation
+    // Memory that the device can touch has all of that, in one allocation.
+    bool (*holds)(const void *begin, size_t bytes);
 };
 static const uint64_t EMU_SERVICES_MADE = 0x656d755f73727663;
