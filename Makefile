@@ -44,6 +44,9 @@ COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) \
   $(BASELINE) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED
+# Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
+# LD_LIBRARY_PATH, so that a real one is never found in their place.
+EMULATE_LINK := -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN'
 PRECISION_bf16 := -DPRECISION_BF16
 PRECISION_amx := -DPRECISION_BF16 -DAMX_EMULATE # AMX tiles emulated, so that kernels written on them run everywhere
 PRECISION_dot := -DPRECISION_BF16 -DBF16_DOT_EMULATE # dot products of bf16 pairs emulated, in place of AMX
@@ -108,13 +111,14 @@ $(B)/train_gpt: $(B)/main$(if $(CUDA),_cuda).o $(CPU_ENGINES) $(if $(CUDA),$(cal
 	$(if $(CUDA),$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA),$(CC) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS)) -o $@
 	@echo $(LINKED) >$(B)/linked-for
 $(B)/emu/train_gpt: $(B)/emu/main.o $(CPU_ENGINES) $(call engines,emu/engine_cuda) $(PROGRAM)
-	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(LDLIBS) -o $@
+	$(CXX) $(CFLAGS) $^ $(LDFLAGS) $(EMULATE_LINK) $(LDLIBS) -o $@
+$(call rule,emu/libcudnn.so.9,test/emu/cudnn.cpp,$$(EMULATE) -fPIC -shared -Wl$$(comma)-soname$$(comma)libcudnn.so.9)
 
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
 $(foreach p,fp32 bf16 amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS) -lcmocka))
-$(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$$(RUNTIME_LDLIBS) -lcmocka))
+$(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS)))
-$(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(RUNTIME_LDLIBS) -lcmocka))
+$(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE),$$(LDLIBS) -lcmocka)
 $(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',$$(RUNTIME_LDLIBS))
 
@@ -131,13 +135,14 @@ DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_BF16_ALONE := op_gpt op_block op_fp8_gpt op_offload op_offload_units op_optimizer op_state_format
-EMU_TESTS := $(addprefix $(B)/emu/,unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives unit_transfers \
+EMU_TESTS := $(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_sm90 unit_collectives unit_transfers \
   $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
 QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16))
 TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
+$(EMU_TESTS) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
 .PHONY: all cuda emu ptxas demo test test-programs test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
@@ -188,7 +193,7 @@ $(call rule,fuzz/%,test/fuzz/fuzz_%.c test/fuzz/fuzz.h $(LIBRARY),$$(CLANG) -std
 
 # For editors: each file's flags; and the layout by .clang-format, but for tables that a script writes.
 CLANG_FORMAT ?= clang-format
-FORMATTED = $(filter-out formats/unicode_tables.%,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu'))
+FORMATTED = $(filter-out formats/unicode_tables.%,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu' '*.cpp'))
 compile_commands.json:
 	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
 format:

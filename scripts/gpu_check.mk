@@ -24,6 +24,7 @@ gpu-fp8: $(foreach o,$(GPU_FP8_OPS),$G/op_$o_bf16 $G/op_$o_fp32) $G/memory_probe
 gpu-sanitize: $(GPU_QUICK) $G/memory_probe
 gpu-unit: $(GPU_UNITS)
 gpu-rehearsal: $(B)/emu/attention_bench
+$(B)/emu/attention_bench: | $(B)/emu/libcudnn.so.9
 
 $G/op_%_fp32.o: test/op_%.c $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_OP_COMPILE) $(GPU_WAIT_LIMIT) -c $< -o $@
@@ -39,7 +40,7 @@ $G/%.o: test/cuda/%.cu $(B)/build-with $(B)/build-with-cuda | $G
 	$(GPU_COMPILE) $(PRECISION_bf16) -c $< -o $@
 $G/%: $G/%.o $(LIBRARY)
 	$(NVCC) -Xcompiler -fopenmp $^ $(LDFLAGS:-Wl,%=-Xlinker %) $(LDLIBS) $(LINK_CUDA) -lcmocka -o $@
-$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(RUNTIME_LDLIBS))
+$(call program,emu/%,test/cuda/%.cu,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS))
 .PRECIOUS: $G/op_%_fp32.o $G/op_%_bf16.o $G/op_%_quick.o $G/%.o # or make removes them as steps on the way
 $G:
 	mkdir -p $@

@@ -14,12 +14,13 @@
 //
 // Device memory can be touched only while work runs (test/emu/memory.h).
 #pragma once
-#include "test/emu/warp.h" // emu_report, emu_memory_open
-#include <algorithm>       // std::max
-#include <deque>           // std::deque
-#include <functional>      // std::function
-#include <map>             // std::map
-#include <memory>          // std::shared_ptr
+#include "test/emu/services.h" // struct emu_services
+#include "test/emu/warp.h"     // emu_report, emu_memory_open
+#include <algorithm>           // std::max
+#include <deque>               // std::deque
+#include <functional>          // std::function
+#include <map>                 // std::map
+#include <memory>              // std::shared_ptr
 
 typedef enum cudaError {
     cudaSuccess = 0,
@@ -65,6 +66,7 @@ struct emu_graph {
 // Work of a capture that other work is behind: of each of its streams so many works.
 typedef std::map<const struct emu_stream *, uint64_t> emu_recorded_work;
 struct emu_stream {
+    const struct emu_services *services; // the first member: a library's stand-in looks there
     bool follows_null; // made without cudaStreamNonBlocking: waits for the stream NULL, which waits for it
     int priority;      // of no effect here
     int beside;        // made while there were so many others
@@ -93,7 +95,7 @@ typedef struct emu_graph_handle *cudaGraph_t;
 typedef struct emu_graph_handle *cudaGraphExec_t;
 
 static std::vector<struct emu_stream *> emu_streams;
-static thread_local int emu_captures = 0; // that this thread has begun
+static thread_local int emu_captures = 0;     // that this thread has begun
 static const char *emu_running = "(nothing)"; // the name of the work at hand
 
 static void emu_run_work(const struct emu_work *work) {
@@ -207,6 +209,27 @@ static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::funct
     return cudaSuccess;
 }
 
+static int emu_enqueue_for_library(struct emu_stream *stream, const char *name, std::function<void()> run) {
+    stream->computes = true;
+    return emu_enqueue(stream, name, std::move(run));
+}
+static int emu_forbid_for_library(void) { return emu_forbid_while_recording(); }
+// An op's test gives memory of its own, too, which no allocation surrounds.
+#ifdef DEVICE_MEMORY_MANAGED
+enum { EMU_HOST_MEMORY_SERVES = 1 };
+#else
+enum { EMU_HOST_MEMORY_SERVES = 0 };
+#endif
+static bool emu_holds(const void *begin, size_t bytes) {
+    const struct emu_allocation *a = emu_find_allocation(begin);
+    if (!a)
+        return EMU_HOST_MEMORY_SERVES;
+    return a->kind != EMU_PINNED && (const char *)begin >= a->begin &&
+           (const char *)begin + bytes <= a->begin + a->bytes;
+}
+static const struct emu_services emu_services = {EMU_SERVICES_MADE, emu_enqueue_for_library, emu_forbid_for_library,
+                                                 emu_holds};
+
 // --- Streams ------------------------------------------------------------------------------------------------------
 
 enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1 };
@@ -221,6 +244,7 @@ static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *grea
 }
 static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     *stream = new emu_stream();
+    (*stream)->services = &emu_services;
     (*stream)->follows_null = !(flags & cudaStreamNonBlocking);
     (*stream)->beside = (int)emu_streams.size();
     (*stream)->priority = priority > EMU_LEAST_PRIORITY      ? (int)EMU_LEAST_PRIORITY

@@ -1,0 +1,341 @@
+// Tensors, operations and graphs of test/emu/cudnn.cpp: what they are held to when they are finalized.
+#pragma once
+#include "test/emu/cudnn_descriptors.h"
+#include <algorithm> // std::sort
+#include <set>       // std::set
+
+struct emu_cudnn_tensor {
+    int64_t uid, alignment;
+    cudnnDataType_t type;
+    std::vector<int64_t> dims, strides;
+    bool is_virtual, by_value;
+};
+static bool emu_cudnn_same(const emu_cudnn_tensor &a, const emu_cudnn_tensor &b) {
+    return a.uid == b.uid && a.alignment == b.alignment && a.type == b.type && a.dims == b.dims &&
+           a.strides == b.strides && a.is_virtual == b.is_virtual && a.by_value == b.by_value;
+}
+static emu_cudnn_tensor emu_cudnn_tensor_of(const emu_cudnn_descriptor &d) {
+    return {emu_cudnn_get<int64_t>(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, 0),
+            emu_cudnn_get<int64_t>(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, 0),
+            emu_cudnn_get(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_DATA_FLOAT),
+            emu_cudnn_get_all<int64_t>(d, CUDNN_ATTR_TENSOR_DIMENSIONS),
+            emu_cudnn_get_all<int64_t>(d, CUDNN_ATTR_TENSOR_STRIDES),
+            emu_cudnn_get(d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, false),
+            emu_cudnn_get(d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, false)};
+}
+// 0: not modelled.
+static int64_t emu_cudnn_type_bytes(cudnnDataType_t type) {
+    switch (type) {
+    case CUDNN_DATA_FLOAT:
+    case CUDNN_DATA_INT32: return 4;
+    case CUDNN_DATA_HALF:
+    case CUDNN_DATA_BFLOAT16: return 2;
+    case CUDNN_DATA_BOOLEAN: return 1;
+    case CUDNN_DATA_DOUBLE:
+    case CUDNN_DATA_INT64: return 8;
+    }
+    return 0;
+}
+static bool emu_cudnn_is_16bit(cudnnDataType_t type) { return type == CUDNN_DATA_HALF || type == CUDNN_DATA_BFLOAT16; }
+static int64_t emu_cudnn_count(const emu_cudnn_tensor &t) {
+    int64_t count = 1;
+    for (const int64_t dim : t.dims)
+        count *= dim;
+    return count;
+}
+// From the first element to behind the last one.
+static int64_t emu_cudnn_extent(const emu_cudnn_tensor &t) {
+    int64_t extent = 1;
+    for (size_t i = 0; i < t.dims.size(); i++)
+        extent += (t.dims[i] - 1) * t.strides[i];
+    return extent;
+}
+
+static cudnnStatus_t emu_cudnn_finalize_tensor(const emu_cudnn_descriptor &d) {
+    const emu_cudnn_tensor t = emu_cudnn_tensor_of(d);
+    const int64_t bytes = emu_cudnn_type_bytes(t.type);
+    EMU_CUDNN_HOLD(bytes > 0, CUDNN_STATUS_NOT_SUPPORTED, "tensor %lld: type %d is not modelled", (long long)t.uid,
+                   t.type);
+    EMU_CUDNN_HOLD(t.dims.size() == t.strides.size(), CUDNN_STATUS_BAD_PARAM,
+                   "tensor %lld: %zu dimensions and %zu strides", (long long)t.uid, t.dims.size(), t.strides.size());
+    EMU_CUDNN_HOLD(t.alignment > 0 && t.alignment % bytes == 0, CUDNN_STATUS_BAD_PARAM,
+                   "tensor %lld: an alignment of %lld bytes, elements of %lld", (long long)t.uid,
+                   (long long)t.alignment, (long long)bytes);
+    EMU_CUDNN_HOLD(!t.is_virtual || !t.by_value, CUDNN_STATUS_BAD_PARAM, "tensor %lld is virtual and a value",
+                   (long long)t.uid);
+    EMU_CUDNN_HOLD(!t.by_value || emu_cudnn_count(t) == 1, CUDNN_STATUS_BAD_PARAM,
+                   "tensor %lld: a value of %lld elements", (long long)t.uid, (long long)emu_cudnn_count(t));
+    std::vector<std::pair<int64_t, int64_t>> steps;
+    for (size_t i = 0; i < t.dims.size(); i++) {
+        EMU_CUDNN_HOLD(t.dims[i] >= 1 && t.strides[i] >= 1, CUDNN_STATUS_BAD_PARAM,
+                       "tensor %lld: dimension %zu is %lld, its stride %lld", (long long)t.uid, i, (long long)t.dims[i],
+                       (long long)t.strides[i]);
+        if (t.dims[i] > 1)
+            steps.push_back({t.strides[i], t.dims[i]});
+    }
+    std::sort(steps.begin(), steps.end());
+    int64_t covered = 1;
+    for (const auto &step : steps) {
+        EMU_CUDNN_HOLD(step.first >= covered, CUDNN_STATUS_BAD_PARAM,
+                       "tensor %lld: a stride of %lld, within which %lld elements lie", (long long)t.uid,
+                       (long long)step.first, (long long)covered);
+        covered += (step.second - 1) * step.first;
+    }
+    return CUDNN_STATUS_SUCCESS;
+}
+
+// ---- operations ----
+
+enum emu_cudnn_kind { EMU_POINTWISE, EMU_MATMUL, EMU_REDUCTION, EMU_RESHAPE };
+// Pointwise: x, b, t, y. Products: x is A, b is B, y is C. Tensors by unique id; 0 .. 3 of `has` say which there are.
+struct emu_cudnn_operation {
+    enum emu_cudnn_kind kind;
+    cudnnPointwiseMode_t mode;
+    cudnnReduceTensorOp_t sum;
+    cudnnDataType_t compute;
+    int64_t axis, x, b, t, y;
+    bool has_b, has_t;
+};
+
+// How many operands a mode takes, y aside; 0: not modelled.
+static int emu_cudnn_operands(cudnnPointwiseMode_t mode) {
+    switch (mode) {
+    case CUDNN_POINTWISE_ADD:
+    case CUDNN_POINTWISE_MUL:
+    case CUDNN_POINTWISE_MIN:
+    case CUDNN_POINTWISE_MAX:
+    case CUDNN_POINTWISE_DIV:
+    case CUDNN_POINTWISE_SUB:
+    case CUDNN_POINTWISE_CMP_EQ:
+    case CUDNN_POINTWISE_CMP_NEQ:
+    case CUDNN_POINTWISE_CMP_GT:
+    case CUDNN_POINTWISE_CMP_GE:
+    case CUDNN_POINTWISE_CMP_LT:
+    case CUDNN_POINTWISE_CMP_LE:
+    case CUDNN_POINTWISE_LOGICAL_AND:
+    case CUDNN_POINTWISE_LOGICAL_OR: return 2;
+    case CUDNN_POINTWISE_SQRT:
+    case CUDNN_POINTWISE_EXP:
+    case CUDNN_POINTWISE_LOG:
+    case CUDNN_POINTWISE_NEG:
+    case CUDNN_POINTWISE_RSQRT:
+    case CUDNN_POINTWISE_IDENTITY:
+    case CUDNN_POINTWISE_RECIPROCAL:
+    case CUDNN_POINTWISE_LOGICAL_NOT:
+    case CUDNN_POINTWISE_GEN_INDEX: return 1;
+    case CUDNN_POINTWISE_BINARY_SELECT: return 3;
+    }
+    return 0;
+}
+static cudnnStatus_t emu_cudnn_finalize_compute(const emu_cudnn_descriptor &d, cudnnBackendAttributeName_t name) {
+    const cudnnDataType_t compute = emu_cudnn_get(d, name, CUDNN_DATA_FLOAT);
+    const bool integers =
+        d.type == CUDNN_BACKEND_POINTWISE_DESCRIPTOR && (compute == CUDNN_DATA_INT32 || compute == CUDNN_DATA_BOOLEAN);
+    EMU_CUDNN_HOLD(compute == CUDNN_DATA_FLOAT || integers, CUDNN_STATUS_NOT_SUPPORTED, "computed in type %d", compute);
+    return CUDNN_STATUS_SUCCESS;
+}
+static cudnnStatus_t emu_cudnn_finalize_pointwise(const emu_cudnn_descriptor &d) {
+    const cudnnPointwiseMode_t mode = emu_cudnn_get(d, CUDNN_ATTR_POINTWISE_MODE, CUDNN_POINTWISE_ADD);
+    const bool has_axis = d.values.count(CUDNN_ATTR_POINTWISE_AXIS) > 0;
+    EMU_CUDNN_HOLD(emu_cudnn_operands(mode) > 0, CUDNN_STATUS_NOT_SUPPORTED, "pointwise mode %d is not modelled", mode);
+    EMU_CUDNN_HOLD(mode != CUDNN_POINTWISE_GEN_INDEX || has_axis, CUDNN_STATUS_BAD_PARAM, "GEN_INDEX without an axis");
+    EMU_CUDNN_HOLD(emu_cudnn_get<int64_t>(d, CUDNN_ATTR_POINTWISE_AXIS, 0) >= 0, CUDNN_STATUS_BAD_PARAM,
+                   "a negative axis");
+    return emu_cudnn_finalize_compute(d, CUDNN_ATTR_POINTWISE_MATH_PREC);
+}
+
+static emu_cudnn_tensor emu_cudnn_operand(const emu_cudnn_descriptor &d, cudnnBackendAttributeName_t name) {
+    return emu_cudnn_tensor_of(*emu_cudnn_other(d, name));
+}
+static cudnnStatus_t emu_cudnn_finalize_pointwise_operation(const emu_cudnn_descriptor &d) {
+    const emu_cudnn_descriptor &how = *emu_cudnn_other(d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+    const cudnnPointwiseMode_t mode = emu_cudnn_get(how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_POINTWISE_ADD);
+    const bool has_b = d.values.count(CUDNN_ATTR_OPERATION_POINTWISE_BDESC) > 0;
+    const bool has_t = d.values.count(CUDNN_ATTR_OPERATION_POINTWISE_TDESC) > 0;
+    const int operands = emu_cudnn_operands(mode);
+    EMU_CUDNN_HOLD(has_b == (operands >= 2) && has_t == (operands >= 3), CUDNN_STATUS_BAD_PARAM,
+                   "pointwise mode %d takes %d operands, not %d", mode, operands, 1 + has_b + has_t);
+    const emu_cudnn_tensor y = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+    std::vector<emu_cudnn_tensor> from = {emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC)};
+    if (has_b)
+        from.push_back(emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC));
+    if (has_t)
+        from.push_back(emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC));
+    for (const emu_cudnn_tensor &x : from) {
+        EMU_CUDNN_HOLD(x.uid != y.uid, CUDNN_STATUS_BAD_PARAM, "tensor %lld is read and written", (long long)y.uid);
+        EMU_CUDNN_HOLD(x.dims.size() == y.dims.size(), CUDNN_STATUS_BAD_PARAM, "%zu dimensions and %zu", x.dims.size(),
+                       y.dims.size());
+        for (size_t i = 0; i < y.dims.size(); i++)
+            EMU_CUDNN_HOLD(x.dims[i] == y.dims[i] || x.dims[i] == 1, CUDNN_STATUS_BAD_PARAM,
+                           "dimension %zu: %lld of tensor %lld can't be broadcast to %lld", i, (long long)x.dims[i],
+                           (long long)x.uid, (long long)y.dims[i]);
+    }
+    EMU_CUDNN_HOLD(emu_cudnn_get<int64_t>(how, CUDNN_ATTR_POINTWISE_AXIS, 0) < (int64_t)y.dims.size(),
+                   CUDNN_STATUS_BAD_PARAM, "the axis is none of %zu", y.dims.size());
+    const bool to_boolean = mode >= CUDNN_POINTWISE_CMP_EQ && mode <= CUDNN_POINTWISE_LOGICAL_NOT;
+    EMU_CUDNN_HOLD(!to_boolean || y.type == CUDNN_DATA_BOOLEAN, CUDNN_STATUS_BAD_PARAM,
+                   "pointwise mode %d gives booleans, tensor %lld holds type %d", mode, (long long)y.uid, y.type);
+    EMU_CUDNN_HOLD(!has_t || from[2].type == CUDNN_DATA_BOOLEAN, CUDNN_STATUS_BAD_PARAM,
+                   "BINARY_SELECT by tensor %lld of type %d", (long long)from.back().uid, from.back().type);
+    EMU_CUDNN_HOLD(!y.by_value, CUDNN_STATUS_BAD_PARAM, "the output %lld is a value", (long long)y.uid);
+    return CUDNN_STATUS_SUCCESS;
+}
+// Batches, of which heads are one, are shared where there are fewer of them in one operand.
+static cudnnStatus_t emu_cudnn_finalize_matmul_operation(const emu_cudnn_descriptor &d) {
+    const emu_cudnn_tensor a = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_MATMUL_ADESC),
+                           b = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_MATMUL_BDESC),
+                           c = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_MATMUL_CDESC);
+    const size_t n = c.dims.size();
+    EMU_CUDNN_HOLD(n >= 3 && a.dims.size() == n && b.dims.size() == n, CUDNN_STATUS_BAD_PARAM,
+                   "a product of %zu and %zu dimensions to %zu", a.dims.size(), b.dims.size(), n);
+    EMU_CUDNN_HOLD(a.dims[n - 1] == b.dims[n - 2] && a.dims[n - 2] == c.dims[n - 2] && b.dims[n - 1] == c.dims[n - 1],
+                   CUDNN_STATUS_BAD_PARAM, "a product of %lld x %lld by %lld x %lld to %lld x %lld",
+                   (long long)a.dims[n - 2], (long long)a.dims[n - 1], (long long)b.dims[n - 2],
+                   (long long)b.dims[n - 1], (long long)c.dims[n - 2], (long long)c.dims[n - 1]);
+    for (size_t i = 0; i + 2 < n; i++)
+        EMU_CUDNN_HOLD((a.dims[i] % b.dims[i] == 0 || b.dims[i] % a.dims[i] == 0) &&
+                           c.dims[i] == std::max(a.dims[i], b.dims[i]),
+                       CUDNN_STATUS_BAD_PARAM, "batch dimension %zu: %lld by %lld to %lld", i, (long long)a.dims[i],
+                       (long long)b.dims[i], (long long)c.dims[i]);
+    EMU_CUDNN_HOLD(c.uid != a.uid && c.uid != b.uid && !c.by_value, CUDNN_STATUS_BAD_PARAM,
+                   "the output %lld is an operand or a value", (long long)c.uid);
+    return CUDNN_STATUS_SUCCESS;
+}
+static cudnnStatus_t emu_cudnn_finalize_reduction_operation(const emu_cudnn_descriptor &d) {
+    const emu_cudnn_tensor x = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC),
+                           y = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
+    EMU_CUDNN_HOLD(x.dims.size() == y.dims.size() && x.uid != y.uid && !y.by_value, CUDNN_STATUS_BAD_PARAM,
+                   "a reduction of %zu dimensions to %zu, or in place", x.dims.size(), y.dims.size());
+    for (size_t i = 0; i < y.dims.size(); i++)
+        EMU_CUDNN_HOLD(x.dims[i] % y.dims[i] == 0, CUDNN_STATUS_BAD_PARAM, "dimension %zu: a reduction of %lld to %lld",
+                       i, (long long)x.dims[i], (long long)y.dims[i]);
+    return CUDNN_STATUS_SUCCESS;
+}
+static cudnnStatus_t emu_cudnn_finalize_reshape_operation(const emu_cudnn_descriptor &d) {
+    const emu_cudnn_tensor x = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC),
+                           y = emu_cudnn_operand(d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+    EMU_CUDNN_HOLD(emu_cudnn_count(x) == emu_cudnn_count(y) && emu_cudnn_extent(x) == emu_cudnn_extent(y) &&
+                       x.uid != y.uid && !y.by_value,
+                   CUDNN_STATUS_BAD_PARAM, "tensor %lld can't be reshaped to %lld: they don't hold the same elements",
+                   (long long)x.uid, (long long)y.uid);
+    return CUDNN_STATUS_SUCCESS;
+}
+
+// ---- graphs ----
+
+struct emu_cudnn_graph {
+    std::vector<emu_cudnn_operation> operations; // each behind those whose results it reads
+    std::map<int64_t, emu_cudnn_tensor> tensors;
+    std::map<int64_t, size_t> written_by; // operations, by unique id
+};
+
+static emu_cudnn_operation emu_cudnn_operation_of(const emu_cudnn_descriptor &d) {
+    emu_cudnn_operation o = {};
+    const auto uid = [&d](cudnnBackendAttributeName_t name) {
+        return d.values.count(name) ? emu_cudnn_operand(d, name).uid : 0;
+    };
+    if (d.type == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR) {
+        const emu_cudnn_descriptor &how = *emu_cudnn_other(d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+        o.kind = EMU_POINTWISE;
+        o.mode = emu_cudnn_get(how, CUDNN_ATTR_POINTWISE_MODE, CUDNN_POINTWISE_ADD);
+        o.compute = emu_cudnn_get(how, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_DATA_FLOAT);
+        o.axis = emu_cudnn_get<int64_t>(how, CUDNN_ATTR_POINTWISE_AXIS, 0);
+        o.x = uid(CUDNN_ATTR_OPERATION_POINTWISE_XDESC);
+        o.b = uid(CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
+        o.t = uid(CUDNN_ATTR_OPERATION_POINTWISE_TDESC);
+        o.y = uid(CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+        o.has_b = emu_cudnn_operands(o.mode) >= 2;
+        o.has_t = emu_cudnn_operands(o.mode) >= 3;
+    } else if (d.type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR) {
+        o.kind = EMU_MATMUL;
+        o.x = uid(CUDNN_ATTR_OPERATION_MATMUL_ADESC);
+        o.b = uid(CUDNN_ATTR_OPERATION_MATMUL_BDESC);
+        o.y = uid(CUDNN_ATTR_OPERATION_MATMUL_CDESC);
+        o.has_b = true;
+    } else if (d.type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
+        const emu_cudnn_descriptor &how = *emu_cudnn_other(d, CUDNN_ATTR_OPERATION_REDUCTION_DESC);
+        o.kind = EMU_REDUCTION;
+        o.sum = emu_cudnn_get(how, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_REDUCE_TENSOR_ADD);
+        o.x = uid(CUDNN_ATTR_OPERATION_REDUCTION_XDESC);
+        o.y = uid(CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
+    } else {
+        o.kind = EMU_RESHAPE;
+        o.x = uid(CUDNN_ATTR_OPERATION_RESHAPE_XDESC);
+        o.y = uid(CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+    }
+    return o;
+}
+static std::vector<int64_t> emu_cudnn_reads(const emu_cudnn_operation &o) {
+    std::vector<int64_t> reads = {o.x};
+    if (o.has_b)
+        reads.push_back(o.b);
+    if (o.has_t)
+        reads.push_back(o.t);
+    return reads;
+}
+static cudnnStatus_t emu_cudnn_collect(emu_cudnn_graph *graph, const emu_cudnn_descriptor &operation) {
+    for (const auto &value : operation.values)
+        for (const emu_cudnn_reference &other : value.second.others) {
+            if (other->type != CUDNN_BACKEND_TENSOR_DESCRIPTOR)
+                continue;
+            const emu_cudnn_tensor t = emu_cudnn_tensor_of(*other);
+            const auto known = graph->tensors.emplace(t.uid, t).first;
+            EMU_CUDNN_HOLD(emu_cudnn_same(known->second, t), CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES,
+                           "two different tensors have unique id %lld", (long long)t.uid);
+        }
+    return CUDNN_STATUS_SUCCESS;
+}
+// Puts them in an order in which they can be run.
+static cudnnStatus_t emu_cudnn_order(emu_cudnn_graph *graph, std::vector<emu_cudnn_operation> waiting) {
+    std::set<int64_t> outputs, done;
+    for (const emu_cudnn_operation &o : waiting)
+        EMU_CUDNN_HOLD(outputs.insert(o.y).second, CUDNN_STATUS_BAD_PARAM, "two operations write tensor %lld",
+                       (long long)o.y);
+    std::set<int64_t> read;
+    for (const emu_cudnn_operation &o : waiting)
+        for (const int64_t uid : emu_cudnn_reads(o)) {
+            read.insert(uid);
+            EMU_CUDNN_HOLD(outputs.count(uid) || !graph->tensors[uid].is_virtual, CUDNN_STATUS_BAD_PARAM,
+                           "the virtual tensor %lld is read and not written", (long long)uid);
+        }
+    for (const int64_t uid : outputs)
+        EMU_CUDNN_HOLD(read.count(uid) || !graph->tensors[uid].is_virtual, CUDNN_STATUS_NOT_SUPPORTED,
+                       "the virtual tensor %lld is written and not read", (long long)uid);
+    while (!waiting.empty()) {
+        const size_t before = waiting.size();
+        for (size_t i = 0; i < waiting.size();) {
+            bool ready = true;
+            for (const int64_t uid : emu_cudnn_reads(waiting[i]))
+                ready = ready && (!outputs.count(uid) || done.count(uid));
+            if (!ready) {
+                i++;
+                continue;
+            }
+            done.insert(waiting[i].y);
+            graph->written_by[waiting[i].y] = graph->operations.size();
+            graph->operations.push_back(waiting[i]);
+            waiting.erase(waiting.begin() + (long)i);
+        }
+        EMU_CUDNN_HOLD(waiting.size() < before, CUDNN_STATUS_BAD_PARAM, "the operations wait for each other");
+    }
+    return CUDNN_STATUS_SUCCESS;
+}
+static cudnnStatus_t emu_cudnn_finalize_graph(emu_cudnn_descriptor *d) {
+    const std::shared_ptr<emu_cudnn_graph> graph = std::make_shared<emu_cudnn_graph>();
+    std::vector<emu_cudnn_operation> operations;
+    for (const emu_cudnn_reference &other : d->values[CUDNN_ATTR_OPERATIONGRAPH_OPS].others) {
+        EMU_CUDNN_HOLD(other->type == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR ||
+                           other->type == CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR ||
+                           other->type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR ||
+                           other->type == CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR,
+                       CUDNN_STATUS_BAD_PARAM, "a descriptor of type %d is no operation", other->type);
+        const cudnnStatus_t status = emu_cudnn_collect(graph.get(), *other);
+        if (status != CUDNN_STATUS_SUCCESS)
+            return status;
+        operations.push_back(emu_cudnn_operation_of(*other));
+    }
+    const cudnnStatus_t status = emu_cudnn_order(graph.get(), operations);
+    if (status == CUDNN_STATUS_SUCCESS)
+        d->graph = graph;
+    return status;
+}
