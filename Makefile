@@ -163,7 +163,7 @@ test-levels: $(B)/train_gpt
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions; each benchmark still compiles.
-HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/matmul_cublaslt.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
+HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/attention_cudnn.cuh kernels/matmul_cublaslt.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED_AS_C := $(CC) -x c -std=gnu11
 check-headers:
 	@for p in -UPRECISION_BF16 -DPRECISION_BF16; do \

@@ -1,9 +1,9 @@
 // Attention as the model sees it: the choice of a backend, and the calls to it.
 //
 // All backends compute causal attention with grouped queries (K and V are never expanded); flash for compute capability
-// 9.0 computes full attention too. Backends differ in what they keep for backward: flash one log-sum-exp per row,
-// unfused the T x T probabilities. On the cuda target there are two flash backends; the one for compute capability 9.0
-// is faster and takes fewer shapes.
+// 9.0 and fused compute full attention too. Backends differ in what they keep for backward: flash and fused one
+// log-sum-exp per row, unfused the T x T probabilities. On the cuda target there are two flash backends; the one for
+// compute capability 9.0 is faster and takes fewer shapes. Fused is cuDNN's, for bf16, of a library loaded at run time.
 #pragma once
 #include "kernels/attention_decode.cuh"  // attention_decode
 #include "kernels/attention_flash.cuh"   // what flash_* and sm90_* are
@@ -15,21 +15,38 @@
 #include <stdlib.h>                      // getenv
 
 enum { ATTENTION_MAX_HEAD_DIM = 256 };
-// Only attention_choose gives ATTENTION_FLASH_SM90: a user who asks for flash allows both flash backends.
-enum attention_backend { ATTENTION_AUTO, ATTENTION_FLASH, ATTENTION_UNFUSED, ATTENTION_FLASH_SM90 };
+// Only attention_choose gives ATTENTION_FLASH_SM90: a user who asks for flash allows both flash backends. Where fused
+// does not take a call's shape (windows, prompts of some lengths), flash does.
+enum attention_backend {
+    ATTENTION_AUTO,
+    ATTENTION_FLASH,
+    ATTENTION_UNFUSED,
+    ATTENTION_FLASH_SM90,
+    ATTENTION_FUSED,
+};
+
+// What a model asks of attention beside a shape.
+struct attention_demands {
+    float dropout;  // --attention-dropout
+    bool documents; // hide keys in every layer
+    bool any_order; // attention_backward_options's
+};
 
 struct attention_choice {
     enum attention_backend backend; // never ATTENTION_AUTO
     char reason[512];               // the backend and why it was chosen, for the start-up report
 };
 
-// Chooses the backend: flash wherever `wanted` allows it and it takes the shape. `dropout`: --attention-dropout. Where
-// no backend is left, ends the program with the reason of each.
+// Chooses the backend: flash wherever `wanted` allows it and it takes the shape, but fused where it is known to be
+// faster. Where no backend is left, ends the program with the reason of each.
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
-                                                float dropout, struct device *dev);
+                                                struct attention_demands demands, struct device *dev);
+// Frees what attention keeps from call to call; before device_close. May be called where nothing is kept.
+static void attention_close(struct device *dev);
 
 // Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is
-// what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash), or floatX (B, H, T, T) probabilities (unfused).
+// what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash, fused), or floatX (B, H, T, T) probabilities
+// (unfused).
 // amax: kernels/amax.cuh's, of out; NULL: not taken.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
@@ -43,7 +60,7 @@ static void attention_forward(floatX *out,       // (B, T, H * D)
 // Computes the gradient of attention_forward and, where options.rotary is given, undoes RoPE on it. All of dqkv is
 // written. `dropout` and `saved` are forward's.
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
-                                                 struct device *dev);
+                                                 bool any_order, struct device *dev);
 static void attention_backward(floatX *dqkv,       // (B, T, (H + 2 Hkv) * D)
                                const floatX *dout, // (B, T, H * D)
                                const floatX *qkv,  // (B, T, (H + 2 Hkv) * D)
@@ -64,10 +81,33 @@ static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
 #endif
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
+#include "kernels/attention_cudnn.cuh"         // fused_forward, fused_backward, fused_unavailable_reason
 #include "kernels/attention_sm90_backward.cuh" // sm90_backward
 #include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
 #else
-// In this build attention_choose never chooses flash for compute capability 9.0: its reason says why.
+// In this build attention_choose never chooses fused, nor flash for compute capability 9.0: their reasons say why.
+static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
+                                     struct device *dev) {
+    snprintf(reason, size, "takes bf16 on a GPU alone");
+}
+static const char *fused_describe(struct device *dev) { return ""; }
+static bool fused_leads(bool own, struct device *dev) { return false; }
+static bool fused_repeats(struct attention_shape shape, struct device *dev) { return false; }
+static bool fused_takes(struct attention_shape shape, struct device *dev) { return false; }
+static void fused_close(struct device *dev) {}
+static size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) { return 0; }
+static size_t fused_backward_workspace_bytes(struct attention_shape shape, bool any_order, struct device *dev) {
+    return 0;
+}
+static void fused_forward(floatX *out, float *lse, const floatX *qkv, struct attention_shape shape, uint32_t *amax,
+                          void *workspace, struct device *dev) {
+    fail("attention by cuDNN takes bf16 on a GPU alone");
+}
+static void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, const floatX *out, const float *lse,
+                           struct attention_shape shape, bool any_order, uint32_t *amax, void *workspace,
+                           struct device *dev) {
+    fail("attention by cuDNN takes bf16 on a GPU alone");
+}
 static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
@@ -96,24 +136,48 @@ static bool attention_switched_off(const char *variable) {
     return true;
 }
 
-// Writes why a backend can't be used; an empty reason where it can. backend: flash or unfused.
-static void attention_unavailable_reason(char *reason, size_t size, enum attention_backend backend,
-                                         enum attention_backend wanted, struct attention_shape shape) {
-    const char *name = backend == ATTENTION_FLASH ? "flash" : "unfused";
-    const char *variable = backend == ATTENTION_FLASH ? "NVTE_FLASH_ATTN" : "NVTE_UNFUSED_ATTN";
-    char kernels[128];
-    reason[0] = kernels[0] = 0;
-    if (backend == ATTENTION_FLASH)
-        flash_unavailable_reason(kernels, sizeof kernels, shape);
-    if (wanted != ATTENTION_AUTO && wanted != backend)
-        snprintf(reason, size, "%s: --attention-backend %s rules it out", name,
-                 wanted == ATTENTION_FLASH ? "flash" : "unfused");
-    else if (attention_switched_off(variable))
-        snprintf(reason, size, "%s: switched off by %s=0 in the environment", name, variable);
-    else if (*kernels)
-        snprintf(reason, size, "%s: %s", name, kernels);
+static const char *attention_name(enum attention_backend backend) {
+    switch (backend) {
+    case ATTENTION_FLASH:
+    case ATTENTION_FLASH_SM90: return "flash";
+    case ATTENTION_UNFUSED: return "unfused";
+    case ATTENTION_FUSED: return "fused";
+    case ATTENTION_AUTO: break;
+    }
+    return "auto";
+}
+// The variable that attention_switched_off reads of a backend.
+static const char *attention_switch(enum attention_backend backend) {
+    switch (backend) {
+    case ATTENTION_FLASH:
+    case ATTENTION_FLASH_SM90: return "NVTE_FLASH_ATTN";
+    case ATTENTION_UNFUSED: return "NVTE_UNFUSED_ATTN";
+    case ATTENTION_FUSED: return "NVTE_FUSED_ATTN";
+    case ATTENTION_AUTO: break;
+    }
+    fail("attention: no backend is chosen");
 }
 
+// Writes why the user does not want a backend; an empty reason where it is allowed.
+static void attention_ruled_out(char *reason, size_t size, enum attention_backend backend,
+                                enum attention_backend wanted) {
+    reason[0] = 0;
+    if (wanted != ATTENTION_AUTO && wanted != backend)
+        snprintf(reason, size, "%s: --attention-backend %s rules it out", attention_name(backend),
+                 attention_name(wanted));
+    else if (attention_switched_off(attention_switch(backend)))
+        snprintf(reason, size, "%s: switched off by %s=0 in the environment", attention_name(backend),
+                 attention_switch(backend));
+}
+// Writes why flash can't be used; an empty reason where it can.
+static void attention_flash_reason(char *reason, size_t size, enum attention_backend wanted,
+                                   struct attention_shape shape) {
+    char kernels[128] = "";
+    attention_ruled_out(reason, size, ATTENTION_FLASH, wanted);
+    flash_unavailable_reason(kernels, sizeof kernels, shape);
+    if (!*reason && *kernels)
+        snprintf(reason, size, "flash: %s", kernels);
+}
 // Writes why flash, where it is allowed, is not the backend of compute capability 9.0; an empty reason where it is.
 static void attention_sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, float dropout,
                                               struct device *dev) {
@@ -122,74 +186,144 @@ static void attention_sm90_unavailable_reason(char *reason, size_t size, struct 
     else
         sm90_unavailable_reason(reason, size, shape, dev);
 }
+// Writes why fused can't be used; an empty reason where it can.
+static void attention_fused_reason(char *reason, size_t size, enum attention_backend wanted,
+                                   struct attention_shape shape, struct attention_demands demands, struct device *dev) {
+    enum { MOST_WORKSPACE = 8 }; // times qkv, of what is not asked for: dQ in fp32 and own dK and dV take up to 4
+    char library[256] = "";
+    attention_ruled_out(reason, size, ATTENTION_FUSED, wanted);
+    if (*reason)
+        return;
+    if (demands.dropout > 0)
+        snprintf(library, sizeof library, "has no --attention-dropout");
+    else if (demands.documents)
+        snprintf(library, sizeof library, "has no --reset-attention-mask");
+    else
+        fused_unavailable_reason(library, sizeof library, shape, demands.any_order, dev);
+    if (!*library && wanted == ATTENTION_AUTO) { // some backward engines keep T x T numbers
+        const size_t bytes = fused_backward_workspace_bytes(shape, demands.any_order, dev);
+        const size_t heads = (size_t)(shape.num_heads + 2 * shape.num_query_groups);
+        const size_t qkv_bytes = (size_t)shape.B * (size_t)shape.T * heads * (size_t)shape.head_dim * sizeof(floatX);
+        if (bytes > MOST_WORKSPACE * qkv_bytes)
+            snprintf(library, sizeof library, "its backward takes %zu MiB of workspace", bytes >> 20);
+    }
+    if (*library)
+        snprintf(reason, size, "fused: %s", library);
+}
+
+// Chooses among the backends that `reasons` leave, and writes what it is and why.
+struct attention_reasons {
+    char flash[192], unfused[192], sm90[128], fused[320];
+    bool fused_leads; // where both fused and flash are left
+};
+static void attention_choose_flash(struct attention_choice *choice, const struct attention_reasons *r,
+                                   enum attention_backend wanted) {
+    const bool sm90 = !*r->sm90;
+    char not_sm90[192] = "";
+    choice->backend = sm90 ? ATTENTION_FLASH_SM90 : ATTENTION_FLASH;
+    if (!sm90 && !DEVICE_MEMORY_IS_HOSTS)
+        snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), r->sm90);
+    snprintf(choice->reason, sizeof choice->reason, "flash, %s (%s%s%s%s)", sm90 ? sm90_describe() : flash_describe(),
+             wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash"
+                                       : "memory linear in the sequence length",
+             not_sm90, r->fused_leads ? "; " : "", r->fused_leads ? r->fused : "");
+}
+static void attention_choose_fused(struct attention_choice *choice, const struct attention_reasons *r,
+                                   enum attention_backend wanted, struct attention_shape shape, struct device *dev) {
+    choice->backend = ATTENTION_FUSED;
+    snprintf(choice->reason, sizeof choice->reason, "fused, %s (%s; %s)", fused_describe(dev),
+             wanted == ATTENTION_FUSED ? "asked for by --attention-backend fused"
+             : r->fused_leads          ? "faster on this GPU than the kernels of ours that take the shape"
+                                       : r->flash,
+             fused_repeats(shape, dev) ? "by its own notes its forward is deterministic: recomputation changes no bit"
+                                       : "that recomputation changes no bit is not promised");
+}
 
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,
-                                                float dropout, struct device *dev) {
+                                                struct attention_demands demands, struct device *dev) {
     struct attention_choice choice;
-    char flash[192], unfused[192], sm90[128], not_sm90[192] = "";
+    struct attention_reasons r;
     if (shape.head_dim < 8 || shape.head_dim > ATTENTION_MAX_HEAD_DIM || shape.head_dim % 8 != 0)
         fail("no attention backend takes heads of %d: expected a multiple of 8 from 8 to %d; change --kv-channels, or "
              "--hidden-size and --num-attention-heads",
              shape.head_dim, ATTENTION_MAX_HEAD_DIM);
-    attention_unavailable_reason(flash, sizeof flash, ATTENTION_FLASH, wanted, shape);
-    attention_unavailable_reason(unfused, sizeof unfused, ATTENTION_UNFUSED, wanted, shape);
-    attention_sm90_unavailable_reason(sm90, sizeof sm90, shape, dropout, dev);
-    if (*flash && *unfused)
-        fail("no attention backend is left (%s; %s): unset a switch or change --attention-backend", flash, unfused);
-    choice.backend = *flash ? ATTENTION_UNFUSED : *sm90 ? ATTENTION_FLASH : ATTENTION_FLASH_SM90;
-    if (choice.backend == ATTENTION_UNFUSED)
+    attention_flash_reason(r.flash, sizeof r.flash, wanted, shape);
+    attention_ruled_out(r.unfused, sizeof r.unfused, ATTENTION_UNFUSED, wanted);
+    attention_sm90_unavailable_reason(r.sm90, sizeof r.sm90, shape, demands.dropout, dev);
+    r.fused_leads = wanted == ATTENTION_AUTO && fused_leads(!*r.flash && !*r.sm90, dev);
+    snprintf(r.fused, sizeof r.fused, "fused: not asked");
+    if (wanted == ATTENTION_FUSED || *r.flash || r.fused_leads) // else the library need not be loaded
+        attention_fused_reason(r.fused, sizeof r.fused, wanted, shape, demands, dev);
+
+    if (!*r.fused)
+        attention_choose_fused(&choice, &r, wanted, shape, dev);
+    else if (!*r.flash)
+        attention_choose_flash(&choice, &r, wanted);
+    else if (!*r.unfused) {
+        choice.backend = ATTENTION_UNFUSED;
         snprintf(choice.reason, sizeof choice.reason, "unfused, %s (%s)", unfused_describe(),
-                 wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : flash);
-    else {
-        if (*sm90 && !DEVICE_MEMORY_IS_HOSTS)
-            snprintf(not_sm90, sizeof not_sm90, "; %s %s", sm90_describe(), sm90);
-        snprintf(choice.reason, sizeof choice.reason, "flash, %s (%s%s)", *sm90 ? flash_describe() : sm90_describe(),
-                 wanted == ATTENTION_FLASH ? "asked for by --attention-backend flash"
-                                           : "memory linear in the sequence length",
-                 not_sm90);
-    }
+                 wanted == ATTENTION_UNFUSED ? "asked for by --attention-backend unfused" : r.flash);
+    } else
+        fail("no attention backend is left (%s; %s; %s): unset a switch or change --attention-backend", r.flash,
+             r.fused, r.unfused);
     return choice;
+}
+static void attention_close(struct device *dev) { fused_close(dev); }
+
+// The backend of one call: flash, too, computes what fused does and keeps the same of it.
+static enum attention_backend attention_backend_of(enum attention_backend backend, struct attention_shape shape,
+                                                   struct device *dev) {
+    return backend == ATTENTION_FUSED && !fused_takes(shape, dev) ? ATTENTION_FLASH : backend;
 }
 
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape) {
     const size_t rows = (size_t)shape.B * shape.num_heads * shape.T;
     return backend == ATTENTION_UNFUSED ? rows * (size_t)shape.T * sizeof(floatX) : rows * sizeof(float);
 }
+static size_t attention_larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev) {
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_forward_workspace_bytes(shape);
     case ATTENTION_FLASH_SM90: return sm90_forward_workspace_bytes(shape);
     case ATTENTION_FLASH: return flash_forward_workspace_bytes(shape);
+    case ATTENTION_FUSED: // a layer's window, which flash takes, may not be known yet
+        return attention_larger(fused_forward_workspace_bytes(shape, dev), flash_forward_workspace_bytes(shape));
     case ATTENTION_AUTO: break;
     }
     fail("attention: no backend is chosen");
 }
 static size_t attention_backward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
-                                                 struct device *dev) {
+                                                 bool any_order, struct device *dev) {
     switch (backend) {
     case ATTENTION_UNFUSED: return unfused_backward_workspace_bytes(shape);
     case ATTENTION_FLASH_SM90: return sm90_backward_workspace_bytes(shape);
     case ATTENTION_FLASH: return flash_backward_workspace_bytes(shape);
+    case ATTENTION_FUSED:
+        return attention_larger(fused_backward_workspace_bytes(shape, any_order, dev),
+                                flash_backward_workspace_bytes(shape));
     case ATTENTION_AUTO: break;
     }
     fail("attention: no backend is chosen");
 }
 
 static void attention_check(enum attention_backend backend, struct attention_shape shape, struct dropout dropout) {
-    if (backend == ATTENTION_FLASH_SM90 && dropout.p > 0)
-        fail("flash attention by wgmma has no dropout");
-    if (backend != ATTENTION_FLASH_SM90 && shape.full)
-        fail("only flash attention by wgmma is there without a causal mask");
+    const bool takes_full = backend == ATTENTION_FLASH_SM90 || backend == ATTENTION_FUSED;
+    if (takes_full && dropout.p > 0)
+        fail("attention by wgmma or cuDNN has no dropout");
+    if (!takes_full && shape.full)
+        fail("only attention by wgmma or cuDNN is there without a causal mask");
 }
 static void attention_forward(floatX *out, void *saved, const floatX *qkv, enum attention_backend backend,
                               struct attention_shape shape, struct dropout dropout, uint32_t *amax, void *workspace,
                               struct device *dev) {
+    backend = attention_backend_of(backend, shape, dev);
     attention_check(backend, shape, dropout);
     switch (backend) {
     case ATTENTION_UNFUSED: unfused_forward(out, (floatX *)saved, qkv, shape, dropout, amax, workspace, dev); break;
     case ATTENTION_FLASH_SM90: sm90_forward(out, (float *)saved, qkv, shape, amax, workspace, dev); break;
     case ATTENTION_FLASH: flash_forward(out, (float *)saved, qkv, shape, dropout, amax, workspace, dev); break;
+    case ATTENTION_FUSED: fused_forward(out, (float *)saved, qkv, shape, amax, workspace, dev); break;
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }
 }
@@ -197,6 +331,7 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *q
                                const void *saved, enum attention_backend backend, struct attention_shape shape,
                                struct dropout dropout, struct attention_backward_options options, void *workspace,
                                struct device *dev) {
+    backend = attention_backend_of(backend, shape, dev);
     attention_check(backend, shape, dropout);
     uint32_t *const amax = options.rotary ? NULL : options.amax; // of the last pass over dqkv
     switch (backend) {
@@ -208,6 +343,9 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *q
         break;
     case ATTENTION_FLASH:
         flash_backward(dqkv, dout, qkv, out, (const float *)saved, shape, dropout, amax, workspace, dev);
+        break;
+    case ATTENTION_FUSED:
+        fused_backward(dqkv, dout, qkv, out, (const float *)saved, shape, options.any_order, amax, workspace, dev);
         break;
     case ATTENTION_AUTO: fail("attention: no backend is chosen");
     }

@@ -46,7 +46,8 @@
     X(NORM_PLACEMENT_POST, "post")                                                                                     \
     X(NORM_PLACEMENT_SANDWICH, "sandwich")
 #define DOCUMENT_DELIMITERS(X) X(DELIMITER_AUTO, "auto") X(DELIMITER_FIRST, "first") X(DELIMITER_LAST, "last")
-#define ATTENTION_BACKENDS(X) X(BACKEND_AUTO, "auto") X(BACKEND_FLASH, "flash") X(BACKEND_UNFUSED, "unfused")
+#define ATTENTION_BACKENDS(X)                                                                                          \
+    X(BACKEND_AUTO, "auto") X(BACKEND_FLASH, "flash") X(BACKEND_UNFUSED, "unfused") X(BACKEND_FUSED, "fused")
 #define RECOMPUTE_GRANULARITIES(X)                                                                                     \
     X(RECOMPUTE_NONE, "none")                                                                                          \
     X(RECOMPUTE_SELECTIVE, "selective")                                                                                \
@@ -340,9 +341,9 @@ static const struct option_row config_rows[] = {
 
     GROUP("Attention and recomputation"),
     ROW(ENUM, attention_backend, "auto", CHOICES(ATTENTION_BACKENDS), 0, 0,
-        "flash: tile by tile; unfused: T x T probabilities in memory; auto: flash where it can run"),
+        "flash: tile by tile; fused: cuDNN's; unfused: T x T probabilities in memory; auto: what is fastest of what can run"),
     ROW(BOOL, deterministic_mode, "true", "", 0, 0,
-        "The same inputs give the same bits; off: attention's backward on Hopper sums dQ in any order"),
+        "The same inputs give the same bits; off: attention's backward on Hopper or by cuDNN sums dQ in any order"),
     ROW(ENUM, recompute_granularity, "none", CHOICES(RECOMPUTE_GRANULARITIES), 0, 0, "What backward computes again"),
     ROW(ENUM, recompute_method, "unset", CHOICES(RECOMPUTE_METHODS), 0, 0,
         "full: groups of layers, or the first ones only"),

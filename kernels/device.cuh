@@ -71,6 +71,7 @@ HOST_DEVICE floatX to_floatX(float x) { return x; }
 #endif
 
 struct matmul_library; // kernels/matmul.cuh
+struct fused_library;  // kernels/attention_cudnn.cuh
 
 enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wait for
 
@@ -88,6 +89,7 @@ struct device;
 struct device {
     int threads;                       // OpenMP threads of the host
     struct matmul_library *matmul;     // handles and cached plans of the matmul library, made by matmul_create
+    struct fused_library *fused;       // the same of cuDNN, made where attention first asks for it; attention_close
     cudaStream_t stream;               // all work goes here, in order
     cudaEvent_t events[DEVICE_EVENTS]; // device_event_record, device_event_wait
     int index;                         // of the GPU

@@ -34,13 +34,18 @@ static enum attention_backend backend_allowed(enum config_backend backend) {
     case BACKEND_AUTO: return ATTENTION_AUTO;
     case BACKEND_FLASH: return ATTENTION_FLASH;
     case BACKEND_UNFUSED: return ATTENTION_UNFUSED;
+    case BACKEND_FUSED: return ATTENTION_FUSED;
     }
     __builtin_unreachable();
 }
 static struct attention_choice choose_attention(struct run *r) {
     const struct config *c = r->config;
     const struct attention_shape shape = attention_shape_of(c, c->micro_batch_size, c->seq_length);
-    return attention_choose(backend_allowed(c->attention_backend), shape, c->attention_dropout, &r->dev);
+    struct attention_demands demands;
+    demands.dropout = c->attention_dropout;
+    demands.documents = c->reset_attention_mask;
+    demands.any_order = !c->deterministic_mode;
+    return attention_choose(backend_allowed(c->attention_backend), shape, demands, &r->dev);
 }
 
 // What a choice of the engine's own may use: beside what is planned, libraries of collectives take memory before the
@@ -198,6 +203,7 @@ static void close_run(struct run *r) {
         collectives_close(&r->collectives, &r->dev);
     gpt_destroy(r->model);
     matmul_destroy(r->dev.matmul);
+    attention_close(&r->dev);
     device_close(&r->dev);
     free(r->inputs);
     free(r->targets);

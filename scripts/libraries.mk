@@ -35,5 +35,5 @@ MPI_FLAGS := $(if $(MPI_SHOW),-DHAVE_MPI $(patsubst -I%,-isystem %,$(filter -I%,
 MPI_LIBS := $(filter -l%,$(MPI_SHOW))
 DEFINES += $(if $(ONEDNN),-DHAVE_ONEDNN) $(if $(OPENBLAS_INCLUDE),-DHAVE_OPENBLAS -I$(OPENBLAS_INCLUDE)) $(MPI_FLAGS)
 LDFLAGS += $(if $(MPI_SHOW),$(filter-out %-new-dtags,$(filter -L% -Wl%,$(MPI_SHOW))) -Wl$(comma)--as-needed)
-RUNTIME_LDLIBS := -ljansson -lpcre2-8 -lm $(MPI_LIBS)
+RUNTIME_LDLIBS := -ljansson -lpcre2-8 -lm -ldl $(MPI_LIBS)
 LDLIBS += $(RUNTIME_LDLIBS) $(if $(ONEDNN),-ldnnl) $(if $(OPENBLAS_INCLUDE),$(OPENBLAS_LIB))

@@ -141,7 +141,7 @@ static struct buffers buffers_of(enum attention_backend backend, struct attentio
     b.dqkv = random_floats(qkv_count, 4);
     b.saved = fresh(attention_saved_bytes(backend, s));
     b.forward_workspace = fresh(attention_forward_workspace_bytes(backend, s, dev));
-    b.backward_workspace = fresh(attention_backward_workspace_bytes(backend, s, dev));
+    b.backward_workspace = fresh(attention_backward_workspace_bytes(backend, s, false, dev));
     return b;
 }
 static void buffers_free(struct buffers b) {

@@ -1,6 +1,7 @@
 // Attention, every backend of the target: against naive loops in double, finite differences, and itself.
 #include "attention.cuh"
 #include "kernels/attention_spans.cuh" // attention_spans
+#include "kernels/device_queue.cuh"    // device_open
 #include "test/testing.h"
 #include "test/fails.h"
 #include <float.h>  // DBL_MAX
@@ -26,12 +27,24 @@ enum { ON_GPU = 0, LONG = 1 };
 enum { ON_GPU = 0, LONG = 0 };
 #endif
 
+// What attention by cuDNN says of a shape. Plans of shapes before are given back where they leave no room.
+static void fused_reason(char *reason, size_t size, struct attention_shape s, float dropout) {
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16)
+    if (dev.fused && dev.fused->planned > FUSED_PLANS - 8)
+        attention_close(&dev);
+#endif
+    if (dropout > 0)
+        snprintf(reason, size, "has no --attention-dropout");
+    else
+        fused_unavailable_reason(reason, size, s, true, &dev);
+}
 // Flash is not in every build: fp32 on CUDA is without.
 static bool backend_takes(enum attention_backend backend, struct attention_shape s, float dropout) {
-    char reason[192] = "";
+    char reason[256] = "";
     switch (backend) {
     case ATTENTION_FLASH: flash_unavailable_reason(reason, sizeof reason, s); break;
     case ATTENTION_FLASH_SM90: attention_sm90_unavailable_reason(reason, sizeof reason, s, dropout, &dev); break;
+    case ATTENTION_FUSED: fused_reason(reason, sizeof reason, s, dropout); break;
     case ATTENTION_UNFUSED:
     case ATTENTION_AUTO: break;
     }
@@ -41,16 +54,21 @@ static enum attention_backend first_backend(void) {
     const struct attention_shape shape = {1, 1, 1, 1, 64, 1, false, 0, NULL, NULL};
     return backend_takes(ATTENTION_FLASH, shape, 0) ? ATTENTION_FLASH : ATTENTION_UNFUSED;
 }
+// Whether fused is among the backends of a test. On a GPU its tests alone ask for plans, which take seconds.
+static bool fused_too = !ON_GPU;
 // What can run a shape: the backends in turn after `after`, ATTENTION_AUTO at the beginning and at the end.
 static enum attention_backend next_backend(enum attention_backend after, struct attention_shape s, float dropout) {
     switch (after) {
     case ATTENTION_AUTO: return first_backend();
     case ATTENTION_FLASH: return ATTENTION_UNFUSED;
     case ATTENTION_UNFUSED:
-        return backend_takes(ATTENTION_FLASH_SM90, s, dropout) ? ATTENTION_FLASH_SM90 : ATTENTION_AUTO;
+        if (backend_takes(ATTENTION_FLASH_SM90, s, dropout))
+            return ATTENTION_FLASH_SM90;
+        break;
     case ATTENTION_FLASH_SM90: break;
+    case ATTENTION_FUSED: return ATTENTION_AUTO;
     }
-    return ATTENTION_AUTO;
+    return fused_too && backend_takes(ATTENTION_FUSED, s, dropout) ? ATTENTION_FUSED : ATTENTION_AUTO;
 }
 #define FOR_EACH_BACKEND(backend, s, dropout)                                                                          \
     for (enum attention_backend backend = next_backend(ATTENTION_AUTO, (s), (dropout)); backend != ATTENTION_AUTO;     \
@@ -248,10 +266,9 @@ struct result {
 };
 static struct result run_with(const floatX *qkv, const floatX *dout, enum attention_backend backend,
                               struct attention_shape s, struct dropout d, struct attention_backward_options options) {
-    const char *name = backend == ATTENTION_UNFUSED ? "unfused" : backend == ATTENTION_FLASH ? "flash" : "flash, wgmma";
-    test_case_shape(s, d.p, name);
+    test_case_shape(s, d.p, backend == ATTENTION_FLASH_SM90 ? "flash, wgmma" : attention_name(backend));
     const size_t forward_bytes = attention_forward_workspace_bytes(backend, s, &dev);
-    const size_t backward_bytes = attention_backward_workspace_bytes(backend, s, &dev);
+    const size_t backward_bytes = attention_backward_workspace_bytes(backend, s, options.any_order, &dev);
     struct result r;
     r.out = (floatX *)guarded((size_t)out_count(s) * sizeof(floatX));
     r.dqkv = (floatX *)guarded((size_t)qkv_count(s) * sizeof(floatX));
@@ -821,8 +838,9 @@ static void test_backward_order(void **state) {
                         }
 }
 #endif
-// The two flash backends round at nearly the same places: to within bf16 they agree, in either order of dQ's sums.
-static void check_agrees(struct attention_shape s) {
+// A backend and flash of compute capability 8.0 round at nearly the same places: to within bf16 they agree, in either
+// order of dQ's sums.
+static void check_agrees(enum attention_backend which, struct attention_shape s) {
     const int64_t lse_rows = (int64_t)s.B * s.num_heads * s.T;
     uint64_t seed = case_seed = 21;
     double *qkv_exact, *dout_exact, *x = test_doubles(qkv_count(s)), *y = test_doubles(qkv_count(s));
@@ -830,10 +848,9 @@ static void check_agrees(struct attention_shape s) {
            *dout = test_floats(&dout_exact, out_count(s), 1, &seed);
     const struct result other = run(qkv, dout, ATTENTION_FLASH, s, dropout_of(0));
     for (int any_order = 0; any_order < 2; any_order++) {
-        const struct result r =
-            run_with(qkv, dout, ATTENTION_FLASH_SM90, s, dropout_of(0), options_of(NULL, any_order != 0));
+        const struct result r = run_with(qkv, dout, which, s, dropout_of(0), options_of(NULL, any_order != 0));
         for (int64_t j = 0; j < lse_rows; j++) {
-            x[j] = ((const float *)r.saved)[j] * log(2);
+            x[j] = ((const float *)r.saved)[j] * (which == ATTENTION_FLASH_SM90 ? log(2) : 1);
             y[j] = ((const float *)other.saved)[j];
         }
         assert_close(x, y, lse_rows, 1e-6);
@@ -847,7 +864,7 @@ static void check_agrees(struct attention_shape s) {
             y[j] = to_float(other.dqkv[j]);
         }
         assert_close(x, y, qkv_count(s), 2 * FLOATX_ROUNDING);
-        result_free(r, ATTENTION_FLASH_SM90, s);
+        result_free(r, which, s);
     }
     result_free(other, ATTENTION_FLASH, s);
     void *all[] = {x, y, qkv, dout, qkv_exact, dout_exact};
@@ -857,11 +874,98 @@ static void check_agrees(struct attention_shape s) {
 static void test_sm90_agrees(void **state) {
     skip_without_sm90();
     for (int i = 1; i < 5; i++) {
-        check_agrees(shape_of(1, 200, 2, 1, dims[i]));
+        check_agrees(ATTENTION_FLASH_SM90, shape_of(1, 200, 2, 1, dims[i]));
         if (ON_GPU) // as many blocks as run at a time, and more
-            check_agrees(shape_of(2, 4224, 32, 8, dims[i]));
+            check_agrees(ATTENTION_FLASH_SM90, shape_of(2, 4224, 32, 8, dims[i]));
     }
 }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Attention by cuDNN, of the library that is here or the emulator's stand-in
+
+static void skip_without_fused(void) {
+    char reason[256];
+    fused_reason(reason, sizeof reason, shape_of(1, 128, 2, 1, 64), 0);
+#if defined(CUDA_EMULATED) && defined(PRECISION_BF16)
+    assert_string_equal(reason, ""); // the stand-in is always there
+#endif
+    if (*reason) {
+        print_message("fused: %s\n", reason);
+        skip();
+    }
+}
+// Lengths below, at and past a tile's, every size of heads, with and without groups, in either order of dQ's sums; with
+// the mask (test_against_naive and others have it, too) and without.
+static void test_fused(void **state) {
+    static const int lengths[] = {2, 37, 64, 113, 127, 128, 129, 200}, fused_dims[] = {8, 40, 64, 80, 96, 128};
+    skip_without_fused();
+    fused_too = true;
+    for (int i = ON_GPU ? 2 : 0; i < 6; i += ON_GPU ? 3 : 1)
+        for (int t = SLOW == 2 ? i % 2 : 0; t < 8; t += SLOW == 2 || ON_GPU ? 3 : 1) {
+            const int groups = 1 + (i + t) % 3 % 2; // 4 heads of one group, 2 of each of two
+            struct attention_shape s = shape_of(1 + t % 2, lengths[t], 4, groups, fused_dims[i]);
+            assert_true(backend_takes(ATTENTION_FUSED, s, 0));
+            check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 != 0));
+            s.num_query_groups = s.num_heads;
+            s.full = true;
+            assert_true(backend_takes(ATTENTION_FUSED, s, 0));
+            check_with(ATTENTION_FUSED, s, 1, 1, 0, options_of(NULL, t % 2 == 0));
+        }
+    check_backend(ATTENTION_FUSED, shape_of(1, 130, 1, 1, 64), 20, 20, 0);
+    check_low_scores(ATTENTION_FUSED, shape_of(1, 192 - 31, 1, 1, 64));
+    check_bits(ATTENTION_FUSED, shape_of(2, 130, 4, 2, 64), 0);
+    check_agrees(ATTENTION_FUSED, shape_of(1, 200, 4, 2, 64));
+    fused_too = !ON_GPU;
+}
+// What fused does not take, of a layer with a window or of a sequence of one token, flash computes in its place.
+static void check_in_place(struct attention_shape s) {
+    uint64_t seed = case_seed = 31;
+    double *exact, *dexact;
+    floatX *qkv = test_floats(&exact, qkv_count(s), 1, &seed), *dout = test_floats(&dexact, out_count(s), 1, &seed);
+    const struct result flash = run(qkv, dout, ATTENTION_FLASH, s, dropout_of(0));
+    const struct result fused = run(qkv, dout, ATTENTION_FUSED, s, dropout_of(0));
+    assert_false(backend_takes(ATTENTION_FUSED, s, 0));
+    assert_memory_equal(flash.out, fused.out, (size_t)out_count(s) * sizeof(floatX));
+    assert_memory_equal(flash.dqkv, fused.dqkv, (size_t)qkv_count(s) * sizeof(floatX));
+    assert_memory_equal(flash.saved, fused.saved, attention_saved_bytes(ATTENTION_FUSED, s));
+    result_free(flash, ATTENTION_FLASH, s);
+    result_free(fused, ATTENTION_FUSED, s);
+    void *all[] = {qkv, dout, exact, dexact};
+    for (int i = 0; i < 4; i++)
+        free(all[i]);
+}
+#ifdef PRECISION_BF16
+static void assert_refuses(const char *why, size_t version, int major, struct attention_shape s, bool any_order) {
+    char reason[256];
+    fused_refuses(reason, sizeof reason, version, major, s, any_order);
+    if (!why)
+        assert_string_equal(reason, "");
+    else if (!strstr(reason, why))
+        fail_msg("cuDNN %d, compute capability %d: \"%s\" instead of \"%s\"", (int)version, major, reason, why);
+}
+// What versions and GPUs can't do, by the conditions of NVIDIA's frontend.
+static void test_fused_refuses(void **state) {
+    struct attention_shape s = shape_of(1, 256, 2, 1, 128);
+    for (int major = 8; major <= 12; major++)
+        assert_refuses(major == 10 ? "before 9.18" : NULL, 90000, major, s, false);
+    assert_refuses(NULL, 91800, 10, s, false);
+    assert_refuses(NULL, 90000, 10, s, true);
+    assert_refuses("compute capability 8.0", 91900, 7, s, true);
+    assert_refuses("9.10.1", 91000, 9, s, true);
+    assert_refuses("9.10.1", 91001, 9, s, true);
+    assert_refuses(NULL, 91002, 9, s, true);
+    s.T = 200;
+    assert_refuses("multiples of 128", 91500, 9, s, true);
+    assert_refuses(NULL, 91501, 9, s, true);
+    s.T = 1;
+    assert_refuses("one token", 91900, 9, s, true);
+    s = shape_of(1, 256, 2, 1, 136);
+    assert_refuses("heads of up to 128", 91900, 8, s, true);
+    assert_refuses(NULL, 91900, 9, s, true);
+    s.softcap = 1;
+    assert_refuses("--attn-logit-softcapping", 91900, 9, s, true);
+}
+#endif
 #endif
 
 // A NaN reaches every later query and no earlier one of another block.
@@ -1460,13 +1564,17 @@ static void amax_is_of_what_rope_leaves(void **state) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The choice of a backend
 
+static struct attention_demands demands_of(float dropout) {
+    const struct attention_demands demands = {dropout, false, false};
+    return demands;
+}
 static void choose(enum attention_backend wanted, const char *flash, const char *unfused,
                    struct attention_choice *choice) {
     if (flash)
         setenv("NVTE_FLASH_ATTN", flash, 1);
     if (unfused)
         setenv("NVTE_UNFUSED_ATTN", unfused, 1);
-    *choice = attention_choose(wanted, shape_of(1, 8, 2, 1, 64), 0, &dev);
+    *choice = attention_choose(wanted, shape_of(1, 8, 2, 1, 64), demands_of(0), &dev);
     unsetenv("NVTE_FLASH_ATTN");
     unsetenv("NVTE_UNFUSED_ATTN");
 }
@@ -1483,7 +1591,7 @@ static void choose_bad_switch(void *unused) {
     choose(ATTENTION_AUTO, "no", NULL, &c);
 }
 static void choose_head_dim(void *head_dim) {
-    attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, *(int *)head_dim), 0, &dev);
+    attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, *(int *)head_dim), demands_of(0), &dev);
 }
 static void test_choice(void **state) {
     struct attention_choice c;
@@ -1505,16 +1613,23 @@ static void test_choice_of_flash(void **state) {
     struct attention_choice c;
     skip_without_flash();
     const struct attention_shape s = shape_of(1, 8, 2, 1, 40); // no heads for the backend of compute capability 9.0
-    c = attention_choose(ATTENTION_AUTO, s, 0, &dev);
+    c = attention_choose(ATTENTION_AUTO, s, demands_of(0), &dev);
     assert_int_equal(c.backend, ATTENTION_FLASH);
     assert_non_null(strstr(c.reason, "flash"));
     assert_non_null(strstr(c.reason, flash_describe()));
     setenv("NVTE_UNFUSED_ATTN", "0", 1);
-    c = attention_choose(ATTENTION_AUTO, s, 0, &dev);
+    c = attention_choose(ATTENTION_AUTO, s, demands_of(0), &dev);
     unsetenv("NVTE_UNFUSED_ATTN");
     assert_int_equal(c.backend, ATTENTION_FLASH);
 }
 #ifdef TARGET_CUDA
+static void test_fused_leaves_to_flash(void **state) {
+    skip_without_fused();
+    check_in_place(shape_of(2, 1, 2, 1, 64));
+    const struct attention_shape windowed = masked(shape_of(1, 128, 2, 1, 64), ONE_DOCUMENT, 33);
+    check_in_place(windowed);
+    unmask(windowed);
+}
 // On compute capability 9.0 the faster flash backend, unless there is dropout or the heads have another size; the
 // reason says which it is, and why not the other.
 static void test_choice_of_sm90(void **state) {
@@ -1524,12 +1639,12 @@ static void test_choice_of_sm90(void **state) {
         choose((enum attention_backend)wanted, NULL, NULL, &c);
         assert_int_equal(c.backend, ATTENTION_FLASH_SM90);
         assert_non_null(strstr(c.reason, "flash, wgmma bf16"));
-        c = attention_choose((enum attention_backend)wanted, shape_of(1, 8, 2, 1, 64), 0.1f, &dev);
+        c = attention_choose((enum attention_backend)wanted, shape_of(1, 8, 2, 1, 64), demands_of(0.1f), &dev);
         assert_int_equal(c.backend, ATTENTION_FLASH);
         assert_non_null(strstr(c.reason, "flash, mma.sync bf16"));
         assert_non_null(strstr(c.reason, "wgmma bf16 has no --attention-dropout"));
     }
-    c = attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, 80), 0, &dev);
+    c = attention_choose(ATTENTION_AUTO, shape_of(1, 8, 2, 1, 80), demands_of(0), &dev);
     assert_int_equal(c.backend, ATTENTION_FLASH);
     assert_non_null(strstr(c.reason, "wgmma bf16 takes heads of 64, 96, 128 or 256, not 80"));
     choose(ATTENTION_AUTO, "0", NULL, &c);
@@ -1542,13 +1657,78 @@ static void test_choice_of_sm90(void **state) {
     assert_non_null(strstr(c.reason, "wgmma bf16 needs compute capability 9.0, not 8.0"));
 #endif
 }
+// Fused is taken where it is asked for, where flash is ruled out and, by auto, where our kernels are known to be slower;
+// what it can't do is said.
+static struct attention_choice choose_fused(enum attention_backend wanted, struct attention_demands demands,
+                                            int head_dim) {
+    attention_close(&dev); // which has asked for the GPU's compute capability
+    return attention_choose(wanted, shape_of(1, 128, 2, 1, head_dim), demands, &dev);
+}
+static void choose_fused_alone(void *demands) {
+    choose_fused(ATTENTION_FUSED, *(const struct attention_demands *)demands, 64);
+}
+static void test_choice_of_fused(void **state) {
+    struct attention_demands demands = demands_of(0);
+    skip_without_fused();
+    unsetenv("NVTE_FUSED_ATTN");
+    struct attention_choice c = choose_fused(ATTENTION_FUSED, demands, 64);
+    assert_int_equal(c.backend, ATTENTION_FUSED);
+    assert_non_null(strstr(c.reason, "fused, cuDNN 9."));
+    assert_non_null(strstr(c.reason, "asked for by --attention-backend fused"));
+    assert_non_null(strstr(c.reason, "recomputation changes no bit"));
+    setenv("NVTE_FLASH_ATTN", "0", 1);
+    assert_int_equal(choose_fused(ATTENTION_AUTO, demands, 64).backend, ATTENTION_FUSED);
+    setenv("NVTE_FUSED_ATTN", "0", 1);
+    assert_int_equal(choose_fused(ATTENTION_AUTO, demands, 64).backend, ATTENTION_UNFUSED);
+    assert_fails(choose_fused_alone, &demands, "flash: --attention-backend fused|NVTE_FUSED_ATTN=0|unfused");
+    unsetenv("NVTE_FLASH_ATTN");
+    unsetenv("NVTE_FUSED_ATTN");
+    demands.documents = true;
+    assert_fails(choose_fused_alone, &demands, "fused: has no --reset-attention-mask");
+    demands = demands_of(0.1f);
+    assert_fails(choose_fused_alone, &demands, "fused: has no --attention-dropout");
+#ifdef CUDA_EMULATED
+    demands = demands_of(0);
+    static const struct {
+        const char *capability;
+        int head_dim;
+        bool any_order;
+        enum attention_backend backend;
+    } cases[] = {{"8.0", 64, false, ATTENTION_FLASH},  {"8.9", 80, false, ATTENTION_FLASH},
+                 {"9.0", 80, false, ATTENTION_FUSED},  {"9.0", 64, false, ATTENTION_FLASH_SM90},
+                 {"10.0", 64, true, ATTENTION_FUSED},  {"10.0", 64, false, ATTENTION_FUSED},
+                 {"10.0", 256, true, ATTENTION_FLASH}, {"12.0", 64, true, ATTENTION_FLASH}};
+    for (int i = 0; i < 8; i++) {
+        setenv("EMU_CAPABILITY", cases[i].capability, 1);
+        demands.any_order = cases[i].any_order;
+        c = choose_fused(ATTENTION_AUTO, demands, cases[i].head_dim);
+        if (c.backend != cases[i].backend)
+            fail_msg("compute capability %s, heads of %d: %s", cases[i].capability, cases[i].head_dim, c.reason);
+        assert_true(cases[i].head_dim != 256 || strstr(c.reason, "heads of up to 128"));
+    }
+    demands.any_order = false;
+    setenv("EMU_CAPABILITY", "9.0", 1);
+    static const char *const refused[][2] = {
+        {"create", "can't be opened"}, {"graph", "refuses forward"}, {"plan", "refuses forward"}};
+    for (int i = 0; i < 3; i++) {
+        setenv("EMU_CUDNN_REFUSE", refused[i][0], 1);
+        assert_fails(choose_fused_alone, &demands, refused[i][1]);
+    }
+    unsetenv("EMU_CUDNN_REFUSE");
+    setenv("EMU_CUDNN_VERSION", "91001", 1);
+    assert_fails(choose_fused_alone, &demands, "9.10.0 and 9.10.1 have known bugs");
+    unsetenv("EMU_CUDNN_VERSION");
+    attention_close(&dev);
+#endif
+    setenv("NVTE_FUSED_ATTN", "0", 1); // as main leaves it
+}
 // Where flash can't do it, auto falls to unfused and says why; asked for, that is an error with every reason.
 static void choose_flash(void *unused) {
     struct attention_choice c;
     choose(ATTENTION_FLASH, NULL, NULL, &c);
 }
 static void choose_many_sequences(void *unused) {
-    attention_choose(ATTENTION_FLASH, shape_of(65536, 8, 2, 1, 64), 0, &dev);
+    attention_choose(ATTENTION_FLASH, shape_of(65536, 8, 2, 1, 64), demands_of(0), &dev);
 }
 static void test_choice_without_flash(void **state) {
     struct attention_choice c;
@@ -1558,7 +1738,7 @@ static void test_choice_without_flash(void **state) {
         assert_non_null(strstr(c.reason, "unfused, fp32 (flash: takes bf16 alone: --precision bf16)"));
         assert_fails(choose_flash, NULL, "flash: takes bf16 alone|unfused: --attention-backend flash");
     } else {
-        c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), 0, &dev);
+        c = attention_choose(ATTENTION_AUTO, shape_of(65536, 8, 2, 1, 64), demands_of(0), &dev);
         assert_int_equal(c.backend, ATTENTION_UNFUSED);
         assert_non_null(strstr(c.reason, "65535 sequences"));
         assert_fails(choose_many_sequences, NULL,
@@ -1568,9 +1748,12 @@ static void test_choice_without_flash(void **state) {
 #endif
 
 int main(void) {
+    setenv("NVTE_FUSED_ATTN", "0", 1); // for the choice between our own
 #ifdef CUDA_EMULATED
     setenv("EMU_CAPABILITY", "9.0", 1);
+    setenv("CUDA_LAUNCH_BLOCKING", "1", 1);
 #endif
+    device_open(&dev, 0, false);
     const struct CMUnitTest tests[] = {
 #ifdef TARGET_CUDA
         cmocka_unit_test(test_choice_without_flash),
@@ -1583,6 +1766,12 @@ int main(void) {
 #endif
         cmocka_unit_test(test_sm90_any_order),
         cmocka_unit_test(test_sm90_full),
+        cmocka_unit_test(test_fused),
+#ifdef PRECISION_BF16
+        cmocka_unit_test(test_fused_refuses),
+#endif
+        cmocka_unit_test(test_fused_leaves_to_flash),
+        cmocka_unit_test(test_choice_of_fused),
         cmocka_unit_test(test_full_elsewhere),
 #else
         cmocka_unit_test(test_exp2),

@@ -15,6 +15,7 @@ from test_cli import write_shard
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import count_launches  # noqa: E402 pylint: disable=wrong-import-position
 
+os.environ.setdefault("NVTE_FUSED_ATTN", "0")  # kernels of our own, but where a test asks for others
 PROGRAM = os.path.abspath(os.environ.get("TRAIN_GPT_CUDA") or os.environ.get("TRAIN_GPT") or os.path.join(ROOT, "build/train_gpt"))
 STEPS, FEW_STEPS = 20, 5  # of a curve; of runs that give the same bits
 TRAINING = ["--vocab-size", "257", "--seq-length", "48", "--micro-batch-size", "1", "--global-batch-size", "2", "--train-steps", STEPS,
@@ -145,14 +146,14 @@ class CudaEngine(unittest.TestCase):
                     largest = max(largest, abs(one[key] / other[key] - 1))
         return largest
 
-    def same_curve(self, shape, precision):
+    def same_curve(self, shape, precision, *cuda_options):
         """In fp32 the curves agree. In bf16 roundings move a curve; the cpu target's, which was held against PyTorch, tells how far:
         the cuda engine may be at most twice as far from the fp32 curve."""
         exact = self.train(*shape, "--device", "cpu", "--precision", "fp32")
         limit = FP32_TOLERANCE
         if precision == "bf16":
             limit = 2 * self.difference(self.train(*shape, "--device", "cpu", "--precision", "bf16"), exact)
-        cuda = self.train(*shape, "--device", "cuda", "--precision", precision)
+        cuda = self.train(*shape, "--device", "cuda", "--precision", precision, *cuda_options)
         self.assertLess(cuda[-1]["loss"], 0.75 * cuda[0]["loss"])  # it learns
         self.assertLessEqual(self.difference(cuda, exact), limit)
         return cuda
@@ -193,6 +194,18 @@ class CudaEngine(unittest.TestCase):
                 self.skipTest("this GPU is not of compute capability 9.0")
             self.no_policy_changes_a_bit(HOPPER, "bf16", plain, [POLICIES[1], POLICIES[2]])
             self.same_curve([*HOPPER, "--deterministic-mode=false"], "bf16")
+
+    def test_fused(self):
+        """Attention by cuDNN or, in the emulator, its stand-in: the cpu target's curve, and the same bits under every policy."""
+        with unittest.mock.patch.dict(os.environ, {"EMU_CAPABILITY": "9.0", "NVTE_FUSED_ATTN": "1"}):
+            fused = ["--attention-backend", "fused"]
+            result = run("--train-data", self.path + "/t_train_*.bin", "--device", "cuda", "--precision", "bf16", *LLAMA, *fused,
+                         *TRAINING, "--train-steps", "1", "--val-every", "0", "--out", self.path + "/tried")
+            if "fused: " in result.stderr and "TRAIN_GPT_CUDA" not in os.environ:
+                self.skipTest(result.stderr.strip())  # no library, or one that refuses
+            plain = self.same_curve(LLAMA, "bf16", *fused)
+            self.assertIn("fused, cuDNN", self.output)
+            self.no_policy_changes_a_bit([*LLAMA, *fused], "bf16", plain, [POLICIES[1], POLICIES[2], POLICIES[5]])
 
     def test_fp8(self):
         """As in bf16: at most twice as far from the fp32 curve as the cpu target is. Scales of blocks are powers of two, so that the

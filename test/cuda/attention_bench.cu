@@ -86,7 +86,9 @@ static void bench(struct attention_shape s, enum attention_backend backend, cons
     b.out = (bf16 *)device_allocate(out_bytes);
     b.dqkv = (bf16 *)device_allocate(qkv_bytes);
     b.lse = (float *)device_allocate(lse_bytes);
-    const size_t workspace_bytes = attention_backward_workspace_bytes(backend, s, dev);
+    const size_t ordered_bytes = attention_backward_workspace_bytes(backend, s, false, dev);
+    const size_t any_order_bytes = attention_backward_workspace_bytes(backend, s, true, dev);
+    const size_t workspace_bytes = ordered_bytes > any_order_bytes ? ordered_bytes : any_order_bytes;
     b.workspace = device_allocate(workspace_bytes);
     // The two products of a head are 4 T^2 D, half of it below the diagonal; backward has five products.
     const double flops = (s.full ? 4.0 : 2.0) * s.B * s.num_heads * s.T * s.T * s.head_dim;
@@ -123,7 +125,12 @@ int main(int argc, char **argv) {
                                             heads,      gqa ? grouped_heads / 8 : heads,
                                             head_dim,   (float)(1 / sqrt((double)head_dim)),
                                             false};
-                const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, 0, &dev).backend;
+                char reason[256];
+                fused_unavailable_reason(reason, sizeof reason, s, false, &dev);
+                if (!*reason)
+                    bench(s, ATTENTION_FUSED, "fused", &dev);
+                const struct attention_demands demands = {0, false, false};
+                const enum attention_backend chosen = attention_choose(ATTENTION_FLASH, s, demands, &dev).backend;
                 bench(s, chosen, "ours", &dev);
                 if (chosen == ATTENTION_FLASH)
                     continue;
@@ -131,6 +138,7 @@ int main(int argc, char **argv) {
                 s.full = true;
                 bench(s, chosen, "ours", &dev);
             }
+    attention_close(&dev);
     device_close(&dev);
     return 0;
 }
