@@ -81,11 +81,9 @@ static const char *flash_describe(void) { return blocks_describe(); }
 static const char *unfused_describe(void) { return blocks_describe(); }
 #endif
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16)
-#include "kernels/attention_cudnn.cuh"         // fused_forward, fused_backward, fused_unavailable_reason
-#include "kernels/attention_sm90_backward.cuh" // sm90_backward
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
+#include "kernels/attention_cudnn.cuh" // fused_forward, fused_backward, fused_unavailable_reason
 #else
-// In this build attention_choose never chooses fused, nor flash for compute capability 9.0: their reasons say why.
+// In this build attention_choose never chooses fused: its reason says why.
 static void fused_unavailable_reason(char *reason, size_t size, struct attention_shape shape, bool any_order,
                                      struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
@@ -108,6 +106,13 @@ static void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
                            struct device *dev) {
     fail("attention by cuDNN takes bf16 on a GPU alone");
 }
+#endif
+// WITHOUT_ATTENTION_SM90: of tests of the model, whose heads these kernels do not take.
+#if defined(TARGET_CUDA) && defined(PRECISION_BF16) && !defined(WITHOUT_ATTENTION_SM90)
+#include "kernels/attention_sm90_backward.cuh" // sm90_backward
+#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
+#else
+// In this build attention_choose never chooses flash for compute capability 9.0: its reason says why.
 static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
     snprintf(reason, size, "takes bf16 on a GPU alone");
 }
