@@ -195,9 +195,9 @@ static_assert(TENSOR_ALIGNMENT % STATE_BLOCK == 0, "no block of a state is of tw
 // Fills in the table of the tensors, at `rows` in the device's memory.
 static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows) {
     const struct parameters *table = o->zero->table;
-    struct flat_tensor *filled = (struct flat_tensor *)calloc((size_t)table->num_tensors, sizeof *filled);
-    if (!filled)
-        fail("out of memory for the table of tensors");
+    struct device *dev = o->zero->timeline->dev;
+    struct flat_tensor *filled = (struct flat_tensor *)host_allocate(optimizer_tensors_bytes(table), dev);
+    memset(filled, 0, optimizer_tensors_bytes(table));
     o->tensors.rows = rows;
     o->tensors.count = table->num_tensors;
     for (int i = 0; i < table->num_tensors; i++) {
@@ -208,24 +208,24 @@ static void optimizer_fill_tensors(struct optimizer *o, struct flat_tensor *rows
         filled[i].decays = tensor_decays(t);
         o->tensors.has_amaxes = o->tensors.has_amaxes || filled[i].amax;
     }
-    device_upload(rows, filled, optimizer_tensors_bytes(table), o->zero->timeline->dev);
-    device_synchronize(o->zero->timeline->dev);
-    free(filled);
+    device_upload(rows, filled, optimizer_tensors_bytes(table), dev);
+    device_synchronize(dev);
+    host_free(filled);
 }
 // Fills in the table of this rank's shards of the buckets.
 static void optimizer_fill_buckets(struct optimizer *o) {
     const struct shards *s = &o->zero->shards;
-    struct gradient_range *filled = (struct gradient_range *)calloc((size_t)s->count, sizeof *filled);
-    if (!filled)
-        fail("out of memory for the table of buckets");
+    struct device *dev = o->zero->timeline->dev;
+    struct gradient_range *filled = (struct gradient_range *)host_allocate(optimizer_buckets_bytes(s), dev);
+    memset(filled, 0, optimizer_buckets_bytes(s));
     for (int i = 0; i < s->count; i++) {
         const struct bucket *b = &s->buckets[i];
         filled[i].at = shards_place(s, b, shards_own_begin(s, b), shards_gradients(s));
         filled[i].n = b->shard;
     }
-    device_upload(o->buckets, filled, optimizer_buckets_bytes(s), o->zero->timeline->dev);
-    device_synchronize(o->zero->timeline->dev);
-    free(filled);
+    device_upload(o->buckets, filled, optimizer_buckets_bytes(s), dev);
+    device_synchronize(dev);
+    host_free(filled);
 }
 // Sets the addresses of the state and its tables in the arenas. To be called after fp8_allocate, whose amaxes the table
 // of the tensors names.
