@@ -90,7 +90,7 @@ static void fused_unavailable_reason(char *reason, size_t size, struct attention
 }
 static const char *fused_describe(struct device *dev) { return ""; }
 static bool fused_leads(bool own, struct device *dev) { return false; }
-static bool fused_repeats(struct attention_shape shape, struct device *dev) { return false; }
+static const char *fused_promise(struct attention_shape shape, struct device *dev) { return ""; }
 static bool fused_takes(struct attention_shape shape, struct device *dev) { return false; }
 static void fused_close(struct device *dev) {}
 static size_t fused_forward_workspace_bytes(struct attention_shape shape, struct device *dev) { return 0; }
@@ -240,8 +240,7 @@ static void attention_choose_fused(struct attention_choice *choice, const struct
              wanted == ATTENTION_FUSED ? "asked for by --attention-backend fused"
              : r->fused_leads          ? "faster on this GPU than the kernels of ours that take the shape"
                                        : r->flash,
-             fused_repeats(shape, dev) ? "by its own notes its forward is deterministic: recomputation changes no bit"
-                                       : "that recomputation changes no bit is not promised");
+             fused_promise(shape, dev));
 }
 
 static struct attention_choice attention_choose(enum attention_backend wanted, struct attention_shape shape,

@@ -391,10 +391,15 @@ static bool fused_takes(struct attention_shape shape, struct device *dev) {
     fused_refuses_direction(reason, sizeof reason, shape, false, true, dev);
     return !*reason;
 }
-static bool fused_repeats(struct attention_shape shape, struct device *dev) {
+// Says of forward whether it gives the same bits when it is computed again.
+static const char *fused_promise(struct attention_shape shape, struct device *dev) {
     const struct fused_key key = fused_key_of(shape, false, false);
-    const struct fused_plan *p = dev->open ? fused_plan_for(fused_library_of(dev), &key) : NULL;
-    return p && p->plan && !p->may_differ;
+    if (!dev->open)
+        return "planned without asking it: no GPU is open";
+    const struct fused_plan *p = fused_plan_for(fused_library_of(dev), &key);
+    return p && p->plan && !p->may_differ
+               ? "by its own notes its forward is deterministic: recomputation changes no bit"
+               : "that recomputation changes no bit is not promised";
 }
 
 // ---- calls ----
