@@ -78,7 +78,7 @@ static struct recompute_policy case_policy(const struct bench *b, int which, con
 static double one_step(const struct bench *b, struct gpt *m, int64_t step) {
     const double begin = seconds_now();
     if (!matmuls_only)
-    gpt_micro_step(m, 0, batch_of(b->inputs, b->targets), 1);
+        gpt_micro_step(m, 0, batch_of(b->inputs, b->targets), 1);
     if (!matmuls_only)
         gpt_update(m, step, 1e-4);
     return 1e3 * (seconds_now() - begin);
