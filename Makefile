@@ -148,11 +148,12 @@ $(EMU_TESTS) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
 .PHONY: all cuda emu ptxas demo test test-programs test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
+# The tests in Python, which take longest, are run first.
 test:
 	scripts/setup.sh test
 	$(AGAIN) WERROR=1 test-programs
 	+$(MAKE) --no-print-directory WERROR=1 check-headers
-	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(TESTS) $(wildcard test/test_*.py)
+	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(wildcard test/test_*.py) $(TESTS)
 test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
 quick: $(QUICK_TESTS)
 	test/run.sh $^
