@@ -1,8 +1,7 @@
-// Who sums the gradient of a linear layer's bias: the columns of the gradient of the layer's output. On a GPU the kernel
-// that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage, of a few
-// kilobytes, adds them up where the layer's own gradients are made. What attention makes, the gradient of q, k and v, is
-// left to the weight's product, as is all of it on the CPU, whose products sum it while they pack it. FP8 casts sum their
-// own.
+// Who sums the gradient of a linear layer's bias: the columns of the gradient of the layer's output. On a GPU the
+// kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage adds
+// them up where the layer's own gradients are made. The gradient of q, k and v, which attention makes, is left to the
+// weight's product, as every one is on the CPU, whose products sum it while they pack it. FP8 casts sum their own.
 #pragma once
 #include "gpt_state.cuh"           // struct gpt and its buffers
 #include "kernels/activation.cuh"  // activation_bias_chunks
@@ -53,8 +52,8 @@ static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     }
     return 0;
 }
-// The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else, and
-// when planning, NULL. The maker's phase and the layer's own fetch them.
+// The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else,
+// and when planning, NULL. The maker's phase and the layer's own fetch them.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_PRODUCT || l < 0 || bias_source(m, l, linear) != source)
         return NULL;

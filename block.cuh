@@ -385,8 +385,8 @@ static int next_backward_layer(const struct gpt *m, int l) {
 }
 
 // The gradient of the input of a branch joins d_residual: through the norm before it, or as it is.
-// x: the norm's input; next, projection: layer and projection whose output's gradient the result is, -1: of none. Runs in
-// a phase of its own.
+// x: the norm's input; next, projection: layer and projection whose output's gradient the result is, -1: of none.
+// Runs in a phase of its own.
 static void d_branch_input(struct gpt *m, int l, enum slot slot, const char *name, enum activation_id statistics,
                            struct norm_weights weights, int x_layer, enum activation_id x, int next,
                            enum linear projection) {
