@@ -309,8 +309,8 @@ static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
 
 // The activations of layer l that its policy keeps from forward to backward.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
-// Those of them that are in host memory meanwhile. A layer's input, the OUT of the layer before, goes with its layer. The
-// last group of layers stays: its backward comes next.
+// Those of them that are in host memory meanwhile. A layer's input, the OUT of the layer before, goes with its layer.
+// The last group of layers stays: its backward comes next.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;

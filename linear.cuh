@@ -269,7 +269,8 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
 }
 // Gradients of a linear layer, from the phase in which dout (N, outputs) is live: its input's (N, inputs) is written to
-// the slot; its weight's, and where `sums_bias` its bias's, join the unit's gradients. In FP8 two further phases follow.
+// the slot; its weight's, and where `sums_bias` its bias's, join the unit's gradients. In FP8 two further phases
+// follow.
 static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout,
                             bool sums_bias) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);

@@ -166,8 +166,8 @@ static int64_t update_formats_end(const struct optimizer *o, int64_t first, int 
     *unit = units[i];
     return ends[i];
 }
-// Enqueues AdamW on a piece, in one launch or in one for each set of formats. memory: of each operand, the piece's first
-// element.
+// Enqueues AdamW on a piece, in one launch or in one for each set of formats. memory: of each operand, the piece's
+// first element.
 static void update_compute(struct update *u, const struct update_piece *p, char *const memory[OPERAND_COUNT]) {
     struct optimizer *o = u->o;
     const struct zero *z = o->zero;

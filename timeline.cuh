@@ -161,8 +161,8 @@ static void *timeline_host_buffer(struct timeline *t, int *id, size_t bytes, con
 }
 
 // Begins a copy between device and host memory in this phase, named for the plan; when planning, records its bytes.
-// Both operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait; when planning, one
-// that no later mode may use.
+// Both operands must be live up to the phase that waits. Returns a ticket for timeline_transfer_wait; when planning,
+// one that no later mode may use.
 static uint64_t timeline_transfer(struct timeline *t, enum transfer_direction direction, const char *name, void *to,
                                   const void *from, size_t bytes) {
     if (!t->planning)

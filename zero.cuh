@@ -15,13 +15,14 @@
 // Units are padded to a multiple of the ranks, so that any number of ranks divides every bucket. A rank's shards stand
 // in a sharded buffer in the order of the buckets, without gaps: the shard of bucket b begins at b.begin / ranks.
 //
-// Offloading is the same schedule with copies over the bus: the host is one more rank, which holds what this rank would.
+// Offloading is the same schedule with copies over the bus: the host is one more rank, which holds what this rank
+// would.
 //
 //   parameters   a unit's are copied into the buffer that a sharded unit is gathered into; where they are sharded too,
 //                this rank's shards are, and the all-gather begins behind these copies
-//   gradients    in fp32 on one rank the unit's buffer starts from the stored sum, a unit ahead, and backward adds to it
-//                as it would in place. Else backward adds to a buffer that starts from zero and is reduced; this rank's
-//                shards of it are added to the stored sum, which comes and goes by slots
+//   gradients    in fp32 on one rank the unit's buffer starts from the stored sum, a unit ahead, and backward adds to
+//                it as it would in place. Else backward overwrites the buffer, which is reduced; this rank's shards
+//                of it are added to the stored sum, which comes and goes by slots
 //
 // Gradients in bf16 take the second way wherever they lie: a micro-step's are summed in fp32 and rounded stochastically
 // once, when they are added to the stored sum. None of this changes a bit of what the same number of ranks computes
@@ -352,7 +353,8 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
                                   unit_name(z, unit, name, "parameters"), t->dev);
     }
 }
-// Begins to bring a unit's parameters into its buffer in the current phase, where it has one and they are not there yet.
+// Begins to bring a unit's parameters into its buffer in the current phase, where it has one and they are not there
+// yet.
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];

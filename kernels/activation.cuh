@@ -22,10 +22,10 @@
 // unlike 1 + tanh, loses nothing to cancellation where x is negative.
 //
 // In bf16 the cuda target takes the exponential and the division from the units for them: sigma(y) = 1 / (1 + 2^t),
-// t = -y / ln 2. Each of t's two or three roundings changes 2^t by |t| ln 2 2^-24 at most, relatively; ex2.approx errs by
-// 2 units in the last place, 2^-22, rcp.approx by one, the sum by half of one. Where sigma is not nearly 1, |t| < 40, that
-// is 3 * 28 * 2^-24 + 2^-22 + 2^-23 + 2^-24 < 91 * 2^-24 = 5.4e-6 of sigma, a 360th of bf16's rounding. Farther left
-// sigma < 2^-40.
+// t = -y / ln 2. Each of t's two or three roundings changes 2^t by |t| ln 2 2^-24 at most, relatively; ex2.approx errs
+// by 2 units in the last place, 2^-22, rcp.approx by one, the sum by half of one. Where sigma is not nearly 1, |t| <
+// 40, that is 3 * 28 * 2^-24 + 2^-22 + 2^-23 + 2^-24 < 91 * 2^-24 = 5.4e-6 of sigma, a 360th of bf16's rounding.
+// Farther left sigma < 2^-40.
 #pragma once
 #include "kernels/amax.cuh"           // amax_with_packed, amax_merge_block, amax_take
 #include "kernels/column_sums.cuh"    // column_sums_of_warps
@@ -86,7 +86,8 @@ DEVICE_FUNCTION float gelu_logistic(float x, float square) {
 }
 // gelu(x) = 0.5 x (1 + tanh(u)) = x sigma(2u)
 DEVICE_FUNCTION float gelu(float x) { return x * gelu_logistic(x, x * x); }
-// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u). Where x^2 > 2^20, s (1 - s) is 0: times an infinite u' it would be NaN.
+// gelu'(x) = s + x s (1 - s) 2u', s = sigma(2u). Where x^2 > 2^20, s (1 - s) is 0: times an infinite u' it would be
+// NaN.
 DEVICE_FUNCTION struct gate_gradient gelu_gradient(float x) {
     const float square = fminf(x * x, 0x1p20f);
     const float s = gelu_logistic(x, square), product = x * s;
@@ -132,7 +133,8 @@ static inline bool activation_whole(int64_t width, const void *a, const void *b,
                          : kernel<false, false>),                                                                         \
            grid, ACTIVATION_THREADS, amax != NULL ? AMAX_BLOCK_BYTES : 0, __VA_ARGS__, amax)
 
-// Backward with sums of columns: a block takes ACTIVATION_BIAS_ROWS rows of 32 packs of columns, a warp every eighth row.
+// Backward with sums of columns: a block takes ACTIVATION_BIAS_ROWS rows of 32 packs of columns, a warp every eighth
+// row.
 enum { ACTIVATION_WARPS = ACTIVATION_THREADS / 32, ACTIVATION_STRIP = 32 * PACK };
 static inline dim3 activation_bias_grid(int64_t N, int F) {
     return dim3((unsigned)activation_bias_chunks(N), blocks_for(F, ACTIVATION_STRIP));

@@ -14,7 +14,8 @@ struct adamw {
     uint64_t seed;    // of stochastic rounding
 };
 
-// A range of the flat buffers, of any number of tensors. Moments are FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and FORMAT_8BIT_ROOT (v).
+// A range of the flat buffers, of any number of tensors. Moments are FORMAT_FP32, FORMAT_BF16, or FORMAT_8BIT (m) and
+// FORMAT_8BIT_ROOT (v).
 struct adamw_range {
     floatX *params;      // (n)
     uint16_t *remainder; // (n) FORMAT_REMAINDER, bf16 builds alone; NULL: none
@@ -72,8 +73,8 @@ HOST_DEVICE float adamw_element(float value, float grad, float *m, float *v, str
 // tensors: of the flat buffers. They say which elements decay (weight_decay is 0 of the others), by what key each is
 // rounded, and where amaxes are taken: of parameters as they are afterwards, where nothing is changed too, so that an
 // amax may be cleared before each update. Gaps between tensors are not written.
-// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite no byte is changed;
-// NULL: neither.
+// `check`, made by gradient_check: its scale comes to the gradients' own, and where it is not finite no byte is
+// changed; NULL: neither.
 static void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
                          const struct gradient_check *check, struct device *dev);
 
@@ -167,9 +168,10 @@ DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const f
     return rounded;
 }
 
-// A thread takes four elements, the first `count` of [at, at + 4), of a warp's block of one tensor, which are less where
-// the tensor ends. What is loaded is loaded first: waiting for `check` or for the tensor's row before would double the
-// time in which a thread has nothing under way. Returns the largest magnitude of the parameters, or, without AMAX, 0.
+// A thread takes four elements, the first `count` of [at, at + 4), of a warp's block of one tensor, which are less
+// where the tensor ends. What is loaded is loaded first: waiting for `check` or for the tensor's row before would
+// double the time in which a thread has nothing under way. Returns the largest magnitude of the parameters, or, without
+// AMAX, 0.
 template <bool AMAX>
 DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct flat_tensors &tensors, int64_t at,
                                     int count, int *index, struct adamw_factors factors,

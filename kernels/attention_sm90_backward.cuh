@@ -116,7 +116,8 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
-// sm90_row and sm90_column without signed divisions, parts of which ptxas would keep in registers of the products' loop.
+// sm90_row and sm90_column without signed divisions, parts of which ptxas would keep in registers of the products'
+// loop.
 DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 
@@ -536,8 +537,8 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_commit();
 }
 
-// A step is a tile of queries, in three parts. First S is begun. EARLY does so within the third part of the step before,
-// so that the tensor cores have it behind dK.
+// A step is a tile of queries, in three parts. First S is begun. EARLY does so within the third part of the step
+// before, so that the tensor cores have it behind dK.
 template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
     const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);
@@ -548,7 +549,8 @@ template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backw
     sm90_product_over_columns<plan, typename plan::keys, typename plan::queries>(
         state.s, state.shared + plan::KEYS_AT + key_row * plan::keys::SPAN, q + query * plan::queries::SPAN);
 }
-// The second part: P and dV, dS and its way to shared memory. diagonal: the first query less the first key of the block.
+// The second part: P and dV, dS and its way to shared memory. diagonal: the first query less the first key of the
+// block.
 template <class plan>
 DEVICE_FUNCTION void sm90_backward_scores_of(struct sm90_backward_state<plan> &state, int diagonal) {
     constexpr int PART = plan::PART;

@@ -14,8 +14,8 @@ static void column_sums(float *sums, const float *partial, int64_t chunks, int64
 // first `columns` of 32 packs: sums, of each lane's pack. All threads call. Uses COLUMN_SUMS_OF_WARPS_BYTES of shared
 // memory from its beginning on, which are free again after the next barrier.
 //
-// COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a line
-// nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.
+// COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a
+// line nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.
 enum { COLUMN_SUMS_LINE = 32 + 32 / PACK };
 #define COLUMN_SUMS_OF_WARPS_BYTES(warps) ((warps)*PACK * COLUMN_SUMS_LINE * 4)
 DEVICE_FUNCTION void column_sums_of_warps(float *to, const struct packed_floats &sums, int columns) {

@@ -80,8 +80,8 @@ enum { DEVICE_EVENTS = 4 }; // points in the device's queue that the host can wa
 //   DEVICE_HAS_GRAPHS        work can be recorded and enqueued again
 //   DEVICE_MEMORY_IS_HOSTS   the device's memory is the host's
 //   DEVICE_PRODUCTS_SUM_BIASES  products sum a bias's gradient while they pack what it sums, at no cost
-//   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take long
-//                            enough to time
+//   DEVICE_PEAK_MATMUL       size of a square matmul that shows the device's peak; DEVICE_PEAK_REPEATS of them take
+//                            long enough to time
 struct device;
 
 #ifdef TARGET_CUDA

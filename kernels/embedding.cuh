@@ -21,8 +21,8 @@ struct table_gradient {
     int64_t rows; // more than the largest index
     bool add;     // to what it holds; else every row is overwritten, those of no token with zeroes
 };
-// dwte[token] and dwpe[position] sum d over the tokens, where d = scale * dout times forward's dropout scales. Sums have
-// a fixed order.
+// dwte[token] and dwpe[position] sum d over the tokens, where d = scale * dout times forward's dropout scales. Sums
+// have a fixed order.
 static size_t embedding_backward_workspace_bytes(int B, int T);
 static void embedding_backward(struct table_gradient dwte, struct table_gradient dwpe,
                                const floatX *dout,    // (B * T, C)

@@ -30,8 +30,8 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
     return check;
 }
 
-// total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the bits
-// depend neither on the number of threads nor on the GPU.
+// total (+)= sum of x[i]^2 in double, x fp32 or bf16. A fixed number of partial sums is added in a fixed order: the
+// bits depend neither on the number of threads nor on the GPU.
 static size_t sum_of_squares_workspace_bytes(void);
 static void sum_of_squares(double *total, // (1)
                            const void *x, // (n)
@@ -40,9 +40,9 @@ static void sum_of_squares(double *total, // (1)
 struct gradient_range {
     int64_t at, n; // elements; at is a multiple of STATE_BLOCK
 };
-// total = the sum, in order, of sum_of_squares of `count` ranges of x, to the bit, in one launch for all of them. In two
-// parts: first squares_of_ranges of every range, for one group of neighbours [first, end) after the other, where some
-// are there earlier; then squares_total. `ranges` is in the device's memory.
+// total = the sum, in order, of sum_of_squares of `count` ranges of x, to the bit, in one launch for all of them. In
+// two parts: first squares_of_ranges of every range, for one group of neighbours [first, end) after the other, where
+// some are there earlier; then squares_total. `ranges` is in the device's memory.
 static size_t squares_of_ranges_workspace_bytes(int count);
 static void squares_of_ranges(void *workspace, const void *x, enum state_format format,
                               const struct gradient_range *ranges, // (count)
@@ -83,8 +83,8 @@ enum { SQUARES_BLOCKS = 1024 };
 
 DEVICE_FUNCTION double square(float x) { return (double)x * (double)x; }
 DEVICE_FUNCTION double square(bf16 x) { return square(bf16_to_float(x)); }
-// The sum of block `block` of SQUARES_BLOCKS, to sums[block]. Their number does not depend on the GPU, and so neither do
-// the bits.
+// The sum of block `block` of SQUARES_BLOCKS, to sums[block]. Their number does not depend on the GPU, and so neither
+// do the bits.
 template <class T> DEVICE_FUNCTION void squares_block(double *sums, const T *x, int64_t n, int block) {
     const int64_t thread = (int64_t)block * FLAT_THREADS + threadIdx.x;
     const int64_t before = (4 - (int64_t)((uintptr_t)x / sizeof *x % 4)) % 4; // elements before the first whole group

@@ -26,10 +26,10 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
                                    const floatX *in,   // (M, K)
                                    int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
-// Products of FP8 matrices, with fp32 sums, rounded once: out = a b^T + bias, sum = a b^T, or += where `add`. Where both operands have
-// one scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are applied block by
-// block. Sizes are multiples of 16; codes and scales of blocks begin at multiples of 16 bytes. fast: on a GPU tensor
-// cores may keep the sum over the whole depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
+// Products of FP8 matrices, with fp32 sums, rounded once: out = a b^T + bias, sum = a b^T, or += where `add`. Where
+// both operands have one scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are
+// applied block by block. Sizes are multiples of 16; codes and scales of blocks begin at multiples of 16 bytes. fast:
+// on a GPU tensor cores may keep the sum over the whole depth in fewer bits (CUBLASLT_MATMUL_DESC_FAST_ACCUM).
 static size_t matmul_fp8_workspace_bytes(int64_t M, int64_t N, int64_t K, struct device *dev);
 // NULL where the device and its library multiply FP8 matrices of this scaling; else why not, written to `text`, with
 // the option to change. A GPU that is not open refuses nothing.

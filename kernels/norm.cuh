@@ -499,9 +499,9 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
         });
 }
 
-// The runs' sums (runs, a_count + b_count), added up into a (a_count) and b (b_count), or to them where `add`: a warp adds every 32nd run of 32
-// columns, then the block's first warp adds the warps' sums. Without b, which is NULL then, its columns may be left out
-// of the grid.
+// The runs' sums (runs, a_count + b_count), added up into a (a_count) and b (b_count), or to them where `add`: a warp
+// adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. Without b, which is NULL then,
+// its columns may be left out of the grid.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {

@@ -298,8 +298,8 @@ static void residual_norm_forward(floatX *sum, floatX *out, float *mean, float *
     }
 }
 
-// ddelta[i] = dout[i] times scale and the dropout scales, i < count; dout[0] is element `first` of the mask. Not inlined,
-// like norm_rows.
+// ddelta[i] = dout[i] times scale and the dropout scales, i < count; dout[0] is element `first` of the mask. Not
+// inlined, like norm_rows.
 __attribute__((noinline)) static void residual_backward_elements(floatX *ddelta, const floatX *dout, int64_t first,
                                                                  int64_t count, float scale, struct dropout dropout) {
     for (int64_t begin = 0; begin < count; begin += ELEMENTS_AT_A_TIME) {

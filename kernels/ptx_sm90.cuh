@@ -145,8 +145,8 @@ PTX_FUNCTION uint64_t l2_evict_last(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// The same, made anew where it stands: for a thread that has no registers to keep it in. Made that way in forward, it is
-// spilled at head dim 64; kept, in backward.
+// The same, made anew where it stands: for a thread that has no registers to keep it in. Made that way in forward, it
+// is spilled at head dim 64; kept, in backward.
 PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;

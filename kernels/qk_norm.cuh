@@ -98,7 +98,8 @@ template <int PACKS> DEVICE_FUNCTION void qk_row_store(floatX *row, const struct
         row_store<PACKS>(row, value, c, C);
 }
 
-// Shared memory of forward, in bytes: a block's partial sums, and behind them, where rows are rotated, copies of its rows.
+// Shared memory of forward, in bytes: a block's partial sums, and behind them, where rows are rotated, copies of its
+// rows.
 enum { QK_STAGED = NORM_THREADS / 32 * sizeof(float) };
 
 // Four neighbouring floats of global memory, a pack, or four elements, of shared memory, each in one access.

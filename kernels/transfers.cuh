@@ -4,9 +4,9 @@
 //   cpu target    copied at once; with a bus rate a wait lasts until a bus of that rate would have carried the bytes
 //
 // A transfer begins when all work that was enqueued on the device before it is done. From there to transfer_wait nobody
-// else may write its operands, nor read what it writes. Transfers of one direction run in the order in which they began.
-// Every transfer is waited for; one that began while a graph is recorded, before the recording ends, and one that began
-// before, not within it: a graph that is launched again begins and waits for its own transfers alone.
+// else may write its operands, nor read what it writes. Transfers of one direction run in the order in which they
+// began. Every transfer is waited for; one that began while a graph is recorded, before the recording ends, and one
+// that began before, not within it: a graph that is launched again begins and waits for its own transfers alone.
 #pragma once
 #include "kernels/device.cuh"         // struct device, cuda_check
 #include "kernels/device_memory.cuh"  // device_allocate, host_reserve
@@ -22,8 +22,8 @@ enum { TRANSFER_DIRECTIONS = 2, TRANSFER_EVENTS = 64, TRANSFER_MEASURED_BYTES = 
 
 struct transfers; // one per process; its members are the target's own
 
-// bus_gbps: 1e9 bytes a second each way that the cpu target's copies seem to take; 0, and on the cuda target: as fast as
-// they are. Closing waits for the transfers in flight.
+// bus_gbps: 1e9 bytes a second each way that the cpu target's copies seem to take; 0, and on the cuda target: as fast
+// as they are. Closing waits for the transfers in flight.
 static void transfers_open(struct transfers *t, double bus_gbps, struct device *dev);
 static void transfers_close(struct transfers *t, struct device *dev);
 // Begins a copy; returns a ticket for transfer_wait, never 0.
@@ -35,8 +35,8 @@ static void transfer_wait(struct transfers *t, uint64_t ticket, struct device *d
 // Seconds so far in which the device waited for transfers. Not known, and 0: of transfers within graphs, and on the cpu
 // target without a bus rate.
 static double transfers_waited_s(struct transfers *t);
-// Sets the rate of each direction, in 1e9 bytes a second, of copies of TRANSFER_MEASURED_BYTES both ways at once, on the
-// cpu target one after the other. Takes twice as much device and host memory meanwhile.
+// Sets the rate of each direction, in 1e9 bytes a second, of copies of TRANSFER_MEASURED_BYTES both ways at once, on
+// the cpu target one after the other. Takes twice as much device and host memory meanwhile.
 static void transfers_measure(struct transfers *t, struct device *dev, double gbps[TRANSFER_DIRECTIONS]);
 // For tests: from here on the cpu target copies in this direction as late as it may, when a transfer is waited for. A
 // missing wait then leaves what was there before; a buffer that is used while it is copied shows in the usual order, at
@@ -59,8 +59,8 @@ static inline uint64_t transfer_number_of(uint64_t ticket) { return ticket >> TI
 
 #ifdef TARGET_CUDA
 
-// Transfer n of a direction has the events n % TRANSFER_EVENTS. `reached`: the device's stream came to its first wait for
-// the transfer.
+// Transfer n of a direction has the events n % TRANSFER_EVENTS. `reached`: the device's stream came to its first wait
+// for the transfer.
 struct transfers {
     cudaStream_t streams[TRANSFER_DIRECTIONS];
     cudaEvent_t ready[TRANSFER_DIRECTIONS];

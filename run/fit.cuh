@@ -1,5 +1,6 @@
 // A recomputation policy, and whether a plan fits: the policy of --recompute-*, and what to change when a plan exceeds
-// the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is auto.
+// the machine. Models are planned here, never allocated. run/fit_auto.cuh chooses where --recompute-granularity is
+// auto.
 #pragma once
 #include "config_fit.h"            // config_resolve_copies
 #include "run/model.cuh"           // gpt_create, gpt_destroy: a planned model

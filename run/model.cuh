@@ -19,7 +19,8 @@ static enum collectives_kind collectives_kind_of(const struct config *c) {
     return COLLECTIVES_HOST;
 }
 
-// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each in flight.
+// Plans the pinned memory of batches on their way to the device and of results on their way back: two of each in
+// flight.
 static void plan_staging(struct gpt *m) {
     struct plan *plan = &m->timeline.plan;
     const size_t reports_bytes = (size_t)m->zero.shards.ranks * (size_t)report_width(m) * sizeof(double);
@@ -97,8 +98,8 @@ static void gpt_transfer_bytes(const struct gpt *m, size_t bytes[TRANSFER_DIRECT
 }
 
 // Bytes of a chunk of logits, about: large enough for the matmuls to run at full speed, small beside the rest. On a GPU
-// each chunk but the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free, chunks
-// are larger (fit_loss_chunk).
+// each chunk but the first adds to the fp32 gradient of the whole head, 8 bytes an element: where memory is free,
+// chunks are larger (fit_loss_chunk).
 // A chunk's fixed cost, two reads of the head's weight and a pass over its fp32 gradient, is on a CPU that of the
 // matmuls of 20 to 30 tokens: with LOGITS_CHUNK_TOKENS at least it stays below 3 %, however large the vocabulary.
 enum { LOGITS_CHUNK_TOKENS = 1024 };

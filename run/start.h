@@ -98,8 +98,8 @@ static void start_take_choice(struct config *config, const struct trainer_state 
             start_set(config, chosen[i], start_resolved(text, state, chosen[i]));
 }
 
-// Takes over the tokens of a chunk of logits, which may have followed the memory that was free, for micro-batches of the
-// same size: the sums then have the same bits.
+// Takes over the tokens of a chunk of logits, which may have followed the memory that was free, for micro-batches of
+// the same size: the sums then have the same bits.
 static void start_take_loss_chunk(struct config *config, const struct trainer_state *state,
                                   const bool by_user[CONFIG_ROWS_MAX]) {
     const int row = CONFIG_ROW(loss_chunk_tokens);
@@ -267,8 +267,8 @@ static const char *start_read_model(struct huggingface_config *model, const char
     return problem;
 }
 
-// Sets the options of a model. An option that the user gave too must have the same value, or the program ends, unless it is
-// one that may extend the model: then the user's stays.
+// Sets the options of a model. An option that the user gave too must have the same value, or the program ends, unless
+// it is one that may extend the model: then the user's stays.
 static void start_take_model(struct config *config, const struct huggingface_config *model) {
     char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
     for (int i = 0; i < model->num_settings; i++) {

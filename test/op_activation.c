@@ -326,9 +326,9 @@ static void sums_of_columns(void **state) {
 
 // ---- every bf16 ----
 
-// In bf16 the logistic function errs by 91 * 2^-24 of itself as far as 2^-40 (kernels/activation.cuh), and what is stored
-// by half a unit more; the cpu target's is a polynomial made for bf16, which a twentieth of its rounding covers. A derivative is a sum of terms no larger than 1 + 8 sigma (1 - sigma):
-// five times that error of 1.
+// In bf16 the logistic function errs by 91 * 2^-24 of itself as far as 2^-40 (kernels/activation.cuh), and what is
+// stored by half a unit more; the cpu target's is a polynomial made for bf16, which a twentieth of its rounding covers.
+// A derivative is a sum of terms no larger than 1 + 8 sigma (1 - sigma): five times that error of 1.
 #ifdef TARGET_CUDA
 #define LOGISTIC_ERROR (91 * 0x1p-24)
 #else

@@ -310,7 +310,8 @@ static void each_format_is_stepped_in_fp32_and_rounded_once(void **state) {
             check_formats(sizes[i], format_case);
 }
 
-// The update with fp32 master weights that are stored whole, each parameter rounded from its own: what a split replaces.
+// The update with fp32 master weights that are stored whole, each parameter rounded from its own: what a split
+// replaces.
 static void a_split_master_has_the_bits_of_a_whole_one(void **state) {
     enum { N = 3000, MANY = SLOW ? 20 : 300 };
     uint64_t random = 11;
@@ -510,8 +511,8 @@ static double mean_of_params(const struct everything *e) {
         sum += to_float(e->r.params[i]);
     return sum / (double)e->r.n;
 }
-// The standard deviation of a mean over the crowd, of values that were rounded in each of `steps` steps that are `change`
-// long to multiples of `unit`: one step up or not.
+// The standard deviation of a mean over the crowd, of values that were rounded in each of `steps` steps that are
+// `change` long to multiples of `unit`: one step up or not.
 static double mean_deviation(int steps, double change, double unit) {
     return unit * sqrt(steps * fabs(change) / unit / CROWD);
 }
@@ -977,7 +978,8 @@ static void sums_of_bf16(void **state) {
         free(memory);
     }
 }
-// Ranges in two groups, some of them empty or shorter than a group of threads: the sum of their sums in order, to the bit.
+// Ranges in two groups, some of them empty or shorter than a group of threads: the sum of their sums in order, to the
+// bit.
 static void sums_of_ranges_are_those_of_each(void **state) {
     enum { COUNT = SLOW ? 5 : 35 };
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {

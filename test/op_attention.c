@@ -1657,8 +1657,8 @@ static void test_choice_of_sm90(void **state) {
     assert_non_null(strstr(c.reason, "wgmma bf16 needs compute capability 9.0, not 8.0"));
 #endif
 }
-// Fused is taken where it is asked for, where flash is ruled out and, by auto, where our kernels are known to be slower;
-// what it can't do is said.
+// Fused is taken where it is asked for, where flash is ruled out and, by auto, where our kernels are known to be
+// slower; what it can't do is said.
 static struct attention_choice choose_fused(enum attention_backend wanted, struct attention_demands demands,
                                             int head_dim) {
     attention_close(&dev); // which has asked for the GPU's compute capability

@@ -1,5 +1,5 @@
-// kernels/fp8_blocks.cuh against plain loops in double: scales, codes, padding and counts to the bit, the sums of columns
-// within rounding, and what codes stand for.
+// kernels/fp8_blocks.cuh against plain loops in double: scales, codes, padding and counts to the bit, the sums of
+// columns within rounding, and what codes stand for.
 #include "kernels/fp8_blocks.cuh"
 #include "test/fp8_reference.h"
 #include "test/testing.h"

@@ -158,8 +158,8 @@ static void test_plans_are_tight(void **state) {
     matmul_destroy(dev.matmul);
 }
 
-// At 128k tokens the MLP's activations and their gradients are most of the peak under full recomputation; in chunks they
-// are not.
+// At 128k tokens the MLP's activations and their gradients are most of the peak under full recomputation; in chunks
+// they are not.
 static void chunks_lower_the_peak_of_long_sequences(void **state) {
     struct device dev;
     size_t peak[2];

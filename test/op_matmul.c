@@ -23,9 +23,10 @@ enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 static double tolerance(int64_t depth, double output_rounding) {
     return (sqrt((double)depth) + 2) * 0x1p-24 + output_rounding;
 }
-// Tensor cores cut a sum off where others round it, after each block of a depth of 8: by at most 2^-23 of it, half of that
-// on average, and always towards 0, so that these errors add up (Fasi, Higham, Mikaitis and Pranesh, "Numerical behavior
-// of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021). They show where the output is fp32: in dweight.
+// Tensor cores cut a sum off where others round it, after each block of a depth of 8: by at most 2^-23 of it, half of
+// that on average, and always towards 0, so that these errors add up (Fasi, Higham, Mikaitis and Pranesh, "Numerical
+// behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021). They show where the output is fp32: in
+// dweight.
 #if defined(TARGET_CUDA) && !defined(CUDA_EMULATED)
 static const double CUT_OFFS = sizeof(floatX) == 2 ? 1.0 / 8 : 0; // for each product of a sum
 #else
@@ -176,8 +177,9 @@ static struct result run(const struct problem *p, int backward_weight_calls, str
     return r;
 }
 
-// Whether the backend has no way to compute all of a problem. cuBLASLt promises none for any shape: it is asked, and a shape
-// that it refuses is reported and passed over, unless it is one of a usual model, whose widths are multiples of 8.
+// Whether the backend has no way to compute all of a problem. cuBLASLt promises none for any shape: it is asked, and a
+// shape that it refuses is reported and passed over, unless it is one of a usual model, whose widths are multiples of
+// 8.
 #ifdef TARGET_CUDA
 static bool refused(const struct problem *p, struct device *dev) {
     const struct shape s = p->shape;
@@ -366,8 +368,8 @@ static void moved_destroy(struct moved *m) {
     moved_free(m->workspace, workspace_offset(m->offset));
 }
 
-// Called again, and with operands, results and workspace elsewhere in memory: a layer that is computed again in backward
-// has to give what forward gave.
+// Called again, and with operands, results and workspace elsewhere in memory: a layer that is computed again in
+// backward has to give what forward gave.
 static void check_same_bits_of(const struct problem *p, struct device *dev) {
     static const int offsets[] = {0, 1, 8};
     struct result first = run(p, 2, dev);
@@ -522,8 +524,8 @@ static void test_naive_by_differences(void **state) {
 
 #ifdef TARGET_CUDA
 
-// More shapes than the table of plans holds: a plan that was dropped is made again, with the same bits; one that was not
-// is found.
+// More shapes than the table of plans holds: a plan that was dropped is made again, with the same bits; one that was
+// not is found.
 static void test_plans(void **state) {
     enum { ROUNDS = 2, MOST = MATMUL_PLANS + 10, DEPTH = 8, BIASES = 8 * (MOST / 64 + 1) };
     struct device dev = {2, NULL};

@@ -1,8 +1,8 @@
 // How fast flash attention is on a GPU: a JSON object a line for each shape and direction, on stdout, for
-// scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads over 8.
-// By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal, and full where
-// the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one. --small: T = 64 with two
-// and eight heads alone, for a rehearsal of those scripts on the emulator.
+// scripts/gpu_check.sh and attention_sweep.sh. bf16, head dims 64 and 128, T from 1k to 16k, MHA and 64 query heads
+// over 8. By the backend that is chosen here ("ours") and, where that is another, by sm_80's ("ours sm_80"). Causal,
+// and full where the backend has it. Backward in any order of sums, and deterministic; sm_80's has but the one.
+// --small: T = 64 with two and eight heads alone, for a rehearsal of those scripts on the emulator.
 #include "attention.cuh"             // attention_choose, attention_forward, attention_backward
 #include "kernels/device_memory.cuh" // device_allocate, device_upload
 #include "kernels/device_queue.cuh"  // device_open
@@ -53,8 +53,8 @@ static float median_ms(void (*call)(struct bench *), struct bench *b) {
     return times[REPEATS / 2];
 }
 
-// Uniform in [-1.7, 1.7): values of the same deviation as PyTorch's randn, since the power that a GPU draws, and with it
-// its clock, depends on the data. A million of them, again and again.
+// Uniform in [-1.7, 1.7): values of the same deviation as PyTorch's randn, since the power that a GPU draws, and with
+// it its clock, depends on the data. A million of them, again and again.
 static bf16 *random_array(int64_t n, struct device *dev) {
     bf16 *host = (bf16 *)malloc((size_t)n * sizeof *host), *memory = (bf16 *)device_allocate((size_t)n * sizeof *host);
     const int64_t period = 1000003;

@@ -9,12 +9,12 @@
 // - wgmmas run at the wgmma_wait that asks for them, when all four warps have come to it. Until then their
 //   accumulators and their A registers hold a NaN that must not be overwritten, who rounds, stores or multiplies what
 //   it read there is reported, and nobody may write what they read in shared memory.
-// - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or A
-//   register that was used before may differ from what it held at the last wgmma_fence.
+// - wgmma_fence must stand between a wgmma_wait and the next use of an accumulator that it gave, and no accumulator or
+//   A register that was used before may differ from what it held at the last wgmma_fence.
 // - Ordinary stores need async_proxy_fence by their own thread before the async proxy sees them. In global memory:
 //   test/emu/global.h.
-// - A block that asks by load_acquire for what others did is told what is there, often too early. When it asks again, all
-//   blocks of lower index are done first; what it waits for after that never comes.
+// - A block that asks by load_acquire for what others did is told what is there, often too early. When it asks again,
+//   all blocks of lower index are done first; what it waits for after that never comes.
 #pragma once
 #include <deque>   // std::deque
 #include <sched.h> // sched_yield
@@ -649,8 +649,8 @@ static const uint32_t *emu_operand_use(struct emu_thread *self, uint32_t *at, ui
     return a->value;
 }
 
-// The addresses of an operand's 16-byte pieces. K-major: of each of `rows` rows two pieces, k = 0..7 and 8..15. MN-major:
-// of each 8 rows 16 pieces, one a k.
+// The addresses of an operand's 16-byte pieces. K-major: of each of `rows` rows two pieces, k = 0..7 and 8..15.
+// MN-major: of each 8 rows 16 pieces, one a k.
 static std::vector<uint32_t> emu_operand_pieces(uint64_t descriptor, int rows, bool transposed) {
     const uint32_t start = (uint32_t)(descriptor & 0x3fff) << 4, leading = (uint32_t)(descriptor >> 16 & 0x3fff) << 4,
                    stride = (uint32_t)(descriptor >> 32 & 0x3fff) << 4, swizzle = (uint32_t)(descriptor >> 62);

@@ -2,11 +2,11 @@
 //
 // There is no __shared__: kernels take shared memory from kernels/ptx.cuh, whose wrappers see each access.
 // Environment: EMU_MEMORY_BYTES the device's memory, 8 GiB if unset; CUDA_VISIBLE_DEVICES empty or -1: no device;
-// EMU_CAPABILITY the compute capability, 8.0 if unset; EMU_PINNED_BYTES how much of the host's memory can be registered;
-// EMU_STREAMS=eager: test/emu/stream.h;
-// EMU_DEVICES how many there are else, 1 if unset (all with the process's memory: what tells them apart is that two ranks
-// of test/emu/nccl.h can't share one); CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as calls on
-// the stream NULL do.
+// EMU_CAPABILITY the compute capability, 8.0 if unset; EMU_PINNED_BYTES how much of the host's memory can be
+// registered; EMU_STREAMS=eager: test/emu/stream.h;
+// EMU_DEVICES how many there are else, 1 if unset (all with the process's memory: what tells them apart is that two
+// ranks of test/emu/nccl.h can't share one); CUDA_LAUNCH_BLOCKING=1: each call runs its work before it returns, as
+// calls on the stream NULL do.
 #pragma once
 #include "test/emu/stream.h" // streams, events, graphs
 #include "test/emu/warp.h"   // blocks, warps, shared memory
@@ -364,7 +364,8 @@ static inline void emu_check_copy(void *to, const void *from, size_t bytes, enum
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                                           cudaStream_t stream = NULL) {
     emu_check_copy(to, from, bytes, kind);
-    // It would not run beside the stream that computes: CUDA stages it through memory of its own, and the host waits meanwhile.
+    // It would not run beside the stream that computes: CUDA stages it through memory of its own, and the host waits
+    // meanwhile.
     if (stream && stream->beside && !stream->computes && bytes > 0 &&
         ((kind == cudaMemcpyHostToDevice && !emu_is_pinned(from, bytes)) ||
          (kind == cudaMemcpyDeviceToHost && !emu_is_pinned(to, bytes))))

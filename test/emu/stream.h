@@ -1,16 +1,16 @@
-// Streams, events and graphs of the emulator, as late as a program allows: what is enqueued on a stream that was created
-// runs when the host waits for it and not before, so that a host buffer that is changed too early, or read without
-// waiting, gives wrong data. On the stream NULL, and with CUDA_LAUNCH_BLOCKING=1, all runs at once.
+// Streams, events and graphs of the emulator, as late as a program allows: what is enqueued on a stream that was
+// created runs when the host waits for it and not before, so that a host buffer that is changed too early, or read
+// without waiting, gives wrong data. On the stream NULL, and with CUDA_LAUNCH_BLOCKING=1, all runs at once.
 //
-// With EMU_STREAMS=eager the streams beside the first one run as early as they may instead, with EMU_STREAMS=N the Nth of
-// them alone: when work is enqueued on them, or as soon as the event that they wait for has happened, before the first
-// stream goes on. The late order finds a missing wait for another stream, the eager one what another stream does too
-// early, such as refilling a buffer in use; one early and one late, a missing wait between those two. A graph's work runs
-// in the order in which it was recorded.
+// With EMU_STREAMS=eager the streams beside the first one run as early as they may instead, with EMU_STREAMS=N the Nth
+// of them alone: when work is enqueued on them, or as soon as the event that they wait for has happened, before the
+// first stream goes on. The late order finds a missing wait for another stream, the eager one what another stream does
+// too early, such as refilling a buffer in use; one early and one late, a missing wait between those two. A graph's
+// work runs in the order in which it was recorded.
 //
-// What a capture must not do is refused by CUDA's own error, and spoils what is recorded: waits of the host, waits for an
-// event from outside, two captures that meet, a fork that is not joined again, use of the stream NULL beside a stream that
-// waits for it.
+// What a capture must not do is refused by CUDA's own error, and spoils what is recorded: waits of the host, waits for
+// an event from outside, two captures that meet, a fork that is not joined again, use of the stream NULL beside a
+// stream that waits for it.
 //
 // Device memory can be touched only while work runs (test/emu/memory.h).
 #pragma once
@@ -100,8 +100,8 @@ static std::vector<struct emu_stream *> emu_streams;
 static thread_local int emu_captures = 0;     // that this thread has begun
 static const char *emu_running = "(nothing)"; // the name of the work at hand
 
-// EMU_WORK_COUNTS names a file, to which the program's end appends a line for each kind of work that ran: how often, and
-// its name. scripts/count_launches.py reads it.
+// EMU_WORK_COUNTS names a file, to which the program's end appends a line for each kind of work that ran: how often,
+// and its name. scripts/count_launches.py reads it.
 struct emu_work_counts {
     std::map<std::string, uint64_t> counts;
     const char *path = getenv("EMU_WORK_COUNTS");
@@ -200,7 +200,8 @@ static cudaError_t emu_forbid_null_while_recording(void) {
     return cudaSuccess;
 }
 
-// All that the device does goes through here; a library's stand-in calls it as well. `run` holds its arguments by value.
+// All that the device does goes through here; a library's stand-in calls it as well. `run` holds its arguments by
+// value.
 static cudaError_t emu_enqueue(cudaStream_t stream, const char *name, std::function<void()> run,
                                const struct emu_stream *other = NULL, uint64_t position = 0) {
     struct emu_work work = {name, std::move(run), other, position};
@@ -299,7 +300,8 @@ static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream;
     return cudaSuccess;
 }
-// Not ready as long as anything is left; one piece of it is done with each call, so that who asks again comes to an end.
+// Not ready as long as anything is left; one piece of it is done with each call, so that who asks again comes to an
+// end.
 static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
     if (!stream || stream->done == stream->enqueued)
         return cudaSuccess;
@@ -380,8 +382,8 @@ static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
         emu_run_until(event->stream, event->position);
     return cudaSuccess;
 }
-// An event of a capture makes the stream part of that capture. From a stream of a capture any other event is refused, one
-// that was never recorded too: CUDA's manual exempts none.
+// An event of a capture makes the stream part of that capture. From a stream of a capture any other event is refused,
+// one that was never recorded too: CUDA's manual exempts none.
 static inline cudaError_t emu_wait_captured(cudaStream_t stream, cudaEvent_t event) {
     struct emu_graph *const capture = event->capture.get();
     if (capture->ended)

@@ -1,5 +1,5 @@
-// What the emulator is to find of the rules of sm_90a, as unit_faults.cu: each fault is planted in a small kernel that runs
-// in a process of its own; without it the same kernel must pass.
+// What the emulator is to find of the rules of sm_90a, as unit_faults.cu: each fault is planted in a small kernel that
+// runs in a process of its own; without it the same kernel must pass.
 //
 //   unit_faults_sm90           every fault          unit_faults_sm90 NAME    that one, to see its message
 #include "kernels/device_memory.cuh" // device_allocate, device_download
