@@ -146,11 +146,6 @@ DEVICE_FUNCTION int64_t activation_bias_end(int64_t N) { // of the block's rows
     const int64_t end = (int64_t)(blockIdx.x + 1) * ACTIVATION_BIAS_ROWS;
     return end < N ? end : N;
 }
-DEVICE_FUNCTION void activation_add(struct packed_floats *sums, const struct packed &x) {
-    for (int i = 0; i < PACK; i++)
-        sums->x[i] += to_float(x.x[i]);
-}
-
 #define POINTWISE_ACTIVATION(name)                                                                                     \
     template <bool AMAX, bool WHOLE>                                                                                   \
     static __global__ void name##_forward_kernel(floatX *out, const floatX *in, int64_t n, uint32_t *amax) {           \
@@ -202,7 +197,7 @@ DEVICE_FUNCTION void activation_add(struct packed_floats *sums, const struct pac
              n += ACTIVATION_WARPS) {                                                                                  \
             const struct packed y =                                                                                    \
                 name##_backward_pack<WHOLE>(din + n * F + f, dout + n * F + f, in + n * F + f, F - f);                 \
-            activation_add(&sums, y);                                                                                  \
+            column_sums_take(&sums, y);                                                                                \
             if (AMAX)                                                                                                  \
                 largest = amax_with_packed(largest, y, F - f);                                                         \
         }                                                                                                              \
@@ -297,8 +292,8 @@ struct packed_gate_up {
         for (int64_t n = (int64_t)blockIdx.x * ACTIVATION_BIAS_ROWS + threadIdx.x / 32; n < end && f < F;              \
              n += ACTIVATION_WARPS) {                                                                                  \
             const struct packed_gate_up y = name##_backward_pack<WHOLE>(dgate_up, dout, gate_up, n, f, F);             \
-            activation_add(&gate_sums, y.gate);                                                                        \
-            activation_add(&up_sums, y.up);                                                                            \
+            column_sums_take(&gate_sums, y.gate);                                                                      \
+            column_sums_take(&up_sums, y.up);                                                                          \
             if (AMAX)                                                                                                  \
                 largest = amax_with_packed(amax_with_packed(largest, y.gate, F - f), y.up, F - f);                     \
         }                                                                                                              \

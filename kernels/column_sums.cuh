@@ -10,14 +10,20 @@ static void column_sums(float *sums, const float *partial, int64_t chunks, int64
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
 
-// The first stage, in the kernel that makes what is summed: to[c] = the sum over the block's warps of column c, of the
-// first `columns` of 32 packs: sums, of each lane's pack. All threads call. Uses COLUMN_SUMS_OF_WARPS_BYTES of shared
-// memory from its beginning on, which are free again after the next barrier.
+// The first stage, in the kernel that makes what is summed: column_sums_take adds a lane's pack of a row to its sums.
+// column_sums_of_warps then gives to[c], of the first `columns` columns of the lanes' 32 packs, the sum over the block's
+// warps. All threads call it. Uses COLUMN_SUMS_OF_WARPS_BYTES of shared memory from its beginning on, which are free
+// again after the next barrier.
 //
 // COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a
 // line nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.
 enum { COLUMN_SUMS_LINE = 32 + 32 / PACK };
 #define COLUMN_SUMS_OF_WARPS_BYTES(warps) ((warps)*PACK * COLUMN_SUMS_LINE * 4)
+DEVICE_FUNCTION void column_sums_take(struct packed_floats *sums, const struct packed &x) {
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+        sums->x[i] += to_float(x.x[i]);
+}
 DEVICE_FUNCTION void column_sums_of_warps(float *to, const struct packed_floats &sums, int columns) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const uint32_t shared = shared_memory(); // (warps, PACK, COLUMN_SUMS_LINE)

@@ -20,11 +20,10 @@
 // library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
 // before it is scaled, and without `fast` other sums do so, too; the tensor cores themselves keep some 13 bits.
 #pragma once
-#include "kernels/column_sums.cuh" // column_sums
+#include "kernels/column_sums.cuh" // column_sums, column_sums_of_warps
 #include "kernels/device.cuh"      // struct device, floatX, LAUNCH
 #include "kernels/matmul_gemm.cuh" // struct gemm
 #include "kernels/packed.cuh"      // packed_load, packed_load_some
-#include "kernels/ptx.cuh"         // shared_memory, store_shared_float, load_shared_float
 #include "runtime/machine/error.h" // fail
 #include <cublasLt.h>              // cublasLtMatmul
 #include <stdio.h>                 // snprintf
@@ -379,17 +378,9 @@ static struct matmul_plan *matmul_plan_for(const struct gemm *gemm, const float 
 // order. The partial sums are 8 bytes for every DBIAS_ROWS elements of dout, 3 % of its bytes in bf16. The blocks for
 // 16384 rows of 768 columns have 6 MB of loads in flight, two thirds more than 4 TB/s at 0.9 us of latency ask for.
 enum { DBIAS_ROWS = 128, DBIAS_WARPS = 8, DBIAS_COLUMNS = 32 * PACK, DBIAS_AHEAD = 4 };
-// Words from one line of 32 sums in shared memory to the next: a warp meets no bank twice, neither when it writes a
-// line nor when it reads 32 columns, which are PACK lines' elements i, i + 1, ...
-enum { DBIAS_LINE = 32 + 32 / PACK };
 
 static size_t dbias_workspace_bytes(int64_t M, int N) {
     return (size_t)((M + DBIAS_ROWS - 1) / DBIAS_ROWS) * (size_t)N * sizeof(float);
-}
-
-DEVICE_FUNCTION void dbias_add_pack(float sums[PACK], const struct packed &x) {
-    for (int i = 0; i < PACK; i++)
-        sums[i] += to_float(x.x[i]);
 }
 
 static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
@@ -399,7 +390,7 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
     const int first_column = (int)(blockIdx.x % (unsigned)strips) * DBIAS_COLUMNS, column = first_column + lane * PACK;
     const int rows = M - first_row < DBIAS_ROWS ? (int)(M - first_row) : (int)DBIAS_ROWS;
     const floatX *from = dout + first_row * N + column;
-    float sums[PACK] = {};
+    struct packed_floats sums = {};
     if (column + PACK <= N && N % PACK == 0 && packed_aligned(dout)) {
         int row = warp;
         for (; row + (DBIAS_AHEAD - 1) * DBIAS_WARPS < rows; row += DBIAS_AHEAD * DBIAS_WARPS) {
@@ -407,24 +398,14 @@ static __global__ void __launch_bounds__(32 * DBIAS_WARPS)
             for (int i = 0; i < DBIAS_AHEAD; i++)
                 x[i] = packed_load(from + (int64_t)(row + i * DBIAS_WARPS) * N);
             for (int i = 0; i < DBIAS_AHEAD; i++)
-                dbias_add_pack(sums, x[i]);
+                column_sums_take(&sums, x[i]);
         }
         for (; row < rows; row += DBIAS_WARPS)
-            dbias_add_pack(sums, packed_load(from + (int64_t)row * N));
+            column_sums_take(&sums, packed_load(from + (int64_t)row * N));
     } else if (column < N)
         for (int row = warp; row < rows; row += DBIAS_WARPS)
-            dbias_add_pack(sums, packed_load_some(from + (int64_t)row * N, N - column));
-    // Each thread adds the warps' sums of one column.
-    const uint32_t shared = shared_memory(); // (warps, PACK, DBIAS_LINE)
-    for (int i = 0; i < PACK; i++)
-        store_shared_float(shared + (uint32_t)((warp * PACK + i) * DBIAS_LINE + lane) * 4, sums[i]);
-    __syncthreads();
-    for (int c = (int)threadIdx.x; c < DBIAS_COLUMNS && first_column + c < N; c += 32 * DBIAS_WARPS) {
-        float sum = 0;
-        for (int w = 0; w < DBIAS_WARPS; w++)
-            sum += load_shared_float(shared + (uint32_t)((w * PACK + c % PACK) * DBIAS_LINE + c / PACK) * 4);
-        partial[chunk * N + first_column + c] = sum;
-    }
+            column_sums_take(&sums, packed_load_some(from + (int64_t)row * N, N - column));
+    column_sums_of_warps(partial + chunk * N + first_column, sums, N - first_column);
 }
 
 static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool add, void *workspace,
@@ -433,7 +414,7 @@ static void dbias_sums(float *dbias, const floatX *dout, int64_t M, int N, bool 
     const int64_t chunks = (M + DBIAS_ROWS - 1) / DBIAS_ROWS;
     const int strips = (N + DBIAS_COLUMNS - 1) / DBIAS_COLUMNS;
     LAUNCH(dev, dbias_partial_kernel, (unsigned)(chunks * strips), 32 * DBIAS_WARPS,
-           DBIAS_WARPS * PACK * DBIAS_LINE * sizeof(float), partial, dout, M, N, strips);
+           COLUMN_SUMS_OF_WARPS_BYTES(DBIAS_WARPS), partial, dout, M, N, strips);
     column_sums(dbias, partial, chunks, N, add, dev);
 }
 

@@ -6,6 +6,7 @@
 // that too: the result is as if the mean were known exactly.
 #pragma once
 #include "kernels/amax.cuh"          // amax_with_packed, amax_merge_block
+#include "kernels/column_sums.cuh"   // column_sums_take
 #include "kernels/device.cuh"        // floatX
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/norm_kind.cuh"     // struct norm_options, norm_weight_offset
@@ -627,10 +628,7 @@ static __global__ void __launch_bounds__(NORM_THREADS)
                     break;
                 const struct packed value = residual_backward_pack(packed_to_floats(d[r]), scale, dropout, at);
                 packed_store_some(ddelta + at, value, C - c);
-                const struct packed_floats stored = packed_to_floats(value);
-#pragma unroll
-                for (int i = 0; i < PACK; i++)
-                    sums.x[i] += stored.x[i];
+                column_sums_take(&sums, value);
             }
         }
     }
