@@ -110,7 +110,7 @@ static void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
 // WITHOUT_ATTENTION_SM90: of tests of the model, whose heads these kernels do not take.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16) && !defined(WITHOUT_ATTENTION_SM90)
 #include "kernels/attention_sm90_backward.cuh" // sm90_backward
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
+#include "kernels/attention_sm90_forward.cuh"  // sm90_forward; its base: sm90_unavailable_reason
 #else
 // In this build attention_choose never chooses flash for compute capability 9.0: its reason says why.
 static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {

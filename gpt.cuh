@@ -3,7 +3,7 @@
 #pragma once
 #include "block.cuh"                   // block_forward, block_backward
 #include "kernels/attention_spans.cuh" // attention_spans
-#include "kernels/device_memory.cuh"   // device_upload, device_download, device_zero
+#include "kernels/device_memory.cuh"   // device_upload, device_download, device_copy
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"            // cross_entropy, losses_sum

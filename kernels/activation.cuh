@@ -30,7 +30,8 @@
 #include "kernels/amax.cuh"           // amax_with_packed, amax_merge_block, amax_take
 #include "kernels/column_sums.cuh"    // column_sums_of_warps
 #include "kernels/device.cuh"         // floatX
-#include "kernels/packed_floats.cuh"  // packed_load_some, packed_store_some, packed_from_floats
+#include "kernels/packed.cuh"         // packed_load_some, packed_store_some
+#include "kernels/packed_floats.cuh"  // packed_to_floats, packed_from_floats
 #include "kernels/ptx.cuh"            // exp2_approx, reciprocal_approx
 #include "kernels/vector_math.cuh"    // vector_expf
 #include "kernels/vectors_floatx.cuh" // vecs_exp, floatx_load, floatx_pad

@@ -36,10 +36,10 @@
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
 //   a diagonal they are masked.
 #pragma once
-#include "kernels/attention_sm90.cuh"
-#include "kernels/packed.cuh"    // packed_check
-#include "kernels/positions.cuh" // struct token_positions
-#include "kernels/rope.cuh"      // rope_rotate_pair
+#include "kernels/attention_sm90.cuh" // sm90_pipeline, sm90_map, tiles
+#include "kernels/packed.cuh"         // packed_check
+#include "kernels/positions.cuh"      // struct token_positions
+#include "kernels/rope.cuh"           // rope_rotate_pair
 
 #ifdef PRECISION_BF16
 

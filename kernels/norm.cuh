@@ -10,7 +10,8 @@
 #include "kernels/device.cuh"        // floatX
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/norm_kind.cuh"     // struct norm_options, norm_weight_offset
-#include "kernels/packed_floats.cuh" // packed_load, packed_to_floats, dropout_scales_packed
+#include "kernels/packed.cuh"        // packed_load, packed_load_if, packed_store_some
+#include "kernels/packed_floats.cuh" // packed_to_floats, dropout_scales_packed
 #include "kernels/random.cuh"        // struct dropout, dropout_scales
 #include "kernels/reduce.cuh"        // lanes_sum
 #include <math.h>                    // sqrtf

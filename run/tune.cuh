@@ -9,7 +9,7 @@
 #ifdef TARGET_CUDA
 #include "formats/matmul_algorithms.h" // matmul_algorithms_parse
 #include "runtime/files/file_read.h"   // read_whole
-#include "runtime/net/parallel.h"      // control_broadcast
+#include "runtime/net/control.h"       // control_broadcast
 #include <assert.h>                    // static_assert
 #include <errno.h>                     // errno
 #include <limits.h>                    // PATH_MAX
