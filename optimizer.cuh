@@ -152,7 +152,7 @@ struct update {
 };
 
 // The end of the elements from `first` on whose states have one format each: of the head, of the layers, of the
-// embeddings, or of all. *unit: one of theirs.
+// embeddings, or of all. *unit: a unit that they are of.
 static int64_t update_formats_end(const struct optimizer *o, int64_t first, int *unit) {
     const struct parameters *table = o->zero->table;
     const int units[] = {unit_of_head(), unit_of_layer(table, table->L - 1), unit_of_embeddings(table)};
