@@ -53,9 +53,6 @@ enum { ACTIVATION_BIAS_ROWS = 64 };
 static inline int64_t activation_bias_chunks(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
 }
-static inline size_t activation_bias_bytes(int64_t N, int width) {
-    return (size_t)activation_bias_chunks(N) * (size_t)width * sizeof(float);
-}
 
 #ifdef TARGET_CUDA
 
