@@ -365,7 +365,7 @@ enum { NORM_BACKWARD_SLOTS = 6 };
 // are in shared memory, behind norm_groups_reduce's: in registers they would leave room for one block where there are
 // two. Rows of any length (PACKS 0) have them in the run's row of dx_partial. In shared memory a warp's accesses are to
 // neighbouring 16 bytes.
-template <int PACKS> DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
+DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
 template <int THREADS, int PACKS>
@@ -373,7 +373,7 @@ DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_float
                                                        int C) {
     if (PACKS == 0)
         return floats_load_some(run + c, C - c);
-    return THREADS > 32 ? held[j] : floats_load_shared(norm_dx_sums_shared<PACKS>(j), NORM_THREADS * 16);
+    return THREADS > 32 ? held[j] : floats_load_shared(norm_dx_sums_shared(j), NORM_THREADS * 16);
 }
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, const struct packed_floats &sums, int j,
@@ -383,7 +383,7 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
     else if (THREADS > 32)
         held[j] = sums;
     else
-        floats_store_shared(norm_dx_sums_shared<PACKS>(j), sums, NORM_THREADS * 16);
+        floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
 // norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias. The launch bounds leave
