@@ -28,7 +28,7 @@ enum attention_backend {
 // What a model asks of attention beside a shape.
 struct attention_demands {
     float dropout;  // --attention-dropout
-    bool documents; // hide keys in every layer
+    bool documents; // are separated: keys are hidden in every layer
     bool any_order; // attention_backward_options's
 };
 
@@ -46,8 +46,7 @@ static void attention_close(struct device *dev);
 
 // Computes out = dropout(softmax(scale Q K^T + causal mask)) V, query head h with KV head h / (H / Hkv). `saved` is
 // what forward keeps for backward: fp32 (B, H, T) log-sum-exps (flash, fused), or floatX (B, H, T, T) probabilities
-// (unfused).
-// amax: kernels/amax.cuh's, of out; NULL: not taken.
+// (unfused). amax: kernels/amax.cuh's, of out; NULL: not taken.
 static size_t attention_saved_bytes(enum attention_backend backend, struct attention_shape shape);
 static size_t attention_forward_workspace_bytes(enum attention_backend backend, struct attention_shape shape,
                                                 struct device *dev);
@@ -107,10 +106,10 @@ static void fused_backward(floatX *dqkv, const floatX *dout, const floatX *qkv, 
     fail("attention by cuDNN takes bf16 on a GPU alone");
 }
 #endif
-// WITHOUT_ATTENTION_SM90: of tests of the model, whose heads these kernels do not take.
+// WITHOUT_ATTENTION_SM90 is set by tests of the model, whose heads these kernels do not take.
 #if defined(TARGET_CUDA) && defined(PRECISION_BF16) && !defined(WITHOUT_ATTENTION_SM90)
 #include "kernels/attention_sm90_backward.cuh" // sm90_backward
-#include "kernels/attention_sm90_forward.cuh"  // sm90_forward, sm90_unavailable_reason
+#include "kernels/attention_sm90_forward.cuh"  // sm90_forward; its base: sm90_unavailable_reason
 #else
 // In this build attention_choose never chooses flash for compute capability 9.0: its reason says why.
 static void sm90_unavailable_reason(char *reason, size_t size, struct attention_shape shape, struct device *dev) {
@@ -274,7 +273,7 @@ static struct attention_choice attention_choose(enum attention_backend wanted, s
 }
 static void attention_close(struct device *dev) { fused_close(dev); }
 
-// The backend of one call: flash, too, computes what fused does and keeps the same of it.
+// The backend of one call. Where fused does not take its shape, flash does: what the two keep for backward is the same.
 static enum attention_backend attention_backend_of(enum attention_backend backend, struct attention_shape shape,
                                                    struct device *dev) {
     return backend == ATTENTION_FUSED && !fused_takes(shape, dev) ? ATTENTION_FLASH : backend;

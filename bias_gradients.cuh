@@ -1,7 +1,8 @@
-// Who sums the gradient of a linear layer's bias: the columns of the gradient of the layer's output. On a GPU the
-// kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage adds
-// them up where the layer's own gradients are made. The gradient of q, k and v, which attention makes, is left to the
-// weight's product, as every one is on the CPU, whose products sum it while they pack it. FP8 casts sum their own.
+// The gradient of a linear layer's bias, which is the sums of the columns of the gradient of the layer's output. On a
+// GPU the kernel that makes that gradient leaves partial sums beside it, so that no pass reads it again; a second stage
+// adds them up where the layer's own gradients are made. The gradient of q, k and v, which attention makes, is left to
+// the product of the weight's gradient, as every one is on the CPU, where that product sums it while it packs it. Casts
+// to FP8 sum their own.
 #pragma once
 #include "gpt_state.cuh"           // struct gpt and its buffers
 #include "kernels/activation.cuh"  // activation_bias_chunks
@@ -9,12 +10,12 @@
 #include "kernels/norm.cuh"        // norm_backward_chunks, residual_backward_chunks
 #include "mlp.cuh"                 // branch_is_added_as_it_is, mlp_chunk_tokens
 
-// BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8; the others: the kernel that makes what is
-// summed, a norm's backward, a residual addition's, or an activation's.
+// What sums a bias's gradient. BIAS_BY_PRODUCT: the product of the weight's gradient, or the cast to FP8. The others:
+// the kernel that makes what is summed: a norm's backward, a residual addition's, or an activation's.
 enum bias_source { BIAS_BY_PRODUCT, BIAS_BY_NORM, BIAS_BY_RESIDUAL, BIAS_BY_ACTIVATION };
 
-// Of a branch's projection, whose output's gradient is a norm's behind it, the residual stream's times dropout's and
-// the multiplier's scales, or the residual stream's as it is, which a norm before the next branch made.
+// The source for a branch's projection. The gradient of its output comes from the norm behind it, or is the residual
+// stream's gradient: times dropout's and the multiplier's scales, or as it is, made by the norm before the next branch.
 static enum bias_source bias_source_of_projection(const struct gpt *m, int l, enum linear linear) {
     const struct layer_shape *s = &m->shape.layer;
     const bool last = linear == LINEAR_MLP_PROJ && l + 1 == m->shape.L; // the final norm made the stream's gradient
@@ -53,7 +54,7 @@ static int64_t bias_chunks(const struct gpt *m, int l, enum linear linear) {
     return 0;
 }
 // The partial sums (chunks, outputs) of a layer's bias gradient, live in this phase, where `source` makes them; else,
-// and when planning, NULL. The maker's phase and the layer's own fetch them.
+// and when planning, NULL. To be called in the maker's phase and in the layer's own.
 static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_source source) {
     if (source == BIAS_BY_PRODUCT || l < 0 || bias_source(m, l, linear) != source)
         return NULL;
@@ -61,13 +62,13 @@ static float *bias_partial(struct gpt *m, int l, enum linear linear, enum bias_s
     const size_t bytes = (size_t)bias_chunks(m, l, linear) * (size_t)row.outputs * sizeof(float);
     return (float *)buffer(m, PASS_TRAIN, l, SLOT_BIAS_SUMS + (int)linear, bytes, "sums of bias gradients", row.name);
 }
-// As bias_partial, of the projection whose output's gradient is the residual stream's as it is.
+// bias_partial for the projection whose output's gradient is the residual stream's as it is.
 static float *stream_bias_partial(struct gpt *m, int l, enum linear projection) {
     const bool as_it_is = !m->shape.layer.norm_after && branch_is_added_as_it_is(m);
     return as_it_is ? bias_partial(m, l, projection, BIAS_BY_NORM) : NULL;
 }
-// Finishes the bias gradient of a layer, from what its maker has left, in the layer's own phase. Returns whether there
-// was any: else the weight's product sums it.
+// Adds up the partial sums of a layer's bias gradient, in the layer's own phase. Returns false where there are none:
+// the weight's product is then to sum it.
 static bool bias_finish(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t chunks = bias_chunks(m, l, linear);

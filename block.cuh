@@ -315,7 +315,8 @@ static void norm_gradient(struct gpt *m, int l, floatX *dx, float *dx_partial, c
 }
 
 // The gradient of what a branch adds to the residual stream, before dropout and multiplier. Without these two that is
-// the gradient of the stream itself, which is then not stored twice. partial: of its columns' sums; NULL: not made.
+// the gradient of the stream itself, which is then not stored twice. partial: gets the partial sums of its columns;
+// NULL: not made.
 static const floatX *d_added(struct gpt *m, int l, enum slot slot, enum dropout_use use, float *partial) {
     const floatX *dres = d_residual(m);
     if (branch_is_added_as_it_is(m))

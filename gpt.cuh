@@ -3,7 +3,7 @@
 #pragma once
 #include "block.cuh"                   // block_forward, block_backward
 #include "kernels/attention_spans.cuh" // attention_spans
-#include "kernels/device_memory.cuh"   // device_upload, device_download, device_zero
+#include "kernels/device_memory.cuh"   // device_upload, device_download, device_copy
 #include "kernels/device_queue.cuh"    // device_event_record, device_event_wait, work graphs
 #include "kernels/embedding.cuh"       // embedding_forward, embedding_backward
 #include "kernels/loss.cuh"            // cross_entropy, losses_sum
@@ -178,7 +178,7 @@ static void embedding_gradients(struct gpt *m) {
         zero_begin_gradients(&m->zero, unit);
     phase(m, "backward", -1, "embedding");
     struct table_gradient dwte = table_gradient(m, PARAM_WTE), dwpe = table_gradient(m, PARAM_WPE);
-    dwte.add = dwte.add || m->shape.tied; // to the head's
+    dwte.add = dwte.add || m->shape.tied; // to the gradient of the tied head
     const floatX *dres = d_residual(m);
     const int32_t *tokens = tokens_buffer(m, PASS_TRAIN);
     const struct token_positions positions = positions_of(m, PASS_TRAIN);

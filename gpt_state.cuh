@@ -7,7 +7,6 @@
 #pragma once
 #include "attention.cuh"            // struct attention_shape
 #include "config.h"                 // struct config
-#include "config_layers.h"          // config_layer_is_windowed
 #include "fp8.cuh"                  // struct fp8_state
 #include "kernels/device_queue.cuh" // struct work_graph
 #include "kernels/loss.cuh"         // struct loss_sum
@@ -17,7 +16,6 @@
 #include "optimizer_copy.cuh"       // struct optimizer_copy
 #include "parameters.cuh"           // struct parameters, struct model_shape
 #include "recompute.cuh"            // struct recompute_policy
-#include "runtime/machine/error.h"  // fail
 #include "timeline.cuh"             // phases and their buffers
 #include "zero.cuh"                 // parameters and gradients, whole or sharded
 #include <math.h>                   // sqrt

@@ -5,11 +5,12 @@
 // arrives and the one before leaves. The same kernel updates the same elements as without offload, so that the bits are
 // the same.
 #pragma once
-#include "fp8.cuh"              // fp8_weight_amax
-#include "kernels/adamw.cuh"    // adamw_update, sum_of_squares
-#include "kernels/fp8_cast.cuh" // fp8_amax
-#include "optimizer_state.cuh"  // struct optimizer
-#include "zero.cuh"             // struct zero
+#include "fp8.cuh"               // fp8_amaxes_bytes
+#include "kernels/adamw.cuh"     // adamw_update
+#include "kernels/fp8_cast.cuh"  // fp8_amax
+#include "kernels/gradients.cuh" // squares_of_ranges, squares_total
+#include "optimizer_state.cuh"   // struct optimizer
+#include "zero.cuh"              // struct zero
 
 // ---- amaxes of weights in FP8 ----
 
@@ -151,7 +152,7 @@ struct update {
 };
 
 // The end of the elements from `first` on whose states have one format each: of the head, of the layers, of the
-// embeddings, or of all. *unit: one of theirs.
+// embeddings, or of all. *unit: a unit that they are of.
 static int64_t update_formats_end(const struct optimizer *o, int64_t first, int *unit) {
     const struct parameters *table = o->zero->table;
     const int units[] = {unit_of_head(), unit_of_layer(table, table->L - 1), unit_of_embeddings(table)};

@@ -7,11 +7,11 @@
 // ranges of places, a place's offset in bytes is a sum over at most three ranges.
 #pragma once
 #include "config.h"                  // struct config
-#include "fp8.cuh"                   // struct fp8_state
-#include "kernels/adamw.cuh"         // struct adamw
-#include "kernels/device_memory.cuh" // device_upload, device_download, device_zero
+#include "fp8.cuh"                   // struct fp8_state, fp8_weight_amax
+#include "kernels/device_memory.cuh" // device_upload, device_zero, host_allocate
 #include "kernels/device_queue.cuh"  // device_synchronize
 #include "kernels/flat_tensors.cuh"  // struct flat_tensors
+#include "kernels/gradients.cuh"     // struct gradient_range
 #include "kernels/state_format.cuh"  // enum state_format, state_bytes
 #include "zero.cuh"                  // struct zero, struct shards
 #include <assert.h>                  // static_assert

@@ -493,8 +493,9 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
     if (whole)
         zero_gap(z, whole + at - begin, end - at);
 }
-// To be called before a unit's backward makes its gradients, which zero_adds says how. A unit's buffer holds the stored
-// sum, or nothing yet but zeroes between its tensors, and the next unit's sum is fetched.
+// To be called before a unit's backward makes its gradients. Where units have buffers, the unit's then holds the stored
+// sum, to which backward adds, or nothing yet but zeroes between its tensors (zero_adds says which), and the next
+// unit's sum is fetched.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     if (!zero_has_unit_gradients(z))

@@ -1,12 +1,12 @@
-// matmul_algorithms.txt: the algorithms that a run's matrix products were found to be fastest by (--matmul-tuning). It
-// lies in the folder of --out and in each checkpoint, so that a run that goes on has the same bits.
+// matmul_algorithms.txt: the fastest algorithm found for each of a run's matrix products (--matmul-tuning). The file is
+// in the folder of --out and in each checkpoint, so that a run that goes on has the same bits.
 //
 //   train_gpt matmul algorithms 1
 //   library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3
 //   rows=8192 cols=2304 ... sums_bias=0 candidate=3 first_us=117.25 us=109.5 algorithm=3c00000042...
 //
-// A line a product: the numbers that its algorithm depends on, by names that the caller gives; what was found; and the
-// algorithm as the library's 64 bytes, which mean the same to the same version of the library alone.
+// Each product has a line: the numbers that its algorithm depends on, under names that the caller gives; what was
+// found; and the algorithm as the library's 64 bytes, which only the same version of the library can read.
 #pragma once
 #include "runtime/machine/error_text.h" // struct error_text
 #include <stdbool.h>                    // bool
@@ -17,7 +17,7 @@
 #define MATMUL_ALGORITHMS_NAME "matmul_algorithms.txt"
 enum {
     MATMUL_ALGORITHMS_KEY = 17,       // numbers of a product
-    MATMUL_ALGORITHMS_ROWS = 128,     // most
+    MATMUL_ALGORITHMS_ROWS = 128,     // products at most
     MATMUL_ALGORITHMS_BYTES = 1 << 20 // limit of the text
 };
 

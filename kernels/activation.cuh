@@ -30,7 +30,8 @@
 #include "kernels/amax.cuh"           // amax_with_packed, amax_merge_block, amax_take
 #include "kernels/column_sums.cuh"    // column_sums_of_warps
 #include "kernels/device.cuh"         // floatX
-#include "kernels/packed_floats.cuh"  // packed_load_some, packed_store_some, packed_from_floats
+#include "kernels/packed.cuh"         // packed_load_some, packed_store_some
+#include "kernels/packed_floats.cuh"  // packed_to_floats, packed_from_floats
 #include "kernels/ptx.cuh"            // exp2_approx, reciprocal_approx
 #include "kernels/vector_math.cuh"    // vector_expf
 #include "kernels/vectors_floatx.cuh" // vecs_exp, floatx_load, floatx_pad
@@ -51,9 +52,6 @@ static gated_backward swiglu_backward, geglu_backward;
 enum { ACTIVATION_BIAS_ROWS = 64 };
 static inline int64_t activation_bias_chunks(int64_t N) {
     return (N + ACTIVATION_BIAS_ROWS - 1) / ACTIVATION_BIAS_ROWS;
-}
-static inline size_t activation_bias_bytes(int64_t N, int width) {
-    return (size_t)activation_bias_chunks(N) * (size_t)width * sizeof(float);
 }
 
 #ifdef TARGET_CUDA

@@ -22,7 +22,7 @@
 // graph and may take more workspace. On compute capability 10.x it is an engine of its own, which the heuristics do not
 // propose: its numbers are the frontend's.
 #pragma once
-#include "kernels/attention_shape.cuh" // struct attention_shape, struct attention_backward_options
+#include "kernels/attention_shape.cuh" // struct attention_shape
 #include "kernels/cudnn_graph.h"       // cudnn_matmul, cudnn_pointwise, cudnn_plan_of
 #include "kernels/device.cuh"          // floatX, struct device, cuda_check
 #include "kernels/device_memory.cuh"   // device_zero

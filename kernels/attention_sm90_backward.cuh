@@ -36,10 +36,10 @@
 // - Queries past T have P = 0 by an lse of infinity. Keys past T lie above the diagonal of every query below T; without
 //   a diagonal they are masked.
 #pragma once
-#include "kernels/attention_sm90.cuh"
-#include "kernels/packed.cuh"    // packed_check
-#include "kernels/positions.cuh" // struct token_positions
-#include "kernels/rope.cuh"      // rope_rotate_pair
+#include "kernels/attention_sm90.cuh" // sm90_pipeline, sm90_map, tiles
+#include "kernels/packed.cuh"         // packed_check
+#include "kernels/positions.cuh"      // struct token_positions
+#include "kernels/rope.cuh"           // rope_rotate_pair
 
 #ifdef PRECISION_BF16
 
@@ -84,12 +84,12 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int PIECES =
         DQ_COLUMNS > 64 ? DQ_COLUMNS / 64 : 1; // in which they go to memory, one after another
     static constexpr int PIECE_FLOATS = 64 * DQ_COLUMNS / PIECES;
-    // Of dQ in shared memory: of even and of odd steps, or one for all.
+    // Buffers of dQ in shared memory: one for even and one for odd steps, or one for all.
     static constexpr int DQ_BUFFERS = D == 256 ? 1 : 2, DQ_BUFFER_BYTES = 2 * 4 * PIECE_FLOATS;
     // Columns of a chunk. K's are such that half of dQ's columns are whole chunks.
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 32, KEY_CHUNK = D % 64 == 0 ? 64 : 16;
-    // Whether S of the next step is begun beside dQ and dK, and whether dV is waited for before those: what of P and dV
-    // were in flight beside them, ptxas would count as too many registers (C7512).
+    // EARLY: S of the next step is begun beside dQ and dK. DV_FIRST: dV is waited for before those two are begun, since
+    // with P and dV in flight beside them ptxas runs short of registers (C7512).
     static constexpr bool EARLY = SPLIT_KEYS, DV_FIRST = D == 64 || D == 128;
     static constexpr int QUERY_STAGES = 2, DOUT_STAGES = D == 256 ? 1 : 2;
     static constexpr int THREADS = 384, PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
@@ -116,8 +116,8 @@ template <int HEAD_DIM, bool WITH_SPANS = false> struct sm90_backward_plan {
     static constexpr int SHARED_BYTES = LAST_QUERY_AT + (SPANS ? 4 * KEYS : 0);
 };
 
-// sm90_row and sm90_column without signed divisions, parts of which ptxas would keep in registers of the products'
-// loop.
+// sm90_row and sm90_column without signed divisions, parts of which ptxas would keep in registers throughout the
+// products' loop.
 DEVICE_FUNCTION int sm90_backward_row(void) { return (int)(threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4); }
 DEVICE_FUNCTION int sm90_backward_column(void) { return (int)(2 * (threadIdx.x % 4)); }
 
@@ -382,20 +382,20 @@ template <class plan> struct sm90_backward_state {
     struct word_x4 p[plan::PART / 16], ds[plan::PART / 16]; // P and dS of the step, as left operands
 };
 
-// Of a step's buffers.
+// The pipelines of queries and of dO, at a step's stage.
 template <class plan>
-DEVICE_FUNCTION struct sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint32_t shared, int step) {
-    const struct sm90_pipeline<plan::QUERY_STAGES> queries = { shared + plan::QUERY_BARRIERS_AT, step };
+DEVICE_FUNCTION sm90_pipeline<plan::QUERY_STAGES> sm90_backward_queries_of(uint32_t shared, int step) {
+    const sm90_pipeline<plan::QUERY_STAGES> queries = {shared + plan::QUERY_BARRIERS_AT, step};
     return queries;
-} template <class plan>
-DEVICE_FUNCTION struct sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t shared, int step) {
-    const struct sm90_pipeline<plan::DOUT_STAGES> douts = { shared + plan::DOUT_BARRIERS_AT, step };
+}
+template <class plan>
+DEVICE_FUNCTION sm90_pipeline<plan::DOUT_STAGES> sm90_backward_douts_of(uint32_t shared, int step) {
+    const sm90_pipeline<plan::DOUT_STAGES> douts = {shared + plan::DOUT_BARRIERS_AT, step};
     return douts;
 }
 
 // The lse or delta of the queries of columns 2 t and 2 t + 1 of a block of 8.
-DEVICE_FUNCTION void
-sm90_load_pair(float pair[2], uint32_t from) {
+DEVICE_FUNCTION void sm90_load_pair(float pair[2], uint32_t from) {
     const uint64_t words = load_shared_long(from);
     pair[0] = __uint_as_float((uint32_t)words);
     pair[1] = __uint_as_float((uint32_t)(words >> 32));
@@ -537,8 +537,8 @@ DEVICE_FUNCTION void sm90_product_with_keys(float *dq, uint32_t scores, uint32_t
     wgmma_commit();
 }
 
-// A step is a tile of queries, in three parts. First S is begun. EARLY does so within the third part of the step
-// before, so that the tensor cores have it behind dK.
+// A step is a tile of queries, in three parts. The first begins S; with EARLY it is called within the third part of the
+// step before, so that the tensor cores find S queued behind dK.
 template <class plan> DEVICE_FUNCTION void sm90_backward_begin(struct sm90_backward_state<plan> &state, int step) {
     const struct sm90_pipeline<plan::QUERY_STAGES> queries = sm90_backward_queries_of<plan>(state.shared, step);
     const uint32_t query = plan::SPLIT_KEYS ? 0 : (uint32_t)(state.warpgroup * plan::PART);

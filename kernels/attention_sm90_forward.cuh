@@ -405,8 +405,8 @@ DEVICE_FUNCTION void sm90_first_keys(struct sm90_forward_state<plan> &state, str
     sm90_round_p<plan>(state);
 }
 
-// Multiplies O by what its rows' last maxima have grown by: EARLY, before the next product is added, while S of the
-// next tile is multiplied, or as soon as the last one is there. The plan says which; the other call does nothing.
+// Rescales O to its rows' new maxima: with EARLY while S of the next tile is multiplied, before the next P V is added;
+// without, as soon as the last P V is there. The plan says which; the other call does nothing.
 template <bool EARLY, class plan> DEVICE_FUNCTION void sm90_rescale(struct sm90_forward_state<plan> &state) {
     if (EARLY == plan::RESCALES_EARLY) {
 #pragma unroll
@@ -460,8 +460,8 @@ DEVICE_FUNCTION void sm90_await_store(void) {
         bulk_wait_read<0>();
     __syncwarp();
 }
-// Writes O over the sums, by way of shared memory, and lse. Each warp's rows leave by themselves. Where the way is the
-// queries' place, they are released once it has been read.
+// Writes O over the sums, by way of shared memory, and lse. Each warp copies its own rows. Where they go through the
+// queries' place, it is released once it has been read.
 template <class plan>
 DEVICE_FUNCTION void
 sm90_forward_store(struct sm90_forward_state<plan> &state, const struct sm90_forward_consumer<plan> &c,

@@ -1,5 +1,6 @@
-// The second stage of sums over the rows of a matrix: sums the partial sums that chunks of rows left, in an order that
-// depends on their number alone.
+// Sums over the rows of a matrix, in two stages. The first leaves the partial sums of chunks of rows; it is part of the
+// kernels that make the matrix, or read it. The second, column_sums, adds those up in an order that depends on the
+// number of chunks alone.
 #pragma once
 #include "kernels/device.cuh"        // struct device, LAUNCH
 #include "kernels/packed_floats.cuh" // struct packed_floats
@@ -10,10 +11,9 @@ static void column_sums(float *sums, const float *partial, int64_t chunks, int64
 #ifdef TARGET_CUDA
 #include "kernels/ptx.cuh" // shared_memory, store_shared_float, load_shared_float
 
-// The first stage, in the kernel that makes what is summed: column_sums_take adds a lane's pack of a row to its sums.
-// column_sums_of_warps then gives to[c], of the first `columns` columns of the lanes' 32 packs, the sum over the block's
-// warps. All threads call it. Uses COLUMN_SUMS_OF_WARPS_BYTES of shared memory from its beginning on, which are free
-// again after the next barrier.
+// The first stage. column_sums_take adds a lane's pack of a row to the lane's sums. Then all threads call
+// column_sums_of_warps: to[c] = the sum over the block's warps, for the first `columns` columns of the lanes' 32 packs.
+// It uses COLUMN_SUMS_OF_WARPS_BYTES at the beginning of shared memory, which are free again after the next barrier.
 //
 // COLUMN_SUMS_LINE: words from one line of 32 sums to the next. A warp meets no bank twice, neither when it writes a
 // line nor when it reads 32 columns, which are elements i, i + 1, ... of PACK lines.

@@ -5,7 +5,6 @@
 #pragma once
 #include "kernels/cudnn_api.h" // struct cudnn_functions, the API's numbers
 #include <assert.h>            // assert
-#include <stdarg.h>            // va_list
 
 enum {
     CUDNN_RANK = 4,               // of every tensor

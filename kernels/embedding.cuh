@@ -1,7 +1,8 @@
 // Token and position embedding, with dropout on their sum.
 #pragma once
 #include "kernels/device.cuh"         // floatX
-#include "kernels/packed_floats.cuh"  // packed_load_some, floats_load_some, dropout_scales_packed
+#include "kernels/packed.cuh"         // packed_load_some
+#include "kernels/packed_floats.cuh"  // floats_load_some, floats_store_some, dropout_scales_packed
 #include "kernels/positions.cuh"      // token_position
 #include "kernels/ptx.cuh"            // store_shared_long
 #include "kernels/random.cuh"         // struct dropout, dropout_scales

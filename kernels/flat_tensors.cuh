@@ -1,6 +1,6 @@
 // The tensors of the flat buffers, as an op over a range of many tensors sees them: a table in the device's memory.
 #pragma once
-#include "kernels/device.cuh" // HOST_DEVICE, DEVICE_FUNCTION
+#include "kernels/device.cuh" // DEVICE_FUNCTION
 #include <stdbool.h>          // bool
 #include <stdint.h>           // int64_t
 

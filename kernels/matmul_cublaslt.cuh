@@ -1,4 +1,4 @@
-// The products of a linear layer on a GPU: cuBLASLt, and the bias gradient as a kernel of our own.
+// The products of a linear layer on a GPU, by cuBLASLt, and, where a product comes with one, the bias gradient.
 //
 // cuBLASLt stores matrices by columns. What is stored by rows here is the transposed matrix there, so that
 // C (rows, cols) = A B is asked for as C^T (cols, rows) = B^T A^T: our B is its A.
@@ -10,11 +10,12 @@
 // under every memory plan, and views into them at offsets that the shapes decide. Whether the product is added to its
 // output matters to no algorithm. Plans are kept in a table of the library's struct, without further memory.
 //
-// GELU is not fused. An epilogue would apply it to the fp32 sums, while the backward pass makes it again from the
-// stored sums, rounded to floatX: the recomputed activation would have other bits than the first. The bias gradient is
-// a kernel of our own, or, where that was found to be faster, the epilogue BGRADB of the product of the weight's
-// gradient: our A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows. They
-// have the type of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
+// Epilogues. The bias is added by one. GELU is not fused: an epilogue would apply it to the fp32 sums, while the
+// backward pass makes it again from the stored sums, rounded to floatX, so that the recomputed activation would have
+// other bits than the first. The bias gradient, where no kernel that makes dout has summed it, is summed by a kernel of
+// our own, or, where that was found to be faster, by the epilogue BGRADB of the product of the weight's gradient: our
+// A, dout^T, is cuBLASLt's B, whose sums over the depth are one for each column of its D, our rows. They have the type
+// of D, fp32. The epilogue overwrites, so that sums to be added go by way of the workspace.
 //
 // FP8 operands both lie by rows, their scales in the device's memory; on compute capability 8.9, 9.0 and 12.x the
 // library takes no others. Scales of blocks are for 9.0, from 12.9 on. There the sum of a block of 128 becomes fp32
@@ -68,7 +69,7 @@ struct matmul_key {
 };
 enum { MATMUL_KEY_NUMBERS = sizeof(struct matmul_key) / sizeof(int64_t) };
 
-// What a product is computed by. sums_bias: the bias gradient by the product's epilogue.
+// What a product is computed by. sums_bias: its epilogue sums the bias gradient.
 struct matmul_choice {
     struct matmul_key key;
     cublasLtMatmulAlgo_t algorithm;
@@ -85,7 +86,7 @@ struct matmul_product {
 };
 struct matmul_plan {
     struct matmul_key key;
-    bool sums_bias; // the bias gradient, by an epilogue
+    bool sums_bias; // the epilogue sums the bias gradient
     cublasLtMatmulDescOpaque_t operation;
     cublasLtMatrixLayoutOpaque_t a, b, c; // by our names
     cublasLtMatmulAlgo_t algorithm;
@@ -215,7 +216,7 @@ static void matmul_set_blocks(struct matmul_plan *plan, const struct gemm *gemm)
 }
 #endif
 
-// A library before 12.8 knows no modes: of a whole matrix is what they all begin with.
+// A library before 12.8 has no scale modes. One scale for the whole matrix is the default, and so is not set.
 static void matmul_set_fp8(struct matmul_plan *plan, const struct gemm *gemm) {
     const bool blocks = gemm->a.fp8->scaling != FP8_WHOLE || gemm->b.fp8->scaling != FP8_WHOLE;
     const int8_t fast = gemm->fast && !blocks;
@@ -255,13 +256,13 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
                                           (uint64_t)gemm->rows, gemm->cols));
 }
 
-// Bytes of the workspace that the library may use: with the epilogue the first half, the sums begin behind it.
+// Bytes of the workspace that the library may use: with the epilogue the first half, since the sums lie behind it.
 static size_t matmul_library_bytes(const struct matmul_plan *plan) {
     return plan->sums_bias ? MATMUL_LIBRARY_BYTES / 2 : MATMUL_LIBRARY_BYTES;
 }
 // The split-K schemes that are allowed are those that add fp32 partial sums in a step of its own, in a fixed order. The
-// others add partial sums that are rounded to the type of the output. How the epilogue's sums are split is not said:
-// they have no split.
+// others add partial sums that are rounded to the type of the output. With the epilogue none is allowed: cuBLASLt does
+// not say in which order it would add the bias's partial sums.
 static uint32_t matmul_reductions(const struct matmul_plan *plan) {
     return plan->sums_bias ? CUBLASLT_REDUCTION_SCHEME_NONE
                            : CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;

@@ -5,8 +5,7 @@
 // four accumulator tiles: four loads for four dots, which is what the load ports can deliver from L1 and L2. Three
 // levels above that:
 //
-// B   a panel of at most TILES_PANEL_BYTES, packed once, stays in the core's L2 while all rows of A are multiplied by
-// it
+//   B   a panel of at most TILES_PANEL_BYTES, packed once, stays in L2 while all rows of A are multiplied by it
 //   A   32 rows x TILES_A_DEPTH, packed, stays in L1 for all columns of the panel; the next slice is prefetched to L2
 //   C   an fp32 block, in L1 or L2 between two slices of depth, is rounded once, after the last slice
 //

@@ -6,7 +6,7 @@
 // since zeros draw less power, and into its own output. Algorithms take turns, so that a change of the clock rate meets
 // them all. A product that is small enough finds its operands in the L2 cache, where in a training step it might not.
 //
-// All algorithms that are considered give the same bits in every call; those of one may differ from another's. A choice
+// Each algorithm that is considered gives the same bits in every call, but two may differ from each other. A choice
 // depends on times, which vary, so that whoever wants the same bits again has to keep the choices.
 #pragma once
 #include "kernels/device_memory.cuh"   // device_upload, device_copy, host_allocate
@@ -30,8 +30,8 @@ enum {
 // codes of either format no byte is a NaN or infinity.
 struct matmul_noise {
     uint32_t *words; // [MATMUL_NOISE_WORDS] in pinned memory
-    char *memory;    // may be filled: `bytes`
-    size_t bytes;
+    char *memory;    // device memory that may be filled
+    size_t bytes;    // of it
 };
 static uint32_t matmul_noise_word(uint64_t i) {
     uint32_t word = 0;
@@ -86,7 +86,7 @@ struct matmul_candidates {
     int count;
     struct matmul_candidate of[2 * MATMUL_CANDIDATES];
 };
-// Whether an algorithm keeps to what was asked for: a reduction that adds in a fixed order, and the workspace.
+// Whether an algorithm keeps to what is allowed: reductions that add in a fixed order, and the size of the workspace.
 static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatmulAlgo_t *algorithm,
                               size_t workspace_bytes) {
     uint32_t reduction = 0;
@@ -95,7 +95,7 @@ static bool matmul_is_allowed(const struct matmul_plan *plan, const cublasLtMatm
                                                 sizeof reduction, &written) == CUBLAS_STATUS_SUCCESS &&
            (reduction & ~matmul_reductions(plan)) == 0 && workspace_bytes <= matmul_library_bytes(plan);
 }
-// Adds the algorithms that the heuristics rank first, with or without the epilogue; none where they have none.
+// Adds the algorithms that the heuristics rank first, with or without the epilogue; none where they know none.
 static void matmul_add_candidates(struct matmul_candidates *candidates, const struct matmul_product *product,
                                   bool sums_bias, struct matmul_library *library) {
     cublasLtMatmulHeuristicResult_t results[MATMUL_CANDIDATES];

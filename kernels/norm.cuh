@@ -10,7 +10,8 @@
 #include "kernels/device.cuh"        // floatX
 #include "kernels/device_memory.cuh" // device_copy
 #include "kernels/norm_kind.cuh"     // struct norm_options, norm_weight_offset
-#include "kernels/packed_floats.cuh" // packed_load, packed_to_floats, dropout_scales_packed
+#include "kernels/packed.cuh"        // packed_load, packed_load_if, packed_store_some
+#include "kernels/packed_floats.cuh" // packed_to_floats, dropout_scales_packed
 #include "kernels/random.cuh"        // struct dropout, dropout_scales
 #include "kernels/reduce.cuh"        // lanes_sum
 #include <math.h>                    // sqrtf
@@ -28,8 +29,8 @@ static void norm_forward(floatX *out,          // (N, C); NULL: statistics alone
 // The gradient of norm_forward. With y the normalised row and g = dout * weight, or dout * (1 + weight):
 //   dx = residual + rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for RMSNorm
 //   dweight = sum over rows of dout * y;  dbias = sum over rows of dout;  += these where `add`
-// dx_partial gets sums of columns of dx as it is stored, which column_sums (kernels/column_sums.cuh) adds up to the
-// gradient of the bias behind which dx lies. options.amax is of dx.
+// dx_partial gets partial sums of the columns of dx as it is stored, which column_sums (kernels/column_sums.cuh) adds
+// up to the gradient of a bias, where dx is the gradient of a linear layer's output. options.amax is of dx.
 static int64_t norm_backward_chunks(int64_t N, int C);
 static size_t norm_backward_workspace_bytes(int64_t N, int C);
 static void norm_backward(floatX *dx,             // (N, C)
@@ -360,10 +361,11 @@ template <int THREADS> DEVICE_FUNCTION void norm_groups_reduce(float *to, int co
 // Sets of slots that row_sums has in backward: three sums of a row, twice. A maximum's lie behind them.
 enum { NORM_BACKWARD_SLOTS = 6 };
 
-// Where a thread's sums of dx's columns are: in registers, `held`, of a row that is a block's; in shared memory, behind
-// norm_groups_reduce's, of one that is a warp's, where they would be the registers of one block of two; else in the
-// run's row of dx_partial. In shared memory a warp's accesses are to neighbouring 16 bytes.
-template <int PACKS> DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
+// A thread's sums of dx's columns. Where a row is a block's they are in registers, `held`. Where it is a warp's they
+// are in shared memory, behind norm_groups_reduce's: in registers they would leave room for one block where there are
+// two. Rows of any length (PACKS 0) have them in the run's row of dx_partial. In shared memory a warp's accesses are to
+// neighbouring 16 bytes.
+DEVICE_FUNCTION uint32_t norm_dx_sums_shared(int j) {
     return shared_memory() + (NORM_THREADS * PACK + j * NORM_THREADS * PACK + threadIdx.x * 4) * 4;
 }
 template <int THREADS, int PACKS>
@@ -371,7 +373,7 @@ DEVICE_FUNCTION struct packed_floats norm_dx_sums_load(const struct packed_float
                                                        int C) {
     if (PACKS == 0)
         return floats_load_some(run + c, C - c);
-    return THREADS > 32 ? held[j] : floats_load_shared(norm_dx_sums_shared<PACKS>(j), NORM_THREADS * 16);
+    return THREADS > 32 ? held[j] : floats_load_shared(norm_dx_sums_shared(j), NORM_THREADS * 16);
 }
 template <int THREADS, int PACKS>
 DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, const struct packed_floats &sums, int j,
@@ -381,11 +383,11 @@ DEVICE_FUNCTION void norm_dx_sums_store(struct packed_floats *held, float *run, 
     else if (THREADS > 32)
         held[j] = sums;
     else
-        floats_store_shared(norm_dx_sums_shared<PACKS>(j), sums, NORM_THREADS * 16);
+        floats_store_shared(norm_dx_sums_shared(j), sums, NORM_THREADS * 16);
 }
 
-// norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias. An SM has room for 16
-// warps.
+// norm_backward but for the last addition: sums (runs, 2, C) get each run's dweight and dbias. The launch bounds leave
+// room for 16 warps on an SM.
 template <int THREADS, int PACKS, bool AMAX, bool PARTIAL>
 static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
                                          512 / (THREADS == 32 ? NORM_THREADS : THREADS))

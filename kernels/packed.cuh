@@ -27,8 +27,8 @@ DEVICE_FUNCTION struct packed packed_load(const floatX *from) {
     memcpy(&result, &words, sizeof result);
     return result;
 }
-// The same, or zeros where !valid, by a predicated instruction: of a branch the compiler makes two of the loops around
-// it, which take more registers together.
+// packed_load, or zeroes where !valid. A predicated instruction: with a branch the compiler makes two copies of the
+// loop around it, which take more registers together.
 DEVICE_FUNCTION struct packed packed_load_if(const floatX *from, bool valid) {
 #ifdef __CUDACC__
     struct packed result;
@@ -51,8 +51,8 @@ DEVICE_FUNCTION void packed_store(floatX *to, const struct packed &value) {
     packed_check(to, true);
     *(uint4 *)to = words;
 }
-// The same by an instruction of its own, where the compiler makes four stores of 4 bytes of an assignment, as it does
-// in some kernels (cuobjdump -sass shows it: STG.E in place of STG.E.128); in others this takes more registers.
+// packed_store by inline PTX, for kernels in which the compiler splits the assignment into four stores of 4 bytes
+// (cuobjdump -sass shows STG.E in place of STG.E.128). In others it takes more registers.
 DEVICE_FUNCTION void packed_store_unsplit(floatX *to, const struct packed &value) {
 #ifdef __CUDACC__
     uint4 words;

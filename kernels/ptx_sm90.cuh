@@ -145,8 +145,8 @@ PTX_FUNCTION uint64_t l2_evict_last(void) {
     return EMU_EVICT_LAST;
 #endif
 }
-// The same, made anew where it stands: for a thread that has no registers to keep it in. Made that way in forward, it
-// is spilled at head dim 64; kept, in backward.
+// l2_evict_last, made anew at each call, for a thread that has no registers to keep it in. In backward a policy that is
+// kept is spilled; in forward, at head dim 64, one that is made anew.
 PTX_FUNCTION uint64_t l2_evict_last_anew(void) {
 #if defined(__CUDACC__)
     uint64_t policy;
@@ -332,7 +332,7 @@ template <int COUNT> PTX_FUNCTION void wgmma_hold(float *acc) {
         asm volatile("" : "+f"(acc[i])::"memory");
 #endif
 }
-// What these registers hold is not wanted any more: a product that does not add to them would else keep it until then.
+// Says that what these registers hold is not wanted any more: else the compiler keeps it until a product overwrites it.
 template <int COUNT> PTX_FUNCTION void wgmma_forget(float *acc) {
 #if defined(__CUDACC__)
 #pragma unroll

@@ -7,6 +7,7 @@
 #pragma once
 #include "kernels/device.cuh"    // floatX
 #include "kernels/norm.cuh"      // NORM_ROWS, norm_add_runs; on the cuda target row_packs, row_sums, norm_reduce_kernel
+#include "kernels/packed.cuh"    // packed_store_unsplit
 #include "kernels/positions.cuh" // struct token_positions, token_position
 #include "kernels/rope.cuh"      // rope_rotate; on the cuda target rope_rotate_one
 

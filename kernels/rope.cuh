@@ -4,7 +4,8 @@
 #pragma once
 #include "kernels/amax.cuh"           // amax_merge_rows, amax_merge_warp
 #include "kernels/device.cuh"         // floatX
-#include "kernels/packed_floats.cuh"  // packed_load_some, floats_load_some
+#include "kernels/packed.cuh"         // packed_load_some
+#include "kernels/packed_floats.cuh"  // floats_load_some
 #include "kernels/positions.cuh"      // token_position
 #include "kernels/rope_table.cuh"     // rope_table
 #include "kernels/vectors_floatx.cuh" // row_vec_load, float_load

@@ -34,9 +34,9 @@ struct run {
     int *prompt_tokens;        // (sequences) tokens of each prompt
     struct sampler sampler;    // host memory for sampling
     double peak_flops;         // peak of one rank, flop/s, for utilisation; 0: not known
-    char tuning[TUNE_TEXT];    // what was found of the matrix products' algorithms; "": nothing was looked for
-    char tuning_note[TUNE_TEXT]; // what of a file is not used; "": nothing
-    bool peak_is_measured;       // peak_flops was measured on this machine, not taken from a data sheet
+    bool peak_is_measured;     // peak_flops was measured on this machine, not taken from a data sheet
+    char tuning[TUNE_TEXT];    // for the report: how the matrix products' algorithms were chosen; "": they were not
+    char tuning_note[TUNE_TEXT]; // which choices of a file are not used, and why; "": all are
     // Steps. At most one is in flight: enqueued, its results not known yet. Arrays of 2 are indexed by step number % 2.
     int enqueued, finished;   // numbers of steps
     int skipped;              // steps that updated nothing because of a NaN or Inf

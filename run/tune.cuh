@@ -1,15 +1,16 @@
 // The choice of the matrix products' algorithms before the first step, and the file that keeps it.
 //
-// Rank 0 chooses for all, so that their bits are the same: what a file says, of the checkpoint that the run goes on
-// from or of the folder of --out, and by time what it does not. The products are those of a training step and of a
-// validation in it. Those of --generate, --eval-only and samples are left to the library's heuristics.
+// Rank 0 chooses for all, so that their bits are the same: it takes the choices of a file, that of the checkpoint that
+// the run goes on from or of the folder of --out, and times the products that the file lacks. Products are those of a
+// training step and of a validation in it. Those of --generate, --eval-only and samples are left to the library's
+// heuristics.
 #pragma once
 #include "run/run.cuh" // struct run
 
 #ifdef TARGET_CUDA
 #include "formats/matmul_algorithms.h" // matmul_algorithms_parse
 #include "runtime/files/file_read.h"   // read_whole
-#include "runtime/net/parallel.h"      // control_broadcast
+#include "runtime/net/control.h"       // control_broadcast
 #include <assert.h>                    // static_assert
 #include <errno.h>                     // errno
 #include <limits.h>                    // PATH_MAX

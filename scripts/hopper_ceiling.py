@@ -257,9 +257,9 @@ steps: see below. Backward is followed step by step, a block taking two steps to
 deterministic one waits for its turns at dQ, a turn coming {hop} of a step after the one before began; in any order there are no
 turns, and dQ is filled with zeroes first. {hop} is what gives FlashAttention-3's ratio in the same model: at head dim 128, causal,
 T = 8192, 32 heads in all, {turns:.0f} TFLOP/s with turns in this order over {any:.1f} in any, {ratio:.2f}, both
-[measured by its authors](https://github.com/Dao-AILab/flash-attention/pull/1893); it has four heads at work at a time where this
-engine has 16, has one buffer of dQ where this engine has two up to head dim 128 (a step then waits only for dQ of the one but
-last to have gone), and fills with zeroes either way. That a turn takes as long here, and as many steps at other head dims, is taken for
+[measured by its authors](https://github.com/Dao-AILab/flash-attention/pull/1893). FlashAttention-3 has four heads at work at a time
+where this engine has 16, has one buffer of dQ where this engine has two up to head dim 128 (a step then waits only until dQ of two
+steps before has gone), and fills with zeroes either way. That a turn takes as long here, and as many steps at other head dims, is taken for
 granted. Passes over delta and dQ are added at 4.3 TB/s. All L2 hits
 are taken for granted, and L2's rate of additions for enough, also where several blocks add to one tile at once: so the figures
 in any order are the more optimistic ones.
@@ -268,11 +268,11 @@ SCHEDULE_HEAD = """| head dim | mask | heads | T | forward | backward, any order
 |---|---|---|---|---|---|---|---|"""
 BETWEEN = """
 What a tile of queries takes beyond its steps, by a simulation of its warpgroups, step by step, with tiles of {steps} steps: the
-tensor cores serve one product at a time, exp2's units and the schedulers one warpgroup's softmax. Guessed: Q has come {q} clocks
-after it was asked for, O is in shared memory {o} clocks after the last product, and read there {read} clocks later. Through Q's
-place, O must have been read before the next Q is asked for; from a place of its own it goes while the next tile is at work, whose
-Q is asked for before the last product. Head dim 256 has no room for that: its second column is what it would be. TFLOP/s: 64 heads
-over 8.
+tensor cores serve one product at a time, exp2's units and the schedulers one warpgroup's softmax. Guessed: Q arrives {q} clocks
+after it was asked for, O is in shared memory {o} clocks after the last product, and has been read there {read} clocks later. Where
+O goes through Q's place, it must have been read before the next Q is asked for. From a place of its own ("apart") it leaves during
+the next tile, whose Q is asked for before the last product. Head dim 256 has no room for that: its columns "apart" say what it
+would bring. TFLOP/s with 64 heads over 8.
 """
 BETWEEN_HEAD = """| head dim | clocks, O through Q's place | apart | causal, T 1024 | apart | causal, T 4096 | apart | full, T 1024 | apart |
 |---|---|---|---|---|---|---|---|---|"""

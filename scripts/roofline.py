@@ -172,7 +172,7 @@ def before_and_now():
                      f"{s.N / now / 1e3:.0f} | " + " | ".join(f"{1e3 * part:.2f}" for part in parts) + " |")
     lines += ["", "A product's own bytes run beside its flops, so that adding to a weight's gradient, 4 bytes an element more than overwriting it, or to",
               "the head's once for each chunk costs nothing in this table, as long as the product hides it: what the chunks of logits add, 8",
-              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where nothing does.",
+              "bytes for each element of the head's weight and chunk, is 0.86 ms of gpt2-124m's step where no product hides it.",
               "", "What a step launches is counted by `scripts/count_launches.py`:", "", LAUNCHES]
     return "\n".join(lines) + "\n"
 

@@ -277,6 +277,7 @@ static void check_bias(const char *name, pointwise_backward *pointwise, gated_ba
     for (int k = 0; k < 6 * 2; k++) {
         const int N = sizes[k / 2][0], F = sizes[k / 2][1], width = gated ? 2 * F : F;
         const int64_t n = (int64_t)N * width, chunks = activation_bias_chunks(N);
+        const size_t partial_bytes = (size_t)(chunks * width) * sizeof(float);
         uint64_t random = (uint64_t)k;
         double *in_exact, *dout_exact;
         test_case(random, "sums of %s, N %d, F %d%s", name, N, F, k % 2 ? ", with an amax" : "");
@@ -286,8 +287,8 @@ static void check_bias(const char *name, pointwise_backward *pointwise, gated_ba
         float *partial[2];
         uint32_t *amax = k % 2 ? amax_new(0) : NULL;
         for (int i = 0; i < 2; i++) {
-            partial[i] = (float *)test_alloc(activation_bias_bytes(N, width));
-            memset(partial[i], 0xff, activation_bias_bytes(N, width)); // NaN
+            partial[i] = (float *)test_alloc(partial_bytes);
+            memset(partial[i], 0xff, partial_bytes); // NaN
             if (gated)
                 gated(with, partial[i], dout, in, N, F, amax, &device);
             else
@@ -298,7 +299,7 @@ static void check_bias(const char *name, pointwise_backward *pointwise, gated_ba
         else
             pointwise(without, NULL, dout, in, N, F, NULL, &device);
         assert_memory_equal(with, without, (size_t)n * sizeof *with);
-        assert_memory_equal(partial[0], partial[1], activation_bias_bytes(N, width));
+        assert_memory_equal(partial[0], partial[1], partial_bytes);
         if (amax)
             assert_int_equal(*amax, amax_expected(0, with, n));
         for (int64_t chunk = 0; chunk < chunks; chunk++)

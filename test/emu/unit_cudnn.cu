@@ -1,6 +1,6 @@
 // The stand-in for cuDNN (test/emu/cudnn.cpp): attention is what double precision says, forward and backward, on
 // streams and in graphs; what no engine takes is refused, and a call's faults are found.
-#include "test/apart.h"            // run_in_child
+#include "test/apart.h"            // run_with_and_without
 #include "test/emu/cudnn_graphs.h" // cudnn_forward_graph, cudnn_backward_graph
 #include "test/testing.h"          // cmocka
 #include <cuda_runtime.h>
