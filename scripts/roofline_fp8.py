@@ -83,7 +83,7 @@ def fp8_matmuls(s):
         flops = 2 * s.N * inputs * outputs
         yield s.L, x + BF16 * y + FP8 * w, flops
         yield s.L, BF16 * x + FP8 * y + FP8 * w, flops
-        yield s.L, x + FP8 * y + 8 * w, flops  # added to in fp32
+        yield s.L, x + FP8 * y + 4 * w, flops  # written in fp32
 
 
 def product_seconds(size, flops, bytes_per_s, flops_per_s):

@@ -229,8 +229,9 @@ class Plans(Folder):
                 for arena, size, sharded_from in (("parameters", 2, 3), ("gradients", 4, 2), ("optimizer", 10, 1)):
                     part = run.model.parameters / (run.gpus if run.stage >= sharded_from else 1)
                     bytes_of_arena = planned[arena] - (rotary if arena == "parameters" else 0)
-                    # tensors are padded to 128 elements, 14e-6 of GPT-2; among ranks each part of a piece too, 0.34 % on 1024
-                    padding = 0.005 if run.gpus > 1 else 2e-5
+                    # tensors are padded to 128 elements, 14e-6 of GPT-2; among ranks each part of a piece too, 0.34 % on 1024, where the
+                    # optimizer's tables of tensors and pieces are 0.21 %; on one GPU 2e-6
+                    padding = 0.006 if run.gpus > 1 else 2e-5
                     self.assertAlmostEqual(bytes_of_arena / (size * part), 1, delta=padding)
         for run in sm.planned_runs():
             less = {"none": "selective", "selective": "full"}.get(run.policy)
