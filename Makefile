@@ -142,11 +142,14 @@ EMU_TESTS := $(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_faults unit_
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
 QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16))
-TESTS := $(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS))
+# What takes minutes and shows little that is not seen elsewhere: ZeRO in the other precision, units offloaded and the zoo
+# of models on the emulator.
+LONG_TESTS := $(B)/test/op_zero_fp32 $(B)/emu/op_offload_units_bf16 $(B)/emu/op_zoo_fp32
+TESTS := $(filter-out $(LONG_TESTS),$(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
 $(EMU_TESTS) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
-.PHONY: all cuda emu ptxas demo test test-programs test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
+.PHONY: all cuda emu ptxas demo test test-programs test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
 # The tests in Python, which take longest, are run first.
 test:
@@ -164,6 +167,8 @@ test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 test-levels: $(B)/train_gpt
 	$(AGAIN) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
+test-long: $(LONG_TESTS)
+	test/run.sh $^
 emu: $(B)/emu/train_gpt $(EMU_TESTS)
 # Each header compiles alone, as C and as C++, in both precisions; each benchmark still compiles.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/attention_cudnn.cuh kernels/matmul_cublaslt.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
