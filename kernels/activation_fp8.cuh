@@ -2,8 +2,9 @@
 // fp8_amax and fp8_cast one after the other, without a floatX result in memory. Only for casts by one scale of a whole
 // matrix: where to.scale->delayed is 0 the result's amax is taken by a pass of its own first.
 #pragma once
-#include "kernels/activation.cuh" // the functions
-#include "kernels/fp8_cast.cuh"   // struct fp8_cast
+#include "kernels/activation.cuh"    // the functions
+#include "kernels/fp8_cast.cuh"      // struct fp8_cast
+#include "kernels/packed_floats.cuh" // packed_from_floats
 
 // For each NAME of ACTIVATION_OPS:
 //
@@ -66,6 +67,19 @@ struct gated_eight {
     struct fp8_eight dout, gate, up;
 };
 
+// Rounds as packed_from_floats does for the op without FP8.
+DEVICE_FUNCTION struct fp8_eight fp8_eight_rounded(const float (&x)[FP8_THREAD_COLUMNS]) {
+    struct fp8_eight result;
+#pragma unroll
+    for (int k = 0; k < FP8_THREAD_COLUMNS; k += PACK) {
+        struct packed_floats part;
+        memcpy(&part, &x[k], sizeof part);
+        const struct packed rounded = packed_from_floats(part);
+        memcpy(&result.x[k], &rounded, sizeof rounded);
+    }
+    return result;
+}
+
 #define POINTWISE_ACTIVATION_FP8(name)                                                                                 \
     struct name##_forward_source {                                                                                     \
         enum { OUTPUTS = 1, TAKES_AMAX = 1 };                                                                          \
@@ -75,8 +89,10 @@ struct gated_eight {
             return fp8_eight_load(a.in + row * a.F + column);                                                          \
         }                                                                                                              \
         __device__ __forceinline__ void values(struct fp8_eight out[OUTPUTS], const loaded &in) const {                \
+            float y[FP8_THREAD_COLUMNS];                                                                               \
             for (int i = 0; i < FP8_THREAD_COLUMNS; i++)                                                               \
-                out[0].x[i] = to_floatX(name(to_float(in.x[i])));                                                      \
+                y[i] = name(to_float(in.x[i]));                                                                        \
+            out[0] = fp8_eight_rounded(y);                                                                             \
         }                                                                                                              \
     };                                                                                                                 \
     struct name##_backward_source {                                                                                    \
@@ -89,8 +105,10 @@ struct gated_eight {
             return result;                                                                                             \
         }                                                                                                              \
         __device__ __forceinline__ void values(struct fp8_eight out[OUTPUTS], const loaded &in) const {                \
+            float y[FP8_THREAD_COLUMNS];                                                                               \
             for (int i = 0; i < FP8_THREAD_COLUMNS; i++)                                                               \
-                out[0].x[i] = to_floatX(to_float(in.dout.x[i]) * name##_derivative(to_float(in.x.x[i])));              \
+                y[i] = to_float(in.dout.x[i]) * name##_derivative(to_float(in.x.x[i]));                                \
+            out[0] = fp8_eight_rounded(y);                                                                             \
         }                                                                                                              \
     };                                                                                                                 \
     ACTIVATION_FP8(name)
@@ -106,8 +124,10 @@ struct gated_eight {
             return result;                                                                                             \
         }                                                                                                              \
         __device__ __forceinline__ void values(struct fp8_eight out[OUTPUTS], const loaded &in) const {                \
+            float y[FP8_THREAD_COLUMNS];                                                                               \
             for (int i = 0; i < FP8_THREAD_COLUMNS; i++)                                                               \
-                out[0].x[i] = to_floatX(function(to_float(in.gate.x[i])) * to_float(in.up.x[i]));                      \
+                y[i] = function(to_float(in.gate.x[i])) * to_float(in.up.x[i]);                                        \
+            out[0] = fp8_eight_rounded(y);                                                                             \
         }                                                                                                              \
     };                                                                                                                 \
     struct name##_backward_source {                                                                                    \
@@ -121,12 +141,15 @@ struct gated_eight {
             return result;                                                                                             \
         }                                                                                                              \
         __device__ __forceinline__ void values(struct fp8_eight out[OUTPUTS], const loaded &in) const {                \
+            float gate[FP8_THREAD_COLUMNS], up[FP8_THREAD_COLUMNS];                                                    \
             for (int i = 0; i < FP8_THREAD_COLUMNS; i++) {                                                             \
                 const float g = to_float(in.gate.x[i]), d = to_float(in.dout.x[i]);                                    \
                 const struct gate_gradient of_gate = function##_gradient(g);                                           \
-                out[0].x[i] = to_floatX(d * to_float(in.up.x[i]) * of_gate.derivative);                                \
-                out[1].x[i] = to_floatX(d * g * of_gate.s);                                                            \
+                gate[i] = d * to_float(in.up.x[i]) * of_gate.derivative;                                               \
+                up[i] = d * g * of_gate.s;                                                                             \
             }                                                                                                          \
+            out[0] = fp8_eight_rounded(gate);                                                                          \
+            out[1] = fp8_eight_rounded(up);                                                                            \
         }                                                                                                              \
     };                                                                                                                 \
     ACTIVATION_FP8(name)
