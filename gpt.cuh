@@ -237,7 +237,7 @@ static void forward_backward_recorded(struct gpt *m, int index, double scale) {
         m->warm = !m->timeline.planning;
         return;
     }
-    struct micro_step_graph *graph = &m->graphs[adds(m)];
+    struct micro_step_graph *graph = &m->graphs[m->zero.adds_up];
     if (!graph_recorded(&graph->work) || graph->scale != scale) {
         graph_free(&graph->work);
         graph_begin(m->dev);
