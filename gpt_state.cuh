@@ -141,18 +141,17 @@ struct gpt {
     double *reports;              // (ranks, report_width) device memory: each rank's report of a step
     struct loss_sum *losses;      // (micro_steps) device memory: the losses within this rank's report
 
-    bool trains;          // has gradients and an optimizer; false: validates and generates only
-    int sequences;        // generation: sequences at a time
-    int prompt_tokens;    // generation: of the longest prompt
-    int decode_tokens;    // generation: capacity of the KV cache, tokens of a sequence
-    int64_t chunk;        // tokens of a logits chunk
-    int micro_steps;      // of a step, on each rank
-    uint64_t micro_step;  // micro-batches so far in the run, over all ranks
-    bool last_micro_step; // the current micro-step is its step's last: gradients are reduced
-    bool dropout;         // on in training, off in evaluation and generation
-    struct micro_step_graph
-        graphs[2]; // of a step's first micro-step, and of one whose gradients join those of earlier ones
-    bool warm;     // a micro-step has run, and with it the libraries' first calls, which can't be recorded
+    bool trains;                       // has gradients and an optimizer; false: validates and generates only
+    int sequences;                     // generation: sequences at a time
+    int prompt_tokens;                 // generation: of the longest prompt
+    int decode_tokens;                 // generation: capacity of the KV cache, tokens of a sequence
+    int64_t chunk;                     // tokens of a logits chunk
+    int micro_steps;                   // of a step, on each rank
+    uint64_t micro_step;               // micro-batches so far in the run, over all ranks
+    bool last_micro_step;              // the current micro-step is its step's last: gradients are reduced
+    bool dropout;                      // on in training, off in evaluation and generation
+    struct micro_step_graph graphs[2]; // of a step's first micro-step, and of a later one
+    bool warm; // a micro-step has run, and with it the libraries' first calls, which can't be recorded
 
     // Ticket of the last activation on its way to the host, and from there; 0: none is.
     uint64_t transfers[TRANSFER_DIRECTIONS];
