@@ -75,7 +75,7 @@ static void choose_loss_chunk(struct run *r, struct config *own) {
     tokens = tokens > 0 ? tokens : planned;
     if (r->parallel && config_trains(own))
         tokens = -parallel_largest(r->parallel, (int)-tokens, "agreement on the chunks of logits");
-    if (tokens > planned)
+    if (tokens > planned || (LOGITS_CHUNK_GROWS && config_trains(own) && !own->plan))
         own->loss_chunk_tokens = (int)tokens;
 }
 // Predicts the time of a step for a plan's reports.
