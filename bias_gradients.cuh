@@ -25,6 +25,8 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
         return BIAS_BY_RESIDUAL;
     if (linear == LINEAR_ATT_PROJ && s->parallel) // both projections read one gradient, of which the MLP's has the sums
         return BIAS_BY_PRODUCT;
+    if (linear == LINEAR_ATT_PROJ && mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0) // norm 2 goes by the MLP's chunks
+        return BIAS_BY_PRODUCT;
     return s->norm_before || last ? BIAS_BY_NORM : BIAS_BY_PRODUCT;
 }
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
