@@ -11,26 +11,10 @@ no such kernels.
 import re
 import sys
 
-from hopper_overlap import ALWAYS, INSTRUCTION, LABEL, OTHER, Kernel
+from hopper_overlap import ALWAYS, kernels
 
 NAME = re.compile(r"(?:Function : |\.text\.)_Z\d+((?:gelu|squared_relu|swiglu|geglu)_(?:forward|backward|backward_sums)_kernel)ILb0ELb1EE")
 FORWARD_MOST = 16
-
-
-def kernels(lines):
-    """{name: Kernel}"""
-    found, kernel = {}, None
-    for line in lines:
-        label, instruction = LABEL.match(line), INSTRUCTION.search(line)
-        if OTHER.search(line):
-            match = NAME.search(line)
-            kernel = found.setdefault(match[1], Kernel()) if match else None
-        elif kernel and label:
-            kernel.at[label[1]] = len(kernel.code)
-        elif kernel and instruction:
-            kernel.at[int(instruction[1], 16)] = len(kernel.code)
-            kernel.code.append(instruction[2])
-    return found
 
 
 def range_of(kernel):
@@ -54,7 +38,7 @@ def count(kernel):
 
 def main():
     """Prints a line for each kernel."""
-    found, bad = kernels(sys.stdin), False
+    found, bad = kernels(sys.stdin, NAME, lambda match: match[1]), False
     for name, kernel in sorted(found.items()):
         instructions, stored = count(kernel)
         elements = stored // 2 if name.startswith(("swiglu_backward", "geglu_backward")) else stored

@@ -64,14 +64,14 @@ class Kernel:
         return self.way(*min(loops)[1:]) if loops else None
 
 
-def kernels(lines):
-    """{(kernel, head dim, whether first keys have tables): Kernel}"""
+def kernels(lines, pattern, key):
+    """{key(match): Kernel} of the kernels whose first line matches the pattern."""
     found, kernel = {}, None
     for line in lines:
         label, instruction = LABEL.match(line), INSTRUCTION.search(line)
         if OTHER.search(line):
-            match = KERNEL.search(line)
-            kernel = found.setdefault((match[1], int(match[2]), match[3] == "1"), Kernel()) if match else None
+            match = pattern.search(line)
+            kernel = found.setdefault(key(match), Kernel()) if match else None
         elif kernel and label:
             kernel.at[label[1]] = len(kernel.code)
         elif kernel and instruction:
@@ -81,7 +81,8 @@ def kernels(lines):
 
 
 def main():
-    late, found = False, kernels(sys.stdin)
+    # kernel, head dim, whether first keys have tables
+    late, found = False, kernels(sys.stdin, KERNEL, lambda match: (match[1], int(match[2]), match[3] == "1"))
     for (name, head_dim, spans), kernel in sorted(found.items()):
         beside, after = kernel.exponentials()
         late = late or after > 0
