@@ -32,7 +32,7 @@ static enum bias_source bias_source_of_projection(const struct gpt *m, int l, en
 static enum bias_source bias_source(const struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const bool chunked = mlp_chunk_tokens(m, PASS_RECOMPUTE, l) > 0; // each chunk's products sum their rows
-    if (DEVICE_PRODUCTS_SUM_BIASES || is_quantised(m, PASS_TRAIN, l) || !parameters_find(&m->table, l, row.bias))
+    if (DEVICE_PRODUCTS_SUM_BIASES || is_quantised(m, PASS_TRAIN, l) || !is_trained(m, l, row.bias))
         return BIAS_BY_PRODUCT;
     switch (linear) {
     case LINEAR_QKV: return BIAS_BY_PRODUCT;

@@ -247,7 +247,7 @@ static void mlp_branch_forward(struct gpt *m, int l, uint32_t produce, enum pass
         mlp_chunks_forward(m, pass, l, s->norm_after ? ACT_MLP_PROJ : ACT_OUT);
     if (produce & BIT(OUT)) {
         if (pass != PASS_RECOMPUTE) // the fused norm's weights are the next unit's
-            zero_use(&m->zero, pass, next);
+            use_unit(m, pass, next);
         phase(m, group, l, s->norm_after ? "post-mlp norm" : chunks ? "residual after mlp" : "mlp projection");
         floatX *out = (floatX *)ACT(OUT);
         if (s->norm_after)
@@ -284,11 +284,11 @@ static void block_forward(struct gpt *m, int l, uint32_t produce, enum pass pass
               next = l + 1 < m->shape.L ? unit_of_layer(&m->table, l + 1) : unit_of_head();
     produce &= activation_present(&m->shape.layer) & ~left_to_chunks(m, pass, l, produce);
     if (produce)
-        zero_use(&m->zero, pass, unit);
+        use_unit(m, pass, unit);
     if (pass != PASS_RECOMPUTE) {
-        zero_prefetch(&m->zero, pass, next);
+        prefetch_unit(m, pass, next);
         if (next == unit_of_head())
-            zero_prefetch(&m->zero, head_pass(m, pass), head_unit(m));
+            prefetch_unit(m, head_pass(m, pass), head_unit(m));
         if (next == unit_of_head() && pass == PASS_TRAIN) {
             zero_prefetch_gradients(&m->zero, unit_of_head());
             zero_prefetch_gradients(&m->zero, head_unit(m));
@@ -374,9 +374,11 @@ static const floatX *d_projection(struct gpt *m, int l, const struct branch *bra
 }
 
 // The layer whose parameters are needed next after the backward of layer l: the first that is recomputed for layer
-// l - 1, or l - 1 itself; -1: none.
+// l - 1, or l - 1 itself; -1: none, since backward ends at the lowest layer with a trained parameter.
 static int next_backward_layer(const struct gpt *m, int l) {
     const int below = l - 1;
+    if (below < m->lowest_trained)
+        return -1;
     if (below < 0 || !policy_is_group_last(&m->policy, below))
         return below;
     for (int k = m->policy.group_first[below]; k < below; k++)
@@ -484,9 +486,9 @@ static void block_backward(struct gpt *m, int l) {
     const struct layer_shape *s = &m->shape.layer;
 
     zero_begin_gradients(&m->zero, unit_of_layer(&m->table, l));
-    zero_use(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
+    use_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, l));
     if (next_backward_layer(m, l) >= 0)
-        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
+        prefetch_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, l)));
     mlp_branch_backward(m, l);
 
     const floatX *dproj = d_projection(m, l, &ATTENTION_BRANCH, "attention projection");

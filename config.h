@@ -114,7 +114,7 @@ static inline const char *activation_name(enum activation activation) {
     __builtin_unreachable();
 }
 
-enum { CONFIG_ROWS_MAX = 160 };
+enum { CONFIG_ROWS_MAX = 192 };
 
 struct config {
     // model; config_resolve replaces a 0 that stands for "choose"
@@ -174,6 +174,11 @@ struct config {
     enum lr_wsd_decay_style lr_wsd_decay_style;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
     int skip_nonfinite;
+    // finetuning
+    int lora_rank;
+    float lora_alpha, lora_dropout;
+    bool lora_use_rslora;
+    const char *lora_target_modules, *freeze;
     // FP8
     enum config_fp8_format fp8_format;
     enum config_fp8_recipe fp8_recipe;
@@ -222,6 +227,7 @@ struct config {
     const struct config *asked;  // the options before config_resolve, which a checkpoint stores; NULL: not kept
     const char *checkpoint;      // the verified folder that the run resumes from; "": a new run
     int prompt_tokens;           // of the longest prompt of --generate; 0: not known, one is planned
+    unsigned lora_modules;       // the modules with adapters: a set of enum lora_module
     int rank, ranks;             // of this process, of the job; `ranks` is 0 before start_ranks
     struct parallel *parallel;   // the connections to the other ranks; NULL: one rank, or a plan
     const char *precision_reason, *instruction_set_reason; // of choose_engine, for the start-up report
@@ -407,6 +413,17 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, adam_eps, "1e-8", "X", 1e-20, INFINITY, "AdamW's epsilon"),
     ROW(FLOAT, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
     ROW(INT, skip_nonfinite, "0", "N", 0, INFINITY, "Steps with a NaN or Inf loss or gradient to skip before stopping"),
+
+    GROUP("Finetuning (LoRA trains adapters beside the frozen weights of --init-from)"),
+    ROW(INT, lora_rank, "0", "N", 0, 1 << 14, "LoRA: rank of the adapters; 0: no LoRA", CONFIG_FIXED),
+    ROW(FLOAT, lora_alpha, "0", "X", 0, INFINITY, "LoRA: adapters count X / rank times; 0: twice the rank", CONFIG_FIXED),
+    ROW(BOOL, lora_use_rslora, "false", "", 0, 0, "LoRA: X / sqrt(rank) times instead", CONFIG_FIXED),
+    ROW(FLOAT, lora_dropout, "0", "X", 0, 1, "LoRA: dropout of the adapters' input", CONFIG_FIXED),
+    ROW(STRING, lora_target_modules, "all-linear", "LIST", 0, 0,
+        "LoRA: modules with adapters, by their names in the model's files, as q_proj,v_proj", CONFIG_FIXED),
+    ROW(STRING, freeze, "", "LIST", 0, 0,
+        "Parameters that are not trained: patterns of their names in the model's files, as model.layers.[0-9].*",
+        CONFIG_FIXED),
 
     GROUP("FP8 (linear layers of the blocks, in training with --precision bf16; CPUs, and GPUs from sm_89 on)"),
     ROW(ENUM, fp8_format, "none", CHOICES(FP8_FORMATS), 0, 0,

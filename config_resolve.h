@@ -4,6 +4,7 @@
 #include "config.h"        // struct config
 #include "config_fit.h"    // state formats and offload
 #include "config_fp8.h"    // the options of FP8
+#include "config_finetune.h" // the options of finetuning
 #include "config_layers.h" // the lists of layers
 
 // The divisors of n as a text: "1, 2, 3, 4, 6, 12".
@@ -302,6 +303,7 @@ static inline void config_resolve(struct config *config) {
     config_check_sizes(config);
     config_resolve_fp8(config);
     config_resolve_fit(config);
+    config_resolve_finetune(config);
 }
 // config_read and config_resolve.
 static inline struct config config_parse(int argc, char **argv) {

@@ -24,7 +24,7 @@ static void copy_last_rows(floatX *rows, const floatX *from, const int *lengths,
 // Opens a phase.
 static const floatX *next_logits(struct gpt *m, enum pass pass, const int *lengths) {
     const int B = m->sequences, C = m->shape.layer.C, Vp = m->shape.Vp;
-    zero_use(&m->zero, pass, head_unit(m));
+    use_unit(m, pass, head_unit(m));
     phase(m, pass_name(pass), -1, "logits");
     const floatX *lnf = final_norm_buffer(m, pass);
     floatX *logits = logits_buffer(m, pass, B);

@@ -63,9 +63,9 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
 
 static void embed(struct gpt *m, enum pass pass) {
     const struct extent e = extent_of(m, pass);
-    zero_use(&m->zero, pass, unit_of_embeddings(&m->table));
+    use_unit(m, pass, unit_of_embeddings(&m->table));
     phase(m, pass_name(pass), -1, "embedding");
-    zero_prefetch(&m->zero, pass, unit_of_layer(&m->table, 0));
+    prefetch_unit(m, pass, unit_of_layer(&m->table, 0));
     make_spans(m, pass, false);
     make_spans(m, pass, true);
     const floatX *wte = param(m, pass, -1, PARAM_WTE), *wpe = param(m, pass, -1, PARAM_WPE);
@@ -122,7 +122,8 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     w = param(m, head_pass(m, pass), -1, weight);
     float *dw = grad(m, -1, weight);
     ws = workspace(m, head_workspace_bytes(m, pass));
-    MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, adds(m) || first > 0, ws, m->dev));
+    if (is_trained(m, -1, weight))
+        MATMUL(m, matmul_backward_weight(dw, NULL, logits, lnf + row, rows, Vp, C, adds(m) || first > 0, ws, m->dev));
     MATMUL(m, matmul_backward_input(dlnf + row, logits, w, rows, Vp, C, ws, m->dev));
 }
 
@@ -130,7 +131,7 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
 // are materialised for one chunk of tokens at a time.
 static void head(struct gpt *m, enum pass pass, float dloss) {
     const int64_t N = extent_of(m, pass).N;
-    zero_use(&m->zero, head_pass(m, pass), head_unit(m));
+    use_unit(m, head_pass(m, pass), head_unit(m));
     if (pass == PASS_TRAIN) {
         zero_begin_gradients(&m->zero, unit_of_head());
         if (m->shape.tied)
@@ -159,7 +160,8 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
         const floatX *x = (const floatX *)activation(m, pass, m->shape.L - 1, ACT_OUT);
         norm_gradient(m, -1, dres, stream_bias_partial(m, m->shape.L - 1, LINEAR_MLP_PROJ), NULL, dlnf, x,
                       final_norm_stats(m, pass), NORM_FINAL, stream_amax(m, m->shape.L - 1, LINEAR_MLP_PROJ));
-        zero_prefetch(&m->zero, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
+        if (next_backward_layer(m, m->shape.L) >= 0)
+            prefetch_unit(m, PASS_RECOMPUTE, unit_of_layer(&m->table, next_backward_layer(m, m->shape.L)));
         zero_reduce(&m->zero, unit_of_head());
     }
 }
@@ -168,7 +170,7 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
 
 static struct table_gradient table_gradient(struct gpt *m, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, -1, id);
-    const struct table_gradient table = {grad(m, -1, id), t ? t->rows : 0, adds(m)};
+    const struct table_gradient table = {grad(m, -1, id), t && !t->frozen ? t->rows : 0, adds(m)};
     return table;
 }
 static void embedding_gradients(struct gpt *m) {
@@ -202,7 +204,7 @@ static void forward_backward(struct gpt *m, double scale) {
     }
     head(m, PASS_TRAIN, (float)(scale / (double)extent_of(m, PASS_TRAIN).N));
     int reduced = unit_of_head(); // unit whose reduction is in flight while the next unit's gradients are computed
-    for (int l = L - 1; l >= 0; l--) {
+    for (int l = L - 1; l >= 0 && l >= m->lowest_trained; l--) {
         if (policy_is_group_last(&m->policy, l)) {
             fetch_group(m, l);
             for (int k = m->policy.group_first[l]; k <= l; k++)
@@ -213,7 +215,8 @@ static void forward_backward(struct gpt *m, double scale) {
         zero_add_reduced(&m->zero, reduced);
         reduced = unit_of_layer(&m->table, l);
     }
-    embedding_gradients(m);
+    if (m->lowest_trained < 0)
+        embedding_gradients(m);
     zero_add_reduced(&m->zero, reduced);
     zero_add_reduced(&m->zero, unit_of_embeddings(&m->table));
     zero_end_gradients(&m->zero);

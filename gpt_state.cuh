@@ -124,7 +124,9 @@ struct gpt {
     enum attention_backend backend;
     struct device *dev;
     struct timeline timeline;
-    struct zero zero; // parameters and gradients
+    struct zero zero;   // the trained parameters and their gradients
+    struct zero frozen; // the frozen parameters
+    int lowest_trained; // the lowest layer with a trained tensor; -1: the embeddings have one; L: only the head has
     struct optimizer optimizer;
     struct optimizer_copy copy; // for checkpoints
     struct fp8_state fp8;
@@ -133,7 +135,7 @@ struct gpt {
     int window;               // keys that a query of a windowed layer sees; 0: no layer has a window
 
     int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
-    int params_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
+    int params_id, frozen_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
     int host_batches_id, host_results_id, host_reports_id, host_requests_id;
     const float *rope;            // (T, D) cosines and sines
     const float *local_rope;      // (T, D) of windowed layers; NULL: rope
@@ -188,6 +190,7 @@ static int report_width(const struct gpt *m) {
 static void region(struct gpt *m, enum region r) {
     timeline_region(&m->timeline, r);
     zero_begin_region(&m->zero);
+    zero_begin_region(&m->frozen);
 }
 // A buffer of a layer (-1: of the whole model) in a pass; NULL when planning. slot: enum slot or enum activation_id.
 static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t bytes, const char *category,
@@ -195,6 +198,7 @@ static void *buffer(struct gpt *m, enum pass pass, int layer, int slot, size_t b
     int *id = &m->slots[((int)pass * (m->shape.L + 1) + layer + 1) * SLOT_COUNT + slot];
     return timeline_buffer(&m->timeline, id, bytes, category, name, layer);
 }
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static void *workspace(struct gpt *m, size_t bytes) { return timeline_workspace(&m->timeline, bytes); }
 
 static bool generates(enum pass pass) { return pass == PASS_PREFILL || pass == PASS_GENERATE; }
@@ -307,13 +311,22 @@ static bool is_quantised(const struct gpt *m, enum pass pass, int l) {
 
 // The activations of layer l that its policy keeps from forward to backward.
 static uint32_t kept_activations(const struct gpt *m, int l) { return l < 0 ? BIT(OUT) : m->policy.kept[l]; }
+// The first layer of the lowest group that backward recomputes, whose input is the lowest one that it reads.
+static int first_backward_layer(const struct gpt *m) {
+    if (m->lowest_trained <= 0)
+        return 0;
+    return m->lowest_trained < m->shape.L ? m->policy.group_first[m->lowest_trained] : m->shape.L;
+}
 // Those of them that are in host memory meanwhile. A layer's input, the OUT of the layer before, goes with its layer.
 // The last group of layers stays: its backward comes next.
 static uint32_t offloaded_activations(const struct gpt *m, int l) {
     const int wanted = m->config.cpu_offloading_num_layers, last_group = m->policy.group_first[m->shape.L - 1];
     const int layers = wanted < last_group ? wanted : last_group;
+    const int first = first_backward_layer(m);
+    if (l < first - 1)
+        return 0;
     const uint32_t away = (l < layers ? ACT_ALL & ~BIT(OUT) : 0) | (l + 1 < layers ? BIT(OUT) : 0);
-    return kept_activations(m, l) & away;
+    return kept_activations(m, l) & away & (l < first ? BIT(OUT) : ACT_ALL);
 }
 static struct activation_row activation_row_of(const struct gpt *m, enum pass pass, int l, enum activation_id id) {
     const struct layer_shape s = is_quantised(m, pass, l) ? layer_shape_at(&m->shape.layer, l) : m->shape.layer;
@@ -360,10 +373,28 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 }
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
+// A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model has
+// none; a frozen parameter has no gradient.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
-    return zero_parameter(&m->zero, pass, l, id);
+    const struct tensor *t = parameters_find(&m->table, l, id);
+    return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
 }
-static float *grad(struct gpt *m, int l, enum parameter id) { return zero_gradient(&m->zero, l, id); }
+static bool is_trained(const struct gpt *m, int l, enum parameter id) {
+    const struct tensor *t = parameters_find(&m->table, l, id);
+    return t && !t->frozen;
+}
+static float *grad(struct gpt *m, int l, enum parameter id) {
+    return is_trained(m, l, id) ? zero_gradient(&m->zero, parameters_find(&m->table, l, id)) : NULL;
+}
+// zero_use and zero_prefetch of a unit's trained and frozen parameters.
+static void use_unit(struct gpt *m, enum pass pass, int unit) {
+    zero_use(&m->zero, pass, unit);
+    zero_use(&m->frozen, pass, unit);
+}
+static void prefetch_unit(struct gpt *m, enum pass pass, int unit) {
+    zero_prefetch(&m->zero, pass, unit);
+    zero_prefetch(&m->frozen, pass, unit);
+}
 // Whether this micro-step adds to what the gradients hold; the first one of a step overwrites them.
 static bool adds(const struct gpt *m) { return zero_adds(&m->zero); }
 

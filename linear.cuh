@@ -10,6 +10,7 @@
 #include "gpt_state.cuh"        // struct gpt and its buffers
 #include "kernels/fp8_cast.cuh" // fp8_cast
 #include "kernels/matmul.cuh"   // matmul_forward, matmul_fp8
+#include "lora.cuh"             // lora_forward, lora_backward
 #include "parameters.cuh"       // enum linear
 
 // ---- Inputs ----
@@ -165,8 +166,10 @@ static void linear_forward(struct gpt *m, enum pass pass, int l, enum linear lin
     const floatX *w = param(m, pass, l, row.weight), *b = param(m, pass, l, row.bias);
     if (!is_quantised(m, pass, l)) {
         const floatX *in = linear_input(m, pass, l, linear);
-        void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+        void *ws = workspace(
+            m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
         MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
+        lora_forward(m, pass, l, linear, out, in, N, ws);
         return;
     }
     void *ws = workspace(m, matmul_fp8_workspace_bytes(N, n, k, m->dev));
@@ -215,7 +218,7 @@ static struct fp8_cast gradient_cast(struct gpt *m, int l, enum linear linear) {
 // The scratch memory of that cast; none without a bias.
 static void *gradient_cast_workspace(struct gpt *m, int l, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const bool sums = parameters_find(&m->table, l, row.bias) != NULL;
+    const bool sums = is_trained(m, l, row.bias);
     return workspace(m, sums ? fp8_cast_workspace_bytes(extent_of(m, PASS_TRAIN).N, row.outputs) : 0);
 }
 static void quantise_gradient(struct gpt *m, int l, enum linear linear, const floatX *dout) {
@@ -269,7 +272,8 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
 }
 // Gradients of a linear layer, from the phase in which dout (N, outputs) is live: its input's (N, inputs) is written to
-// the slot; its weight's, and where `sums_bias` its bias's, join the unit's gradients. In FP8 two further phases
+// the slot; its weight's, where that is trained, and where `sums_bias` its bias's, join the unit's gradients, as those of
+// its adapter do. In FP8 two further phases
 // follow.
 static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout,
                             bool sums_bias) {
@@ -282,11 +286,17 @@ static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
         return;
     }
     const struct linear_source source = linear_source(m, l, linear);
+    const bool trains = is_trained(m, l, row.weight);
     floatX *din = d_buffer(m, l, din_slot, k);
-    const floatX *in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
+    const floatX *in = NULL; // what a frozen layer without an adapter read is not kept for it
+    if (trains || has_adapter(m, linear))
+        in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
     const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
     float *dw = grad(m, l, row.weight), *db = sums_bias ? grad(m, l, row.bias) : NULL;
-    void *ws = workspace(m, matmul_workspace_bytes(N, n, k, m->dev));
+    void *ws =
+        workspace(m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
     MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
-    MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, adds(m), ws, m->dev));
+    if (trains)
+        MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, adds(m), ws, m->dev));
+    lora_backward(m, l, linear, din, dout, in, N, adds(m), ws);
 }

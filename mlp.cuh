@@ -15,6 +15,7 @@
 #include "kernels/activation_fp8.cuh" // the same, written in FP8
 #include "kernels/norm.cuh"           // norm_forward, norm_backward, residual_forward
 #include "linear.cuh"                 // linear_input
+#include "lora.cuh"                   // lora_forward, lora_backward
 
 // Applies POINTWISE or GATED to the name that an activation's functions begin with (kernels/activation.cuh).
 #define ACTIVATION_SWITCH(activation, POINTWISE, GATED)                                                                \
@@ -89,18 +90,20 @@ static floatX *chunk_activation(struct gpt *m, int l, enum activation_id id, str
     return (floatX *)buffer(m, PASS_RECOMPUTE, l, SLOT_CHUNK + (int)id, (size_t)(row.bytes_per_token * c.most),
                             "chunk of the mlp", row.name);
 }
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-static void *chunk_matmul_workspace(struct gpt *m, struct chunk c, struct linear_row row) {
-    return workspace(m, larger(matmul_workspace_bytes(c.most, row.outputs, row.inputs, m->dev),
-                               matmul_workspace_bytes(c.last, row.outputs, row.inputs, m->dev)));
+static void *chunk_matmul_workspace(struct gpt *m, struct chunk c, enum linear linear) {
+    const struct linear_row row = linear_row(linear, &m->shape.layer);
+    const size_t products = larger(matmul_workspace_bytes(c.most, row.outputs, row.inputs, m->dev),
+                                   matmul_workspace_bytes(c.last, row.outputs, row.inputs, m->dev));
+    return workspace(m, larger(products, lora_workspace_bytes(m, linear, c.most, c.last)));
 }
 // linear_forward and linear_backward of a chunk's rows.
 static void chunk_linear_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out,
                                  const floatX *in, struct chunk c) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const floatX *w = param(m, pass, l, row.weight), *b = param(m, pass, l, row.bias);
-    void *ws = chunk_matmul_workspace(m, c, row);
+    void *ws = chunk_matmul_workspace(m, c, linear);
     MATMUL(m, matmul_forward(out, in, w, b, c.rows, row.outputs, row.inputs, ws, m->dev));
+    lora_forward(m, pass, l, linear, out, in, c.rows, ws);
 }
 static void chunk_linear_backward(struct gpt *m, int l, enum linear linear, floatX *din, const floatX *dout,
                                   const floatX *in, struct chunk c) {
@@ -108,9 +111,12 @@ static void chunk_linear_backward(struct gpt *m, int l, enum linear linear, floa
     const int n = row.outputs, k = row.inputs;
     const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
     float *dw = grad(m, l, row.weight), *db = grad(m, l, row.bias);
-    void *ws = chunk_matmul_workspace(m, c, row);
+    void *ws = chunk_matmul_workspace(m, c, linear);
+    const bool add = adds(m) || c.first > 0;
     MATMUL(m, matmul_backward_input(din, dout, w, c.rows, n, k, ws, m->dev));
-    MATMUL(m, matmul_backward_weight(dw, db, dout, in, c.rows, n, k, adds(m) || c.first > 0, ws, m->dev));
+    if (is_trained(m, l, row.weight))
+        MATMUL(m, matmul_backward_weight(dw, db, dout, in, c.rows, n, k, add, ws, m->dev));
+    lora_backward(m, l, linear, din, dout, in, c.rows, add, ws);
 }
 
 // ---- Forward ----

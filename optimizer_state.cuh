@@ -119,8 +119,8 @@ static enum state_format optimizer_format(const struct optimizer *o, enum optimi
 static size_t state_offset(const struct optimizer *o, enum optimizer_state id, int64_t place) {
     const struct parameters *table = o->zero->table;
     const int64_t ranks = optimizer_is_sharded(o) ? o->zero->shards.ranks : 1;
-    const int64_t ends[] = {table->unit_begin[unit_of_head() + 1] / ranks,
-                            table->unit_begin[unit_of_embeddings(table)] / ranks, o->elements};
+    const int64_t ends[] = {table->trained.unit_begin[unit_of_head() + 1] / ranks,
+                            table->trained.unit_begin[unit_of_embeddings(table)] / ranks, o->elements};
     const struct state_formats *f = &o->states[id].formats;
     const enum state_format formats[] = {f->others, f->layers, f->others};
     size_t bytes = 0;

@@ -3,8 +3,13 @@
 // Gradients, master weights and optimizer moments use the same offsets in buffers of their own. Because the order is
 // that of backward, a range at the front of the gradient buffer is complete while later layers still run: buckets of a
 // gradient reduction, optimizer shards and decay groups are ranges.
+//
+// Frozen tensors (--freeze, and the base model under LoRA) are in a flat buffer of their own, of the same units, which
+// has neither gradients nor optimizer state. An adapter of LoRA (Hu et al. 2021, arXiv 2106.09685) is two rows of the
+// table beside the linear layer that it changes.
 #pragma once
 #include "config.h"           // struct config
+#include "config_finetune.h"  // enum lora_module
 #include "config_layers.h"    // config_window
 #include "kernels/random.cuh" // random_normal
 #include "recompute.cuh"      // struct layer_shape
@@ -12,9 +17,43 @@
 #include <stdint.h>           // int64_t
 #include <stdio.h>            // snprintf
 
+// The linear layers of a block. Columns: id; name; weight; bias; LoRA's A and B; outputs; inputs. `s` is the struct
+// layer_shape.
+#define LINEAR_ROWS(ROW)                                                                                               \
+    ROW(QKV, "qkv", PARAM_QKV_W, PARAM_QKV_B, PARAM_QKV_LORA_A, PARAM_QKV_LORA_B, qkv_width(s), s->C)                  \
+    ROW(ATT_PROJ, "attention projection", PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, PARAM_ATTPROJ_LORA_A,                      \
+        PARAM_ATTPROJ_LORA_B, s->C, s->H * s->D)                                                                       \
+    ROW(FC, "fc", PARAM_FC_W, PARAM_FC_B, PARAM_FC_LORA_A, PARAM_FC_LORA_B, fc_width(s), s->C)                         \
+    ROW(MLP_PROJ, "mlp projection", PARAM_FCPROJ_W, PARAM_FCPROJ_B, PARAM_FCPROJ_LORA_A, PARAM_FCPROJ_LORA_B, s->C,    \
+        s->F)
+
+enum linear {
+#define ENUM_ROW(id, name, weight, bias, a, b, outputs, inputs) LINEAR_##id,
+    LINEAR_ROWS(ENUM_ROW)
+#undef ENUM_ROW
+        LINEAR_COUNT
+};
+
+// The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files
+// (q, k, v; gate, up) and then has an adapter of its own; parts without one are not listed. The A of a layer's parts are
+// one below the other in one tensor, and so are the B.
+enum { LORA_PARTS = 3 };
+struct lora_part {
+    int first, rows; // outputs [first, first + rows)
+};
+struct lora_layer {
+    int count; // of adapted parts; 0: the linear layer has no adapter
+    struct lora_part parts[LORA_PARTS];
+};
+struct lora_shape {
+    int rank; // 0: no LoRA
+    struct lora_layer linear[LINEAR_COUNT];
+};
+
 // The shape of a whole model, from the resolved config.
 struct model_shape {
     struct layer_shape layer;
+    struct lora_shape lora;
     int L, V, Vp, P; // layers, vocabulary, vocabulary padded for the matmuls, learned positions (0: none)
     enum position_embedding_type positions;
     enum normalization normalization;
@@ -107,7 +146,44 @@ static enum kept_input fp8_input(const struct config *c) {
     return KEPT_FLOATX;
 }
 
+// Rows of a linear layer's A and B; 0: the layer has no adapter.
+static int lora_a_rows(const struct lora_shape *lora, enum linear linear) {
+    return lora->linear[linear].count * lora->rank;
+}
+static int lora_b_rows(const struct lora_shape *lora, enum linear linear) {
+    int rows = 0;
+    for (int p = 0; p < lora->linear[linear].count; p++)
+        rows += lora->linear[linear].parts[p].rows;
+    return rows;
+}
+
 enum { VOCABULARY_MULTIPLE = 128 }; // padded columns are invisible outside: logits masked, gradients zero, never saved
+
+// Adds the part of outputs [first, first + rows) to a linear layer's adapters, where it has the module's.
+static void lora_add(struct lora_layer *linear, const struct config *c, enum lora_module module, int first, int rows) {
+    const struct lora_part part = {first, rows};
+    if (c->lora_modules & (unsigned)module)
+        linear->parts[linear->count++] = part;
+}
+static struct lora_shape lora_shape_of(const struct config *c, const struct layer_shape *s) {
+    struct lora_shape lora;
+    memset(&lora, 0, sizeof lora);
+    lora.rank = c->lora_rank;
+    if (lora.rank == 0)
+        return lora;
+    struct lora_layer *qkv = &lora.linear[LINEAR_QKV], *fc = &lora.linear[LINEAR_FC];
+    const int q = s->H * s->D, kv = s->G * s->D;
+    lora_add(qkv, c, LORA_QKV, 0, qkv_width(s));
+    lora_add(qkv, c, LORA_Q, 0, q);
+    lora_add(qkv, c, LORA_K, q, kv);
+    lora_add(qkv, c, LORA_V, q + kv, kv);
+    lora_add(&lora.linear[LINEAR_ATT_PROJ], c, LORA_ATT_PROJ, 0, s->C);
+    lora_add(fc, c, LORA_FC, 0, fc_width(s));
+    lora_add(fc, c, LORA_GATE, 0, s->F);
+    lora_add(fc, c, LORA_UP, s->F, s->F);
+    lora_add(&lora.linear[LINEAR_MLP_PROJ], c, LORA_MLP_PROJ, 0, s->C);
+    return lora;
+}
 
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialised) {
     struct model_shape shape;
@@ -130,6 +206,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.kept_input = KEPT_FLOATX;
     shape.layer.fp8_input = fp8_input(c);
     config_fp8_layers(c, &shape.layer.fp8_first, &shape.layer.fp8_end);
+    shape.lora = lora_shape_of(c, &shape.layer);
     shape.qk_norm_width = c->qk_layernorm_width;
     shape.norm_one_plus = c->apply_layernorm_1p;
     shape.normalization = c->normalization;
@@ -149,6 +226,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
 enum initialisation {
     INIT_NORMAL,   // normal, --init-method-std
     INIT_RESIDUAL, // normal, the std divided by sqrt(2 L): projections onto the residual stream (GPT-2)
+    INIT_UNIFORM,  // uniform, up to 1 / sqrt(columns) either way: LoRA's A (Kaiming's rule with a = sqrt(5))
     INIT_ONE,
     INIT_ZERO,
 };
@@ -172,8 +250,16 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
         NO_STREAM)                                                                                                     \
     ROW(POST2_B, "post2.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
         NO_STREAM)                                                                                                     \
+    ROW(FCPROJ_LORA_B, "fcproj.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_MLP_PROJ), s->lora.rank,              \
+        lora_b_rows(&s->lora, LINEAR_MLP_PROJ), INIT_ZERO, NO_STREAM)                                                  \
+    ROW(FCPROJ_LORA_A, "fcproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_MLP_PROJ), s->layer.F,                \
+        lora_a_rows(&s->lora, LINEAR_MLP_PROJ), INIT_UNIFORM, 0)                                                       \
     ROW(FCPROJ_W, "fcproj.weight", UNIT_LAYER, s->layer.C, s->layer.F, s->layer.C, INIT_RESIDUAL, 3)                   \
     ROW(FCPROJ_B, "fcproj.bias", UNIT_LAYER, s->mlp_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO, NO_STREAM)        \
+    ROW(FC_LORA_B, "fc.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_FC), s->lora.rank,                            \
+        lora_b_rows(&s->lora, LINEAR_FC), INIT_ZERO, NO_STREAM)                                                        \
+    ROW(FC_LORA_A, "fc.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_FC), s->layer.C,                              \
+        lora_a_rows(&s->lora, LINEAR_FC), INIT_UNIFORM, 1)                                                             \
     ROW(FC_W, "fc.weight", UNIT_LAYER, fc_width(&s->layer), s->layer.C, fc_width(&s->layer), INIT_NORMAL, 5)           \
     ROW(FC_B, "fc.bias", UNIT_LAYER, s->mlp_bias ? fc_width(&s->layer) : 0, 1, fc_width(&s->layer), INIT_ZERO,         \
         NO_STREAM)                                                                                                     \
@@ -184,6 +270,10 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
         NO_STREAM)                                                                                                     \
     ROW(POST1_B, "post1.bias", UNIT_LAYER, norm_bias_rows(s, s->layer.norm_after), 1, s->layer.C, INIT_ZERO,           \
         NO_STREAM)                                                                                                     \
+    ROW(ATTPROJ_LORA_B, "attproj.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_ATT_PROJ), s->lora.rank,            \
+        lora_b_rows(&s->lora, LINEAR_ATT_PROJ), INIT_ZERO, NO_STREAM)                                                  \
+    ROW(ATTPROJ_LORA_A, "attproj.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_ATT_PROJ), s->layer.H * s->layer.D, \
+        lora_a_rows(&s->lora, LINEAR_ATT_PROJ), INIT_UNIFORM, 4)                                                       \
     ROW(ATTPROJ_W, "attproj.weight", UNIT_LAYER, s->layer.C, s->layer.H * s->layer.D, s->layer.C, INIT_RESIDUAL, 9)    \
     ROW(ATTPROJ_B, "attproj.bias", UNIT_LAYER, s->attention_proj_bias ? s->layer.C : 0, 1, s->layer.C, INIT_ZERO,      \
         NO_STREAM)                                                                                                     \
@@ -191,6 +281,10 @@ enum unit_kind { UNIT_HEAD, UNIT_LAYER, UNIT_EMBEDDINGS };
         qk_norm_weight_rows(s, s->layer.H), INIT_NORM, NO_STREAM)                                                      \
     ROW(KNORM_W, "knorm.weight", UNIT_LAYER, qk_norm_weight_rows(s, s->layer.G), 1,                                    \
         qk_norm_weight_rows(s, s->layer.G), INIT_NORM, NO_STREAM)                                                      \
+    ROW(QKV_LORA_B, "qkv.lora_b", UNIT_LAYER, lora_b_rows(&s->lora, LINEAR_QKV), s->lora.rank,                         \
+        lora_b_rows(&s->lora, LINEAR_QKV), INIT_ZERO, NO_STREAM)                                                       \
+    ROW(QKV_LORA_A, "qkv.lora_a", UNIT_LAYER, lora_a_rows(&s->lora, LINEAR_QKV), s->layer.C,                           \
+        lora_a_rows(&s->lora, LINEAR_QKV), INIT_UNIFORM, 6)                                                            \
     ROW(QKV_W, "qkv.weight", UNIT_LAYER, qkv_width(&s->layer), s->layer.C, qkv_width(&s->layer), INIT_NORMAL, 11)      \
     ROW(QKV_B, "qkv.bias", UNIT_LAYER, s->qkv_bias ? qkv_width(&s->layer) : 0, 1, qkv_width(&s->layer), INIT_ZERO,     \
         NO_STREAM)                                                                                                     \
@@ -210,37 +304,33 @@ enum parameter {
         PARAM_COUNT
 };
 
-// The linear layers of a block. Columns: id; name; weight; bias; outputs; inputs. `s` is the struct layer_shape.
-#define LINEAR_ROWS(ROW)                                                                                               \
-    ROW(QKV, "qkv", PARAM_QKV_W, PARAM_QKV_B, qkv_width(s), s->C)                                                      \
-    ROW(ATT_PROJ, "attention projection", PARAM_ATTPROJ_W, PARAM_ATTPROJ_B, s->C, s->H * s->D)                         \
-    ROW(FC, "fc", PARAM_FC_W, PARAM_FC_B, fc_width(s), s->C)                                                           \
-    ROW(MLP_PROJ, "mlp projection", PARAM_FCPROJ_W, PARAM_FCPROJ_B, s->C, s->F)
-
-enum linear {
-#define ENUM_ROW(id, name, weight, bias, outputs, inputs) LINEAR_##id,
-    LINEAR_ROWS(ENUM_ROW)
-#undef ENUM_ROW
-        LINEAR_COUNT
-};
 struct linear_row {
     const char *name;
-    enum parameter weight, bias;
+    enum parameter weight, bias, lora_a, lora_b;
     int outputs, inputs;
 };
 static struct linear_row linear_row(enum linear id, const struct layer_shape *s) {
     switch (id) {
-#define CASE_ROW(id, name, weight, bias, outputs, inputs)                                                              \
+#define CASE_ROW(id, name, weight, bias, a, b, outputs, inputs)                                                        \
     case LINEAR_##id: {                                                                                                \
-        const struct linear_row row = {name, weight, bias, outputs, inputs};                                           \
+        const struct linear_row row = {name, weight, bias, a, b, outputs, inputs};                                     \
         return row;                                                                                                    \
     }
         LINEAR_ROWS(CASE_ROW)
 #undef CASE_ROW
     case LINEAR_COUNT: break;
     }
-    const struct linear_row none = {"", PARAM_COUNT, PARAM_COUNT, 0, 0};
+    const struct linear_row none = {"", PARAM_COUNT, PARAM_COUNT, PARAM_COUNT, PARAM_COUNT, 0, 0};
     return none;
+}
+
+static bool parameter_is_adapter(enum parameter id) {
+#define IS_ROW(name, text, weight, bias, a, b, outputs, inputs)                                                        \
+    if (id == (a) || id == (b))                                                                                        \
+        return true;
+    LINEAR_ROWS(IS_ROW)
+#undef IS_ROW
+    return false;
 }
 
 struct tensor {
@@ -252,22 +342,29 @@ struct tensor {
     int visible_rows; // the rest is padding
     enum initialisation init;
     int stream;            // random stream of the initial values, NO_STREAM: constants
+    bool frozen;           // not trained: in the flat buffer of frozen tensors
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
 };
 
 static bool tensor_decays(const struct tensor *t) { return t->cols > 1; }
 
+// One flat layout of tensors. Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is
+// elements [unit_begin[u], unit_begin[u + 1]) of a flat buffer.
+struct flat_layout {
+    int64_t flat;        // elements of a flat buffer, alignment gaps included
+    int64_t *unit_begin; // (num_units + 1)
+};
+
 struct parameters {
-    struct tensor *tensors; // in flat order
-    int num_tensors;
+    struct tensor *tensors; // the trained ones in flat order, then the frozen ones in the order of theirs
+    int num_tensors;        // trained
+    int num_frozen;
     int *index; // (L + 1, PARAM_COUNT) into tensors, -1 where absent; the last row is the whole model's
     int L;
-    int64_t flat;    // elements of a flat buffer, alignment gaps included
-    int64_t visible; // parameters without padding, as published counts have them
-    // Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is elements [unit_begin[u],
-    // unit_begin[u + 1]) of a flat buffer.
     int num_units;
-    int64_t *unit_begin; // (num_units + 1)
+    struct flat_layout trained, frozen;
+    int64_t visible; // parameters without padding, as published counts have them, trained or frozen
+    int64_t visible_trained;
 };
 
 enum { TENSOR_ALIGNMENT = 128 }; // elements: 256 bytes of bf16, what cuBLASLt assumes of its operands
@@ -321,38 +418,55 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
     return 0;
 }
 
-static void parameters_add(struct parameters *p, struct tensor t, int layer) {
-    if (t.rows == 0)
-        return;
+// Adds a tensor to one of the layouts.
+static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer) {
     if (layer >= 0) {
         char name[sizeof t.name + 32];
         snprintf(name, sizeof name, "layer.%d.%s", layer, t.name);
         memcpy(t.name, name, sizeof t.name - 1);
     }
     t.layer = layer;
+    t.frozen = layout == &p->frozen;
     t.count = (int64_t)t.rows * t.cols;
-    t.offset = p->flat;
-    p->flat += (t.count + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
+    t.offset = layout->flat;
+    layout->flat += (t.count + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
     p->visible += (int64_t)t.visible_rows * t.cols;
-    p->index[(layer < 0 ? p->L : layer) * PARAM_COUNT + t.parameter] = p->num_tensors;
-    p->tensors[p->num_tensors++] = t;
+    p->visible_trained += t.frozen ? 0 : (int64_t)t.visible_rows * t.cols;
+    const int i = p->num_tensors + p->num_frozen;
+    p->index[(layer < 0 ? p->L : layer) * PARAM_COUNT + t.parameter] = i;
+    p->tensors[i] = t;
+    if (t.frozen)
+        p->num_frozen++;
+    else
+        p->num_tensors++;
 }
 
-// Adds the tensors of a unit. layer -1: of the whole model. The unit is padded to a multiple of `multiple` elements.
-static void parameters_add_unit(struct parameters *p, const struct model_shape *s, enum unit_kind unit, int layer,
-                                int64_t multiple) {
+// Adds the trained or the frozen tensors of a unit to their layout. layer -1: of the whole model. The unit is padded to
+// a multiple of `multiple` elements. frozen: as for parameters_create.
+static void parameters_add_unit(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
+                                enum unit_kind unit, int layer, const bool *frozen, int64_t multiple) {
+    const bool *row = frozen ? frozen + (layer < 0 ? p->L : layer) * PARAM_COUNT : NULL;
     for (int id = 0; id < PARAM_COUNT; id++) {
         const struct tensor t = tensor_row((enum parameter)id, s);
-        if (t.unit == unit)
-            parameters_add(p, t, layer);
+        if (t.unit == unit && t.rows > 0 && (row && row[id]) == (layout == &p->frozen))
+            parameters_add(p, layout, t, layer);
     }
-    p->flat = (p->flat + multiple - 1) / multiple * multiple;
-    p->unit_begin[++p->num_units] = p->flat;
+    layout->flat = (layout->flat + multiple - 1) / multiple * multiple;
+    layout->unit_begin[++p->num_units] = layout->flat;
+}
+static void parameters_add_layout(struct parameters *p, struct flat_layout *layout, const struct model_shape *s,
+                                  const bool *frozen, int64_t multiple) {
+    p->num_units = 0;
+    parameters_add_unit(p, layout, s, UNIT_HEAD, -1, frozen, multiple);
+    for (int l = s->L - 1; l >= 0; l--)
+        parameters_add_unit(p, layout, s, UNIT_LAYER, l, frozen, multiple);
+    parameters_add_unit(p, layout, s, UNIT_EMBEDDINGS, -1, frozen, multiple);
 }
 
 // Makes the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards divide
-// it. Ends the program where the model is too large to be addressed. parameters_free frees it.
-static struct parameters parameters_create(const struct model_shape *s, int ranks) {
+// it. frozen: (L + 1, PARAM_COUNT) the tensors that are not trained, the last row the whole model's; NULL: none. Ends the
+// program where the model is too large to be addressed. parameters_free frees it.
+static struct parameters parameters_create(const struct model_shape *s, int ranks, const bool *frozen) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;
     memset(&p, 0, sizeof p);
@@ -361,23 +475,23 @@ static struct parameters parameters_create(const struct model_shape *s, int rank
              "--hidden-size, --ffn-hidden-size or --vocab-size",
              parameters_number(s));
     p.L = s->L;
-    p.unit_begin = (int64_t *)calloc((size_t)s->L + 3, sizeof *p.unit_begin);
+    p.trained.unit_begin = (int64_t *)calloc((size_t)s->L + 3, sizeof *p.trained.unit_begin);
+    p.frozen.unit_begin = (int64_t *)calloc((size_t)s->L + 3, sizeof *p.frozen.unit_begin);
     p.tensors = (struct tensor *)calloc((size_t)(s->L + 1) * PARAM_COUNT, sizeof *p.tensors);
     p.index = (int *)calloc((size_t)(s->L + 1) * PARAM_COUNT, sizeof *p.index);
-    if (!p.tensors || !p.index || !p.unit_begin)
+    if (!p.tensors || !p.index || !p.trained.unit_begin || !p.frozen.unit_begin)
         fail("out of memory for the table of parameters");
     for (int i = 0; i < (s->L + 1) * PARAM_COUNT; i++)
         p.index[i] = -1;
-    parameters_add_unit(&p, s, UNIT_HEAD, -1, multiple);
-    for (int l = s->L - 1; l >= 0; l--)
-        parameters_add_unit(&p, s, UNIT_LAYER, l, multiple);
-    parameters_add_unit(&p, s, UNIT_EMBEDDINGS, -1, multiple);
+    parameters_add_layout(&p, &p.trained, s, frozen, multiple);
+    parameters_add_layout(&p, &p.frozen, s, frozen, multiple);
     return p;
 }
 static void parameters_free(struct parameters *p) {
     free(p->tensors);
     free(p->index);
-    free(p->unit_begin);
+    free(p->trained.unit_begin);
+    free(p->frozen.unit_begin);
     memset(p, 0, sizeof *p);
 }
 
@@ -398,6 +512,12 @@ static void tensor_initialise(float *out, int64_t first, int64_t n, const struct
     switch (t->init) {
     case INIT_NORMAL: random_normal(out, visible, (float)std, seed, stream, (uint64_t)first); break;
     case INIT_RESIDUAL: random_normal(out, visible, (float)(std / sqrt(2.0 * L)), seed, stream, (uint64_t)first); break;
+    case INIT_UNIFORM: {
+        const float bound = 1 / sqrtf((float)t->cols);
+        for (int64_t i = 0; i < visible; i++)
+            out[i] = bound * (2 * random_uniform(seed, stream, (uint64_t)(first + i)) - 1);
+        break;
+    }
     case INIT_ONE:
         for (int64_t i = 0; i < visible; i++)
             out[i] = 1;

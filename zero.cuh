@@ -71,23 +71,23 @@ static void shards_cut(struct shards *s, int64_t begin, int64_t end, int64_t mos
     }
 }
 
-static struct shards shards_create(const struct parameters *table, int rank, int ranks, int stage,
+static struct shards shards_create(const struct flat_layout *layout, int units, int rank, int ranks, int stage,
                                    int64_t bucket_bytes) {
-    const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : table->flat;
+    const int64_t most = bucket_bytes > 0 ? bucket_bytes / (int64_t)sizeof(float) : layout->flat;
     struct shards s;
     memset(&s, 0, sizeof s);
     s.rank = rank;
     s.ranks = ranks;
     s.stage = stage;
-    s.units = table->num_units;
-    s.flat = table->flat;
-    s.buckets = (struct bucket *)calloc((size_t)(s.flat / most) + (size_t)s.units + 1, sizeof *s.buckets);
+    s.units = units;
+    s.flat = layout->flat;
+    s.buckets = (struct bucket *)calloc((size_t)(most > 0 ? s.flat / most : 0) + (size_t)s.units + 1, sizeof *s.buckets);
     s.first = (int *)calloc((size_t)s.units + 1, sizeof *s.first);
     if (!s.buckets || !s.first)
         fail("out of memory for the table of shards");
     for (int unit = 0; unit < s.units; unit++) {
         s.first[unit] = s.count;
-        shards_cut(&s, table->unit_begin[unit], table->unit_begin[unit + 1], most, unit);
+        shards_cut(&s, layout->unit_begin[unit], layout->unit_begin[unit + 1], most, unit);
     }
     s.first[s.units] = s.count;
     return s;
@@ -145,10 +145,12 @@ struct zero_options {
     uint64_t seed;                           // of stochastic rounding
 };
 
-// The parameters and gradients of this rank: whole or sharded, by the stage; units in use are whole in any case.
+// The trained or the frozen tensors of this rank: parameters, and gradients of those that are trained. Whole or sharded,
+// by the stage; units in use are whole in any case. A unit may have no tensors of the kind, and then no buckets.
 struct zero {
     struct shards shards;
-    const struct parameters *table;  // not owned
+    const struct parameters *table;   // not owned
+    const struct flat_layout *layout; // of the table; not owned
     struct timeline *timeline;       // not owned
     struct collectives *collectives; // not owned; NULL with one rank, and while planning
     floatX *params;                  // NULL while planning
@@ -175,12 +177,15 @@ struct zero {
     int *slots_ids;                // (units) buffer of a unit's stored gradients on the device, -1: none
 };
 
-// Sets up z for rank `rank` of `ranks`. The table and the timeline must outlive it; zero_free frees it.
-static void zero_create(struct zero *z, const struct parameters *table, struct timeline *timeline, int rank, int ranks,
-                        int stage, int64_t bucket_bytes, struct zero_options options) {
+// Sets up z, for the tensors of one of the table's layouts, on rank `rank` of `ranks`. The table and the timeline must
+// outlive it; zero_free frees it.
+static void zero_create(struct zero *z, const struct parameters *table, const struct flat_layout *layout,
+                        struct timeline *timeline, int rank, int ranks, int stage, int64_t bucket_bytes,
+                        struct zero_options options) {
     memset(z, 0, sizeof *z);
-    z->shards = shards_create(table, rank, ranks, stage, bucket_bytes);
+    z->shards = shards_create(layout, table->num_units, rank, ranks, stage, bucket_bytes);
     z->table = table;
+    z->layout = layout;
     z->timeline = timeline;
     z->params_on_host = options.offload_weights;
     z->grads_on_host = options.offload_gradients;
@@ -230,6 +235,9 @@ static void zero_begin_micro_step(struct zero *z, bool adds_up, bool last_micro_
     z->last_micro_step = last_micro_step;
 }
 
+static int64_t unit_elements(const struct zero *z, int unit) {
+    return z->layout->unit_begin[unit + 1] - z->layout->unit_begin[unit];
+}
 // Whether a unit's parameters, or gradients, are in a buffer of the unit while they are in use.
 static bool zero_has_unit_parameters(const struct zero *z) {
     return shards_parameters(&z->shards) || z->params_on_host;
@@ -251,9 +259,6 @@ static size_t zero_gradients_bytes(const struct zero *z) {
     return state_bytes(z->grads_format, shards_elements(&z->shards, shards_gradients(&z->shards)));
 }
 
-static int64_t unit_elements(const struct zero *z, int unit) {
-    return z->table->unit_begin[unit + 1] - z->table->unit_begin[unit];
-}
 // The layer of a unit, -1: the head's or the embeddings'.
 static int unit_layer(const struct zero *z, int unit) {
     const bool layer = unit != unit_of_head() && unit != unit_of_embeddings(z->table);
@@ -283,27 +288,20 @@ static float *unit_gradients(struct zero *z, int unit) {
 // `bytes` behind `base`; NULL, when planning, has nothing behind it.
 static void *bytes_behind(void *base, size_t bytes) { return base ? (char *)base + bytes : NULL; }
 
-// The address of a parameter, and of its gradient; NULL where the model has none, and when planning. layer -1: of the
-// whole model.
-static floatX *zero_parameter(struct zero *z, enum pass pass, int layer, enum parameter id) {
-    const struct tensor *t = parameters_find(z->table, layer, id);
-    if (!t)
-        return NULL;
+// The address of a parameter, and of its gradient; NULL when planning. The tensor is one of the layout.
+static floatX *zero_parameter(struct zero *z, enum pass pass, const struct tensor *t) {
     if (zero_has_unit_parameters(z)) {
         const int unit = unit_of(z->table, t);
         floatX *gathered = unit_parameters(z, pass, unit);
-        return gathered ? gathered + t->offset - z->table->unit_begin[unit] : NULL;
+        return gathered ? gathered + t->offset - z->layout->unit_begin[unit] : NULL;
     }
     return z->params ? z->params + t->offset : NULL;
 }
-static float *zero_gradient(struct zero *z, int layer, enum parameter id) {
-    const struct tensor *t = parameters_find(z->table, layer, id);
-    if (!t)
-        return NULL;
+static float *zero_gradient(struct zero *z, const struct tensor *t) {
     if (zero_has_unit_gradients(z)) {
         const int unit = unit_of(z->table, t);
         float *whole = unit_gradients(z, unit);
-        return whole ? whole + t->offset - z->table->unit_begin[unit] : NULL;
+        return whole ? whole + t->offset - z->layout->unit_begin[unit] : NULL;
     }
     return z->grads ? (float *)z->grads + t->offset : NULL;
 }
@@ -327,7 +325,7 @@ static void zero_wait_for_updates(struct zero *z) {
 static uint64_t begin_parameters_load(struct zero *z, floatX *whole, int unit, int64_t at, int64_t place, int64_t n) {
     char name[64];
     return timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "parameters"),
-                             bytes_behind(whole, (size_t)(at - z->table->unit_begin[unit]) * sizeof *whole),
+                             bytes_behind(whole, (size_t)(at - z->layout->unit_begin[unit]) * sizeof *whole),
                              bytes_behind(z->params, (size_t)place * sizeof *whole), (size_t)n * sizeof *whole);
 }
 // Begins the all-gather of a unit's sharded parameters, behind the copies of this rank's shards where these are on the
@@ -338,7 +336,7 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
     char name[64];
     for (int i = s->first[unit]; i < s->first[unit + 1]; i++) {
         const struct bucket *b = &s->buckets[i];
-        const int64_t begin = b->begin - z->table->unit_begin[unit], own = shards_own_begin(s, b);
+        const int64_t begin = b->begin - z->layout->unit_begin[unit], own = shards_own_begin(s, b);
         if (z->params_on_host)
             z->params_loads[i] = begin_parameters_load(z, whole, unit, own, b->begin / s->ranks, b->shard);
         if (t->planning)
@@ -358,10 +356,10 @@ static void gather_parameters(struct zero *z, floatX *whole, int unit) {
 static void zero_prefetch(struct zero *z, enum pass pass, int unit) {
     const struct shards *s = &z->shards;
     enum unit_state *state = &z->units[(int)pass * s->units + unit];
-    if (!zero_has_unit_parameters(z) || *state != UNIT_ABSENT)
+    if (!zero_has_unit_parameters(z) || *state != UNIT_ABSENT || unit_elements(z, unit) == 0)
         return;
     floatX *whole = unit_parameters(z, pass, unit);
-    const int64_t begin = z->table->unit_begin[unit];
+    const int64_t begin = z->layout->unit_begin[unit];
     if (shards_parameters(s))
         gather_parameters(z, whole, unit);
     else
@@ -378,6 +376,8 @@ static void zero_use(struct zero *z, enum pass pass, int unit) {
             unit_wait(z, z->params_tickets, unit);
         return;
     }
+    if (unit_elements(z, unit) == 0)
+        return;
     timeline_phase(t, pass_name(pass), -1, "parameters");
     zero_prefetch(z, pass, unit);
     timeline_touch(unit_parameters(z, pass, unit));
@@ -434,11 +434,11 @@ static void *stored_gradients(const struct zero *z, int64_t place) {
 // Begins to bring the stored sum of a unit's gradients into its buffer, where that holds it and it is not there yet.
 static void zero_prefetch_gradients(struct zero *z, int unit) {
     char name[64];
-    if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT)
+    if (!zero_adds_in_place(z) || !z->adds_up || z->sums[unit] != UNIT_ABSENT || unit_elements(z, unit) == 0)
         return;
     float *sum = unit_gradients(z, unit);
     z->grads_loads[2 * unit] = timeline_transfer(z->timeline, TRANSFER_TO_DEVICE, unit_name(z, unit, name, "gradients"),
-                                                 sum, stored_gradients(z, z->table->unit_begin[unit]),
+                                                 sum, stored_gradients(z, z->layout->unit_begin[unit]),
                                                  (size_t)unit_elements(z, unit) * sizeof *sum);
     z->sums[unit] = UNIT_IN_FLIGHT;
 }
@@ -481,7 +481,7 @@ static void zero_gap(struct zero *z, float *from, int64_t n) {
         TIMELINE_RUN(z->timeline, device_zero(from, (size_t)n * sizeof *from, z->timeline->dev));
 }
 static void zero_gaps(struct zero *z, float *whole, int unit) {
-    const int64_t begin = z->table->unit_begin[unit], end = z->table->unit_begin[unit + 1];
+    const int64_t begin = z->layout->unit_begin[unit], end = z->layout->unit_begin[unit + 1];
     int64_t at = begin; // behind the tensors so far
     for (int i = 0; i < z->table->num_tensors && whole; i++) {
         const struct tensor *t = &z->table->tensors[i];
@@ -498,7 +498,7 @@ static void zero_gaps(struct zero *z, float *whole, int unit) {
 // unit's sum is fetched.
 static void zero_begin_gradients(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
-    if (!zero_has_unit_gradients(z))
+    if (!zero_has_unit_gradients(z) || unit_elements(z, unit) == 0)
         return;
     timeline_phase(t, "backward", -1, "gradients begin");
     zero_prefetch_gradients(z, unit);
@@ -521,7 +521,7 @@ static void add_shard(struct zero *z, char *sum, const float *whole, const struc
     // The counter is the rank's own; less the rank it is the same on all.
     const struct rounding r = {z->seed, (uint64_t)0 - (uint64_t)z->shards.rank, z->micro_step, 0, ROUNDING_GRADIENTS,
                                0};
-    add_gradients(sum, z->grads_format, whole + begin - z->table->unit_begin[b->unit], begin, b->shard, z->tensors,
+    add_gradients(sum, z->grads_format, whole + begin - z->layout->unit_begin[b->unit], begin, b->shard, z->tensors,
                   z->adds_up, r, z->timeline->dev);
 }
 // In the last micro-step: adds the squares of gradients that will be on the host to the report, bucket by bucket as
@@ -584,7 +584,7 @@ static void collect_gradients(struct zero *z, int unit) {
     wait_for_stores(z);
     all.first = s->first[unit];
     all.end = s->first[unit + 1];
-    all.place = z->table->unit_begin[unit] / s->ranks;
+    all.place = z->layout->unit_begin[unit] / s->ranks;
     all.n = unit_elements(z, unit) / s->ranks;
     if (zero_adds_in_place(z)) {
         for (int i = all.first; i < all.end; i++)
@@ -602,6 +602,8 @@ static void zero_reduce(struct zero *z, int unit) {
     struct timeline *t = z->timeline;
     char name[64];
     float *whole = NULL;
+    if (unit_elements(z, unit) == 0)
+        return;
     if (shards_gradients(s)) {
         timeline_phase(t, "backward", -1, "reduce gradients");
         whole = unit_gradients(z, unit);
@@ -612,10 +614,10 @@ static void zero_reduce(struct zero *z, int unit) {
     } else if (s->ranks == 1 || !z->last_micro_step)
         return;
     else if (z->grads)
-        whole = (float *)z->grads + z->table->unit_begin[unit];
+        whole = (float *)z->grads + z->layout->unit_begin[unit];
     for (int i = s->first[unit]; i < s->first[unit + 1] && !t->planning; i++) {
         const struct bucket *b = &s->buckets[i];
-        float *at = whole + b->begin - z->table->unit_begin[unit], *own = at + s->rank * b->shard;
+        float *at = whole + b->begin - z->layout->unit_begin[unit], *own = at + s->rank * b->shard;
         z->grads_tickets[i] = collective_reduce_scatter(z->collectives, own, at, b->shard,
                                                         unit_name(z, unit, name, "reduction of gradients"), t->dev);
         if (s->stage == 0)
@@ -625,7 +627,7 @@ static void zero_reduce(struct zero *z, int unit) {
 }
 // Waits for the reduction of a unit's sharded gradients and adds this rank's shards to those of the micro-steps before.
 static void zero_add_reduced(struct zero *z, int unit) {
-    if (shards_gradients(&z->shards))
+    if (shards_gradients(&z->shards) && unit_elements(z, unit) > 0)
         collect_gradients(z, unit);
 }
 // To be called at a micro-step's end: waits until all gradients are stored.

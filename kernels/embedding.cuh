@@ -18,7 +18,7 @@ static void embedding_forward(floatX *out,           // (B * T, C)
 
 // The gradient of an embedding's table.
 struct table_gradient {
-    float *sums;  // (rows, C); NULL: none
+    float *sums;  // (rows, C); NULL: none, or not wanted
     int64_t rows; // more than the largest index
     bool add;     // to what it holds; else every row is overwritten, those of no token with zeroes
 };
@@ -314,7 +314,8 @@ static void embedding_backward(struct table_gradient dwte, struct table_gradient
                                const int32_t *tokens, struct token_positions positions, int B, int T, int C,
                                float scale, struct dropout dropout, void *workspace, struct device *dev) {
     const struct embedding_index by_token = {tokens, positions, T}, by_position = {NULL, positions, T};
-    embedding_sums(dwte, dout, by_token, B, C, scale, dropout, (uint64_t *)workspace, dev);
+    if (dwte.sums != NULL)
+        embedding_sums(dwte, dout, by_token, B, C, scale, dropout, (uint64_t *)workspace, dev);
     if (dwpe.sums == NULL)
         return;
     if (positions.starts != NULL || positions.document_starts != NULL)
@@ -418,7 +419,8 @@ static void embedding_backward(struct table_gradient dwte, struct table_gradient
         float scales[EMBEDDING_COLUMNS];
         for (int64_t row = 0; row < rows; row++) {
             const int64_t ahead = row + EMBEDDING_AHEAD < rows ? row + EMBEDDING_AHEAD : row;
-            prefetch_bytes_to_change(dwte.sums + tokens[ahead] * (int64_t)C + begin,
+            if (dwte.sums != NULL)
+                prefetch_bytes_to_change(dwte.sums + tokens[ahead] * (int64_t)C + begin,
                                      (size_t)(end - begin) * sizeof *dwte.sums);
             const int64_t position = token_position(positions, row, T);
             for (int from = begin; from < end; from += EMBEDDING_COLUMNS) {
@@ -426,7 +428,8 @@ static void embedding_backward(struct table_gradient dwte, struct table_gradient
                 if (dropout.p != 0)
                     dropout_scales(scales, dropout, (uint64_t)(row * C + from), to - from);
                 const float *factors = dropout.p != 0 ? scales : NULL;
-                embedding_add(dwte.sums + tokens[row] * (int64_t)C, dout + row * C, scale, factors, from, to);
+                if (dwte.sums != NULL)
+                    embedding_add(dwte.sums + tokens[row] * (int64_t)C, dout + row * C, scale, factors, from, to);
                 if (dwpe.sums != NULL)
                     embedding_add(dwpe.sums + position * C, dout + row * C, scale, factors, from, to);
             }

@@ -35,7 +35,7 @@ static int64_t norm_backward_chunks(int64_t N, int C);
 static size_t norm_backward_workspace_bytes(int64_t N, int C);
 static void norm_backward(floatX *dx,             // (N, C)
                           float *dx_partial,      // (norm_backward_chunks, C); NULL: not taken
-                          float *dweight,         // (C)
+                          float *dweight,         // (C); NULL: not wanted
                           float *dbias,           // (C); NULL: none
                           const floatX *residual, // (N, C); may be dx; NULL: 0
                           const floatX *dout,     // (N, C)
@@ -46,7 +46,7 @@ static void norm_backward(floatX *dx,             // (N, C)
                           int64_t N, int C, bool add, struct norm_options options, void *workspace, struct device *dev);
 
 // The addition of a residual branch: sum = x + scale * dropout(delta).
-static void residual_forward(floatX *sum,         // (N, C); may be delta
+static void residual_forward(floatX *sum,         // (N, C); may be x or delta
                              const floatX *x,     // (N, C)
                              const floatX *delta, // (N, C)
                              int64_t N, int C, float scale, struct dropout dropout, struct device *dev);
@@ -503,8 +503,8 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
 }
 
 // The runs' sums (runs, a_count + b_count), added up into a (a_count) and b (b_count), or to them where `add`: a warp
-// adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. Without b, which is NULL then,
-// its columns may be left out of the grid.
+// adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. Of a and b each may be NULL, of no
+// use; without b its columns may be left out of the grid.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {
@@ -523,8 +523,9 @@ static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     sum = 0;
     for (int i = 0; i < NORM_REDUCE_THREADS / 32; i++)
         sum += load_shared_float(shared_memory() + 4 * (uint32_t)(i * 32 + lane));
-    float *to = k < a_count ? a + k : b != NULL ? b + (k - a_count) : NULL;
-    if (to != NULL)
+    float *of = k < a_count ? a : b;
+    float *to = k < a_count ? of + k : of + (k - a_count);
+    if (of != NULL)
         *to = add ? *to + sum : sum;
 }
 
@@ -560,6 +561,8 @@ static void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *
     else
         NORM_BACKWARD(512, 512, NORM_BACKWARD_PACKS, NORM_BACKWARD_SLOTS * 512 / 32);
 #undef NORM_BACKWARD
+    if (dweight == NULL && dbias == NULL)
+        return;
     LAUNCH(dev, norm_reduce_kernel, blocks_for((dbias != NULL ? 2 : 1) * (int64_t)C, 32), NORM_REDUCE_THREADS,
            NORM_REDUCE_THREADS * sizeof(float), dweight, C, dbias, C, (const float *)sums, runs, add);
 }

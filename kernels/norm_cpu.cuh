@@ -148,8 +148,10 @@ ALWAYS_INLINE void norm_add_lines(float *to, const float *sums, int64_t runs, in
         to[c] = add ? to[c] + total[c] : total[c];
 }
 // The same for c < C, where each run's sums begin `stride` after those of the one before. Two lines at a time, for a
-// run's are far from the last one's, and one at a time would wait for each.
+// run's are far from the last one's, and one at a time would wait for each. Nothing where `to` is NULL.
 static void norm_add_runs(float *to, const float *sums, int64_t runs, int64_t stride, int C, bool add) {
+    if (to == NULL)
+        return;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < C; begin += 2 * NORM_SUM_COLUMNS) {
         const int count = C - begin < 2 * NORM_SUM_COLUMNS ? (int)(C - begin) : 2 * (int)NORM_SUM_COLUMNS;
@@ -245,8 +247,7 @@ static void norm_backward(floatX *dx, float *dx_partial, float *dweight, float *
         }
     }
     norm_add_runs(dweight, sums, runs, 2 * columns, C, add);
-    if (dbias != NULL)
-        norm_add_runs(dbias, sums + columns, runs, 2 * columns, C, add);
+    norm_add_runs(dbias, sums + columns, runs, 2 * columns, C, add);
 }
 
 // Elements that a thread takes at a time in ops without rows, and whose dropout scales are made at a time.

@@ -40,8 +40,8 @@ static void qk_norm_forward(floatX *out,       // (N, (H + 2 Hkv) D); may be qkv
 // in an order that depends on the sizes alone.
 static size_t qk_norm_backward_workspace_bytes(int64_t N, struct qk_norm_shape shape);
 static void qk_norm_backward(floatX *dqkv,      // (N, (H + 2 Hkv) D)
-                             float *dwq,        // (D), in full width (H D)
-                             float *dwk,        // (D), in full width (Hkv D)
+                             float *dwq,        // (D), in full width (H D); NULL: not wanted
+                             float *dwk,        // (D), in full width (Hkv D); NULL: not wanted
                              const floatX *qkv, // (N, (H + 2 Hkv) D)
                              const floatX *wq,  // (D), in full width (H D)
                              const floatX *wk,  // (D), in full width (Hkv D)
@@ -346,6 +346,8 @@ static void qk_norm_backward(floatX *dqkv, float *dwq, float *dwk, const floatX 
            rstd, N, rows, offset)
     QK_ROWS_DISPATCH(QK_BACKWARD, qk_longest_row(rows), norm_rows_whole(shape.D, arrays, 5));
 #undef QK_BACKWARD
+    if (dwq == NULL && dwk == NULL)
+        return;
     LAUNCH(dev, norm_reduce_kernel, blocks_for(rows.q_width + rows.k_width, 32), NORM_REDUCE_THREADS,
            NORM_REDUCE_THREADS * sizeof(float), dwq, rows.q_width, dwk, rows.k_width, (const float *)sums, runs, add);
 }

@@ -13,7 +13,16 @@
 #include <immintrin.h> // _mm512_mul_epu32
 #endif
 
-enum dropout_use { DROPOUT_EMBEDDING, DROPOUT_ATTENTION, DROPOUT_ATTENTION_PROJECTION, DROPOUT_MLP_PROJECTION };
+enum dropout_use {
+    DROPOUT_EMBEDDING,
+    DROPOUT_ATTENTION,
+    DROPOUT_ATTENTION_PROJECTION,
+    DROPOUT_MLP_PROJECTION,
+    DROPOUT_LORA_QKV, // the inputs of adapters, by linear layer
+    DROPOUT_LORA_ATT_PROJ,
+    DROPOUT_LORA_FC,
+    DROPOUT_LORA_MLP_PROJ,
+};
 
 // Identifies a dropout mask. With p = 0 there is no dropout.
 struct dropout {

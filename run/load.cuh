@@ -137,7 +137,7 @@ static void model_store(struct gpt *m, const struct tensor *t, int64_t first, co
                         floatX *rounded) {
     for (int64_t done = 0; done < n; done += LOAD_CHUNK) {
         const int64_t count = n - done < LOAD_CHUNK ? n - done : LOAD_CHUNK;
-        optimizer_set_parameters(&m->optimizer, t->offset + first + done, values + done, count, rounded);
+        gpt_set_parameters(m, t, first + done, values + done, count, rounded);
         device_synchronize(m->dev);
     }
 }
@@ -224,8 +224,7 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
     for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
         const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
-        if (!zero_holds(&loader->m->zero, shards_parameters(&loader->m->zero.shards),
-                        t->ours->offset + t->first_row * width + first, n))
+        if (!gpt_holds(loader->m, t->ours, t->first_row * width + first, n))
             continue;
         RETURN_PROBLEM(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
         model_store(loader->m, t->ours, t->first_row * width + first, loader->values, n, loader->rounded);
@@ -554,9 +553,12 @@ static const char *model_load_llmc(struct gpt *m, const char *path, struct error
             loaded++;
         }
     }
-    if (!problem && loaded != m->table.num_tensors)
+    int wanted = 0;
+    for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++)
+        wanted += !parameter_is_adapter(m->table.tensors[i].parameter);
+    if (!problem && loaded != wanted)
         problem = error_format(error, "%s: llm.c's checkpoints have %d of this model's %d tensors", path, loaded,
-                               m->table.num_tensors);
+                               wanted);
     model_loader_free(&loader);
     close(fd);
     return problem;

@@ -2,6 +2,7 @@
 #pragma once
 #include "config_layers.h" // config_layer_is_windowed, config_layer_is_rotary
 #include "generation.cuh"  // struct gpt, gpt_prefill, gpt_decode
+#include "run/freezing.cuh" // freezing_of
 
 static void *gpt_pointer(const struct gpt *m, int id) {
     return plan_pointer(&m->timeline.plan, &m->timeline.arenas, id);
@@ -44,6 +45,10 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     const enum plan_arena params_arena = m->zero.params_on_host ? ARENA_HOST_PARAMETERS : ARENA_PARAMETERS;
     m->params_id = plan_add(plan, params_arena, "parameters", "parameters", -1,
                             (size_t)shards_elements(s, shards_parameters(s)) * sizeof(floatX));
+    m->frozen_id = -1;
+    if (m->table.num_frozen > 0)
+        m->frozen_id = plan_add(plan, params_arena, "frozen parameters", "frozen parameters", -1,
+                                (size_t)shards_elements(&m->frozen.shards, shards_parameters(s)) * sizeof(floatX));
     m->rope_id = m->local_rope_id = m->scratch_id = m->grads_id = -1;
     const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     if (uses_rope(&m->shape))
@@ -131,6 +136,19 @@ static struct zero_options zero_options_of(const struct config *c) {
     return options;
 }
 
+// The lowest layer with a trained tensor; -1: the embeddings have one; L: no layer has.
+static int lowest_trained(const struct parameters *table) {
+    int lowest = table->L;
+    for (int i = 0; i < table->num_tensors; i++) {
+        const struct tensor *t = &table->tensors[i];
+        switch (t->unit) {
+        case UNIT_HEAD: break;
+        case UNIT_LAYER: lowest = t->layer < lowest ? t->layer : lowest; break;
+        case UNIT_EMBEDDINGS: lowest = -1; break;
+        }
+    }
+    return lowest;
+}
 static struct gpt *gpt_create(const struct config *config, struct recompute_policy policy,
                               enum attention_backend backend, struct device *dev) {
     struct gpt *m = (struct gpt *)calloc(1, sizeof *m);
@@ -139,9 +157,15 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->config = *config;
     m->shape = model_shape_of(config, sizeof(floatX), backend == ATTENTION_UNFUSED);
     const int ranks = config->ranks > 1 ? config->ranks : 1;
-    m->table = parameters_create(&m->shape, ranks);
-    zero_create(&m->zero, &m->table, &m->timeline, config->rank, ranks, config->zero_stage,
-                (int64_t)(config->bucket_mib * 0x1p20), zero_options_of(config));
+    bool *frozen = freezing_of(config, &m->shape);
+    m->table = parameters_create(&m->shape, ranks, frozen);
+    free(frozen);
+    const int64_t bucket_bytes = (int64_t)(config->bucket_mib * 0x1p20);
+    zero_create(&m->zero, &m->table, &m->table.trained, &m->timeline, config->rank, ranks, config->zero_stage,
+                bucket_bytes, zero_options_of(config));
+    zero_create(&m->frozen, &m->table, &m->table.frozen, &m->timeline, config->rank, ranks, config->zero_stage,
+                bucket_bytes, zero_options_of(config));
+    m->lowest_trained = lowest_trained(&m->table);
     fp8_create(&m->fp8, config, &m->shape.layer, shards_optimizer(&m->zero.shards) || m->zero.params_on_host);
     m->policy = policy;
     m->backend = backend;
@@ -170,27 +194,51 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     return m;
 }
 
+// Which of the two has a tensor.
+static struct zero *zero_of(struct gpt *m, const struct tensor *t) { return t->frozen ? &m->frozen : &m->zero; }
+// Whether this rank holds anything of elements [first, first + n) of a tensor's parameters.
+static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
+    const struct zero *z = zero_of(m, t);
+    return zero_holds(z, shards_parameters(&z->shards), t->offset + first, n);
+}
+// Sets elements [first, first + n) of a tensor, those that this rank holds: exactly in the master weights of a trained
+// one, rounded in the parameters. rounded: room for 2 n values, in use until the device was waited for.
+static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t first, const float *values, int64_t n,
+                               floatX *rounded) {
+    if (!t->frozen) {
+        optimizer_set_parameters(&m->optimizer, t->offset + first, values, n, rounded);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++)
+        rounded[i] = to_floatX(values[i]);
+    zero_upload(&m->frozen, m->frozen.params, shards_parameters(&m->frozen.shards), t->offset + first, rounded, n,
+                sizeof *rounded);
+}
+
+// Zeroes in all parameters: the gaps between tensors are read too.
+static void zero_clear_parameters(struct zero *z, struct device *dev) {
+    const size_t bytes = (size_t)shards_elements(&z->shards, shards_parameters(&z->shards)) * sizeof *z->params;
+    if (z->params_on_host && bytes > 0)
+        memset(z->params, 0, bytes);
+    else if (bytes > 0)
+        device_zero(z->params, bytes, dev);
+}
 // Sets the initial parameters and state, by GPT-2's scheme, computed by the host a chunk at a time.
 static void gpt_initialise(struct gpt *m) {
     const int64_t CHUNK = 1 << 20; // elements
-    const bool sharded = shards_parameters(&m->zero.shards);
     float *exact = (float *)host_allocate((size_t)CHUNK * sizeof *exact, m->dev);
     floatX *rounded = (floatX *)host_allocate(2 * (size_t)CHUNK * sizeof *rounded, m->dev);
-    const size_t params_bytes = (size_t)shards_elements(&m->zero.shards, sharded) * sizeof *m->zero.params;
-    // The gaps between tensors are zeroes too.
-    if (m->zero.params_on_host)
-        memset(m->zero.params, 0, params_bytes);
-    else
-        device_zero(m->zero.params, params_bytes, m->dev);
+    zero_clear_parameters(&m->zero, m->dev);
+    zero_clear_parameters(&m->frozen, m->dev);
     optimizer_initialise(&m->optimizer);
-    for (int i = 0; i < m->table.num_tensors; i++) {
+    for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
         for (int64_t first = 0; first < t->count; first += CHUNK) {
             const int64_t n = t->count - first < CHUNK ? t->count - first : CHUNK;
-            if (!zero_holds(&m->zero, sharded, t->offset + first, n))
+            if (!gpt_holds(m, t, first, n))
                 continue;
             tensor_initialise(exact, first, n, t, m->config.init_method_std, m->shape.L, m->config.seed);
-            optimizer_set_parameters(&m->optimizer, t->offset + first, exact, n, rounded);
+            gpt_set_parameters(m, t, first, exact, n, rounded);
             device_synchronize(m->dev);
         }
     }
@@ -262,6 +310,7 @@ static void gpt_allocate(struct gpt *m) {
     arenas_allocate(&m->timeline.arenas, &m->timeline.plan);
     transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
+    m->frozen.params = (floatX *)gpt_pointer(m, m->frozen_id);
     m->zero.grads = gpt_pointer(m, m->grads_id);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     optimizer_allocate(&m->optimizer);
@@ -310,7 +359,7 @@ static void gpt_open_collectives(const struct gpt *m, struct collectives *collec
 }
 // Connects the model with those of the other ranks. The collectives must outlive the model.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {
-    m->zero.collectives = collectives;
+    m->zero.collectives = m->frozen.collectives = collectives;
     collectives_set_scratch(collectives, gpt_pointer(m, m->scratch_id));
 }
 
@@ -328,6 +377,7 @@ static void gpt_destroy(struct gpt *m) {
     timeline_free(&m->timeline);
     policy_free(&m->policy);
     zero_free(&m->zero);
+    zero_free(&m->frozen);
     parameters_free(&m->table);
     free(m->slots);
     free(m->kinds);

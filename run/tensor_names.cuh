@@ -239,8 +239,10 @@ static void huggingface_list_gpt_neox(struct huggingface_builder *b) {
 }
 // Adds our own tensors under their own names, without padding.
 static void huggingface_list_ours(struct huggingface_builder *b) {
-    for (int i = 0; i < b->table->num_tensors; i++) {
+    for (int i = 0; i < b->table->num_tensors + b->table->num_frozen; i++) {
         const struct tensor *ours = &b->table->tensors[i];
+        if (parameter_is_adapter(ours->parameter))
+            continue;
         struct huggingface_tensor *t =
             huggingface_add(b, ours->layer, ours->parameter, 0, ours->visible_rows, "", ours->name);
         snprintf(t->name, sizeof t->name, "%s", ours->name);
@@ -256,15 +258,16 @@ static int huggingface_rows_held(const struct huggingface_tensor *t) {
 // Ends the process unless the list holds every row of every parameter exactly once.
 static void huggingface_tensors_check(const struct huggingface_tensors *tensors, const struct parameters *table,
                                       enum architecture a) {
-    int64_t *held = (int64_t *)calloc((size_t)table->num_tensors, sizeof *held);
+    const int count = table->num_tensors + table->num_frozen;
+    int64_t *held = (int64_t *)calloc((size_t)count, sizeof *held);
     if (!held)
         fail("out of memory for the table of parameters");
     for (int i = 0; i < tensors->count; i++)
         if (tensors->list[i].ours)
             held[tensors->list[i].ours - table->tensors] += huggingface_rows_held(&tensors->list[i]);
-    for (int i = 0; i < table->num_tensors; i++) {
+    for (int i = 0; i < count; i++) {
         const struct tensor *t = &table->tensors[i];
-        if (held[i] != t->visible_rows)
+        if (!parameter_is_adapter(t->parameter) && held[i] != t->visible_rows)
             fail(
                 "%s has no tensor for %lld of the %d rows of the parameter %s; give it one in run/tensor_names.cuh, or "
                 "let no architecture of Hugging Face fit such a model",

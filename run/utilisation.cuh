@@ -4,7 +4,8 @@
 
 // Floating-point operations per token in forward and backward: a multiply-add counts as two, backward as twice the
 // forward, recomputation as nothing. Matmuls: 6 W, where W are the weights that they read, without the padding of the
-// head. Attention's two products, of L layers with H heads of size D at sequence length T:
+// head; 4 for those that are frozen, 2 where backward has ended above. Attention's two products, of L layers with H heads
+// of size D at sequence length T, where backward goes through all of them:
 //   done  12 L H D times the keys that a token sees on average: (T + 1) / 2, itself included, or what a window leaves of
 //         them; what documents hide is counted as seen
 //   palm  12 L H D T: each token with all T, as PaLM counts (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and
@@ -14,14 +15,15 @@ struct flops_per_token {
 };
 static struct flops_per_token gpt_flops_per_token(const struct gpt *m) {
     const struct layer_shape *s = &m->shape.layer;
-    double weights = (double)m->shape.V * s->C;
-    for (int i = 0; i < m->table.num_tensors; i++) {
+    const int L = m->shape.L, below = m->lowest_trained < 0 ? 0 : m->lowest_trained; // layers without a backward
+    double products = (is_trained(m, -1, head_weight(m)) ? 6 : 4) * (double)m->shape.V * s->C;
+    for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
         if (t->layer >= 0 && t->cols > 1)
-            weights += (double)t->count;
+            products += (2 + 2 * (t->layer >= below) + 2 * !t->frozen) * (double)t->count;
     }
-    const double width = (double)m->shape.L * s->H * s->D;
-    const struct flops_per_token flops = {6 * weights + 12 * width * s->keys, 6 * weights + 12 * width * s->T};
+    const double attention = (4.0 * L + 8.0 * (L - below)) * s->H * s->D;
+    const struct flops_per_token flops = {products + attention * s->keys, products + attention * s->T};
     return flops;
 }
 

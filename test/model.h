@@ -39,8 +39,8 @@ static struct config config_of_options(const char *shape, const char *options) {
 static void optimizer_values(const struct optimizer *o, enum optimizer_state id, int64_t at, int64_t n, float *values) {
     const struct zero *z = o->zero;
     for (int unit = 0; unit < z->shards.units; unit++) {
-        const int64_t begin = z->table->unit_begin[unit] > at ? z->table->unit_begin[unit] : at;
-        const int64_t end = z->table->unit_begin[unit + 1] < at + n ? z->table->unit_begin[unit + 1] : at + n;
+        const int64_t begin = z->layout->unit_begin[unit] > at ? z->layout->unit_begin[unit] : at;
+        const int64_t end = z->layout->unit_begin[unit + 1] < at + n ? z->layout->unit_begin[unit + 1] : at + n;
         if (begin >= end)
             continue;
         const int64_t count = end - begin;
@@ -89,21 +89,21 @@ static void enlarge_parameters(struct gpt *m) {
 static float *fp32_gradients(const struct gpt *m) { return (float *)m->zero.grads; }
 // (flat) a state of a model that is not sharded, as fp32; the caller frees it.
 static float *state_values(const struct gpt *m, enum optimizer_state id) {
-    float *values = (float *)test_alloc((size_t)m->table.flat * sizeof *values);
-    optimizer_values(&m->optimizer, id, 0, m->table.flat, values);
+    float *values = (float *)test_alloc((size_t)m->table.trained.flat * sizeof *values);
+    optimizer_values(&m->optimizer, id, 0, m->table.trained.flat, values);
     return values;
 }
 // The states of one model, and its parameters, become those of another of the same options, which is not sharded.
 static void copy_states(struct gpt *to, const struct gpt *from) {
-    const size_t bytes = (size_t)from->table.flat * sizeof(float);
+    const size_t bytes = (size_t)from->table.trained.flat * sizeof(float);
     char *native = (char *)test_alloc(bytes);
     for (int id = 0; id < STATE_COUNT; id++)
         if (optimizer_holds(&from->optimizer, (enum optimizer_state)id)) {
-            optimizer_download(&from->optimizer, (enum optimizer_state)id, 0, from->table.flat, native);
-            optimizer_upload(&to->optimizer, (enum optimizer_state)id, 0, from->table.flat, native);
+            optimizer_download(&from->optimizer, (enum optimizer_state)id, 0, from->table.trained.flat, native);
+            optimizer_upload(&to->optimizer, (enum optimizer_state)id, 0, from->table.trained.flat, native);
         }
     free(native);
-    memcpy(to->zero.params, from->zero.params, (size_t)from->table.flat * sizeof(floatX));
+    memcpy(to->zero.params, from->zero.params, (size_t)from->table.trained.flat * sizeof(floatX));
 }
 
 // `wanted`, or unfused attention where this target has no flash attention in this precision.

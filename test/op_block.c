@@ -300,7 +300,7 @@ static struct result result_of(struct setup *s, struct batch batch) {
     r.losses = floats_to_doubles(evaluated, s->tokens);
     gpt_micro_step(m, 0, batch, (double)s->tokens); // of the sum of the losses
     device_synchronize(m->dev);
-    r.grads = floats_to_doubles(fp32_gradients(m), m->table.flat);
+    r.grads = floats_to_doubles(fp32_gradients(m), m->table.trained.flat);
     return r;
 }
 static void result_free(struct result *r) {
@@ -311,7 +311,7 @@ static void result_free(struct result *r) {
 // the rest of the sequence counts for nothing. Adds the gradients, and puts the losses where they are in the batch.
 static struct result alone(struct setup *s, struct batch batch) {
     const int T = s->config.seq_length, B = s->config.micro_batch_size;
-    const int64_t flat = s->model->table.flat;
+    const int64_t flat = s->model->table.trained.flat;
     struct result sum = {test_doubles(flat), test_doubles(s->tokens)};
     memset(sum.grads, 0, (size_t)flat * sizeof *sum.grads);
     int32_t *inputs = (int32_t *)test_alloc((size_t)s->tokens * sizeof *inputs);
@@ -401,7 +401,7 @@ static void targets_that_do_not_count(void **state) {
     setup_micro_step(&s, 0, 0.5);
     setup_micro_step(&s, 1, 0.5);
     double squares = 0;
-    for (int64_t i = 0; i < m->table.flat; i++)
+    for (int64_t i = 0; i < m->table.trained.flat; i++)
         squares += (double)fp32_gradients(m)[i] * fp32_gradients(m)[i];
     // of the two micro-batches only the first lacks targets
     const double mean = 2.0 * (double)s.tokens / (double)(counted + s.tokens);

@@ -230,7 +230,7 @@ static double fp8_distance(const struct gpt *m) {
 }
 // enlarge_parameters undone: among larger logits of attention, errors of q and k turn into other keys altogether.
 static void restore_parameters(struct gpt *m) {
-    for (int64_t i = 0; i < m->table.flat; i++)
+    for (int64_t i = 0; i < m->table.trained.flat; i++)
         m->zero.params[i] = to_floatX(to_float(m->zero.params[i]) / 3);
 }
 static void near_without_fp8(const char *shape, const char *recipe) {
@@ -270,7 +270,7 @@ static void a_first_delayed_step_has_the_bits_of_tensorwise(void **state) {
         device_synchronize(a.dev);
         device_synchronize(b.dev);
         assert_memory_equal(fp32_gradients(a.model), fp32_gradients(b.model),
-                            (size_t)a.model->table.flat * sizeof(float));
+                            (size_t)a.model->table.trained.flat * sizeof(float));
         setup_free(&a);
         setup_free(&b);
     }
@@ -326,7 +326,7 @@ static void evaluation_leaves_no_trace(const char *shape, const char *recipe) {
         step_of(&b, step);
         gpt_evaluate(b.model, setup_batch(&b, 1));
     }
-    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.flat * sizeof(floatX));
+    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.trained.flat * sizeof(floatX));
     setup_free(&a);
     setup_free(&b);
 }
@@ -351,7 +351,7 @@ static void a_skipped_step_leaves_no_trace(const char *shape, const char *recipe
         step_of(&b, step);
         assert_int_equal(b.model->results->check.finite, 1);
     }
-    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.flat * sizeof(floatX));
+    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.trained.flat * sizeof(floatX));
     setup_free(&a);
     setup_free(&b);
 }
@@ -364,7 +364,7 @@ static void the_state_of_scales_can_be_moved(void **state) {
     for (int step = 0; step < 4; step++)
         step_of(&a, step);
     fp8_state_download(&a.model->fp8, scales, a.dev);
-    const size_t bytes = (size_t)a.model->table.flat * sizeof(float);
+    const size_t bytes = (size_t)a.model->table.trained.flat * sizeof(float);
     for (int with = 0; with < 2; with++) {
         struct setup b = setup_of(ROTARY_FP8, DELAYED);
         copy_states(b.model, a.model);

@@ -332,7 +332,7 @@ static void resumes_as_the_same_bits(const char *options) {
     struct error_text error;
     for (int i = 0; i < SHAPES; i++) {
         struct setup a = setup_of_shape(i, options), b = setup_of_shape(i, options);
-        const int64_t n = a.m->table.flat;
+        const int64_t n = a.m->table.trained.flat;
         randomise(a.m);
         save_into(&a, i);
         snprintf(path, sizeof path, "%s/checkpoints/step_%08d", folder, i);
@@ -373,7 +373,7 @@ static void saves_from_a_copy(void **state) {
     saver_open(&saver, a.m, 66);
     assert_null(saver_begin(&saver, 77, strdup("{}"), 2));
     saver_save(&saver);
-    const int64_t n = a.m->table.flat;
+    const int64_t n = a.m->table.trained.flat;
     float *kept = exact(a.m);
     memset(a.m->zero.params, 0xff, (size_t)n * sizeof *a.m->zero.params);
     if (a.m->optimizer.states[STATE_MASTER].device)
@@ -465,7 +465,7 @@ static void states_resume_in_every_format(void **state) {
                 const char *problem = model_load_checkpoint(b.m, path, &error);
                 if (problem)
                     fail_msg("%s: %s", what, problem);
-                if (!same_bits(a.m->zero.params, b.m->zero.params, a.m->table.flat, sizeof(floatX)))
+                if (!same_bits(a.m->zero.params, b.m->zero.params, a.m->table.trained.flat, sizeof(floatX)))
                     fail_msg("%s: parameters differ", what);
                 if (to == from)
                     assert_same_states(a.m, b.m, what);

@@ -127,7 +127,7 @@ static void the_plan_falls_by_what_left(void **state) {
         const struct plan *before = &whole.model->timeline.plan, *after = &s.model->timeline.plan;
         const size_t params = before->arena_bytes[ARENA_PARAMETERS] - after->arena_bytes[ARENA_PARAMETERS];
         const size_t grads = before->arena_bytes[ARENA_GRADIENTS];
-        assert_int_equal(params, (size_t)s.model->table.flat * sizeof(floatX));
+        assert_int_equal(params, (size_t)s.model->table.trained.flat * sizeof(floatX));
         assert_int_equal(grads, zero_gradients_bytes(&s.model->zero));
         assert_int_equal(after->arena_bytes[ARENA_GRADIENTS], 0);
         assert_int_equal(after->arena_bytes[ARENA_HOST_PARAMETERS], params);

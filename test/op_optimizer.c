@@ -130,7 +130,7 @@ static void a_step_that_is_not_finite_changes_nothing(void **state) {
             setup_micro_step(&s, 1, 0.5);
             update_norm(m, 3, 1e-3);
             device_synchronize(m->dev);
-            assert_memory_equal(before.steps.params, m->zero.params, (size_t)m->table.flat * sizeof(floatX));
+            assert_memory_equal(before.steps.params, m->zero.params, (size_t)m->table.trained.flat * sizeof(floatX));
             for (int id = 0; id < STATE_COUNT; id++) {
                 if (before.bytes[id] == 0)
                     continue;
@@ -152,7 +152,7 @@ static void the_plan_falls_by_what_left(void **state) {
                  none = setup_of(LLAMA, "--optimizer-cpu-offload");
     const struct plan *a = &whole.model->timeline.plan, *b = &half.model->timeline.plan,
                       *c = &none.model->timeline.plan;
-    const size_t flat = (size_t)whole.model->table.flat, each = sizeof(floatX) == 2 ? 2 + 4 + 4 : 4 + 4;
+    const size_t flat = (size_t)whole.model->table.trained.flat, each = sizeof(floatX) == 2 ? 2 + 4 + 4 : 4 + 4;
     assert_int_equal(a->arena_bytes[ARENA_HOST_OPTIMIZER], 0);
     assert_int_equal(c->arena_bytes[ARENA_HOST_OPTIMIZER], flat * each);
     assert_int_equal(a->arena_bytes[ARENA_OPTIMIZER] - c->arena_bytes[ARENA_OPTIMIZER], flat * each);

@@ -479,7 +479,7 @@ static void memory_body(struct parallel *parallel, int delayed) {
         setup_open(&s, parallel, delayed ? GPT2_DELAYED : GPT2, "", stage, 1);
         const struct gpt *m = s.model;
         const struct plan *plan = &m->timeline.plan;
-        const size_t flat = (size_t)m->table.flat, own = flat / (stage >= 1 ? ranks : 1);
+        const size_t flat = (size_t)m->table.trained.flat, own = flat / (stage >= 1 ? ranks : 1);
         const size_t state_bytes = sizeof(floatX) < 4 ? 10 : 8; // moments, and what bf16 leaves of master weights
         const bool writes = stage >= 1 || parallel->launch.rank == 0;
         size_t copy = 0;

@@ -107,7 +107,7 @@ static struct outcome two_steps(struct setup *s) {
         gpt_update(m, step + 1, 1e-3);
     }
     device_synchronize(m->dev);
-    o.flat = m->table.flat;
+    o.flat = m->table.trained.flat;
     o.grads = (float *)test_alloc((size_t)o.flat * sizeof *o.grads);
     o.params = (floatX *)test_alloc((size_t)o.flat * sizeof *o.params);
     state_decode(o.grads, m->zero.grads, m->zero.grads_format, o.flat);

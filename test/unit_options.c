@@ -851,7 +851,7 @@ static void count_in_child(void *words) {
     struct command command;
     const struct config c = configure(&command, (const char *)words);
     const struct model_shape shape = model_shape_of(&c, sizeof(floatX), false);
-    struct parameters table = parameters_create(&shape, 1);
+    struct parameters table = parameters_create(&shape, 1, NULL);
     parameters_free(&table);
 }
 static void products_that_overflow_are_caught(void **state) {

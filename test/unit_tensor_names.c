@@ -25,7 +25,7 @@ struct folder_model {
     struct model_shape shape;
     struct parameters table;
     struct huggingface_tensors tensors;
-    float *values, *again; // (table.flat)
+    float *values, *again; // (table.trained.flat)
 };
 static void model_open(struct folder_model *m, const char *options) {
     char *words[64], *rest = NULL;
@@ -39,9 +39,9 @@ static void model_open(struct folder_model *m, const char *options) {
     start_find(&m->config);
     config_resolve(&m->config);
     m->shape = model_shape_of(&m->config, 4, false);
-    m->table = parameters_create(&m->shape, 1);
-    m->values = (float *)calloc((size_t)m->table.flat, sizeof(float));
-    m->again = (float *)calloc((size_t)m->table.flat, sizeof(float));
+    m->table = parameters_create(&m->shape, 1, NULL);
+    m->values = (float *)calloc((size_t)m->table.trained.flat, sizeof(float));
+    m->again = (float *)calloc((size_t)m->table.trained.flat, sizeof(float));
 }
 static void model_list(struct folder_model *m, enum architecture a) {
     m->tensors = huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(&m->config));
@@ -145,7 +145,7 @@ static void every_architecture_holds_every_parameter_once(void **state) {
         if (architecture_of(&m.config) != models[i].architecture)
             fail_msg("%s is of %s", options, architecture_class(architecture_of(&m.config)));
         model_list(&m, models[i].architecture);
-        for (int64_t k = 0; k < m.table.flat; k++)
+        for (int64_t k = 0; k < m.table.trained.flat; k++)
             m.values[k] = random_value();
         assert_comes_back(&m, options);
         int of_layer = 0;

@@ -40,7 +40,7 @@ static void for_many(check *each) {
             for (int size = 0; size < 2; size++) {
                 const struct model_shape s = shape_of(layers, size ? 80 : 6, size ? 300 : 97, llama != 0);
                 for (int r = 0; r < RANK_COUNTS; r++) {
-                    struct parameters table = parameters_create(&s, rank_counts[r]);
+                    struct parameters table = parameters_create(&s, rank_counts[r], NULL);
                     for (int b = 0; b < BUCKETS; b++)
                         each(&table, rank_counts[r], bucket_sizes[b]);
                     parameters_free(&table);
@@ -54,11 +54,11 @@ static void for_many(check *each) {
 // own.
 static void check_units(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     assert_int_equal(t->num_units, t->L + 2);
-    assert_int_equal(t->unit_begin[0], 0);
-    assert_int_equal(t->unit_begin[t->num_units], t->flat);
+    assert_int_equal(t->trained.unit_begin[0], 0);
+    assert_int_equal(t->trained.unit_begin[t->num_units], t->trained.flat);
     for (int u = 0; u < t->num_units; u++) {
-        assert_true(t->unit_begin[u] < t->unit_begin[u + 1]); // even a tied head has its norm
-        assert_int_equal(t->unit_begin[u + 1] % ((int64_t)ranks * TENSOR_ALIGNMENT), 0);
+        assert_true(t->trained.unit_begin[u] < t->trained.unit_begin[u + 1]); // even a tied head has its norm
+        assert_int_equal(t->trained.unit_begin[u + 1] % ((int64_t)ranks * TENSOR_ALIGNMENT), 0);
     }
     int64_t end = 0;
     for (int i = 0; i < t->num_tensors; i++) {
@@ -67,7 +67,7 @@ static void check_units(const struct parameters *t, int ranks, int64_t bucket_by
         assert_int_equal(unit, tensor->layer >= 0                                                 ? t->L - tensor->layer
                                : tensor->parameter == PARAM_WTE || tensor->parameter == PARAM_WPE ? t->L + 1
                                                                                                   : 0);
-        assert_true(tensor->offset >= t->unit_begin[unit] && tensor->offset + tensor->count <= t->unit_begin[unit + 1]);
+        assert_true(tensor->offset >= t->trained.unit_begin[unit] && tensor->offset + tensor->count <= t->trained.unit_begin[unit + 1]);
         assert_true(tensor->offset >= end);
         assert_int_equal(tensor->offset % TENSOR_ALIGNMENT, 0);
         end = tensor->offset + tensor->count;
@@ -79,10 +79,10 @@ static void test_units(void **state) { for_many(check_units); }
 // The units' padding alone depends on the ranks: the order and the tensors do not.
 static void test_tensors_are_the_same(void **state) {
     const struct model_shape s = shape_of(3, 80, 300, true);
-    struct parameters one = parameters_create(&s, 1), many = parameters_create(&s, 9);
+    struct parameters one = parameters_create(&s, 1, NULL), many = parameters_create(&s, 9, NULL);
     assert_int_equal(one.num_tensors, many.num_tensors);
     assert_int_equal(one.visible, many.visible);
-    assert_true(many.flat >= one.flat && many.flat < one.flat + 5 * 9 * TENSOR_ALIGNMENT);
+    assert_true(many.trained.flat >= one.trained.flat && many.trained.flat < one.trained.flat + 5 * 9 * TENSOR_ALIGNMENT);
     for (int i = 0; i < one.num_tensors; i++) {
         assert_string_equal(one.tensors[i].name, many.tensors[i].name);
         assert_int_equal(one.tensors[i].count, many.tensors[i].count);
@@ -97,8 +97,8 @@ static void test_tensors_are_the_same(void **state) {
 // alignment.
 static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT, most = bucket_bytes / 4;
-    struct shards s = shards_create(t, ranks - 1, ranks, 3, bucket_bytes);
-    assert_int_equal(s.flat, t->flat);
+    struct shards s = shards_create(&t->trained, t->num_units, ranks - 1, ranks, 3, bucket_bytes);
+    assert_int_equal(s.flat, t->trained.flat);
     assert_int_equal(s.units, t->num_units);
     assert_int_equal(s.first[0], 0);
     assert_int_equal(s.first[s.units], s.count);
@@ -110,14 +110,14 @@ static void check_buckets(const struct parameters *t, int ranks, int64_t bucket_
             at += ranks * p->shard;
             largest = p->shard > largest ? p->shard : largest;
             assert_int_equal(p->unit, u);
-            assert_true(p->begin >= t->unit_begin[u] && at <= t->unit_begin[u + 1]);
+            assert_true(p->begin >= t->trained.unit_begin[u] && at <= t->trained.unit_begin[u + 1]);
             assert_true(p->shard > 0);
             assert_int_equal(p->shard % TENSOR_ALIGNMENT, 0);
             assert_true(ranks * p->shard < most + multiple);
         }
-    assert_int_equal(at, t->flat);
+    assert_int_equal(at, t->trained.flat);
     assert_int_equal(largest, s.largest_shard);
-    if (bucket_bytes > 4 * t->flat)
+    if (bucket_bytes > 4 * t->trained.flat)
         assert_int_equal(s.count, s.units);
     shards_free(&s);
 }
@@ -126,12 +126,12 @@ static void test_buckets(void **state) { for_many(check_buckets); }
 // The cuts are the same on all ranks and in all stages, or one's shard would meet another's.
 static void test_all_cut_alike(void **state) {
     const struct model_shape shape = shape_of(3, 80, 300, false);
-    struct parameters table = parameters_create(&shape, 5);
-    struct shards first = shards_create(&table, 0, 5, 0, 20000);
+    struct parameters table = parameters_create(&shape, 5, NULL);
+    struct shards first = shards_create(&table.trained, table.num_units, 0, 5, 0, 20000);
     assert_true(first.count > first.units);
     for (int rank = 0; rank < 5; rank++)
         for (int stage = 0; stage < 4; stage++) {
-            struct shards s = shards_create(&table, rank, 5, stage, 20000);
+            struct shards s = shards_create(&table.trained, table.num_units, rank, 5, stage, 20000);
             assert_int_equal(s.rank, rank);
             assert_int_equal(s.count, first.count);
             for (int i = 0; i < s.count; i++) {
@@ -147,10 +147,10 @@ static void test_all_cut_alike(void **state) {
     shards_free(&first);
     parameters_free(&table);
     // One rank holds everything, in every stage.
-    struct parameters alone = parameters_create(&shape, 1);
-    struct shards s = shards_create(&alone, 0, 1, 3, 20000);
+    struct parameters alone = parameters_create(&shape, 1, NULL);
+    struct shards s = shards_create(&alone.trained, alone.num_units, 0, 1, 3, 20000);
     assert_false(shards_optimizer(&s) || shards_gradients(&s) || shards_parameters(&s));
-    assert_int_equal(shards_elements(&s, false), alone.flat);
+    assert_int_equal(shards_elements(&s, false), alone.trained.flat);
     shards_free(&s);
     parameters_free(&alone);
 }
@@ -161,7 +161,7 @@ static void test_all_cut_alike(void **state) {
 // place.
 static void check_places(const struct parameters *t, int ranks, int64_t bucket_bytes) {
     for (int rank = 0; rank<ranks; rank += ranks> 9 ? ranks / 3 : 1) {
-        struct shards s = shards_create(t, rank, ranks, 3, bucket_bytes);
+        struct shards s = shards_create(&t->trained, t->num_units, rank, ranks, 3, bucket_bytes);
         int64_t place = 0;
         for (int i = 0; i < s.count; i++) {
             const struct bucket *p = &s.buckets[i];
@@ -174,7 +174,7 @@ static void check_places(const struct parameters *t, int ranks, int64_t bucket_b
         }
         assert_int_equal(place, shards_elements(&s, true));
         assert_int_equal(place, t->flat / ranks);
-        assert_int_equal(shards_elements(&s, false), t->flat);
+        assert_int_equal(shards_elements(&s, false), t->trained.flat);
         shards_free(&s);
     }
 }
@@ -202,16 +202,16 @@ static void check_next(const struct parameters *t, int ranks, int64_t bucket_byt
     int64_t *place_of = (int64_t *)test_alloc((size_t)t->flat * sizeof *place_of), n, place;
     uint64_t random = (uint64_t)(ranks + bucket_bytes);
     for (int rank = 0; rank < ranks; rank++) {
-        struct shards s = shards_create(t, rank, ranks, 3, bucket_bytes);
+        struct shards s = shards_create(&t->trained, t->num_units, rank, ranks, 3, bucket_bytes);
         int64_t next = 0; // the own elements in their order
         for (int i = 0; i < s.count; i++)
             for (int64_t k = 0; k < ranks * s.buckets[i].shard; k++)
                 place_of[s.buckets[i].begin + k] = k / s.buckets[i].shard == rank ? next++ : -1;
-        expect_ranges(&s, place_of, 0, t->flat);
+        expect_ranges(&s, place_of, 0, t->trained.flat);
         for (int i = 0; i < t->num_tensors; i++)
             expect_ranges(&s, place_of, t->tensors[i].offset, t->tensors[i].offset + t->tensors[i].count);
         for (int i = 0; i < 20; i++) {
-            const int64_t begin = (int64_t)(test_random(&random) % (uint64_t)t->flat);
+            const int64_t begin = (int64_t)(test_random(&random) % (uint64_t)t->trained.flat);
             expect_ranges(&s, place_of, begin, begin + (int64_t)(test_random(&random) % (uint64_t)(t->flat - begin)));
         }
         int64_t at = 5;
