@@ -45,7 +45,7 @@ EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED
   $(BASELINE) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 # Models of the tests have heads that Hopper's attention does not take: without it they compile in half the time.
 EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED $(if $(filter op_$*,$(EMU_MODELS)),-DWITHOUT_ATTENTION_SM90)
-EMU_MODELS := op_block op_fp8_gpt op_golden op_gpt op_huggingface op_offload op_offload_units op_optimizer op_zoo
+EMU_MODELS := op_block op_fp8_gpt op_golden op_gpt op_huggingface op_lora op_offload op_offload_units op_optimizer op_zoo
 # Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
 # LD_LIBRARY_PATH, so that a real one is never found in their place.
 EMULATE_LINK := -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN'
@@ -136,7 +136,7 @@ DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # models would run for long and show what op_golden's and op_zoo's show; op_huggingface moves bytes, in either precision
 # alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
-EMU_BF16_ALONE := op_gpt op_block op_fp8_gpt op_offload op_offload_units op_optimizer op_state_format
+EMU_BF16_ALONE := op_gpt op_block op_fp8_gpt op_lora op_offload op_offload_units op_optimizer op_state_format
 EMU_TESTS := $(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers \
   $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.

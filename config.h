@@ -416,7 +416,8 @@ static const struct option_row config_rows[] = {
 
     GROUP("Finetuning (LoRA trains adapters beside the frozen weights of --init-from)"),
     ROW(INT, lora_rank, "0", "N", 0, 1 << 14, "LoRA: rank of the adapters; 0: no LoRA", CONFIG_FIXED),
-    ROW(FLOAT, lora_alpha, "0", "X", 0, INFINITY, "LoRA: adapters count X / rank times; 0: twice the rank", CONFIG_FIXED),
+    ROW(FLOAT, lora_alpha, "0", "X", 0, INFINITY, "LoRA: adapters count X / rank times; 0: twice the rank",
+        CONFIG_FIXED),
     ROW(BOOL, lora_use_rslora, "false", "", 0, 0, "LoRA: X / sqrt(rank) times instead", CONFIG_FIXED),
     ROW(FLOAT, lora_dropout, "0", "X", 0, 1, "LoRA: dropout of the adapters' input", CONFIG_FIXED),
     ROW(STRING, lora_target_modules, "all-linear", "LIST", 0, 0,

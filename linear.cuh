@@ -166,8 +166,7 @@ static void linear_forward(struct gpt *m, enum pass pass, int l, enum linear lin
     const floatX *w = param(m, pass, l, row.weight), *b = param(m, pass, l, row.bias);
     if (!is_quantised(m, pass, l)) {
         const floatX *in = linear_input(m, pass, l, linear);
-        void *ws = workspace(
-            m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
+        void *ws = workspace(m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
         MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
         lora_forward(m, pass, l, linear, out, in, N, ws);
         return;
@@ -293,8 +292,7 @@ static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
         in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
     const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
     float *dw = grad(m, l, row.weight), *db = sums_bias ? grad(m, l, row.bias) : NULL;
-    void *ws =
-        workspace(m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
+    void *ws = workspace(m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
     MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
     if (trains)
         MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, adds(m), ws, m->dev));

@@ -81,7 +81,8 @@ static struct shards shards_create(const struct flat_layout *layout, int units, 
     s.stage = stage;
     s.units = units;
     s.flat = layout->flat;
-    s.buckets = (struct bucket *)calloc((size_t)(most > 0 ? s.flat / most : 0) + (size_t)s.units + 1, sizeof *s.buckets);
+    s.buckets =
+        (struct bucket *)calloc((size_t)(most > 0 ? s.flat / most : 0) + (size_t)s.units + 1, sizeof *s.buckets);
     s.first = (int *)calloc((size_t)s.units + 1, sizeof *s.first);
     if (!s.buckets || !s.first)
         fail("out of memory for the table of shards");
@@ -151,10 +152,10 @@ struct zero {
     struct shards shards;
     const struct parameters *table;   // not owned
     const struct flat_layout *layout; // of the table; not owned
-    struct timeline *timeline;       // not owned
-    struct collectives *collectives; // not owned; NULL with one rank, and while planning
-    floatX *params;                  // NULL while planning
-    void *grads;                     // of grads_format; NULL while planning, and where the model does not train
+    struct timeline *timeline;        // not owned
+    struct collectives *collectives;  // not owned; NULL with one rank, and while planning
+    floatX *params;                   // NULL while planning
+    void *grads;                      // of grads_format; NULL while planning, and where the model does not train
     bool params_on_host, grads_on_host;
     enum state_format grads_format;
     uint64_t seed;

@@ -557,8 +557,8 @@ static const char *model_load_llmc(struct gpt *m, const char *path, struct error
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++)
         wanted += !parameter_is_adapter(m->table.tensors[i].parameter);
     if (!problem && loaded != wanted)
-        problem = error_format(error, "%s: llm.c's checkpoints have %d of this model's %d tensors", path, loaded,
-                               wanted);
+        problem =
+            error_format(error, "%s: llm.c's checkpoints have %d of this model's %d tensors", path, loaded, wanted);
     model_loader_free(&loader);
     close(fd);
     return problem;

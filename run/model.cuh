@@ -1,7 +1,7 @@
 // A model's memory: planned from its timeline, allocated, filled with initial parameters, freed.
 #pragma once
-#include "config_layers.h" // config_layer_is_windowed, config_layer_is_rotary
-#include "generation.cuh"  // struct gpt, gpt_prefill, gpt_decode
+#include "config_layers.h"  // config_layer_is_windowed, config_layer_is_rotary
+#include "generation.cuh"   // struct gpt, gpt_prefill, gpt_decode
 #include "run/freezing.cuh" // freezing_of
 
 static void *gpt_pointer(const struct gpt *m, int id) {

@@ -70,19 +70,18 @@ static void optimizer_values(const struct optimizer *o, enum optimizer_state id,
 
 // Larger weights than at a start, so that no gradient is small against rounding.
 static void enlarge_parameters(struct gpt *m) {
-    const int64_t n = m->zero.shards.flat;
-    float *values = (float *)test_alloc((size_t)n * sizeof *values);
-    floatX *rounded = (floatX *)test_alloc(2 * (size_t)n * sizeof *rounded);
-    for (int i = 0; i < m->table.num_tensors; i++) {
+    for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
-        tensor_initialise(values + t->offset, 0, t->count, t, m->config.init_method_std, m->shape.L, m->config.seed);
+        float *values = (float *)test_alloc((size_t)t->count * sizeof *values);
+        floatX *rounded = (floatX *)test_alloc(2 * (size_t)t->count * sizeof *rounded);
+        tensor_initialise(values, 0, t->count, t, m->config.init_method_std, m->shape.L, m->config.seed);
         for (int64_t k = 0; k < t->count; k++)
-            values[t->offset + k] *= 3;
-        optimizer_set_parameters(&m->optimizer, t->offset, values + t->offset, t->count, rounded);
+            values[k] *= 3;
+        gpt_set_parameters(m, t, 0, values, t->count, rounded);
         device_synchronize(m->dev);
+        free(values);
+        free(rounded);
     }
-    free(values);
-    free(rounded);
 }
 
 // (flat) the gradients of a model that has whole ones, as fp32, on the device or the host.

@@ -37,6 +37,7 @@ struct setup {
     int64_t tokens;                              // of one batch
 };
 
+static unsigned setup_lora_modules; // enum lora_module: of the next models' adapters
 static struct setup setup_of(const char *shape, const char *options) {
     struct setup s;
     memset(&s, 0, sizeof s);
@@ -48,6 +49,7 @@ static struct setup setup_of(const char *shape, const char *options) {
     s.config = config_of_options(shape, options);
     s.config.val_every = 1; // config_parse says never, since there is no --val-data
     s.config.prompt_tokens = PROMPT_TOKENS;
+    s.config.lora_modules = setup_lora_modules;
     const enum attention_backend backend =
         s.config.attention_backend == BACKEND_UNFUSED ? ATTENTION_UNFUSED : backend_here(ATTENTION_FLASH);
     const struct fit f = fit_of(&s.config, backend, s.dev);

@@ -1,0 +1,226 @@
+// LoRA and frozen parameters in the model: adapters beside frozen weights compute what the merged weights do, forward and
+// backward; freezing changes no bit of what is trained; recomputation, offload and dead memory change no bit of either;
+// the plan holds no gradient and no state of what is frozen.
+#include "test/model.h"   // before gpt.cuh, which it looks into
+#include "test/setup.h"   // models of a few layers, and what a step makes of them
+#include "test/testing.h" // assertions
+
+#define LORA " --lora-rank 4 --lora-alpha 6 "
+#define NO_DROPOUT " --hidden-dropout 0 --attention-dropout 0 "
+enum { OPTIONS = 512 };
+static const unsigned SEPARATE = LORA_Q | LORA_K | LORA_V | LORA_ATT_PROJ | LORA_GATE | LORA_UP | LORA_MLP_PROJ,
+                      FUSED = LORA_QKV | LORA_ATT_PROJ | LORA_FC | LORA_MLP_PROJ, SOME = LORA_Q | LORA_V | LORA_UP;
+
+// A model with adapters whose B is not zero.
+static struct setup adapted(const char *shape, const char *options, unsigned modules) {
+    setup_lora_modules = modules;
+    struct setup s = setup_of(shape, options);
+    setup_lora_modules = 0;
+    struct gpt *m = s.model;
+    for (int i = 0; i < m->table.num_tensors; i++) {
+        const struct tensor *t = &m->table.tensors[i];
+        float *values = (float *)test_alloc((size_t)t->count * sizeof *values);
+        floatX *rounded = (floatX *)test_alloc(2 * (size_t)t->count * sizeof *rounded);
+        random_normal(values, t->count, 0.3f, 99, (uint64_t)i, 0);
+        gpt_set_parameters(m, t, 0, values, t->count, rounded);
+        device_synchronize(m->dev);
+        free(values);
+        free(rounded);
+    }
+    return s;
+}
+
+#ifndef PRECISION_BF16
+static const floatX *values_of(const struct gpt *m, const struct tensor *t) {
+    return (t->frozen ? m->frozen.params : m->zero.params) + t->offset;
+}
+// Visits each adapted part: the rows of W, B and A that are its own.
+struct visited {
+    const struct tensor *w, *a, *b;
+    int first, rows, above_a, above_b; // outputs of W; the rows of A and of B above the part's
+};
+static void visit_parts(const struct gpt *m, void (*visit)(const struct visited *, void *), void *context) {
+    const struct lora_shape *lora = &m->shape.lora;
+    for (int l = 0; l < m->shape.L; l++)
+        for (int i = 0; i < LINEAR_COUNT; i++) {
+            const struct linear_row row = linear_row((enum linear)i, &m->shape.layer);
+            int above = 0;
+            for (int p = 0; p < lora->linear[i].count; p++) {
+                const struct lora_part part = lora->linear[i].parts[p];
+                const struct visited v = {parameters_find(&m->table, l, row.weight),
+                                          parameters_find(&m->table, l, row.lora_a),
+                                          parameters_find(&m->table, l, row.lora_b),
+                                          part.first,
+                                          part.rows,
+                                          p * lora->rank,
+                                          above};
+                visit(&v, context);
+                above += part.rows;
+            }
+        }
+}
+struct pair {
+    const struct gpt *adapted;
+    struct gpt *merged;
+    double scale;
+    double *da, *db; // (flat of the adapters) from the merged weights' gradients
+};
+// W + s B A into the merged model.
+static void merge_part(const struct visited *v, void *context) {
+    const struct pair *p = (const struct pair *)context;
+    const struct tensor *to = parameters_find(&p->merged->table, v->w->layer, v->w->parameter);
+    const floatX *a = values_of(p->adapted, v->a), *b = values_of(p->adapted, v->b);
+    floatX *w = p->merged->zero.params + to->offset;
+    const int r = p->adapted->shape.lora.rank, k = v->w->cols;
+    for (int row = 0; row < v->rows; row++)
+        for (int c = 0; c < k; c++) {
+            double sum = 0;
+            for (int j = 0; j < r; j++)
+                sum += (double)b[(v->above_b + row) * r + j] * a[(int64_t)(v->above_a + j) * k + c];
+            w[(int64_t)(v->first + row) * k + c] += (float)(p->scale * sum);
+        }
+}
+// dA = s B^T dW, dB = s dW A^T.
+static void chain_part(const struct visited *v, void *context) {
+    const struct pair *p = (const struct pair *)context;
+    const struct tensor *from = parameters_find(&p->merged->table, v->w->layer, v->w->parameter);
+    const floatX *a = values_of(p->adapted, v->a), *b = values_of(p->adapted, v->b);
+    const float *dw = fp32_gradients(p->merged) + from->offset;
+    const int r = p->adapted->shape.lora.rank, k = v->w->cols;
+    for (int row = 0; row < v->rows; row++)
+        for (int c = 0; c < k; c++)
+            for (int j = 0; j < r; j++) {
+                const double d = p->scale * dw[(int64_t)(v->first + row) * k + c];
+                p->da[v->a->offset + (int64_t)(v->above_a + j) * k + c] += d * b[(v->above_b + row) * r + j];
+                p->da[v->b->offset + (int64_t)(v->above_b + row) * r + j] += d * a[(int64_t)(v->above_a + j) * k + c];
+            }
+}
+static void adapters_are_as_merged_weights(const char *shape, const char *options, unsigned modules) {
+    struct setup s = adapted(shape, options, modules), merged = setup_of(shape, "");
+    struct pair p = {s.model, merged.model, config_lora_scale(&s.config), NULL, NULL};
+    visit_parts(s.model, merge_part, &p);
+    for (int i = 0; i < 2; i++) {
+        const double loss = setup_micro_step(&s, i, 0.5), expected = setup_micro_step(&merged, i, 0.5);
+        if (fabs(loss - expected) > 4e-6 * expected)
+            fail_msg("%s %s: the loss is %.9g, of merged weights %.9g", shape, options, loss, expected);
+    }
+    const int64_t n = s.model->table.trained.flat;
+    p.da = (double *)test_alloc((size_t)n * sizeof *p.da);
+    memset(p.da, 0, (size_t)n * sizeof *p.da);
+    visit_parts(s.model, chain_part, &p);
+    for (int i = 0; i < s.model->table.num_tensors; i++) {
+        const struct tensor *t = &s.model->table.tensors[i];
+        double *x = floats_to_doubles(fp32_gradients(s.model) + t->offset, t->count);
+        double *y = (double *)test_alloc((size_t)t->count * sizeof *y);
+        memcpy(y, p.da + t->offset, (size_t)t->count * sizeof *y);
+        assert_close_at(x, y, t->count, 2e-5, t->name, __FILE__, __LINE__);
+        free(x);
+        free(y);
+    }
+    free(p.da);
+    setup_free(&s);
+    setup_free(&merged);
+}
+static void adapters_compute_what_merged_weights_do(void **state) {
+    adapters_are_as_merged_weights(GPT2 NO_DROPOUT, LORA, FUSED);
+    adapters_are_as_merged_weights(LLAMA, LORA, SEPARATE);
+    adapters_are_as_merged_weights(LLAMA, LORA "--lora-use-rslora", SOME);
+    adapters_are_as_merged_weights(LLAMA, LORA "--recompute-granularity full --mlp-chunk-tokens 30", SEPARATE);
+}
+#endif
+
+// Whatever is frozen: what is trained has the gradients that it has where nothing is.
+static void freezing_changes_no_gradient(void **state) {
+    static const char *const freezes[] = {
+        "layer.0.*,layer.1.*,wte,wpe",  // backward ends at layer 2
+        "layer.*.qkv.weight,layer.2.*", // within a layer
+        "*ln*,layer.*.fc.*,lnf*",       // norms, the MLP
+        "layer.*,wte,wpe",              // all but the final norm
+        "wte",                          // the tied head
+    };
+    static const char *const policies[] = {
+        "", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+        "--cpu-offloading-num-layers 3"};
+    for (int policy = 0; policy < 3; policy++) {
+        char base[OPTIONS];
+        snprintf(base, sizeof base, "--checkpoint-architecture ours %s", policies[policy]);
+        struct setup whole = setup_of(GPT2, base);
+        const double loss = setup_micro_step(&whole, 0, 0.5);
+        setup_micro_step(&whole, 1, 0.5);
+        for (int i = 0; i < 5; i++) {
+            char options[2 * OPTIONS];
+            snprintf(options, sizeof options, "%s --freeze %s", base, freezes[i]);
+            struct setup s = setup_of(GPT2, options);
+            watch_phases(s.model, poison);
+            assert_true(s.model->table.num_frozen > 0);
+            const double frozen_loss = setup_micro_step(&s, 0, 0.5);
+            setup_micro_step(&s, 1, 0.5);
+            if (frozen_loss != loss)
+                fail_msg("%s: the loss is %.17g, not %.17g", options, frozen_loss, loss);
+            for (int k = 0; k < s.model->table.num_tensors; k++) {
+                const struct tensor *t = &s.model->table.tensors[k],
+                                    *other = parameters_find(&whole.model->table, t->layer, t->parameter);
+                assert_same_floats(floats_to_doubles(fp32_gradients(s.model) + t->offset, t->count),
+                                   floats_to_doubles(fp32_gradients(whole.model) + other->offset, t->count), t->count,
+                                   t->name, options);
+            }
+            setup_free(&s);
+        }
+        setup_free(&whole);
+    }
+}
+
+// Nothing changes a bit of the adapters' training: recomputation, offload, memory that the plan calls dead.
+static void policies_change_no_bit(void **state) {
+    static const char *const shapes[] = {GPT2 LORA "--lora-dropout 0.2", LLAMA LORA "--lora-dropout 0.1"};
+    static const char *const policies[] = {
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+        "--recompute-granularity selective",
+        "--offload-weights --offload-gradients --optimizer-cpu-offload --cpu-offloading-num-layers 2",
+    };
+    for (int i = 0; i < 2; i++) {
+        struct setup s = adapted(shapes[i], "", i ? SEPARATE : FUSED);
+        struct outcome plain = two_steps(&s);
+        setup_free(&s);
+        for (int k = 0; k < 3; k++) {
+            s = adapted(shapes[i], policies[k], i ? SEPARATE : FUSED);
+            watch_phases(s.model, poison);
+            struct outcome o = two_steps(&s);
+            assert_same_bits(&plain, &o, policies[k]);
+            outcome_free(&o);
+            setup_free(&s);
+        }
+        outcome_free(&plain);
+    }
+}
+
+// Frozen parameters are planned in floatX alone.
+static void the_plan_holds_no_state_of_the_frozen(void **state) {
+    struct setup s = adapted(LLAMA, LORA, SEPARATE);
+    const struct plan *plan = &s.model->timeline.plan;
+    const struct parameters *table = &s.model->table;
+    size_t gradients = 0, moments = 0, frozen = 0;
+    for (int i = 0; i < plan->count; i++) {
+        const struct plan_buffer *b = &plan->buffers[i];
+        gradients += strcmp(b->name, "gradients") == 0 ? b->bytes : 0;
+        moments += strcmp(b->name, "first moments") == 0 ? b->bytes : 0;
+        frozen += strcmp(b->name, "frozen parameters") == 0 ? b->bytes : 0;
+    }
+    assert_int_equal(gradients, (size_t)table->trained.flat * sizeof(float));
+    assert_int_equal(moments, (size_t)table->trained.flat * sizeof(float));
+    assert_int_equal(frozen, (size_t)table->frozen.flat * sizeof(floatX));
+    assert_int_equal(s.model->lowest_trained, 0);
+    setup_free(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+#ifndef PRECISION_BF16
+        cmocka_unit_test(adapters_compute_what_merged_weights_do),
+#endif
+        cmocka_unit_test(freezing_changes_no_gradient),
+        cmocka_unit_test(policies_change_no_bit),
+        cmocka_unit_test(the_plan_holds_no_state_of_the_frozen),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
