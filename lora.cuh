@@ -45,9 +45,9 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     size_t products = matmul_workspace_bytes(N, width, row.inputs, m->dev);
     for (int p = 0; p < m->shape.lora.linear[linear].count; p++) {
         const int outputs = m->shape.lora.linear[linear].parts[p].rows;
-        products = larger(products, matmul_strided_workspace_bytes(N, outputs, rank, m->dev));
+        products = larger(products, matmul_strided_workspace_bytes(width, row.outputs, N, outputs, rank, m->dev));
     }
-    products = larger(products, matmul_strided_workspace_bytes(N, width, row.inputs, m->dev));
+    products = larger(products, matmul_strided_workspace_bytes(row.inputs, width, N, width, row.inputs, m->dev));
     char *at = (char *)memory;
     struct lora_scratch s;
     s.h = (floatX *)at;
