@@ -173,7 +173,7 @@ static void check_places(const struct parameters *t, int ranks, int64_t bucket_b
             place += p->shard;
         }
         assert_int_equal(place, shards_elements(&s, true));
-        assert_int_equal(place, t->flat / ranks);
+        assert_int_equal(place, t->trained.flat / ranks);
         assert_int_equal(shards_elements(&s, false), t->trained.flat);
         shards_free(&s);
     }
@@ -197,9 +197,9 @@ static void expect_ranges(const struct shards *s, const int64_t *place_of, int64
         assert_true(place_of[expected] < 0);
 }
 static void check_next(const struct parameters *t, int ranks, int64_t bucket_bytes) {
-    if (ranks == 1 || ranks > 9 || t->flat > 60000)
+    if (ranks == 1 || ranks > 9 || t->trained.flat > 60000)
         return;
-    int64_t *place_of = (int64_t *)test_alloc((size_t)t->flat * sizeof *place_of), n, place;
+    int64_t *place_of = (int64_t *)test_alloc((size_t)t->trained.flat * sizeof *place_of), n, place;
     uint64_t random = (uint64_t)(ranks + bucket_bytes);
     for (int rank = 0; rank < ranks; rank++) {
         struct shards s = shards_create(&t->trained, t->num_units, rank, ranks, 3, bucket_bytes);
@@ -212,7 +212,7 @@ static void check_next(const struct parameters *t, int ranks, int64_t bucket_byt
             expect_ranges(&s, place_of, t->tensors[i].offset, t->tensors[i].offset + t->tensors[i].count);
         for (int i = 0; i < 20; i++) {
             const int64_t begin = (int64_t)(test_random(&random) % (uint64_t)t->trained.flat);
-            expect_ranges(&s, place_of, begin, begin + (int64_t)(test_random(&random) % (uint64_t)(t->flat - begin)));
+            expect_ranges(&s, place_of, begin, begin + (int64_t)(test_random(&random) % (uint64_t)(t->trained.flat - begin)));
         }
         int64_t at = 5;
         assert_int_equal(shards_next(&s, true, &at, 5, &place), 0);
