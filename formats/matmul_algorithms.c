@@ -6,7 +6,7 @@
 #include <stdlib.h>                  // strtoll, strtod
 #include <string.h>                  // memcpy, memchr
 
-#define MATMUL_ALGORITHMS_TITLE "train_gpt matmul algorithms 1"
+#define MATMUL_ALGORITHMS_TITLE "train_gpt matmul algorithms 2"
 
 char *matmul_algorithms_text(const struct matmul_algorithms *algorithms, const char *const *key_names, size_t *bytes) {
     char *text = NULL;

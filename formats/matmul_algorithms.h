@@ -1,7 +1,7 @@
 // matmul_algorithms.txt: the fastest algorithm found for each of a run's matrix products (--matmul-tuning). The file is
 // in the folder of --out and in each checkpoint, so that a run that goes on has the same bits.
 //
-//   train_gpt matmul algorithms 1
+//   train_gpt matmul algorithms 2
 //   library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3
 //   rows=8192 cols=2304 ... sums_bias=0 candidate=3 first_us=117.25 us=109.5 algorithm=3c00000042...
 //
@@ -16,7 +16,7 @@
 
 #define MATMUL_ALGORITHMS_NAME "matmul_algorithms.txt"
 enum {
-    MATMUL_ALGORITHMS_KEY = 17,       // numbers of a product
+    MATMUL_ALGORITHMS_KEY = 20,       // numbers of a product
     MATMUL_ALGORITHMS_ROWS = 128,     // products at most
     MATMUL_ALGORITHMS_BYTES = 1 << 20 // limit of the text
 };

@@ -26,6 +26,30 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
                                    const floatX *in,   // (M, K)
                                    int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 
+// The same of matrices whose rows lie apart, as the columns of a wider matrix do: ld_* is the number of elements from
+// one row to the next. An output that is added to is read, added to in fp32 and rounded once; elements between its rows
+// are left alone. Sizes and distances may be any, as where a product is thin: K or N is the rank of an adapter.
+//
+// Scratch that any of the three calls below needs, by the distances of in and din, and of out and dout; aligned to 64
+// bytes, on a GPU to 256.
+static size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K,
+                                             struct device *dev);
+// out += in weight^T
+static void matmul_forward_add(floatX *out, int64_t ld_out,     // (M, N)
+                               const floatX *in, int64_t ld_in, // (M, K)
+                               const floatX *weight,            // (N, K)
+                               int64_t M, int N, int K, void *workspace, struct device *dev);
+// din = dout weight, or += where `add`
+static void matmul_backward_input_strided(floatX *din, int64_t ld_din,         // (M, K)
+                                          const floatX *dout, int64_t ld_dout, // (M, N)
+                                          const floatX *weight,                // (N, K)
+                                          int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
+// dweight = dout^T in, or += where `add`
+static void matmul_backward_weight_strided(float *dweight,                      // (N, K)
+                                           const floatX *dout, int64_t ld_dout, // (M, N)
+                                           const floatX *in, int64_t ld_in,     // (M, K)
+                                           int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
+
 // Products of FP8 matrices, with fp32 sums, rounded once: out = a b^T + bias, sum = a b^T, or += where `add`. Where
 // both operands have one scale the sum over the depth is multiplied by the inverses at its end; scales of blocks are
 // applied block by block. Sizes are multiples of 16; codes and scales of blocks begin at multiples of 16 bytes. fast:
@@ -109,17 +133,37 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
 }
 #endif
 
+// The most of `count` gemms.
+static size_t gemms_workspace_bytes(const struct gemm *gemms, size_t count, const struct device *dev) {
+    size_t most = 0;
+    for (size_t i = 0; i < count; i++) {
+        const size_t bytes = gemm_workspace_bytes(&gemms[i], dev);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
     floatX out, bias; // stand for buffers that are not there yet
     float sum;
-    const struct gemm gemms[] = {
-        gemm_forward(&out, NULL, NULL, &bias, M, N, K), gemm_forward(&out, NULL, NULL, NULL, M, N, K),
-        gemm_backward_input(&out, NULL, NULL, M, N, K), gemm_backward_weight(&sum, NULL, NULL, M, N, K, false),
-        gemm_backward_weight(&sum, NULL, NULL, M, N, K, true)};
-    int64_t most = (int64_t)dbias_workspace_bytes(M, N);
-    for (size_t i = 0; i < sizeof gemms / sizeof *gemms; i++)
-        most = gemm_max(most, (int64_t)gemm_workspace_bytes(&gemms[i], dev));
-    return (size_t)most;
+    const struct gemm gemms[] = {gemm_forward(&out, NULL, NULL, &bias, M, N, K),
+                                 gemm_forward(&out, NULL, NULL, NULL, M, N, K),
+                                 gemm_backward_input(&out, K, NULL, N, NULL, M, N, K, false),
+                                 gemm_backward_weight(&sum, NULL, N, NULL, K, M, N, K, false),
+                                 gemm_backward_weight(&sum, NULL, N, NULL, K, M, N, K, true)};
+    const size_t bytes = gemms_workspace_bytes(gemms, sizeof gemms / sizeof *gemms, dev);
+    return (size_t)gemm_max((int64_t)bytes, (int64_t)dbias_workspace_bytes(M, N));
+}
+static size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K,
+                                             struct device *dev) {
+    floatX out; // stands for buffers that are not there yet
+    float sum;
+    const struct gemm gemms[] = {gemm_forward_add(&out, ld_out, NULL, ld_in, NULL, M, N, K),
+                                 gemm_backward_input(&out, ld_in, NULL, ld_out, NULL, M, N, K, false),
+                                 gemm_backward_input(&out, ld_in, NULL, ld_out, NULL, M, N, K, true),
+                                 gemm_backward_weight(&sum, NULL, ld_out, NULL, ld_in, M, N, K, false),
+                                 gemm_backward_weight(&sum, NULL, ld_out, NULL, ld_in, M, N, K, true)};
+    return gemms_workspace_bytes(gemms, sizeof gemms / sizeof *gemms, dev);
 }
 
 static void matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias, int64_t M, int N,
@@ -130,12 +174,32 @@ static void matmul_forward(floatX *out, const floatX *in, const floatX *weight, 
 
 static void matmul_backward_input(floatX *din, const floatX *dout, const floatX *weight, int64_t M, int N, int K,
                                   void *workspace, struct device *dev) {
-    const struct gemm gemm = gemm_backward_input(din, dout, weight, M, N, K);
+    const struct gemm gemm = gemm_backward_input(din, K, dout, N, weight, M, N, K, false);
     gemm_run(&gemm, NULL, workspace, dev);
 }
 
 static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *in, int64_t M, int N,
                                    int K, bool add, void *workspace, struct device *dev) {
-    const struct gemm gemm = gemm_backward_weight(dweight, dout, in, M, N, K, add);
+    const struct gemm gemm = gemm_backward_weight(dweight, dout, N, in, K, M, N, K, add);
     gemm_run(&gemm, dbias, workspace, dev);
+}
+
+static void matmul_forward_add(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in, const floatX *weight,
+                               int64_t M, int N, int K, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_forward_add(out, ld_out, in, ld_in, weight, M, N, K);
+    gemm_run(&gemm, NULL, workspace, dev);
+}
+
+static void matmul_backward_input_strided(floatX *din, int64_t ld_din, const floatX *dout, int64_t ld_dout,
+                                          const floatX *weight, int64_t M, int N, int K, bool add, void *workspace,
+                                          struct device *dev) {
+    const struct gemm gemm = gemm_backward_input(din, ld_din, dout, ld_dout, weight, M, N, K, add);
+    gemm_run(&gemm, NULL, workspace, dev);
+}
+
+static void matmul_backward_weight_strided(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
+                                           int64_t ld_in, int64_t M, int N, int K, bool add, void *workspace,
+                                           struct device *dev) {
+    const struct gemm gemm = gemm_backward_weight(dweight, dout, ld_dout, in, ld_in, M, N, K, add);
+    gemm_run(&gemm, NULL, workspace, dev);
 }

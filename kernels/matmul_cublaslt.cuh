@@ -48,6 +48,9 @@ enum {
     X(rows)                                                                                                            \
     X(cols)                                                                                                            \
     X(depth)                                                                                                           \
+    X(a_ld)                                                                                                            \
+    X(b_ld)                                                                                                            \
+    X(ld_out)                                                                                                          \
     X(a_transposed)                                                                                                    \
     X(b_transposed)                                                                                                    \
     X(sums)                                                                                                            \
@@ -157,6 +160,9 @@ static struct matmul_key matmul_key_of(const struct gemm *gemm, const float *dbi
     const struct matmul_key key = {gemm->rows,
                                    gemm->cols,
                                    gemm->depth,
+                                   gemm->a.ld,
+                                   gemm->b.ld,
+                                   gemm->ld_out,
                                    gemm->a.transposed,
                                    gemm->b.transposed,
                                    gemm->sum != NULL,
@@ -253,7 +259,7 @@ static void matmul_plan_product(struct matmul_plan *plan, const struct gemm *gem
     cublas_check(cublasLtMatrixLayoutInit(&plan->b, matmul_operand_type(&gemm->b), (uint64_t)b_width, (uint64_t)b_lines,
                                           gemm->b.ld));
     cublas_check(cublasLtMatrixLayoutInit(&plan->c, gemm->sum ? CUDA_R_32F : MATMUL_TYPE, (uint64_t)gemm->cols,
-                                          (uint64_t)gemm->rows, gemm->cols));
+                                          (uint64_t)gemm->rows, gemm->ld_out));
 }
 
 // Bytes of the workspace that the library may use: with the epilogue the first half, since the sums lie behind it.
@@ -344,7 +350,7 @@ static const char *matmul_refusal_text(char *text, size_t n, const struct gemm *
                  ? "another --micro-batch-size, --seq-length or --sample-count: their product is the number of tokens"
              : gemm->a.fp8 ? "multiples of 16"
                            : "multiples of 8",
-             widths_fit ? "" : " for --hidden-size, --ffn-hidden-size and --kv-channels",
+             widths_fit ? "" : " for --hidden-size, --ffn-hidden-size, --kv-channels and --lora-rank",
              gemm->a.fp8 ? ", or leave out --fp8-format" : "");
     return text;
 }
@@ -518,7 +524,7 @@ static struct gemm gemm_fp8(floatX *out, float *sum, const struct fp8_matrix *a,
              "--micro-batch-size or --seq-length, whose product is the number of tokens, or --hidden-size, "
              "--ffn-hidden-size or --kv-channels, or leave out --fp8-format",
              (long long)M, (long long)K, (long long)K, (long long)N);
-    const struct gemm gemm = {M, N, K, {NULL, K, false, a}, {NULL, K, true, b}, out, bias, sum, add, fast};
+    const struct gemm gemm = {M, N, K, {NULL, K, false, a}, {NULL, K, true, b}, out, N, bias, sum, add, fast};
     return gemm;
 }
 static void matmul_fp8(floatX *out, struct fp8_matrix a, struct fp8_matrix b, const floatX *bias, int64_t M, int64_t N,

@@ -88,14 +88,16 @@ static void floats_from_block(float *out, const floatX *in, int64_t ld, int64_t 
     }
 }
 
-// out, whose rows are ld apart = in (rows, cols), packed, + bias (cols) or NULL
-static void block_from_floats(floatX *out, const float *in, const floatX *bias, int64_t ld, int64_t rows, int64_t cols,
-                              const struct device *dev) {
+// out, whose rows are ld apart, = in (rows, cols), packed, + bias (cols) or NULL; or, where `add`, += in
+static void block_from_floats(floatX *out, const float *in, const floatX *bias, bool add, int64_t ld, int64_t rows,
+                              int64_t cols, const struct device *dev) {
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
     for (int64_t i = 0; i < rows; i++) {
 #pragma omp simd
         for (int64_t j = 0; j < cols; j++)
-            out[i * ld + j] = to_floatX(in[i * cols + j] + (bias ? to_float(bias[j]) : 0.0f));
+            out[i * ld + j] = to_floatX(in[i * cols + j] + (add    ? to_float(out[i * ld + j])
+                                                            : bias ? to_float(bias[j])
+                                                                   : 0.0f));
     }
 }
 
@@ -116,12 +118,14 @@ static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const
                     floats_from_block(b, g->b.data + j * g->b.ld + k, g->b.ld, cols, depth, dev);
                 else
                     floats_from_block(b, g->b.data + k * g->b.ld + j, g->b.ld, depth, cols, dev);
-                float *target = g->sum ? g->sum + i * g->cols + j : c;
+                float *target = g->sum ? g->sum + i * g->ld_out + j : c;
                 sgemm(g->a.transposed, g->b.transposed, rows, cols, depth, a, g->a.transposed ? rows : depth, b,
-                      g->b.transposed ? depth : cols, g->add || k > 0, target, g->sum ? g->cols : cols, rest, dev);
+                      g->b.transposed ? depth : cols, (g->sum && g->add) || k > 0, target, g->sum ? g->ld_out : cols,
+                      rest, dev);
             }
             if (g->out)
-                block_from_floats(g->out + i * g->cols + j, c, g->bias ? g->bias + j : NULL, g->cols, rows, cols, dev);
+                block_from_floats(g->out + i * g->ld_out + j, c, g->bias ? g->bias + j : NULL, g->add, g->ld_out, rows,
+                                  cols, dev);
         }
     if (dbias)
         dbias_sums(dbias, g->a.data, g->depth, (int)g->rows, g->add, workspace, dev);
@@ -138,10 +142,10 @@ static void gemm_fp32(const struct gemm *g, float *dbias, void *workspace, const
     if (g->bias) { // the product is then added onto the bias: cheaper than a pass over the result
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
         for (int64_t i = 0; i < g->rows; i++)
-            memcpy(g->out + i * g->cols, g->bias, (size_t)g->cols * sizeof *g->bias);
+            memcpy(g->out + i * g->ld_out, g->bias, (size_t)g->cols * sizeof *g->bias);
     }
     sgemm(g->a.transposed, g->b.transposed, g->rows, g->cols, g->depth, g->a.data, g->a.ld, g->b.data, g->b.ld,
-          g->add || g->bias, g->sum ? g->sum : g->out, g->cols, workspace, dev);
+          g->add || g->bias, g->sum ? g->sum : g->out, g->ld_out, workspace, dev);
     if (dbias)
         dbias_sums(dbias, g->a.data, g->depth, (int)g->rows, g->add, workspace, dev);
 }

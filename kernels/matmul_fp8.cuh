@@ -19,7 +19,8 @@ static int64_t fp8_depth(int64_t depth) { return gemm_round_up(gemm_min(depth, F
 
 // The product of one block: `sum` (rows, cols) += a (rows, depth) b (cols, depth)^T.
 static struct gemm gemm_fp8(float *sum, const floatX *a, const floatX *b, int64_t rows, int64_t cols, int64_t depth) {
-    const struct gemm gemm = {rows, cols, depth, {a, depth, false}, {b, depth, true}, NULL, NULL, sum, true, false};
+    const struct gemm gemm = {rows, cols, depth, {a, depth, false}, {b, depth, true}, NULL, cols, NULL,
+                              sum,  true, false};
     return gemm;
 }
 

@@ -15,10 +15,11 @@ struct gemm {
     int64_t rows, cols, depth;
     struct gemm_operand a; // (rows, depth), or (depth, rows) when transposed
     struct gemm_operand b; // (depth, cols), or (cols, depth) when transposed
-    floatX *out;           // (rows, cols) = A B + bias, or NULL:
+    floatX *out;           // (rows, cols) = A B + bias, or NULL: sum is the output
+    int64_t ld_out;        // elements from one row of the output to the next
     const floatX *bias;    // (cols) or NULL
-    float *sum;            // (rows, cols) = A B, or
-    bool add;              // += A B
+    float *sum;            // (rows, cols) = A B
+    bool add;              // the output, which has no bias then, += A B: added to in fp32, rounded once
     bool fast;             // FP8: the GPU may keep the sum over the whole depth in fewer bits
 };
 
@@ -28,8 +29,8 @@ static void matmul_destroy(struct matmul_library *library);
 // Names the library, its version and the type of the products. The text is the library's.
 static const char *matmul_describe(const struct matmul_library *library);
 
-// Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T, over its columns; where the gemm
-// adds, += these. Fails where the library has no algorithm for the product. dbias_workspace_bytes is what M rows of N
+// Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T without a gap between rows, over
+// its columns; where the gemm adds, += these. Fails where the library has no algorithm for the product. dbias_workspace_bytes is what M rows of N
 // sums need besides the product.
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 static size_t dbias_workspace_bytes(int64_t M, int N);
@@ -38,19 +39,25 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
 // out = in weight^T + bias
 static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias,
                                        int64_t M, int N, int K) {
-    const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, bias, NULL, false, false};
+    const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, N, bias, NULL, false, false};
     return gemm;
 }
-// din = dout weight
-static inline struct gemm gemm_backward_input(floatX *din, const floatX *dout, const floatX *weight, int64_t M, int N,
-                                              int K) {
-    const struct gemm gemm = {M, K, N, {dout, N, false}, {weight, K, false}, din, NULL, NULL, false, false};
+// out += in weight^T; of activations, ld_*: elements from one row to the next
+static inline struct gemm gemm_forward_add(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in,
+                                           const floatX *weight, int64_t M, int N, int K) {
+    const struct gemm gemm = {M, N, K, {in, ld_in, false}, {weight, K, true}, out, ld_out, NULL, NULL, true, false};
+    return gemm;
+}
+// din = dout weight, or += where `add`
+static inline struct gemm gemm_backward_input(floatX *din, int64_t ld_din, const floatX *dout, int64_t ld_dout,
+                                              const floatX *weight, int64_t M, int N, int K, bool add) {
+    const struct gemm gemm = {M, K, N, {dout, ld_dout, false}, {weight, K, false}, din, ld_din, NULL, NULL, add, false};
     return gemm;
 }
 // dweight = dout^T in, or += where `add`
-static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, const floatX *in, int64_t M, int N,
-                                               int K, bool add) {
-    const struct gemm gemm = {N, K, M, {dout, N, true}, {in, K, false}, NULL, NULL, dweight, add, false};
+static inline struct gemm gemm_backward_weight(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
+                                               int64_t ld_in, int64_t M, int N, int K, bool add) {
+    const struct gemm gemm = {N, K, M, {dout, ld_dout, true}, {in, ld_in, false}, NULL, K, NULL, dweight, add, false};
     return gemm;
 }
 

@@ -67,7 +67,7 @@ static dnnl_status_t onednn_matmul_create(dnnl_primitive_desc_t *product, dnnl_e
 
 // What a primitive is made for. All members are int64_t, so that there are no holes to compare.
 struct onednn_key {
-    int64_t rows, cols, depth, a_ld, b_ld, a_transposed, b_transposed, sums, adds, has_bias, threads;
+    int64_t rows, cols, depth, a_ld, b_ld, ld_out, a_transposed, b_transposed, sums, adds, has_bias, threads;
 };
 enum onednn_argument { ONEDNN_A, ONEDNN_B, ONEDNN_C, ONEDNN_SCRATCH, ONEDNN_BIAS, ONEDNN_ARGUMENTS };
 struct onednn_product {
@@ -84,9 +84,9 @@ struct onednn {
 };
 
 static struct onednn_key onednn_key_of(const struct gemm *g, const struct device *dev) {
-    const struct onednn_key key = {g->rows, g->cols,         g->depth,        g->a.ld,
-                                   g->b.ld, g->a.transposed, g->b.transposed, g->sum != NULL,
-                                   g->add,  g->bias != NULL, dev->threads};
+    const struct onednn_key key = {g->rows,        g->cols,   g->depth,        g->a.ld,
+                                   g->b.ld,        g->ld_out, g->a.transposed, g->b.transposed,
+                                   g->sum != NULL, g->add,    g->bias != NULL, dev->threads};
     return key;
 }
 
@@ -102,7 +102,7 @@ static void onednn_layouts_make(struct onednn_layouts *x, const struct gemm *g) 
         dnnl_data_type_t type;
     } matrices[] = {{ONEDNN_A, g->rows, g->depth, g->a.ld, g->a.transposed, dnnl_bf16},
                     {ONEDNN_B, g->depth, g->cols, g->b.ld, g->b.transposed, dnnl_bf16},
-                    {ONEDNN_C, g->rows, g->cols, g->cols, false, g->sum ? dnnl_f32 : dnnl_bf16},
+                    {ONEDNN_C, g->rows, g->cols, g->ld_out, false, g->sum ? dnnl_f32 : dnnl_bf16},
                     {ONEDNN_BIAS, 1, g->cols, g->cols, false, dnnl_bf16}};
     for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
         const int64_t ld = matrices[i].ld;

@@ -58,11 +58,13 @@ ALWAYS_INLINE void few_rows_block(const int rows, const int runs, const struct g
     }
     for (int i = 0; i < rows; i++)
         for (int run = 0; run < runs; run++) {
-            floatX *to = g->out + (row + i) * g->cols + j + run * apart;
+            floatX *to = g->out + (row + i) * g->ld_out + j + run * apart;
             const floatX *bias = g->bias ? g->bias + j + run * apart : NULL;
 #pragma omp simd
             for (int column = 0; column < columns; column++)
-                to[column] = to_floatX(out[i][run][column] + (bias ? to_float(bias[column]) : 0.0f));
+                to[column] = to_floatX(out[i][run][column] + (g->add ? to_float(to[column])
+                                                              : bias ? to_float(bias[column])
+                                                                     : 0.0f));
         }
 }
 #undef EACH

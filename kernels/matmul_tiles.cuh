@@ -235,6 +235,7 @@ struct tiles_output {
     bf16 *out;        // (rows, cols) = C + bias, or NULL:
     const bf16 *bias; // (cols) or NULL
     float *sum;       // (rows, cols) = C, or (cols, rows) = C^T when transposed
+    int64_t ld;       // elements from one stored row to the next
     bool add;         // += in place of =
     bool transposed;
     int64_t rows, cols;
@@ -242,17 +243,23 @@ struct tiles_output {
 
 static inline void tiles_write_out(const struct tiles_output *o, const float *c, int64_t row, int64_t col) {
     const int rows = (int)gemm_min(TILES_BLOCK, o->rows - row), cols = (int)gemm_min(TILES_BLOCK, o->cols - col);
-    ALIGN_BLOCK float bias[TILES_BLOCK] = {0};
+    ALIGN_BLOCK float before[TILES_BLOCK] = {0}; // the bias, or what a row of out holds
     for (int j = 0; o->bias && j < cols; j++)
-        bias[j] = bf16_to_float(o->bias[col + j]);
+        before[j] = bf16_to_float(o->bias[col + j]);
     for (int i = 0; i < rows; i++) {
         ALIGN_BLOCK bf16 line[TILES_BLOCK];
+        bf16 *to = o->out + (row + i) * o->ld + col;
+        if (o->add) {
+            memcpy(line, to, (size_t)cols * sizeof *line);
+#pragma omp simd
+            for (int j = 0; j < TILES_BLOCK; j++)
+                before[j] = bf16_to_float(line[j]);
+        }
         for (int j = 0; j < TILES_BLOCK; j += 2 * LANES) {
             const float *from = c + i * TILES_BLOCK + j;
-            vec_store_bf16(NULL, line + j, line + j + LANES, vec_load(from) + vec_load(bias + j),
-                           vec_load(from + LANES) + vec_load(bias + j + LANES));
+            vec_store_bf16(NULL, line + j, line + j + LANES, vec_load(from) + vec_load(before + j),
+                           vec_load(from + LANES) + vec_load(before + j + LANES));
         }
-        bf16 *to = o->out + (row + i) * o->cols + col;
         if (cols == TILES_BLOCK)
             memcpy(to, line, sizeof line);
         else
@@ -270,11 +277,10 @@ static inline void tiles_write_sum(const struct tiles_output *o, const float *c,
                 for (int r = 0; r < 16; r++)
                     memcpy(tile + r * 16, c + (i + r) * TILES_BLOCK + j, 64);
             const int64_t rows_left = o->rows - row - i, cols_left = o->cols - col - j;
-            const int64_t ld = o->transposed ? o->rows : o->cols;
             const int down = (int)gemm_min(16, o->transposed ? cols_left : rows_left);
             const int across = (int)gemm_min(16, o->transposed ? rows_left : cols_left);
-            float *to = o->sum + (o->transposed ? (col + j) * ld + row + i : (row + i) * ld + col + j);
-            for (int r = 0; r < down; r++, to += ld)
+            float *to = o->sum + (o->transposed ? (col + j) * o->ld + row + i : (row + i) * o->ld + col + j);
+            for (int r = 0; r < down; r++, to += o->ld)
 #pragma omp simd
                 for (int n = 0; n < across; n++)
                     to[n] = o->add ? to[n] + tile[r * 16 + n] : tile[r * 16 + n];
@@ -378,7 +384,7 @@ static inline const bf16 *tiles_a_tiles(const struct tiles_product *x, bf16 *roo
 static inline struct tiles_lines tiles_target_lines(const struct tiles_output *o, int64_t row, int64_t col,
                                                     int64_t slice, int64_t slices, int64_t steps) {
     const bool transposed = o->sum && o->transposed;
-    const int64_t ld = transposed ? o->rows : o->cols, element = o->sum ? sizeof *o->sum : sizeof *o->out;
+    const int64_t ld = o->ld, element = o->sum ? sizeof *o->sum : sizeof *o->out;
     const int64_t first = (transposed ? col : row) + TILES_BLOCK * slice / slices, across = transposed ? row : col;
     const int64_t down = TILES_BLOCK * (slice + 1) / slices - TILES_BLOCK * slice / slices;
     struct tiles_lines lines;
@@ -524,7 +530,7 @@ static void gemm_tiles(const struct gemm *g, float *dbias, enum block_unit unit,
     x.a = transpose ? b : a;
     x.b = transpose ? a : b;
     x.plan = tiles_plan_make(x.a.lines, x.b.lines, g->depth, dev->threads);
-    const struct tiles_output output = {g->out, g->bias, g->sum, g->add, transpose, x.a.lines, x.b.lines};
+    const struct tiles_output output = {g->out, g->bias, g->sum, g->ld_out, g->add, transpose, x.a.lines, x.b.lines};
     x.output = output;
     char *memory = (char *)workspace;
     if (x.a.by_depth) {

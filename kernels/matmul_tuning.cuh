@@ -67,11 +67,12 @@ static void matmul_noise_close(struct matmul_noise *noise, struct device *dev) {
     device_synchronize(dev);
     host_free(noise->words);
 }
-// Fills an operand (lines of `ld`), where it lies in the noise's memory: an earlier product may have overwritten it.
-static void matmul_fill_operand(const struct gemm_operand *x, int64_t lines, const struct matmul_noise *noise,
-                                struct device *dev) {
+// Fills an operand (rows, cols), where it lies in the noise's memory: an earlier product may have overwritten it.
+static void matmul_fill_operand(const struct gemm_operand *x, int64_t rows, int64_t cols,
+                                const struct matmul_noise *noise, struct device *dev) {
     char *data = (char *)(uintptr_t)matmul_operand_data(x);
-    const size_t bytes = (size_t)(lines * x->ld) * (x->fp8 ? sizeof(fp8) : sizeof(floatX));
+    const int64_t lines = x->transposed ? cols : rows, width = x->transposed ? rows : cols;
+    const size_t bytes = (size_t)((lines - 1) * x->ld + width) * (x->fp8 ? sizeof(fp8) : sizeof(floatX));
     if (data >= noise->memory && data + bytes <= noise->memory + noise->bytes)
         matmul_fill(data, bytes, noise, dev);
 }
@@ -241,8 +242,8 @@ static bool matmul_tune(struct matmul_library *library, const struct matmul_prod
     const struct gemm *gemm = &product->gemm;
     struct matmul_candidates candidates;
     candidates.count = 0;
-    matmul_fill_operand(&gemm->a, gemm->a.transposed ? gemm->depth : gemm->rows, noise, dev);
-    matmul_fill_operand(&gemm->b, gemm->b.transposed ? gemm->cols : gemm->depth, noise, dev);
+    matmul_fill_operand(&gemm->a, gemm->rows, gemm->depth, noise, dev);
+    matmul_fill_operand(&gemm->b, gemm->depth, gemm->cols, noise, dev);
     matmul_add_candidates(&candidates, product, false, library);
     if (candidates.count == 0)
         return false;

@@ -186,9 +186,9 @@ static bool refused(const struct problem *p, struct device *dev) {
     struct result r = result_make(s);
     const struct gemm gemms[] = {gemm_forward(r.out, p->in, p->weight, p->bias, s.M, s.N, s.K),
                                  gemm_forward(r.out_without_bias, p->in, p->weight, NULL, s.M, s.N, s.K),
-                                 gemm_backward_input(r.din, p->dout, p->weight, s.M, s.N, s.K),
-                                 gemm_backward_weight(r.dweight, p->dout, p->in, s.M, s.N, s.K, false),
-                                 gemm_backward_weight(r.dweight, p->dout, p->in, s.M, s.N, s.K, true)};
+                                 gemm_backward_input(r.din, s.K, p->dout, s.N, p->weight, s.M, s.N, s.K, false),
+                                 gemm_backward_weight(r.dweight, p->dout, s.N, p->in, s.K, s.M, s.N, s.K, false),
+                                 gemm_backward_weight(r.dweight, p->dout, s.N, p->in, s.K, s.M, s.N, s.K, true)};
     char text[512];
     const char *why = NULL;
     for (size_t i = 0; i < sizeof gemms / sizeof *gemms && !why; i++)
@@ -499,6 +499,251 @@ static void check_nonfinite(struct device *dev, const struct matmul_backend *bac
 }
 static void test_nonfinite(void **state) { for_each_backend(2, check_nonfinite); }
 
+// ---- products of matrices whose rows lie apart ----
+
+// Columns [first, first + cols) of a matrix (rows, ld); the other columns are NaN.
+struct part {
+    floatX *data;
+    double *start; // (rows, cols): its first values
+    int64_t rows, cols, ld;
+    int first;
+};
+static size_t part_bytes(const struct part *x) { return (size_t)(x->rows * x->ld) * sizeof *x->data; }
+static struct part part_make(int64_t rows, int64_t cols, int64_t ld, int first, uint64_t *seed) {
+    struct part x = {NULL, test_doubles(rows * cols), rows, cols, ld, first};
+    x.data = (floatX *)guarded(part_bytes(&x), NAN_BYTE) + first;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) {
+            x.data[i * ld + j] = to_floatX((float)test_uniform(seed));
+            x.start[i * cols + j] = to_float(x.data[i * ld + j]);
+        }
+    return x;
+}
+static void part_free(struct part *x) {
+    guarded_free(x->data - x->first);
+    free(x->start);
+}
+static void part_check_gaps(const struct part *x) {
+    const floatX *memory = x->data - x->first;
+    unsigned char untouched[sizeof *memory];
+    memset(untouched, NAN_BYTE, sizeof untouched);
+    assert_guards(memory, part_bytes(x), NAN_BYTE);
+    for (int64_t i = 0; i < x->rows; i++)
+        for (int64_t j = 0; j < x->ld; j++)
+            if (j < x->first || j >= x->first + x->cols)
+                assert_memory_equal(&memory[i * x->ld + j], untouched, sizeof untouched);
+}
+// The values are the first ones, where `add`, + product (rows, cols).
+static void part_check_values(const struct part *x, const double *product, bool add, int64_t depth) {
+    double *values = test_doubles(x->rows * x->cols), *expected = test_doubles(x->rows * x->cols);
+    for (int64_t i = 0; i < x->rows * x->cols; i++) {
+        values[i] = to_float(x->data[i / x->cols * x->ld + i % x->cols]);
+        expected[i] = product[i] + (add ? x->start[i] : 0);
+    }
+    assert_close(values, expected, x->rows * x->cols, tolerance(depth, FLOATX_ROUNDING));
+    free(values);
+    free(expected);
+}
+
+struct strides {
+    struct shape shape;
+    int64_t ld_in, ld_out;
+    int first_in, first_out;
+};
+// Thin on either side, as the products of adapters of rank 1 to 256 are, at odd places too; few rows; depths and
+// columns beyond every backend's blocks.
+static const struct strides strides[] = {
+    {{1, 1, 1}, 3, 2, 1, 1},         {{40, 65, 1}, 3, 130, 2, 65},    {{70, 100, 5}, 5, 333, 0, 17},
+    {{33, 128, 8}, 24, 384, 8, 128}, {{65, 97, 16}, 48, 200, 16, 97}, {{64, 64, 64}, 64, 64, 0, 0},
+    {{9, 70, 12}, 13, 71, 1, 1},     {{150, 33, 256}, 257, 40, 1, 3}, {{70, 3, 1100}, 1100, 9, 0, 5},
+    {{96, 16, 200}, 200, 32, 0, 16}, {{1030, 48, 8}, 17, 100, 3, 51}, {{40, 2100, 7}, 21, 2111, 7, 11},
+    {{300, 1050, 4}, 4, 1050, 0, 0}, {{2100, 17, 33}, 34, 18, 1, 1},  {{64, 31, 768}, 768, 62, 0, 31},
+};
+enum { STRIDES = sizeof strides / sizeof *strides };
+
+struct strided {
+    struct strides strides;
+    floatX *weight;
+    struct part in, dout, out, din;
+    float *dweight;
+    double *dweight_start;
+    struct naive naive; // without a bias
+};
+
+static struct strided strided_make(struct strides strides, uint64_t seed) {
+    const struct shape s = strides.shape;
+    struct strided x;
+    memset(&x, 0, sizeof x);
+    x.strides = strides;
+    test_case(seed, "%s, M %lld, N %d, K %d, rows %lld and %lld apart", backend_under_test, (long long)s.M, s.N, s.K,
+              (long long)strides.ld_in, (long long)strides.ld_out);
+    x.weight = random_input(&x.naive.weight, (int64_t)s.N * s.K, &seed);
+    x.in = part_make(s.M, s.K, strides.ld_in, strides.first_in, &seed);
+    x.din = part_make(s.M, s.K, strides.ld_in, strides.first_in, &seed);
+    x.dout = part_make(s.M, s.N, strides.ld_out, strides.first_out, &seed);
+    x.out = part_make(s.M, s.N, strides.ld_out, strides.first_out, &seed);
+    x.dweight = (float *)guarded((size_t)s.N * s.K * sizeof *x.dweight, NAN_BYTE);
+    for (int i = 0; i < s.N * s.K; i++)
+        x.dweight[i] = (float)test_uniform(&seed);
+    x.dweight_start = floats_to_doubles(x.dweight, (int64_t)s.N * s.K);
+    x.naive.in = x.in.start;
+    x.naive.dout = x.dout.start;
+    x.naive.bias = test_doubles(s.N);
+    x.naive.dbias = test_doubles(s.N);
+    x.naive.out = test_doubles(s.M * s.N);
+    x.naive.din = test_doubles(s.M * s.K);
+    x.naive.dweight = test_doubles((int64_t)s.N * s.K);
+    naive_forward(x.naive.out, &x.naive, s);
+    naive_backward(&x.naive, s);
+    return x;
+}
+static void strided_free(struct strided *x) {
+    x->in.start = x->dout.start = NULL; // naive_free's
+    struct part *const parts[] = {&x->in, &x->dout, &x->out, &x->din};
+    for (int i = 0; i < 4; i++)
+        part_free(parts[i]);
+    guarded_free(x->weight);
+    guarded_free(x->dweight);
+    free(x->dweight_start);
+    naive_free(&x->naive);
+}
+
+// out is added to in any case.
+static void strided_run(struct strided *x, bool add, struct device *dev) {
+    const struct shape s = x->strides.shape;
+    const int64_t ld_in = x->strides.ld_in, ld_out = x->strides.ld_out;
+    const size_t bytes = matmul_strided_workspace_bytes(ld_in, ld_out, s.M, s.N, s.K, dev);
+    void *workspace = guarded(bytes, NAN_BYTE);
+    matmul_forward_add(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K, workspace, dev);
+    spoil(workspace, bytes, dev);
+    matmul_backward_input_strided(x->din.data, ld_in, x->dout.data, ld_out, x->weight, s.M, s.N, s.K, add, workspace,
+                                  dev);
+    spoil(workspace, bytes, dev);
+    matmul_backward_weight_strided(x->dweight, x->dout.data, ld_out, x->in.data, ld_in, s.M, s.N, s.K, add, workspace,
+                                   dev);
+    wait_for(dev);
+    assert_guards(workspace, bytes, NAN_BYTE);
+    guarded_free(workspace);
+}
+
+#ifdef TARGET_CUDA
+// As `refused`, of the products that strided_run asks for.
+static bool strided_refused(const struct strided *x, bool add, struct device *dev) {
+    const struct shape s = x->strides.shape;
+    const int64_t ld_in = x->strides.ld_in, ld_out = x->strides.ld_out;
+    const struct gemm gemms[] = {
+        gemm_forward_add(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K),
+        gemm_backward_input(x->din.data, ld_in, x->dout.data, ld_out, x->weight, s.M, s.N, s.K, add),
+        gemm_backward_weight(x->dweight, x->dout.data, ld_out, x->in.data, ld_in, s.M, s.N, s.K, add)};
+    char text[512];
+    const char *why = NULL;
+    for (size_t i = 0; i < sizeof gemms / sizeof *gemms && !why; i++)
+        why = matmul_refusal(text, sizeof text, &gemms[i], dev->matmul);
+    if (why && s.N % 8 == 0 && s.K % 8 == 0 && ld_in % 8 == 0 && ld_out % 8 == 0)
+        fail_msg("%s", why);
+    if (why)
+        print_message("           passed over: %s\n", why);
+    return why != NULL;
+}
+#else
+static bool strided_refused(const struct strided *x, bool add, struct device *dev) { return false; }
+#endif
+
+static void strided_check(const struct strided *x, bool add) {
+    const struct shape s = x->strides.shape;
+    const struct part *const parts[] = {&x->in, &x->dout, &x->out, &x->din};
+    for (int i = 0; i < 4; i++)
+        part_check_gaps(parts[i]);
+    assert_guards(x->dweight, (size_t)s.N * s.K * sizeof *x->dweight, NAN_BYTE);
+    part_check_values(&x->out, x->naive.out, true, s.K);
+    part_check_values(&x->din, x->naive.din, add, s.N);
+    double *dweight = floats_to_doubles(x->dweight, (int64_t)s.N * s.K), *expected = test_doubles((int64_t)s.N * s.K);
+    for (int i = 0; i < s.N * s.K; i++)
+        expected[i] = x->naive.dweight[i] + (add ? x->dweight_start[i] : 0);
+    assert_close(dweight, expected, (int64_t)s.N * s.K, dweight_tolerance(s.M));
+    free(dweight);
+    free(expected);
+}
+static void check_strides(struct device *dev, const struct matmul_backend *backend) {
+    for (int i = 0; i < 2 * STRIDES; i++) {
+        const bool add = i % 2;
+        struct strided x = strided_make(strides[i / 2], (uint64_t)i + 1);
+        if (!strided_refused(&x, add, dev)) {
+            strided_run(&x, add, dev);
+            strided_check(&x, add);
+        }
+        strided_free(&x);
+    }
+}
+static void rows_may_lie_apart_and_be_added_to(void **state) {
+    for_each_backend(1, check_strides);
+    for_each_backend(3, check_strides);
+}
+
+static void check_strides_threads(struct device *dev, const struct matmul_backend *backend) {
+    for (int i = 0; i < STRIDES && backend->same_bits_for_any_threads; i++) {
+        struct strided first = strided_make(strides[i], 1);
+        const struct shape s = strides[i].shape;
+        if (strided_refused(&first, true, dev)) {
+            strided_free(&first);
+            continue;
+        }
+        strided_run(&first, true, dev);
+        for (int threads = 2; threads <= 4; threads++) {
+            struct device other = {threads, NULL};
+            other.matmul = matmul_create_backend(&other, backend);
+            struct strided x = strided_make(strides[i], 1);
+            strided_run(&x, true, &other);
+            assert_memory_equal(x.out.data - x.out.first, first.out.data - x.out.first, part_bytes(&x.out));
+            assert_memory_equal(x.din.data - x.din.first, first.din.data - x.din.first, part_bytes(&x.din));
+            assert_memory_equal(x.dweight, first.dweight, (size_t)s.N * s.K * sizeof *x.dweight);
+            strided_free(&x);
+            matmul_destroy(other.matmul);
+        }
+        strided_free(&first);
+    }
+}
+static void rows_apart_give_the_same_bits_for_any_threads(void **state) { for_each_backend(1, check_strides_threads); }
+
+// What is added to the product's rounded negative is what rounding took from the product, unless that was rounded
+// before.
+static void check_rounded_once(struct device *dev, const struct matmul_backend *backend) {
+    for (int i = 0; i < STRIDES; i++) {
+        struct strided x = strided_make(strides[i], 3);
+        const struct shape s = strides[i].shape;
+        struct part *const outputs[] = {&x.out, &x.din};
+        const double *const products[] = {x.naive.out, x.naive.din};
+        for (int o = 0; o < 2; o++)
+            for (int64_t j = 0; j < outputs[o]->rows * outputs[o]->cols; j++) {
+                floatX *at = &outputs[o]->data[j / outputs[o]->cols * outputs[o]->ld + j % outputs[o]->cols];
+                *at = to_floatX(-(float)products[o][j]);
+                outputs[o]->start[j] = to_float(*at);
+            }
+        if (!strided_refused(&x, true, dev)) {
+            strided_run(&x, true, dev);
+            // relative to what is left, which is the product's rounding
+            for (int o = 0; o < 2; o++) {
+                const struct part *p = outputs[o];
+                const int64_t depth = o == 0 ? s.K : s.N;
+                double *values = test_doubles(p->rows * p->cols), *expected = test_doubles(p->rows * p->cols);
+                for (int64_t j = 0; j < p->rows * p->cols; j++) {
+                    values[j] = to_float(p->data[j / p->cols * p->ld + j % p->cols]);
+                    expected[j] = products[o][j] + p->start[j];
+                }
+                assert_close(values, expected, p->rows * p->cols, FLOATX_ROUNDING + 0x1p11 * tolerance(depth, 0));
+                free(values);
+                free(expected);
+            }
+        }
+        strided_free(&x);
+    }
+}
+static void a_sum_onto_an_output_is_rounded_once(void **state) {
+    if (sizeof(floatX) == sizeof(float))
+        skip(); // the product is not rounded
+    for_each_backend(2, check_rounded_once);
+}
+
 // The naive backward is the derivative of the naive forward: out is linear in each input, so that a difference quotient
 // with any step is exact but for the rounding of doubles.
 static void test_naive_by_differences(void **state) {
@@ -728,6 +973,9 @@ int main(void) {
         cmocka_unit_test(test_accumulates),
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(rows_may_lie_apart_and_be_added_to),
+        cmocka_unit_test(rows_apart_give_the_same_bits_for_any_threads),
+        cmocka_unit_test(a_sum_onto_an_output_is_rounded_once),
 #ifdef TARGET_CUDA
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_alignment),

@@ -607,7 +607,7 @@ static void misuse_run(void *argument) {
         b.inverse = scales_alloc(padded - 1);
     }
     const int64_t N = m->which == ODD_WIDTH ? 24 : s.N, K = m->which == ODD_DEPTH ? 24 : s.K;
-    const struct gemm gemm = {s.M, N, K, {NULL, s.K, false, &a}, {NULL, s.K, true, &b}, m->out, m->problem.bias};
+    const struct gemm gemm = {s.M, N, K, {NULL, s.K, false, &a}, {NULL, s.K, true, &b}, m->out, N, m->problem.bias};
     struct matmul_plan plan;
     matmul_plan_product(&plan, &gemm, NULL, false);
     misuse_plan(&plan, m);

@@ -343,8 +343,8 @@ def trainer_state():
 
 
 def matmul_algorithms():
-    keys = "abcdefghijklmnopq"
-    title, machine = "train_gpt matmul algorithms 1", "library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3"
+    keys = "abcdefghijklmnopqrst"
+    title, machine = "train_gpt matmul algorithms 2", "library=130000 multiprocessors=132 gpu=NVIDIA H100 80GB HBM3"
 
     def row(**more):
         values = {**{key: 8 + i for i, key in enumerate(keys)}, "sums_bias": 0, "candidate": 3, "first_us": 12.5, "us": "11.25",
@@ -358,7 +358,7 @@ def matmul_algorithms():
     yield "good_none", make(title, machine), "accepted"
     yield "empty", b"", "line 1: expected 2 lines"
     yield "title_alone", make(title), "line 2: expected 2 lines"
-    yield "title", make("train_gpt matmul algorithms 2", machine), "line 1: expected 'train_gpt matmul algorithms 1'"
+    yield "title", make("train_gpt matmul algorithms 1", machine), "line 1: expected 'train_gpt matmul algorithms 2'"
     yield "machine", make(title, row()), "line 2: expected library=, not 'a=8"
     yield "library", make(title, machine.replace("130000", "-1")), "line 2: expected library= and a number of 0 to"
     yield "gpu_none", make(title, machine.split(" gpu")[0]), "line 2: expected multiprocessors=VALUE and more"
