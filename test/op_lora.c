@@ -8,8 +8,11 @@
 #define LORA " --lora-rank 4 --lora-alpha 6 "
 #define NO_DROPOUT " --hidden-dropout 0 --attention-dropout 0 "
 enum { OPTIONS = 512 };
+#ifndef PRECISION_BF16
+static const unsigned SOME = LORA_Q | LORA_V | LORA_UP;
+#endif
 static const unsigned SEPARATE = LORA_Q | LORA_K | LORA_V | LORA_ATT_PROJ | LORA_GATE | LORA_UP | LORA_MLP_PROJ,
-                      FUSED = LORA_QKV | LORA_ATT_PROJ | LORA_FC | LORA_MLP_PROJ, SOME = LORA_Q | LORA_V | LORA_UP;
+                      FUSED = LORA_QKV | LORA_ATT_PROJ | LORA_FC | LORA_MLP_PROJ;
 
 // A model with adapters whose B is not zero.
 static struct setup adapted(const char *shape, const char *options, unsigned modules) {
@@ -21,7 +24,7 @@ static struct setup adapted(const char *shape, const char *options, unsigned mod
         const struct tensor *t = &m->table.tensors[i];
         float *values = (float *)test_alloc((size_t)t->count * sizeof *values);
         floatX *rounded = (floatX *)test_alloc(2 * (size_t)t->count * sizeof *rounded);
-        random_normal(values, t->count, 0.3f, 99, (uint64_t)i, 0);
+        random_normal(values, t->count, 0.1f, 99, (uint64_t)i, 0);
         gpt_set_parameters(m, t, 0, values, t->count, rounded);
         device_synchronize(m->dev);
         free(values);
@@ -113,7 +116,7 @@ static void adapters_are_as_merged_weights(const char *shape, const char *option
         double *x = floats_to_doubles(fp32_gradients(s.model) + t->offset, t->count);
         double *y = (double *)test_alloc((size_t)t->count * sizeof *y);
         memcpy(y, p.da + t->offset, (size_t)t->count * sizeof *y);
-        assert_close_at(x, y, t->count, 2e-5, t->name, __FILE__, __LINE__);
+        assert_close_at(x, y, t->count, 3e-5, t->name, __FILE__, __LINE__);
         free(x);
         free(y);
     }
@@ -132,18 +135,18 @@ static void adapters_compute_what_merged_weights_do(void **state) {
 // Whatever is frozen: what is trained has the gradients that it has where nothing is.
 static void freezing_changes_no_gradient(void **state) {
     static const char *const freezes[] = {
-        "layer.0.*,layer.1.*,wte,wpe",  // backward ends at layer 2
-        "layer.*.qkv.weight,layer.2.*", // within a layer
-        "*ln*,layer.*.fc.*,lnf*",       // norms, the MLP
-        "layer.*,wte,wpe",              // all but the final norm
-        "wte",                          // the tied head
+        "transformer.h.[01].*,transformer.w?e.weight", // backward ends at layer 2
+        "*.attn.c_attn.weight,transformer.h.2.*",      // within a layer
+        "*ln_*,*.mlp.c_fc.*",                          // norms, the MLP
+        "transformer.h.*,transformer.w?e.weight",      // all but the final norm
+        "transformer.wte.weight",                      // the tied head
     };
     static const char *const policies[] = {
         "", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
         "--cpu-offloading-num-layers 3"};
     for (int policy = 0; policy < 3; policy++) {
         char base[OPTIONS];
-        snprintf(base, sizeof base, "--checkpoint-architecture ours %s", policies[policy]);
+        snprintf(base, sizeof base, "%s", policies[policy]);
         struct setup whole = setup_of(GPT2, base);
         const double loss = setup_micro_step(&whole, 0, 0.5);
         setup_micro_step(&whole, 1, 0.5);
