@@ -10,8 +10,9 @@
 // that are added at the end of the list while a run is stopped are used from the next epoch on (dataloader_resume).
 //
 // Where documents are to be separated, each sample comes with the place at which the document of each token begins: at
-// the end-of-text token or after it, or where the .idx of a Megatron dataset says. Where a window begins within a document, that
-// document counts as beginning at 0.
+// the end-of-text token or after it, or where the .idx of a Megatron dataset says. Where a window begins within a
+// document, that document counts as beginning at 0. Finetuning shards (formats/finetune_shard.h) say themselves where
+// documents begin, and which targets count; their rows are the windows.
 //
 // Files are read by pread in a thread, ahead of the step, into a ring buffer of samples, so that cold pages, network
 // file systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of
@@ -30,6 +31,7 @@
 
 #include "runtime/machine/error.h"      // fail
 #include "runtime/machine/error_text.h" // struct error_text
+#include "formats/finetune_shard.h"     // finetune_shard_read
 #include "formats/token_file.h"         // struct token_file
 #include "runtime/files/file_read.h"    // open_regular
 
@@ -80,7 +82,7 @@ struct sample_reader {
     int *order;         // (files) the shards in this epoch's order
     uint64_t *first;    // (files + 1) sample of the epoch at which shard order[i] begins
     int file, fd;       // the open file, -1: none
-    unsigned char *raw; // (T+1) tokens as stored in the file
+    unsigned char *raw; // (T+2) tokens as stored in the file
 };
 
 // From first_epoch on, the data is the first `files` shards.
@@ -96,11 +98,13 @@ enum document_boundary {
     BOUNDARY_FIRST, // the delimiter is the first token of a document
     BOUNDARY_LAST,  // the delimiter is the last token of a document
     BOUNDARY_INDEX, // the .idx files have where documents begin
+    BOUNDARY_BITS,  // finetuning shards have it, and which targets count
 };
 struct document_rule {
     enum document_boundary boundary;
     int delimiter; // the end-of-text token; -1: none is known
     // Targets that are the first token of another document, and are not the delimiter, become -1: they do not count.
+    // With BOUNDARY_BITS the shard's loss bits alone say which targets count.
     bool mask_targets;
 };
 
@@ -109,7 +113,7 @@ struct document_rule {
 struct read_ahead {
     int capacity;              // slots of the ring; 0: no thread
     int32_t *tokens;           // (capacity, T+1)
-    int32_t *documents;        // (capacity, T+1) where each token's document begins; NULL: not needed
+    int32_t *documents;        // (capacity, T+1) marks of the tokens; NULL: not needed
     struct error_text *errors; // (capacity) why a sample could not be read
     bool *bad;                 // (capacity) the sample could not be read
     pthread_t thread;
@@ -210,7 +214,8 @@ static void sample_documents(int32_t *documents, const int32_t *tokens, int n, s
     int32_t begin = 0;
     uint64_t next = rule.boundary == BOUNDARY_INDEX ? documents_before(file, first) : 0;
     switch (rule.boundary) {
-    case BOUNDARY_NONE: break;
+    case BOUNDARY_NONE:
+    case BOUNDARY_BITS: break;
     case BOUNDARY_FIRST:
         for (int t = 0; t < n; t++)
             documents[t] = begin = tokens[t] == rule.delimiter ? t : begin;
@@ -235,7 +240,7 @@ static void sample_documents(int32_t *documents, const int32_t *tokens, int n, s
 }
 
 // out (T+1) = a sample of the global sequence, each token checked against the vocabulary; documents (T+1) = where their
-// documents begin, where the loader's rule asks for it. Returns NULL, or what is wrong, in `error`.
+// documents begin, where the loader's rule asks for it, with BOUNDARY_BITS as finetune_shard_read marks it. Returns NULL, or what is wrong, in `error`.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;
@@ -254,6 +259,8 @@ static const char *reader_read(struct sample_reader *reader, const struct datalo
     }
     RETURN_PROBLEM(
         token_file_read(out, tokens, reader->fd, first_token, loader->T + 1, loader->vocab_size, reader->raw, error));
+    if (loader->rule.boundary == BOUNDARY_BITS)
+        return finetune_shard_read(documents, tokens, reader->fd, first_token, loader->T + 1, reader->raw, error);
     sample_documents(documents, out, loader->T + 1, loader->rule, tokens, first_token);
     return NULL;
 }
@@ -451,6 +458,11 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
                  "don't mix: narrow the pattern",
                  loader->option, first->path, token_format_name(first->format), token_type_name(first->type),
                  file->path, token_format_name(file->format), token_type_name(file->type));
+        if (file->row_tokens > 0 && file->row_tokens != loader->T)
+            fail(
+                "%s: %s: has examples packed into rows of %d tokens; expected --seq-length %d; give --seq-length %d, or "
+                "make the data again with scripts/prepare_data.py --chat",
+                loader->option, file->path, file->row_tokens, loader->T, file->row_tokens);
         if (file->tokens < T + 1)
             fail("%s: %s: holds %" PRIu64 " tokens; expected at least %" PRIu64 ", one window of --seq-length %" PRIu64
                  " and the target of its last token; lower --seq-length, leave the file out, or make larger shards",
@@ -487,7 +499,7 @@ static void reader_create(struct sample_reader *reader, const struct dataloader 
     reader->epoch = UINT64_MAX;
     reader->order = (int *)dataloader_alloc(loader->option, shards, sizeof *reader->order);
     reader->first = (uint64_t *)dataloader_alloc(loader->option, shards + 1, sizeof *reader->first);
-    reader->raw = (unsigned char *)dataloader_alloc(loader->option, (size_t)loader->T + 1,
+    reader->raw = (unsigned char *)dataloader_alloc(loader->option, (size_t)loader->T + 2,
                                                     token_type_bytes(loader->files[0].type));
     reader->file = reader->fd = -1;
 }
@@ -564,8 +576,8 @@ static void dataloader_separate_documents(struct dataloader *loader, struct docu
         (int32_t *)dataloader_alloc(loader->option, (size_t)loader->T + 1, sizeof *loader->sample_documents);
     read_ahead_start(loader, B, capacity);
 }
-static inline bool dataloader_has_index(const struct dataloader *loader) {
-    return loader->files[0].format == TOKENS_MEGATRON;
+static inline enum token_format dataloader_files_format(const struct dataloader *loader) {
+    return loader->files[0].format;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -586,6 +598,15 @@ static void batch_row(struct token_batch batch, int b, const int32_t *tokens, co
     const struct document_rule rule = loader->rule;
     int32_t *targets = batch.targets + row;
     memcpy(batch.inputs + row, tokens, bytes);
+    if (rule.boundary == BOUNDARY_BITS) {
+        for (int t = 0; t < T && batch.document_starts; t++)
+            batch.document_starts[row + (size_t)t] = documents[t] < 0 ? ~documents[t] : documents[t];
+        for (int t = 1; t <= T; t++)
+            targets[t - 1] = documents[t] < 0 ? -1 : tokens[t];
+        return;
+    }
+    if (rule.boundary == BOUNDARY_NONE && batch.document_starts)
+        memset(batch.document_starts + row, 0, bytes);
     if (rule.boundary != BOUNDARY_NONE && batch.document_starts)
         memcpy(batch.document_starts + row, documents, bytes);
     if (rule.boundary == BOUNDARY_NONE || !rule.mask_targets) {

@@ -1,4 +1,5 @@
 #include "formats/token_file.h"
+#include "formats/finetune_shard.h"  // finetune_shard_parse
 #include "runtime/files/file_read.h" // open_regular, read_exactly, load_u32, load_u64
 #include <errno.h>                   // errno
 #include <inttypes.h>                // PRIu64, PRId64
@@ -14,6 +15,7 @@ const char *token_format_name(enum token_format format) {
     switch (format) {
     case TOKENS_LLMC: return "llm.c shards";
     case TOKENS_MEGATRON: return "Megatron .bin/.idx";
+    case TOKENS_FINETUNE: return "finetuning shards";
     }
     return "";
 }
@@ -78,6 +80,7 @@ const char *llmc_shard_parse(struct token_file *file, const unsigned char *data,
                             version, expected, magic);
 
     file->format = TOKENS_LLMC;
+    file->row_tokens = 0;
     file->type = magic == LLMC_MAGIC_U16 ? TOKEN_U16 : TOKEN_U32;
     file->first_byte = LLMC_HEADER_BYTES;
     file->tokens = load_u32(data + 8);
@@ -197,13 +200,14 @@ const char *megatron_index_parse(struct token_file *file, const unsigned char *i
         return error_format(error, "%s: holds no tokens; leave it out or make the dataset again", name);
 
     file->format = TOKENS_MEGATRON;
+    file->row_tokens = 0;
     file->type = type;
     file->first_byte = 0;
     file->tokens = bin_bytes / token_type_bytes(type);
     return NULL;
 }
 
-static const char *llmc_shard_open(struct token_file *file, const char *path, struct error_text *error) {
+static const char *shard_open(struct token_file *file, const char *path, struct error_text *error) {
     unsigned char header[LLMC_HEADER_BYTES];
     int fd;
     uint64_t file_bytes;
@@ -213,7 +217,9 @@ static const char *llmc_shard_open(struct token_file *file, const char *path, st
     const uint64_t header_bytes = file_bytes < sizeof header ? file_bytes : sizeof header;
     problem = read_exactly(fd, header, header_bytes, 0, path, error);
     if (!problem)
-        problem = llmc_shard_parse(file, header, header_bytes, file_bytes, path, error);
+        problem = finetune_shard_is(header, header_bytes)
+                      ? finetune_shard_parse(file, header, header_bytes, file_bytes, path, error)
+                      : llmc_shard_parse(file, header, header_bytes, file_bytes, path, error);
     close(fd);
     return problem;
 }
@@ -318,7 +324,7 @@ char *path_with_ending(const char *path, const char *ending, const char *replace
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error) {
     char *index_path = path_with_ending(path, ".bin", ".idx");
     const char *problem = index_path && access(index_path, F_OK) == 0 ? megatron_open(file, path, index_path, error)
-                                                                      : llmc_shard_open(file, path, error);
+                                                                      : shard_open(file, path, error);
     free(index_path);
     if (problem)
         return problem;

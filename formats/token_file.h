@@ -1,4 +1,5 @@
-// Files of tokens, llm.c's shards and Megatron-LM's datasets: their layout, and reading a range of tokens.
+// Files of tokens: llm.c's shards, Megatron-LM's datasets, and shards to finetune on (formats/finetune_shard.h): their
+// layout, and reading a range of tokens.
 //
 // Functions that return const char * return NULL, or what is wrong, in `error`, beginning with the file's name. Offsets
 // are 64 bits everywhere, since shards may exceed 2 GiB.
@@ -9,7 +10,7 @@
 
 #define TOKEN_FILES_EXPECTED "token shards: name them, as in 'FOLDER/*.bin'"
 
-enum token_format { TOKENS_LLMC, TOKENS_MEGATRON };
+enum token_format { TOKENS_LLMC, TOKENS_MEGATRON, TOKENS_FINETUNE };
 enum token_type { TOKEN_U8, TOKEN_I8, TOKEN_I16, TOKEN_U16, TOKEN_I32, TOKEN_U32, TOKEN_I64 };
 enum { LLMC_HEADER_BYTES = 1024 };
 
@@ -19,6 +20,8 @@ struct token_file {
     enum token_type type;
     uint64_t first_byte; // where the tokens begin
     uint64_t tokens;
+    int row_tokens;                 // tokens of a sample; 0: any number
+    uint64_t loss_byte, start_byte; // TOKENS_FINETUNE: where the bits begin
     uint64_t *documents; // (num_documents) the token at which each document begins, rising; NULL: not read; owned
     uint64_t num_documents;
 };
@@ -29,7 +32,7 @@ const char *token_type_name(enum token_type type);
 uint64_t token_type_bytes(enum token_type type);
 
 // Finds the format and layout of the file at `path`: Megatron's .bin where its .idx is beside it, otherwise a shard of
-// llm.c. Nothing stays open; token_file_close frees what the file owns.
+// llm.c or one to finetune on. Nothing stays open; token_file_close frees what the file owns.
 const char *token_file_open(struct token_file *file, const char *path, struct error_text *error);
 void token_file_close(struct token_file *file);
 // Reads where the documents of a Megatron dataset begin, 8 bytes of memory each; without an .idx a file has none.

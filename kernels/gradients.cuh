@@ -14,19 +14,20 @@
 struct gradient_check {
     double grad_norm;
     float grad_scale; // clipping, and the mean over the targets that count
-    int32_t finite;   // 1 where every loss and the norm are
+    int32_t finite;   // 1 where every loss and the norm are, and a target counted: there is an update
 };
 
 // The gradients are those of the sum of losses over `targets`, of which `counted` counted: of the mean loss they are
 // targets / counted times as large. grad_norm is the norm of those; they are scaled down to norm `clip` (0: never) as
-// torch.nn.utils.clip_grad_norm_ does, where 1e-6 keeps a zero norm from dividing.
+// torch.nn.utils.clip_grad_norm_ does, where 1e-6 keeps a zero norm from dividing. Where none counted there is no mean,
+// and no update.
 HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targets, double counted, double clip) {
     struct gradient_check check;
     const double mean = counted == targets ? 1 : counted > 0 ? targets / counted : 0;
     check.grad_norm = sqrt(squares) * mean;
     const double scale = clip > 0 ? clip / (check.grad_norm + 1e-6) : 1;
     check.grad_scale = (float)(mean * (scale < 1 ? scale : 1));
-    check.finite = isfinite(check.grad_norm) ? 1 : 0;
+    check.finite = isfinite(check.grad_norm) && counted > 0 ? 1 : 0;
     return check;
 }
 

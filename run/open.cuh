@@ -120,8 +120,15 @@ static void plan_model(struct run *r, struct config *own) {
 // How documents are told apart in a loader's files. delimiter: the end-of-text token; -1: none is known.
 static struct document_rule document_rule_of(const struct config *c, const struct dataloader *loader, int delimiter) {
     struct document_rule rule = {BOUNDARY_NONE, c->eod_token >= 0 ? c->eod_token : delimiter, c->eod_mask_loss};
+    switch (dataloader_files_format(loader)) {
+    case TOKENS_FINETUNE: rule.boundary = BOUNDARY_BITS; return rule;
+    case TOKENS_LLMC:
+    case TOKENS_MEGATRON: break;
+    }
     switch (c->document_delimiter) {
-    case DELIMITER_AUTO: rule.boundary = dataloader_has_index(loader) ? BOUNDARY_INDEX : BOUNDARY_FIRST; break;
+    case DELIMITER_AUTO:
+        rule.boundary = dataloader_files_format(loader) == TOKENS_MEGATRON ? BOUNDARY_INDEX : BOUNDARY_FIRST;
+        break;
     case DELIMITER_FIRST: rule.boundary = BOUNDARY_FIRST; break;
     case DELIMITER_LAST: rule.boundary = BOUNDARY_LAST; break;
     }
@@ -137,17 +144,26 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
 }
-// Separates the documents of the opened data, where options ask for it. The vocabulary is open.
+static bool has_rows(const struct dataloader *loader) {
+    return loader && dataloader_files_format(loader) == TOKENS_FINETUNE;
+}
+// Separates the documents of the opened data, where options or the data ask for it. Beside finetuning shards, data whose
+// documents nothing tells apart count as one document a sample. The vocabulary is open.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};
-    if (!separates_documents(c))
+    if (has_rows(r->val) && r->train && !has_rows(r->train) && !c->reset_attention_mask)
+        fail("--val-data has examples packed into rows, which must not see each other, and --train-data has not; add "
+             "--separate-documents");
+    if (!separates_documents(c) && !has_rows(r->train) && !has_rows(r->val))
         return;
     // Ranks must not tell documents apart differently, and the tokenizer may be beside the data of one alone.
     const int delimiter =
         parallel_largest(r->parallel, r->vocabulary.end_of_text, "agreement on the end-of-text token");
+    const bool may_be_one = has_rows(r->train) && delimiter < 0 && c->eod_token < 0 && !c->eod_mask_loss;
     for (int i = 0; i < 2; i++)
-        if (loaders[i])
+        if (loaders[i] && (separates_documents(c) || has_rows(loaders[i])) &&
+            !(may_be_one && dataloader_files_format(loaders[i]) == TOKENS_LLMC))
             dataloader_separate_documents(loaders[i], document_rule_of(c, loaders[i], delimiter));
     r->document_starts =
         (int32_t *)calloc((size_t)c->micro_batch_size * (size_t)c->seq_length, sizeof *r->document_starts);

@@ -3,6 +3,7 @@
 #pragma once
 #include "config.h"                    // struct config
 #include "config_fp8.h"                // config_drop_unused_fp8
+#include "dataloader.h"                // paths_find
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
@@ -310,6 +311,33 @@ static void start_from_model(struct config *config) {
     }
 }
 
+// Takes over what finetuning shards ask for, where the run's data are such: the length of their rows, and that examples
+// packed into a row neither see each other nor share positions.
+static void start_take_rows(struct config *config) {
+    const char *const patterns = config_trains(config) ? config->train_data : config->val_data;
+    struct token_file file;
+    struct error_text error;
+    int count;
+    if (!*patterns || *config->generate)
+        return;
+    char **paths = paths_find(patterns, config_trains(config) ? "--train-data" : "--val-data", &count);
+    const bool opened = token_file_open(&file, paths[0], &error) == NULL; // else the data loader says what is wrong
+    const bool rows = opened && file.row_tokens > 0;
+    if (rows && !config_given(config, seq_length)) {
+        config->seq_length = file.row_tokens;
+        config_given(config, seq_length) = true;
+    }
+    if (rows && !config_given(config, reset_attention_mask))
+        start_set(config, CONFIG_ROW(reset_attention_mask), "true");
+    if (rows && !config_given(config, reset_position_ids))
+        start_set(config, CONFIG_ROW(reset_position_ids), "true");
+    if (opened)
+        token_file_close(&file);
+    for (int i = 0; i < count; i++)
+        free(paths[i]);
+    free(paths);
+}
+
 // Finds the checkpoint or the model that the run starts from, if any, and sets its options.
 static void start_find(struct config *config) {
     enum architecture architecture;
@@ -322,6 +350,7 @@ static void start_find(struct config *config) {
         fail("--resume goes on with training; --eval-only and --generate take a checkpoint by --init-from");
     if (resumes)
         start_resume(config);
+    start_take_rows(config);
     if (!*config->checkpoint && *config->init_from)
         start_from_model(config);
     if (!resumes && config_trains(config) && !config->plan && config->rank == 0)

@@ -53,6 +53,12 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
     fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, r->skipped, allowed);
 }
 
+// Reports a step that updated nothing, since no target of its batch counts.
+static void report_no_targets(struct run *r, int step) {
+    r->skipped++;
+    log_event(&r->log, "step %d: no token of its batch has loss; nothing was updated", step + 1);
+}
+
 // Peak bytes of the device's memory. A GPU's driver takes longer to answer than the host to enqueue many kernels, so it
 // is asked in the first steps, which load kernels and record graphs, and then seldom.
 static int64_t peak_bytes(struct run *r, int step) {
@@ -72,9 +78,9 @@ static void measure_utilisation(struct run *r, struct log_step *entry, double to
 }
 
 // *mean = the mean loss of a step over the targets that count, from all ranks' `reports`: summed over the micro-batches
-// in the data's order, so that its bits don't depend on the number of ranks. Returns the first micro-batch whose loss
-// is a NaN or Inf, *nonfinite; -1: none.
-static int mean_loss(const struct run *r, const double *reports, double *mean, double *nonfinite) {
+// in the data's order, so that its bits don't depend on the number of ranks. *targets: how many counted. Returns the
+// first micro-batch whose loss is a NaN or Inf, *nonfinite; -1: none.
+static int mean_loss(const struct run *r, const double *reports, double *mean, int64_t *targets, double *nonfinite) {
     const int ranks = r->config->ranks, micro_batches = r->model->micro_steps * ranks, width = report_width(r->model);
     int first = -1;
     struct loss_sum sum = {0, 0};
@@ -88,6 +94,7 @@ static int mean_loss(const struct run *r, const double *reports, double *mean, d
         }
     }
     *mean = loss_mean(sum);
+    *targets = (int64_t)sum.count;
     return first;
 }
 
@@ -117,6 +124,7 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     entry->step = step + 1;
     entry->tokens =
         ((int64_t)r->samples_before + (int64_t)(r->finished - r->first_step) * c->global_batch_size) * c->seq_length;
+    entry->all_targets = (int64_t)c->global_batch_size * c->seq_length;
     entry->lr = r->lr[slot];
     entry->grad_norm = results.check.grad_norm;
     entry->step_ms = 1e3 * seconds;
@@ -128,11 +136,13 @@ static bool finish_step(struct run *r, struct log_step *entry) {
     measure_collectives(r, entry, slot);
     measure_fp8(r, entry, reports);
     double loss = 0;
-    const int micro_batch = mean_loss(r, reports, &entry->loss, &loss);
+    const int micro_batch = mean_loss(r, reports, &entry->loss, &entry->targets, &loss);
     if (micro_batch >= 0)
         report_nonfinite(r, step, "loss", loss,
                          r->first_sample[slot] + (uint64_t)micro_batch * (uint64_t)c->micro_batch_size,
                          c->micro_batch_size);
+    else if (entry->targets == 0)
+        report_no_targets(r, step);
     else if (!results.check.finite) {
         char tensor[FP8_TENSOR_TEXT];
         double value = entry->grad_norm;

@@ -188,7 +188,7 @@ static struct dataloader *documents_open(const struct rule_case *k, bool shuffle
                                          int ahead) {
     struct dataloader *loader = dataloader_open(in_folder(k->megatron ? "index_*.bin" : "shard_*.bin"), T, 5, shuffle,
                                                 VOCAB, rank, ranks, B, ahead, "--train-data");
-    assert_int_equal(dataloader_has_index(loader), k->megatron);
+    assert_int_equal(dataloader_files_format(loader), k->megatron ? TOKENS_MEGATRON : TOKENS_LLMC);
     dataloader_separate_documents(loader, k->rule);
     return loader;
 }

@@ -22,8 +22,10 @@ struct log_fp8 {
 
 // The numbers of a step. An unknown rate is NAN, which is null in log.jsonl and left out of the progress line.
 struct log_step {
-    int64_t step;   // finished steps: 1 for the first
-    int64_t tokens; // tokens trained on since the run's start, including this step
+    int64_t step;    // finished steps: 1 for the first
+    int64_t tokens;  // tokens trained on since the run's start, including this step
+    int64_t targets; // of this step, over all ranks: those that count; in log.jsonl where they are not all
+    int64_t all_targets;
     double loss, lr, grad_norm;
     double step_ms, tokens_per_second;
     double mfu;      // model FLOPs over the device's peak, 0 to 1: attention below the diagonal only, no recomputation
