@@ -1,6 +1,21 @@
-// A file of tokens in llm.c's format: its header, then every token against a vocabulary.
-#include "formats/token_file.h" // under test
-#include "test/fuzz/fuzz.h"     // fuzz_require
+// A file of tokens in llm.c's format, or of those to finetune on: its header, then every token against a vocabulary.
+#include "formats/finetune_shard.h" // under test
+#include "formats/token_file.h"     // under test
+#include "test/fuzz/fuzz.h"         // fuzz_require
+
+// Of a header that was accepted: everything that it promises is within the file.
+static const char *fuzz_parse_rows(const unsigned char *header, size_t header_bytes, size_t bytes,
+                                   struct error_text *error) {
+    struct token_file file;
+    const char *problem = finetune_shard_parse(&file, header, header_bytes, bytes, "shard", error);
+    if (problem)
+        return problem;
+    const uint64_t bits = (file.tokens + 7) / 8;
+    fuzz_require(file.row_tokens > 0 && file.tokens % (uint64_t)file.row_tokens == 1 % (uint64_t)file.row_tokens);
+    fuzz_require(file.first_byte + file.tokens * token_type_bytes(file.type) <= file.loss_byte);
+    fuzz_require(file.loss_byte + bits <= file.start_byte && file.start_byte + bits <= bytes);
+    return NULL;
+}
 
 static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct error_text *error) {
     enum { VOCAB_SIZE = 50257 };
@@ -9,6 +24,11 @@ static const char *fuzz_parse(const unsigned char *data, size_t bytes, struct er
     unsigned char *header = (unsigned char *)malloc(header_bytes + 1);
     fuzz_require(header);
     memcpy(header, data, header_bytes);
+    if (finetune_shard_is(header, header_bytes)) {
+        const char *problem = fuzz_parse_rows(header, header_bytes, bytes, error);
+        free(header);
+        return problem;
+    }
     const char *problem = llmc_shard_parse(&file, header, header_bytes, bytes, "shard", error);
     free(header);
     if (problem)

@@ -39,6 +39,25 @@ def shard():
     yield "tokens_less", changed(good, 8, u32(2)), "expected 1028 for the 2"
     yield "width", changed(good, 0, u32(20240801, 7)), "expected 1036 for the 3 uint32"
 
+    def rows(T, width, number, learned):
+        header = u32(20261123, 1, T, width) + i64(number, learned, number) + u32(256)
+        tokens = bytes((number * T + 1) * width)
+        bits = bytes((number * T + 8) // 8)
+        return b"".join(part + bytes(-len(part) % 8) for part in (header + bytes(1024 - len(header)), tokens, bits, bits))
+
+    good = rows(5, 2, 3, 4)
+    yield "rows_good_u16", good, "accepted"
+    yield "rows_good_u32", rows(7, 4, 1, 1), "accepted"
+    yield "rows_header_cut", good[:1000], "expected a header of 1024 bytes"
+    yield "rows_version", changed(good, 4, u32(2)), "finetuning shard of version 2; expected 1"
+    yield "rows_length_none", changed(good, 8, u32(0)), "rows of 0 tokens"
+    yield "rows_width", changed(good, 12, u32(3)), "tokens of 3 bytes; expected 2 or 4"
+    yield "rows_none", changed(good, 16, i64(0)), "promises 0 rows"
+    yield "rows_many", changed(good, 16, i64(1 << 62)), "promises 4611686018427387904 rows"
+    yield "rows_more", changed(good, 16, i64(4)), "for the 4 rows of 5 tokens"
+    yield "rows_learned_none", changed(good, 24, i64(0)), "promises 0 tokens with loss of 16"
+    yield "rows_learned_all", changed(good, 24, i64(16)), "promises 16 tokens with loss of 16"
+
 
 def megatron_index():
     def make(dtype, lengths, documents, modes=b"", pointers=None):

@@ -1,0 +1,160 @@
+"""Shards to finetune on as a run meets them: the loss is the mean over the learned tokens of the whole batch, however it is split;
+examples packed into a row do not see each other; what is damaged is refused. Python's standard library alone."""
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+import unittest
+
+from finetune_shard import write_rows
+from test_cli import Case, run, write_shard
+
+V, T, ROWS = 61, 24, 12
+MODEL = ["--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 2, "--vocab-size", V, "--threads", 1, "--precision", "fp32",
+         "--init-method-std", "0.2", "--lr", "1e-2", "--val-steps", 1]  # fmt: skip
+MPIRUN = shutil.which("mpirun")
+TOLERANCE = 1e-6  # sums in another order, 2^-24 each
+
+
+def example(generator, prompt, answer):
+    return [(generator.randrange(1, V), i >= prompt) for i in range(prompt + answer)]
+
+
+def make_rows(seed):
+    """From one learned token in a row to nearly all, so that a mean of means is another number."""
+    generator = random.Random(seed)
+    rows = []
+    for i in range(ROWS):
+        rows.append([example(generator, 8, 1)] if i % 3 == 0
+                    else [example(generator, 3, 5), example(generator, 2, 10)] if i % 3 == 1 else [example(generator, 1, 23)])
+    return rows
+
+
+class FinetuneData(Case):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.rows = make_rows(1)
+        cls.shard = cls.path + "/rows.bin"
+        write_rows(cls.shard, cls.rows, T)
+
+    def train(self, name, *arguments, data=None, ranks=1, expect=0):
+        out = os.path.join(self.path, name)
+        command = [*MODEL, "--train-data", data or self.shard, "--out", out, "--train-steps", 3, "--global-batch-size", ROWS,
+                   "--val-every", 0, "--checkpoint-every", 0, *arguments]  # fmt: skip
+        if ranks > 1:
+            program = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), os.environ.get("TRAIN_GPT", "build/train_gpt")]
+            result = subprocess.run([*program, *map(str, command)], capture_output=True, text=True, timeout=120,
+                                    env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+        else:
+            result = run(*command)
+        self.assertEqual(result.returncode, expect, result.stderr)
+        if expect:
+            return result.stderr
+        with open(out + "/log.jsonl") as f:
+            return [json.loads(line) for line in f]
+
+    def evaluate(self, name, rows, **keywords):
+        """(mean loss, targets) of the trained model of run `model`."""
+        path = os.path.join(self.path, name + ".bin")
+        write_rows(path, rows, T, **keywords)
+        result = run("--init-from", self.model, "--eval-only", "--val-data", path, "--micro-batch-size", len(rows), "--val-steps", 1,
+                     "--threads", 1, "--precision", "fp32")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        loss, targets = re.search(r"validation loss ([0-9.]+), .* over (\d+) tokens", result.stdout).groups()
+        return float(loss), int(targets)
+
+    def test_the_mean_is_over_the_learned_tokens_of_the_whole_batch(self):
+        whole = self.train("whole", "--micro-batch-size", ROWS)
+        learned = sum(sum(learned for _, learned in document[1:]) for row in self.rows for document in row)
+        self.assertEqual([line["targets"] for line in whole], [learned] * 3)
+        splits = [(6, 1), (1, 1)] + ([(3, 2), (1, 2), (1, 4)] if MPIRUN else [])
+        for batch, ranks in splits:
+            stage = ["--zero-stage", 2] if (batch, ranks) == (1, 2) else []
+            split = self.train("split-%d-%d" % (batch, ranks), "--micro-batch-size", batch, *stage, ranks=ranks)
+            for a, b in zip(whole, split):
+                self.assertEqual(a["targets"], b["targets"])
+                for what in ("loss", "grad_norm"):
+                    self.assertAlmostEqual(a[what] / b[what], 1, delta=TOLERANCE, msg="%s, %d x %d" % (what, ranks, batch))
+
+    def make_model(self):
+        self.model = self.path + "/model/checkpoints/step_00000003"
+        if not os.path.exists(self.model):
+            self.train("model", "--micro-batch-size", ROWS, "--checkpoint-every", 3)
+
+    def test_examples_are_alone(self):
+        """The loss of all rows is made of the losses of single examples, each in a row of its own."""
+        self.make_model()
+        loss, targets = self.evaluate("all", self.rows)
+        total, count = 0, 0
+        for i, document in enumerate(document for row in self.rows for document in row):
+            alone, number = self.evaluate("alone", [[document]])
+            total, count = total + alone * number, count + number
+        self.assertEqual(targets, count)
+        self.assertAlmostEqual(loss / (total / count), 1, delta=TOLERANCE)
+        means = [self.evaluate("row", [row])[0] for row in self.rows]
+        self.assertGreater(abs(sum(means) / len(means) - loss), 1e-3)  # a mean of means would be seen
+
+    def test_what_does_not_count_changes_no_bit(self):
+        self.make_model()
+        loss = self.evaluate("plain", self.rows[:4])
+        self.assertEqual(self.evaluate("last", self.rows[:4], last=7), loss)
+        padded = [row + [[(9, False)] * (T - sum(map(len, row)))] if sum(map(len, row)) < T else row for row in self.rows[:4]]
+        self.assertEqual(self.evaluate("padded", padded), loss)
+        # the other documents of a row
+        other = [[row[0], [(3, False)] * len(row[1])] if len(row) > 1 else row for row in self.rows[1:2]]
+        first = [[row[0]] for row in self.rows[1:2]]
+        self.assertEqual(self.evaluate("other", other), self.evaluate("first", first))
+
+    def test_a_batch_without_loss_updates_nothing(self):
+        rows = [[[(5, False)] * T] for _ in range(ROWS)] + [[example(random.Random(2), 2, 20)]] * ROWS
+        path = self.path + "/without.bin"
+        write_rows(path, rows, T)
+        out = self.path + "/without"
+        result = run(*MODEL, "--train-data", path, "--out", out, "--train-steps", 12, "--micro-batch-size", 1, "--val-every", 0,
+                     "--checkpoint-every", 0)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        with open(out + "/log.jsonl") as f:
+            lines = [json.loads(line) for line in f]
+        without = [line["step"] for line in lines if line.get("targets") == 0]
+        self.assertTrue(0 < len(without) < 12)
+        for step in without:
+            self.assertIn("step %d: no token of its batch has loss; nothing was updated" % step, result.stdout)
+
+    def test_the_length_of_a_row_is_the_sequence_length(self):
+        out = self.path + "/length"
+        result = run(*MODEL, "--train-data", self.shard, "--out", out, "--train-steps", 1, "--val-every", 0)
+        self.assertIn("a token sees its own document alone", result.stdout)
+        with open(out + "/config.json") as f:
+            config = json.load(f)
+        self.assertEqual((config["seq_length"], config["reset_attention_mask"], config["reset_position_ids"]), (T, True, True))
+        self.assertIn("rows of %d tokens; expected --seq-length 20" % T, self.train("short", "--seq-length", 20, expect=2))
+
+    def test_ordinary_shards_beside_them(self):
+        """Validation data without an end-of-text token are one document a sample, and lose nothing."""
+        plain = self.path + "/plain_val.bin"
+        write_shard(plain, [random.Random(3).randrange(V) for _ in range(4 * T + 1)])
+        self.train("beside", "--val-data", plain, "--val-every", 3, "--micro-batch-size", 4)
+        result = run(*MODEL, "--train-data", plain, "--val-data", self.shard, "--val-every", 1, "--seq-length", T, "--out", self.path + "/x")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("add --separate-documents", result.stderr)
+        both = self.path + "/rows*.bin," + plain
+        self.assertIn("mixed formats", self.train("mixed", "--seq-length", T, data=both, expect=2))
+
+    def test_damaged(self):
+        path = self.path + "/damaged.bin"
+        write_rows(path, [[[(3, False), (4, True)]]] * ROWS, T)
+        with open(path, "r+b") as f:  # the first token of each row begins a document, and is learned
+            f.seek(1024 + (ROWS * T + 1) * 2 + -((ROWS * T + 1) * 2) % 8)
+            f.write(b"\xff" * 36)
+        message = self.train("damaged", data=path, expect=2)
+        self.assertIn("begins a document and has loss", message)
+        write_rows(path, [[[(V + 3, False), (4, True)]]] * ROWS, T)
+        self.assertIn("outside the vocabulary", self.train("large", data=path, expect=2))
+
+
+if __name__ == "__main__":
+    unittest.main()
