@@ -136,8 +136,8 @@ class Tokens(unittest.TestCase):
         self.assertEqual(self.spans({"text": "one two"})[0], " two<|endoftext|>")
 
     def test_cut(self):
-        example, texts, _ = self.read({"messages": messages("a", "one two three", system="s")}, length=15)
-        self.assertEqual((len(texts), example.cut), (15, 5))
+        example, texts, _ = self.read({"messages": messages("a", "one two three", system="s")}, length=16)
+        self.assertEqual((len(texts), example.cut), (16, 4))
         self.assertEqual([text for text, learns in zip(texts, example.learned) if learns], ["one"])
 
     def test_refused(self):
