@@ -608,13 +608,12 @@ static void strided_free(struct strided *x) {
     naive_free(&x->naive);
 }
 
-// out is added to in any case.
 static void strided_run(struct strided *x, bool add, struct device *dev) {
     const struct shape s = x->strides.shape;
     const int64_t ld_in = x->strides.ld_in, ld_out = x->strides.ld_out;
     const size_t bytes = matmul_strided_workspace_bytes(ld_in, ld_out, s.M, s.N, s.K, dev);
     void *workspace = guarded(bytes, NAN_BYTE);
-    matmul_forward_add(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K, workspace, dev);
+    matmul_forward_strided(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K, add, workspace, dev);
     spoil(workspace, bytes, dev);
     matmul_backward_input_strided(x->din.data, ld_in, x->dout.data, ld_out, x->weight, s.M, s.N, s.K, add, workspace,
                                   dev);
@@ -632,7 +631,7 @@ static bool strided_refused(const struct strided *x, bool add, struct device *de
     const struct shape s = x->strides.shape;
     const int64_t ld_in = x->strides.ld_in, ld_out = x->strides.ld_out;
     const struct gemm gemms[] = {
-        gemm_forward_add(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K),
+        gemm_forward_strided(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K, add),
         gemm_backward_input(x->din.data, ld_in, x->dout.data, ld_out, x->weight, s.M, s.N, s.K, add),
         gemm_backward_weight(x->dweight, x->dout.data, ld_out, x->in.data, ld_in, s.M, s.N, s.K, add)};
     char text[512];
@@ -655,7 +654,7 @@ static void strided_check(const struct strided *x, bool add) {
     for (int i = 0; i < 4; i++)
         part_check_gaps(parts[i]);
     assert_guards(x->dweight, (size_t)s.N * s.K * sizeof *x->dweight, NAN_BYTE);
-    part_check_values(&x->out, x->naive.out, true, s.K);
+    part_check_values(&x->out, x->naive.out, add, s.K);
     part_check_values(&x->din, x->naive.din, add, s.N);
     double *dweight = floats_to_doubles(x->dweight, (int64_t)s.N * s.K), *expected = test_doubles((int64_t)s.N * s.K);
     for (int i = 0; i < s.N * s.K; i++)
