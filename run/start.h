@@ -318,7 +318,7 @@ static void start_take_rows(struct config *config) {
     struct token_file file;
     struct error_text error;
     int count;
-    if (!*patterns || *config->generate)
+    if (!*patterns || config_generates(config))
         return;
     char **paths = paths_find(patterns, config_trains(config) ? "--train-data" : "--val-data", &count);
     const bool opened = token_file_open(&file, paths[0], &error) == NULL; // else the data loader says what is wrong
@@ -347,7 +347,7 @@ static void start_find(struct config *config) {
              config->checkpoint_architecture);
     const bool resumes = strcmp(config->resume, "none") != 0;
     if (resumes && !config_trains(config))
-        fail("--resume goes on with training; --eval-only and --generate take a checkpoint by --init-from");
+        fail("--resume goes on with training; --%s takes a checkpoint by --init-from", config_other_run(config));
     if (resumes)
         start_resume(config);
     start_take_rows(config);
