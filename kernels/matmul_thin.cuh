@@ -14,11 +14,12 @@
 #include <omp.h>                      // omp_get_thread_num
 
 enum { THIN_MOST = 64 }; // columns, or depth, up to which a product is thin
-// Blocks of THIN_ROWS or THIN_LINES by THIN_COLUMNS sums stay in registers: 32 vectors, or 16 of x86 without AVX-512.
+// Sums of THIN_ROWS by LANES, or of half the rows or THIN_LINES by THIN_COLUMNS, stay in registers: these are 32
+// vectors, or 16 on x86 without AVX-512.
 #if defined(__AVX512F__) || !defined(__SSE2__)
-enum { THIN_ROWS = 12, THIN_LINES = 8 };
+enum { THIN_ROWS = 16, THIN_LINES = 8 };
 #else
-enum { THIN_ROWS = 6, THIN_LINES = 4 };
+enum { THIN_ROWS = 8, THIN_LINES = 4 };
 #endif
 enum {
     THIN_COLUMNS = 2 * LANES,
@@ -27,7 +28,7 @@ enum {
     THIN_STEPS = THIN_TOKENS / XVEC_PARTS,
 };
 #define THIN_ALIGN __attribute__((aligned(64)))
-#define EACH(i, n) _Pragma("GCC unroll 12") for (int i = 0; i < n; i++)
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < n; i++)
 
 // Whether gemm_thin computes this gemm.
 static inline bool gemm_is_thin(const struct gemm *g) {
@@ -78,13 +79,13 @@ ALWAYS_INLINE void thin_join_tile(word *out, const floatX *row, const floatX *ne
 static inline int64_t thin_words(int64_t depth) { return (depth + XVEC_PARTS - 1) / XVEC_PARTS; }
 static inline int64_t thin_width(int64_t cols) { return gemm_round_up(cols, LANES); }
 
-// The words of elements [k, depth) of a row, THIN_WORDS at most, with zeros behind them.
+// The words of elements [k, depth) of a row, THIN_WORDS at most; of a pair without a second one, that is 0.
 static inline void thin_copy_row(word out[THIN_WORDS], const floatX *row, int64_t k, int64_t depth) {
     if (depth - k >= THIN_WORDS * XVEC_PARTS) {
         memcpy(out, row + k, THIN_WORDS * sizeof *out);
         return;
     }
-    memset(out, 0, THIN_WORDS * sizeof *out);
+    out[(depth - k - 1) / XVEC_PARTS] = 0;
     memcpy(out, row + k, (size_t)(depth - k) * sizeof *row);
 }
 
@@ -109,84 +110,99 @@ static void thin_pack(word *packed, const struct gemm *g, int64_t from, int64_t 
     }
 }
 
-// A group of rows of A, some words of their depth.
+// A group of THIN_ROWS rows of A, some words of their depth.
 struct thin_rows {
     const struct gemm *g;
     const word *packed;
     int64_t row;
+    int count;     // rows that there are; the others are copies of the last one, and not written
     int64_t first; // of the words
-    bool last;     // whether the depth ends here
+    int words;     // THIN_WORDS, or less where the depth ends
     THIN_ALIGN word a[THIN_ROWS][THIN_WORDS];
     THIN_ALIGN float sums[THIN_ROWS][THIN_MOST]; // where the depth does not end: (rows, columns)
 };
 
-// A block of out: `rows` rows, `vecs` vectors of columns from j on.
-ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int64_t j) {
-    const struct gemm *g = x->g;
-    const int64_t width = thin_width(g->cols);
-    const int words = (int)gemm_min(THIN_WORDS, thin_words(g->depth) - x->first);
+// Rows [i0, i0 + rows) of a block of out, the first `left` columns from j on, = sums, or += them.
+ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_rows *x, int i0, int64_t j,
+                              vec sums[THIN_ROWS][2], const int left) {
+    const int64_t ld = x->g->ld_out;
+    floatX *out = x->g->out + (x->row + i0) * ld + j;
+    EACH(i, rows) {
+        if (i0 + i >= x->count)
+            return;
+        if (x->g->add) {
+            EACH(v, vecs) { sums[i][v] += row_vec_load(out + i * ld, v * LANES, left); }
+        }
+        EACH(v, vecs) { row_vec_store(out + i * ld, sums[i][v], v * LANES, left); }
+    }
+}
+// The same, computed: over the depth of x.
+ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j) {
+    const int64_t cols = x->g->cols, width = thin_width(cols);
     const word *packed = x->packed + x->first * width + j;
+    const bool last = x->first + x->words == thin_words(x->g->depth);
     vec sums[THIN_ROWS][2];
-    EACH(i, rows) EACH(v, vecs) { sums[i][v] = x->first ? vec_load(x->sums[i] + j + v * LANES) : vec_set(0); }
-    for (int s = 0; s < words; s++, packed += width) {
+    EACH(i, rows) EACH(v, vecs) { sums[i][v] = x->first ? vec_load(x->sums[i0 + i] + j + v * LANES) : vec_set(0); }
+    for (int s = 0; s < x->words; s++, packed += width) {
         xvec w[2];
         EACH(v, vecs) { w[v] = thin_load(packed + v * LANES); }
         EACH(i, rows) {
-            const xvec a = thin_set(&x->a[i][s]);
+            const xvec a = thin_set(&x->a[i0 + i][s]);
             EACH(v, vecs) { sums[i][v] = xvec_dot(sums[i][v], a, w[v]); }
         }
     }
-    if (!x->last) {
-        EACH(i, rows) EACH(v, vecs) { vec_store(x->sums[i] + j + v * LANES, sums[i][v]); }
-        return;
-    }
-    const int left = (int)(g->cols - j); // from j on
-    floatX *out = g->out + x->row * g->ld_out + j;
-    EACH(i, rows) EACH(v, vecs) {
-        if (g->add)
-            sums[i][v] += row_vec_load(out + i * g->ld_out, v * LANES, left);
-        row_vec_store(out + i * g->ld_out, sums[i][v], v * LANES, left);
+    if (!last) {
+        EACH(i, rows) EACH(v, vecs) { vec_store(x->sums[i0 + i] + j + v * LANES, sums[i][v]); }
+    } else if (cols - j >= vecs * LANES)
+        thin_write(rows, vecs, x, i0, j, sums, vecs * LANES);
+    else
+        thin_write(rows, vecs, x, i0, j, sums, (int)(cols - j));
+}
+// All columns, over the depth of x. THIN_ROWS chains of sums hide their latency.
+static void thin_columns(struct thin_rows *x) {
+    const struct gemm *g = x->g;
+    const bool more = x->row + 2 * THIN_ROWS <= g->rows; // rows to prefetch
+    for (int64_t j = 0; j < g->cols; j += THIN_COLUMNS) {
+        for (int i = 0; i < THIN_ROWS && g->add && more; i++)
+            __builtin_prefetch(g->out + (x->row + THIN_ROWS + i) * g->ld_out + j, 1);
+        if (g->cols - j > LANES) {
+            thin_block(THIN_ROWS / 2, 2, x, 0, j);
+            thin_block(THIN_ROWS / 2, 2, x, THIN_ROWS / 2, j);
+        } else
+            thin_block(THIN_ROWS, 1, x, 0, j);
     }
 }
-ALWAYS_INLINE void thin_rows_run(const int rows, const struct gemm *g, const word *packed, int64_t row) {
+static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row) {
+    const int64_t words = thin_words(g->depth), ld = g->a.ld;
+    const bool more = row + 2 * THIN_ROWS <= g->rows;
     struct thin_rows x;
     x.g = g;
     x.packed = packed;
     x.row = row;
-    const int next = (int)gemm_max(0, gemm_min(rows, g->rows - row - rows)); // rows to prefetch
-    for (x.first = 0; x.first < thin_words(g->depth); x.first += THIN_WORDS) {
-        x.last = x.first + THIN_WORDS >= thin_words(g->depth);
-        for (int i = 0; i < rows; i++)
-            thin_copy_row(x.a[i], g->a.data + (row + i) * g->a.ld, x.first * XVEC_PARTS, g->depth);
-        for (int i = 0; i < next; i++)
-            for (int line = 0; line < THIN_WORDS; line += 16)
-                __builtin_prefetch(g->a.data + (row + rows + i) * g->a.ld + (x.first + line) * XVEC_PARTS);
-        for (int64_t j = 0; j < g->cols; j += THIN_COLUMNS) {
-            for (int i = 0; i < next && g->add; i++)
-                __builtin_prefetch(g->out + (row + rows + i) * g->ld_out + j, 1);
-            if (g->cols - j > LANES)
-                thin_block(rows, 2, &x, j);
-            else
-                thin_block(rows, 1, &x, j);
+    x.count = (int)gemm_min(THIN_ROWS, g->rows - row);
+    for (x.first = 0; x.first < words; x.first += THIN_WORDS) {
+        x.words = (int)gemm_min(THIN_WORDS, words - x.first);
+        for (int i = 0; i < THIN_ROWS; i++) {
+            const floatX *a = g->a.data + gemm_min(row + i, g->rows - 1) * ld;
+            thin_copy_row(x.a[i], a, x.first * XVEC_PARTS, g->depth);
+            for (int line = 0; line < x.words && more; line += 16)
+                __builtin_prefetch(a + THIN_ROWS * ld + (x.first + line) * XVEC_PARTS);
         }
+        thin_columns(&x);
     }
 }
 
 // gemm_thin for an A that is stored by rows. Threads share the rows.
 static void thin_product(const struct gemm *g, void *workspace, const struct device *dev) {
     word *const packed = (word *)workspace;
-    const int64_t whole = g->rows / THIN_ROWS;
 #pragma omp parallel num_threads(dev->threads)
     {
         const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads(), words = thin_words(g->depth);
         thin_pack(packed, g, words * thread / threads, words * (thread + 1) / threads);
 #pragma omp barrier
-#pragma omp for schedule(static) nowait
-        for (int64_t group = 0; group < whole; group++)
-            thin_rows_run(THIN_ROWS, g, packed, group * THIN_ROWS);
 #pragma omp for schedule(static)
-        for (int64_t row = whole * THIN_ROWS; row < g->rows; row++)
-            thin_rows_run(1, g, packed, row);
+        for (int64_t row = 0; row < g->rows; row += THIN_ROWS)
+            thin_rows_run(g, packed, row);
     }
 }
 
