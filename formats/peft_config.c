@@ -3,7 +3,7 @@
 #include "runtime/text/json.h"       // json_writer
 #include "runtime/text/json_parse.h" // json_parse_object, json_get_*
 #include <limits.h>                  // PATH_MAX
-#include <math.h>                    // floor
+#include <math.h>                    // floorf
 #include <stdlib.h>                  // malloc, free
 #include <string.h>                  // memset, strcmp
 
@@ -137,16 +137,23 @@ static const char *read_targets(struct peft_config *c, const json_t *root, const
     return NULL;
 }
 
+bool peft_name_matches(const char *name, size_t length, const char *module) {
+    const size_t whole = strlen(module);
+    return whole >= length && strncmp(module + whole - length, name, length) == 0 &&
+           (whole == length || module[whole - length - 1] == '.');
+}
+
 // ---- reading ----
 
 static const char *read_root(struct peft_config *c, const json_t *root, const char *name, struct error_text *error) {
     int64_t rank;
+    double alpha, dropout;
     const char *base;
     RETURN_PROBLEM(check_text(root, "peft_type", "LORA", false, name, error));
     RETURN_PROBLEM(check_text(root, "task_type", "CAUSAL_LM", true, name, error));
     RETURN_PROBLEM(json_get_int(root, "r", 1, PEFT_MOST_RANK + 1, &rank, name, error));
-    RETURN_PROBLEM(json_get_number(root, "lora_alpha", 1e-6, 1e9, &c->alpha, name, error));
-    RETURN_PROBLEM(json_opt_number(root, "lora_dropout", 0, 0.999999, 0, &c->dropout, name, error));
+    RETURN_PROBLEM(json_get_number(root, "lora_alpha", 1e-6, 1e9, &alpha, name, error));
+    RETURN_PROBLEM(json_opt_number(root, "lora_dropout", 0, 0.999999, 0, &dropout, name, error));
     RETURN_PROBLEM(json_opt_bool(root, "use_rslora", false, &c->rslora, name, error));
     RETURN_PROBLEM(json_opt_bool(root, "fan_in_fan_out", false, &c->fan_in_fan_out, name, error));
     RETURN_PROBLEM(check_text(root, "bias", "none", true, name, error));
@@ -154,6 +161,8 @@ static const char *read_root(struct peft_config *c, const json_t *root, const ch
     RETURN_PROBLEM(check_others(root, name, error));
     RETURN_PROBLEM(json_opt_string(root, "base_model_name_or_path", "", &base, name, error));
     c->rank = (int)rank;
+    c->alpha = (float)alpha;
+    c->dropout = (float)dropout;
     c->base = strdup(base);
     if (!c->base)
         return error_format(error, "%s: out of memory", name);
@@ -187,11 +196,11 @@ const char *peft_config_open(struct peft_config *c, const char *folder, struct e
 // ---- writing ----
 
 // peft declares lora_alpha as an integer, and takes any number.
-static void write_alpha(struct json *json, double alpha) {
-    if (alpha == floor(alpha) && alpha < 1e9)
+static void write_alpha(struct json *json, float alpha) {
+    if (alpha == floorf(alpha))
         json_int(json, "lora_alpha", (int64_t)alpha);
     else
-        json_double(json, "lora_alpha", alpha);
+        json_float(json, "lora_alpha", alpha);
 }
 static void write_targets(struct json *json, const char *targets) {
     char name[512];
@@ -221,7 +230,7 @@ void peft_config_write(FILE *out, const struct peft_config *c) {
         json_none(&json, "base_model_name_or_path");
     json_int(&json, "r", c->rank);
     write_alpha(&json, c->alpha);
-    json_decimal_double(&json, "lora_dropout", c->dropout);
+    json_decimal(&json, "lora_dropout", c->dropout);
     json_bool(&json, "use_rslora", c->rslora);
     write_targets(&json, c->targets);
     json_bool(&json, "fan_in_fan_out", c->fan_in_fan_out);

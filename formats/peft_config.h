@@ -7,6 +7,7 @@
 // wrong, in `error` (runtime/machine/error_text.h).
 #pragma once
 #include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
 #include <stdint.h>    // uint64_t
 #include <stdio.h>     // FILE
 #include <sys/cdefs.h> // __BEGIN_DECLS
@@ -19,7 +20,7 @@
 
 struct peft_config {
     int rank;
-    double alpha, dropout;
+    float alpha, dropout;
     bool rslora;         // adapters are scaled by alpha / sqrt(rank), else by alpha / rank
     bool fan_in_fan_out; // the base's weights are (in, out), as GPT-2's are; the adapters' shapes are the same
     char *targets;       // PEFT_ALL_LINEAR, or names of modules with commas between them; owned
@@ -34,6 +35,8 @@ const char *peft_config_parse(struct peft_config *c, const unsigned char *data, 
 // Reads that file of a folder, likewise.
 const char *peft_config_open(struct peft_config *c, const char *folder, struct error_text *error);
 void peft_config_free(struct peft_config *c);
+// Whether a name of target_modules, of `length` bytes, names the module: by its whole name, or by what follows a dot.
+bool peft_name_matches(const char *name, size_t length, const char *module);
 // Writes an adapter_config.json that peft reads as these settings. Errors stay in `out`.
 void peft_config_write(FILE *out, const struct peft_config *c);
 __END_DECLS

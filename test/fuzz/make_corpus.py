@@ -330,6 +330,11 @@ def trainer_state():
 
     yield "good", make(), "accepted"
     yield "good_no_validation", make(best_val_loss=None), "accepted"
+    base = {"folder": "/models/base", "digest": "0123456789abcdef0123456789abcdef"}
+    yield "good_base", make(base=base), "accepted"
+    yield "base_type", make(base=1), "base is an integer"
+    yield "base_folder_none", make(base={"digest": "0"}), "folder is absent"
+    yield "base_digest_type", make(base={**base, "digest": 1}), "digest is an integer"
     yield "good_one_file", make(files=state["files"][:1], data_changes=state["data_changes"][:1]), "accepted"
     yield "cut", make()[:-1], "is not valid JSON"
     yield "empty", b"", "is empty; expected JSON"
