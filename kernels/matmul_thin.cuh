@@ -24,7 +24,7 @@ enum { THIN_ROWS = 8, THIN_LINES = 4 };
 enum {
     THIN_COLUMNS = 2 * LANES,
     THIN_WORDS = THIN_MOST, // of the depth that a block is summed over at a time
-    THIN_TOKENS = 64,       // the same in a weight gradient, whose depth is tokens
+    THIN_TOKENS = 32,       // the same in a weight gradient, whose depth is tokens
     THIN_STEPS = THIN_TOKENS / XVEC_PARTS,
 };
 #define THIN_ALIGN __attribute__((aligned(64)))
