@@ -109,6 +109,17 @@ class FinetuneData(Case):
         first = [[row[0]] for row in self.rows[1:2]]
         self.assertEqual(self.evaluate("other", other), self.evaluate("first", first))
 
+    def test_validation_of_few_rows(self):
+        """All of them count, whatever the batch: rows beyond the last do not."""
+        self.make_model()
+        loss, targets = self.evaluate("few", self.rows[:5])
+        for batch in (2, 3, 8):
+            result = run("--init-from", self.model, "--eval-only", "--val-data", self.path + "/few.bin", "--micro-batch-size", batch, "--val-steps", 9,
+                         "--threads", 1, "--precision", "fp32")
+            other, number = re.search(r"validation loss ([0-9.]+), .* over (\d+) tokens", result.stdout).groups()
+            self.assertEqual(int(number), targets)
+            self.assertAlmostEqual(float(other) / loss, 1, delta=TOLERANCE)
+
     def test_a_batch_without_loss_updates_nothing(self):
         rows = [[[(5, False)] * T] for _ in range(ROWS)] + [[example(random.Random(2), 2, 20)]] * ROWS
         path = self.path + "/without.bin"
