@@ -26,9 +26,10 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     const struct lora_layer *adapter = &shape->lora.linear[module->linear];
     const struct module_name name = module_name_of(weight);
     struct huggingface_tensor *a = &pair[0], *b = &pair[1];
-    int above = 0; // rows of B
+    int above = 0; // rows of B above the module's
     for (int p = 0; p < part; p++)
         above += adapter->parts[p].rows;
+    const int lacks = module->first - above; // rows that B lacks of the weight's above the module's, whole heads
     memset(a, 0, sizeof *a);
     *b = *weight;
     snprintf(a->name, sizeof a->name, "base_model.model.%.60s.lora_A.weight", name.text);
@@ -39,7 +40,8 @@ static void adapter_tensors(struct huggingface_tensor pair[2], const struct para
     a->cols = module->inputs;
     a->repeat = 1;
     b->ours = parameters_find(table, weight->ours->layer, row.lora_b);
-    b->above = module->first - above;
+    b->first_row = above;
+    b->turned_rows = weight->turned_rows > lacks ? weight->turned_rows - lacks : 0;
     b->rows = weight->transposed ? weight->cols : weight->rows;
     b->cols = shape->lora.rank;
     b->transposed = false;

@@ -134,7 +134,7 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
         if (!problem)
             huggingface_scatter(ours, t, loader->values, row, rows);
     }
-    const int64_t first = (int64_t)huggingface_first_row(t) * t->ours->cols;
+    const int64_t first = (int64_t)t->first_row * t->ours->cols;
     if (!problem)
         model_store(loader->m, t->ours, first, ours + first, (int64_t)huggingface_rows_held(t) * t->ours->cols,
                     loader->rounded);
@@ -156,10 +156,10 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
     for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
         const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
-        if (!gpt_holds(loader->m, t->ours, huggingface_first_row(t) * width + first, n))
+        if (!gpt_holds(loader->m, t->ours, t->first_row * width + first, n))
             continue;
         RETURN_PROBLEM(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
-        model_store(loader->m, t->ours, huggingface_first_row(t) * width + first, loader->values, n, loader->rounded);
+        model_store(loader->m, t->ours, t->first_row * width + first, loader->values, n, loader->rounded);
     }
     return NULL;
 }

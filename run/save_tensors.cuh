@@ -242,7 +242,7 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
     const struct huggingface_tensor *t = &s->model.list[entry->id];
     if (!t->ours || huggingface_moves(t))
         return save_moved(s, entry, t);
-    const int64_t begin = t->ours->offset + (int64_t)huggingface_first_row(t) * t->ours->cols;
+    const int64_t begin = t->ours->offset + (int64_t)t->first_row * t->ours->cols;
     return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_count(t));
 }
 
