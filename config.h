@@ -192,7 +192,8 @@ struct config {
     float temperature, top_p;
     int top_k;
     const char *generate; // prompts, each ended by OPTION_LIST_END
-    bool eval_only;
+    bool eval_only, chat;
+    const char *chat_system;
     // checkpoints
     const char *init_from, *resume;
     int checkpoint_every, keep_checkpoints;
@@ -457,6 +458,10 @@ static const struct option_row config_rows[] = {
     ROW(LIST, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times",
         CONFIG_THIS_START),
     ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss and exit", CONFIG_THIS_START),
+    ROW(BOOL, chat, "false", "", 0, 0,
+        "Talk to the model: turns from the terminal; an answer has at most --sample-tokens", CONFIG_THIS_START),
+    ROW(STRING, chat_system, "", "TEXT", 0, 0, "--chat: the system turn; none given: that of the model's template",
+        CONFIG_THIS_START),
 
     GROUP("Checkpoints (folders that Hugging Face's from_pretrained opens, in OUT/checkpoints)"),
     ROW(STRING, init_from, "", "DIR", 0, 0,
@@ -583,4 +588,10 @@ static inline struct schedule config_schedule(const struct config *c) {
 }
 
 // Whether the run updates parameters.
-static inline bool config_trains(const struct config *c) { return !c->eval_only && !*c->generate; }
+// What a run does beside training.
+static inline bool config_generates(const struct config *c) { return *c->generate || c->chat; }
+static inline bool config_trains(const struct config *c) { return !c->eval_only && !config_generates(c); }
+// The option that makes a run one that does not train.
+static inline const char *config_other_run(const struct config *c) {
+    return c->eval_only ? "eval-only" : c->chat ? "chat" : "generate";
+}

@@ -27,8 +27,8 @@ static inline bool config_freezes(const struct config *c) { return c->lora_rank 
 
 // Fails where options of finetuning contradict each other or other options.
 static inline void config_resolve_finetune(const struct config *c) {
-    if (c->lora_rank == 0 && (config_given(c, lora_alpha) || config_given(c, lora_dropout) ||
-                              config_given(c, lora_target_modules) || config_given(c, lora_use_rslora)))
+    if (c->lora_rank == 0 && (c->lora_alpha > 0 || c->lora_dropout > 0 || c->lora_use_rslora ||
+                              strcmp(c->lora_target_modules, "all-linear") != 0))
         fail(
             "--lora-alpha, --lora-dropout, --lora-target-modules and --lora-use-rslora are of LoRA; add --lora-rank, as "
             "--lora-rank 16");

@@ -53,7 +53,7 @@ static inline void config_check_offload(const struct config *c) {
     if (c->optimizer_cpu_offload || c->offload_gradients || c->cpu_offloading_num_layers > 0)
         fail("--optimizer-cpu-offload, --offload-gradients and --cpu-offloading-num-layers are of training, and "
              "--%s does not train; --offload-weights serves both",
-             c->eval_only ? "eval-only" : "generate");
+             config_other_run(c));
 }
 
 static inline void config_resolve_fit(struct config *c) {

@@ -1,11 +1,11 @@
 // What the user asked for becomes what the engine runs: the command line is read, options that were left open are set
 // from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
-#include "config.h"        // struct config
-#include "config_fit.h"    // state formats and offload
-#include "config_fp8.h"    // the options of FP8
+#include "config.h"          // struct config
+#include "config_fit.h"      // state formats and offload
+#include "config_fp8.h"      // the options of FP8
 #include "config_finetune.h" // the options of finetuning
-#include "config_layers.h" // the lists of layers
+#include "config_layers.h"   // the lists of layers
 
 // The divisors of n as a text: "1, 2, 3, 4, 6, 12".
 static inline void config_divisors(int n, char text[OPTION_TEXT]) {
@@ -220,12 +220,16 @@ static inline void config_resolve_data(struct config *c) {
         c->eod_mask_loss = true;
     if (c->eod_token >= c->vocab_size)
         fail("--eod-token %d is outside the vocabulary: give one below --vocab-size %d", c->eod_token, c->vocab_size);
-    if (c->eval_only && *c->generate)
-        fail("--eval-only and --generate are two runs; give one of them");
+    if (c->eval_only + (*c->generate != 0) + c->chat > 1)
+        fail("--eval-only, --generate and --chat are several runs; give one of them");
+    if (*c->chat_system && !c->chat)
+        fail("--chat-system needs --chat");
+    if (c->chat && c->ranks > 1)
+        fail("--chat is a run of one process, not of %d", c->ranks);
     if (c->eval_only && !*c->val_data)
         fail("--eval-only needs --val-data: name the token shards to validate on");
     if (!config_trains(c) && !*c->init_from && !c->plan)
-        fail("--%s needs --init-from: name the folder of the model", c->eval_only ? "eval-only" : "generate");
+        fail("--%s needs --init-from: name the folder of the model", config_other_run(c));
     if (!*c->train_data && !c->plan && config_trains(c))
         fail("--train-data is missing: name the token shards to train on, as --train-data 'data/train_*.bin' (or print "
              "the memory plan alone by --plan)");

@@ -413,6 +413,31 @@ static void glob_add_all(glob_t *found, const char *patterns, const char *option
     free(copy);
 }
 
+// The length of the first of a list of patterns, which ends at a comma outside {a,b}.
+static size_t pattern_length(const char *patterns) {
+    size_t n = 0;
+    for (int depth = 0; patterns[n] && (depth > 0 || patterns[n] != ','); n++)
+        depth += (patterns[n] == '{') - (patterns[n] == '}' && depth > 0);
+    return n;
+}
+// *path = a file that one of the patterns matches; false: none does.
+static bool paths_any(const char *patterns, char *path, size_t size) {
+    for (const char *at = patterns; *at;) {
+        const size_t length = pattern_length(at);
+        char pattern[4096];
+        glob_t found;
+        memset(&found, 0, sizeof found);
+        bool any = length < sizeof pattern && snprintf(pattern, sizeof pattern, "%.*s", (int)length, at) > 0 &&
+                   glob(pattern, GLOB_BRACE | GLOB_TILDE, NULL, &found) == 0 && found.gl_pathc > 0;
+        any = any && (size_t)snprintf(path, size, "%s", found.gl_pathv[0]) < size;
+        globfree(&found);
+        if (any)
+            return true;
+        at += length + (at[length] == ',');
+    }
+    return false;
+}
+
 static int compare_paths(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }

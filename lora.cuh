@@ -11,7 +11,7 @@
 // in the phase of the linear layer's own products, from scratch memory of that phase.
 #pragma once
 #include "gpt_state.cuh"      // struct gpt and its buffers
-#include "kernels/matmul.cuh" // matmul_forward, matmul_forward_add and the like
+#include "kernels/matmul.cuh" // matmul_forward_strided and the like
 #include "kernels/norm.cuh"   // residual_forward, residual_backward: dropout
 #include "parameters.cuh"     // struct lora_layer
 
@@ -42,12 +42,11 @@ static struct lora_scratch lora_scratch_at(const struct gpt *m, enum linear line
     const size_t align = 256, h = ((size_t)N * (size_t)width * sizeof(floatX) + align - 1) / align * align;
     const size_t dropped =
         m->config.lora_dropout > 0 ? ((size_t)N * (size_t)row.inputs * sizeof(floatX) + align - 1) / align * align : 0;
-    size_t products = matmul_workspace_bytes(N, width, row.inputs, m->dev);
+    size_t products = matmul_strided_workspace_bytes(row.inputs, width, N, width, row.inputs, m->dev);
     for (int p = 0; p < m->shape.lora.linear[linear].count; p++) {
         const int outputs = m->shape.lora.linear[linear].parts[p].rows;
         products = larger(products, matmul_strided_workspace_bytes(width, row.outputs, N, outputs, rank, m->dev));
     }
-    products = larger(products, matmul_strided_workspace_bytes(row.inputs, width, N, width, row.inputs, m->dev));
     char *at = (char *)memory;
     struct lora_scratch s;
     s.h = (floatX *)at;
@@ -82,7 +81,7 @@ static const floatX *lora_project(struct gpt *m, int l, enum linear linear, cons
         RUN(m, residual_backward(s->dropped, NULL, in, N, row.inputs, 1, dropout, m->dev));
         x = s->dropped;
     }
-    MATMUL(m, matmul_forward(s->h, x, a, NULL, N, width, row.inputs, s->products, m->dev));
+    MATMUL(m, matmul_forward_strided(s->h, width, x, row.inputs, a, N, width, row.inputs, false, s->products, m->dev));
     lora_scale(m, s->h, N, width);
     return x;
 }
@@ -100,8 +99,8 @@ static void lora_forward(struct gpt *m, enum pass pass, int l, enum linear linea
     lora_project(m, l, linear, &s, in, a, N);
     for (int p = 0, below = 0; p < adapter->count; below += adapter->parts[p++].rows) {
         const struct lora_part part = adapter->parts[p];
-        MATMUL(m, matmul_forward_add(out + part.first, row.outputs, s.h + p * rank, width, b + (int64_t)below * rank, N,
-                                     part.rows, rank, s.products, m->dev));
+        MATMUL(m, matmul_forward_strided(out + part.first, row.outputs, s.h + p * rank, width,
+                                         b + (int64_t)below * rank, N, part.rows, rank, true, s.products, m->dev));
     }
 }
 
@@ -127,12 +126,12 @@ static void lora_backward(struct gpt *m, int l, enum linear linear, floatX *din,
                                              b + (int64_t)below * rank, N, part.rows, rank, false, s.products, m->dev));
     }
     lora_scale(m, s.dh, N, width);
-    MATMUL(m, matmul_backward_weight(da, NULL, s.dh, x, N, width, k, add, s.products, m->dev));
+    MATMUL(m, matmul_backward_weight_strided(da, s.dh, width, x, k, N, width, k, add, s.products, m->dev));
     const struct dropout dropout = lora_dropout(m, l, linear);
     if (dropout.p == 0) {
         MATMUL(m, matmul_backward_input_strided(din, k, s.dh, width, a, N, width, k, true, s.products, m->dev));
         return;
     }
-    MATMUL(m, matmul_backward_input(s.dropped, s.dh, a, N, width, k, s.products, m->dev));
+    MATMUL(m, matmul_backward_input_strided(s.dropped, k, s.dh, width, a, N, width, k, false, s.products, m->dev));
     RUN(m, residual_forward(din, din, s.dropped, N, k, 1, dropout, m->dev));
 }

@@ -47,6 +47,7 @@ int main(int argc, char **argv) {
 
 #else
 
+#include "run/chat.cuh"        // talking to the model
 #include "run/generate.cuh"    // prompts, samples, tokens to text
 #include "run/open.cuh"        // device, plan, data
 #include "run/ranks.cuh"       // several processes
@@ -104,6 +105,13 @@ static int run_generation(struct run *r, int new_tokens) {
     return generate_only(r, new_tokens);
 }
 
+// A run of --chat: answers of at most new_tokens tokens.
+static int run_chat(struct run *r, int new_tokens) {
+    allocate_model(r);
+    load_model(r);
+    return chat_only(r, new_tokens);
+}
+
 // A run of --plan: prints the memory plan and allocates nothing.
 static int run_plan(const struct run *r) {
     report(r);
@@ -127,10 +135,17 @@ int ENGINE(const struct config *config) {
         open_tokenizer(&r);
         read_prompts(&r, &own);
     }
+    if (config->chat)
+        chat_sizes(&own);
+    if (config->chat && !config->plan) {
+        open_vocabulary(&r);
+        open_tokenizer(&r);
+    }
     open_device(&r);
     plan_model(&r, &own);
     const int status = config->plan        ? run_plan(&r)
                        : *config->generate ? run_generation(&r, config->sample_tokens)
+                       : config->chat      ? run_chat(&r, config->sample_tokens)
                        : config->eval_only ? run_evaluation(&r)
                                            : run_training(&r);
     close_run(&r);

@@ -111,6 +111,10 @@ const struct added_token *tokenizer_match_added(const struct added_token *list, 
 }
 
 // The tokens have the same text as in vocabulary_of_bytes.
+bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id) {
+    return id >= 0 && id < tokenizer->size && tokenizer->tables->tokens[id].kind == TOKEN_ADDED;
+}
+
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error) {
     static const char mark[] = "<|endoftext|>";
     memset(tokenizer, 0, sizeof *tokenizer);
@@ -121,8 +125,9 @@ const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, stru
     if (begun) {
         tables->tokens = (struct tokenizer_token *)calloc((size_t)vocab_size, sizeof *tables->tokens);
         tables->text = (unsigned char *)malloc(256 + sizeof mark);
+        tables->added = (struct added_token *)calloc(1, sizeof *tables->added);
     }
-    if (!begun || !tables->tokens || !tables->text || !bpe_create(&tables->bpe, 0)) {
+    if (!begun || !tables->tokens || !tables->text || !tables->added || !bpe_create(&tables->bpe, 0)) {
         tokenizer_free(tokenizer);
         return error_format(error, "out of memory for a tokenizer of bytes");
     }
@@ -133,8 +138,13 @@ const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, stru
         tables->byte_token[i] = i;
         tokenizer_put(tables, i, &byte, 1, TOKEN_BPE);
     }
-    if (vocab_size > 256)
+    if (vocab_size > 256) {
         tokenizer_put(tables, 256, mark, sizeof mark - 1, TOKEN_ADDED);
+        tables->added->text = tables->text + tables->tokens[256].offset;
+        tables->added->bytes = tables->tokens[256].bytes;
+        tables->added->id = 256;
+        tables->added_raw = tables->added_count = 1;
+    }
     return NULL;
 }
 

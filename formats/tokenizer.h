@@ -39,7 +39,7 @@ const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct
 // Parses the bytes of a tokenizer.json. `name`: the file, for messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
-// Makes a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is <|endoftext|>. Other sizes
+// Makes a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is <|endoftext|>, an added token. Other sizes
 // than 256 and 257 are an error.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error);
 
@@ -61,6 +61,8 @@ bool tokenizer_sibling(const char *path, const char *sibling, char *out, size_t 
 // tokens (Llama 3's beginning of text) are put around it.
 const char *tokenizer_encode(const struct tokenizer *tokenizer, const void *text, size_t bytes, bool add_special_tokens,
                              int32_t **ids, int64_t *count, struct error_text *error);
+// Whether a token is an added one, as special tokens are: it stands for a text that is found before all others.
+bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
 // The *length bytes of a token, owned by the tokenizer and not ended by a zero; NULL where no token has the id. A
 // character may be spread over several tokens.
 const unsigned char *tokenizer_decode(const struct tokenizer *tokenizer, int32_t id, int *length);

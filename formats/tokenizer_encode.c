@@ -217,7 +217,7 @@ static const char *encode_text(struct tokenizer_work *work, const unsigned char 
     if (!problem && add_special_tokens)
         problem = work_put(work, t->before, (size_t)t->before_count);
     if (!problem && !t->ids_by_text)
-        problem = encode_bytes(work, text, bytes);
+        problem = encode_added(work, t->added, t->added_raw, text, bytes, encode_bytes);
     else if (!problem)
         problem = encode_added(work, t->added, t->added_raw, text, bytes, encode_any);
     if (!problem && add_special_tokens)

@@ -149,15 +149,7 @@ const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int3
 // ---------------------------------------------------------------------------------------------------------------------
 // Printing.
 
-// The state of printing text. The bytes of a character may be spread over several tokens.
-struct terminal_text {
-    FILE *out;
-    unsigned char bytes[4];
-    int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
-};
-
-// Prints the unfinished character as escapes.
-static void terminal_escape(struct terminal_text *text) {
+void terminal_text_end(struct terminal_text *text) {
     for (int i = 0; i < text->have; i++)
         fprintf(text->out, "\\x%02x", text->bytes[i]);
     text->have = text->want = 0;
@@ -174,7 +166,7 @@ static void terminal_character(struct terminal_text *text) {
     const bool steers = code < 0xa0 || code == 0x200e || code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
                         (code >= 0x2066 && code <= 0x2069);
     if (malformed || steers) {
-        terminal_escape(text);
+        terminal_text_end(text);
         return;
     }
     fwrite(text->bytes, 1, (size_t)text->want, text->out);
@@ -183,7 +175,7 @@ static void terminal_character(struct terminal_text *text) {
 
 static void terminal_byte(struct terminal_text *text, unsigned char byte) {
     if (text->want && (byte & 0xc0) != 0x80)
-        terminal_escape(text); // the character before is cut short
+        terminal_text_end(text); // the character before is cut short
     if (text->want) {
         text->bytes[text->have++] = byte;
         if (text->have == text->want)
@@ -201,22 +193,25 @@ static void terminal_byte(struct terminal_text *text, unsigned char byte) {
                  : byte >= 0xf0 && byte < 0xf5 ? 4
                                                : 0;
     if (!text->want)
-        terminal_escape(text);
+        terminal_text_end(text);
+}
+
+void vocabulary_print_token(struct terminal_text *text, const struct vocabulary *vocabulary, int32_t token) {
+    int length;
+    const unsigned char *bytes = vocabulary_decode(vocabulary, token, &length);
+    if (!bytes) {
+        terminal_text_end(text);
+        fprintf(text->out, "[%d]", (int)token);
+    }
+    for (int i = 0; i < length; i++)
+        terminal_byte(text, bytes[i]);
 }
 
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count) {
     struct terminal_text text;
     memset(&text, 0, sizeof text);
     text.out = out;
-    for (int i = 0; i < count; i++) {
-        int length;
-        const unsigned char *bytes = vocabulary_decode(vocabulary, tokens[i], &length);
-        if (!bytes) {
-            terminal_escape(&text);
-            fprintf(out, "[%d]", (int)tokens[i]);
-        }
-        for (int j = 0; j < length; j++)
-            terminal_byte(&text, bytes[j]);
-    }
-    terminal_escape(&text);
+    for (int i = 0; i < count; i++)
+        vocabulary_print_token(&text, vocabulary, tokens[i]);
+    terminal_text_end(&text);
 }

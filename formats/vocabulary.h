@@ -42,4 +42,15 @@ const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int3
 // Prints tokens as text; a token without text as its id in brackets. Malformed bytes and control characters are printed
 // as \xNN, so that no escape sequence that a model samples reaches the terminal.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
+
+// The same as tokens come, one at a time: a character is printed when its last byte is there. Begins with zeroes but for
+// `out`.
+struct terminal_text {
+    FILE *out;
+    unsigned char bytes[4];
+    int have, want; // bytes of an unfinished character so far, and in all; want 0: no character is unfinished
+};
+void vocabulary_print_token(struct terminal_text *text, const struct vocabulary *vocabulary, int32_t token);
+// Prints a character that is not finished as escapes.
+void terminal_text_end(struct terminal_text *text);
 __END_DECLS

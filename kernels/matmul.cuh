@@ -28,17 +28,18 @@ static void matmul_backward_weight(float *dweight,     // (N, K)
 
 // The same of matrices whose rows lie apart, as the columns of a wider matrix do: ld_* is the number of elements from
 // one row to the next. An output that is added to is read, added to in fp32 and rounded once; elements between its rows
-// are left alone. Sizes and distances may be any, as where a product is thin: K or N is the rank of an adapter.
+// are left alone. Sizes and distances may be any. Where N or K is small, as an adapter's rank is, these are the faster ones,
+// also of matrices without gaps; their bits are others than those of the calls above.
 //
 // Scratch that any of the three calls below needs, by the distances of in and din, and of out and dout; aligned to 64
 // bytes, on a GPU to 256.
 static size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K,
                                              struct device *dev);
-// out += in weight^T
-static void matmul_forward_add(floatX *out, int64_t ld_out,     // (M, N)
-                               const floatX *in, int64_t ld_in, // (M, K)
-                               const floatX *weight,            // (N, K)
-                               int64_t M, int N, int K, void *workspace, struct device *dev);
+// out = in weight^T, or += where `add`
+static void matmul_forward_strided(floatX *out, int64_t ld_out,     // (M, N)
+                                   const floatX *in, int64_t ld_in, // (M, K)
+                                   const floatX *weight,            // (N, K)
+                                   int64_t M, int N, int K, bool add, void *workspace, struct device *dev);
 // din = dout weight, or += where `add`
 static void matmul_backward_input_strided(floatX *din, int64_t ld_din,         // (M, K)
                                           const floatX *dout, int64_t ld_dout, // (M, N)
@@ -70,11 +71,18 @@ static void matmul_fp8_sum(float *sum,          // (M, N)
 
 #ifdef TARGET_CUDA
 #include "kernels/matmul_tuning.cuh" // gemm_run, by cuBLASLt, and the choice of its algorithms
+static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
+    return gemm_workspace_bytes(gemm, dev);
+}
+static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct device *dev) {
+    gemm_run(gemm, NULL, workspace, dev);
+}
 #else
 #include "kernels/matmul_backend.cuh" // struct matmul_backend, gemm_run_backend
 #include "kernels/matmul_fp32.cuh"    // gemm_fp32
 #include "kernels/matmul_fp8.cuh"     // matmul_fp8, matmul_fp8_sum
 #include "kernels/matmul_rows.cuh"    // gemm_few_rows
+#include "kernels/matmul_thin.cuh"    // gemm_thin
 #include "kernels/matmul_tiles.cuh"   // gemm_amx, gemm_dot
 #include "runtime/machine/error.h"    // fail
 #include <stdlib.h>                   // calloc, free
@@ -85,19 +93,19 @@ static void matmul_fp8_sum(float *sum,          // (M, N)
 // The backends that this build has, the fastest first; the last is on every machine.
 static const struct matmul_backend matmul_backends[] = {
 #ifdef PRECISION_BF16
-    {"amx", true, amx_open, NULL, tiles_workspace_bytes, gemm_amx, NULL},
-    {"dot", true, dot_open, NULL, tiles_workspace_bytes, gemm_dot, NULL},
+    {"amx", true, true, amx_open, NULL, tiles_workspace_bytes, gemm_amx, NULL},
+    {"dot", true, false, dot_open, NULL, tiles_workspace_bytes, gemm_dot, NULL},
 #ifdef HAVE_ONEDNN
-    {"onednn-bf16", false, onednn_open, onednn_close, onednn_workspace_bytes, gemm_onednn, sgemm_onednn},
+    {"onednn-bf16", false, false, onednn_open, onednn_close, onednn_workspace_bytes, gemm_onednn, sgemm_onednn},
 #endif
 #endif
 #if defined HAVE_ONEDNN && defined __x86_64__ // for others dnnl_sgemm is loops in C++ (oneDNN's cpu/gemm/gemm.cpp)
-    {"onednn-fp32", false, onednn_fp32_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_onednn},
+    {"onednn-fp32", false, false, onednn_fp32_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_onednn},
 #endif
 #ifdef HAVE_OPENBLAS
-    {"openblas", false, openblas_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_openblas},
+    {"openblas", false, false, openblas_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_openblas},
 #endif
-    {"plain", true, plain_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_plain},
+    {"plain", true, false, plain_open, NULL, gemm_fp32_workspace_bytes, gemm_fp32, sgemm_plain},
 };
 enum { MATMUL_BACKENDS = sizeof matmul_backends / sizeof *matmul_backends };
 
@@ -131,17 +139,20 @@ static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, str
     else
         gemm_run_backend(gemm, dbias, workspace, dev);
 }
-#endif
-
-// The most of `count` gemms.
-static size_t gemms_workspace_bytes(const struct gemm *gemms, size_t count, const struct device *dev) {
-    size_t most = 0;
-    for (size_t i = 0; i < count; i++) {
-        const size_t bytes = gemm_workspace_bytes(&gemms[i], dev);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
+// gemm_run, of a product without a bias and dbias, which may be thin.
+static bool gemm_takes_thin(const struct gemm *gemm, const struct device *dev) {
+    return gemm_is_thin(gemm) && !gemm_has_few_rows(gemm) && !dev->matmul->backend->takes_thin;
 }
+static size_t gemm_strided_workspace_bytes(const struct gemm *gemm, const struct device *dev) {
+    return gemm_takes_thin(gemm, dev) ? thin_workspace_bytes(gemm) : gemm_workspace_bytes(gemm, dev);
+}
+static void gemm_run_strided(const struct gemm *gemm, void *workspace, struct device *dev) {
+    if (gemm_takes_thin(gemm, dev))
+        gemm_thin(gemm, workspace, dev);
+    else
+        gemm_run(gemm, NULL, workspace, dev);
+}
+#endif
 
 static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev) {
     floatX out, bias; // stand for buffers that are not there yet
@@ -151,19 +162,25 @@ static size_t matmul_workspace_bytes(int64_t M, int N, int K, struct device *dev
                                  gemm_backward_input(&out, K, NULL, N, NULL, M, N, K, false),
                                  gemm_backward_weight(&sum, NULL, N, NULL, K, M, N, K, false),
                                  gemm_backward_weight(&sum, NULL, N, NULL, K, M, N, K, true)};
-    const size_t bytes = gemms_workspace_bytes(gemms, sizeof gemms / sizeof *gemms, dev);
-    return (size_t)gemm_max((int64_t)bytes, (int64_t)dbias_workspace_bytes(M, N));
+    int64_t most = (int64_t)dbias_workspace_bytes(M, N);
+    for (size_t i = 0; i < sizeof gemms / sizeof *gemms; i++)
+        most = gemm_max(most, (int64_t)gemm_workspace_bytes(&gemms[i], dev));
+    return (size_t)most;
 }
 static size_t matmul_strided_workspace_bytes(int64_t ld_in, int64_t ld_out, int64_t M, int N, int K,
                                              struct device *dev) {
     floatX out; // stands for buffers that are not there yet
     float sum;
-    const struct gemm gemms[] = {gemm_forward_add(&out, ld_out, NULL, ld_in, NULL, M, N, K),
+    const struct gemm gemms[] = {gemm_forward_strided(&out, ld_out, NULL, ld_in, NULL, M, N, K, false),
+                                 gemm_forward_strided(&out, ld_out, NULL, ld_in, NULL, M, N, K, true),
                                  gemm_backward_input(&out, ld_in, NULL, ld_out, NULL, M, N, K, false),
                                  gemm_backward_input(&out, ld_in, NULL, ld_out, NULL, M, N, K, true),
                                  gemm_backward_weight(&sum, NULL, ld_out, NULL, ld_in, M, N, K, false),
                                  gemm_backward_weight(&sum, NULL, ld_out, NULL, ld_in, M, N, K, true)};
-    return gemms_workspace_bytes(gemms, sizeof gemms / sizeof *gemms, dev);
+    int64_t most = 0;
+    for (size_t i = 0; i < sizeof gemms / sizeof *gemms; i++)
+        most = gemm_max(most, (int64_t)gemm_strided_workspace_bytes(&gemms[i], dev));
+    return (size_t)most;
 }
 
 static void matmul_forward(floatX *out, const floatX *in, const floatX *weight, const floatX *bias, int64_t M, int N,
@@ -184,22 +201,22 @@ static void matmul_backward_weight(float *dweight, float *dbias, const floatX *d
     gemm_run(&gemm, dbias, workspace, dev);
 }
 
-static void matmul_forward_add(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in, const floatX *weight,
-                               int64_t M, int N, int K, void *workspace, struct device *dev) {
-    const struct gemm gemm = gemm_forward_add(out, ld_out, in, ld_in, weight, M, N, K);
-    gemm_run(&gemm, NULL, workspace, dev);
+static void matmul_forward_strided(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in, const floatX *weight,
+                                   int64_t M, int N, int K, bool add, void *workspace, struct device *dev) {
+    const struct gemm gemm = gemm_forward_strided(out, ld_out, in, ld_in, weight, M, N, K, add);
+    gemm_run_strided(&gemm, workspace, dev);
 }
 
 static void matmul_backward_input_strided(floatX *din, int64_t ld_din, const floatX *dout, int64_t ld_dout,
                                           const floatX *weight, int64_t M, int N, int K, bool add, void *workspace,
                                           struct device *dev) {
     const struct gemm gemm = gemm_backward_input(din, ld_din, dout, ld_dout, weight, M, N, K, add);
-    gemm_run(&gemm, NULL, workspace, dev);
+    gemm_run_strided(&gemm, workspace, dev);
 }
 
 static void matmul_backward_weight_strided(float *dweight, const floatX *dout, int64_t ld_dout, const floatX *in,
                                            int64_t ld_in, int64_t M, int N, int K, bool add, void *workspace,
                                            struct device *dev) {
     const struct gemm gemm = gemm_backward_weight(dweight, dout, ld_dout, in, ld_in, M, N, K, add);
-    gemm_run(&gemm, NULL, workspace, dev);
+    gemm_run_strided(&gemm, workspace, dev);
 }

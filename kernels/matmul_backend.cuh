@@ -14,6 +14,7 @@ typedef void sgemm_function(bool a_transposed, bool b_transposed, int64_t rows, 
 struct matmul_backend {
     const char *name;               // for tests and benchmarks
     bool same_bits_for_any_threads; // else the bits are the same for the same number of threads
+    bool takes_thin;                // products that gemm_thin computes for the other backends
     // Returns whether this machine has the backend. Writes the library's description and makes its state, which close
     // frees; close is NULL where there is no state.
     bool (*open)(struct matmul_library *library, const struct device *dev);

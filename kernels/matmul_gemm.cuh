@@ -42,10 +42,10 @@ static inline struct gemm gemm_forward(floatX *out, const floatX *in, const floa
     const struct gemm gemm = {M, N, K, {in, K, false}, {weight, K, true}, out, N, bias, NULL, false, false};
     return gemm;
 }
-// out += in weight^T; of activations, ld_*: elements from one row to the next
-static inline struct gemm gemm_forward_add(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in,
-                                           const floatX *weight, int64_t M, int N, int K) {
-    const struct gemm gemm = {M, N, K, {in, ld_in, false}, {weight, K, true}, out, ld_out, NULL, NULL, true, false};
+// out = in weight^T, or += where `add`; ld_*: elements from one row to the next
+static inline struct gemm gemm_forward_strided(floatX *out, int64_t ld_out, const floatX *in, int64_t ld_in,
+                                               const floatX *weight, int64_t M, int N, int K, bool add) {
+    const struct gemm gemm = {M, N, K, {in, ld_in, false}, {weight, K, true}, out, ld_out, NULL, NULL, add, false};
     return gemm;
 }
 // din = dout weight, or += where `add`

@@ -77,7 +77,7 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     }
     if (m->config.val_every > 0 || m->config.eval_only)
         gpt_evaluate(m, batch_of(NULL, NULL));
-    if (m->config.sample_every > 0 || *m->config.generate) {
+    if (m->config.sample_every > 0 || config_generates(&m->config)) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
     }
@@ -172,7 +172,8 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
     m->dev = dev;
     m->chunk = loss_chunk(config, m->shape.Vp);
     m->trains = config_trains(config);
-    m->sequences = config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
+    m->sequences =
+        config->chat ? 1 : config->sample_count * (*config->generate ? option_list_count(config->generate) : 1);
     m->prompt_tokens = config->prompt_tokens > 0 ? config->prompt_tokens : 1;
     m->decode_tokens = config->sample_tokens;
     m->host_batch_tokens = (int64_t)config->micro_batch_size * config->seq_length;

@@ -179,7 +179,7 @@ static void open_data(struct run *r) {
     if (config_trains(c))
         r->train = dataloader_open(c->train_data, c->seq_length, c->seed, true, c->vocab_size, c->rank, c->ranks,
                                    c->micro_batch_size, BATCHES_AHEAD, "--train-data");
-    if (*c->val_data && !*c->generate)
+    if (*c->val_data && !config_generates(c))
         r->val = dataloader_open(c->val_data, c->seq_length, 0, false, c->vocab_size, c->rank, c->ranks,
                                  c->micro_batch_size, 0, "--val-data");
     r->inputs = (int32_t *)calloc(batch, sizeof *r->inputs);

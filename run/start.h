@@ -3,7 +3,7 @@
 #pragma once
 #include "config.h"                    // struct config
 #include "config_fp8.h"                // config_drop_unused_fp8
-#include "dataloader.h"                // paths_find
+#include "dataloader.h"                // paths_any
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
@@ -315,13 +315,12 @@ static void start_from_model(struct config *config) {
 // packed into a row neither see each other nor share positions.
 static void start_take_rows(struct config *config) {
     const char *const patterns = config_trains(config) ? config->train_data : config->val_data;
+    char path[PATH_MAX];
     struct token_file file;
     struct error_text error;
-    int count;
-    if (!*patterns || *config->generate)
+    if (config_generates(config) || !paths_any(patterns, path, sizeof path))
         return;
-    char **paths = paths_find(patterns, config_trains(config) ? "--train-data" : "--val-data", &count);
-    const bool opened = token_file_open(&file, paths[0], &error) == NULL; // else the data loader says what is wrong
+    const bool opened = token_file_open(&file, path, &error) == NULL; // else the data loader says what is wrong
     const bool rows = opened && file.row_tokens > 0;
     if (rows && !config_given(config, seq_length)) {
         config->seq_length = file.row_tokens;
@@ -333,9 +332,6 @@ static void start_take_rows(struct config *config) {
         start_set(config, CONFIG_ROW(reset_position_ids), "true");
     if (opened)
         token_file_close(&file);
-    for (int i = 0; i < count; i++)
-        free(paths[i]);
-    free(paths);
 }
 
 // Finds the checkpoint or the model that the run starts from, if any, and sets its options.
@@ -347,7 +343,7 @@ static void start_find(struct config *config) {
              config->checkpoint_architecture);
     const bool resumes = strcmp(config->resume, "none") != 0;
     if (resumes && !config_trains(config))
-        fail("--resume goes on with training; --eval-only and --generate take a checkpoint by --init-from");
+        fail("--resume goes on with training; --%s takes a checkpoint by --init-from", config_other_run(config));
     if (resumes)
         start_resume(config);
     start_take_rows(config);

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Make token shards for train_gpt from text files, folders of them, or JSONL.
+"""Make token shards for train_gpt from text files, folders of them, or JSONL; or from chats, to finetune on.
 
   scripts/prepare_data.py book.txt --out data/book
   scripts/prepare_data.py /usr/include --include '*.h' --max-bytes 40M --out data/headers
   scripts/prepare_data.py corpus.jsonl --tokenizer tokenizer.json --out data/corpus
+  scripts/prepare_data.py chats.jsonl --chat --tokenizer MODEL/tokenizer.json --seq-length 2048 --out data/chats
 
 Without --tokenizer a token is a byte (0 to 255) and 256 marks where a document begins; that needs Python alone. A
 Hugging Face tokenizer.json needs the `tokenizers` package.
@@ -15,6 +16,10 @@ PREFIX_vocab.json and PREFIX_merges.txt, so that a checkpoint can take them alon
 with the same PREFIX wrote. The same input gives the same files on any machine: documents are put in an order that their
 names decide, and each goes to training or validation as its content decides. Of documents with the same content one is
 taken.
+
+With --chat a line of JSONL is an example: messages, prompt and completion, ShareGPT's conversations, or Alpaca's
+instruction (scripts/chat_data.py). The tokenizer's own chat template is applied, what the assistant says is learned, and
+examples are packed into rows of --seq-length tokens in which they do not see each other. docs/finetune_data.md has more.
 """
 
 import argparse
@@ -29,6 +34,11 @@ import struct
 import sys
 import time
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import chat_data  # noqa: E402: lies beside this file
+import chat_rows  # noqa: E402
+import chat_template  # noqa: E402
+
 SHARD_HEADER_INTS = 256
 SHARD_KINDS = {2: (20240520, 1), 4: (20240801, 7)}  # bytes a token: magic, version
 END_OF_TEXT = "<|endoftext|>"
@@ -37,7 +47,8 @@ VOCABULARY_MAGIC = b"GPTVOCAB"  # formats/vocabulary.h has the layout
 VOCABULARY_VERSION = 1
 NO_TOKEN = 0xFFFFFFFF
 WRITE_BYTES = 1 << 22  # tokens are handed to the file in pieces of about this size
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"]
+TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt",
+                   "chat_template.jinja", "generation_config.json", "chat_format.json"]  # fmt: skip
 BATCH_BYTES = 1 << 22  # text is handed to a tokenizer in batches of about this size
 
 
@@ -222,6 +233,21 @@ class ByteTokenizer:
     def vocabulary(self):
         return [bytes([byte]) for byte in range(256)] + [END_OF_TEXT.encode()]
 
+    def encode_with_offsets(self, text):
+        """The tokens of a text in which the mark of an end stands for itself, and the characters [begin, end) of each."""
+        tokens, offsets, at = [], [], 0
+        for number, part in enumerate(text.split(END_OF_TEXT)):
+            if number:
+                tokens.append(BYTE_END_OF_TEXT)
+                offsets.append((at, at + len(END_OF_TEXT)))
+                at += len(END_OF_TEXT)
+            for character in part:
+                data = character.encode("utf-8", "replace")
+                tokens += data
+                offsets += [(at, at + 1)] * len(data)
+                at += 1
+        return tokens, offsets
+
     def encode(self, texts):
         """Each text as little-endian tokens, the mark of its beginning first."""
         begin = struct.pack("<H", BYTE_END_OF_TEXT)
@@ -234,7 +260,8 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json, through the `tokenizers` package."""
 
-    def __init__(self, path, end_of_text):
+    def __init__(self, path, end_of_text, chat=False):
+        """end_of_text: its name; None: the usual one, with `chat` that of tokenizer_config.json."""
         try:
             import tokenizers
         except ImportError:
@@ -259,11 +286,14 @@ class HuggingFaceTokenizer:
                     f"--tokenizer {path}: says that {token['content']} is token {token['id']}, but the package 'tokenizers' "
                     f"makes it {self.ids.get(token['content'])}; the vocabulary must have no holes before added tokens"
                 )
-        self.end_of_text = self.find_end_of_text(path, end_of_text)
+        self.end_of_text = self.find_end_of_text(path, end_of_text, chat)
         self.width = 2 if max(self.ids.values()) < 1 << 16 else 4
 
-    def find_end_of_text(self, path, wanted):
+    def find_end_of_text(self, path, wanted, chat):
         usual = [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"]
+        with contextlib.suppress(ValueError):
+            eos = chat_template.special_tokens(json.loads(self.contents.get("tokenizer_config.json", b"{}"))).get("eos_token")
+            usual = [eos, *usual] if chat and eos else usual
         for name in [wanted] if wanted else usual:
             if name in self.ids:
                 return self.ids[name]
@@ -278,6 +308,11 @@ class HuggingFaceTokenizer:
 
     def vocabulary(self):
         return token_bytes(self.description, self.ids)
+
+    def encode_with_offsets(self, text):
+        """The tokens of a text in which added tokens stand for themselves, and the characters [begin, end) of each."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def encode(self, texts):
         code = "H" if self.width == 2 else "I"
@@ -555,7 +590,29 @@ def parse_options(arguments):
     parser.add_argument(
         "--shard-tokens", type=count, default=100_000_000, metavar="N", help="tokens a shard (default: 100M)"
     )
+    chat = parser.add_argument_group("chats to finetune on")
+    chat.add_argument("--chat", action="store_true", help="the inputs are JSONL of chats or of other examples")
+    chat.add_argument("--seq-length", type=count, default=1024, metavar="T", help="tokens of a row (default: 1024)")
+    chat.add_argument(
+        "--train-on",
+        choices=chat_data.TRAIN_ON,
+        default=chat_data.TRAIN_ON[0],
+        help="what is learned: what the assistant says, its last turn alone, or all (default: assistant)",
+    )
+    chat.add_argument(
+        "--template",
+        metavar="FILE|NAME",
+        help=f"chat template: a file, one of several of the tokenizer's, or {' or '.join(chat_template.BUILTIN)} (default: the tokenizer's own)",
+    )
+    chat.add_argument("--show", type=count, default=0, metavar="N", help="print N examples, with what is learned in colour")
+    chat.add_argument("--drop-refused", action="store_true", help="leave out lines that are refused, and count them")
     options = parser.parse_args(arguments)
+    if not options.chat:
+        for name in ("template", "show", "drop_refused"):
+            if getattr(options, name):
+                parser.error(f"--{name.replace('_', '-')} is of --chat, which is not given")
+    if options.tokenizer and os.path.isdir(options.tokenizer):
+        options.tokenizer = os.path.join(options.tokenizer, TOKENIZER_FILES[0])
     if options.end_of_text and not options.tokenizer:
         parser.error("--end-of-text names a token of --tokenizer, which is not given")
     if options.shard_tokens > 1_000_000_000:
@@ -580,10 +637,114 @@ def report(writers, statistics, tokenizer, options, seconds):
     )
 
 
+# --- Chats ------------------------------------------------------------------------------------------------------------
+
+
+def chat_template_of(options, tokenizer):
+    """The template, or None where the inputs may do without one."""
+    name = options.template or (None if options.tokenizer else "plain")
+    where = os.path.dirname(options.tokenizer or "") or "."
+    try:
+        return chat_template.of_files(tokenizer.files(), where, name)
+    except chat_template.TemplateError as error:
+        if not options.template and "has no chat template" in str(error):
+            return None
+        raise Mistake(error) from None
+
+
+def read_examples(options, reader, statistics):
+    """Each example of the inputs and the digest of its line, in the inputs' order; copies are left out."""
+    seen = set()
+    for path, *_ in find_files(options.inputs, options.include or ["*.jsonl", "*.ndjson"]):
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                line = line.strip()
+                key = digest(line)
+                if not line or (key in seen and not options.keep_copies):
+                    statistics["copies"] += bool(line)
+                    continue
+                seen.add(key)
+                try:
+                    example = reader.example(line.decode("utf-8", "replace"))
+                except chat_data.Refused as error:
+                    if not options.drop_refused:
+                        raise Mistake(f"{path}, line {number}: {error}") from None
+                    statistics["refused"] += 1
+                    continue
+                statistics["cut"] += example.cut > 0
+                if not any(example.learned):
+                    statistics["nothing learned"] += 1
+                    continue
+                yield example, key
+
+
+def show_example(example, table, number):
+    """Prints an example with what is learned in green, or, not on a terminal, between brackets."""
+    begin, end = ("\x1b[32m", "\x1b[0m") if sys.stdout.isatty() else ("[[", "]]")
+    text, learns = bytearray(), False
+    for token, learned in zip(example.tokens, example.learned):
+        if learned != learns:
+            text += (begin if learned else end).encode()
+            learns = learned
+        text += table[token]
+    text += end.encode() if learns else b""
+    print(f"--- example {number}: {len(example.tokens)} tokens, {sum(example.learned)} learned ---")
+    print(text.decode("utf-8", "replace"))
+
+
+def report_chats(writers, statistics, options):
+    for split, writer in writers.items():
+        tokens = sum(len(example.tokens) for example in writer.examples)
+        learned = sum(sum(example.learned) for example in writer.examples)
+        if tokens:
+            print(
+                f"{split:>5}: {len(writer.examples):,} examples, {tokens:,} tokens, {learned / tokens:.1%} of them learned; "
+                f"{len(writer.rows):,} rows of {options.seq_length}, {tokens / (len(writer.rows) * options.seq_length):.1%} full; "
+                f"{options.out}_{split}_*.bin"
+            )
+    for what, text in (("cut", f"longer than {options.seq_length} tokens and cut"), ("refused", "refused and left out"),
+                       ("nothing learned", "left out, since nothing of them would be learned"),
+                       ("copies", "copies left out")):  # fmt: skip
+        if statistics[what]:
+            print(f"{statistics[what]:,} examples {text}" if what != "copies" else f"{statistics[what]:,} {text}")
+
+
+def prepare_chats(options, tokenizer):
+    reader = chat_data.Reader(tokenizer, chat_template_of(options, tokenizer), options.train_on, options.seq_length)
+    writers = {split: chat_rows.RowWriter(options.out, split) for split in ("train", "val")}
+    statistics = collections.Counter()
+    table = tokenizer.vocabulary()
+    for example, key in read_examples(options, reader, statistics):
+        writers["val" if key < options.val_fraction * 2**64 else "train"].examples.append(example)
+        shown = sum(len(writer.examples) for writer in writers.values())
+        if shown <= options.show:
+            show_example(example, table, shown)
+    if not writers["train"].examples:
+        raise Mistake(f"{' '.join(options.inputs)}: no example is left to train on")
+    if options.val_fraction and not writers["val"].examples:
+        warn(f"no example fell to validation with --val-fraction {options.val_fraction}")
+    os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
+    tokenizer_json = tokenizer.files().get("tokenizer.json", b"")
+    try:
+        for writer in writers.values():
+            if writer.examples:
+                writer.write(options.seq_length, tokenizer.width, tokenizer.end_of_text, len(table), tokenizer_json, options.shard_tokens)
+        vocabulary = pack_vocabulary(table, tokenizer.end_of_text)
+        publish(writers, options.out, {"vocabulary.bin": vocabulary, **tokenizer.files()})
+    except BaseException:
+        for writer in writers.values():
+            writer.discard()
+        raise
+    report_chats(writers, statistics, options)
+
+
 def run(arguments):
     began = time.monotonic()
     options = parse_options(arguments)
-    tokenizer = HuggingFaceTokenizer(options.tokenizer, options.end_of_text) if options.tokenizer else ByteTokenizer()
+    tokenizer = HuggingFaceTokenizer(options.tokenizer, options.end_of_text, options.chat) if options.tokenizer else ByteTokenizer()
+    if options.chat:
+        prepare_chats(options, tokenizer)
+        return
     documents = find_documents(options)
     if not documents:
         raise Mistake(f"{' '.join(options.inputs)}: holds no text")

@@ -163,6 +163,9 @@ find_missing() {
         have_fuzzer || required="$required $(fuzzer_package)"
         return # the parsers need no matmuls
     fi
+    if [ "$goal" = test ] && ! python3 -c 'import jinja2' 2>/dev/null; then # chat templates
+        optional="$optional python3-jinja2"
+    fi
     # mpirun is how several ranks are started, so every build takes MPI along.
     have_command mpicc || optional="$optional libopenmpi-dev"
     have_command mpirun || optional="$optional openmpi-bin"

@@ -608,13 +608,12 @@ static void strided_free(struct strided *x) {
     naive_free(&x->naive);
 }
 
-// out is added to in any case.
 static void strided_run(struct strided *x, bool add, struct device *dev) {
     const struct shape s = x->strides.shape;
     const int64_t ld_in = x->strides.ld_in, ld_out = x->strides.ld_out;
     const size_t bytes = matmul_strided_workspace_bytes(ld_in, ld_out, s.M, s.N, s.K, dev);
     void *workspace = guarded(bytes, NAN_BYTE);
-    matmul_forward_add(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K, workspace, dev);
+    matmul_forward_strided(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K, add, workspace, dev);
     spoil(workspace, bytes, dev);
     matmul_backward_input_strided(x->din.data, ld_in, x->dout.data, ld_out, x->weight, s.M, s.N, s.K, add, workspace,
                                   dev);
@@ -632,7 +631,7 @@ static bool strided_refused(const struct strided *x, bool add, struct device *de
     const struct shape s = x->strides.shape;
     const int64_t ld_in = x->strides.ld_in, ld_out = x->strides.ld_out;
     const struct gemm gemms[] = {
-        gemm_forward_add(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K),
+        gemm_forward_strided(x->out.data, ld_out, x->in.data, ld_in, x->weight, s.M, s.N, s.K, add),
         gemm_backward_input(x->din.data, ld_in, x->dout.data, ld_out, x->weight, s.M, s.N, s.K, add),
         gemm_backward_weight(x->dweight, x->dout.data, ld_out, x->in.data, ld_in, s.M, s.N, s.K, add)};
     char text[512];
@@ -655,7 +654,7 @@ static void strided_check(const struct strided *x, bool add) {
     for (int i = 0; i < 4; i++)
         part_check_gaps(parts[i]);
     assert_guards(x->dweight, (size_t)s.N * s.K * sizeof *x->dweight, NAN_BYTE);
-    part_check_values(&x->out, x->naive.out, true, s.K);
+    part_check_values(&x->out, x->naive.out, add, s.K);
     part_check_values(&x->din, x->naive.din, add, s.N);
     double *dweight = floats_to_doubles(x->dweight, (int64_t)s.N * s.K), *expected = test_doubles((int64_t)s.N * s.K);
     for (int i = 0; i < s.N * s.K; i++)
@@ -905,12 +904,14 @@ enum misuses {
     OTHER_EPILOGUE,
     ROUNDED_PARTS,
     LOW_WORKSPACE,
+    OTHER_LD,
+    OTHER_SUM,
     MISUSES
 };
 static void misuse(void *argument) {
     struct misuse *m = (struct misuse *)argument;
     struct device dev = {1, m->library};
-    const float one = 1, zero = 0;
+    const float one = 1, beta = m->which == OTHER_SUM ? 1 : 0;
     struct gemm gemm = m->gemm;
     const struct gemm *g = &gemm;
     if (m->which == IN_PLACE)
@@ -918,7 +919,7 @@ static void misuse(void *argument) {
     struct matmul_plan *plan = matmul_plan_for(g, NULL, m->library);
     size_t workspace_bytes = MATMUL_LIBRARY_BYTES;
     char *const workspace = m->workspace + (m->which == LOW_WORKSPACE ? 128 : 0);
-    const void *a = g->a.data;
+    const void *a = g->a.data, *sum = g->out;
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     cublasLtMatmulPreferenceOpaque_t preference;
     cublasLtMatmulHeuristicResult_t result;
@@ -929,20 +930,23 @@ static void misuse(void *argument) {
     case SHORT_ROWS: cublasLtMatrixLayoutInit(&plan->a, MATMUL_TYPE, 10, 10, 9); break;
     case LESS_ALIGNED: a = g->a.data + 1; break;
     case SMALL_WORKSPACE: workspace_bytes--; break;
+    case OTHER_LD: plan->c.ld++; break;
+    case OTHER_SUM: sum = m->workspace; break;
     case OTHER_EPILOGUE: matmul_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue); break;
     case ROUNDED_PARTS:
         preference.reductions = 7;
         cublasLtMatmulAlgoGetHeuristic(m->library->handle, &plan->operation, &plan->b, &plan->a, &plan->c, &plan->c,
                                        &preference, 1, &result, &found);
     }
-    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b.data, &plan->b, a, &plan->a, &zero, g->out,
-                   &plan->c, g->out, &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
+    cublasLtMatmul(m->library->handle, &plan->operation, &one, g->b.data, &plan->b, a, &plan->a, &beta, sum, &plan->c,
+                   g->out, &plan->c, &plan->algorithm, workspace, workspace_bytes, dev.stream);
 }
 static void test_stand_in(void **state) {
     const struct shape s = {32, 32, 32};
     const char *words[] = {
         "(32 x 32) by (31 x 32)", "can't begin 9 apart", "B is aligned to",  "the algorithm needs 33554432",
-        "B overlaps D",           "another operation",   "rounds the parts", "is not aligned to 256"};
+        "B overlaps D",           "another operation",   "rounds the parts", "is not aligned to 256",
+        "another layout of C",    "C is not D"};
     struct device dev = {1, NULL};
     struct misuse m;
     memset(&m, 0, sizeof m);

@@ -74,3 +74,18 @@ bool signals_take_save_request(void) {
 }
 
 int signals_stop_requested(void) { return received.stop_signal; }
+
+bool signals_take_interrupt(void) {
+    if (received.stop_signal != SIGINT)
+        return false;
+    received.stop_signal = 0;
+    return true;
+}
+
+void signals_interrupt_reads(void) {
+    struct sigaction action;
+    if (sigaction(SIGINT, NULL, &action) == 0 && action.sa_handler == on_stop_signal) {
+        action.sa_flags &= ~SA_RESTART;
+        sigaction(SIGINT, &action, NULL);
+    }
+}

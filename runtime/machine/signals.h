@@ -16,4 +16,8 @@ void signals_install(void);
 bool signals_take_save_request(void);
 // The number of the signal that asked to stop; 0: none. The request is not taken.
 int signals_stop_requested(void);
+// Whether to stop was asked for by SIGINT, the interrupt key; takes that request.
+bool signals_take_interrupt(void);
+// From now on SIGINT ends a read that waits, with EINTR.
+void signals_interrupt_reads(void);
 __END_DECLS

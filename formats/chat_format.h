@@ -1,0 +1,36 @@
+// The form of a chat, chat_format.json in a model's folder, which scripts/chat_format.py derives from the model's chat
+// template: what stands around the turns.
+//
+//   {"version": 1, "begin": "<|begin_of_text|>", "roles": {"system": {"before": "..", "after": ".."}, "user": {..},
+//    "assistant": {..}}, "default_system": null, "trim": true, "stop": ["<|eot_id|>"]}
+//
+// A chat is `begin`, then of each turn before, content, after; roles.assistant.before asks for an answer.
+#pragma once
+#include "runtime/machine/error_text.h" // struct error_text
+#include <stdbool.h>                    // bool
+#include <stdint.h>                     // uint64_t
+#include <sys/cdefs.h>                  // __BEGIN_DECLS
+
+enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_ROLES };
+enum { CHAT_MOST_STOPS = 16 };
+
+// The texts are owned by chat_format_free.
+struct chat_format {
+    char *begin;
+    struct {
+        char *before, *after;
+    } roles[CHAT_ROLES];
+    char *default_system; // the content of the system turn where none is given; NULL: there is none then
+    bool trim;            // white space around contents is left out
+    char *stops[CHAT_MOST_STOPS];
+    int stop_count; // 1 at least
+};
+
+__BEGIN_DECLS
+// Reads the file at `path`, or parses its bytes, of which nothing is trusted. Returns NULL, or what is wrong, in `error`;
+// after an error there is nothing to free.
+const char *chat_format_read(struct chat_format *format, const char *path, struct error_text *error);
+const char *chat_format_parse(struct chat_format *format, const unsigned char *data, uint64_t bytes, const char *name,
+                              struct error_text *error);
+void chat_format_free(struct chat_format *format);
+__END_DECLS

@@ -1,0 +1,276 @@
+// --chat: turns from the terminal, answers as they come. The KV cache is kept between turns, so that a turn costs its own
+// tokens alone.
+#pragma once
+#include "formats/chat_format.h"     // struct chat_format
+#include "run/generate.cuh"          // open_tokenizer
+#include "run/run.cuh"               // struct run
+#include "run/sample.cuh"            // sample_next
+#include "run/text_files.cuh"        // find_text_file
+#include "runtime/machine/signals.h" // signals_take_interrupt
+#include "runtime/text/utf8.h"       // utf8_decode, unicode_is_space
+#include <unistd.h>                  // isatty
+
+struct chat {
+    struct run *r;
+    struct chat_format format;
+    int stops[CHAT_MOST_STOPS + 1], stop_count; // tokens that end an answer
+    char *system;                               // content of the system turn; NULL: there is none
+    int capacity, longest;                      // tokens of the KV cache, of an answer
+    int count;                                  // tokens in the KV cache
+    const floatX *logits;                       // of the token that follows these
+    int answers;                                // so far: each draws other random numbers
+    bool unfinished;                            // the last answer's turn is still to be ended
+    bool terminal;                              // turns come from one
+};
+
+// A text that grows.
+struct chat_text {
+    char *bytes;
+    size_t length;
+};
+static void chat_add(struct chat_text *text, const char *more, size_t length) {
+    text->bytes = (char *)realloc(text->bytes, text->length + length + 1);
+    if (!text->bytes)
+        fail("out of memory for a turn");
+    memcpy(text->bytes + text->length, more, length);
+    text->length += length;
+    text->bytes[text->length] = 0;
+}
+static void chat_add_text(struct chat_text *text, const char *more) { chat_add(text, more, strlen(more)); }
+
+// Adds a turn, its content trimmed where the format says so.
+static void chat_add_turn(struct chat_text *text, const struct chat *chat, enum chat_role role, const char *content) {
+    size_t length = strlen(content);
+    uint32_t code;
+    for (int n; chat->format.trim && length > 0; content += n, length -= (size_t)n) {
+        n = utf8_decode((const unsigned char *)content, length, &code);
+        if (n == 0 || !unicode_is_space(code))
+            break;
+    }
+    for (size_t n = 1; chat->format.trim && n <= 3 && n <= length;) { // the last character has 1 to 3 bytes
+        if (utf8_decode((const unsigned char *)content + length - n, n, &code) != (int)n || !unicode_is_space(code)) {
+            n++;
+            continue;
+        }
+        length -= n;
+        n = 1;
+    }
+    chat_add_text(text, chat->format.roles[role].before);
+    chat_add(text, content, length);
+    chat_add_text(text, chat->format.roles[role].after);
+}
+
+static int32_t *chat_encode(const struct chat *chat, const char *text, size_t bytes, int64_t *count) {
+    struct error_text error;
+    int32_t *ids;
+    const char *problem = tokenizer_encode(&chat->r->tokenizer, text, bytes, false, &ids, count, &error);
+    if (problem)
+        fail("--chat: %s", problem);
+    for (int64_t i = 0; i < *count; i++)
+        if (ids[i] >= chat->r->config->vocab_size)
+            fail("--chat: the tokenizer makes token %d, outside the model's vocabulary of %d", (int)ids[i],
+                 chat->r->config->vocab_size);
+    return ids;
+}
+// Whether a content has a special token in its text, which would end its turn or begin another one.
+static bool chat_has_special(const struct chat *chat, const char *content) {
+    int64_t count;
+    bool has = false;
+    int32_t *ids = chat_encode(chat, content, strlen(content), &count);
+    for (int64_t i = 0; i < count; i++)
+        has = has || tokenizer_is_added(&chat->r->tokenizer, ids[i]);
+    free(ids);
+    return has;
+}
+
+// Feeds tokens to the model: at the start of a chat as a prompt, later ones one by one into the KV cache.
+static void chat_feed(struct chat *chat, const int32_t *tokens, int count) {
+    struct gpt *m = chat->r->model;
+    struct sampler *sampler = &chat->r->sampler;
+    int fed = 0;
+    if (chat->count == 0) {
+        fed = count < m->prompt_tokens ? count : m->prompt_tokens;
+        memset(sampler->fed, 0, (size_t)m->prompt_tokens * sizeof *sampler->fed);
+        memcpy(sampler->fed, tokens, (size_t)fed * sizeof *tokens);
+        chat->logits = gpt_prefill(m, sampler->fed, &fed);
+        chat->count = fed;
+    }
+    for (; fed < count; fed++) {
+        const int32_t position = chat->count++;
+        chat->logits = gpt_decode(m, tokens + fed, &position);
+    }
+}
+
+static bool chat_stops(const struct chat *chat, int32_t token) {
+    for (int i = 0; i < chat->stop_count; i++)
+        if (chat->stops[i] == token)
+            return true;
+    return false;
+}
+// Prints the answer as it comes, up to a stop token, --sample-tokens, the end of the KV cache or an interrupt.
+static void chat_answer(struct chat *chat) {
+    struct run *r = chat->r;
+    struct terminal_text out;
+    memset(&out, 0, sizeof out);
+    out.out = stdout;
+    const double begin = seconds_now();
+    const uint64_t stream = (uint64_t)chat->answers++;
+    int n = 0;
+    chat->unfinished = true;
+    while (n < chat->longest && !signals_take_interrupt() && !stop_asked()) {
+        const int32_t token = sample_next(r->model, &r->sampler, chat->logits, 0, chat->count, stream);
+        n++;
+        if (chat_stops(chat, token))
+            break; // it is fed with the next turn, as a part of what ends this one
+        vocabulary_print_token(&out, &r->vocabulary, token);
+        fflush(stdout);
+        if (chat->count == chat->capacity) {
+            fprintf(stderr, "\n[the context of %d tokens is full]", chat->capacity);
+            break;
+        }
+        chat_feed(chat, &token, 1);
+    }
+    terminal_text_end(&out);
+    printf("\n");
+    fflush(stdout);
+    if (chat->terminal)
+        fprintf(stderr, "[%d tokens, %.3g tokens/s, %d of %d in the context]\n", n, n / (seconds_now() - begin),
+                chat->count, chat->capacity);
+}
+
+// The text that is fed for a turn of the user: what ends the last answer, or what begins a chat, then the turn, then what
+// asks for an answer.
+static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
+    struct chat_text text = {NULL, 0};
+    if (!first && chat->unfinished)
+        chat_add_text(&text, chat->format.roles[CHAT_ASSISTANT].after);
+    if (first)
+        chat_add_text(&text, chat->format.begin);
+    if (first && chat->system)
+        chat_add_turn(&text, chat, CHAT_SYSTEM, chat->system);
+    chat_add_turn(&text, chat, CHAT_USER, content);
+    chat_add_text(&text, chat->format.roles[CHAT_ASSISTANT].before);
+    return text;
+}
+static void chat_say(struct chat *chat, const char *content) {
+    for (int attempt = 0; attempt < 2; attempt++) {
+        int64_t count;
+        const bool first = chat->count == 0;
+        struct chat_text text = chat_turn(chat, content, first);
+        int32_t *ids = chat_encode(chat, text.bytes, text.length, &count);
+        const bool fits = count + 1 <= chat->capacity - chat->count;
+        if (fits) {
+            chat_feed(chat, ids, (int)count);
+            chat_answer(chat);
+        } else if (first)
+            fprintf(stderr, "[%lld tokens do not fit into the context of %d; a larger --seq-length has room]\n",
+                    (long long)count, chat->capacity);
+        else
+            fprintf(stderr, "[the context of %d tokens is full: what was said before is forgotten]\n", chat->capacity);
+        free(text.bytes);
+        free(ids);
+        chat->count = fits ? chat->count : 0;
+        if (fits || first)
+            return;
+    }
+}
+
+// Sets the sizes in *c on which the plan depends: a KV cache of --seq-length tokens, and the prompt that begins a chat.
+static void chat_sizes(struct config *c) {
+    enum { PROMPT_TOKENS = 256 };
+    c->sample_tokens = c->seq_length;
+    c->prompt_tokens = c->seq_length < PROMPT_TOKENS ? c->seq_length : PROMPT_TOKENS;
+    c->micro_batch_size = c->sample_count = 1;
+}
+
+// Opens the form of the model's chats.
+static void chat_open(struct chat *chat, struct run *r, int longest) {
+    const struct config *c = r->config;
+    char path[PATH_MAX];
+    struct error_text error;
+    memset(chat, 0, sizeof *chat);
+    chat->r = r;
+    chat->capacity = r->model->decode_tokens;
+    chat->longest = longest;
+    chat->terminal = isatty(STDIN_FILENO) && isatty(STDERR_FILENO);
+    if (!find_text_file(r, "chat_format.json", path, sizeof path))
+        fail("--chat: %s has no chat_format.json, the form of its chats; make it from the model's chat template by "
+             "scripts/chat_format.py %s",
+             c->init_from, c->init_from);
+    const char *problem = chat_format_read(&chat->format, path, &error);
+    if (problem)
+        fail("--chat: %s", problem);
+    for (int i = 0; i < chat->format.stop_count; i++) {
+        int64_t count;
+        int32_t *ids = chat_encode(chat, chat->format.stops[i], strlen(chat->format.stops[i]), &count);
+        if (count != 1)
+            fail("--chat: %s: '%s' of stop is %lld tokens; expected one", path, chat->format.stops[i],
+                 (long long)count);
+        chat->stops[chat->stop_count++] = ids[0];
+        free(ids);
+    }
+    if (r->vocabulary.end_of_text >= 0)
+        chat->stops[chat->stop_count++] = r->vocabulary.end_of_text;
+    const char *system = *c->chat_system ? c->chat_system : chat->format.default_system;
+    chat->system = system ? strdup(system) : NULL;
+    sampler_open(&r->sampler, r->model);
+}
+
+// Reads a turn, a line; one that ends in a backslash goes on in the next. NULL: there are no more. The caller frees it.
+static char *chat_read(const struct chat *chat) {
+    struct chat_text turn = {NULL, 0};
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t length;
+    bool more = true;
+    if (chat->terminal)
+        fprintf(stderr, "> ");
+    while (more && (length = getline(&line, &room, stdin)) >= 0) {
+        if (length > 0 && line[length - 1] == '\n')
+            length--;
+        more = length > 0 && line[length - 1] == '\\';
+        chat_add(&turn, line, strlen(line) < (size_t)length ? strlen(line) : (size_t)(more ? length - 1 : length));
+        if (more)
+            chat_add_text(&turn, "\n");
+    }
+    free(line);
+    return turn.bytes;
+}
+// Commands of the terminal. Returns whether the turn is one.
+static bool chat_command(struct chat *chat, const char *turn) {
+    static const char set_system[] = "/system ";
+    const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
+    if (!system && strcmp(turn, "/reset") != 0)
+        return false;
+    if (system) {
+        free(chat->system);
+        chat->system = strdup(turn + sizeof set_system - 1);
+    }
+    chat->count = 0;
+    return true;
+}
+
+// Talks until the input ends. Returns the exit status.
+static int chat_only(struct run *r, int longest) {
+    struct chat chat;
+    char *turn;
+    chat_open(&chat, r, longest);
+    signals_interrupt_reads();
+    if (chat.terminal)
+        fprintf(stderr, "[a line is a turn, one that ends in \\ goes on; /system TEXT, /reset and /exit]\n");
+    while (!stop_asked() && (turn = chat_read(&chat)) != NULL) {
+        const bool ends = strcmp(turn, "/exit") == 0;
+        if (!ends && !chat_command(&chat, turn)) {
+            if (chat_has_special(&chat, turn))
+                fprintf(stderr, "[a turn can't hold a special token of the model; it was not said]\n");
+            else
+                chat_say(&chat, turn);
+        }
+        free(turn);
+        if (ends)
+            break;
+    }
+    free(chat.system);
+    chat_format_free(&chat.format);
+    return stop_asked() && !signals_take_interrupt() ? EXIT_STOPPED : EXIT_SUCCESS;
+}
