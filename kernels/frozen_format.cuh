@@ -150,10 +150,16 @@ static void frozen_quantise_end(void *stored, enum frozen_format format, int64_t
 // ---- Reading back ----
 
 // Of codes by frozen_fp8_encode, where a NaN's block has the inverse NaN. Placed as an fp32 number, E4M3's exponent and
-// mantissa are 2^-120 times the value, subnormal ones too.
-HOST_DEVICE float frozen_fp8_value(fp8 code, float inverse) {
+// mantissa are 2^-120 times the value, subnormal ones too. From 2^-126 up the product has no more bits than bf16 keeps.
+HOST_DEVICE floatX frozen_fp8_value(fp8 code, float inverse) {
     const uint32_t bits = (uint32_t)(code & 0x80u) << 24 | (uint32_t)(code & 0x7fu) << 20;
-    return float_from_bits(bits) * 0x1p120f * inverse;
+    const float value = float_from_bits(bits) * 0x1p120f * inverse;
+#ifdef PRECISION_BF16
+    const bf16 upper = {(uint16_t)(float_bits(value) >> 16)};
+    return upper;
+#else
+    return value;
+#endif
 }
 
 #ifdef TARGET_CUDA
@@ -249,11 +255,11 @@ static __global__ void __launch_bounds__(FROZEN_THREADS)
         return;
     const struct frozen_fp8_pack pack = frozen_fp8_load(from.codes + row * cols + c, cols - c);
     const float inverse = from.inverse[row / FP8_BLOCK * pitch + c / FP8_BLOCK];
-    struct packed_floats values;
+    struct packed values;
 #pragma unroll
     for (int i = 0; i < PACK; i++)
         values.x[i] = frozen_fp8_value(pack.codes[i], inverse);
-    packed_store_some(out + (int64_t)blockIdx.x * cols + c, packed_from_floats(values), cols - c);
+    packed_store_some(out + (int64_t)blockIdx.x * cols + c, values, cols - c);
 }
 static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows, int64_t cols, int64_t first, int64_t n,
                               struct device *dev) {
@@ -289,7 +295,7 @@ static void frozen_fp8_decode(floatX *out, struct fp8_matrix from, int64_t rows,
             const int width = cols - c < FP8_BLOCK ? (int)(cols - c) : (int)FP8_BLOCK;
 #pragma omp simd
             for (int i = 0; i < width; i++)
-                to[i] = to_floatX(frozen_fp8_value(codes[i], inverse));
+                to[i] = frozen_fp8_value(codes[i], inverse);
         }
 }
 

@@ -48,11 +48,6 @@ enum { NF4_BLOCK = 64, NF4_ABSMAX_BLOCK = 256, NF4_LEVELS = 16, NF4_MAP_ZERO = 1
 // clang-format on
 static const float nf4_levels[NF4_LEVELS] = {NF4_LEVEL_VALUES};
 static const float nf4_map_values[NF4_MAP_ZERO + 2] = {NF4_MAP_VALUES};
-// Halfway between neighbouring levels, rounded to fp32.
-static const float nf4_borders[NF4_LEVELS - 1] = {
-    -0.8480964004993439f,  -0.6106329262256622f,   -0.4599952697753906f, -0.33967943489551544f, -0.23460740596055984f,
-    -0.13791173323988914f, -0.045525018125772476f, 0.03979014977812767f, 0.1202552504837513f,   0.2035212516784668f,
-    0.2920137718319893f,   0.3893125355243683f,    0.5016634166240692f,  0.6427869200706482f,   0.8614784181118011f};
 
 // What device code reads: not constant memory, which serves one address at a time.
 #ifdef TARGET_CUDA
@@ -80,12 +75,13 @@ HOST_DEVICE float nf4_map_value(uint8_t code) {
     return code < NF4_MAP_ZERO ? -NF4_TABLE(nf4_map_values)[NF4_MAP_ZERO - code]
                                : NF4_TABLE(nf4_map_values)[code - NF4_MAP_ZERO];
 }
-// a b, rounded before anything is added to it: with a fused multiply-add bits would depend on the machine.
+// a b, rounded before anything is added to it: in a fused multiply-add it is not, and bits would depend on the machine.
 HOST_DEVICE float nf4_product(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
 #else
-    return (float)((double)a * (double)b);
+    const volatile float product = a * b;
+    return product;
 #endif
 }
 HOST_DEVICE float nf4_absmax(const struct nf4_matrix *from, int64_t block) {
@@ -113,6 +109,9 @@ static inline float nf4_largest(const float *x, int n) {
     return float_from_bits(largest);
 }
 
+// Halfway between level k and the next. In bitsandbytes' CUDA kernels four of these are off by the last bit.
+static inline float nf4_border(int k) { return 0.5f * (nf4_levels[k] + nf4_levels[k + 1]); }
+
 // The codes of a block of n <= 64 elements, two a byte; half of the last byte is 0 where n is odd. Returns its absmax.
 static inline float nf4_encode_block(uint8_t *codes, const float *x, int n) {
     const float absmax = nf4_largest(x, n), inverse = nf4_inverse(absmax);
@@ -123,7 +122,7 @@ static inline float nf4_encode_block(uint8_t *codes, const float *x, int n) {
         int above = 0;
 #pragma GCC unroll 15
         for (int k = 0; k < NF4_LEVELS - 1; k++)
-            above += y > nf4_borders[k];
+            above += y > nf4_border(k);
         code[i] = (uint8_t)above;
     }
     for (int i = 0; i < n; i += 2)
@@ -167,21 +166,19 @@ static inline void nf4_encode_absmaxes(struct nf4_matrix to, const float *absmax
 
 #ifndef TARGET_CUDA
 
-// out[0, 64): each byte of codes looks two elements up among 16.
+// out[0, 64): of each byte of codes two of the 16 values that the block's elements may have.
 static inline void nf4_decode_block(floatX *out, const uint8_t codes[NF4_BLOCK / 2], float absmax) {
-    floatX values[NF4_LEVELS];
-    for (int i = 0; i < NF4_LEVELS; i++)
-        values[i] = to_floatX(nf4_levels[i] * absmax);
 #if defined(PRECISION_BF16) && defined(__SSSE3__)
-    __m128i low, high; // bytes of the values
-    uint8_t lows[NF4_LEVELS], highs[NF4_LEVELS];
-    for (int i = 0; i < NF4_LEVELS; i++) {
-        lows[i] = (uint8_t)values[i].bits;
-        highs[i] = (uint8_t)(values[i].bits >> 8);
+    __m128i words[4], low, high; // the values' bits, and their bytes
+    for (int i = 0; i < 4; i++) {
+        const __m128i bits = _mm_castps_si128(_mm_mul_ps(_mm_loadu_ps(nf4_levels + 4 * i), _mm_set1_ps(absmax)));
+        const __m128i odd = _mm_and_si128(_mm_srli_epi32(bits, 16), _mm_set1_epi32(1));
+        words[i] = _mm_srai_epi32(_mm_add_epi32(_mm_add_epi32(bits, _mm_set1_epi32(0x7fff)), odd), 16);
     }
-    memcpy(&low, lows, sizeof low);
-    memcpy(&high, highs, sizeof high);
-    const __m128i half = _mm_set1_epi8(15);
+    const __m128i values[2] = {_mm_packs_epi32(words[0], words[1]), _mm_packs_epi32(words[2], words[3])};
+    const __m128i byte = _mm_set1_epi16(255), half = _mm_set1_epi8(15);
+    low = _mm_packus_epi16(_mm_and_si128(values[0], byte), _mm_and_si128(values[1], byte));
+    high = _mm_packus_epi16(_mm_srli_epi16(values[0], 8), _mm_srli_epi16(values[1], 8));
     for (int i = 0; i < NF4_BLOCK / 2; i += 16) {
         const __m128i pairs = _mm_loadu_si128((const __m128i *)(codes + i));
         const __m128i first = _mm_and_si128(_mm_srli_epi16(pairs, 4), half), second = _mm_and_si128(pairs, half);
@@ -193,13 +190,16 @@ static inline void nf4_decode_block(floatX *out, const uint8_t codes[NF4_BLOCK /
         }
     }
 #elif !defined(PRECISION_BF16) && defined(__AVX512F__)
-    const __m512 table = _mm512_loadu_ps(values); // a lookup takes the lowest four bits of an index
-    for (int i = 0; i < NF4_BLOCK / 2; i += 8) {
+    const __m512 table = _mm512_mul_ps(_mm512_loadu_ps(nf4_levels), _mm512_set1_ps(absmax));
+    for (int i = 0; i < NF4_BLOCK / 2; i += 8) { // a lookup takes the lowest four bits of an index
         const __m128i pairs = _mm_loadl_epi64((const __m128i *)(codes + i));
         const __m512i index = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(_mm_srli_epi16(pairs, 4), pairs));
         _mm512_storeu_ps(out + 2 * i, _mm512_permutexvar_ps(index, table));
     }
 #else
+    floatX values[NF4_LEVELS];
+    for (int i = 0; i < NF4_LEVELS; i++)
+        values[i] = to_floatX(nf4_levels[i] * absmax);
     for (int i = 0; i < NF4_BLOCK / 2; i++) {
         out[2 * i] = values[codes[i] >> 4];
         out[2 * i + 1] = values[codes[i] & 15];
