@@ -178,7 +178,7 @@ struct config {
     int lora_rank;
     float lora_alpha, lora_dropout;
     bool lora_use_rslora;
-    const char *lora_target_modules, *freeze;
+    const char *lora_target_modules, *lora_adapter, *lora_merge, *freeze;
     // FP8
     enum config_fp8_format fp8_format;
     enum config_fp8_recipe fp8_recipe;
@@ -422,7 +422,15 @@ static const struct option_row config_rows[] = {
     ROW(BOOL, lora_use_rslora, "false", "", 0, 0, "LoRA: X / sqrt(rank) times instead", CONFIG_FIXED),
     ROW(FLOAT, lora_dropout, "0", "X", 0, 1, "LoRA: dropout of the adapters' input", CONFIG_FIXED),
     ROW(STRING, lora_target_modules, "all-linear", "LIST", 0, 0,
-        "LoRA: modules with adapters, by their names in the model's files, as q_proj,v_proj", CONFIG_FIXED),
+        "LoRA: modules with adapters, by their names in the model's files or the ends of these, as q_proj,v_proj; all-linear: each "
+        "linear layer of the blocks",
+        CONFIG_FIXED),
+    ROW(STRING, lora_adapter, "", "DIR", 0, 0,
+        "LoRA: begin with the adapters of a folder of peft, or of a checkpoint; sets the options above but the dropout",
+        CONFIG_THIS_START),
+    ROW(STRING, lora_merge, "", "DIR", 0, 0,
+        "Write the model of --init-from with the adapters of --lora-adapter added to its weights, and exit",
+        CONFIG_THIS_START),
     ROW(STRING, freeze, "", "LIST", 0, 0,
         "Parameters that are not trained: patterns of their names in the model's files, as model.layers.[0-9].*",
         CONFIG_FIXED),
@@ -590,8 +598,10 @@ static inline struct schedule config_schedule(const struct config *c) {
 // Whether the run updates parameters.
 // What a run does beside training.
 static inline bool config_generates(const struct config *c) { return *c->generate || c->chat; }
-static inline bool config_trains(const struct config *c) { return !c->eval_only && !config_generates(c); }
+static inline bool config_trains(const struct config *c) {
+    return !c->eval_only && !config_generates(c) && !*c->lora_merge;
+}
 // The option that makes a run one that does not train.
 static inline const char *config_other_run(const struct config *c) {
-    return c->eval_only ? "eval-only" : c->chat ? "chat" : "generate";
+    return c->eval_only ? "eval-only" : *c->lora_merge ? "lora-merge" : c->chat ? "chat" : "generate";
 }

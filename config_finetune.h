@@ -16,10 +16,13 @@ enum lora_module {
     LORA_MLP_PROJ = 1 << 8,
 };
 
+static inline double config_lora_alpha(const struct config *c) {
+    return c->lora_alpha > 0 ? c->lora_alpha : 2.0 * c->lora_rank;
+}
 // The factor of an adapter's output: alpha / rank, or with rsLoRA alpha / sqrt(rank) (Kalajdzievski 2023, arXiv
 // 2312.03732).
 static inline double config_lora_scale(const struct config *c) {
-    const double alpha = c->lora_alpha > 0 ? c->lora_alpha : 2.0 * c->lora_rank;
+    const double alpha = config_lora_alpha(c);
     return c->lora_use_rslora ? alpha / sqrt((double)c->lora_rank) : alpha / c->lora_rank;
 }
 
@@ -35,6 +38,8 @@ static inline void config_resolve_finetune(const struct config *c) {
     if (c->lora_rank > 0 && *c->freeze)
         fail("--freeze %s does not go with --lora-rank, which freezes all but the adapters; leave one of them out",
              c->freeze);
+    if (*c->lora_merge && !*c->lora_adapter)
+        fail("--lora-merge %s needs --lora-adapter: name the folder of the adapters", c->lora_merge);
     if (!config_freezes(c))
         return;
     if (c->fp8_format != FP8_FORMAT_NONE && config_trains(c))

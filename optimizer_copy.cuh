@@ -35,20 +35,22 @@ static size_t part_offset(const struct optimizer *o, int part, int64_t place) {
                                    : state_offset(o, (enum optimizer_state)part, place);
 }
 
-// native = elements [at, at + n) of a part as they are stored: whole blocks, of one range that this rank writes.
-// The device has been waited for since the last update.
-static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
-    struct zero *z = o->zero;
+// native = parameters [at, at + n) of the flat buffer, which this rank holds. The device has been waited for since the
+// last update.
+static void parameters_download(struct zero *z, int64_t at, int64_t n, floatX *native) {
     int64_t first = at, place = 0;
-    if (part != PART_PARAMETERS) {
-        optimizer_download(o, (enum optimizer_state)part, at, n, native);
-        return;
-    }
     shards_next(&z->shards, shards_parameters(&z->shards), &first, at + n, &place);
     if (z->params_on_host)
         memcpy(native, z->params + place, (size_t)n * sizeof *z->params);
     else
         device_download(native, z->params + place, (size_t)n * sizeof *z->params, z->timeline->dev);
+}
+// native = elements [at, at + n) of a part as they are stored: whole blocks, of one range that this rank writes.
+static void part_download(struct optimizer *o, int part, int64_t at, int64_t n, void *native) {
+    if (part == PART_PARAMETERS)
+        parameters_download(o->zero, at, n, (floatX *)native);
+    else
+        optimizer_download(o, (enum optimizer_state)part, at, n, native);
 }
 
 // Adds the copy to the plan.

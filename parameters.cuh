@@ -346,7 +346,8 @@ struct tensor {
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
 };
 
-static bool tensor_decays(const struct tensor *t) { return t->cols > 1; }
+// Matrices, among them the B of an adapter of rank 1.
+static bool tensor_decays(const struct tensor *t) { return t->cols > 1 || parameter_is_adapter(t->parameter); }
 
 // One flat layout of tensors. Units: the head's tensors, each layer's from the last on, the embeddings'. Unit u is
 // elements [unit_begin[u], unit_begin[u + 1]) of a flat buffer.

@@ -9,6 +9,7 @@
 #ifndef ENGINE
 
 #include "run/choose_engine.h"     // which copy of the engine
+#include "run/merge.h"             // --lora-merge
 #include "run/start.h"             // options of a model's folder or of a checkpoint
 #include "run/version.h"           // --version
 #include "runtime/machine/error.h" // fail
@@ -38,6 +39,8 @@ int main(int argc, char **argv) {
     config.asked = &asked;
     start_check(&config);
     start_check_ranks(&config);
+    if (*config.lora_merge && !config.plan)
+        return merge_adapters(&config);
     const int status = choose_engine(&config)(&config);
     if (config.parallel)
         parallel_close(&parallel);

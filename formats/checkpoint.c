@@ -103,10 +103,10 @@ static void checkpoint_say(const struct checkpoint_listener *listener, const cha
         listener->say(listener->context, text);
 }
 
-static void checkpoint_say_leftover(const struct checkpoint_listener *listener, const char *root,
+static void checkpoint_say_leftover(const struct checkpoint_listener *listener, const char *root, int root_fd,
                                     const struct checkpoint_entry *entry) {
     struct error_text text;
-    if (checkpoint_entry_is_in_use(entry))
+    if (checkpoint_entry_is_in_use(root_fd, entry))
         error_format(&text, "%.500s/%s: is being written or removed by process %d; it is not looked at", root,
                      entry->name, (int)entry->pid);
     else
@@ -136,14 +136,14 @@ static const char *checkpoint_path(char path[PATH_MAX], const char *folder, cons
 
 // checkpoint_newest, from the names that checkpoint_list gave, the newest first. Without candidates `path` stays as the
 // caller set it and NULL is returned; where all candidates are damaged, an error is.
-static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root,
+static const char *checkpoint_newest_of(char path[PATH_MAX], struct manifest *manifest, const char *root, int root_fd,
                                         const struct checkpoint_entries *entries,
                                         const struct checkpoint_listener *listener, struct error_text *error) {
     int candidates = 0;
     for (int i = 0; i < entries->count; i++) {
         const struct checkpoint_entry *const entry = &entries->all[i];
         if (entry->kind == CHECKPOINT_PARTIAL || entry->kind == CHECKPOINT_REMOVING) {
-            checkpoint_say_leftover(listener, root, entry);
+            checkpoint_say_leftover(listener, root, root_fd, entry);
             continue;
         }
         candidates++;
@@ -169,9 +169,9 @@ const char *checkpoint_newest(char path[PATH_MAX], struct manifest *manifest, co
     if (root_fd < 0)
         return errno == ENOENT ? NULL : error_format(error, "%.500s: cannot be opened: %s", root, strerror(errno));
     const int listed = checkpoint_list(&entries, root_fd);
-    close(root_fd);
     const char *const problem = listed ? error_format(error, "%.500s: cannot be read: %s", root, strerror(listed))
-                                       : checkpoint_newest_of(path, manifest, root, &entries, listener, error);
+                                       : checkpoint_newest_of(path, manifest, root, root_fd, &entries, listener, error);
+    close(root_fd);
     free(entries.all);
     return problem;
 }
@@ -259,6 +259,7 @@ const char *checkpoint_prune(const char *root, int keep, int64_t newest, struct 
     const int root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (root_fd < 0)
         return error_format(error, "%.500s: cannot be opened: %s", root, strerror(errno));
+    checkpoint_lock(root_fd);
     checkpoint_remove_leftovers(root_fd);
     const int listed = checkpoint_list(&entries, root_fd);
     const char *problem = NULL;

@@ -1,9 +1,8 @@
 #include "formats/checkpoint_folder.h"
 #include <dirent.h>   // fdopendir, readdir
 #include <errno.h>    // errno
-#include <fcntl.h>    // openat
+#include <fcntl.h>    // openat, fcntl
 #include <inttypes.h> // PRId64
-#include <signal.h>   // kill
 #include <stdio.h>    // renameat, snprintf
 #include <stdlib.h>   // realloc, free, qsort
 #include <string.h>   // strcmp
@@ -62,8 +61,26 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-bool checkpoint_entry_is_in_use(const struct checkpoint_entry *entry) {
-    return entry->pid != getpid() && (kill(entry->pid, 0) == 0 || errno == EPERM);
+// The byte that a writer locks. Of a folder, which is open for reading alone, no lock can exclude others; two writers with
+// one number, of two containers, then both have it.
+static struct flock checkpoint_lock_of(short type, pid_t pid) {
+    struct flock lock;
+    memset(&lock, 0, sizeof lock); // l_pid must be 0
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = pid;
+    lock.l_len = 1;
+    return lock;
+}
+
+void checkpoint_lock(int root_fd) {
+    struct flock lock = checkpoint_lock_of(F_RDLCK, getpid());
+    fcntl(root_fd, F_OFD_SETLK, &lock);
+}
+
+bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry) {
+    struct flock lock = checkpoint_lock_of(F_WRLCK, entry->pid); // asks what would be in its way
+    return fcntl(root_fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 void checkpoint_part_name(char name[CHECKPOINT_NAME], int number, bool failed) {
@@ -169,7 +186,7 @@ void checkpoint_remove_leftovers(int root_fd) {
     if (checkpoint_list(&entries, root_fd) == 0)
         for (int i = 0; i < entries.count; i++) {
             const struct checkpoint_entry *const entry = &entries.all[i];
-            if (entry->kind == CHECKPOINT_STEP || checkpoint_entry_is_in_use(entry))
+            if (entry->kind == CHECKPOINT_STEP || checkpoint_entry_is_in_use(root_fd, entry))
                 continue;
             if (entry->kind != CHECKPOINT_REPLACED) {
                 checkpoint_remove_tree(root_fd, entry->name);

@@ -5,8 +5,11 @@
 //   OUT/checkpoints/.step_00001000.PID.replaced  complete, set aside for a moment while the same step is saved again
 //   OUT/checkpoints/.step_00001000.PID.removing  being removed
 //
-// One process writes into a root, from one thread at a time; any number may read. Functions that return int return 0 or
-// an errno.
+// One process writes into a root, from one thread at a time; any number may read. A writer holds a lock while it may
+// have temporary folders there: the byte of the root whose offset is its PID, by an open-file-description lock, which
+// ends with the process. Whether a process of that number exists would say too little: a killed one exists as a zombie
+// until its parent asks for its status, which in a container without an init is never, and numbers are used again.
+// File systems of several hosts keep a folder's locks to each host. Functions that return int return 0 or an errno.
 #pragma once
 #include <stdbool.h>   // bool
 #include <stdint.h>    // int64_t
@@ -34,9 +37,12 @@ __BEGIN_DECLS
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
 // Parses a name; false where it is not exactly one that checkpoint_entry_of makes. Others are neither read nor removed.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
-// Whether the process that made a temporary folder may still be writing it. A folder with this process's own number is
-// left by a process before it (in a container all have the same number) or by a failed save.
-bool checkpoint_entry_is_in_use(const struct checkpoint_entry *entry);
+// Locks the root that is open as `root_fd` for what this process writes, until the descriptor is closed. Without an effect
+// where the file system has no locks: leftovers of any process are removed there.
+void checkpoint_lock(int root_fd);
+// Whether a process writes that temporary folder: one of its number holds its lock, by another descriptor than
+// `root_fd`. What has the number of the process that locked `root_fd` is left by a failed save or by a process before it.
+bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry);
 // The file in a partial folder that stands for the part of process `number` until it is written, when that process
 // removes it; where it can't be written, the process gives it the name of a failed one. Neither takes room on a disk
 // that is full. No file of a checkpoint has such a name.
@@ -47,7 +53,7 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not what it points to), or a folder and all in it.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name.
+// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name. The root is locked.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name
 // back where its replacement was never published.

@@ -96,6 +96,7 @@ const char *checkpoint_begin(struct checkpoint_writer *writer, const char *root,
     writer->root_fd = checkpoint_open_root(root);
     if (writer->root_fd < 0)
         return checkpoint_fail(writer, "", "the folder above it cannot be made or opened", errno);
+    checkpoint_lock(writer->root_fd);
     checkpoint_remove_leftovers(writer->root_fd);
     if (mkdirat(writer->root_fd, writer->partial.name, 0777) != 0)
         return checkpoint_fail(writer, "", "the folder cannot be made", errno);

@@ -46,6 +46,12 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
     json_int(&json, "best_val_step", state->best_val_step);
     json_bool(&json, "validation_due", state->validation_due);
     json_str(&json, "precision", state->precision);
+    if (state->base_folder) {
+        json_object_begin(&json, "base");
+        json_str(&json, "folder", state->base_folder);
+        json_str(&json, "digest", state->base_digest);
+        json_object_end(&json);
+    }
     json_array_begin(&json, "files");
     for (int i = 0; i < state->num_files; i++) {
         json_object_begin(&json, NULL);
@@ -135,6 +141,15 @@ static const char *trainer_state_read_options(const struct trainer_state *state,
     return NULL;
 }
 
+static const char *trainer_state_read_base(struct trainer_state *state, const char *name, struct error_text *error) {
+    json_t *base;
+    RETURN_PROBLEM(json_opt_object(state->root, "base", &base, name, error));
+    if (!base)
+        return NULL;
+    RETURN_PROBLEM(json_get_string(base, "folder", &state->base_folder, name, error));
+    return json_get_string(base, "digest", &state->base_digest, name, error);
+}
+
 static const char *trainer_state_read_root(struct trainer_state *state, const char *name, struct error_text *error) {
     int64_t version;
     RETURN_PROBLEM(json_get_int(state->root, "version", 1, 2, &version, name, error));
@@ -150,6 +165,7 @@ static const char *trainer_state_read_root(struct trainer_state *state, const ch
     if (strcmp(state->precision, "bf16") != 0 && strcmp(state->precision, "fp32") != 0)
         return error_format(error, "%s: precision is '%s'; expected bf16 or fp32", name,
                             json_show(state->precision).text);
+    RETURN_PROBLEM(trainer_state_read_base(state, name, error));
     RETURN_PROBLEM(trainer_state_read_files(state, name, error));
     RETURN_PROBLEM(trainer_state_read_changes(state, name, error));
     RETURN_PROBLEM(trainer_state_read_options(state, "given", name, error));

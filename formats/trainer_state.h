@@ -29,6 +29,9 @@ struct trainer_state {
     int64_t best_val_step;
     bool validation_due;   // this step's validation was stopped by a signal
     const char *precision; // bf16 or fp32
+    // The base model of adapters, of which a checkpoint has the adapters alone: its folder, and model_folder_digest
+    // (run/model_folder.h). NULL: the checkpoint has all parameters.
+    const char *base_folder, *base_digest;
     struct trainer_file *files;
     int num_files;
     struct trainer_data_change *changes;

@@ -2,9 +2,8 @@
 // a KV cache once. Rows may begin at any address and have any length. (vectors_floatx.cuh widens bf16 to fp32 as it
 // loads; an xvec stays bf16, for the dot product of pairs.)
 #pragma once
-#include "kernels/device.cuh"         // floatX
-#include "kernels/vectors.cuh"        // vec, vec_words, vec_dot
-#include "kernels/vectors_floatx.cuh" // row_vec_load
+#include "kernels/device.cuh"  // floatX
+#include "kernels/vectors.cuh" // vec, vec_words, vec_dot
 
 // An xvec has XVEC_LANES elements, which as fp32 are XVEC_PARTS vectors.
 #ifdef PRECISION_BF16
@@ -24,12 +23,6 @@ static inline vec xvec_dot(vec sum, xvec a, xvec b) { return sum + a * b; }
 static inline vec xvec_part(xvec x, int part) { return x; }
 #endif
 
-// Words at any address, each an element in fp32, a pair of them in bf16.
-static inline xvec xvec_load_words(const word *p) {
-    xvec x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
 static inline xvec xvec_load(const floatX *p) {
     xvec x;
     memcpy(&x, p, sizeof x);
@@ -40,24 +33,4 @@ static inline xvec xvec_load_some(const floatX *p, int n) {
     xvec x = {0};
     memcpy(&x, p, (size_t)n * sizeof *p);
     return x;
-}
-// All words are the one at p, of which the first n <= XVEC_PARTS elements exist; the others are 0.
-ALWAYS_INLINE xvec xvec_set(const floatX *p, const int n) {
-#ifdef PRECISION_BF16
-    word w = 0;
-    memcpy(&w, p, (size_t)n * sizeof *p);
-    return vec_words_set(w);
-#else
-    return vec_set(*p);
-#endif
-}
-// The first n <= LANES words of columns: elements of a row and, in bf16, of the next one, or 0 where it is NULL.
-ALWAYS_INLINE xvec xvec_join_rows(const floatX *row, const floatX *next, int n) {
-    const vec first = row_vec_load(row, 0, n);
-#ifdef PRECISION_BF16
-    const vec second = next ? row_vec_load(next, 0, n) : vec_set(0);
-    return (vec_words)first >> 16 | (vec_words)second;
-#else
-    return first;
-#endif
 }

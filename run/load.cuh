@@ -11,6 +11,7 @@
 #include "run/fp8_checkpoint.cuh"    // fp8_load
 #include "runtime/files/file_read.h" // read_exactly
 #include "formats/safetensors.h"     // safetensors_open, safetensors_read
+#include "run/model_folder.h"        // struct model_folder
 #include "run/optimizer_file.cuh"    // state_tensor_entry
 #include "run/start.h"               // start_read_model
 #include "run/tensor_names.cuh"      // which tensor holds which parameters
@@ -19,75 +20,6 @@
 #include <limits.h>                  // PATH_MAX
 
 static const int64_t LOAD_CHUNK = 1 << 20; // elements
-
-// The open safetensors files of a model's folder.
-struct model_folder {
-    const char *path;
-    struct safetensors *files;
-    char **names; // of the files, as messages show them
-    int count;
-};
-
-static void model_folder_close(struct model_folder *folder) {
-    for (int i = 0; i < folder->count; i++) {
-        safetensors_close(&folder->files[i]);
-        free(folder->names[i]);
-    }
-    free(folder->files);
-    free(folder->names);
-    memset(folder, 0, sizeof *folder);
-}
-
-static const char *model_folder_add(struct model_folder *folder, const char *name, struct error_text *error) {
-    char path[PATH_MAX];
-    if ((size_t)snprintf(path, sizeof path, "%s/%s", folder->path, name) >= sizeof path)
-        return error_format(error, "%.500s: the name is too long", folder->path);
-    RETURN_PROBLEM(safetensors_open(&folder->files[folder->count], path, error));
-    folder->names[folder->count++] = strdup(path);
-    return NULL;
-}
-
-static const char *model_folder_make_room(struct model_folder *folder, int files, struct error_text *error) {
-    folder->files = (struct safetensors *)calloc((size_t)files, sizeof *folder->files);
-    folder->names = (char **)calloc((size_t)files, sizeof *folder->names);
-    return folder->files && folder->names ? NULL : error_format(error, "%s: out of memory", folder->path);
-}
-
-// Opens model.safetensors or, without it, the files of its index, in the same order as from_pretrained.
-static const char *model_folder_open(struct model_folder *folder, const char *path, struct error_text *error) {
-    char index_path[PATH_MAX], single_path[PATH_MAX];
-    struct safetensors_index index;
-    struct stat status;
-    memset(folder, 0, sizeof *folder);
-    folder->path = path;
-    if ((size_t)snprintf(index_path, sizeof index_path, "%s/model.safetensors.index.json", path) >= sizeof index_path)
-        return error_format(error, "%.500s: the name is too long", path);
-    snprintf(single_path, sizeof single_path, "%.*s", (int)(strlen(index_path) - strlen(".index.json")), index_path);
-    if (stat(single_path, &status) == 0 || stat(index_path, &status) != 0) {
-        RETURN_PROBLEM(model_folder_make_room(folder, 1, error));
-        return model_folder_add(folder, "model.safetensors", error);
-    }
-    RETURN_PROBLEM(safetensors_index_open(&index, index_path, error));
-    const char *problem = model_folder_make_room(folder, index.file_count, error);
-    for (int i = 0; i < index.file_count && !problem; i++)
-        problem = model_folder_add(folder, index.files[i], error);
-    safetensors_index_close(&index);
-    return problem;
-}
-
-// The tensor of that name; NULL: none. GPT-2's older files leave the prefix out.
-static const struct safetensors_tensor *model_folder_find(const struct model_folder *folder, const char *name,
-                                                          int *file) {
-    static const char prefix[] = "transformer.";
-    for (*file = 0; *file < folder->count; ++*file) {
-        const struct safetensors_tensor *tensor = safetensors_find(&folder->files[*file], name);
-        if (!tensor && strncmp(name, prefix, sizeof prefix - 1) == 0)
-            tensor = safetensors_find(&folder->files[*file], name + sizeof prefix - 1);
-        if (tensor)
-            return tensor;
-    }
-    return NULL;
-}
 
 // The names of an output layer's weight.
 static const char *const head_names[] = {"lm_head.weight", "embed_out.weight"};
@@ -202,7 +134,7 @@ static const char *model_load_moved(struct model_loader *loader, const struct hu
         if (!problem)
             huggingface_scatter(ours, t, loader->values, row, rows);
     }
-    const int64_t first = (int64_t)t->first_row * t->ours->cols;
+    const int64_t first = (int64_t)huggingface_first_row(t) * t->ours->cols;
     if (!problem)
         model_store(loader->m, t->ours, first, ours + first, (int64_t)huggingface_rows_held(t) * t->ours->cols,
                     loader->rounded);
@@ -224,10 +156,10 @@ static const char *model_load_tensor(struct model_loader *loader, const struct m
     const int64_t width = t->cols ? t->cols : 1, count = huggingface_count(t);
     for (int64_t first = 0; first < count; first += LOAD_CHUNK) {
         const int64_t n = count - first < LOAD_CHUNK ? count - first : LOAD_CHUNK;
-        if (!gpt_holds(loader->m, t->ours, t->first_row * width + first, n))
+        if (!gpt_holds(loader->m, t->ours, huggingface_first_row(t) * width + first, n))
             continue;
         RETURN_PROBLEM(model_read(loader, &folder->files[f], folder->names[f], tensor, first, n, error));
-        model_store(loader->m, t->ours, t->first_row * width + first, loader->values, n, loader->rounded);
+        model_store(loader->m, t->ours, huggingface_first_row(t) * width + first, loader->values, n, loader->rounded);
     }
     return NULL;
 }

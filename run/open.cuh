@@ -1,10 +1,11 @@
 // Opens and closes what a run works with: the device, the plan of the model's memory, the data.
 #pragma once
-#include "run/ranks.cuh"       // threads_of_rank, check_same_data
-#include "run/utilisation.cuh" // gpt_measure_peak
-#include "run/plan_report.cuh" // plan_write_json
-#include "run/run.cuh"         // struct run
-#include <omp.h>               // omp_set_num_threads
+#include "run/adapter_targets.cuh" // adapters_resolve
+#include "run/ranks.cuh"           // threads_of_rank, check_same_data
+#include "run/utilisation.cuh"     // gpt_measure_peak
+#include "run/plan_report.cuh"     // plan_write_json
+#include "run/run.cuh"             // struct run
+#include <omp.h>                   // omp_set_num_threads
 
 // Ends the program where the device or its library does not multiply the FP8 matrices that the run trains with.
 static void check_fp8(const struct run *r) {
@@ -98,6 +99,7 @@ static void predict_step(struct run *r) {
 // are the run's options, in which a choice of auto is kept.
 static void plan_model(struct run *r, struct config *own) {
     const struct config *c = r->config;
+    adapters_resolve(own);
     r->attention = choose_attention(r);
     r->fit = fit_of(c, r->attention.backend, &r->dev);
     const bool searches = c->recompute_granularity == RECOMPUTE_AUTO && config_trains(c);

@@ -3,6 +3,7 @@
 #pragma once
 #include "run/load.cuh"            // parameters from a model's folder or a checkpoint
 #include "run/save.cuh"            // a checkpoint's folder
+#include "run/carried_files.h"     // files beside a model that its checkpoints have too
 #include "run/run.cuh"             // struct run
 #include "formats/trainer_state.h" // trainer_state.json
 #include "run/text_files.cuh"      // find_text_file
@@ -52,18 +53,68 @@ static bool fp8_scales_hold(const struct config *c, const struct trainer_state *
     return true;
 }
 
+// Finds the base model of a run with adapters, and ends the program where it is not the one that the checkpoint's were
+// trained on, or has other modules than the options give.
+static void find_base(struct run *r, const struct trainer_state *checkpoint) {
+    const struct config *c = r->config;
+    struct error_text error;
+    enum architecture a = ARCHITECTURE_OURS;
+    struct stat status;
+    if (stat(c->init_from, &status) == 0 && !S_ISDIR(status.st_mode))
+        fail("--init-from %s: the base model of adapters must be a folder of Hugging Face, not a file", c->init_from);
+    const char *problem = model_folder_architecture(&a, c->init_from, &error);
+    if (!problem)
+        problem = model_folder_digest(r->base_digest, c->init_from, &error);
+    if (problem)
+        fail("--init-from %s", problem);
+    if (a != architecture_of(c))
+        fail("--init-from %s is a %s, but by the options the model is a %s, whose modules have other names; leave out "
+             "options that change the model",
+             c->init_from, architecture_class(a), architecture_class(architecture_of(c)));
+    if (checkpoint && !checkpoint->base_digest)
+        fail("%s: trainer_state.json names no base model; the checkpoint is not one of adapters", c->checkpoint);
+    if (checkpoint && strcmp(checkpoint->base_digest, r->base_digest) != 0)
+        fail("--init-from %s: has other tensors than the base model of the adapters in %s, which was %s", c->init_from,
+             c->checkpoint, json_show(checkpoint->base_folder).text);
+    if (!realpath(c->init_from, r->base_folder))
+        fail("--init-from %s: %s", c->init_from, strerror(errno));
+}
+// Loads the parameters of --init-from and, with LoRA, the adapters.
+static const char *load_parameters(struct run *r, struct error_text *error) {
+    const struct config *c = r->config;
+    struct stat status;
+    bool exact;
+    if (!*c->init_from)
+        return NULL;
+    if (c->lora_rank > 0)
+        find_base(r, NULL);
+    if (stat(c->init_from, &status) != 0 || !S_ISDIR(status.st_mode))
+        return model_load_llmc(r->model, c->init_from, error);
+    RETURN_PROBLEM(model_load_folder(r->model, c->init_from, &exact, error));
+    return *c->lora_adapter ? adapters_load(r->model, c->lora_adapter, &exact, error) : NULL;
+}
+// Loads the parameters and the optimizer state of a checkpoint; of one of adapters, with the parameters of its base.
+static const char *load_checkpoint(struct run *r, const struct trainer_state *state, struct error_text *error) {
+    const struct config *c = r->config;
+    bool exact;
+    if (c->lora_rank == 0)
+        return model_load_checkpoint(r->model, c->checkpoint, error);
+    find_base(r, state);
+    RETURN_PROBLEM(model_load_folder(r->model, c->init_from, &exact, error));
+    RETURN_PROBLEM(adapters_load(r->model, c->checkpoint, &exact, error));
+    return model_load_optimizer(r->model, c->checkpoint, exact, error);
+}
+
 // Loads all state from a checkpoint, or the parameters from a model; without either the model keeps its random initial
 // parameters.
 static void load_model(struct run *r) {
     const struct config *c = r->config;
     struct error_text error;
-    struct stat status;
     const char *problem = NULL;
-    bool exact;
     r->best_val_loss = NAN;
     if (*c->checkpoint) {
         struct trainer_state state = trainer_state_open(c->checkpoint);
-        problem = model_load_checkpoint(r->model, c->checkpoint, &error);
+        problem = load_checkpoint(r, &state, &error);
         if (!problem && !fp8_scales_hold(c, &state))
             fp8_forget_scales(&r->model->fp8, &r->dev);
         resume_data(r, &state);
@@ -77,10 +128,8 @@ static void load_model(struct run *r) {
         r->best_val_step = (int)state.best_val_step;
         r->validation_due = state.validation_due;
         trainer_state_free(&state);
-    } else if (*c->init_from && stat(c->init_from, &status) == 0 && S_ISDIR(status.st_mode))
-        problem = model_load_folder(r->model, c->init_from, &exact, &error);
-    else if (*c->init_from)
-        problem = model_load_llmc(r->model, c->init_from, &error);
+    } else
+        problem = load_parameters(r, &error);
     if (problem)
         fail("%s", problem);
 }
@@ -100,6 +149,8 @@ static char *state_json(const struct run *r, size_t *bytes) {
     state.best_val_step = r->best_val_step;
     state.validation_due = r->validation_due;
     state.precision = sizeof(floatX) == 2 ? "bf16" : "fp32";
+    state.base_folder = *r->base_folder ? r->base_folder : NULL;
+    state.base_digest = r->base_digest;
     state.num_files = dataloader_num_files(r->train);
     state.num_changes = r->train->num_changes;
     state.files = (struct trainer_file *)calloc((size_t)state.num_files, sizeof *state.files);
@@ -197,14 +248,13 @@ static void check_shared_folder(struct run *r) {
 
 // Opens the saver of each rank that writes a part of the checkpoints, with the tokenizer's files that go into each.
 static void open_saver(struct run *r) {
-    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",   "vocab.json",
-                                        "merges.txt",     "special_tokens_map.json", "vocabulary.bin"};
     char path[PATH_MAX];
     saver_open(&r->saver, r->model, r->vocabulary.end_of_text);
+    saver_set_base(&r->saver, r->base_folder);
     check_shared_folder(r);
-    for (size_t i = 0; i < sizeof names / sizeof *names && r->config->rank == 0; i++)
-        if (find_text_file(r, names[i], path, sizeof path))
-            saver_add_file(&r->saver, path, names[i]);
+    for (size_t i = 0; i < CARRIED_FILES && r->config->rank == 0; i++)
+        if (find_text_file(r, carried_files[i], path, sizeof path))
+            saver_add_file(&r->saver, path, carried_files[i]);
 }
 
 // Begins the parts of a checkpoint that rank 0 has begun (writer: its process id) or could not begin (0). Returns false

@@ -52,8 +52,10 @@ struct run {
     uint64_t samples_before; // samples that earlier steps took
     double best_val_loss;    // NAN: none yet
     int best_val_step;
-    bool validation_due; // a signal broke off the validation of the last finished step
-    bool save_failed;    // the last save failed
+    bool validation_due;                  // a signal broke off the validation of the last finished step
+    bool save_failed;                     // the last save failed
+    char base_folder[PATH_MAX];           // of the base model of adapters; "": the run has none
+    char base_digest[HASH128_DIGITS + 1]; // model_folder_digest of it
     // Requests
     struct deadline deadline; // --exit-after
     bool save_wanted;         // a signal asked for a checkpoint

@@ -1,5 +1,5 @@
 // Saves the model into a checkpoint's folder: model.safetensors (several files where it is large) and config.json as
-// Hugging Face has them, optimizer.safetensors, trainer_state.json, and the tokenizer's files.
+// Hugging Face has them, or with LoRA the adapters' two files as peft has them; optimizer.safetensors, trainer_state.json, and the tokenizer's files.
 //
 // Every rank that holds a part of the state has a saver. Its part is written from a copy in the host's memory, by a
 // thread, while the training goes on; or, without a copy, from the model itself, while it waits.
@@ -12,10 +12,12 @@
 #include "formats/checkpoint_write.h"  // checkpoint_begin, checkpoint_commit
 #include "formats/matmul_algorithms.h" // MATMUL_ALGORITHMS_NAME
 #include "formats/huggingface.h"       // architecture_of, huggingface_write_config
+#include "run/adapters.cuh"            // adapters_tensors_of
+#include "run/carried_files.h"         // CARRIED_FILES
 #include "run/save_tensors.cuh"        // the files of the model and the optimizer
 #include "runtime/files/file_read.h"   // read_whole
 
-enum { SAVE_TOKENIZER_FILES = 8 };
+enum { SAVE_TOKENIZER_FILES = CARRIED_FILES };
 
 // The inputs of a save. None changes while the training goes on, if there is a copy of the state.
 struct save_job {
@@ -25,7 +27,8 @@ struct save_job {
     int64_t step;
     int keep; // checkpoints; 0: all
     // Of rank 0:
-    char *config_json, *state_json;
+    const char *base;               // folder of the base model, where the checkpoints are of adapters
+    char *config_json, *state_json; // texts of config.json or adapter_config.json, and of trainer_state.json
     size_t config_bytes, state_bytes;
     char *algorithms; // text of matmul_algorithms.txt; NULL: there is none
     size_t algorithms_bytes;
@@ -50,7 +53,8 @@ static const char *save_tokenizer_file(struct save_job *job, int i) {
 // The files that rank 0 alone writes.
 static const char *save_small_files(struct save_job *job) {
     struct checkpoint_writer *writer = &job->tensors.writer;
-    const char *problem = checkpoint_file(writer, "config.json", job->config_json, job->config_bytes);
+    const char *problem = checkpoint_file(writer, job->tensors.adapters ? PEFT_CONFIG_NAME : "config.json",
+                                          job->config_json, job->config_bytes);
     if (!problem)
         problem = checkpoint_file(writer, "trainer_state.json", job->state_json, job->state_bytes);
     if (!problem && job->algorithms)
@@ -139,6 +143,20 @@ static void saver_set_algorithms(struct saver *saver, char *text, size_t bytes) 
     saver->job.algorithms_bytes = bytes;
 }
 
+// The files' tensors of a model: all of them, or, of one with LoRA, those of its adapters, which are saved exactly.
+static void saver_list_tensors(struct save_tensors *tensors, const struct gpt *m) {
+    const struct config *c = &m->config;
+    const enum architecture a = architecture_of(c);
+    tensors->adapters = m->shape.lora.rank > 0;
+    tensors->model = tensors->adapters ? adapters_tensors_of(&m->table, &m->shape, a, config_rotary_dims(c))
+                                       : huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(c));
+    switch (c->checkpoint_dtype) {
+    case CHECKPOINT_AUTO: tensors->bf16 = sizeof(floatX) == 2 && !tensors->adapters; break;
+    case CHECKPOINT_BF16: tensors->bf16 = !tensors->adapters; break;
+    case CHECKPOINT_FP32: tensors->bf16 = false; break;
+    }
+}
+
 static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     const struct config *c = &m->config;
     struct save_job *job = &saver->job;
@@ -151,9 +169,8 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
     saver->end_of_text = end_of_text;
     saver->last_step = -1;
     checkpoint_thread_init(&saver->thread);
-    tensors->model = huggingface_tensors_of(&m->table, &m->shape, architecture_of(c), config_rotary_dims(c));
-    tensors->bf16 =
-        c->checkpoint_dtype == CHECKPOINT_AUTO ? sizeof(floatX) == 2 : c->checkpoint_dtype == CHECKPOINT_BF16;
+    saver_list_tensors(tensors, m);
+    job->base = "";
     tensors->most_shard_bytes = (uint64_t)((double)c->max_shard_gib * 0x1p30);
     tensors->first = m->zero.shards.rank == 0;
     job->rank = m->zero.shards.rank;
@@ -166,6 +183,9 @@ static void saver_open(struct saver *saver, struct gpt *m, int end_of_text) {
         fail("%s", problem);
 }
 
+// Sets the base model's folder that checkpoints of adapters name. The text must stay.
+static void saver_set_base(struct saver *saver, const char *base) { saver->job.base = base; }
+
 // Waits for the save in progress, if any. Returns what went wrong with it, or NULL.
 static const char *saver_wait(struct saver *saver) {
     saver->running = false;
@@ -177,7 +197,10 @@ static char *save_config_json(const struct saver *saver, size_t *bytes) {
     FILE *out = open_memstream(&text, bytes);
     if (!out)
         return NULL;
-    huggingface_write_config(out, &saver->m->config, saver->end_of_text, saver->job.tensors.bf16);
+    if (saver->job.tensors.adapters)
+        adapters_write_config(out, saver->m, saver->job.base);
+    else
+        huggingface_write_config(out, &saver->m->config, saver->end_of_text, saver->job.tensors.bf16);
     return fclose(out) == 0 ? text : NULL;
 }
 

@@ -8,6 +8,7 @@
 #include "run/model.cuh"              // struct gpt
 #include "formats/checkpoint_part.h"  // checkpoint_part_write
 #include "formats/checkpoint_write.h" // checkpoint_file_write
+#include "formats/peft_config.h"      // PEFT_MODEL_NAME
 #include "formats/safetensors.h"      // safetensors_lay_out
 #include "run/fp8_checkpoint.cuh"     // fp8_tensor_entry
 #include "run/optimizer_file.cuh"     // state_tensor_entry
@@ -25,7 +26,8 @@ enum save_pass {
 // The tensors of a save, and the memory that it takes. Nothing but the last part changes while the training goes on.
 struct save_tensors {
     struct gpt *m;
-    struct huggingface_tensors model; // of model.safetensors
+    struct huggingface_tensors model; // of model.safetensors, or of adapter_model.safetensors
+    bool adapters;                    // the model's files are those of adapters alone
     bool bf16;                        // model.safetensors is bf16, and optimizer.safetensors has the master weights
     bool first;                       // this rank writes what is no rank's: zeros, and FP8's state
     uint64_t most_shard_bytes;
@@ -40,6 +42,7 @@ struct save_tensors {
     struct checkpoint_part part;
     uint64_t data_begin; // of the file's tensors
     struct {             // the last range of elements that was asked for
+        bool frozen;
         int64_t begin, end;
         bool owned;
     } range;
@@ -51,11 +54,24 @@ static const char *save_out_of_memory(struct save_tensors *s) {
 
 // ---- values ----
 
-// out (n) = elements [at, at + n) of the flat buffers: the exact parameters, of a tensor and a range that this rank
-// writes. n is at most SAVE_CHUNK.
-static void save_exact(struct save_tensors *s, int64_t at, int64_t n, float *out) {
+// part_next in the flat buffers that a tensor is in.
+static int64_t save_next(const struct save_tensors *s, bool frozen, int64_t *at, int64_t end, int64_t *place) {
+    const struct shards *shards = &s->m->frozen.shards;
+    return frozen ? shards_next(shards, shards_optimizer(shards), at, end, place)
+                  : part_next(&s->m->optimizer, at, end, place);
+}
+// out (n) = elements [at, at + n) of the flat buffers that a tensor is in: the exact parameters, of a range that this
+// rank writes. n is at most SAVE_CHUNK.
+static void save_exact(struct save_tensors *s, bool frozen, int64_t at, int64_t n, float *out) {
     struct gpt *m = s->m;
     struct optimizer *o = &m->optimizer;
+    if (frozen) {
+        floatX *const stored = (floatX *)s->stored[PART_PARAMETERS];
+        parameters_download(&m->frozen, at, n, stored);
+        for (int64_t i = 0; i < n; i++)
+            out[i] = to_float(stored[i]);
+        return;
+    }
     const int64_t begin = at / STATE_BLOCK * STATE_BLOCK, blocks = state_blocks(at + n - begin);
     const floatX *rounded = (const floatX *)optimizer_copy_read(&m->copy, o, PART_PARAMETERS, begin,
                                                                 blocks * STATE_BLOCK, s->stored[PART_PARAMETERS]) +
@@ -93,15 +109,15 @@ static const char *save_values(struct save_tensors *s, const struct safetensors_
     return problem;
 }
 
-// Writes the exact parameters [begin, end) of the flat buffers, those that this rank owns, to a tensor of the file that
-// holds them in this order.
-static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, int64_t begin,
-                              int64_t end) {
+// Writes the exact parameters [begin, end) of the flat buffers that a tensor is in, those that this rank owns, to a
+// tensor of the file that holds them in this order.
+static const char *save_range(struct save_tensors *s, const struct safetensors_tensor *entry, bool frozen,
+                              int64_t begin, int64_t end) {
     const char *problem = NULL;
     int64_t at = begin, place, n;
-    for (; !problem && (n = part_next(&s->m->optimizer, &at, end, &place)) > 0; at += n) {
+    for (; !problem && (n = save_next(s, frozen, &at, end, &place)) > 0; at += n) {
         n = n < SAVE_CHUNK - STATE_BLOCK ? n : SAVE_CHUNK - STATE_BLOCK; // what is fetched begins with a whole block
-        save_exact(s, at, n, s->values);
+        save_exact(s, frozen, at, n, s->values);
         problem = save_values(s, entry, at - begin, s->values, n);
     }
     return problem;
@@ -111,10 +127,11 @@ static const char *save_range(struct save_tensors *s, const struct safetensors_t
 
 // Whether this rank writes an element of a parameter, whose last element is before `end`. Neighbours are asked for one
 // after the other.
-static bool save_owns(struct save_tensors *s, int64_t at, int64_t end) {
-    if (at < s->range.begin || at >= s->range.end) {
+static bool save_owns(struct save_tensors *s, bool frozen, int64_t at, int64_t end) {
+    if (frozen != s->range.frozen || at < s->range.begin || at >= s->range.end) {
         int64_t first = at, place;
-        const int64_t n = part_next(&s->m->optimizer, &first, end, &place);
+        const int64_t n = save_next(s, frozen, &first, end, &place);
+        s->range.frozen = frozen;
         s->range.owned = n > 0 && first == at;
         s->range.begin = at;
         s->range.end = s->range.owned ? at + n : n > 0 ? first : end;
@@ -135,7 +152,7 @@ static const char *save_row(struct save_tensors *s, const struct safetensors_ten
     const char *problem = NULL;
     for (int col = 0; col < cols && !problem;) {
         int last = col;
-        while (last < cols && save_owns(s, save_element(t, row, last), end))
+        while (last < cols && save_owns(s, t->ours->frozen, save_element(t, row, last), end))
             last++;
         if (last > col)
             problem = save_values(s, entry, (int64_t)row * cols + col, values + col, last - col);
@@ -147,9 +164,9 @@ static const char *save_row(struct save_tensors *s, const struct safetensors_ten
 static bool save_fetch_moved(struct save_tensors *s, const struct tensor *ours) {
     int64_t at = ours->offset, place, n;
     bool any = false;
-    for (; (n = part_next(&s->m->optimizer, &at, ours->offset + ours->count, &place)) > 0; at += n) {
+    for (; (n = save_next(s, ours->frozen, &at, ours->offset + ours->count, &place)) > 0; at += n) {
         n = n < SAVE_CHUNK - STATE_BLOCK ? n : SAVE_CHUNK - STATE_BLOCK;
-        save_exact(s, at, n, s->moved + (at - ours->offset));
+        save_exact(s, ours->frozen, at, n, s->moved + (at - ours->offset));
         any = true;
     }
     return any;
@@ -225,8 +242,8 @@ static const char *save_model_entry(struct save_tensors *s, const struct safeten
     const struct huggingface_tensor *t = &s->model.list[entry->id];
     if (!t->ours || huggingface_moves(t))
         return save_moved(s, entry, t);
-    const int64_t begin = t->ours->offset + (int64_t)t->first_row * t->ours->cols;
-    return save_range(s, entry, begin, begin + huggingface_count(t));
+    const int64_t begin = t->ours->offset + (int64_t)huggingface_first_row(t) * t->ours->cols;
+    return save_range(s, entry, t->ours->frozen, begin, begin + huggingface_count(t));
 }
 
 static uint64_t save_tensor_bytes(const struct save_tensors *s, const struct huggingface_tensor *t) {
@@ -239,7 +256,7 @@ static int save_divide(const struct save_tensors *s, int *first) {
     uint64_t bytes = 0;
     for (int i = 0; i < s->model.count; i++) {
         const uint64_t more = save_tensor_bytes(s, &s->model.list[i]);
-        if (i == 0 || bytes + more > s->most_shard_bytes) {
+        if (i == 0 || (bytes + more > s->most_shard_bytes && !s->adapters)) {
             first[shards++] = i;
             bytes = 0;
         }
@@ -279,7 +296,10 @@ static const char *save_shards(struct save_tensors *s, struct safetensors_tensor
     const char *problem = NULL;
     for (int shard = 0; shard < shards && !problem; shard++) {
         snprintf(names[shard], sizeof names[shard],
-                 shards == 1 ? "model.safetensors" : "model-%05d-of-%05d.safetensors", shard + 1, shards);
+                 s->adapters   ? PEFT_MODEL_NAME
+                 : shards == 1 ? "model.safetensors"
+                               : "model-%05d-of-%05d.safetensors",
+                 shard + 1, shards);
         for (int i = first[shard]; i < first[shard + 1]; i++) {
             const struct huggingface_tensor *t = &s->model.list[i];
             entries[i].name = t->name;
@@ -344,7 +364,7 @@ static const char *save_optimizer_entry(struct save_tensors *s, const struct saf
     const enum optimizer_state id = (enum optimizer_state)(entry->id / 2 / tensors);
     const struct tensor *t = &s->m->table.tensors[entry->id / 2 % tensors];
     switch (optimizer_state_rows[id].start) {
-    case STATE_FROM_PARAMETERS: return save_range(s, entry, t->offset, t->offset + tensor_visible(t));
+    case STATE_FROM_PARAMETERS: return save_range(s, entry, t->frozen, t->offset, t->offset + tensor_visible(t));
     case STATE_ZERO: break;
     }
     return save_state(s, entry, id, t, entry->id % 2 == 1);
@@ -390,7 +410,7 @@ static const char *save_tensors_pass(struct save_tensors *s, enum save_pass pass
 
 static const char *save_tensors_open(struct save_tensors *s, struct gpt *m, struct error_text *error) {
     int64_t widest = SAVE_CHUNK, moved = 0;
-    for (int i = 0; i < m->table.num_tensors; i++) {
+    for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
         const int64_t row = t->rows > t->cols ? t->rows : t->cols; // transposed, its columns are rows
         widest = 4 * row > widest ? 4 * row : widest;              // repeated heads make rows wider

@@ -6,6 +6,7 @@
 #include "dataloader.h"                // paths_any
 #include "formats/huggingface.h"       // huggingface_parse_config
 #include "formats/llmc.h"              // llmc_parse
+#include "formats/peft_config.h"       // peft_config_open
 #include "formats/checkpoint.h"        // checkpoint_newest, checkpoint_resolve
 #include "formats/checkpoint_folder.h" // checkpoint_list
 #include "runtime/machine/error.h"     // fail
@@ -140,6 +141,8 @@ static void start_take_options(struct config *config, const struct trainer_state
     const char *batch_then = trainer_state_option(state, "resolved", config_rows[batch].name);
     if (!config->given[batch] && batch_then)
         start_set(config, batch, batch_then);
+    if (state->base_folder && !*config->init_from)
+        config->init_from = strdup(state->base_folder);
     config_drop_unused_fp8(config, by_user);
 }
 
@@ -334,6 +337,70 @@ static void start_take_rows(struct config *config) {
         token_file_close(&file);
 }
 
+// ---- from adapters ----
+
+// Whether a folder has adapters of LoRA alone, no model.
+static bool start_is_adapters(const char *folder) {
+    char path[PATH_MAX];
+    bool has[2] = {false, false};
+    static const char *const names[2] = {PEFT_CONFIG_NAME, "config.json"};
+    for (int i = 0; i < 2; i++)
+        has[i] =
+            (size_t)snprintf(path, sizeof path, "%s/%s", folder, names[i]) < sizeof path && access(path, F_OK) == 0;
+    return has[0] && !has[1];
+}
+// Sets an option from the adapters' settings; one that the user gave too must have the same value.
+static void start_take_adapter(struct config *config, int row, const char *text) {
+    char given_text[OPTION_TEXT], found_text[OPTION_TEXT], name[OPTION_NAME];
+    const bool was_given = config->given[row];
+    char *given = strdup(option_text(given_text, &config_rows[row], config));
+    start_set(config, row, text);
+    const char *found = option_text(found_text, &config_rows[row], config);
+    if (!given)
+        fail("out of memory");
+    if (was_given && strcmp(given, found) != 0)
+        fail("--%s is %s, but %s in %s/" PEFT_CONFIG_NAME "; leave the option out",
+             option_display(name, config_rows[row].name), given, found, config->lora_adapter);
+    free(given);
+}
+// Takes over the options of --lora-adapter and of its base model, which is --init-from or, without it, the folder that
+// the adapters' settings name. --init-from may itself name adapters.
+static void start_from_adapters(struct config *config) {
+    struct peft_config peft;
+    struct error_text error;
+    struct stat status;
+    char text[OPTION_TEXT];
+    if (!*config->lora_adapter) {
+        config->lora_adapter = config->init_from;
+        config->init_from = "";
+    }
+    const char *problem = peft_config_open(&peft, config->lora_adapter, &error);
+    if (problem)
+        fail("%s", problem);
+    if (!*config->init_from) {
+        if (stat(peft.base, &status) != 0 || !S_ISDIR(status.st_mode))
+            fail("%s/" PEFT_CONFIG_NAME
+                 ": base_model_name_or_path is '%s', which is no folder here; name the base model "
+                 "by --init-from",
+                 config->lora_adapter, json_show(peft.base).text);
+        config->init_from = strdup(peft.base);
+    }
+    start_from_model(config);
+    if (peft.fan_in_fan_out && strcmp(config->checkpoint_architecture, "gpt2") != 0)
+        fail("%s/" PEFT_CONFIG_NAME ": fan_in_fan_out is true, as for GPT-2 alone; expected false for the %s in %s",
+             config->lora_adapter, config->checkpoint_architecture, config->init_from);
+    snprintf(text, sizeof text, "%d", peft.rank);
+    start_take_adapter(config, CONFIG_ROW(lora_rank), text);
+    snprintf(text, sizeof text, "%.9g", (double)peft.alpha);
+    start_take_adapter(config, CONFIG_ROW(lora_alpha), text);
+    start_take_adapter(config, CONFIG_ROW(lora_use_rslora), peft.rslora ? "true" : "false");
+    start_take_adapter(config, CONFIG_ROW(lora_target_modules), peft.targets);
+    snprintf(text, sizeof text, "%.9g", (double)peft.dropout);
+    if (!config_given(config, lora_dropout))
+        start_set(config, CONFIG_ROW(lora_dropout), text);
+    peft_config_free(&peft);
+}
+
 // Finds the checkpoint or the model that the run starts from, if any, and sets its options.
 static void start_find(struct config *config) {
     enum architecture architecture;
@@ -347,8 +414,12 @@ static void start_find(struct config *config) {
     if (resumes)
         start_resume(config);
     start_take_rows(config);
-    if (!*config->checkpoint && *config->init_from)
+    if (!*config->checkpoint && (*config->lora_adapter || start_is_adapters(config->init_from)))
+        start_from_adapters(config);
+    else if (!*config->checkpoint && *config->init_from)
         start_from_model(config);
+    if (config->lora_rank > 0 && !*config->init_from && !config->plan)
+        fail("--lora-rank %d needs --init-from: name the folder of the base model", config->lora_rank);
     if (!resumes && config_trains(config) && !config->plan && config->rank == 0)
         start_check_new(config);
 }

@@ -29,6 +29,7 @@ struct huggingface_tensor {
     int repeat, q_rows, kv_rows, head_dim; // repeat > 1: the outputs are q, k, v, each KV head repeated so many times
     bool interleaved;             // GPT-NeoX: the outputs are q, k, v of head 0, of head 1, ...; head_dim rows each
     int turned_rows, rotary_dims; // in rows of the parameter below the first, the heads are permuted
+    int above; // rows that the parameter, as an adapter's B, lacks of the layer's outputs above first_row
 };
 
 struct huggingface_tensors {
@@ -55,10 +56,12 @@ static int huggingface_row(const struct huggingface_tensor *t, int row) {
         const int head = row / (3 * t->head_dim), part = row / t->head_dim % 3;
         ours = part * t->q_rows + head * t->head_dim + row % t->head_dim;
     }
-    if (ours >= t->turned_rows)
-        return ours;
-    return ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
+    if (ours < t->turned_rows)
+        ours = ours - ours % t->head_dim + huggingface_turned(ours % t->head_dim, t->rotary_dims, t->head_dim);
+    return ours - t->above;
 }
+// The first row of the parameter that the tensor holds.
+static int huggingface_first_row(const struct huggingface_tensor *t) { return t->first_row - t->above; }
 // Whether the tensor is not a run of the parameter's elements.
 static bool huggingface_moves(const struct huggingface_tensor *t) {
     return t->transposed || t->interleaved || t->repeat > 1 || t->turned_rows > 0;

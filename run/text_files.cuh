@@ -3,12 +3,14 @@
 #include "run/run.cuh" // struct run
 
 // Finds such a file: beside the shards of training, else of validation, under their prefix; else, under `name`, in the
-// folder of the checkpoint or model that the run starts from. Returns false where there is none.
+// folder of the checkpoint or model that the run starts from, where alone settings of a model's generation are looked
+// for. Returns false where there is none.
 static bool find_text_file(const struct run *r, const char *name, char *path, size_t size) {
     const struct config *c = r->config;
     const char *const folders[] = {c->checkpoint, c->init_from};
     const bool tokenizer = strcmp(name, "vocabulary.bin") != 0;
-    const struct dataloader *loader = r->train ? r->train : r->val;
+    const bool of_model = strcmp(name, "generation_config.json") == 0;
+    const struct dataloader *loader = of_model ? NULL : r->train ? r->train : r->val;
     if (loader) {
         const char *shard = dataloader_path(loader, 0);
         if (!tokenizer && vocabulary_find(shard, path, size))

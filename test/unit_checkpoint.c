@@ -424,7 +424,7 @@ static void a_checkpoint_is_there_after_its_commit_and_not_before(void **state) 
     assert_null(checkpoint_file(&writer, "a", "x", 1));
     assert_null(find_newest(&found, &heard, &error));
     assert_int_equal(found.step, -1);
-    assert_words(heard.text, ".step_00000010.|.partial: was left by a save that did not end");
+    assert_words(heard.text, ".step_00000010.|.partial: is being written or removed by process ");
     checkpoint_abandon(&writer);
     checkpoint_abandon(&writer); // once more does nothing
     assert_int_equal(leftovers(), 0);
@@ -751,25 +751,27 @@ static void only_our_own_is_removed_and_links_are_not_followed(void **state) {
     assert_int_equal(mkdir(link, 0777), 0);
     snprintf(link, sizeof link, "%s/deep/link", in_root(".step_00000021.4194304.removing"));
     assert_int_equal(symlink("../../../outside", link), 0);
-    // Alike, but not ours; and one whose writer lives: the parent of this process.
-    char living[64];
-    snprintf(living, sizeof living, ".step_00000040.%d.partial", (int)getppid());
-    const char *const foreign[] = {living, ".step_00000022.partial", "step_5", ".step_00000022.4194304.partial.bak",
-                                   "best", "step_00000001.old"};
-    for (size_t i = 0; i < 6; i++)
+    // Those of processes that live, this one and its parent, but write nothing.
+    char own[64], parents[64];
+    snprintf(own, sizeof own, ".step_00000040.%d.partial", (int)getpid());
+    snprintf(parents, sizeof parents, ".step_00000040.%d.partial", (int)getppid());
+    assert_int_equal(mkdir(in_root(own), 0777), 0);
+    assert_int_equal(mkdir(in_root(parents), 0777), 0);
+    // Alike, but not ours.
+    const char *const foreign[] = {".step_00000022.partial", "step_5", ".step_00000022.4194304.partial.bak", "best",
+                                   "step_00000001.old"};
+    for (size_t i = 0; i < 5; i++)
         assert_int_equal(mkdir(in_root(foreign[i]), 0777), 0);
     assert_null(checkpoint_prune(root, 1, 30, &error));
     assert_true(exists(path));
-    for (size_t i = 0; i < 6; i++)
+    for (size_t i = 0; i < 5; i++)
         assert_true(exists(in_root(foreign[i])));
+    assert_false(exists(in_root(own)));
+    assert_false(exists(in_root(parents)));
     assert_false(exists(in_root("step_00000010")));
     assert_false(exists(in_root(".step_00000020.4194304.partial")));
     assert_false(exists(in_root(".step_00000021.4194304.removing")));
     assert_newest(30, 3);
-    struct found found;
-    struct heard heard;
-    assert_null(find_newest(&found, &heard, &error));
-    assert_words(heard.text, "is being written or removed by process ");
     root_clear();
 }
 
@@ -834,6 +836,50 @@ static int run_job(void *argument) {
     return 0;
 }
 
+// A living writer's folder is left alone. A killed one's goes with the next save, though a process of its number exists
+// until its parent has asked for its status.
+static void a_writer_holds_its_folder_until_it_dies(void **state) {
+    int ends[2];
+    char byte = 0;
+    struct found found;
+    struct heard heard;
+    struct error_text error;
+    static struct checkpoint_writer writer;
+    siginfo_t unused;
+    root_clear();
+    save(10, 1);
+    assert_int_equal(pipe(ends), 0);
+    fflush(stdout);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(120);
+        const bool begun = !checkpoint_begin(&writer, root, 20) && !checkpoint_file(&writer, "a", "x", 1);
+        if (write(ends[1], begun ? "y" : "n", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    assert_int_equal(read(ends[0], &byte, 1), 1);
+    assert_int_equal(byte, 'y');
+    save(15, 2);
+    prune(1, 15);
+    assert_int_equal(leftovers(), 1);
+    assert_null(find_newest(&found, &heard, &error));
+    assert_int_equal(found.step, 15);
+    assert_words(heard.text, ".step_00000020.|.partial: is being written or removed by process ");
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitid(P_PID, (id_t)child, &unused, WEXITED | WNOWAIT), 0);
+    assert_int_equal(kill(child, 0), 0); // a zombie
+    assert_null(find_newest(&found, &heard, &error));
+    assert_words(heard.text, ".step_00000020.|.partial: was left by a save that did not end");
+    save(30, 3);
+    assert_int_equal(leftovers(), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    close(ends[0]);
+    close(ends[1]);
+    root_clear();
+}
+
 // What is done to a child at its system calls, of which those on files count, from 1.
 struct trace {
     int kill_at;          // ends there, before the call; 0: never
@@ -849,7 +895,7 @@ struct trace {
 static bool is_file_call(unsigned long number) {
     const long calls[] = {SYS_openat,    SYS_mkdirat,  SYS_write,     SYS_fsync,      SYS_close,
                           SYS_renameat2, SYS_unlinkat, SYS_fstat,     SYS_getdents64, SYS_sync_file_range,
-                          SYS_fadvise64, SYS_pwrite64, SYS_ftruncate,
+                          SYS_fadvise64, SYS_pwrite64, SYS_ftruncate, SYS_fcntl,
 #ifdef SYS_renameat
                           SYS_renameat,
 #endif
@@ -1592,6 +1638,7 @@ int main(void) {
         cmocka_unit_test(the_newest_complete_one_always_stays),
         cmocka_unit_test(only_our_own_is_removed_and_links_are_not_followed),
         cmocka_unit_test(a_checkpoint_that_was_set_aside_comes_back),
+        cmocka_unit_test(a_writer_holds_its_folder_until_it_dies),
         cmocka_unit_test(killed_at_every_system_call_of_a_save),
         cmocka_unit_test(killed_at_every_system_call_of_the_same_step),
         cmocka_unit_test(killed_at_every_system_call_without_exchange),

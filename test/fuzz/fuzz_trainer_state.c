@@ -31,6 +31,10 @@ static void write_again(const struct trainer_state *state) {
     fuzz_require(again.micro_steps == state->micro_steps && again.validation_due == state->validation_due);
     fuzz_require(again.best_val_loss == state->best_val_loss ||
                  (isnan(again.best_val_loss) && isnan(state->best_val_loss)));
+    fuzz_require(!again.base_folder == !state->base_folder && !again.base_digest == !again.base_folder);
+    if (state->base_folder)
+        fuzz_require(strcmp(again.base_folder, state->base_folder) == 0 &&
+                     strcmp(again.base_digest, state->base_digest) == 0);
     fuzz_require(again.num_files == state->num_files && again.num_changes == state->num_changes);
     for (int i = 0; i < again.num_files; i++)
         fuzz_require(strcmp(again.files[i].name, state->files[i].name) == 0 &&

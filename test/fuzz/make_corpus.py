@@ -330,6 +330,11 @@ def trainer_state():
 
     yield "good", make(), "accepted"
     yield "good_no_validation", make(best_val_loss=None), "accepted"
+    base = {"folder": "/models/base", "digest": "0123456789abcdef0123456789abcdef"}
+    yield "good_base", make(base=base), "accepted"
+    yield "base_type", make(base=1), "base is an integer"
+    yield "base_folder_none", make(base={"digest": "0"}), "folder is absent"
+    yield "base_digest_type", make(base={**base, "digest": 1}), "digest is an integer"
     yield "good_one_file", make(files=state["files"][:1], data_changes=state["data_changes"][:1]), "accepted"
     yield "cut", make()[:-1], "is not valid JSON"
     yield "empty", b"", "is empty; expected JSON"
@@ -398,7 +403,62 @@ def matmul_algorithms():
     yield "many", make(title, machine, *(row(a=i) for i in range(129))), "line 131: more than 128 products"
 
 
-for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state, matmul_algorithms):
+def peft_config():
+    settings = {
+        "alora_invocation_tokens": None, "alpha_pattern": {}, "auto_mapping": None, "base_model_name_or_path": "models/base",
+        "bias": "none", "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True, "layers_to_transform": None,
+        "layers_pattern": None, "loftq_config": {}, "lora_alpha": 16, "lora_bias": False, "lora_dropout": 0.05,
+        "megatron_core": "megatron.core", "modules_to_save": None, "peft_type": "LORA", "peft_version": "0.21.2",
+        "qalora_group_size": 16, "r": 8, "rank_pattern": {}, "revision": None, "target_modules": ["q_proj", "v_proj"],
+        "task_type": "CAUSAL_LM", "use_dora": False, "use_rslora": False,
+    }  # fmt: skip
+
+    def make(**more):
+        return json.dumps({**settings, **more}).encode()
+
+    yield "good", make(), "accepted"
+    yield "good_least", b'{"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": "all-linear"}', "accepted"
+    yield "good_gpt2", make(fan_in_fan_out=True, target_modules=["c_attn"], lora_alpha=0.5, use_rslora=True), "accepted"
+    yield "good_initialised", make(init_lora_weights="gaussian"), "accepted"
+    yield "good_unknown_off", make(use_what_comes_next=False), "accepted"
+    yield "cut", make()[:-1], "is not valid JSON"
+    yield "array", b"[]", "is an array; expected an object"
+    for key in ("peft_type", "r", "lora_alpha", "target_modules"):
+        yield key + "_none", json.dumps({k: v for k, v in settings.items() if k != key}).encode(), key + " is absent"
+        yield key + "_type", make(**{key: {"x": 1}}), key + " is an object"
+    yield "ia3", make(peft_type="IA3"), "peft_type is 'IA3'; expected 'LORA'"
+    yield "task", make(task_type="SEQ_CLS"), "task_type is 'SEQ_CLS'; expected 'CAUSAL_LM'"
+    yield "rank_zero", make(r=0), "r is 0; expected 1 to"
+    yield "rank_large", make(r=2**21), "r is 2097152; expected 1 to"
+    yield "rank_number", make(r=1.5), "r is a number with a fraction"
+    yield "alpha_zero", make(lora_alpha=0), "lora_alpha is 0; expected"
+    yield "alpha_negative", make(lora_alpha=-8), "lora_alpha is -8; expected"
+    yield "alpha_large", make(lora_alpha=1e10), "lora_alpha is 1e+10; expected"
+    yield "dropout_one", make(lora_dropout=1), "lora_dropout is 1; expected 0 to"
+    yield "bias", make(bias="all"), "bias is 'all'; expected 'none'"
+    yield "dora", make(use_dora=True), "use_dora is true, which this program does not compute"
+    yield "lora_bias", make(lora_bias=True), "lora_bias is true, which"
+    yield "ranks", make(rank_pattern={"q_proj": 4}), 'rank_pattern is {"q_proj":4}, which'
+    yield "alphas", make(alpha_pattern={"q_proj": 4}), 'alpha_pattern is {"q_proj":4}, which'
+    yield "saved", make(modules_to_save=["lm_head"]), 'modules_to_save is ["lm_head"], which'
+    yield "layers", make(layers_to_transform=[0]), "layers_to_transform is [0], which"
+    yield "layer", make(layers_to_transform=0), "layers_to_transform is 0, which"
+    yield "excluded", make(exclude_modules=["q_proj"]), 'exclude_modules is ["q_proj"], which'
+    yield "unknown", make(use_what_comes_next=True), "use_what_comes_next is true, which"
+    yield "unknown_bytes", make(**{"\u00e9\n": True}), "\\xc3\\xa9\\x0a is true, which"
+    yield "pissa", make(init_lora_weights="pissa"), 'init_lora_weights is "pissa", with which'
+    yield "initialised_type", make(init_lora_weights=[1]), "init_lora_weights is [1], with which"
+    yield "targets_pattern", make(target_modules=".*_proj"), "target_modules is '.*_proj', which peft takes as a regular"
+    yield "targets_empty", make(target_modules=[]), "target_modules is an empty list; expected a list of names"
+    yield "target_type", make(target_modules=["q_proj", 1]), "target_modules[1] is an integer; expected a string"
+    yield "target_nothing", make(target_modules=[""]), "target_modules[0] is empty; expected the name of a module"
+    yield "target_comma", make(target_modules=["a,b"]), "target_modules[0] is 'a,b'; expected the name of a module"
+    yield "target_control", make(target_modules=["a\n"]), "target_modules[0] is 'a\\x0a'; expected the name of a module"
+    yield "base_type", make(base_model_name_or_path=1), "base_model_name_or_path is an integer"
+    yield "fan_type", make(fan_in_fan_out=1), "fan_in_fan_out is an integer"
+
+
+for files in (shard, megatron_index, vocabulary, safetensors, safetensors_index, config, llmc, trainer_state, peft_config, matmul_algorithms):
     folder = CORPUS / files.__name__
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,0 +1,42 @@
+// adapter_config.json of a folder of LoRA adapters as peft has it. run/adapters.cuh does the same for its tensors.
+//
+// Read is what this program computes alike; a setting that changes the result and that the program does not have is
+// refused by its name, as is a setting that it does not know unless that is off (null, false, an empty list or object).
+//
+// Names: peft's src/peft/tuners/lora/config.py. Functions that return a text return NULL when all is well, else what is
+// wrong, in `error` (runtime/machine/error_text.h).
+#pragma once
+#include <stdbool.h>   // bool
+#include <stddef.h>    // size_t
+#include <stdint.h>    // uint64_t
+#include <stdio.h>     // FILE
+#include <sys/cdefs.h> // __BEGIN_DECLS
+
+#include "runtime/machine/error_text.h" // struct error_text
+
+#define PEFT_CONFIG_NAME "adapter_config.json"
+#define PEFT_MODEL_NAME "adapter_model.safetensors"
+#define PEFT_ALL_LINEAR "all-linear" // as target_modules: every linear layer but the output layer
+
+struct peft_config {
+    int rank;
+    float alpha, dropout;
+    bool rslora;         // adapters are scaled by alpha / sqrt(rank), else by alpha / rank
+    bool fan_in_fan_out; // the base's weights are (in, out), as GPT-2's are; the adapters' shapes are the same
+    char *targets;       // PEFT_ALL_LINEAR, or names of modules with commas between them; owned
+    char *base;          // name or path of the base model; "": the file does not say; owned
+};
+
+__BEGIN_DECLS
+// Reads an adapter_config.json, of which nothing is trusted. `name`: the file, for messages. On success the caller calls
+// peft_config_free; on failure nothing is held, and that is harmless.
+const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
+                              struct error_text *error);
+// Reads that file of a folder, likewise.
+const char *peft_config_open(struct peft_config *c, const char *folder, struct error_text *error);
+void peft_config_free(struct peft_config *c);
+// Whether a name of target_modules, of `length` bytes, names the module: by its whole name, or by what follows a dot.
+bool peft_name_matches(const char *name, size_t length, const char *module);
+// Writes an adapter_config.json that peft reads as these settings. Errors stay in `out`.
+void peft_config_write(FILE *out, const struct peft_config *c);
+__END_DECLS

@@ -1,0 +1,173 @@
+// Which modules --lora-target-modules names: linear layers of the blocks by their names in the model's files.
+//
+// A name is a module's whole name, as model.layers.0.self_attn.q_proj, or what follows a dot in it, as q_proj or
+// self_attn.q_proj; all-linear is every linear layer of the blocks. Every layer has the same adapters.
+#pragma once
+#include "config_layers.h"       // config_rotary_dims
+#include "formats/peft_config.h" // peft_name_matches
+#include "run/tensor_names.cuh"  // huggingface_tensors_of
+
+// A module of the model's files that may have an adapter. Its weight is rows [first, first + rows) of a parameter.
+struct adapter_module {
+    enum linear linear;
+    enum lora_module module;
+    int first, rows, inputs;
+};
+
+// The linear layer of a parameter that is its weight; LINEAR_COUNT: it is no linear layer's.
+static enum linear linear_of_weight(enum parameter weight, const struct layer_shape *s) {
+    for (int i = 0; i < LINEAR_COUNT; i++)
+        if (linear_row((enum linear)i, s).weight == weight)
+            return (enum linear)i;
+    return LINEAR_COUNT;
+}
+// The module whose weight a tensor of the model's files is. False: it is of no linear layer of a block.
+static bool adapter_module_of(struct adapter_module *module, const struct huggingface_tensor *t,
+                              const struct layer_shape *s) {
+    const enum linear linear = t->ours ? linear_of_weight(t->ours->parameter, s) : LINEAR_COUNT;
+    if (linear == LINEAR_COUNT)
+        return false;
+    const struct linear_row row = linear_row(linear, s);
+    const bool whole = huggingface_rows_held(t) == row.outputs;
+    module->linear = linear;
+    module->first = t->first_row;
+    module->rows = huggingface_rows_held(t);
+    module->inputs = row.inputs;
+    switch (linear) {
+    case LINEAR_QKV:
+        module->module = whole ? LORA_QKV : t->first_row == 0 ? LORA_Q : t->first_row == s->H * s->D ? LORA_K : LORA_V;
+        return true;
+    case LINEAR_ATT_PROJ: module->module = LORA_ATT_PROJ; return true;
+    case LINEAR_FC: module->module = whole ? LORA_FC : t->first_row == 0 ? LORA_GATE : LORA_UP; return true;
+    case LINEAR_MLP_PROJ: module->module = LORA_MLP_PROJ; return true;
+    case LINEAR_COUNT: break;
+    }
+    return false;
+}
+
+// The name of a tensor's module, without the tensor's own name behind it.
+struct module_name {
+    char text[sizeof(((struct huggingface_tensor *)0)->name)];
+};
+static struct module_name module_name_of(const struct huggingface_tensor *t) {
+    struct module_name name;
+    const char *dot = strrchr(t->name, '.');
+    snprintf(name.text, sizeof name.text, "%.*s", (int)(dot ? dot - t->name : 0), t->name);
+    return name;
+}
+static bool is_weight(const struct huggingface_tensor *t) {
+    const char *dot = strrchr(t->name, '.');
+    return dot && strcmp(dot, ".weight") == 0;
+}
+// The part of a module's name that is the same in every layer: what follows the layer's number.
+static const char *name_in_layer(const struct module_name *name, int layer) {
+    char number[16];
+    const int length = snprintf(number, sizeof number, ".%d.", layer);
+    const char *at = strstr(name->text, number);
+    return at ? at + length : name->text;
+}
+// ---- the option ----
+
+// The model's modules while targets are looked up.
+struct target_search {
+    const struct config *config;
+    const struct layer_shape *shape;
+    struct huggingface_tensors names;
+    bool *matched; // (names.count)
+};
+// text = the modules of a layer, as messages list them.
+static void targets_known(const struct target_search *s, char text[OPTION_TEXT]) {
+    struct adapter_module module;
+    size_t used = 0;
+    for (int i = 0; i < s->names.count && used < OPTION_TEXT; i++) {
+        const struct huggingface_tensor *t = &s->names.list[i];
+        if (!adapter_module_of(&module, t, s->shape) || t->ours->layer != 0)
+            continue;
+        const struct module_name name = module_name_of(t);
+        used += (size_t)snprintf(text + used, OPTION_TEXT - used, "%s%s", used ? ", " : "", name_in_layer(&name, 0));
+    }
+}
+// Marks the modules that a target names.
+static void target_find(struct target_search *s, const char *target, size_t length) {
+    const bool all = length == strlen(PEFT_ALL_LINEAR) && strncmp(target, PEFT_ALL_LINEAR, length) == 0;
+    struct adapter_module module;
+    char known[OPTION_TEXT];
+    int count = 0, others = 0;
+    for (int i = 0; i < s->names.count; i++) {
+        const struct module_name name = module_name_of(&s->names.list[i]);
+        const bool linear = adapter_module_of(&module, &s->names.list[i], s->shape);
+        if (length == 0 || (!all && !peft_name_matches(target, length, name.text)))
+            continue;
+        count += linear;
+        others += !linear && !all && is_weight(&s->names.list[i]);
+        s->matched[i] = s->matched[i] || linear;
+    }
+    if (count > 0 && others == 0)
+        return;
+    targets_known(s, known);
+    if (others > 0)
+        fail("--lora-target-modules: '%.*s' is no linear layer of a block; expected " PEFT_ALL_LINEAR
+             " or names among %s",
+             (int)length, target, known);
+    fail("--lora-target-modules: the model has no module '%.*s'; expected " PEFT_ALL_LINEAR " or names among %s",
+         (int)length, target, known);
+}
+// The modules that were found, each of which every layer must have.
+static unsigned targets_found(const struct target_search *s) {
+    unsigned modules = 0, absent = 0;
+    struct adapter_module module;
+    struct module_name found = {""}, missing = {""};
+    for (int i = 0; i < s->names.count; i++) {
+        if (!adapter_module_of(&module, &s->names.list[i], s->shape))
+            continue;
+        if (s->matched[i])
+            modules |= (unsigned)module.module;
+        else
+            absent |= (unsigned)module.module;
+    }
+    for (int i = 0; i < s->names.count && (modules & absent); i++)
+        if (adapter_module_of(&module, &s->names.list[i], s->shape) && (modules & absent & (unsigned)module.module))
+            *(s->matched[i] ? &found : &missing) = module_name_of(&s->names.list[i]);
+    if (modules & absent)
+        fail("--lora-target-modules names %s and not %s; expected the same modules in every layer", found.text,
+             missing.text);
+    return modules;
+}
+static void targets_check_rank(const struct target_search *s) {
+    struct adapter_module module;
+    for (int i = 0; i < s->names.count; i++) {
+        if (!s->matched[i] || !adapter_module_of(&module, &s->names.list[i], s->shape))
+            continue;
+        const int outputs = s->names.list[i].transposed ? s->names.list[i].cols : s->names.list[i].rows;
+        const int most = module.inputs < outputs ? module.inputs : outputs;
+        if (s->config->lora_rank > most)
+            fail("--lora-rank %d is more than the %d %s of the module %s; expected %d at most", s->config->lora_rank,
+                 most, module.inputs < outputs ? "inputs" : "outputs", module_name_of(&s->names.list[i]).text, most);
+    }
+}
+
+// Sets config->lora_modules from --lora-target-modules. Ends the program where a name is of no linear layer of a block,
+// where layers would differ, and where the rank is more than a module's inputs or outputs.
+static void adapters_resolve(struct config *c) {
+    c->lora_modules = 0;
+    if (c->lora_rank == 0)
+        return;
+    const struct model_shape shape = model_shape_of(c, sizeof(float), false);
+    struct parameters table = parameters_create(&shape, 1, NULL);
+    struct target_search s = {c, &shape.layer,
+                              huggingface_tensors_of(&table, &shape, architecture_of(c), config_rotary_dims(c)), NULL};
+    s.matched = (bool *)calloc((size_t)s.names.count, sizeof *s.matched);
+    if (!s.matched)
+        fail("out of memory for the names of modules");
+    const char *at = c->lora_target_modules;
+    do {
+        const size_t length = strcspn(at, ",");
+        target_find(&s, at, length);
+        at += length + (at[length] == ',');
+    } while (*at);
+    c->lora_modules = targets_found(&s);
+    targets_check_rank(&s);
+    free(s.matched);
+    huggingface_tensors_free(&s.names);
+    parameters_free(&table);
+}

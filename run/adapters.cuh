@@ -1,0 +1,171 @@
+// The adapters of LoRA in the files that peft reads and writes: adapter_config.json and adapter_model.safetensors.
+//
+// A module of the model's files that has an adapter has two tensors, whatever the layout of its weight:
+//
+//   base_model.model.MODULE.lora_A.weight   (rank, inputs)
+//   base_model.model.MODULE.lora_B.weight   (outputs, rank), outputs in the order of the file's weight
+#pragma once
+#include "run/adapter_targets.cuh" // struct adapter_module
+#include "run/load.cuh"            // model_load_tensor
+
+// ---- adapter_model.safetensors ----
+
+// The part of its linear layer that a module is; -1: it has no adapter.
+static int adapter_part_of(const struct model_shape *shape, const struct adapter_module *module) {
+    const struct lora_layer *adapter = &shape->lora.linear[module->linear];
+    for (int p = 0; p < adapter->count; p++)
+        if (adapter->parts[p].first == module->first && adapter->parts[p].rows == module->rows)
+            return p;
+    return -1;
+}
+// The tensors of the adapter of a module, of which `weight` is the weight and which is part `part` of its layer.
+static void adapter_tensors(struct huggingface_tensor pair[2], const struct parameters *table,
+                            const struct model_shape *shape, const struct huggingface_tensor *weight,
+                            const struct adapter_module *module, int part) {
+    const struct linear_row row = linear_row(module->linear, &shape->layer);
+    const struct lora_layer *adapter = &shape->lora.linear[module->linear];
+    const struct module_name name = module_name_of(weight);
+    struct huggingface_tensor *a = &pair[0], *b = &pair[1];
+    int above = 0; // rows of B
+    for (int p = 0; p < part; p++)
+        above += adapter->parts[p].rows;
+    memset(a, 0, sizeof *a);
+    *b = *weight;
+    snprintf(a->name, sizeof a->name, "base_model.model.%.60s.lora_A.weight", name.text);
+    snprintf(b->name, sizeof b->name, "base_model.model.%.60s.lora_B.weight", name.text);
+    a->ours = parameters_find(table, weight->ours->layer, row.lora_a);
+    a->first_row = part * shape->lora.rank;
+    a->rows = shape->lora.rank;
+    a->cols = module->inputs;
+    a->repeat = 1;
+    b->ours = parameters_find(table, weight->ours->layer, row.lora_b);
+    b->above = module->first - above;
+    b->rows = weight->transposed ? weight->cols : weight->rows;
+    b->cols = shape->lora.rank;
+    b->transposed = false;
+}
+// All tensors of the adapters, for huggingface_tensors_free. The parameters are those of a model with LoRA.
+static struct huggingface_tensors adapters_tensors_of(const struct parameters *table, const struct model_shape *shape,
+                                                      enum architecture a, int rotary_dims) {
+    struct huggingface_tensors weights = huggingface_tensors_of(table, shape, a, rotary_dims), adapters;
+    struct adapter_module module;
+    memset(&adapters, 0, sizeof adapters);
+    adapters.room = 2 * weights.count;
+    adapters.list = (struct huggingface_tensor *)calloc((size_t)adapters.room, sizeof *adapters.list);
+    if (!adapters.list)
+        fail("out of memory for the table of parameters");
+    for (int i = 0; i < weights.count; i++) {
+        if (!adapter_module_of(&module, &weights.list[i], &shape->layer))
+            continue;
+        const int part = adapter_part_of(shape, &module);
+        if (part >= 0) {
+            adapter_tensors(&adapters.list[adapters.count], table, shape, &weights.list[i], &module, part);
+            adapters.count += 2;
+        }
+    }
+    huggingface_tensors_free(&weights);
+    return adapters;
+}
+
+// Refuses a file with tensors that these adapters do not have.
+static const char *adapters_check_names(const struct model_folder *folder, const struct huggingface_tensors *tensors,
+                                        struct error_text *error) {
+    for (int i = 0; i < folder->files[0].count; i++) {
+        const char *name = folder->files[0].tensors[i].name;
+        bool known = false;
+        for (int t = 0; t < tensors->count && !known; t++)
+            known = strcmp(name, tensors->list[t].name) == 0;
+        if (!known)
+            return error_format(error,
+                                "%s: has the tensor '%s', which is no adapter of a module that --lora-target-modules "
+                                "names",
+                                folder->names[0], json_show(name).text);
+    }
+    return NULL;
+}
+// Loads the adapters of a folder, exactly into the master weights. *exact: all of them are fp32 in the file.
+static const char *adapters_load(struct gpt *m, const char *path, bool *exact, struct error_text *error) {
+    struct model_folder folder;
+    struct model_loader loader;
+    const struct config *c = &m->config;
+    struct huggingface_tensors tensors =
+        adapters_tensors_of(&m->table, &m->shape, architecture_of(c), config_rotary_dims(c));
+    const char *problem = model_loader_create(&loader, m, error), *opened = adapter_folder_open(&folder, path, error);
+    *exact = true;
+    if (!problem)
+        problem = opened;
+    if (!problem)
+        problem = adapters_check_names(&folder, &tensors, error);
+    for (int i = 0; i < tensors.count && !problem; i++)
+        problem = model_load_tensor(&loader, &folder, &tensors.list[i], error);
+    for (int i = 0; i < (problem ? 0 : folder.files[0].count); i++)
+        *exact = *exact && folder.files[0].tensors[i].dtype == SAFETENSORS_F32;
+    model_folder_close(&folder);
+    model_loader_free(&loader);
+    huggingface_tensors_free(&tensors);
+    return problem;
+}
+
+// ---- adapter_config.json ----
+
+// Whether another module than those with adapters has the same last name in a layer, as GPT-2's two c_proj.
+static bool adapter_name_is_shared(const struct huggingface_tensors *weights, const struct model_shape *shape,
+                                   const char *last) {
+    struct adapter_module module;
+    for (int i = 0; i < weights->count; i++) {
+        const struct module_name name = module_name_of(&weights->list[i]);
+        if (adapter_module_of(&module, &weights->list[i], &shape->layer) && adapter_part_of(shape, &module) < 0 &&
+            peft_name_matches(last, strlen(last), name.text))
+            return true;
+    }
+    return false;
+}
+// The modules with adapters by their names in a layer, the last ones where these suffice, with commas between them. The
+// caller frees the text.
+static char *adapters_targets(const struct huggingface_tensors *weights, const struct model_shape *shape) {
+    char *text = NULL;
+    size_t bytes = 0;
+    struct adapter_module module;
+    struct module_name names[LINEAR_COUNT * LORA_PARTS];
+    int count = 0;
+    for (int i = 0; i < weights->count; i++) {
+        const struct huggingface_tensor *t = &weights->list[i];
+        if (!adapter_module_of(&module, t, &shape->layer) || t->ours->layer != 0 || adapter_part_of(shape, &module) < 0)
+            continue;
+        const struct module_name whole = module_name_of(t);
+        const char *in_layer = name_in_layer(&whole, 0), *dot = strrchr(in_layer, '.'),
+                   *last = dot ? dot + 1 : in_layer;
+        const char *name = adapter_name_is_shared(weights, shape, last) ? in_layer : last;
+        bool again = false;
+        for (int k = 0; k < count; k++)
+            again = again || strcmp(names[k].text, name) == 0;
+        if (!again && count < LINEAR_COUNT * LORA_PARTS)
+            snprintf(names[count++].text, sizeof names->text, "%s", name);
+    }
+    FILE *out = open_memstream(&text, &bytes);
+    for (int k = 0; k < count && out; k++)
+        fprintf(out, "%s%s", k ? "," : "", names[k].text);
+    if (!out || fclose(out) != 0)
+        fail("out of memory for the names of modules");
+    return text;
+}
+// Writes the adapter_config.json of a model with LoRA. base: the folder of its base model.
+static void adapters_write_config(FILE *out, const struct gpt *m, const char *base) {
+    const struct config *c = &m->config;
+    const enum architecture a = architecture_of(c);
+    struct huggingface_tensors weights = huggingface_tensors_of(&m->table, &m->shape, a, config_rotary_dims(c));
+    struct peft_config peft;
+    memset(&peft, 0, sizeof peft);
+    peft.rank = c->lora_rank;
+    peft.alpha = (float)config_lora_alpha(c);
+    peft.dropout = c->lora_dropout;
+    peft.rslora = c->lora_use_rslora;
+    peft.fan_in_fan_out = a == ARCHITECTURE_GPT2;
+    peft.targets = adapters_targets(&weights, &m->shape);
+    peft.base = strdup(base);
+    if (!peft.base)
+        fail("out of memory for the base model's name");
+    peft_config_write(out, &peft);
+    peft_config_free(&peft);
+    huggingface_tensors_free(&weights);
+}

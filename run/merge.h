@@ -1,0 +1,383 @@
+// --lora-merge: the base model with its adapters added to the weights, W + s B A, as a folder of Hugging Face that needs
+// no adapters.
+//
+// Files are made from files, tensor by tensor and some rows at a time: nothing of a model's size is in memory, and no
+// model is made. A sum is in fp32 and is rounded once, to nearest, to the type that the base's tensor has. The adapters'
+// rows are in the order of the weight's, and GPT-2's weights are transposed where adapters are not. config.json is
+// written last: a folder without it was not finished.
+#pragma once
+#include "config_finetune.h"         // config_lora_scale
+#include "formats/huggingface.h"     // enum architecture
+#include "run/carried_files.h"       // the files that are copied
+#include "run/model_folder.h"        // struct model_folder
+#include "run/start.h"               // start_read_model
+#include "runtime/files/file_read.h" // read_whole
+#include "runtime/text/json_parse.h" // json_show
+#include <dirent.h>                  // opendir
+
+static const uint64_t MERGE_CHUNK = 1 << 20; // elements
+
+struct merge {
+    const struct config *config;
+    struct model_folder base, adapters;
+    bool transposed;    // the base's weights are (inputs, outputs)
+    bool *used;         // (adapters.files[0].count) tensors that were added
+    unsigned char *raw; // (MERGE_CHUNK or a row) elements as a file has them
+    float *values;      // the same in fp32
+    uint64_t room;      // of both, in elements
+    FILE *out;
+    char out_path[PATH_MAX]; // of the file that is written
+};
+
+// ---- rounding ----
+
+static inline uint16_t merge_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (isnan(value))
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+static inline uint16_t merge_f16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+    const float size = fabsf(value);
+    if (isnan(value))
+        return sign | 0x7e00;
+    if (size >= 65520) // from here on the nearest is infinity
+        return sign | 0x7c00;
+    if (size < 0x1p-14f) // subnormal: a multiple of 2^-24
+        return (uint16_t)(sign | (uint16_t)lrintf(size * 0x1p24f));
+    const uint32_t kept = (bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1);
+    return (uint16_t)(sign | (uint16_t)((kept >> 13) - (112 << 10)));
+}
+// raw = n values in a type of a file; false where this program does not round to the type.
+static inline bool merge_round(unsigned char *raw, const float *values, enum safetensors_dtype dtype, uint64_t n) {
+    uint16_t *const halves = (uint16_t *)raw;
+    if (dtype == SAFETENSORS_F32)
+        memcpy(raw, values, n * sizeof *values);
+    else if (dtype == SAFETENSORS_BF16)
+        for (uint64_t i = 0; i < n; i++)
+            halves[i] = merge_bf16(values[i]);
+    else if (dtype == SAFETENSORS_F16)
+        for (uint64_t i = 0; i < n; i++)
+            halves[i] = merge_f16(values[i]);
+    else
+        return false;
+    return true;
+}
+
+// ---- the adapters of a tensor ----
+
+// An adapter as the rows of the weight need it: row i of the weight gains scale * sum_r left[i, r] right[r, :].
+struct merge_pair {
+    float *left, *right; // (rows, rank), (rank, cols); owned
+};
+static inline void merge_pair_free(struct merge_pair *pair) {
+    free(pair->left);
+    free(pair->right);
+    memset(pair, 0, sizeof *pair);
+}
+// out (rows, cols), or its transpose, = a tensor of the adapters.
+static inline const char *merge_read(struct merge *m, float **out, const struct safetensors_tensor *t, uint64_t rows,
+                                     uint64_t cols, bool transposed, struct error_text *error) {
+    const struct safetensors *file = &m->adapters.files[0];
+    const uint64_t shape[2] = {rows, cols}, n = rows * cols;
+    const struct safetensors_tensor *tensor;
+    RETURN_PROBLEM(safetensors_get(&tensor, file, t->name, shape, 2, m->adapters.names[0], error));
+    unsigned char *raw = (unsigned char *)malloc(tensor->bytes);
+    float *values = (float *)malloc(n * sizeof *values);
+    *out = (float *)malloc(n * sizeof **out);
+    if (!raw || !values || !*out)
+        fail("out of memory for the adapters of a module");
+    const char *problem = safetensors_read(file, tensor, 0, tensor->bytes, raw, error);
+    if (!problem && !safetensors_to_floats(values, raw, tensor->dtype, n))
+        problem = error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16 or F16", m->adapters.names[0],
+                               json_show(tensor->name).text, safetensors_dtype_name(tensor->dtype));
+    for (uint64_t i = 0; i < n && !problem; i++)
+        (*out)[transposed ? i % cols * rows + i / cols : i] = values[i];
+    free(raw);
+    free(values);
+    return problem;
+}
+// The tensor of an adapter that belongs to the weight of that name; NULL: none. GPT-2's older files leave a prefix out.
+static inline const struct safetensors_tensor *merge_find(struct merge *m, const char *weight, const char *ending) {
+    static const char *const prefixes[] = {"base_model.model.", "base_model.model.transformer."};
+    const size_t length = strlen(weight), tail = strlen(".weight");
+    char name[1024];
+    if (length <= tail || strcmp(weight + length - tail, ".weight") != 0)
+        return NULL;
+    for (int i = 0; i < 2; i++) {
+        const int printed =
+            snprintf(name, sizeof name, "%s%.*s.%s.weight", prefixes[i], (int)(length - tail), weight, ending);
+        const struct safetensors_tensor *t =
+            printed > 0 && (size_t)printed < sizeof name ? safetensors_find(&m->adapters.files[0], name) : NULL;
+        if (t) {
+            m->used[t - m->adapters.files[0].tensors] = true;
+            return t;
+        }
+    }
+    return NULL;
+}
+// *pair = the adapter of a tensor of the base; *has: it has one.
+static inline const char *merge_pair_of(struct merge *m, struct merge_pair *pair, bool *has,
+                                        const struct safetensors_tensor *base, const char *base_file,
+                                        struct error_text *error) {
+    const struct safetensors_tensor *a = merge_find(m, base->name, "lora_A"), *b = merge_find(m, base->name, "lora_B");
+    memset(pair, 0, sizeof *pair);
+    *has = a || b;
+    if (!a && !b)
+        return NULL;
+    if (!a || !b)
+        return error_format(error, "%s: has '%s' without its lora_%s", m->adapters.names[0],
+                            json_show((a ? a : b)->name).text, a ? "B" : "A");
+    if (base->dims != 2)
+        return error_format(error, "%s: tensor '%s' has %d dimensions; expected the 2 of a linear layer's weight",
+                            base_file, json_show(base->name).text, base->dims);
+    const uint64_t outputs = base->shape[m->transposed ? 1 : 0], inputs = base->shape[m->transposed ? 0 : 1],
+                   rank = (uint64_t)m->config->lora_rank;
+    RETURN_PROBLEM(merge_read(m, m->transposed ? &pair->left : &pair->right, a, rank, inputs, m->transposed, error));
+    return merge_read(m, m->transposed ? &pair->right : &pair->left, b, outputs, rank, m->transposed, error);
+}
+// values (n, cols) += the adapter's product for rows [first, first + n) of the weight.
+static inline void merge_add(float *values, const struct merge_pair *pair, uint64_t first, uint64_t n, uint64_t cols,
+                             uint64_t rank, float scale) {
+#pragma omp parallel
+    {
+        float *sum = (float *)malloc(cols * sizeof *sum);
+        if (!sum)
+            fail("out of memory for a row of a weight");
+#pragma omp for
+        for (uint64_t i = 0; i < n; i++) {
+            memset(sum, 0, cols * sizeof *sum);
+            for (uint64_t r = 0; r < rank; r++) {
+                const float left = pair->left[(first + i) * rank + r];
+                const float *right = pair->right + r * cols;
+                for (uint64_t j = 0; j < cols; j++)
+                    sum[j] += left * right[j];
+            }
+            for (uint64_t j = 0; j < cols; j++)
+                values[i * cols + j] += scale * sum[j];
+        }
+        free(sum);
+    }
+}
+
+// ---- files ----
+
+static inline const char *merge_open(struct merge *m, const char *name, struct error_text *error) {
+    if ((size_t)snprintf(m->out_path, sizeof m->out_path, "%s/%s", m->config->lora_merge, name) >= sizeof m->out_path)
+        return error_format(error, "%.500s: the name is too long", m->config->lora_merge);
+    m->out = fopen(m->out_path, "wb");
+    return m->out ? NULL : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
+}
+static inline const char *merge_write(struct merge *m, const void *bytes, uint64_t count, struct error_text *error) {
+    return fwrite(bytes, 1, count, m->out) == count
+               ? NULL
+               : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(errno));
+}
+// Ends the file, whatever went wrong before.
+static inline const char *merge_close(struct merge *m, const char *problem, struct error_text *error) {
+    if (!m->out)
+        return problem;
+    const bool written = fflush(m->out) == 0 && fsync(fileno(m->out)) == 0;
+    const int reason = errno;
+    const bool closed = fclose(m->out) == 0;
+    m->out = NULL;
+    return problem             ? problem
+           : written && closed ? NULL
+                               : error_format(error, "%s: cannot be written: %s", m->out_path, strerror(reason));
+}
+// Copies a file of the base's folder, where it has one.
+static inline const char *merge_copy(struct merge *m, const char *name, struct error_text *error) {
+    enum { MOST_BYTES = 1 << 30 };
+    char path[PATH_MAX];
+    unsigned char *data = NULL;
+    uint64_t bytes;
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", m->config->init_from, name) >= sizeof path)
+        return error_format(error, "%.500s: the name is too long", m->config->init_from);
+    if (access(path, F_OK) != 0)
+        return NULL;
+    RETURN_PROBLEM(read_whole(&data, &bytes, MOST_BYTES, path, "a file of the model", error));
+    const char *problem = merge_open(m, name, error);
+    if (!problem)
+        problem = merge_write(m, data, bytes, error);
+    free(data);
+    return merge_close(m, problem, error);
+}
+
+static inline void merge_reserve(struct merge *m, uint64_t elements) {
+    if (elements <= m->room)
+        return;
+    free(m->raw);
+    free(m->values);
+    m->raw = (unsigned char *)malloc(elements * 8);
+    m->values = (float *)malloc(elements * sizeof *m->values);
+    m->room = elements;
+    if (!m->raw || !m->values)
+        fail("out of memory for %llu elements of a file", (unsigned long long)elements);
+}
+// Writes a tensor of the base without change.
+static inline const char *merge_keep(struct merge *m, const struct safetensors *file,
+                                     const struct safetensors_tensor *t, struct error_text *error) {
+    merge_reserve(m, MERGE_CHUNK);
+    for (uint64_t at = 0; at < t->bytes; at += MERGE_CHUNK) {
+        const uint64_t n = t->bytes - at < MERGE_CHUNK ? t->bytes - at : MERGE_CHUNK;
+        RETURN_PROBLEM(safetensors_read(file, t, at, n, m->raw, error));
+        RETURN_PROBLEM(merge_write(m, m->raw, n, error));
+    }
+    return NULL;
+}
+// Writes a tensor of the base with its adapter added.
+static inline const char *merge_tensor(struct merge *m, const struct safetensors *file, const char *file_name,
+                                       const struct safetensors_tensor *t, const struct merge_pair *pair,
+                                       struct error_text *error) {
+    const uint64_t rows = t->shape[0], cols = t->shape[1], width = safetensors_dtype_bytes(t->dtype);
+    const uint64_t step = MERGE_CHUNK / (cols > 0 ? cols : 1) > 0 ? MERGE_CHUNK / (cols > 0 ? cols : 1) : 1;
+    const float scale = (float)config_lora_scale(m->config);
+    merge_reserve(m, step * cols);
+    for (uint64_t row = 0; row < rows; row += step) {
+        const uint64_t n = rows - row < step ? rows - row : step;
+        RETURN_PROBLEM(safetensors_read(file, t, row * cols * width, n * cols * width, m->raw, error));
+        const bool known = safetensors_to_floats(m->values, m->raw, t->dtype, n * cols);
+        if (known)
+            merge_add(m->values, pair, row, n, cols, (uint64_t)m->config->lora_rank, scale);
+        if (!known || !merge_round(m->raw, m->values, t->dtype, n * cols))
+            return error_format(error, "%s: tensor '%s' is of type %s; expected F32, BF16 or F16", file_name,
+                                json_show(t->name).text, safetensors_dtype_name(t->dtype));
+        RETURN_PROBLEM(merge_write(m, m->raw, n * cols * width, error));
+    }
+    return NULL;
+}
+static inline const char *merge_tensors(struct merge *m, int f, const struct safetensors_tensor *entries,
+                                        struct error_text *error) {
+    const struct safetensors *file = &m->base.files[f];
+    const char *problem = NULL;
+    for (int i = 0; i < file->count && !problem; i++) {
+        const struct safetensors_tensor *t = &file->tensors[entries[i].id];
+        struct merge_pair pair;
+        bool has = false;
+        problem = merge_pair_of(m, &pair, &has, t, m->base.names[f], error);
+        if (!problem)
+            problem = has ? merge_tensor(m, file, m->base.names[f], t, &pair, error) : merge_keep(m, file, t, error);
+        merge_pair_free(&pair);
+    }
+    return problem;
+}
+// Writes a file of the base's parameters, under its name.
+static inline const char *merge_file(struct merge *m, int f, struct error_text *error) {
+    static const struct safetensors_pair metadata[] = {{"format", "pt"}};
+    const struct safetensors *file = &m->base.files[f];
+    const char *slash = strrchr(m->base.names[f], '/');
+    struct safetensors_layout layout;
+    struct safetensors_tensor *entries =
+        (struct safetensors_tensor *)malloc((size_t)(file->count + 1) * sizeof *entries);
+    if (!entries)
+        fail("out of memory for the table of parameters");
+    memcpy(entries, file->tensors, (size_t)file->count * sizeof *entries);
+    for (int i = 0; i < file->count; i++)
+        entries[i].id = i;
+    const char *problem = safetensors_lay_out(&layout, entries, file->count, metadata, 1, m->base.names[f], error);
+    if (!problem) {
+        problem = merge_open(m, slash ? slash + 1 : m->base.names[f], error);
+        if (!problem)
+            problem = merge_write(m, layout.header, layout.header_bytes, error);
+        if (!problem)
+            problem = merge_tensors(m, f, entries, error);
+        problem = merge_close(m, problem, error);
+        free(layout.header);
+    }
+    free(entries);
+    return problem;
+}
+
+// ---- the run ----
+
+// Makes the folder, which must be a new one, or empty.
+static inline const char *merge_make_folder(const char *path, struct error_text *error) {
+    if (mkdir(path, 0777) == 0)
+        return NULL;
+    if (errno != EEXIST)
+        return error_format(error, "--lora-merge %s: cannot be made: %s", path, strerror(errno));
+    DIR *folder = opendir(path);
+    int names = 0;
+    while (folder && readdir(folder))
+        names++;
+    if (folder)
+        closedir(folder);
+    return folder && names <= 2 ? NULL
+                                : error_format(error, "--lora-merge %s: is there already; name a new folder", path);
+}
+// Whether the weight is of a module that the adapters' settings list by a name.
+static inline bool merge_is_target(const struct merge *m, const char *weight) {
+    char module[1024];
+    const size_t length = strlen(weight), tail = strlen(".weight");
+    if (length <= tail || length >= sizeof module || strcmp(weight + length - tail, ".weight") != 0)
+        return false;
+    snprintf(module, sizeof module, "%.*s", (int)(length - tail), weight);
+    for (const char *at = m->config->lora_target_modules; *at;) {
+        const size_t name = strcspn(at, ",");
+        if (peft_name_matches(at, name, module))
+            return true;
+        at += name + (at[name] == ',');
+    }
+    return false;
+}
+// Refuses adapters of other modules than the base's, and modules of the settings without one.
+static inline const char *merge_check_adapters(struct merge *m, struct error_text *error) {
+    for (int f = 0; f < m->base.count; f++)
+        for (int i = 0; i < m->base.files[f].count; i++) {
+            const char *weight = m->base.files[f].tensors[i].name;
+            const bool has_a = merge_find(m, weight, "lora_A") != NULL, has_b = merge_find(m, weight, "lora_B") != NULL;
+            if (!has_a && !has_b && merge_is_target(m, weight))
+                return error_format(error, "%s: has no adapter of '%s', though target_modules names it",
+                                    m->adapters.names[0], json_show(weight).text);
+        }
+    for (int i = 0; i < m->adapters.files[0].count; i++)
+        if (!m->used[i])
+            return error_format(error, "%s: has the tensor '%s', which is no adapter of a weight in %s",
+                                m->adapters.names[0], json_show(m->adapters.files[0].tensors[i].name).text,
+                                m->config->init_from);
+    return m->adapters.files[0].count > 0 ? NULL : error_format(error, "%s: has no tensors", m->adapters.names[0]);
+}
+static inline const char *merge_write_all(struct merge *m, struct error_text *error) {
+    struct huggingface_config model;
+    RETURN_PROBLEM(start_read_model(&model, m->config->init_from, error));
+    m->transposed = model.architecture == ARCHITECTURE_GPT2;
+    huggingface_free(&model);
+    RETURN_PROBLEM(model_folder_open(&m->base, m->config->init_from, error));
+    RETURN_PROBLEM(adapter_folder_open(&m->adapters, m->config->lora_adapter, error));
+    m->used = (bool *)calloc((size_t)m->adapters.files[0].count + 1, sizeof *m->used);
+    if (!m->used)
+        fail("out of memory for the table of adapters");
+    RETURN_PROBLEM(merge_check_adapters(m, error));
+    RETURN_PROBLEM(merge_make_folder(m->config->lora_merge, error));
+    for (int f = 0; f < m->base.count; f++)
+        RETURN_PROBLEM(merge_file(m, f, error));
+    if (m->base.count > 1)
+        RETURN_PROBLEM(merge_copy(m, "model.safetensors.index.json", error));
+    for (int i = 0; i < CARRIED_FILES; i++)
+        RETURN_PROBLEM(merge_copy(m, carried_files[i], error));
+    return merge_copy(m, "config.json", error);
+}
+// A run of --lora-merge. Returns the exit status; fails where the model can't be written.
+static inline int merge_adapters(const struct config *config) {
+    struct merge m;
+    struct error_text error;
+    memset(&m, 0, sizeof m);
+    m.config = config;
+    if (config->ranks > 1)
+        fail("--lora-merge is a run of one process; start it without mpirun or srun");
+    const char *problem = merge_write_all(&m, &error);
+    if (problem)
+        fail("%s", problem);
+    printf("%s: %s with the adapters of %s, %d tensors merged\n", config->lora_merge, config->init_from,
+           config->lora_adapter, m.adapters.files[0].count / 2);
+    model_folder_close(&m.base);
+    model_folder_close(&m.adapters);
+    free(m.used);
+    free(m.raw);
+    free(m.values);
+    return EXIT_SUCCESS;
+}
