@@ -8,6 +8,7 @@
 #include "attention.cuh"            // struct attention_shape
 #include "config.h"                 // struct config
 #include "fp8.cuh"                  // struct fp8_state
+#include "frozen_weights.cuh"       // struct frozen_weights
 #include "kernels/device_queue.cuh" // struct work_graph
 #include "kernels/loss.cuh"         // struct loss_sum
 #include "kernels/norm_kind.cuh"    // struct norm_options
@@ -124,8 +125,9 @@ struct gpt {
     enum attention_backend backend;
     struct device *dev;
     struct timeline timeline;
-    struct zero zero;   // the trained parameters and their gradients
-    struct zero frozen; // the frozen parameters
+    struct zero zero;             // the trained parameters and their gradients
+    struct zero frozen;           // the frozen parameters, but for
+    struct frozen_weights stored; // those that are stored in FP8 or NF4
     int lowest_trained; // the lowest layer with a trained tensor; -1: the embeddings have one; L: only the head has
     struct optimizer optimizer;
     struct optimizer_copy copy; // for checkpoints
@@ -135,7 +137,7 @@ struct gpt {
     int window;               // keys that a query of a windowed layer sees; 0: no layer has a window
 
     int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
-    int params_id, frozen_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
+    int params_id, frozen_id, stored_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
     int host_batches_id, host_results_id, host_reports_id, host_requests_id;
     const float *rope;            // (T, D) cosines and sines
     const float *local_rope;      // (T, D) of windowed layers; NULL: rope
@@ -374,7 +376,7 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
 // A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model has
-// none; a frozen parameter has no gradient.
+// none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;
