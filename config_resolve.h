@@ -1,11 +1,11 @@
 // What the user asked for becomes what the engine runs: the command line is read, options that were left open are set
 // from the preset or derived from others, and options that contradict each other end the program.
 #pragma once
-#include "config.h"        // struct config
-#include "config_fit.h"    // state formats and offload
-#include "config_fp8.h"    // the options of FP8
+#include "config.h"          // struct config
+#include "config_fit.h"      // state formats and offload
+#include "config_fp8.h"      // the options of FP8
 #include "config_finetune.h" // the options of finetuning
-#include "config_layers.h" // the lists of layers
+#include "config_layers.h"   // the lists of layers
 
 // The divisors of n as a text: "1, 2, 3, 4, 6, 12".
 static inline void config_divisors(int n, char text[OPTION_TEXT]) {
@@ -211,6 +211,22 @@ static inline void config_resolve_schedule(struct config *c) {
              c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
 }
 
+static inline void config_check_scoring(const struct config *c) {
+    if (*c->generate && config_scores(c))
+        fail("--generate and --%s are two runs; give one of them", *c->eval_tasks ? "eval-tasks" : "perplexity");
+    if (*c->perplexity && config_trains(c))
+        fail("--perplexity is of a run that does not train; leave out --train-data, or score tasks by --eval-tasks");
+    if (!*c->eval_tasks && config_given(c, eval_tasks_every))
+        fail("--eval-tasks-every %d needs --eval-tasks: name the files of tasks", c->eval_tasks_every);
+    if (!*c->eval_tasks && *c->eval_tasks_output)
+        fail("--eval-tasks-output %s needs --eval-tasks: name the files of tasks", c->eval_tasks_output);
+    if (!*c->perplexity && config_given(c, perplexity_stride))
+        fail("--perplexity-stride %d needs --perplexity: name the texts", c->perplexity_stride);
+    if (c->perplexity_stride > c->seq_length)
+        fail("--perplexity-stride %d is more than --seq-length %d, and would pass over tokens; lower it",
+             c->perplexity_stride, c->seq_length);
+}
+
 static inline void config_resolve_data(struct config *c) {
     if (c->separate_documents && !config_given(c, reset_attention_mask))
         c->reset_attention_mask = true;
@@ -222,8 +238,10 @@ static inline void config_resolve_data(struct config *c) {
         fail("--eod-token %d is outside the vocabulary: give one below --vocab-size %d", c->eod_token, c->vocab_size);
     if (c->eval_only && *c->generate)
         fail("--eval-only and --generate are two runs; give one of them");
-    if (c->eval_only && !*c->val_data)
-        fail("--eval-only needs --val-data: name the token shards to validate on");
+    if (c->eval_only && !*c->val_data && !config_scores(c))
+        fail("--eval-only needs --val-data, --eval-tasks or --perplexity: name the token shards to validate on, or the "
+             "files to score");
+    config_check_scoring(c);
     if (!config_trains(c) && !*c->init_from && !c->plan)
         fail("--%s needs --init-from: name the folder of the model", c->eval_only ? "eval-only" : "generate");
     if (!*c->train_data && !c->plan && config_trains(c))
@@ -287,6 +305,8 @@ static inline struct config config_read(int argc, char **argv, options_build *de
     options_set_defaults(&options, &config);
     options_parse(&options, &config, config.given, argc, argv);
     config.checkpoint = "";
+    if (config_scores(&config) && !*config.train_data && !*config.generate && strcmp(config.resume, "none") == 0)
+        config.eval_only = true; // there is nothing to train on
     return config;
 }
 // Sets the options that the user left open: from the preset, then derived from the other options. Fails where options

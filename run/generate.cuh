@@ -36,8 +36,8 @@ static void print_samples(struct run *r, int step) {
 
 // ---- --generate ----
 
-// Opens the tokenizer that --generate encodes prompts with: the model's tokenizer.json, or one token a byte.
-static void open_tokenizer(struct run *r) {
+// Opens the tokenizer that --OPTION encodes texts with: the model's tokenizer.json, or one token a byte.
+static void open_tokenizer(struct run *r, const char *option) {
     const struct config *c = r->config;
     char path[PATH_MAX];
     struct error_text error;
@@ -47,10 +47,10 @@ static void open_tokenizer(struct run *r) {
     else if (c->vocab_size == 256 || c->vocab_size == 257)
         problem = tokenizer_of_bytes(&r->tokenizer, c->vocab_size, &error);
     else
-        fail("--generate: %s has no tokenizer.json, which a model of %d tokens needs; copy the tokenizer's files there",
-             c->init_from, c->vocab_size);
+        fail("--%s: %s has no tokenizer.json, which a model of %d tokens needs; copy the tokenizer's files there",
+             option, *c->init_from ? c->init_from : "the folder of the data", c->vocab_size);
     if (problem)
-        fail("--generate: %s", problem);
+        fail("--%s: %s", option, problem);
 }
 
 // Encodes a prompt. *ids: its tokens, which the caller frees. Returns their number, 1 at least.
