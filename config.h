@@ -198,6 +198,9 @@ struct config {
     const char *generate; // prompts, each ended by OPTION_LIST_END
     bool eval_only, chat;
     const char *chat_system;
+    const char *eval_tasks, *perplexity; // files, each ended by OPTION_LIST_END
+    const char *eval_tasks_output;
+    int eval_tasks_every, perplexity_stride;
     // checkpoints
     const char *init_from, *resume;
     int checkpoint_every, keep_checkpoints;
@@ -473,7 +476,17 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, top_p, "1", "P", 0, 1.0000001, "Sample among the likeliest tokens that together reach this probability"),
     ROW(LIST, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times",
         CONFIG_THIS_START),
-    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss and exit", CONFIG_THIS_START),
+    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss, or scores of tasks and texts, and exit",
+        CONFIG_THIS_START),
+    ROW(LIST, eval_tasks, "", "FILE.jsonl", 0, 0,
+        "Score this file of tasks, as lm-evaluation-harness does; may be given several times", CONFIG_THIS_START),
+    ROW(INT, eval_tasks_every, "0", "N", 0, INFINITY,
+        "Steps between scorings of tasks, and after the last; 0: after the last alone"),
+    ROW(STRING, eval_tasks_output, "", "FILE.jsonl", 0, 0, "Where each item's scores go", CONFIG_THIS_START),
+    ROW(LIST, perplexity, "", "FILE.txt", 0, 0,
+        "Print the perplexity of this text by sliding windows and exit; may be given several times", CONFIG_THIS_START),
+    ROW(INT, perplexity_stride, "0", "N", 0, INFINITY,
+        "Tokens between the windows of --perplexity, whose length is --seq-length; 0: half of that", CONFIG_THIS_START),
     ROW(BOOL, chat, "false", "", 0, 0,
         "Talk to the model: turns from the terminal; an answer has at most --sample-tokens", CONFIG_THIS_START),
     ROW(STRING, chat_system, "", "TEXT", 0, 0, "--chat: the system turn; none given: that of the model's template",
@@ -613,3 +626,5 @@ static inline bool config_trains(const struct config *c) {
 static inline const char *config_other_run(const struct config *c) {
     return c->eval_only ? "eval-only" : *c->lora_merge ? "lora-merge" : c->chat ? "chat" : "generate";
 }
+// Whether the run scores tasks or texts, token by token.
+static inline bool config_scores(const struct config *c) { return *c->eval_tasks || *c->perplexity; }

@@ -78,7 +78,8 @@ enum slot {
     SLOT_LNF_STATS,
     SLOT_LOGITS,
     SLOT_LOSSES,
-    SLOT_FP8, // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
+    SLOT_LARGEST, // (N) evaluation that scores tasks: whether the target's logit is the largest
+    SLOT_FP8,     // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
     SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
     SLOT_CHUNK = SLOT_HOST + ACT_COUNT,      // what backward recomputes of a chunk of the MLP, by enum activation_id
     SLOT_BIAS_SUMS = SLOT_CHUNK + ACT_COUNT, // partial sums of bias gradients (bias_gradients.cuh), by enum linear
@@ -110,6 +111,12 @@ static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
     const struct batch batch = {inputs, targets, NULL};
     return batch;
 }
+
+// What an evaluation finds of each target, in the caller's host memory.
+struct token_scores {
+    float *losses;    // (B, T); 0 where the target is not counted
+    int32_t *largest; // (B, T) whether its logit is the largest, and the first of equal ones
+};
 
 // The recorded work of a micro-step.
 struct micro_step_graph {
@@ -153,6 +160,7 @@ struct gpt {
     int micro_steps;                   // of a step, on each rank
     uint64_t micro_step;               // micro-batches so far in the run, over all ranks
     bool last_micro_step;              // the current micro-step is its step's last: gradients are reduced
+    bool scores;                       // an evaluation that also looks whether targets have the largest logits
     bool dropout;                      // on in training, off in evaluation and generation
     struct micro_step_graph graphs[2]; // of a step's first micro-step, and of a later one
     bool warm; // a micro-step has run, and with it the libraries' first calls, which can't be recorded
@@ -235,9 +243,17 @@ static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
+// Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
+// tasks pack them as documents.
+static bool masks_documents(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && config_scores(&m->config)));
+}
+static bool restarts_positions(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && config_scores(&m->config)));
+}
 // Whether a pass needs to know where the tokens' documents begin.
 static bool has_documents(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_attention_mask || m->config.reset_position_ids);
+    return masks_documents(m, pass) || restarts_positions(m, pass);
 }
 // (N) the row of its sequence at which a token's document begins; NULL: the pass does not need it.
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
@@ -247,7 +263,7 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)
         positions.starts = positions_buffer(m, pass);
-    else if (m->config.reset_position_ids)
+    else if (restarts_positions(m, pass))
         positions.document_starts = documents_buffer(m, pass);
     return positions;
 }
@@ -258,9 +274,7 @@ static bool shows_window(const struct gpt *m, enum pass pass, int l) {
 }
 // Whether attention in a pass needs spans, of layers with the window or of those without: either the window hides keys
 // or documents do not see each other.
-static bool has_spans(const struct gpt *m, enum pass pass, bool window) {
-    return window || (!generates(pass) && m->config.reset_attention_mask);
-}
+static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };

@@ -79,8 +79,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
         gpt_update(m, 1, 0);
     }
-    if (m->config.val_every > 0 || m->config.eval_only)
-        gpt_evaluate(m, batch_of(NULL, NULL));
+    if (m->config.val_every > 0 || m->config.eval_only || config_scores(&m->config))
+        gpt_evaluate_nothing(m);
     if (m->config.sample_every > 0 || config_generates(&m->config)) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
@@ -353,8 +353,8 @@ static void gpt_rehearse(struct gpt *m) {
     const uint64_t micro_step = m->micro_step;
     timeline_rehearse(&m->timeline, true);
     gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
-    if (m->config.val_every > 0)
-        gpt_evaluate(m, batch_of(NULL, NULL));
+    if (m->config.val_every > 0 || config_scores(&m->config))
+        gpt_evaluate_nothing(m);
     timeline_rehearse(&m->timeline, false);
     m->micro_step = micro_step;
 }
