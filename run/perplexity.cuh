@@ -81,7 +81,7 @@ static bool score_texts(struct run *r) {
     int count;
     char **paths = list_elements(r->config->perplexity, &count);
     bool going_on = true;
-    if (!r->tokenizer.tables)
+    if (count > 0 && !r->tokenizer.tables)
         open_tokenizer(r, "perplexity");
     for (int i = 0; i < count && going_on; i++)
         going_on = score_text(r, paths[i]);
