@@ -427,5 +427,20 @@ class Peft(LoraCase):
                 self.assertLess(abs(loss / ours - 1), 1e-5)
 
 
+class Plans(unittest.TestCase):
+    """What a 7B model takes; no GPU or model is needed for a plan."""
+
+    def peak(self, *arguments):
+        result = run("--plan", "--preset", "qwen2.5-7b", "--seq-length", 2048, "--micro-batch-size", 1, "--precision", "bf16", "--lora-rank", 16,
+                     "--recompute-granularity", "full", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return int(re.search(r"^ *peak .* ([0-9,]+) +100", result.stdout, re.MULTILINE)[1].replace(",", ""))
+
+    def test_cards_that_a_7b_model_fits(self):
+        whole, nf4 = self.peak(), self.peak("--frozen-weights-format", "nf4")
+        self.assertTrue(15e9 < whole < 24e9, whole)  # its 7.6 billion parameters in bf16
+        self.assertTrue(5e9 < nf4 < 10e9, nf4)
+
+
 if __name__ == "__main__":
     unittest.main()
