@@ -44,8 +44,8 @@ COMPILE_BASELINE = $(call COMPILE_FOR,$(BASELINE))
 EMULATE = $(CXX) -std=c++17 -Itest/emu $(CPPFLAGS) -DTARGET_CUDA -DCUDA_EMULATED $(if $(MPI_SHOW),-DHAVE_NCCL) $(CFLAGS) \
   $(BASELINE) -O2 $(WARNINGS) -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-uninitialized
 # Models of the tests have heads that Hopper's attention does not take: without it they compile in half the time.
-EMULATE_TEST = $(EMULATE) -DDEVICE_MEMORY_MANAGED $(if $(filter op_$*,$(EMU_MODELS)),-DWITHOUT_ATTENTION_SM90)
-EMU_MODELS := op_block op_fp8_gpt op_golden op_gpt op_huggingface op_lora op_offload op_offload_units op_optimizer op_zoo
+EMULATE_MODELS = $(EMULATE) -DDEVICE_MEMORY_MANAGED -DWITHOUT_ATTENTION_SM90
+EMULATE_TEST = $(if $(filter op_$*,$(MODELS) op_offload_units op_optimizer),$(EMULATE_MODELS),$(EMULATE) -DDEVICE_MEMORY_MANAGED)
 # Libraries that programs load at run time have their stand-ins beside the programs. An RPATH, unlike a RUNPATH, goes before
 # LD_LIBRARY_PATH, so that a real one is never found in their place.
 EMULATE_LINK := -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN'
@@ -119,10 +119,20 @@ $(call rule,emu/libcudnn.so.9,test/emu/cudnn.cpp,$$(EMULATE) -fPIC -shared -Wl$$
 # ---- Tests and benchmarks: op_NAME and bench_NAME once a precision, unit_NAME once, fuzz_NAME on its corpus alone ----
 $(foreach p,fp32 bf16 amx dot,$(call program,test/op_%_$p,test/op_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,emu/op_%_$p,test/op_%.c,$$(EMULATE_TEST) $$(PRECISION_$p) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
+$(foreach p,fp32 bf16 amx,$(call program,test/models_$p,test/models.c,$$(COMPILE_AS_CXX) $$(PRECISION_$p) -x c++,$$(LDLIBS) -lcmocka -lstdc++))
+$(foreach p,fp32 bf16,$(call program,emu/models_$p,test/models.c,$$(EMULATE_MODELS) $$(PRECISION_$p) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(foreach p,fp32 bf16,$(call program,bench_%_$p,test/bench_%.c,$$(COMPILE) $$(PRECISION_$p),$$(LDLIBS)))
 $(foreach s,test/unit_%.c test/emu/unit_%.cu test/cuda/unit_%.cu,$(call program,emu/unit_%,$s,$$(EMULATE) $$(PRECISION_bf16) -x c++,$$(EMULATE_LINK) $$(RUNTIME_LDLIBS) -lcmocka))
 $(call program,test/unit_%,test/unit_%.c,$$(COMPILE_BASELINE),$$(LDLIBS) -lcmocka)
 $(call program,test/fuzz_%,test/fuzz/fuzz_%.c,$$(COMPILE_BASELINE) -DFUZZ_CORPUS='"test/fuzz/corpus/$$*"',$$(RUNTIME_LDLIBS))
+
+# Tests of whole models are in one program for each target and precision, PROGRAM:TEST in the lists of tests, since the
+# engine with its kernels takes longer to compile than any of them. op_NAME alone can be built as every op's test can.
+MODELS := $(patsubst test/%.c,%,$(shell sed -n 's/^#include "\(test\/op_.*\)"/\1/p' test/models.c))
+COMPILE_AS_CXX = $(patsubst -std=gnu11,-std=gnu++17,$(COMPILE)) -Wno-maybe-uninitialized -Wno-uninitialized # as EMULATE
+in_models = $(foreach t,$(1),$(call in_model,$t,$(lastword $(subst _, ,$t))))
+in_model = $(if $(filter $(MODELS:=_$(filter-out dot,$(2))),$(notdir $(1))),$(dir $(1))models_$(2):$(patsubst %_$(2),%,$(notdir $(1))),$(1))
+programs = $(sort $(foreach t,$(1),$(firstword $(subst :, ,$t))))
 
 OPS := $(patsubst test/%.c,%,$(wildcard test/op_*.c))
 UNITS := $(patsubst test/%.c,%,$(wildcard test/unit_*.c))
@@ -137,17 +147,17 @@ DOT_OPS := $(filter op_matmul op_attention op_attention_decode op_golden,$(OPS))
 # alike.
 EMU_OPS := $(filter-out op_random op_vector_math op_zero op_fit,$(OPS))
 EMU_BF16_ALONE := op_gpt op_block op_frozen_format op_fp8_gpt op_lora op_offload op_offload_units op_optimizer op_state_format
-EMU_TESTS := $(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers \
-  $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS))))
+EMU_TESTS := $(call in_models,$(addprefix $(B)/emu/,unit_cudnn unit_cudnn_rules unit_faults unit_model unit_faults_sm90 unit_model_sm90 unit_tuning unit_sm90 unit_collectives unit_transfers \
+  $(patsubst %,%_fp32,$(filter-out $(EMU_BF16_ALONE),$(EMU_OPS))) $(patsubst %,%_bf16,$(filter-out op_huggingface,$(EMU_OPS)))))
 # Quick is without emulated tiles, emulated dot products and the emulated GPU; the tests in Python run whole trainings.
 # Models in FP8 are trained with bf16 alone; what the search finds and what is copied does not depend on the precision.
-QUICK_TESTS := $(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16))
+QUICK_TESTS := $(call in_models,$(addprefix $(B)/test/,$(UNITS) $(FUZZ:%=fuzz_%) $(patsubst %,%_fp32,$(filter-out op_fp8_gpt op_fit op_offload,$(OPS))) $(OPS:=_bf16)))
 # What takes minutes and shows little that is not seen elsewhere, since it is seen in bf16: ZeRO, and the zoo of models on the
 # emulator.
-LONG_TESTS := $(B)/test/op_zero_fp32 $(B)/emu/op_zoo_fp32
-TESTS := $(filter-out $(LONG_TESTS),$(QUICK_TESTS) $(AMX_OPS:%=$(B)/test/%_amx) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
+LONG_TESTS := $(call in_models,$(B)/test/op_zero_fp32 $(B)/emu/op_zoo_fp32)
+TESTS := $(filter-out $(LONG_TESTS),$(QUICK_TESTS) $(call in_models,$(AMX_OPS:%=$(B)/test/%_amx)) $(DOT_OPS:%=$(B)/test/%_dot) $(if $(SANITIZE),,$(EMU_TESTS)))
 EMU_PROGRAM := $(if $(SANITIZE),,$(B)/emu/train_gpt)
-$(EMU_TESTS) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
+$(call programs,$(EMU_TESTS)) $(MODELS:%=$(B)/emu/%_fp32) $(MODELS:%=$(B)/emu/%_bf16) $(B)/emu/train_gpt: | $(B)/emu/libcudnn.so.9
 
 .PHONY: all cuda emu ptxas demo test test-programs test-long test-environments test-levels quick quick-programs check-headers fuzz bench clean compile_commands.json format format-check
 AGAIN = +$(MAKE) -j$(JOBS) --no-print-directory
@@ -157,19 +167,19 @@ test:
 	$(AGAIN) WERROR=1 test-programs
 	+$(MAKE) --no-print-directory WERROR=1 check-headers
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_CUDA=$(EMU_PROGRAM) test/run.sh $(wildcard test/test_*.py) $(TESTS)
-test-programs: $(B)/train_gpt $(TESTS) $(EMU_PROGRAM)
-quick: $(QUICK_TESTS)
-	test/run.sh $^
-quick-programs: $(QUICK_TESTS)
+test-programs: $(B)/train_gpt $(call programs,$(TESTS)) $(EMU_PROGRAM)
+quick: quick-programs
+	test/run.sh $(QUICK_TESTS)
+quick-programs: $(call programs,$(QUICK_TESTS))
 # Those that a user's environment can disturb, in each environment of the script's.
 test-environments: $(B)/train_gpt $(UNITS:%=$(B)/test/%)
 	BUILD=$(B) test/environments.sh
 test-levels: $(B)/train_gpt
 	$(AGAIN) WERROR=1 CUDA= ARCH=$(GENERIC_$(MACHINE)) B=$(B)/levels
 	TRAIN_GPT=$(B)/train_gpt TRAIN_GPT_LEVELS=$(B)/levels/train_gpt test/run.sh test/test_levels.py
-test-long: $(LONG_TESTS)
-	test/run.sh $^
-emu: $(B)/emu/train_gpt $(EMU_TESTS)
+test-long: $(call programs,$(LONG_TESTS))
+	test/run.sh $(LONG_TESTS)
+emu: $(B)/emu/train_gpt $(call programs,$(EMU_TESTS))
 # Each header compiles alone, as C and as C++, in both precisions; each benchmark still compiles.
 HEADERS := $(filter-out kernels/ptx.cuh kernels/ptx_sm90.cuh kernels/attention_sm80%.cuh kernels/attention_sm90%.cuh kernels/attention_unfused_cuda.cuh kernels/attention_cudnn.cuh kernels/matmul_cublaslt.cuh kernels/matmul_tuning.cuh,$(wildcard *.cuh *.h */*.cuh run/*.h formats/*.h runtime/*.h runtime/*/*.h))
 CHECKED_AS_C := $(CC) -x c -std=gnu11
@@ -203,7 +213,7 @@ $(call rule,fuzz/%,test/fuzz/fuzz_%.c test/fuzz/fuzz.h $(LIBRARY),$$(CLANG) -std
 CLANG_FORMAT ?= clang-format
 FORMATTED = $(filter-out formats/unicode_tables.%,$(shell git ls-files '*.c' '*.h' '*.cuh' '*.cu' '*.cpp'))
 compile_commands.json:
-	$(MAKE) -nB --no-print-directory CUDA= all test-programs | scripts/compile_commands.py $(HEADERS) >$@
+	$(MAKE) -nB --no-print-directory CUDA= all test-programs $(OPS:%=$(B)/test/%_bf16) | scripts/compile_commands.py $(HEADERS) >$@
 format:
 	@$(CLANG_FORMAT) -i $(FORMATTED)
 format-check:

@@ -290,7 +290,7 @@ small_model() {
 }
 curve() {
     local shape precision device name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3)
-    [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 12 --lr 3e-3)
+    [ -z "$small" ] || run=(--micro-batch-size 1 --global-batch-size 2 --train-steps 6 --lr 3e-3)
     is_built "$train_gpt" curve && token_shards || return
     for shape in gpt2 llama; do
         small_model $shape
@@ -322,7 +322,7 @@ fp8_runs() {
 }
 fp8_curves() {
     local recipes=$1 shape recipe name run=(--micro-batch-size 8 --global-batch-size 16 --train-steps 50 --lr 1e-3 --precision bf16)
-    [ -z "$small" ] || run=(--micro-batch-size 4 --global-batch-size 4 --train-steps 12 --lr 3e-3 --precision bf16)
+    [ -z "$small" ] || run=(--micro-batch-size 4 --global-batch-size 4 --train-steps 6 --lr 3e-3 --precision bf16)
     for shape in gpt2 llama; do
         small_model $shape
         fp8_runs "$shape" "$recipes" "${model[@]}" "${run[@]}"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs tests, two at a time, and counts: test/run.sh PROGRAM|FILE.py[:CLASS] ...   The last line is 'N passed, N failed'.
+# Runs tests, two at a time, and counts: test/run.sh PROGRAM[:TEST]|FILE.py[:CLASS] ...   The last line is 'N passed, N
+# failed'.
 # A program is a cmocka test; one that ends before its last test counts as one failure more than it reported.
 # TEST_RUNNER is a command that runs a program for another CPU, as "qemu-aarch64 -L /usr/aarch64-linux-gnu".
 # All run in one environment, that of test/environment.py, whatever this script was started from.
@@ -22,7 +23,11 @@ run_one() {
         ASAN_OPTIONS=detect_leaks=0 TRAIN_GPT="${TRAIN_GPT:-build/train_gpt}" \
             python3 "$file" -v ${class:+"${class#:}"} >"$log" 2>&1
         ;;
-    *) CMOCKA_MESSAGE_OUTPUT=TAP ${TEST_RUNNER-} "$test" >"$log" 2>&1 ;; # a command of several words
+    *)
+        of_several=${test#"${test%:*}"}
+        # TEST_RUNNER: a command of several words
+        CMOCKA_MESSAGE_OUTPUT=TAP ${TEST_RUNNER-} "${test%:*}" ${of_several:+"${of_several#:}"} >"$log" 2>&1
+        ;;
     esac
     status=$?
     case "$test" in
@@ -42,6 +47,7 @@ run_one() {
         bad=1
     fi
     name=${test##*/}
+    case "$name" in *:*) precision=${name%:*} name=${name#*:}_${precision##*_} ;; esac
     case "$test" in */emu/*) name=emu_${name#op_} ;; esac # the same tests as on the cpu target
     {
         printf '%-32s %4d passed %3d failed  %4d s\n' "$name" "$ok" "$bad" $(($(date +%s) - begin))
