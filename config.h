@@ -603,9 +603,9 @@ static inline struct schedule config_schedule(const struct config *c) {
     return schedule;
 }
 
-// Whether the run updates parameters.
 // What a run does beside training.
 static inline bool config_generates(const struct config *c) { return *c->generate || c->chat; }
+// Whether the run updates parameters.
 static inline bool config_trains(const struct config *c) {
     return !c->eval_only && !config_generates(c) && !*c->lora_merge;
 }

@@ -18,7 +18,6 @@
 // file systems and the checks of tokens cost the step nothing. The result can't depend on timing, because the place of
 // each sample is computed. Why pread and not a mapping: see read_exactly in runtime/files/file_read.c.
 #pragma once
-#include <glob.h>     // glob
 #include <inttypes.h> // PRIu64
 #include <math.h>     // sqrt
 #include <pthread.h>  // pthread_create, mutex, condition
@@ -33,6 +32,7 @@
 #include "runtime/machine/error_text.h" // struct error_text
 #include "formats/finetune_shard.h"     // finetune_shard_read
 #include "formats/token_file.h"         // struct token_file
+#include "formats/token_paths.h"        // paths_find
 #include "runtime/files/file_read.h"    // open_regular
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -375,98 +375,6 @@ static void read_ahead_release(struct read_ahead *ahead, int count) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Opening
-
-// Adds the files that match one pattern; none ends the program.
-static void glob_add(glob_t *found, const char *pattern, const char *option) {
-    const int flags = GLOB_NOSORT | GLOB_BRACE | GLOB_TILDE | (found->gl_pathc > 0 ? GLOB_APPEND : 0);
-    const int status = glob(pattern, flags, NULL, found);
-    if (status == GLOB_NOMATCH)
-        fail("%s: no file matches '%s'; expected token shards there: make them with scripts/prepare_data.py", option,
-             pattern);
-    if (status != 0)
-        fail("%s: '%s' can't be searched: %s", option, pattern,
-             status == GLOB_NOSPACE ? "out of memory" : "read error");
-}
-
-// Adds the files of all patterns, which are separated by the commas outside {a,b}.
-static void glob_add_all(glob_t *found, const char *patterns, const char *option) {
-    char *copy = strdup(patterns);
-    if (!copy)
-        fail("%s: out of memory", option);
-    int depth = 0;
-    char *begin = copy;
-    for (char *p = copy;; p++) {
-        depth += (*p == '{') - (*p == '}' && depth > 0);
-        const char end = *p;
-        if (end != '\0' && (end != ',' || depth > 0))
-            continue;
-        *p = '\0';
-        if (*begin == '\0')
-            fail(
-                "%s: '%s' has an empty pattern; expected file patterns separated by commas, as in 'data/*_train_*.bin'",
-                option, patterns);
-        glob_add(found, begin, option);
-        if (end == '\0')
-            break;
-        begin = p + 1;
-    }
-    free(copy);
-}
-
-// The length of the first of a list of patterns, which ends at a comma outside {a,b}.
-static size_t pattern_length(const char *patterns) {
-    size_t n = 0;
-    for (int depth = 0; patterns[n] && (depth > 0 || patterns[n] != ','); n++)
-        depth += (patterns[n] == '{') - (patterns[n] == '}' && depth > 0);
-    return n;
-}
-// *path = a file that one of the patterns matches; false: none does.
-static bool paths_any(const char *patterns, char *path, size_t size) {
-    for (const char *at = patterns; *at;) {
-        const size_t length = pattern_length(at);
-        char pattern[4096];
-        glob_t found;
-        memset(&found, 0, sizeof found);
-        bool any = length < sizeof pattern && snprintf(pattern, sizeof pattern, "%.*s", (int)length, at) > 0 &&
-                   glob(pattern, GLOB_BRACE | GLOB_TILDE, NULL, &found) == 0 && found.gl_pathc > 0;
-        any = any && (size_t)snprintf(path, size, "%s", found.gl_pathv[0]) < size;
-        globfree(&found);
-        if (any)
-            return true;
-        at += length + (at[length] == ',');
-    }
-    return false;
-}
-
-static int compare_paths(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-// The paths of all matching files, each once, in byte order (glob's order depends on the locale); an .idx stands for
-// its .bin. The caller frees the *count paths and the list.
-static char **paths_find(const char *patterns, const char *option, int *count) {
-    glob_t found;
-    memset(&found, 0, sizeof found);
-    glob_add_all(&found, patterns, option);
-    char **paths = (char **)dataloader_alloc(option, found.gl_pathc, sizeof *paths);
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        char *bin = path_with_ending(found.gl_pathv[i], ".idx", ".bin");
-        paths[i] = bin ? bin : strdup(found.gl_pathv[i]);
-        if (!paths[i])
-            fail("%s: out of memory", option);
-    }
-    qsort(paths, found.gl_pathc, sizeof *paths, compare_paths);
-    int unique = 0;
-    for (size_t i = 0; i < found.gl_pathc; i++) {
-        if (unique > 0 && strcmp(paths[unique - 1], paths[i]) == 0)
-            free(paths[i]);
-        else
-            paths[unique++] = paths[i];
-    }
-    globfree(&found);
-    *count = unique;
-    return paths;
-}
 
 // Opens every file once and counts its windows.
 static void dataloader_open_files(struct dataloader *loader, char **paths) {

@@ -24,7 +24,7 @@ enum { THIN_ROWS = 8, THIN_LINES = 4 };
 enum {
     THIN_COLUMNS = 2 * LANES,
     THIN_WORDS = THIN_MOST, // of the depth that a block is summed over at a time
-    THIN_TOKENS = 64,       // the same in a weight gradient, whose depth is tokens
+    THIN_TOKENS = 32,       // the same in a weight gradient, whose depth is tokens
     THIN_STEPS = THIN_TOKENS / XVEC_PARTS,
 };
 #define THIN_ALIGN __attribute__((aligned(64)))
@@ -115,9 +115,10 @@ struct thin_rows {
     const struct gemm *g;
     const word *packed;
     int64_t row;
-    int count;     // rows that there are; the others are copies of the last one, and not written
-    int64_t first; // of the words
-    int words;     // THIN_WORDS, or less where the depth ends
+    int count;           // rows that there are; the others are copies of the last one, and not written
+    int64_t first;       // of the words
+    int words;           // THIN_WORDS, or less where the depth ends
+    const floatX *ahead; // these words in the next group, to be prefetched; NULL where there is none
     THIN_ALIGN word a[THIN_ROWS][THIN_WORDS];
     THIN_ALIGN float sums[THIN_ROWS][THIN_MOST]; // where the depth does not end: (rows, columns)
 };
@@ -136,8 +137,10 @@ ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_
         EACH(v, vecs) { row_vec_store(out + i * ld, sums[i][v], v * LANES, left); }
     }
 }
-// The same, computed: over the depth of x.
-ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j) {
+// The same, computed: over the depth of x. `ahead`: with a prefetch at each step.
+ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j,
+                              const floatX *ahead) {
+    enum { LINE = 64 / sizeof(floatX) };
     const int64_t cols = x->g->cols, width = thin_width(cols);
     const word *packed = x->packed + x->first * width + j;
     const bool last = x->first + x->words == thin_words(x->g->depth);
@@ -146,6 +149,8 @@ ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *
     for (int s = 0; s < x->words; s++, packed += width) {
         xvec w[2];
         EACH(v, vecs) { w[v] = thin_load(packed + v * LANES); }
+        if (ahead)
+            __builtin_prefetch(ahead + s % THIN_ROWS * x->g->a.ld + s / THIN_ROWS * LINE);
         EACH(i, rows) {
             const xvec a = thin_set(&x->a[i0 + i][s]);
             EACH(v, vecs) { sums[i][v] = xvec_dot(sums[i][v], a, w[v]); }
@@ -161,20 +166,19 @@ ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *
 // All columns, over the depth of x. THIN_ROWS chains of sums hide their latency.
 static void thin_columns(struct thin_rows *x) {
     const struct gemm *g = x->g;
-    const bool more = x->row + 2 * THIN_ROWS <= g->rows; // rows to prefetch
     for (int64_t j = 0; j < g->cols; j += THIN_COLUMNS) {
-        for (int i = 0; i < THIN_ROWS && g->add && more; i++)
+        const floatX *ahead = j == 0 ? x->ahead : NULL;
+        for (int i = 0; i < THIN_ROWS && g->add && x->ahead; i++)
             __builtin_prefetch(g->out + (x->row + THIN_ROWS + i) * g->ld_out + j, 1);
         if (g->cols - j > LANES) {
-            thin_block(THIN_ROWS / 2, 2, x, 0, j);
-            thin_block(THIN_ROWS / 2, 2, x, THIN_ROWS / 2, j);
+            thin_block(THIN_ROWS / 2, 2, x, 0, j, ahead);
+            thin_block(THIN_ROWS / 2, 2, x, THIN_ROWS / 2, j, NULL);
         } else
-            thin_block(THIN_ROWS, 1, x, 0, j);
+            thin_block(THIN_ROWS, 1, x, 0, j, ahead);
     }
 }
 static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row) {
     const int64_t words = thin_words(g->depth), ld = g->a.ld;
-    const bool more = row + 2 * THIN_ROWS <= g->rows;
     struct thin_rows x;
     x.g = g;
     x.packed = packed;
@@ -182,12 +186,9 @@ static void thin_rows_run(const struct gemm *g, const word *packed, int64_t row)
     x.count = (int)gemm_min(THIN_ROWS, g->rows - row);
     for (x.first = 0; x.first < words; x.first += THIN_WORDS) {
         x.words = (int)gemm_min(THIN_WORDS, words - x.first);
-        for (int i = 0; i < THIN_ROWS; i++) {
-            const floatX *a = g->a.data + gemm_min(row + i, g->rows - 1) * ld;
-            thin_copy_row(x.a[i], a, x.first * XVEC_PARTS, g->depth);
-            for (int line = 0; line < x.words && more; line += 16)
-                __builtin_prefetch(a + THIN_ROWS * ld + (x.first + line) * XVEC_PARTS);
-        }
+        x.ahead = row + 2 * THIN_ROWS <= g->rows ? g->a.data + (row + THIN_ROWS) * ld + x.first * XVEC_PARTS : NULL;
+        for (int i = 0; i < THIN_ROWS; i++)
+            thin_copy_row(x.a[i], g->a.data + gemm_min(row + i, g->rows - 1) * ld, x.first * XVEC_PARTS, g->depth);
         thin_columns(&x);
     }
 }

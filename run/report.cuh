@@ -99,6 +99,19 @@ static void report_fit(const struct run *r) {
                 log_bytes(more, (int64_t)p->to_device_bytes), p->rates);
 }
 
+// What is trained where that is not all, and the adapters.
+static void report_finetuning(const struct run *r) {
+    const struct config *c = r->config;
+    const struct parameters *table = &r->model->table;
+    char trained[LOG_NUMBER];
+    if (r->model->trains && table->num_frozen > 0)
+        log_row("trained", "%s of the parameters, %.3g %%", log_count(trained, table->visible_trained),
+                100.0 * (double)table->visible_trained / (double)table->visible);
+    if (c->lora_rank > 0)
+        log_row("adapters", "LoRA of rank %d, scaled by %.4g, on %s", c->lora_rank, config_lora_scale(c),
+                c->lora_target_modules);
+}
+
 static void report(const struct run *r) {
     const struct config *c = r->config;
     const struct gpt *m = r->model;
@@ -108,6 +121,7 @@ static void report(const struct run *r) {
             c->hidden_size, c->num_attention_heads, c->num_query_groups, c->kv_channels, c->ffn_hidden_size,
             c->vocab_size);
     log_row("parameters", "%s", log_count(text, m->table.visible));
+    report_finetuning(r);
     log_row("device", "%s", device_describe(device, sizeof device, &r->dev));
     if (c->instruction_set_reason)
         log_row("instruction set", "%s, %s", c->instruction_set, c->instruction_set_reason);
@@ -138,9 +152,10 @@ static void report(const struct run *r) {
     if (r->train)
         report_training(r);
     if (*c->checkpoint)
-        log_row("goes on from", "%s", c->checkpoint);
+        log_row("goes on from", "%s%s%s", c->checkpoint, *r->base_folder ? " and the base model " : "", r->base_folder);
     else if (*c->init_from)
-        log_row("begins from", "%s", c->init_from);
+        log_row("begins from", "%s%s%s", c->init_from, *c->lora_adapter ? " with the adapters of " : "",
+                c->lora_adapter);
     fit_advise(&r->fit, stdout);
     printf("\n");
     fflush(stdout);

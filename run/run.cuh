@@ -83,6 +83,10 @@ static int stop_asked_of_any(struct run *r) {
     return parallel_largest(r->parallel, stop_asked_here(r), "agreement on whether to stop");
 }
 
+// Whether a loader's data are examples to finetune on, packed into rows.
+static bool has_rows(const struct dataloader *loader) {
+    return loader && dataloader_files_format(loader) == TOKENS_FINETUNE;
+}
 // The next micro-batch of a loader, in r's memory until the next call.
 static struct batch read_batch(struct run *r, struct dataloader *loader) {
     const struct token_batch to = {r->inputs, r->targets, r->document_starts};

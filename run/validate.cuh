@@ -3,19 +3,36 @@
 #include "run/ranks.cuh" // share_losses, grant_request
 #include "run/run.cuh"   // struct run
 
+// The number of batches that validation takes. The last one of examples to finetune on, which may be few, may have rows
+// beyond the last sample; else what does not fill a batch is left out.
+static int validation_batches(const struct run *r) {
+    const struct config *c = r->config;
+    const uint64_t samples = dataloader_samples_per_epoch(r->val), B = (uint64_t)c->micro_batch_size;
+    const uint64_t available = has_rows(r->val) || samples < B ? (samples + B - 1) / B : samples / B;
+    return available < (uint64_t)c->val_steps ? (int)available : c->val_steps;
+}
+// The next batch, the `number`th, of the validation data, in which rows beyond the last sample do not count.
+static struct batch validation_batch(struct run *r, int number) {
+    const int T = r->config->seq_length, B = r->config->micro_batch_size;
+    const struct batch batch = read_batch(r, r->val);
+    const int64_t left = (int64_t)dataloader_samples_per_epoch(r->val) - (int64_t)number * B;
+    for (int64_t i = (left > 0 ? left : 0) * T; i < (int64_t)B * T; i++)
+        r->targets[i] = -1;
+    return batch;
+}
+
 // The mean loss over the first --val-steps batches of the validation data: the same ones each time, added in an order
 // that does not depend on the number of ranks. *targets: how many counted. NAN where a signal stopped the validation.
 static double validate(struct run *r, double *targets) {
     const struct config *c = r->config;
-    const uint64_t available = dataloader_samples_per_epoch(r->val) / (uint64_t)c->micro_batch_size;
-    const int steps = available < (uint64_t)c->val_steps ? (int)available : c->val_steps;
+    const int steps = validation_batches(r);
     struct loss_sum loss = {0, 0}, *losses = (struct loss_sum *)calloc((size_t)c->ranks, sizeof *losses);
     int stop = stop_asked_of_any(r);
     if (!losses)
         fail("out of memory");
     dataloader_seek(r->val, 0);
     for (int i = 0; i < steps && !stop; i += c->ranks) {
-        stop = share_losses(r, losses, gpt_evaluate(r->model, read_batch(r, r->val)));
+        stop = share_losses(r, losses, gpt_evaluate(r->model, validation_batch(r, i + c->rank)));
         for (int k = i; k < i + c->ranks && k < steps; k++) {
             loss.sum += losses[k - i].sum;
             loss.count += losses[k - i].count;
