@@ -8,7 +8,9 @@
 // 256, each in units of the block's largest magnitude, as the nearest value of the dynamic map. That is 4 + 8 / 64 +
 // 32 / (64 256) = 4.127 bits an element.
 //
-// An element read back is level * absmax in fp32, rounded once to floatX, which are the bits of bitsandbytes' kernels.
+// An element read back is level * absmax in fp32, rounded once to floatX: the bits of bitsandbytes' kernels of
+// the same codes. Absmaxes have the nearest codes, as by its CUDA kernel; its CPU kernel looks codes up by 16 bits, and
+// takes a neighbour for some.
 #pragma once
 #include "kernels/device.cuh"      // floatX, HOST_DEVICE
 #include "kernels/vector_math.cuh" // float_bits

@@ -20,7 +20,7 @@ FLOORS = [
     ("program", ["train_gpt.c"], ["run", "generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
     ("run", ["run/"], ["generation", "gpt", *PARTS, "data", "formats", "config", "kernels", "runtime"]),
     ("generation", ["generation.cuh"], ["gpt", *PARTS, "config", "kernels", "runtime"]),
-    ("gpt", ["gpt.cuh", "block.cuh", "bias_gradients.cuh", "mlp.cuh", "linear.cuh", "lora.cuh", "offload.cuh", "gpt_state.cuh"], [*PARTS, "config", "kernels", "runtime"]),
+    ("gpt", ["gpt.cuh", "block.cuh", "bias_gradients.cuh", "mlp.cuh", "linear.cuh", "lora.cuh", "offload.cuh", "gpt_state.cuh", "frozen_weights.cuh"], [*PARTS, "config", "kernels", "runtime"]),
     ("attention", ["attention.cuh"], ["recompute", "memory", "config", "kernels", "runtime"]),
     ("optimizer", ["optimizer.cuh", "optimizer_state.cuh", "optimizer_copy.cuh"], ["zero", "fp8", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("zero", ["zero.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),

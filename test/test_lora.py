@@ -285,6 +285,18 @@ class Resume(LoraCase):
         for step in (2, 4):
             self.same_files("stage_0", "stages", step)
 
+    def test_frozen_weights_in_nf4(self):
+        options = [*self.OPTIONS, "--frozen-weights-format", "nf4"]
+        self.train("nf4", *options, "--train-steps", 4)
+        self.train("nf4_parts", *options, "--train-steps", 2)
+        self.train("nf4_parts", *options, "--train-steps", 4, "--resume", "auto")
+        self.same_files("nf4", "nf4_parts", 4)
+        if MPIRUN:
+            ranks = [*options, "--train-steps", 2, "--global-batch-size", 2, "--micro-batch-size", 1]
+            self.train("nf4_0", *ranks, ranks=2)
+            self.train("nf4_3", *ranks, "--zero-stage", 3, "--offload-weights", ranks=2)
+            self.same_files("nf4_0", "nf4_3", 2)
+
     def test_another_base_is_refused(self):
         self.train("based", *self.OPTIONS, "--train-steps", 1)
         other = self.path + "/other"
@@ -332,6 +344,9 @@ class Refusals(LoraCase):
     def refused_lora(self, *arguments, words, base=BASE):
         self.refused("--init-from", base, "--train-data", self.path + "/random.bin", "--out", self.path + "/refused", "--seq-length", T,
                      "--device", "cpu", *arguments, words=words)  # fmt: skip
+
+    def test_a_format_without_adapters(self):
+        self.refused_lora("--frozen-weights-format", "nf4", words=["--frozen-weights-format", "add --lora-rank"])
 
     def test_targets(self):
         known = ", ".join(MODULES)
