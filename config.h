@@ -71,6 +71,8 @@
 // MAIN_, MOMENT_: BF16 alone would be a macro of some compilers' headers.
 #define MAIN_DTYPES(X) X(MAIN_FP32, "fp32") X(MAIN_BF16, "bf16")
 #define MOMENT_DTYPES(X) X(MOMENT_FP32, "fp32") X(MOMENT_BF16, "bf16") X(MOMENT_8BIT, "8bit")
+#define FROZEN_WEIGHTS_FORMATS(X)                                                                                      \
+    X(FROZEN_WEIGHTS_NONE, "none") X(FROZEN_WEIGHTS_FP8, "fp8") X(FROZEN_WEIGHTS_NF4, "nf4")
 #define COLLECTIVES(X) X(BY_AUTO, "auto") X(BY_NCCL, "nccl") X(BY_MPI, "mpi") X(BY_SOCKETS, "sockets")
 
 enum normalization { NORMALIZATIONS(CHOICE_ENUMERATOR) };
@@ -92,6 +94,7 @@ enum config_fp8_amax_algo { FP8_AMAX_ALGOS(CHOICE_ENUMERATOR) };
 enum config_fp8_fast_accumulation { FP8_FAST_ACCUMULATIONS(CHOICE_ENUMERATOR) };
 enum config_main_dtype { MAIN_DTYPES(CHOICE_ENUMERATOR) };
 enum config_moment_dtype { MOMENT_DTYPES(CHOICE_ENUMERATOR) };
+enum config_frozen_weights_format { FROZEN_WEIGHTS_FORMATS(CHOICE_ENUMERATOR) };
 enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
 
 // Columns of the rows of ACTIVATIONS: whether the MLP has a gate beside its up projection, and the option's name.
@@ -178,6 +181,7 @@ struct config {
     int lora_rank;
     float lora_alpha, lora_dropout;
     bool lora_use_rslora;
+    enum config_frozen_weights_format frozen_weights_format;
     const char *lora_target_modules, *lora_adapter, *lora_merge, *freeze;
     // FP8
     enum config_fp8_format fp8_format;
@@ -194,6 +198,9 @@ struct config {
     const char *generate; // prompts, each ended by OPTION_LIST_END
     bool eval_only, chat;
     const char *chat_system;
+    const char *eval_tasks, *perplexity; // files, each ended by OPTION_LIST_END
+    const char *eval_tasks_output;
+    int eval_tasks_every, perplexity_stride;
     // checkpoints
     const char *init_from, *resume;
     int checkpoint_every, keep_checkpoints;
@@ -431,6 +438,10 @@ static const struct option_row config_rows[] = {
     ROW(STRING, lora_merge, "", "DIR", 0, 0,
         "Write the model of --init-from with the adapters of --lora-adapter added to its weights, and exit",
         CONFIG_THIS_START),
+    ROW(ENUM, frozen_weights_format, "none", CHOICES(FROZEN_WEIGHTS_FORMATS), 0, 0,
+        "LoRA: how the frozen weights of linear layers are stored: as --precision says; fp8: E4M3 with scales of 128 x 128 "
+        "weights; nf4: 4 bits, which is QLoRA",
+        CONFIG_FIXED),
     ROW(STRING, freeze, "", "LIST", 0, 0,
         "Parameters that are not trained: patterns of their names in the model's files, as model.layers.[0-9].*",
         CONFIG_FIXED),
@@ -465,7 +476,17 @@ static const struct option_row config_rows[] = {
     ROW(FLOAT, top_p, "1", "P", 0, 1.0000001, "Sample among the likeliest tokens that together reach this probability"),
     ROW(LIST, generate, "", "TEXT", 0, 0, "Continue this prompt and exit; may be given several times",
         CONFIG_THIS_START),
-    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss and exit", CONFIG_THIS_START),
+    ROW(BOOL, eval_only, "false", "", 0, 0, "Print the validation loss, or scores of tasks and texts, and exit",
+        CONFIG_THIS_START),
+    ROW(LIST, eval_tasks, "", "FILE.jsonl", 0, 0,
+        "Score this file of tasks, as lm-evaluation-harness does; may be given several times", CONFIG_THIS_START),
+    ROW(INT, eval_tasks_every, "0", "N", 0, INFINITY,
+        "Steps between scorings of tasks, and after the last; 0: after the last alone"),
+    ROW(STRING, eval_tasks_output, "", "FILE.jsonl", 0, 0, "Where each item's scores go", CONFIG_THIS_START),
+    ROW(LIST, perplexity, "", "FILE.txt", 0, 0,
+        "Print the perplexity of this text by sliding windows and exit; may be given several times", CONFIG_THIS_START),
+    ROW(INT, perplexity_stride, "0", "N", 0, INFINITY,
+        "Tokens between the windows of --perplexity, whose length is --seq-length; 0: half of that", CONFIG_THIS_START),
     ROW(BOOL, chat, "false", "", 0, 0,
         "Talk to the model: turns from the terminal; an answer has at most --sample-tokens", CONFIG_THIS_START),
     ROW(STRING, chat_system, "", "TEXT", 0, 0, "--chat: the system turn; none given: that of the model's template",
@@ -605,3 +626,5 @@ static inline bool config_trains(const struct config *c) {
 static inline const char *config_other_run(const struct config *c) {
     return c->eval_only ? "eval-only" : *c->lora_merge ? "lora-merge" : c->chat ? "chat" : "generate";
 }
+// Whether the run scores tasks or texts, token by token.
+static inline bool config_scores(const struct config *c) { return *c->eval_tasks || *c->perplexity; }

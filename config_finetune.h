@@ -40,6 +40,8 @@ static inline void config_resolve_finetune(const struct config *c) {
              c->freeze);
     if (*c->lora_merge && !*c->lora_adapter)
         fail("--lora-merge %s needs --lora-adapter: name the folder of the adapters", c->lora_merge);
+    if (c->frozen_weights_format != FROZEN_WEIGHTS_NONE && c->lora_rank == 0 && !*c->lora_adapter)
+        fail("--frozen-weights-format is of the weights beside LoRA's adapters; add --lora-rank, as --lora-rank 16");
     if (!config_freezes(c))
         return;
     if (c->fp8_format != FP8_FORMAT_NONE && config_trains(c))

@@ -211,6 +211,22 @@ static inline void config_resolve_schedule(struct config *c) {
              c->lr_wsd_decay_steps, c->lr_warmup_steps, c->lr_decay_steps);
 }
 
+static inline void config_check_scoring(const struct config *c) {
+    if (*c->generate && config_scores(c))
+        fail("--generate and --%s are two runs; give one of them", *c->eval_tasks ? "eval-tasks" : "perplexity");
+    if (*c->perplexity && config_trains(c))
+        fail("--perplexity is of a run that does not train; leave out --train-data, or score tasks by --eval-tasks");
+    if (!*c->eval_tasks && config_given(c, eval_tasks_every))
+        fail("--eval-tasks-every %d needs --eval-tasks: name the files of tasks", c->eval_tasks_every);
+    if (!*c->eval_tasks && *c->eval_tasks_output)
+        fail("--eval-tasks-output %s needs --eval-tasks: name the files of tasks", c->eval_tasks_output);
+    if (!*c->perplexity && config_given(c, perplexity_stride))
+        fail("--perplexity-stride %d needs --perplexity: name the texts", c->perplexity_stride);
+    if (c->perplexity_stride > c->seq_length)
+        fail("--perplexity-stride %d is more than --seq-length %d, and would pass over tokens; lower it",
+             c->perplexity_stride, c->seq_length);
+}
+
 static inline void config_resolve_data(struct config *c) {
     if (c->separate_documents && !config_given(c, reset_attention_mask))
         c->reset_attention_mask = true;
@@ -226,8 +242,10 @@ static inline void config_resolve_data(struct config *c) {
         fail("--chat-system needs --chat");
     if (c->chat && c->ranks > 1)
         fail("--chat is a run of one process, not of %d", c->ranks);
-    if (c->eval_only && !*c->val_data)
-        fail("--eval-only needs --val-data: name the token shards to validate on");
+    if (c->eval_only && !*c->val_data && !config_scores(c))
+        fail("--eval-only needs --val-data, --eval-tasks or --perplexity: name the token shards to validate on, or the "
+             "files to score");
+    config_check_scoring(c);
     if (!config_trains(c) && !*c->init_from && !c->plan)
         fail("--%s needs --init-from: name the folder of the model", config_other_run(c));
     if (!*c->train_data && !c->plan && config_trains(c))
@@ -291,6 +309,8 @@ static inline struct config config_read(int argc, char **argv, options_build *de
     options_set_defaults(&options, &config);
     options_parse(&options, &config, config.given, argc, argv);
     config.checkpoint = "";
+    if (config_scores(&config) && !*config.train_data && !*config.generate && strcmp(config.resume, "none") == 0)
+        config.eval_only = true; // there is nothing to train on
     return config;
 }
 // Sets the options that the user left open: from the preset, then derived from the other options. Fails where options

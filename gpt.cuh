@@ -57,7 +57,7 @@ static void make_spans(struct gpt *m, enum pass pass, bool window) {
     if (!used || !has_spans(m, pass, window))
         return;
     const struct spans spans = spans_buffers(m, pass, window);
-    const int32_t *documents = m->config.reset_attention_mask ? documents_buffer(m, pass) : NULL;
+    const int32_t *documents = masks_documents(m, pass) ? documents_buffer(m, pass) : NULL;
     RUN(m, attention_spans(spans.first_key, spans.last_query, documents, window ? m->window : 0, e.B, e.T, m->dev));
 }
 
@@ -86,6 +86,10 @@ static float *losses_buffer(struct gpt *m, enum pass pass) {
     return (float *)buffer(m, pass, -1, SLOT_LOSSES, (size_t)extent_of(m, pass).N * sizeof(float), "logits and loss",
                            "losses");
 }
+static int32_t *largest_buffer(struct gpt *m, enum pass pass) {
+    return (int32_t *)buffer(m, pass, -1, SLOT_LARGEST, (size_t)extent_of(m, pass).N * sizeof(int32_t),
+                             "logits and loss", "targets with the largest logit");
+}
 
 // The workspace of the head's matmuls, for the largest chunk and for a shorter last one.
 static size_t head_workspace_bytes(const struct gpt *m, enum pass pass) {
@@ -106,12 +110,15 @@ static void head_chunk(struct gpt *m, enum pass pass, int64_t first, int64_t row
     floatX *logits = logits_buffer(m, pass, m->chunk);
     const floatX *lnf = final_norm_buffer(m, pass);
     float *losses = losses_buffer(m, pass);
+    int32_t *largest = m->scores ? largest_buffer(m, pass) : NULL;
     const int32_t *targets = targets_buffer(m, pass);
     const floatX *w = param(m, head_pass(m, pass), -1, weight);
     void *ws = workspace(m, head_workspace_bytes(m, pass));
     MATMUL(m, matmul_forward(logits, lnf + row, w, NULL, rows, Vp, C, ws, m->dev));
     RUN(m, cross_entropy(losses + first, logits, targets + first, dloss, rows, m->shape.V, Vp, logit_transform_of(m),
                          pass == PASS_TRAIN, m->dev));
+    if (m->scores)
+        RUN(m, targets_are_largest(largest + first, logits, targets + first, rows, m->shape.V, Vp, m->dev));
     if (pass != PASS_TRAIN)
         return;
 
@@ -142,6 +149,8 @@ static void head(struct gpt *m, enum pass pass, float dloss) {
     phase(m, "head", -1, "begin");
     timeline_touch(final_norm_buffer(m, pass));
     timeline_touch(losses_buffer(m, pass));
+    if (m->scores)
+        timeline_touch(largest_buffer(m, pass));
     if (pass == PASS_TRAIN)
         timeline_touch(d_buffer(m, -1, SLOT_D_LNF, m->shape.layer.C));
     const int chunk_phase = m->timeline.phase;
@@ -342,4 +351,24 @@ static struct loss_sum gpt_evaluate(struct gpt *m, struct batch batch) {
     head(m, PASS_EVALUATE, 0);
     RUN(m, device_download(&loss, &m->results->loss, sizeof loss, m->dev));
     return loss;
+}
+// gpt_evaluate of a run that scores tasks, which also gives what it finds of each target.
+static struct loss_sum gpt_score(struct gpt *m, struct batch batch, struct token_scores scores) {
+    const size_t N = (size_t)extent_of(m, PASS_EVALUATE).N;
+    m->scores = true;
+    const struct loss_sum loss = gpt_evaluate(m, batch);
+    m->scores = false;
+    const float *losses = losses_buffer(m, PASS_EVALUATE); // of the last phase
+    const int32_t *largest = largest_buffer(m, PASS_EVALUATE);
+    RUN(m, device_download(scores.losses, losses, N * sizeof *losses, m->dev));
+    RUN(m, device_download(scores.largest, largest, N * sizeof *largest, m->dev));
+    return loss;
+}
+// Plans, or rehearses, what the run evaluates by.
+static void gpt_evaluate_nothing(struct gpt *m) {
+    const struct token_scores none = {NULL, NULL};
+    if (config_scores(&m->config))
+        gpt_score(m, batch_of(NULL, NULL), none);
+    else
+        gpt_evaluate(m, batch_of(NULL, NULL));
 }

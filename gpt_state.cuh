@@ -8,6 +8,7 @@
 #include "attention.cuh"            // struct attention_shape
 #include "config.h"                 // struct config
 #include "fp8.cuh"                  // struct fp8_state
+#include "frozen_weights.cuh"       // struct frozen_weights
 #include "kernels/device_queue.cuh" // struct work_graph
 #include "kernels/loss.cuh"         // struct loss_sum
 #include "kernels/norm_kind.cuh"    // struct norm_options
@@ -77,7 +78,8 @@ enum slot {
     SLOT_LNF_STATS,
     SLOT_LOGITS,
     SLOT_LOSSES,
-    SLOT_FP8, // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
+    SLOT_LARGEST, // (N) evaluation that scores tasks: whether the target's logit is the largest
+    SLOT_FP8,     // the buffers of linear layers in FP8: enum fp8_buffer, by enum linear
     SLOT_HOST = SLOT_FP8 + FP8_BUFFERS * LINEAR_COUNT, // offloaded activations in host memory, by enum activation_id
     SLOT_CHUNK = SLOT_HOST + ACT_COUNT,      // what backward recomputes of a chunk of the MLP, by enum activation_id
     SLOT_BIAS_SUMS = SLOT_CHUNK + ACT_COUNT, // partial sums of bias gradients (bias_gradients.cuh), by enum linear
@@ -110,6 +112,12 @@ static struct batch batch_of(const int32_t *inputs, const int32_t *targets) {
     return batch;
 }
 
+// What an evaluation finds of each target, in the caller's host memory.
+struct token_scores {
+    float *losses;    // (B, T); 0 where the target is not counted
+    int32_t *largest; // (B, T) whether its logit is the largest, and the first of equal ones
+};
+
 // The recorded work of a micro-step.
 struct micro_step_graph {
     struct work_graph work;
@@ -124,8 +132,9 @@ struct gpt {
     enum attention_backend backend;
     struct device *dev;
     struct timeline timeline;
-    struct zero zero;   // the trained parameters and their gradients
-    struct zero frozen; // the frozen parameters
+    struct zero zero;             // the trained parameters and their gradients
+    struct zero frozen;           // the frozen parameters, but for
+    struct frozen_weights stored; // those that are stored in FP8 or NF4
     int lowest_trained; // the lowest layer with a trained tensor; -1: the embeddings have one; L: only the head has
     struct optimizer optimizer;
     struct optimizer_copy copy; // for checkpoints
@@ -135,7 +144,7 @@ struct gpt {
     int window;               // keys that a query of a windowed layer sees; 0: no layer has a window
 
     int *slots; // (PASS_COUNT, L + 1, SLOT_COUNT) buffer ids, -1: none
-    int params_id, frozen_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
+    int params_id, frozen_id, stored_id, grads_id, rope_id, local_rope_id, results_id, reports_id, scratch_id;
     int host_batches_id, host_results_id, host_reports_id, host_requests_id;
     const float *rope;            // (T, D) cosines and sines
     const float *local_rope;      // (T, D) of windowed layers; NULL: rope
@@ -151,6 +160,7 @@ struct gpt {
     int micro_steps;                   // of a step, on each rank
     uint64_t micro_step;               // micro-batches so far in the run, over all ranks
     bool last_micro_step;              // the current micro-step is its step's last: gradients are reduced
+    bool scores;                       // an evaluation that also looks whether targets have the largest logits
     bool dropout;                      // on in training, off in evaluation and generation
     struct micro_step_graph graphs[2]; // of a step's first micro-step, and of a later one
     bool warm; // a micro-step has run, and with it the libraries' first calls, which can't be recorded
@@ -233,9 +243,17 @@ static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
     return (int32_t *)buffer(m, pass, -1, SLOT_POSITIONS, (size_t)m->sequences * sizeof(int32_t), "tokens",
                              pass == PASS_PREFILL ? "lengths" : "positions");
 }
+// Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
+// tasks pack them as documents.
+static bool masks_documents(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && config_scores(&m->config)));
+}
+static bool restarts_positions(const struct gpt *m, enum pass pass) {
+    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && config_scores(&m->config)));
+}
 // Whether a pass needs to know where the tokens' documents begin.
 static bool has_documents(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_attention_mask || m->config.reset_position_ids);
+    return masks_documents(m, pass) || restarts_positions(m, pass);
 }
 // (N) the row of its sequence at which a token's document begins; NULL: the pass does not need it.
 static int32_t *documents_buffer(struct gpt *m, enum pass pass) {
@@ -245,7 +263,7 @@ static struct token_positions positions_of(struct gpt *m, enum pass pass) {
     struct token_positions positions = {NULL, NULL};
     if (pass == PASS_GENERATE)
         positions.starts = positions_buffer(m, pass);
-    else if (m->config.reset_position_ids)
+    else if (restarts_positions(m, pass))
         positions.document_starts = documents_buffer(m, pass);
     return positions;
 }
@@ -256,9 +274,7 @@ static bool shows_window(const struct gpt *m, enum pass pass, int l) {
 }
 // Whether attention in a pass needs spans, of layers with the window or of those without: either the window hides keys
 // or documents do not see each other.
-static bool has_spans(const struct gpt *m, enum pass pass, bool window) {
-    return window || (!generates(pass) && m->config.reset_attention_mask);
-}
+static bool has_spans(const struct gpt *m, enum pass pass, bool window) { return window || masks_documents(m, pass); }
 struct spans {
     int32_t *first_key, *last_query; // (B, T)
 };
@@ -374,7 +390,7 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
 // A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model has
-// none; a frozen parameter has no gradient.
+// none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;

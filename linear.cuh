@@ -130,6 +130,21 @@ static void quantise_input(struct gpt *m, enum pass pass, int l, enum linear lin
 
 // ---- Products ----
 
+// A linear layer's weight (outputs, inputs) in a pass. One that is stored in FP8 or NF4 is read back into scratch memory of
+// this phase: the first linear_weight_bytes of its workspace, 0 for others.
+static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear) {
+    const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
+    return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
+}
+static const floatX *linear_weight(struct gpt *m, enum pass pass, int l, enum linear linear, void *workspace) {
+    const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
+    floatX *w = (floatX *)workspace;
+    if (!tensor_is_stored(t))
+        return param(m, pass, l, t->parameter);
+    RUN(m, frozen_dequantise(w, m->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, m->dev));
+    return w;
+}
+
 // Whether a product may sum in the tensor cores' fewer bits.
 static bool fast_accumulation(const struct gpt *m, bool forward) {
     switch (m->config.fp8_fast_accumulation) {
@@ -163,15 +178,19 @@ static void linear_forward(struct gpt *m, enum pass pass, int l, enum linear lin
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int64_t N = extent_of(m, pass).N;
     const int n = row.outputs, k = row.inputs;
-    const floatX *w = param(m, pass, l, row.weight), *b = param(m, pass, l, row.bias);
+    const floatX *b = param(m, pass, l, row.bias);
     if (!is_quantised(m, pass, l)) {
         const floatX *in = linear_input(m, pass, l, linear);
-        void *ws = workspace(m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
+        const size_t weight_bytes = linear_weight_bytes(m, l, linear);
+        const size_t bytes = larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N));
+        void *memory = workspace(m, weight_bytes + bytes), *ws = bytes_behind(memory, weight_bytes);
+        const floatX *w = linear_weight(m, pass, l, linear, memory);
         MATMUL(m, matmul_forward(out, in, w, b, N, n, k, ws, m->dev));
         lora_forward(m, pass, l, linear, out, in, N, ws);
         return;
     }
     void *ws = workspace(m, matmul_fp8_workspace_bytes(N, n, k, m->dev));
+    const floatX *w = param(m, pass, l, row.weight);
     const struct fp8_matrix x = fp8_matrix_buffer(m, pass, l, linear, FP8_ROWS, FP8_INPUT, N, k);
     const struct fp8_matrix weight = quantise_weight(m, pass, l, linear, FP8_WEIGHT_ROWS, w);
     MATMUL(m, matmul_fp8(out, x, weight, b, N, n, k, fast_accumulation(m, true), ws, m->dev));
@@ -290,9 +309,11 @@ static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot 
     const floatX *in = NULL; // what a frozen layer without an adapter read is not kept for it
     if (trains || has_adapter(m, linear))
         in = (const floatX *)activation(m, PASS_RECOMPUTE, source.layer, source.id);
-    const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
+    const size_t weight_bytes = linear_weight_bytes(m, l, linear);
+    const size_t bytes = larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N));
     float *dw = grad(m, l, row.weight), *db = sums_bias ? grad(m, l, row.bias) : NULL;
-    void *ws = workspace(m, larger(matmul_workspace_bytes(N, n, k, m->dev), lora_workspace_bytes(m, linear, N, N)));
+    void *memory = workspace(m, weight_bytes + bytes), *ws = bytes_behind(memory, weight_bytes);
+    const floatX *w = linear_weight(m, PASS_RECOMPUTE, l, linear, memory);
     MATMUL(m, matmul_backward_input(din, dout, w, N, n, k, ws, m->dev));
     if (trains)
         MATMUL(m, matmul_backward_weight(dw, db, dout, in, N, n, k, adds(m), ws, m->dev));

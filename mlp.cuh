@@ -90,18 +90,22 @@ static floatX *chunk_activation(struct gpt *m, int l, enum activation_id id, str
     return (floatX *)buffer(m, PASS_RECOMPUTE, l, SLOT_CHUNK + (int)id, (size_t)(row.bytes_per_token * c.most),
                             "chunk of the mlp", row.name);
 }
-static void *chunk_matmul_workspace(struct gpt *m, struct chunk c, enum linear linear) {
+// Scratch memory of a chunk's products, behind what linear_weight needs.
+static void *chunk_matmul_workspace(struct gpt *m, int l, struct chunk c, enum linear linear) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const size_t products = larger(matmul_workspace_bytes(c.most, row.outputs, row.inputs, m->dev),
                                    matmul_workspace_bytes(c.last, row.outputs, row.inputs, m->dev));
-    return workspace(m, larger(products, lora_workspace_bytes(m, linear, c.most, c.last)));
+    const size_t bytes = larger(products, lora_workspace_bytes(m, linear, c.most, c.last));
+    return workspace(m, linear_weight_bytes(m, l, linear) + bytes);
 }
 // linear_forward and linear_backward of a chunk's rows.
 static void chunk_linear_forward(struct gpt *m, enum pass pass, int l, enum linear linear, floatX *out,
                                  const floatX *in, struct chunk c) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
-    const floatX *w = param(m, pass, l, row.weight), *b = param(m, pass, l, row.bias);
-    void *ws = chunk_matmul_workspace(m, c, linear);
+    const floatX *b = param(m, pass, l, row.bias);
+    void *memory = chunk_matmul_workspace(m, l, c, linear),
+         *ws = bytes_behind(memory, linear_weight_bytes(m, l, linear));
+    const floatX *w = linear_weight(m, pass, l, linear, memory);
     MATMUL(m, matmul_forward(out, in, w, b, c.rows, row.outputs, row.inputs, ws, m->dev));
     lora_forward(m, pass, l, linear, out, in, c.rows, ws);
 }
@@ -109,9 +113,10 @@ static void chunk_linear_backward(struct gpt *m, int l, enum linear linear, floa
                                   const floatX *in, struct chunk c) {
     const struct linear_row row = linear_row(linear, &m->shape.layer);
     const int n = row.outputs, k = row.inputs;
-    const floatX *w = param(m, PASS_RECOMPUTE, l, row.weight);
     float *dw = grad(m, l, row.weight), *db = grad(m, l, row.bias);
-    void *ws = chunk_matmul_workspace(m, c, linear);
+    void *memory = chunk_matmul_workspace(m, l, c, linear),
+         *ws = bytes_behind(memory, linear_weight_bytes(m, l, linear));
+    const floatX *w = linear_weight(m, PASS_RECOMPUTE, l, linear, memory);
     const bool add = adds(m) || c.first > 0;
     MATMUL(m, matmul_backward_input(din, dout, w, c.rows, n, k, ws, m->dev));
     if (is_trained(m, l, row.weight))

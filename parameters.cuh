@@ -8,14 +8,15 @@
 // has neither gradients nor optimizer state. An adapter of LoRA (Hu et al. 2021, arXiv 2106.09685) is two rows of the
 // table beside the linear layer that it changes.
 #pragma once
-#include "config.h"           // struct config
-#include "config_finetune.h"  // enum lora_module
-#include "config_layers.h"    // config_window
-#include "kernels/random.cuh" // random_normal
-#include "recompute.cuh"      // struct layer_shape
-#include <stdbool.h>          // bool
-#include <stdint.h>           // int64_t
-#include <stdio.h>            // snprintf
+#include "config.h"                  // struct config
+#include "config_finetune.h"         // enum lora_module
+#include "config_layers.h"           // config_window
+#include "kernels/frozen_format.cuh" // enum frozen_format
+#include "kernels/random.cuh"        // random_normal
+#include "recompute.cuh"             // struct layer_shape
+#include <stdbool.h>                 // bool
+#include <stdint.h>                  // int64_t
+#include <stdio.h>                   // snprintf
 
 // The linear layers of a block. Columns: id; name; weight; bias; LoRA's A and B; outputs; inputs. `s` is the struct
 // layer_shape.
@@ -54,6 +55,7 @@ struct lora_shape {
 struct model_shape {
     struct layer_shape layer;
     struct lora_shape lora;
+    enum frozen_format frozen_format; // of the frozen weights of linear layers
     int L, V, Vp, P; // layers, vocabulary, vocabulary padded for the matmuls, learned positions (0: none)
     enum position_embedding_type positions;
     enum normalization normalization;
@@ -185,6 +187,14 @@ static struct lora_shape lora_shape_of(const struct config *c, const struct laye
     return lora;
 }
 
+static enum frozen_format frozen_format_of(const struct config *c) {
+    switch (c->frozen_weights_format) {
+    case FROZEN_WEIGHTS_NONE: return FROZEN_FLOATX;
+    case FROZEN_WEIGHTS_FP8: return FROZEN_FP8;
+    case FROZEN_WEIGHTS_NF4: return FROZEN_NF4;
+    }
+    return FROZEN_FLOATX;
+}
 static struct model_shape model_shape_of(const struct config *c, int element_bytes, bool materialised) {
     struct model_shape shape;
     shape.layer.C = c->hidden_size;
@@ -207,6 +217,7 @@ static struct model_shape model_shape_of(const struct config *c, int element_byt
     shape.layer.fp8_input = fp8_input(c);
     config_fp8_layers(c, &shape.layer.fp8_first, &shape.layer.fp8_end);
     shape.lora = lora_shape_of(c, &shape.layer);
+    shape.frozen_format = frozen_format_of(c);
     shape.qk_norm_width = c->qk_layernorm_width;
     shape.norm_one_plus = c->apply_layernorm_1p;
     shape.normalization = c->normalization;
@@ -333,6 +344,15 @@ static bool parameter_is_adapter(enum parameter id) {
     return false;
 }
 
+static bool parameter_is_linear_weight(enum parameter id) {
+#define IS_ROW(name, text, weight, bias, a, b, outputs, inputs)                                                        \
+    if (id == (weight))                                                                                                \
+        return true;
+    LINEAR_ROWS(IS_ROW)
+#undef IS_ROW
+    return false;
+}
+
 struct tensor {
     char name[40]; // "layer.3.qkv.weight"
     enum parameter parameter;
@@ -344,6 +364,10 @@ struct tensor {
     int stream;            // random stream of the initial values, NO_STREAM: constants
     bool frozen;           // not trained: in the flat buffer of frozen tensors
     int64_t offset, count; // in elements of the flat buffers; count includes padded rows
+    // Of a frozen weight of a linear layer: not FROZEN_FLOATX, it has no elements in a flat buffer, but is at byte
+    // stored_at of the stored weights.
+    enum frozen_format format;
+    int64_t stored_at;
 };
 
 // Matrices, among them the B of an adapter of rank 1.
@@ -364,7 +388,8 @@ struct parameters {
     int L;
     int num_units;
     struct flat_layout trained, frozen;
-    int64_t visible; // parameters without padding, as published counts have them, trained or frozen
+    int64_t stored_bytes; // of the frozen weights that are not in floatX
+    int64_t visible;      // parameters without padding, as published counts have them, trained or frozen
     int64_t visible_trained;
 };
 
@@ -420,7 +445,8 @@ static int unit_of(const struct parameters *p, const struct tensor *t) {
 }
 
 // Adds a tensor to one of the layouts.
-static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer) {
+static void parameters_add(struct parameters *p, struct flat_layout *layout, struct tensor t, int layer,
+                           enum frozen_format format) {
     if (layer >= 0) {
         char name[sizeof t.name + 32];
         snprintf(name, sizeof name, "layer.%d.%s", layer, t.name);
@@ -430,7 +456,12 @@ static void parameters_add(struct parameters *p, struct flat_layout *layout, str
     t.frozen = layout == &p->frozen;
     t.count = (int64_t)t.rows * t.cols;
     t.offset = layout->flat;
-    layout->flat += (t.count + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
+    t.format = t.frozen && parameter_is_linear_weight(t.parameter) ? format : FROZEN_FLOATX;
+    t.stored_at = p->stored_bytes;
+    if (t.format == FROZEN_FLOATX)
+        layout->flat += (t.count + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT;
+    else
+        p->stored_bytes += (int64_t)frozen_bytes(t.format, t.rows, t.cols);
     p->visible += (int64_t)t.visible_rows * t.cols;
     p->visible_trained += t.frozen ? 0 : (int64_t)t.visible_rows * t.cols;
     const int i = p->num_tensors + p->num_frozen;
@@ -450,7 +481,7 @@ static void parameters_add_unit(struct parameters *p, struct flat_layout *layout
     for (int id = 0; id < PARAM_COUNT; id++) {
         const struct tensor t = tensor_row((enum parameter)id, s);
         if (t.unit == unit && t.rows > 0 && (row && row[id]) == (layout == &p->frozen))
-            parameters_add(p, layout, t, layer);
+            parameters_add(p, layout, t, layer, s->frozen_format);
     }
     layout->flat = (layout->flat + multiple - 1) / multiple * multiple;
     layout->unit_begin[++p->num_units] = layout->flat;

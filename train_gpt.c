@@ -52,7 +52,9 @@ int main(int argc, char **argv) {
 
 #include "run/chat.cuh"        // talking to the model
 #include "run/generate.cuh"    // prompts, samples, tokens to text
+#include "run/eval_tasks.cuh"  // tasks
 #include "run/open.cuh"        // device, plan, data
+#include "run/perplexity.cuh"  // perplexity of texts
 #include "run/ranks.cuh"       // several processes
 #include "run/report.cuh"      // the start-up report
 #include "run/resume.cuh"      // a run's state from and to checkpoints
@@ -68,6 +70,8 @@ static int run_training(struct run *r) {
     open_data(r);
     open_vocabulary(r);
     separate_documents(r);
+    if (*c->eval_tasks)
+        open_tasks(r);
     open_samples(r);
     allocate_model(r);
     load_model(r);
@@ -89,16 +93,22 @@ static int run_training(struct run *r) {
     return r->save_failed ? EXIT_FAILURE : r->finished < c->train_steps ? EXIT_STOPPED : EXIT_SUCCESS;
 }
 
-// A run of --eval-only: prints the validation loss.
+// A run of --eval-only: prints the validation loss, and the scores of tasks and texts.
 static int run_evaluation(struct run *r) {
+    const struct config *c = r->config;
     open_data(r);
-    if (separates_documents(r->config))
+    if (separates_documents(c))
         open_vocabulary(r);
     separate_documents(r);
+    if (*c->eval_tasks)
+        open_tasks(r);
     allocate_model(r);
     load_model(r);
     report(r);
-    return evaluate_only(r);
+    const int status = r->val ? evaluate_only(r) : EXIT_SUCCESS;
+    if (status != EXIT_SUCCESS || (r->tasks && !score_tasks(r, 0)) || !score_texts(r))
+        return EXIT_STOPPED;
+    return EXIT_SUCCESS;
 }
 
 // A run of --generate: continues each prompt by at most new_tokens tokens.
@@ -135,14 +145,14 @@ int ENGINE(const struct config *config) {
     signals_install();
     if (*config->generate && !config->plan) { // the prompts' lengths decide how much is planned
         open_vocabulary(&r);
-        open_tokenizer(&r);
+        open_tokenizer(&r, "generate");
         read_prompts(&r, &own);
     }
     if (config->chat)
         chat_sizes(&own);
     if (config->chat && !config->plan) {
         open_vocabulary(&r);
-        open_tokenizer(&r);
+        open_tokenizer(&r, "chat");
     }
     open_device(&r);
     plan_model(&r, &own);
@@ -151,6 +161,7 @@ int ENGINE(const struct config *config) {
                        : config->chat      ? run_chat(&r, config->sample_tokens)
                        : config->eval_only ? run_evaluation(&r)
                                            : run_training(&r);
+    close_tasks(&r);
     close_run(&r);
     return status;
 }

@@ -13,7 +13,7 @@ enum { TOKENIZER_LONGEST_FILE = 1 << 30 }; // bytes
 
 bool tokenizer_begin(struct tokenizer *tokenizer) {
     memset(tokenizer, 0, sizeof *tokenizer);
-    tokenizer->end_of_text = -1;
+    tokenizer->end_of_text = tokenizer->begin_of_text = -1;
     tokenizer->tables = (struct tokenizer_tables *)calloc(1, sizeof *tokenizer->tables);
     for (int i = 0; i < 256 && tokenizer->tables; i++)
         tokenizer->tables->byte_token[i] = -1;

@@ -27,13 +27,14 @@
 struct tokenizer {
     int32_t size;                    // the highest id + 1
     int32_t end_of_text;             // the id that ends a document; -1: none
+    int32_t begin_of_text;           // the bos_token of the files beside it; -1: none
     struct tokenizer_tables *tables; // owned
 };
 
 __BEGIN_DECLS
 // tokenizer_read, tokenizer_parse and tokenizer_of_bytes fill *tokenizer, which tokenizer_free frees; after an error
 // there is nothing to free.
-// Reads the tokenizer.json at `path`; eos_token from the tokenizer_config.json beside it, else the
+// Reads the tokenizer.json at `path`; eos_token and bos_token from the tokenizer_config.json beside it, else the
 // special_tokens_map.json.
 const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct error_text *error);
 // Parses the bytes of a tokenizer.json. `name`: the file, for messages.
@@ -43,7 +44,8 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
 // than 256 and 257 are an error.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error);
 
-// end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one.
+// end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one, and begin_of_text its
+// bos_token.
 const char *tokenizer_parse_special(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes,
                                     const char *name, struct error_text *error);
 void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine

@@ -565,14 +565,19 @@ const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *da
     return problem;
 }
 
+// The text of a special token that a file names; NULL: it names none.
+static const char *special_token_text(const json_t *root, const char *key) {
+    const json_t *token = json_object_get(root, key), *content = json_object_get(token, "content");
+    return json_string_value(content ? content : token);
+}
 const char *tokenizer_parse_special(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes,
                                     const char *name, struct error_text *error) {
     const char *problem;
     json_t *root = tokenizer_json(data, bytes, name, error, &problem);
     if (!root)
         return problem;
-    const json_t *token = json_object_get(root, "eos_token"), *content = json_object_get(token, "content");
-    const char *text = json_string_value(content ? content : token);
+    const json_t *token = json_object_get(root, "eos_token");
+    const char *text = special_token_text(root, "eos_token"), *begin = special_token_text(root, "bos_token");
     const int32_t id = text ? tokenizer_id(tokenizer->tables, text) : -1;
     if (!json_is_object(root) || (token && !json_is_null(token) && !text))
         problem = error_format(error, "%s: eos_token is not the text of a token", name);
@@ -580,6 +585,8 @@ const char *tokenizer_parse_special(struct tokenizer *tokenizer, const unsigned 
         problem = error_format(error, "%s: names '%.100s' as eos_token, which the tokenizer does not have", name, text);
     else if (text)
         tokenizer->end_of_text = id;
+    if (begin && tokenizer_id(tokenizer->tables, begin) >= 0)
+        tokenizer->begin_of_text = tokenizer_id(tokenizer->tables, begin);
     json_decref(root);
     return problem;
 }

@@ -37,6 +37,13 @@ static void losses_sum(struct loss_sum *total,
                        const int32_t *targets, // (N)
                        int64_t N, struct device *dev);
 
+// largest = 1 where the target's logit is the row's largest, and the first of several that are equal; else 0, as where
+// the target is below 0 or a logit is NaN. A transform of the logits grows with them, and changes nothing.
+static void targets_are_largest(int32_t *largest,       // (N)
+                                const floatX *logits,   // (N, Vp)
+                                const int32_t *targets, // (N), each below V
+                                int64_t N, int V, int Vp, struct device *dev);
+
 // Each has its own code: logits of most models are taken as they are, at no cost.
 enum logit_kind { LOGITS_PLAIN, LOGITS_SCALED, LOGITS_CAPPED };
 static inline enum logit_kind logit_kind_of(struct logit_transform transform) {
@@ -267,6 +274,35 @@ static void losses_sum(struct loss_sum *total, const float *losses, const int32_
     LAUNCH(dev, losses_sum_kernel, 1, LOSS_THREADS, 2 * BLOCK_SUM_BYTES, total, losses, targets, N);
 }
 
+static __global__ void __launch_bounds__(LOSS_THREADS)
+    targets_are_largest_kernel(int32_t *largest, const floatX *logits, const int32_t *targets, int V, int Vp) {
+    const int64_t n = blockIdx.x;
+    const floatX *row = logits + n * Vp;
+    const int target = targets[n];
+    if (threadIdx.x == 0)
+        largest[n] = target >= 0 ? 1 : 0;
+    if (target < 0) // every thread of the block returns here, before the barrier
+        return;
+    __syncthreads();
+    const float logit = to_float(row[target]);
+    bool beaten = false;
+    for (int at = threadIdx.x * PACK; at < V; at += LOSS_THREADS * PACK) {
+        const struct packed x = logits_load(row, at, V);
+        for (int i = 0; i < PACK; i++) {
+            const float other = to_float(x.x[i]);
+            const bool smaller = at + i < target ? other < logit : other <= logit;
+            beaten |= at + i < V && !smaller;
+        }
+    }
+    if (beaten) // each that writes writes the same
+        largest[n] = 0;
+}
+static void targets_are_largest(int32_t *largest, const floatX *logits, const int32_t *targets, int64_t N, int V,
+                                int Vp, struct device *dev) {
+    if (N > 0)
+        LAUNCH(dev, targets_are_largest_kernel, (unsigned)N, LOSS_THREADS, 0, largest, logits, targets, V, Vp);
+}
+
 #else
 
 // Logits that are taken at a time, so that the second reading of them comes from the L1 cache.
@@ -465,6 +501,22 @@ static void losses_sum(struct loss_sum *total, const float *losses, const int32_
     for (int64_t n = 0; n < N; n++) {
         total->sum += losses[n];
         total->count += targets[n] >= 0 ? 1 : 0;
+    }
+}
+
+static void targets_are_largest(int32_t *largest, const floatX *logits, const int32_t *targets, int64_t N, int V,
+                                int Vp, struct device *dev) {
+#pragma omp parallel for schedule(static)
+    for (int64_t n = 0; n < N; n++) {
+        const floatX *row = logits + n * Vp;
+        const int target = targets[n];
+        const float logit = target >= 0 ? to_float(row[target]) : NAN;
+        int smaller = 0; // counted without a branch, so that it becomes vector instructions
+        for (int i = 0; i < target; i++)
+            smaller += to_float(row[i]) < logit;
+        for (int i = target; i < V && target >= 0; i++)
+            smaller += to_float(row[i]) <= logit;
+        largest[n] = target >= 0 && smaller == V;
     }
 }
 

@@ -120,14 +120,19 @@ static double fit_group_cost(const struct gpt *m, const char *phase, double flop
     char group[16];
     int l = -1;
     if (strncmp(phase, "head:", 5) == 0)
-        return 3 * 2.0 * s->C * m->shape.Vp;
+        return (is_trained(m, -1, head_weight(m)) ? 3 : 2) * 2.0 * s->C * m->shape.Vp;
     if (sscanf(phase, "%15s layer %d:", group, &l) != 2)
         return 0;
     const struct layer_shape layer = layer_shape_at(s, l);
     if (strcmp(group, pass_name(PASS_RECOMPUTE)) == 0)
         return activation_cost(policy_missing(&m->policy, l, s), &layer, flops_per_byte);
     const double forward = activation_cost(ACT_ALL, &layer, flops_per_byte);
-    return strcmp(group, "backward") == 0 ? 2 * forward : strcmp(group, pass_name(PASS_TRAIN)) == 0 ? forward : 0;
+    bool trains = false; // weights of this layer; else backward has the gradients of inputs alone
+    for (int i = 0; i < LINEAR_COUNT; i++)
+        trains = trains || is_trained(m, l, linear_row((enum linear)i, s).weight);
+    return strcmp(group, "backward") == 0              ? (trains ? 2 : 1) * forward
+           : strcmp(group, pass_name(PASS_TRAIN)) == 0 ? forward
+                                                       : 0;
 }
 // cost_s[i] = seconds of the i-th phase of a micro-step, an equal share of its group's. The caller frees it.
 static double *fit_phase_costs(const struct gpt *m, int first, int end, const struct fit_rates *r) {

@@ -36,8 +36,8 @@ static void print_samples(struct run *r, int step) {
 
 // ---- --generate ----
 
-// Opens the tokenizer that --generate and --chat encode with: the model's tokenizer.json, or one token a byte.
-static void open_tokenizer(struct run *r) {
+// Opens the tokenizer that --OPTION encodes texts with: the model's tokenizer.json, or one token a byte.
+static void open_tokenizer(struct run *r, const char *option) {
     const struct config *c = r->config;
     char path[PATH_MAX];
     struct error_text error;
@@ -48,9 +48,9 @@ static void open_tokenizer(struct run *r) {
         problem = tokenizer_of_bytes(&r->tokenizer, c->vocab_size, &error);
     else
         fail("--%s: %s has no tokenizer.json, which a model of %d tokens needs; copy the tokenizer's files there",
-             config_other_run(c), c->init_from, c->vocab_size);
+             option, *c->init_from ? c->init_from : "the folder of the data", c->vocab_size);
     if (problem)
-        fail("--%s: %s", config_other_run(c), problem);
+        fail("--%s: %s", option, problem);
 }
 
 // Encodes a prompt. *ids: its tokens, which the caller frees. Returns their number, 1 at least.

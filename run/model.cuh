@@ -49,6 +49,10 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
     if (m->table.num_frozen > 0)
         m->frozen_id = plan_add(plan, params_arena, "frozen parameters", "frozen parameters", -1,
                                 (size_t)shards_elements(&m->frozen.shards, shards_parameters(s)) * sizeof(floatX));
+    m->stored_id = -1;
+    if (m->table.stored_bytes > 0)
+        m->stored_id =
+            plan_add(plan, ARENA_PARAMETERS, "frozen weights", "frozen weights", -1, (size_t)m->table.stored_bytes);
     m->rope_id = m->local_rope_id = m->scratch_id = m->grads_id = -1;
     const size_t rope_bytes = (size_t)m->config.seq_length * (size_t)m->shape.layer.D * sizeof(float);
     if (uses_rope(&m->shape))
@@ -75,8 +79,8 @@ static void gpt_make_plan(struct gpt *m, bool keeps_copy) {
         gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
         gpt_update(m, 1, 0);
     }
-    if (m->config.val_every > 0 || m->config.eval_only)
-        gpt_evaluate(m, batch_of(NULL, NULL));
+    if (m->config.val_every > 0 || m->config.eval_only || config_scores(&m->config))
+        gpt_evaluate_nothing(m);
     if (m->config.sample_every > 0 || config_generates(&m->config)) {
         gpt_prefill(m, NULL, NULL);
         gpt_decode(m, NULL, NULL);
@@ -201,7 +205,7 @@ static struct zero *zero_of(struct gpt *m, const struct tensor *t) { return t->f
 // Whether this rank holds anything of elements [first, first + n) of a tensor's parameters.
 static bool gpt_holds(struct gpt *m, const struct tensor *t, int64_t first, int64_t n) {
     const struct zero *z = zero_of(m, t);
-    return zero_holds(z, shards_parameters(&z->shards), t->offset + first, n);
+    return tensor_is_stored(t) || zero_holds(z, shards_parameters(&z->shards), t->offset + first, n);
 }
 // Sets elements [first, first + n) of a tensor, those that this rank holds: exactly in the master weights of a trained
 // one, rounded in the parameters. rounded: room for 2 n values, in use until the device was waited for.
@@ -209,6 +213,10 @@ static void gpt_set_parameters(struct gpt *m, const struct tensor *t, int64_t fi
                                floatX *rounded) {
     if (!t->frozen) {
         optimizer_set_parameters(&m->optimizer, t->offset + first, values, n, rounded);
+        return;
+    }
+    if (tensor_is_stored(t)) {
+        frozen_weights_set(&m->stored, t, first, values, n, m->dev);
         return;
     }
     for (int64_t i = 0; i < n; i++)
@@ -313,6 +321,7 @@ static void gpt_allocate(struct gpt *m) {
     transfers_open(&m->timeline.transfers, m->config.bus_gbps, m->dev);
     m->zero.params = (floatX *)gpt_pointer(m, m->params_id);
     m->frozen.params = (floatX *)gpt_pointer(m, m->frozen_id);
+    m->stored.memory = (char *)gpt_pointer(m, m->stored_id);
     m->zero.grads = gpt_pointer(m, m->grads_id);
     fp8_allocate(&m->fp8, &m->timeline.plan, &m->timeline.arenas, m->dev);
     optimizer_allocate(&m->optimizer);
@@ -344,8 +353,8 @@ static void gpt_rehearse(struct gpt *m) {
     const uint64_t micro_step = m->micro_step;
     timeline_rehearse(&m->timeline, true);
     gpt_micro_step(m, 0, batch_of(NULL, NULL), 1);
-    if (m->config.val_every > 0)
-        gpt_evaluate(m, batch_of(NULL, NULL));
+    if (m->config.val_every > 0 || config_scores(&m->config))
+        gpt_evaluate_nothing(m);
     timeline_rehearse(&m->timeline, false);
     m->micro_step = micro_step;
 }
@@ -380,6 +389,7 @@ static void gpt_destroy(struct gpt *m) {
     policy_free(&m->policy);
     zero_free(&m->zero);
     zero_free(&m->frozen);
+    frozen_weights_free(&m->stored);
     parameters_free(&m->table);
     free(m->slots);
     free(m->kinds);

@@ -14,6 +14,7 @@
 #include "formats/vocabulary.h"       // tokens to text
 
 enum { TUNE_TEXT = 1024 };
+struct eval_tasks; // run/eval_tasks.cuh
 
 struct run {
     const struct config *config;
@@ -25,7 +26,8 @@ struct run {
     struct gpt *model;
     struct dataloader *train, *val;
     struct vocabulary vocabulary;
-    struct tokenizer tokenizer; // of --generate
+    struct tokenizer tokenizer; // of --generate, --eval-tasks and --perplexity
+    struct eval_tasks *tasks;   // of --eval-tasks; NULL: none
     struct schedule schedule;
     struct log log;
     int32_t *inputs, *targets; // (micro batch, T), the current micro-batch

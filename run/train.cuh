@@ -1,6 +1,7 @@
 // The training loop: enqueues steps, waits for their results, and between steps validates, samples, saves checkpoints
 // and checks the replicas where due.
 #pragma once
+#include "run/eval_tasks.cuh"  // score_tasks
 #include "run/fp8_report.cuh"  // fp8_shares
 #include "run/generate.cuh"    // print_samples
 #include "run/ranks.cuh"       // look_for_requests, measure_collectives, check_replicas
@@ -160,7 +161,13 @@ static bool finish_step(struct run *r, struct log_step *entry) {
 // Whether something is due after step `done`: every `every` steps (0: never) and after the last of `total`.
 static bool due(int every, int done, int total) { return every > 0 && (done % every == 0 || done == total); }
 
-// Logs a finished step, and validates and samples where due. For these no later update may be in flight, since they
+// Whether tasks are to be scored after step `done`.
+static bool tasks_due(const struct run *r, int done) {
+    const struct config *c = r->config;
+    return r->tasks && (done == c->train_steps || due(c->eval_tasks_every, done, c->train_steps));
+}
+
+// Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight, since they
 // need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
@@ -171,6 +178,8 @@ static void log_finished_step(struct run *r, struct log_step *entry, bool update
     if (entry->has_val_loss)
         log_event(&r->log, "step %d: validation loss %.4f%s", done, entry->val_loss,
                   r->best_val_step == done ? ", the best so far" : "");
+    if (tasks_due(r, done) && !r->validation_due && !score_tasks(r, done))
+        log_event(&r->log, "step %d: the scoring of tasks was broken off", done);
     if (updated && due(c->sample_every, done, c->train_steps) && !r->validation_due)
         print_samples(r, done);
     if (checkpoint_thread_done(&r->saver.thread))
@@ -193,7 +202,7 @@ static bool must_finish_now(const struct run *r) {
     const struct config *c = r->config;
     const int step = r->enqueued;
     return !DEVICE_RUNS_AHEAD || save_due(r) || (r->val && due(c->val_every, step, c->train_steps)) ||
-           due(c->sample_every, step, c->train_steps) || replicas_check_due(r);
+           due(c->sample_every, step, c->train_steps) || tasks_due(r, step) || replicas_check_due(r);
 }
 
 // Trains to the last step, or until a signal or --exit-after stops the run, which then ends with a checkpoint.

@@ -197,6 +197,56 @@ static void policies_change_no_bit(void **state) {
     }
 }
 
+// Sets the frozen weights of a model to what those of another, in FP8 or NF4, are read back as.
+static void set_read_back(struct gpt *to, const struct gpt *from) {
+    for (int i = from->table.num_tensors; i < from->table.num_tensors + from->table.num_frozen; i++) {
+        const struct tensor *t = &from->table.tensors[i], *other = parameters_find(&to->table, t->layer, t->parameter);
+        if (!tensor_is_stored(t))
+            continue;
+        floatX *back = (floatX *)test_alloc((size_t)t->count * sizeof *back),
+               *rounded = (floatX *)test_alloc(2 * (size_t)t->count * sizeof *rounded);
+        float *values = (float *)test_alloc((size_t)t->count * sizeof *values);
+        frozen_dequantise(back, from->stored.memory + t->stored_at, t->format, t->rows, t->cols, 0, t->rows, from->dev);
+        device_synchronize(from->dev);
+        for (int64_t k = 0; k < t->count; k++)
+            values[k] = to_float(back[k]);
+        gpt_set_parameters(to, other, 0, values, t->count, rounded);
+        device_synchronize(to->dev);
+        free(values);
+        free(rounded);
+        free(back);
+    }
+}
+// Training beside weights in FP8 or NF4 is to the bit that beside the weights that these are read back as.
+static void stored_weights_are_those_that_they_are_read_back_as(void **state) {
+    static const char *const shapes[] = {GPT2 LORA, LLAMA LORA};
+    static const char *const options[] = {
+        "--frozen-weights-format nf4",
+        "--frozen-weights-format fp8 --recompute-granularity full --mlp-chunk-tokens 30"};
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 2; k++) {
+            struct setup s = adapted(shapes[i], options[k], i ? SEPARATE : FUSED),
+                         plain = adapted(shapes[i], strchr(options[k], '4') ? "" : strstr(options[k], "--recompute"),
+                                         i ? SEPARATE : FUSED);
+            const int64_t bytes = s.model->table.stored_bytes;
+            assert_true(bytes > 0 && s.model->table.frozen.flat < plain.model->table.frozen.flat);
+            struct outcome exact = two_steps(&plain);
+            setup_free(&plain);
+            plain = adapted(shapes[i], strchr(options[k], '4') ? "" : strstr(options[k], "--recompute"),
+                            i ? SEPARATE : FUSED);
+            set_read_back(plain.model, s.model);
+            watch_phases(s.model, poison);
+            struct outcome o = two_steps(&s), expected = two_steps(&plain);
+            assert_same_bits(&expected, &o, options[k]);
+            assert_true(exact.loss[0] != o.loss[0] && fabs(exact.loss[0] - o.loss[0]) < 0.2 * exact.loss[0]);
+            outcome_free(&exact);
+            outcome_free(&expected);
+            outcome_free(&o);
+            setup_free(&plain);
+            setup_free(&s);
+        }
+}
+
 // Frozen parameters are planned in floatX alone.
 static void the_plan_holds_no_state_of_the_frozen(void **state) {
     struct setup s = adapted(LLAMA, LORA, SEPARATE);
@@ -223,6 +273,7 @@ int main(void) {
 #endif
         cmocka_unit_test(freezing_changes_no_gradient),
         cmocka_unit_test(policies_change_no_bit),
+        cmocka_unit_test(stored_weights_are_those_that_they_are_read_back_as),
         cmocka_unit_test(the_plan_holds_no_state_of_the_frozen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 """Shards to finetune on as a run meets them: the loss is the mean over the learned tokens of the whole batch, however it is split;
 examples packed into a row do not see each other; what is damaged is refused. Python's standard library alone."""
+import importlib.util
 import json
 import os
 import random
@@ -10,7 +11,8 @@ import subprocess
 import unittest
 
 from finetune_shard import write_rows
-from test_cli import Case, run, write_shard
+from environment import ROOT
+from test_cli import PROGRAM, Case, run, write_shard
 
 V, T, ROWS = 61, 24, 12
 MODEL = ["--num-layers", 2, "--hidden-size", 32, "--num-attention-heads", 2, "--vocab-size", V, "--threads", 1, "--precision", "fp32",
@@ -165,6 +167,32 @@ class FinetuneData(Case):
         self.assertIn("begins a document and has loss", message)
         write_rows(path, [[[(V + 3, False), (4, True)]]] * ROWS, T)
         self.assertIn("outside the vocabulary", self.train("large", data=path, expect=2))
+
+
+class Readme(Case):
+    """README's lines, from chats to an answer, on a model of another size and with fewer steps."""
+
+    @unittest.skipUnless(importlib.util.find_spec("jinja2"), "the package 'jinja2' is not installed")
+    def test_its_lines_work_as_they_stand(self):
+        with open(os.path.join(ROOT, "README.md")) as file:
+            lines = re.search(r"## Finetune a model you have\n\n```\n(.*?)```", file.read(), re.DOTALL)[1]
+        self.assertLessEqual(len(lines.strip().split("\n")), 10)
+        model = self.path + "/made"
+        result = run("--vocab-size", 257, "--num-layers", 2, "--hidden-size", 64, "--num-attention-heads", 4, "--seq-length", 64, "--threads", 1,
+                     "--max-position-embeddings", 256, "--normalization", "RMSNorm", "--position-embedding-type", "rope", "--activation", "swiglu",
+                     "--no-add-bias-linear", *self.data, "--train-steps", 2, "--val-every", 0, "--out", model)  # fmt: skip
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines, found = re.subn("^MODEL=.*$", "MODEL=%s/checkpoints/step_00000002" % model, lines, flags=re.MULTILINE)
+        self.assertEqual(found, 1)
+        lines = lines.replace("--train-steps 60", "--train-steps 60 --threads 1").replace("seq 400", "seq 100")
+        os.makedirs(self.path + "/home/data")
+        os.makedirs(self.path + "/home/build")
+        os.symlink(os.path.join(ROOT, "scripts"), self.path + "/home/scripts")
+        os.symlink(PROGRAM, self.path + "/home/build/train_gpt")
+        done = subprocess.run(["sh", "-eu", "-c", lines], cwd=self.path + "/home", capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("[[I am train_gpt.<|endoftext|>]]", done.stdout)
+        self.assertRegex(done.stdout.split("chat_format.json\n")[1], r"\S")
 
 
 if __name__ == "__main__":

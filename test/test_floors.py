@@ -25,7 +25,7 @@ FLOORS = [
     ("optimizer", ["optimizer.cuh", "optimizer_state.cuh", "optimizer_copy.cuh"], ["zero", "fp8", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("zero", ["zero.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("fp8", ["fp8.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
-    ("parameters", ["parameters.cuh"], ["recompute", "config", "kernels", "runtime"]),
+    ("parameters", ["parameters.cuh", "frozen_weights.cuh"], ["recompute", "config", "kernels", "runtime"]),
     ("timeline", ["timeline.cuh"], ["memory", "kernels", "runtime"]),
     ("memory", ["memory.cuh", "memory_packing.cuh"], ["kernels", "runtime"]),
     ("data", ["dataloader.h"], ["formats", "config", "recompute", "runtime"]),

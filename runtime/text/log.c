@@ -205,6 +205,22 @@ void log_val_loss(struct log *log, int64_t step, double loss) {
     log_append(log, log->line_text, log->line_bytes);
 }
 
+void log_scores(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
+                const void *context) {
+    if (!log->line)
+        return;
+    struct json json = json_writer(log->line, false);
+    rewind(log->line);
+    json_object_begin(&json, NULL);
+    json_int(&json, "step", step);
+    json_object_begin(&json, key);
+    write(&json, context);
+    json_object_end(&json);
+    json_object_end(&json);
+    fflush(log->line);
+    log_append(log, log->line_text, log->line_bytes);
+}
+
 // ---- the progress line ----
 
 static double log_clock_s(void) {

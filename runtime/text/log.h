@@ -4,12 +4,13 @@
 // ranks have no terminal, it is a plain line every so many steps. log.jsonl has every step in both cases. A disk that
 // fills up during the run is reported once and does not stop it.
 #pragma once
-#include <limits.h>    // PATH_MAX
-#include <stdbool.h>   // bool
-#include <stddef.h>    // size_t
-#include <stdint.h>    // int64_t
-#include <stdio.h>     // FILE
-#include <sys/cdefs.h> // __BEGIN_DECLS
+#include "runtime/text/json.h" // struct json
+#include <limits.h>            // PATH_MAX
+#include <stdbool.h>           // bool
+#include <stddef.h>            // size_t
+#include <stdint.h>            // int64_t
+#include <stdio.h>             // FILE
+#include <sys/cdefs.h>         // __BEGIN_DECLS
 
 // Of one linear layer, over the layers in FP8 and all ranks: the shares of the values of a step that casts limited to
 // the largest number of the format, or made zero. Of inputs, weights and gradients of outputs, in this order. In
@@ -75,6 +76,9 @@ void log_open(struct log *log, const char *folder, int64_t total_steps, int ever
 void log_step(struct log *log, const struct log_step *s);
 // Logs a validation after the step's object was written, as an object with the step and the loss.
 void log_val_loss(struct log *log, int64_t step, double loss);
+// Logs an object with the step and, as `key`, an object of which `write` writes the members, with `context`.
+void log_scores(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
+                const void *context);
 // Prints a line that stays on the screen, below the progress line of its step: a validation, a sample.
 void log_event(struct log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // Ends the progress line; to be called before something else is printed.

@@ -1,0 +1,52 @@
+// Items of tasks that are scored by likelihood: JSONL, an object a line, in any order and mixture of tasks.
+//
+//     {"task": "arc_easy", "id": "Mercury_1", "context": TEXT, "choices": [TEXT, ...], "gold": 2}
+//     {"task": "winogrande", "contexts": [TEXT, ...], "continuation": TEXT, "gold": 0}    scored: the continuation
+//     {"task": "lambada", "context": TEXT, "continuation": TEXT}                          right: each token the likeliest
+//
+// "delimiter" stands between context and what is scored; its default is a space. "id", a text or an integer, is written
+// beside the scores, and is the line's number by default. "task" is by default the file's name without its ending.
+// Blank lines are skipped. Members of other names are refused: a misspelt "delimiter" would change scores in silence.
+#pragma once
+#include "runtime/machine/error_text.h" // struct error_text
+#include <jansson.h>                    // json_t
+#include <stdbool.h>                    // bool
+#include <stdint.h>                     // int64_t
+#include <sys/cdefs.h>                  // __BEGIN_DECLS
+
+struct eval_item {
+    const char *file; // the caller's, for messages
+    int64_t line;     // from 1
+    char *task;
+    json_t *root;      // the line
+    json_t *varied;    // in root: the choices, or the contexts; NULL: there is one continuation, without alternatives
+    const char *fixed; // in root: the context of choices, or the continuation of contexts
+    const char *delimiter, *context; // in root, or constant; context: where nothing varies
+    bool contexts_vary;
+    int gold;  // -1 where nothing varies
+    int count; // texts to score: 1 where nothing varies
+};
+struct eval_items {
+    int64_t count, room;
+    struct eval_item *all;
+};
+
+__BEGIN_DECLS
+// Appends the items of a file's bytes to *items, which eval_items_free frees. `name`, the file, must outlive them.
+// Returns NULL, or what is wrong, beginning with file and line; items of the lines before it are then appended.
+const char *eval_items_parse(struct eval_items *items, const unsigned char *data, uint64_t bytes, const char *name,
+                             struct error_text *error);
+void eval_items_free(struct eval_items *items); // zeroed is fine
+
+// Text `i` of an item, i < count: the context, and what follows the delimiter.
+const char *eval_item_context(const struct eval_item *item, int i);
+const char *eval_item_continuation(const struct eval_item *item, int i);
+// The text whose length acc_norm and acc_bytes divide by: of those that vary, number i.
+const char *eval_item_choice(const struct eval_item *item, int i);
+
+// The characters of a UTF-8 text.
+int64_t eval_characters(const char *text);
+// The length of a text without the white space that ends it, as Python's str.rstrip finds it: that of Unicode, and the
+// separators U+001C to U+001F.
+size_t eval_length_without_space(const char *text);
+__END_DECLS

@@ -1,0 +1,244 @@
+// The likelihoods of documents: sequences of tokens, of which the last ones are scored. Tasks and texts are scored by
+// these.
+//
+// Documents are packed whole into rows of --seq-length, do not see each other, and each begins at position 0. The rows
+// are made from the documents' lengths and tokens alone, and dealt to the ranks a batch at a time, so that neither the
+// order in which documents are given nor the number of ranks changes a bit of a score. Equal documents are scored once.
+#pragma once
+#include "run/ranks.cuh" // grant_request
+#include "run/run.cuh"   // struct run
+
+struct scored_document {
+    const int32_t *tokens; // (inputs + 1)
+    int inputs;            // at most --seq-length
+    int first;             // tokens[first + 1] is the first that is scored; below inputs
+    // the scores
+    double log_likelihood; // of the scored tokens, summed in double from the first to the last
+    bool greedy;           // each scored token is the likeliest
+};
+
+// Where a document is computed: (row, column) of its first token.
+struct document_place {
+    struct scored_document *document;
+    int same; // the place, in the sorted order, of the first document equal to it
+    int row, column;
+};
+
+// Longer ones first, then by their tokens, then by what is scored of them. 0: equal.
+static int compare_documents(const struct scored_document *a, const struct scored_document *b) {
+    if (a->inputs != b->inputs)
+        return a->inputs > b->inputs ? -1 : 1;
+    for (int i = 0; i <= a->inputs; i++)
+        if (a->tokens[i] != b->tokens[i])
+            return a->tokens[i] < b->tokens[i] ? -1 : 1;
+    return (a->first > b->first) - (a->first < b->first);
+}
+static int compare_places(const void *a, const void *b) {
+    return compare_documents(((const struct document_place *)a)->document,
+                             ((const struct document_place *)b)->document);
+}
+
+// Packs sorted documents into rows of T by best fit: each into the fullest row, and of these the latest, that has room.
+// Returns the number of rows.
+static int pack_documents(struct document_place *places, int count, int T) {
+    int *newest = (int *)malloc(((size_t)T + 1) * sizeof *newest);   // by the room that is left: a row; -1: none
+    int *below = (int *)malloc(((size_t)count + 1) * sizeof *below); // (rows) the next row with the same room
+    int rows = 0;
+    if (!newest || !below)
+        fail("out of memory for %d rows", count);
+    for (int room = 0; room <= T; room++)
+        newest[room] = -1;
+    for (int i = 0; i < count; i++) {
+        struct document_place *p = &places[i];
+        p->same = i > 0 && compare_places(&places[i - 1], p) == 0 ? places[i - 1].same : i;
+        if (p->same != i)
+            continue;
+        int room = p->document->inputs;
+        while (room < T && newest[room] < 0)
+            room++;
+        p->row = newest[room];
+        if (p->row < 0)
+            p->row = rows++;
+        else
+            newest[room] = below[p->row];
+        p->column = T - room;
+        room -= p->document->inputs;
+        below[p->row] = newest[room];
+        newest[room] = p->row;
+    }
+    free(newest);
+    free(below);
+    return rows;
+}
+
+static int compare_rows(const void *a, const void *b) {
+    const struct document_place *p = *(const struct document_place *const *)a,
+                                *q = *(const struct document_place *const *)b;
+    return p->row != q->row ? (p->row < q->row ? -1 : 1) : (p->column > q->column) - (p->column < q->column);
+}
+
+// A batch in host memory and what is found of its targets; each (B, T).
+struct score_batch {
+    int32_t *inputs, *targets, *document_starts, *largest;
+    float *losses;
+};
+static struct score_batch score_batch_create(const struct config *c) {
+    const size_t N = (size_t)c->micro_batch_size * (size_t)c->seq_length;
+    struct score_batch b;
+    b.inputs = (int32_t *)calloc(4 * N, sizeof *b.inputs);
+    b.losses = (float *)calloc(N, sizeof *b.losses);
+    if (!b.inputs || !b.losses)
+        fail("out of memory for a batch of %d sequences of %d tokens", c->micro_batch_size, c->seq_length);
+    b.targets = b.inputs + N;
+    b.document_starts = b.inputs + 2 * N;
+    b.largest = b.inputs + 3 * N;
+    return b;
+}
+static void score_batch_free(struct score_batch *b) {
+    free(b->inputs);
+    free(b->losses);
+}
+
+// Fills the batch with the documents whose rows are [first, first + B); the rest of each row is a document of its own,
+// of which nothing counts.
+static void fill_batch(struct score_batch *b, const struct config *c, struct document_place *const *documents, int n,
+                       int first) {
+    const int T = c->seq_length;
+    for (int row = 0; row < c->micro_batch_size; row++) {
+        int end = 0;
+        for (int i = 0; i < n; i++)
+            if (documents[i]->row == first + row)
+                end = documents[i]->column + documents[i]->document->inputs;
+        for (int t = 0; t < T; t++) {
+            const int64_t at = (int64_t)row * T + t;
+            b->inputs[at] = 0;
+            b->targets[at] = -1;
+            b->document_starts[at] = end;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        const struct document_place *p = documents[i];
+        const struct scored_document *d = p->document;
+        for (int t = 0; t < d->inputs; t++) {
+            const int64_t at = (int64_t)(p->row - first) * T + p->column + t;
+            b->inputs[at] = d->tokens[t];
+            b->targets[at] = t >= d->first ? d->tokens[t + 1] : -1;
+            b->document_starts[at] = p->column;
+        }
+    }
+}
+
+// A document's scores as the ranks exchange them.
+struct document_score {
+    double log_likelihood;
+    int32_t greedy, stop; // stop: that of the first in an exchange, see stop_asked_here
+};
+static struct document_score score_of(const struct score_batch *b, const struct document_place *p, int first, int T) {
+    struct document_score score = {0, 1, 0};
+    for (int t = p->document->first; t < p->document->inputs; t++) {
+        const int64_t at = (int64_t)(p->row - first) * T + p->column + t;
+        score.log_likelihood -= (double)b->losses[at];
+        score.greedy &= b->largest[at] != 0;
+    }
+    return score;
+}
+
+// The documents of each batch: those of batch b are documents [batch_first[b], batch_first[b + 1]).
+struct score_schedule {
+    struct document_place **documents; // ordered by row and column
+    int *batch_first;                  // (batches + 1)
+    int batches, most;                 // most: documents of a batch
+};
+static struct score_schedule schedule_documents(struct document_place *places, int count, int rows, int B) {
+    struct score_schedule s;
+    int n = 0, batch = 0;
+    s.batches = (rows + B - 1) / B;
+    s.most = 1;
+    s.documents = (struct document_place **)malloc(((size_t)count + 1) * sizeof(struct document_place *));
+    s.batch_first = (int *)malloc(((size_t)s.batches + 1) * sizeof *s.batch_first);
+    if (!s.documents || !s.batch_first)
+        fail("out of memory for %d documents", count);
+    for (int i = 0; i < count; i++)
+        if (places[i].same == i)
+            s.documents[n++] = &places[i];
+    qsort(s.documents, (size_t)n, sizeof *s.documents, compare_rows);
+    for (int i = 0; i < n; i++)
+        while (batch <= s.documents[i]->row / B)
+            s.batch_first[batch++] = i;
+    s.batch_first[s.batches] = n;
+    for (batch = 0; batch < s.batches; batch++) {
+        const int documents = s.batch_first[batch + 1] - s.batch_first[batch];
+        s.most = documents > s.most ? documents : s.most;
+    }
+    return s;
+}
+
+// Computes `batch` on this rank, and all-gathers the scores of the ranks' batches, which are `batch - rank` and those
+// after it, into all (ranks, most). Returns stop_asked_here of a rank that was asked to stop; 0: none was.
+static int score_batches(struct run *r, struct score_batch *b, const struct score_schedule *s, int batch,
+                         struct document_score *all) {
+    const struct config *c = r->config;
+    const int first_row = batch * c->micro_batch_size;
+    const int first = batch < s->batches ? s->batch_first[batch] : 0;
+    const int n = batch < s->batches ? s->batch_first[batch + 1] - first : 0;
+    struct document_score *mine = all + (size_t)c->rank * (size_t)s->most;
+    const struct token_scores scores = {b->losses, b->largest};
+    struct batch inputs = batch_of(b->inputs, b->targets);
+    inputs.document_starts = b->document_starts;
+    fill_batch(b, c, s->documents + first, n, first_row);
+    gpt_score(r->model, inputs, scores);
+    memset(mine, 0, (size_t)s->most * sizeof *mine);
+    for (int i = 0; i < n; i++)
+        mine[i] = score_of(b, s->documents[first + i], first_row, c->seq_length);
+    mine[0].stop = stop_asked_here(r);
+    if (r->parallel)
+        control_all_gather(r->parallel->control, all, mine, (size_t)s->most * sizeof *mine, "scores of documents",
+                           false);
+    int stop = 0;
+    for (int k = 0; k < c->ranks; k++)
+        stop = all[(size_t)k * (size_t)s->most].stop > stop ? all[(size_t)k * (size_t)s->most].stop : stop;
+    return stop;
+}
+
+// Scores documents, each of one input at least. Every rank calls this with the same ones, and has all scores after it.
+// Returns false where a signal stopped it.
+static bool score_documents(struct run *r, struct scored_document *documents, int count) {
+    const struct config *c = r->config;
+    struct document_place *places = (struct document_place *)calloc((size_t)count + 1, sizeof *places);
+    if (!places)
+        fail("out of memory for %d documents", count);
+    for (int i = 0; i < count; i++)
+        places[i].document = &documents[i];
+    qsort(places, (size_t)count, sizeof *places, compare_places);
+    const int rows = pack_documents(places, count, c->seq_length);
+    struct score_schedule s = schedule_documents(places, count, rows, c->micro_batch_size);
+    struct score_batch b = score_batch_create(c);
+    struct document_score *all = (struct document_score *)calloc((size_t)c->ranks * (size_t)s.most, sizeof *all);
+    if (!all)
+        fail("out of memory for scores");
+    int stop = stop_asked_of_any(r);
+    for (int batch = 0; batch < s.batches && !stop; batch += c->ranks) {
+        stop = score_batches(r, &b, &s, batch + c->rank, all);
+        for (int k = 0; k < c->ranks && batch + k < s.batches; k++)
+            for (int i = s.batch_first[batch + k]; i < s.batch_first[batch + k + 1]; i++) {
+                const struct document_score *score =
+                    &all[(size_t)k * (size_t)s.most + (size_t)(i - s.batch_first[batch + k])];
+                s.documents[i]->document->log_likelihood = score->log_likelihood;
+                s.documents[i]->document->greedy = score->greedy != 0;
+            }
+        stop = batch + c->ranks < s.batches ? stop : 0; // after the last batch the scores are complete
+    }
+    for (int i = 0; i < count && !stop; i++) {
+        const struct scored_document *same = places[places[i].same].document;
+        places[i].document->log_likelihood = same->log_likelihood;
+        places[i].document->greedy = same->greedy;
+    }
+    free(all);
+    score_batch_free(&b);
+    free(s.documents);
+    free(s.batch_first);
+    free(places);
+    if (stop)
+        grant_request(r, stop % STOP_SIGNALS * REQUEST_SIGNAL, stop / STOP_SIGNALS);
+    return !stop;
+}
