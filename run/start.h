@@ -321,6 +321,7 @@ static void start_take_rows(struct config *config) {
     char path[PATH_MAX];
     struct token_file file;
     struct error_text error;
+    memset(&file, 0, sizeof file);
     if (config_generates(config) || !paths_any(patterns, path, sizeof path))
         return;
     const bool opened = token_file_open(&file, path, &error) == NULL; // else the data loader says what is wrong
