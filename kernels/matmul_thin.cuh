@@ -23,8 +23,9 @@ enum { THIN_ROWS = 8, THIN_LINES = 4 };
 #endif
 enum {
     THIN_COLUMNS = 2 * LANES,
-    THIN_WORDS = THIN_MOST, // of the depth that a block is summed over at a time
-    THIN_TOKENS = 32,       // the same in a weight gradient, whose depth is tokens
+    THIN_LINE = 64 / sizeof(floatX), // elements of a cache line
+    THIN_WORDS = THIN_MOST,          // of the depth that a block is summed over at a time
+    THIN_TOKENS = 32,                // the same in a weight gradient, whose depth is tokens
     THIN_STEPS = THIN_TOKENS / XVEC_PARTS,
 };
 #define THIN_ALIGN __attribute__((aligned(64)))
@@ -140,7 +141,6 @@ ALWAYS_INLINE void thin_write(const int rows, const int vecs, const struct thin_
 // The same, computed: over the depth of x. `ahead`: with a prefetch at each step.
 ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *x, int i0, int64_t j,
                               const floatX *ahead) {
-    enum { LINE = 64 / sizeof(floatX) };
     const int64_t cols = x->g->cols, width = thin_width(cols);
     const word *packed = x->packed + x->first * width + j;
     const bool last = x->first + x->words == thin_words(x->g->depth);
@@ -150,7 +150,7 @@ ALWAYS_INLINE void thin_block(const int rows, const int vecs, struct thin_rows *
         xvec w[2];
         EACH(v, vecs) { w[v] = thin_load(packed + v * LANES); }
         if (ahead)
-            __builtin_prefetch(ahead + s % THIN_ROWS * x->g->a.ld + s / THIN_ROWS * LINE);
+            __builtin_prefetch(ahead + s % THIN_ROWS * x->g->a.ld + s / THIN_ROWS * THIN_LINE);
         EACH(i, rows) {
             const xvec a = thin_set(&x->a[i0 + i][s]);
             EACH(v, vecs) { sums[i][v] = xvec_dot(sums[i][v], a, w[v]); }
@@ -169,7 +169,8 @@ static void thin_columns(struct thin_rows *x) {
     for (int64_t j = 0; j < g->cols; j += THIN_COLUMNS) {
         const floatX *ahead = j == 0 ? x->ahead : NULL;
         for (int i = 0; i < THIN_ROWS && g->add && x->ahead; i++)
-            __builtin_prefetch(g->out + (x->row + THIN_ROWS + i) * g->ld_out + j, 1);
+            for (int line = 0; line < THIN_COLUMNS; line += THIN_LINE)
+                __builtin_prefetch(g->out + (x->row + THIN_ROWS + i) * g->ld_out + j + line, 1);
         if (g->cols - j > LANES) {
             thin_block(THIN_ROWS / 2, 2, x, 0, j, ahead);
             thin_block(THIN_ROWS / 2, 2, x, THIN_ROWS / 2, j, NULL);
