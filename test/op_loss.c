@@ -222,6 +222,42 @@ static void gradient_by_finite_differences(void **state) {
     }
 }
 
+// Whether the target's logit is the largest: rows with one largest logit anywhere, with equal ones, with NaN and without a
+// target; padded columns, which hold larger numbers, do not count.
+static void targets_with_the_largest_logit(void **state) {
+    const int widths[][2] = {{1, 1}, {17, 17}, {100, 128}, {1029, 1152}, {9000, 9001}};
+    for (int k = 0; k < 5; k++) {
+        enum { N = 12 };
+        const int V = widths[k][0], Vp = widths[k][1];
+        struct problem p = problem_create(N, V, Vp, 2, 0, 0);
+        int32_t *largest = (int32_t *)test_alloc(N * sizeof *largest), expected[N];
+        for (int n = 0; n < N; n++) {
+            floatX *row = p.logits + (int64_t)n * Vp;
+            const int target = p.targets[n], other = (target + 1 + n) % V;
+            if (n % 6 > 0)
+                row[target] = to_floatX(9);
+            if (n % 6 == 2)
+                row[other] = to_floatX(9);
+            if (n % 6 == 3)
+                row[other] = to_floatX(NAN);
+            if (n % 6 == 4)
+                row[other] = to_floatX(9.5f);
+            if (n % 6 == 5)
+                p.targets[n] = -1;
+            expected[n] = p.targets[n] >= 0;
+            for (int i = 0; i < V && p.targets[n] >= 0; i++) {
+                const float x = to_float(row[i]), y = to_float(row[target]);
+                expected[n] = expected[n] && !isnan(x) && !(x > y) && !(x == y && i < target);
+            }
+        }
+        targets_are_largest(largest, p.logits, p.targets, N, V, Vp, &device);
+        for (int n = 0; n < N; n++)
+            assert_int_equal(largest[n], expected[n]);
+        free(largest);
+        problem_free(p);
+    }
+}
+
 // Where a cap is far above the logits, near them and below them; rows of all sizes, and rows whose shift moves.
 static void scaled_and_capped_logits(void **state) {
     const int shapes[][3] = {{1, 1, 1}, {4, 9, 128}, {3, 17, 17}, {5, 100, 128}, {5, 1025, 1152}, {4, 50257, 50304}};
@@ -332,6 +368,7 @@ int main(void) {
         cmocka_unit_test(sizes),
         cmocka_unit_test(rows_anywhere),
         cmocka_unit_test(sums_of_losses),
+        cmocka_unit_test(targets_with_the_largest_logit),
         cmocka_unit_test(huge_logits),
         cmocka_unit_test(growing_logits),
         cmocka_unit_test(gradient_by_finite_differences),
