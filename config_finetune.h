@@ -2,8 +2,8 @@
 #pragma once
 #include "config.h" // struct config
 
-// The modules of a block that an adapter may change, as the model's files name them: q, k and v, and gate and up, may be
-// one module each. A bit each in config.lora_modules.
+// The modules of a block that an adapter may change, as the model's files name them: q, k and v, and gate and up, may
+// be one module each. A bit each in config.lora_modules.
 enum lora_module {
     LORA_QKV = 1 << 0, // one module
     LORA_Q = 1 << 1,

@@ -240,7 +240,8 @@ static void sample_documents(int32_t *documents, const int32_t *tokens, int n, s
 }
 
 // out (T+1) = a sample of the global sequence, each token checked against the vocabulary; documents (T+1) = where their
-// documents begin, where the loader's rule asks for it, with BOUNDARY_BITS as finetune_shard_read marks it. Returns NULL, or what is wrong, in `error`.
+// documents begin, where the loader's rule asks for it, with BOUNDARY_BITS as finetune_shard_read marks it. Returns
+// NULL, or what is wrong, in `error`.
 static const char *reader_read(struct sample_reader *reader, const struct dataloader *loader, uint64_t sample,
                                int32_t *out, int32_t *documents, struct error_text *error) {
     int file;

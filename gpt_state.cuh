@@ -389,8 +389,8 @@ static floatX *d_buffer(struct gpt *m, int l, enum slot slot, int64_t width) {
 }
 static floatX *d_residual(struct gpt *m) { return d_buffer(m, -1, SLOT_D_RESIDUAL, m->shape.layer.C); }
 
-// A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model has
-// none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
+// A parameter of layer l (-1: of the whole model) in a pass, and its gradient. NULL when planning, and where the model
+// has none; a frozen parameter has no gradient. Weights of linear layers: linear_weight.
 static floatX *param(struct gpt *m, enum pass pass, int l, enum parameter id) {
     const struct tensor *t = parameters_find(&m->table, l, id);
     return t ? zero_parameter(t->frozen ? &m->frozen : &m->zero, pass, t) : NULL;

@@ -130,8 +130,8 @@ static void quantise_input(struct gpt *m, enum pass pass, int l, enum linear lin
 
 // ---- Products ----
 
-// A linear layer's weight (outputs, inputs) in a pass. One that is stored in FP8 or NF4 is read back into scratch memory of
-// this phase: the first linear_weight_bytes of its workspace, 0 for others.
+// A linear layer's weight (outputs, inputs) in a pass. One that is stored in FP8 or NF4 is read back into scratch
+// memory of this phase: the first linear_weight_bytes of its workspace, 0 for others.
 static size_t linear_weight_bytes(const struct gpt *m, int l, enum linear linear) {
     const struct tensor *t = parameters_find(&m->table, l, linear_row(linear, &m->shape.layer).weight);
     return tensor_is_stored(t) ? frozen_bytes(FROZEN_FLOATX, t->rows, t->cols) : 0;
@@ -290,8 +290,8 @@ static void linear_backward_fp8(struct gpt *m, int l, enum linear linear, enum s
     MATMUL(m, matmul_fp8_sum(dw, dout_columns, x, n, k, N, adds(m), fast, ws, m->dev));
 }
 // Gradients of a linear layer, from the phase in which dout (N, outputs) is live: its input's (N, inputs) is written to
-// the slot; its weight's, where that is trained, and where `sums_bias` its bias's, join the unit's gradients, as those of
-// its adapter do. In FP8 two further phases
+// the slot; its weight's, where that is trained, and where `sums_bias` its bias's, join the unit's gradients, as those
+// of its adapter do. In FP8 two further phases
 // follow.
 static void linear_backward(struct gpt *m, int l, enum linear linear, enum slot din_slot, const floatX *dout,
                             bool sums_bias) {

@@ -1,5 +1,5 @@
-// The adapters of LoRA beside a linear layer of a block (Hu et al. 2021, arXiv 2106.09685): of each adapted part p of its
-// outputs
+// The adapters of LoRA beside a linear layer of a block (Hu et al. 2021, arXiv 2106.09685): of each adapted part p of
+// its outputs
 //
 //   out_p += h_p B_p^T,  h = s drop(in) A^T
 //

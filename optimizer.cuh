@@ -156,8 +156,8 @@ struct update {
 static int64_t update_formats_end(const struct optimizer *o, int64_t first, int *unit) {
     const struct parameters *table = o->zero->table;
     const int units[] = {unit_of_head(), unit_of_layer(table, table->L - 1), unit_of_embeddings(table)};
-    const int64_t ends[] = {table->trained.unit_begin[unit_of_head() + 1], table->trained.unit_begin[unit_of_embeddings(table)],
-                            table->trained.flat};
+    const int64_t ends[] = {table->trained.unit_begin[unit_of_head() + 1],
+                            table->trained.unit_begin[unit_of_embeddings(table)], table->trained.flat};
     bool differ = false;
     for (int i = 0; i < STATE_COUNT; i++)
         differ = differ || o->states[i].formats.layers != o->states[i].formats.others;

@@ -36,8 +36,8 @@ enum linear {
 };
 
 // The adapters of LoRA. A part is a range of a linear layer's outputs that is a module of its own in the model's files
-// (q, k, v; gate, up) and then has an adapter of its own; parts without one are not listed. The A of a layer's parts are
-// one below the other in one tensor, and so are the B.
+// (q, k, v; gate, up) and then has an adapter of its own; parts without one are not listed. The A of a layer's parts
+// are one below the other in one tensor, and so are the B.
 enum { LORA_PARTS = 3 };
 struct lora_part {
     int first, rows; // outputs [first, first + rows)
@@ -496,8 +496,8 @@ static void parameters_add_layout(struct parameters *p, struct flat_layout *layo
 }
 
 // Makes the table of a model's tensors for `ranks` processes: each unit is padded so that `ranks` aligned shards divide
-// it. frozen: (L + 1, PARAM_COUNT) the tensors that are not trained, the last row the whole model's; NULL: none. Ends the
-// program where the model is too large to be addressed. parameters_free frees it.
+// it. frozen: (L + 1, PARAM_COUNT) the tensors that are not trained, the last row the whole model's; NULL: none. Ends
+// the program where the model is too large to be addressed. parameters_free frees it.
 static struct parameters parameters_create(const struct model_shape *s, int ranks, const bool *frozen) {
     const int64_t multiple = (int64_t)ranks * TENSOR_ALIGNMENT;
     struct parameters p;

@@ -146,8 +146,9 @@ struct zero_options {
     uint64_t seed;                           // of stochastic rounding
 };
 
-// The trained or the frozen tensors of this rank: parameters, and gradients of those that are trained. Whole or sharded,
-// by the stage; units in use are whole in any case. A unit may have no tensors of the kind, and then no buckets.
+// The trained or the frozen tensors of this rank: parameters, and gradients of those that are trained. Whole or
+// sharded, by the stage; units in use are whole in any case. A unit may have no tensors of the kind, and then no
+// buckets.
 struct zero {
     struct shards shards;
     const struct parameters *table;   // not owned

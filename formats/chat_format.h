@@ -27,8 +27,8 @@ struct chat_format {
 };
 
 __BEGIN_DECLS
-// Reads the file at `path`, or parses its bytes, of which nothing is trusted. Returns NULL, or what is wrong, in `error`;
-// after an error there is nothing to free.
+// Reads the file at `path`, or parses its bytes, of which nothing is trusted. Returns NULL, or what is wrong, in
+// `error`; after an error there is nothing to free.
 const char *chat_format_read(struct chat_format *format, const char *path, struct error_text *error);
 const char *chat_format_parse(struct chat_format *format, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);

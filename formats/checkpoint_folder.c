@@ -61,8 +61,8 @@ bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name) {
     return false;
 }
 
-// The byte that a writer locks. Of a folder, which is open for reading alone, no lock can exclude others; two writers with
-// one number, of two containers, then both have it.
+// The byte that a writer locks. Of a folder, which is open for reading alone, no lock can exclude others; two writers
+// with one number, of two containers, then both have it.
 static struct flock checkpoint_lock_of(short type, pid_t pid) {
     struct flock lock;
     memset(&lock, 0, sizeof lock); // l_pid must be 0

@@ -37,11 +37,12 @@ __BEGIN_DECLS
 struct checkpoint_entry checkpoint_entry_of(enum checkpoint_kind kind, int64_t step, pid_t pid);
 // Parses a name; false where it is not exactly one that checkpoint_entry_of makes. Others are neither read nor removed.
 bool checkpoint_entry_parse(struct checkpoint_entry *entry, const char *name);
-// Locks the root that is open as `root_fd` for what this process writes, until the descriptor is closed. Without an effect
-// where the file system has no locks: leftovers of any process are removed there.
+// Locks the root that is open as `root_fd` for what this process writes, until the descriptor is closed. Without an
+// effect where the file system has no locks: leftovers of any process are removed there.
 void checkpoint_lock(int root_fd);
 // Whether a process writes that temporary folder: one of its number holds its lock, by another descriptor than
-// `root_fd`. What has the number of the process that locked `root_fd` is left by a failed save or by a process before it.
+// `root_fd`. What has the number of the process that locked `root_fd` is left by a failed save or by a process before
+// it.
 bool checkpoint_entry_is_in_use(int root_fd, const struct checkpoint_entry *entry);
 // The file in a partial folder that stands for the part of process `number` until it is written, when that process
 // removes it; where it can't be written, the process gives it the name of a failed one. Neither takes room on a disk
@@ -53,7 +54,8 @@ int checkpoint_list(struct checkpoint_entries *entries, int root_fd);
 
 // Removes a file, a link (not what it points to), or a folder and all in it.
 int checkpoint_remove_tree(int parent_fd, const char *name);
-// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name. The root is locked.
+// Removes a whole checkpoint, which is renamed first: no reader finds it incomplete under its own name. The root is
+// locked.
 int checkpoint_remove(int root_fd, const struct checkpoint_entry *entry);
 // Removes what dead writers and failed saves left, as far as possible. A checkpoint that was set aside gets its name
 // back where its replacement was never published.

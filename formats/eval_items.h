@@ -2,7 +2,7 @@
 //
 //     {"task": "arc_easy", "id": "Mercury_1", "context": TEXT, "choices": [TEXT, ...], "gold": 2}
 //     {"task": "winogrande", "contexts": [TEXT, ...], "continuation": TEXT, "gold": 0}    scored: the continuation
-//     {"task": "lambada", "context": TEXT, "continuation": TEXT}                          right: each token the likeliest
+//     {"task": "lambada", "context": TEXT, "continuation": TEXT}                 right: each token the likeliest
 //
 // "delimiter" stands between context and what is scored; its default is a space. "id", a text or an integer, is written
 // beside the scores, and is the line's number by default. "task" is by default the file's name without its ending.

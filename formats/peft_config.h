@@ -28,8 +28,8 @@ struct peft_config {
 };
 
 __BEGIN_DECLS
-// Reads an adapter_config.json, of which nothing is trusted. `name`: the file, for messages. On success the caller calls
-// peft_config_free; on failure nothing is held, and that is harmless.
+// Reads an adapter_config.json, of which nothing is trusted. `name`: the file, for messages. On success the caller
+// calls peft_config_free; on failure nothing is held, and that is harmless.
 const char *peft_config_parse(struct peft_config *c, const unsigned char *data, uint64_t bytes, const char *name,
                               struct error_text *error);
 // Reads that file of a folder, likewise.

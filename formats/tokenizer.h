@@ -40,12 +40,12 @@ const char *tokenizer_read(struct tokenizer *tokenizer, const char *path, struct
 // Parses the bytes of a tokenizer.json. `name`: the file, for messages.
 const char *tokenizer_parse(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes, const char *name,
                             struct error_text *error);
-// Makes a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is <|endoftext|>, an added token. Other sizes
-// than 256 and 257 are an error.
+// Makes a tokenizer of bytes: token i is byte i, and with vocab_size 257 the last one is <|endoftext|>, an added token.
+// Other sizes than 256 and 257 are an error.
 const char *tokenizer_of_bytes(struct tokenizer *tokenizer, int vocab_size, struct error_text *error);
 
-// end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one, and begin_of_text its
-// bos_token.
+// end_of_text = the eos_token of a tokenizer_config.json or special_tokens_map.json, if it has one, and begin_of_text
+// its bos_token.
 const char *tokenizer_parse_special(struct tokenizer *tokenizer, const unsigned char *data, size_t bytes,
                                     const char *name, struct error_text *error);
 void tokenizer_free(struct tokenizer *tokenizer); // zeroed is fine

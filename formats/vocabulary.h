@@ -43,8 +43,8 @@ const unsigned char *vocabulary_decode(const struct vocabulary *vocabulary, int3
 // as \xNN, so that no escape sequence that a model samples reaches the terminal.
 void vocabulary_print(FILE *out, const struct vocabulary *vocabulary, const int32_t *tokens, int count);
 
-// The same as tokens come, one at a time: a character is printed when its last byte is there. Begins with zeroes but for
-// `out`.
+// The same as tokens come, one at a time: a character is printed when its last byte is there. Begins with zeroes but
+// for `out`.
 struct terminal_text {
     FILE *out;
     unsigned char bytes[4];

@@ -421,7 +421,7 @@ static void embedding_backward(struct table_gradient dwte, struct table_gradient
             const int64_t ahead = row + EMBEDDING_AHEAD < rows ? row + EMBEDDING_AHEAD : row;
             if (dwte.sums != NULL)
                 prefetch_bytes_to_change(dwte.sums + tokens[ahead] * (int64_t)C + begin,
-                                     (size_t)(end - begin) * sizeof *dwte.sums);
+                                         (size_t)(end - begin) * sizeof *dwte.sums);
             const int64_t position = token_position(positions, row, T);
             for (int from = begin; from < end; from += EMBEDDING_COLUMNS) {
                 const int to = end - from < EMBEDDING_COLUMNS ? end : from + EMBEDDING_COLUMNS;

@@ -30,8 +30,8 @@ static void matmul_destroy(struct matmul_library *library);
 static const char *matmul_describe(const struct matmul_library *library);
 
 // Computes the gemm. dbias (rows of the gemm) or NULL: the sums of A, which is dout^T without a gap between rows, over
-// its columns; where the gemm adds, += these. Fails where the library has no algorithm for the product. dbias_workspace_bytes is what M rows of N
-// sums need besides the product.
+// its columns; where the gemm adds, += these. Fails where the library has no algorithm for the product.
+// dbias_workspace_bytes is what M rows of N sums need besides the product.
 static size_t gemm_workspace_bytes(const struct gemm *gemm, const struct device *dev);
 static size_t dbias_workspace_bytes(int64_t M, int N);
 static void gemm_run(const struct gemm *gemm, float *dbias, void *workspace, struct device *dev);

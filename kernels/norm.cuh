@@ -503,8 +503,8 @@ static __global__ void __launch_bounds__(THREADS == 32 ? NORM_THREADS : THREADS,
 }
 
 // The runs' sums (runs, a_count + b_count), added up into a (a_count) and b (b_count), or to them where `add`: a warp
-// adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. Of a and b each may be NULL, of no
-// use; without b its columns may be left out of the grid.
+// adds every 32nd run of 32 columns, then the block's first warp adds the warps' sums. Of a and b each may be NULL, of
+// no use; without b its columns may be left out of the grid.
 enum { NORM_REDUCE_THREADS = 1024 };
 static __global__ void __launch_bounds__(NORM_REDUCE_THREADS)
     norm_reduce_kernel(float *a, int a_count, float *b, int b_count, const float *sums, int64_t runs, bool add) {

@@ -3,8 +3,8 @@
 // A value is a function of its key and counter alone, so that a dropout mask is never stored, a recomputed mask is the
 // same, and neither depends on the number of threads. One evaluation makes four words: element e is word e % 4
 // of block e / 4. The counter's fourth word tells the uses apart: layer and use of a dropout mask, or, with the highest
-// bit set, the upper half of a stream's number (initialisation, sampling, shuffling), or, with the bit below it, a tensor
-// and what of it is rounded.
+// bit set, the upper half of a stream's number (initialisation, sampling, shuffling), or, with the bit below it, a
+// tensor and what of it is rounded.
 #pragma once
 #include "kernels/device.cuh"      // uint32_t, uint64_t, bf16
 #include "kernels/vector_math.cuh" // vector_logf, vector_sincos_turn, float_bits
@@ -39,8 +39,8 @@ static void dropout_step_set(uint64_t *micro_step, uint64_t value, struct device
 // out[i] = dropout_scale(d, first_element + i), i < n: 0, or 1 / (1 - d.p) where the element is kept. On the host.
 static void dropout_scales(float *out, struct dropout d, uint64_t first_element, int n);
 
-// Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on the element's place
-// in its tensor, not in a buffer: neither on ranks, padding nor threads. One evaluation serves four elements.
+// Identifies the random numbers that elements [first, ...) of a tensor are rounded by. They depend on the element's
+// place in its tensor, not in a buffer: neither on ranks, padding nor threads. One evaluation serves four elements.
 enum rounding_use { ROUNDING_UPDATE, ROUNDING_GRADIENTS };
 struct rounding {
     uint64_t seed, step;

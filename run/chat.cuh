@@ -1,5 +1,5 @@
-// --chat: turns from the terminal, answers as they come. The KV cache is kept between turns, so that a turn costs its own
-// tokens alone.
+// --chat: turns from the terminal, answers as they come. The KV cache is kept between turns, so that a turn costs its
+// own tokens alone.
 #pragma once
 #include "formats/chat_format.h"     // struct chat_format
 #include "run/generate.cuh"          // open_tokenizer
@@ -138,8 +138,8 @@ static void chat_answer(struct chat *chat) {
                 chat->count, chat->capacity);
 }
 
-// The text that is fed for a turn of the user: what ends the last answer, or what begins a chat, then the turn, then what
-// asks for an answer.
+// The text that is fed for a turn of the user: what ends the last answer, or what begins a chat, then the turn, then
+// what asks for an answer.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
     if (!first && chat->unfinished)

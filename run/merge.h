@@ -1,10 +1,10 @@
-// --lora-merge: the base model with its adapters added to the weights, W + s B A, as a folder of Hugging Face that needs
-// no adapters.
+// --lora-merge: the base model with its adapters added to the weights, W + s B A, as a folder of Hugging Face that
+// needs no adapters.
 //
 // Files are made from files, tensor by tensor and some rows at a time: nothing of a model's size is in memory, and no
-// model is made. A sum is in fp32 and is rounded once, to nearest, to the type that the base's tensor has. The adapters'
-// rows are in the order of the weight's, and GPT-2's weights are transposed where adapters are not. config.json is
-// written last: a folder without it was not finished.
+// model is made. A sum is in fp32 and is rounded once, to nearest, to the type that the base's tensor has. The
+// adapters' rows are in the order of the weight's, and GPT-2's weights are transposed where adapters are not.
+// config.json is written last: a folder without it was not finished.
 #pragma once
 #include "config_finetune.h"         // config_lora_scale
 #include "formats/huggingface.h"     // enum architecture

@@ -193,8 +193,8 @@ static struct gpt *gpt_create(const struct config *config, struct recompute_poli
         m->kinds[l].windowed = config_layer_is_windowed(config, l);
         m->kinds[l].rotary = config_layer_is_rotary(config, l);
     }
-    // Checkpoints within the run are written from a copy, by every rank that holds a part of the state. It has no frozen
-    // parameters, which are in a checkpoint unless it is one of adapters.
+    // Checkpoints within the run are written from a copy, by every rank that holds a part of the state. It has no
+    // frozen parameters, which are in a checkpoint unless it is one of adapters.
     gpt_make_plan(m, m->trains && config->checkpoint_async && !*config->freeze && config->checkpoint_every > 0 &&
                          config->checkpoint_every < config->train_steps && optimizer_copy_writes(&m->zero.shards));
     return m;

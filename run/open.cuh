@@ -146,8 +146,8 @@ static struct document_rule document_rule_of(const struct config *c, const struc
 static bool separates_documents(const struct config *c) {
     return c->reset_attention_mask || c->reset_position_ids || c->eod_mask_loss;
 }
-// Separates the documents of the opened data, where options or the data ask for it. Beside finetuning shards, data whose
-// documents nothing tells apart count as one document a sample. The vocabulary is open.
+// Separates the documents of the opened data, where options or the data ask for it. Beside finetuning shards, data
+// whose documents nothing tells apart count as one document a sample. The vocabulary is open.
 static void separate_documents(struct run *r) {
     const struct config *c = r->config;
     struct dataloader *loaders[] = {r->train, r->val};

@@ -1,5 +1,6 @@
 // Saves the model into a checkpoint's folder: model.safetensors (several files where it is large) and config.json as
-// Hugging Face has them, or with LoRA the adapters' two files as peft has them; optimizer.safetensors, trainer_state.json, and the tokenizer's files.
+// Hugging Face has them, or with LoRA the adapters' two files as peft has them; optimizer.safetensors,
+// trainer_state.json, and the tokenizer's files.
 //
 // Every rank that holds a part of the state has a saver. Its part is written from a copy in the host's memory, by a
 // thread, while the training goes on; or, without a copy, from the model itself, while it waits.

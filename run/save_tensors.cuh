@@ -1,9 +1,9 @@
 // The tensors of a checkpoint's files, from the model: their order, and their bytes that this rank writes.
 //
-// One rank alone writes the files from the first byte to the last. Of several, rank 0 lays them out, then each writes the
-// ranges of what it owns, wherever they are in the files (formats/checkpoint_part.h). Memory is bounded in both: a chunk
-// at a time is fetched and converted, and of a parameter whose elements have other places in the file (transposed,
-// permuted or repeated heads), the part that this rank owns.
+// One rank alone writes the files from the first byte to the last. Of several, rank 0 lays them out, then each writes
+// the ranges of what it owns, wherever they are in the files (formats/checkpoint_part.h). Memory is bounded in both: a
+// chunk at a time is fetched and converted, and of a parameter whose elements have other places in the file
+// (transposed, permuted or repeated heads), the part that this rank owns.
 #pragma once
 #include "run/model.cuh"              // struct gpt
 #include "formats/checkpoint_part.h"  // checkpoint_part_write

@@ -44,7 +44,8 @@ static int32_t prefix_token(const struct run *r, const char *where) {
              where);
     return prefix;
 }
-// encode_scored of a text with a context: with the template's tokens, unless the text begins with the beginning of text.
+// encode_scored of a text with a context: with the template's tokens, unless the text begins with the beginning of
+// text.
 static int32_t *encode_whole(const struct run *r, const char *text, size_t bytes, int64_t *count, const char *where) {
     const struct tokenizer *t = &r->tokenizer;
     int length = 0;

@@ -167,8 +167,8 @@ static bool tasks_due(const struct run *r, int done) {
     return r->tasks && (done == c->train_steps || due(c->eval_tasks_every, done, c->train_steps));
 }
 
-// Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight, since they
-// need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
+// Logs a finished step, and validates, scores tasks and samples where due. For these no later update may be in flight,
+// since they need the step's own parameters. `updated`: false for a step that met a NaN or Inf.
 static void log_finished_step(struct run *r, struct log_step *entry, bool updated) {
     const struct config *c = r->config;
     const int done = entry->step;

@@ -4,10 +4,10 @@
 
 // Floating-point operations per token in forward and backward: a multiply-add counts as two, backward as twice the
 // forward, recomputation as nothing. Matmuls: 6 W, where W are the weights that they read, without the padding of the
-// head; 4 for those that are frozen, 2 where backward has ended above. Attention's two products, of L layers with H heads
-// of size D at sequence length T, where backward goes through all of them:
-//   done  12 L H D times the keys that a token sees on average: (T + 1) / 2, itself included, or what a window leaves of
-//         them; what documents hide is counted as seen
+// head; 4 for those that are frozen, 2 where backward has ended above. Attention's two products, of L layers with H
+// heads of size D at sequence length T, where backward goes through all of them:
+//   done  12 L H D times the keys that a token sees on average: (T + 1) / 2, itself included, or what a window leaves
+//         of them; what documents hide is counted as seen
 //   palm  12 L H D T: each token with all T, as PaLM counts (Chowdhery et al. 2022, arXiv 2204.02311, appendix B) and
 //         nanoGPT does too; it exceeds what a causal kernel computes, up to twice where T is long
 struct flops_per_token {

@@ -1,5 +1,6 @@
-// Tests of whole models in one program, which compiles the engine and its kernels once, not once a test: that is most of the
-// time that a build of all tests takes. The first argument names the test; each compiles to a program of its own, too.
+// Tests of whole models in one program, which compiles the engine and its kernels once, not once a test: that is most
+// of the time that a build of all tests takes. The first argument names the test; each compiles to a program of its
+// own, too.
 #include "test/model.h" // before gpt.cuh, which it looks into
 #include <malloc.h>     // before testing.h, which may redefine free
 #include <dirent.h>     // scandir
@@ -50,14 +51,10 @@ int main(int argc, char **argv) {
         const char *name;
         int (*main)(void);
     } tests[] = {
-        {"op_block", op_block::main},
-        {"op_fp8_gpt", op_fp8_gpt::main},
-        {"op_golden", op_golden::main},
-        {"op_gpt", op_gpt::main},
-        {"op_lora", op_lora::main},
-        {"op_offload", op_offload::main},
-        {"op_zoo", op_zoo::main},
-        {"op_huggingface", op_huggingface::main},
+        {"op_block", op_block::main},   {"op_fp8_gpt", op_fp8_gpt::main},
+        {"op_golden", op_golden::main}, {"op_gpt", op_gpt::main},
+        {"op_lora", op_lora::main},     {"op_offload", op_offload::main},
+        {"op_zoo", op_zoo::main},       {"op_huggingface", op_huggingface::main},
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         if (argc == 2 && strcmp(argv[1], tests[i].name) == 0)

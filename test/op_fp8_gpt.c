@@ -326,7 +326,8 @@ static void evaluation_leaves_no_trace(const char *shape, const char *recipe) {
         step_of(&b, step);
         gpt_evaluate(b.model, setup_batch(&b, 1));
     }
-    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.trained.flat * sizeof(floatX));
+    assert_memory_equal(a.model->zero.params, b.model->zero.params,
+                        (size_t)a.model->table.trained.flat * sizeof(floatX));
     setup_free(&a);
     setup_free(&b);
 }
@@ -351,7 +352,8 @@ static void a_skipped_step_leaves_no_trace(const char *shape, const char *recipe
         step_of(&b, step);
         assert_int_equal(b.model->results->check.finite, 1);
     }
-    assert_memory_equal(a.model->zero.params, b.model->zero.params, (size_t)a.model->table.trained.flat * sizeof(floatX));
+    assert_memory_equal(a.model->zero.params, b.model->zero.params,
+                        (size_t)a.model->table.trained.flat * sizeof(floatX));
     setup_free(&a);
     setup_free(&b);
 }

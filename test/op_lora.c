@@ -1,6 +1,6 @@
-// LoRA and frozen parameters in the model: adapters beside frozen weights compute what the merged weights do, forward and
-// backward; freezing changes no bit of what is trained; recomputation, offload and dead memory change no bit of either;
-// the plan holds no gradient and no state of what is frozen.
+// LoRA and frozen parameters in the model: adapters beside frozen weights compute what the merged weights do, forward
+// and backward; freezing changes no bit of what is trained; recomputation, offload and dead memory change no bit of
+// either; the plan holds no gradient and no state of what is frozen.
 #include "test/model.h"   // before gpt.cuh, which it looks into
 #include "test/setup.h"   // models of a few layers, and what a step makes of them
 #include "test/testing.h" // assertions

@@ -222,8 +222,8 @@ static void gradient_by_finite_differences(void **state) {
     }
 }
 
-// Whether the target's logit is the largest: rows with one largest logit anywhere, with equal ones, with NaN and without a
-// target; padded columns, which hold larger numbers, do not count.
+// Whether the target's logit is the largest: rows with one largest logit anywhere, with equal ones, with NaN and
+// without a target; padded columns, which hold larger numbers, do not count.
 static void targets_with_the_largest_logit(void **state) {
     const int widths[][2] = {{1, 1}, {17, 17}, {100, 128}, {1029, 1152}, {9000, 9001}};
     for (int k = 0; k < 5; k++) {

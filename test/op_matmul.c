@@ -550,8 +550,8 @@ struct strides {
     int64_t ld_in, ld_out;
     int first_in, first_out;
 };
-// Thin on either side, as the products of adapters of rank 1 to 256 are, at odd places too; few rows; then products that
-// are not thin, with rows, columns and depths beyond every backend's blocks.
+// Thin on either side, as the products of adapters of rank 1 to 256 are, at odd places too; few rows; then products
+// that are not thin, with rows, columns and depths beyond every backend's blocks.
 static const struct strides strides[] = {
     {{1, 1, 1}, 3, 2, 1, 1},          {{40, 65, 1}, 3, 130, 2, 65},      {{70, 100, 5}, 5, 333, 0, 17},
     {{33, 128, 8}, 24, 384, 8, 128},  {{65, 97, 16}, 48, 200, 16, 97},   {{64, 64, 64}, 64, 64, 0, 0},

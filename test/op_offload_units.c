@@ -1,6 +1,6 @@
-// Parameters and gradients in host memory, a unit at a time on the device, on one rank: they change no bit, whatever lies
-// in memory that the plan calls dead and whether copies are early or late; gradients in bf16 have the same bits wherever
-// they lie; and the plan falls by what left. op_zero has the same of several ranks.
+// Parameters and gradients in host memory, a unit at a time on the device, on one rank: they change no bit, whatever
+// lies in memory that the plan calls dead and whether copies are early or late; gradients in bf16 have the same bits
+// wherever they lie; and the plan falls by what left. op_zero has the same of several ranks.
 #define UPDATE_SLOT_BYTES 6000   // small beside the models
 #include "kernels/transfers.cuh" // before timeline.cuh, whose transfers are counted
 static size_t begun_bytes[TRANSFER_DIRECTIONS];

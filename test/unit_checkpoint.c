@@ -37,8 +37,8 @@ enum { CHILD_TEXT = 4096 };
 
 static void run_shell(const char *command) { assert_int_equal(system(command), 0); }
 
-// In memory, where there is room: a kill takes nothing from the page cache, so it makes no difference here, and the many
-// fsyncs don't wait for a disk that others use. TMPDIR names another place.
+// In memory, where there is room: a kill takes nothing from the page cache, so it makes no difference here, and the
+// many fsyncs don't wait for a disk that others use. TMPDIR names another place.
 static int root_create(void **state) {
     struct statvfs status;
     const bool memory = access("/dev/shm", W_OK) == 0 && statvfs("/dev/shm", &status) == 0 &&

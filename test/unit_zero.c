@@ -67,7 +67,8 @@ static void check_units(const struct parameters *t, int ranks, int64_t bucket_by
         assert_int_equal(unit, tensor->layer >= 0                                                 ? t->L - tensor->layer
                                : tensor->parameter == PARAM_WTE || tensor->parameter == PARAM_WPE ? t->L + 1
                                                                                                   : 0);
-        assert_true(tensor->offset >= t->trained.unit_begin[unit] && tensor->offset + tensor->count <= t->trained.unit_begin[unit + 1]);
+        assert_true(tensor->offset >= t->trained.unit_begin[unit] &&
+                    tensor->offset + tensor->count <= t->trained.unit_begin[unit + 1]);
         assert_true(tensor->offset >= end);
         assert_int_equal(tensor->offset % TENSOR_ALIGNMENT, 0);
         end = tensor->offset + tensor->count;
@@ -82,7 +83,8 @@ static void test_tensors_are_the_same(void **state) {
     struct parameters one = parameters_create(&s, 1, NULL), many = parameters_create(&s, 9, NULL);
     assert_int_equal(one.num_tensors, many.num_tensors);
     assert_int_equal(one.visible, many.visible);
-    assert_true(many.trained.flat >= one.trained.flat && many.trained.flat < one.trained.flat + 5 * 9 * TENSOR_ALIGNMENT);
+    assert_true(many.trained.flat >= one.trained.flat &&
+                many.trained.flat < one.trained.flat + 5 * 9 * TENSOR_ALIGNMENT);
     for (int i = 0; i < one.num_tensors; i++) {
         assert_string_equal(one.tensors[i].name, many.tensors[i].name);
         assert_int_equal(one.tensors[i].count, many.tensors[i].count);
@@ -212,7 +214,8 @@ static void check_next(const struct parameters *t, int ranks, int64_t bucket_byt
             expect_ranges(&s, place_of, t->tensors[i].offset, t->tensors[i].offset + t->tensors[i].count);
         for (int i = 0; i < 20; i++) {
             const int64_t begin = (int64_t)(test_random(&random) % (uint64_t)t->trained.flat);
-            expect_ranges(&s, place_of, begin, begin + (int64_t)(test_random(&random) % (uint64_t)(t->trained.flat - begin)));
+            expect_ranges(&s, place_of, begin,
+                          begin + (int64_t)(test_random(&random) % (uint64_t)(t->trained.flat - begin)));
         }
         int64_t at = 5;
         assert_int_equal(shards_next(&s, true, &at, 5, &place), 0);
