@@ -481,7 +481,7 @@ static const struct option_row config_rows[] = {
     ROW(LIST, eval_tasks, "", "FILE.jsonl", 0, 0,
         "Score this file of tasks, as lm-evaluation-harness does; may be given several times", CONFIG_THIS_START),
     ROW(INT, eval_tasks_every, "0", "N", 0, INFINITY,
-        "Steps between scorings of tasks, and after the last; 0: after the last alone"),
+        "Steps between scorings of tasks, and after the last; 0: after the last alone", CONFIG_THIS_START),
     ROW(STRING, eval_tasks_output, "", "FILE.jsonl", 0, 0, "Where each item's scores go", CONFIG_THIS_START),
     ROW(LIST, perplexity, "", "FILE.txt", 0, 0,
         "Print the perplexity of this text by sliding windows and exit; may be given several times", CONFIG_THIS_START),

@@ -189,7 +189,10 @@ def convert(path, options):
             end("%s: %d labels; expected %d, one for each line of %s"
                 % (options.labels, len(labels), len(rows), path))
         rows = [(line, (row, label)) for (line, row), label in zip(rows, labels)]
-        task = lambda pair: piqa(*pair)
+
+        def task(pair):
+            return piqa(*pair)
+
     for (line, _), item in zip(rows, located(path, rows, task)):
         if item["id"] is None:
             item["id"] = line

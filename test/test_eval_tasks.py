@@ -116,13 +116,13 @@ class Scores(Case):
             self.assertEqual((tasks_now, table_now), (tasks, table))
 
     def test_neighbours_change_little(self):
-        """Other rows for the same documents: other places in tiles of matrix products and of attention, which round otherwise."""
+        """Among other items a text is at another place of its row, and so of attention's tiles, which round otherwise."""
+        everything = [item for name in sorted(self.items) for item in self.items[name]]
         items, _, _ = self.score("gpt2", [self.everything()])
-        for batch in (1, 3):
-            others, _, _ = self.score("gpt2", [self.everything()], "--micro-batch-size", batch)
-            for a, b in zip(items, others, strict=True):
-                for x, y in zip(a["texts"], b["texts"], strict=True):
-                    self.assertAlmostEqual(x["log_likelihood"], y["log_likelihood"], delta=TOLERANCE)
+        others, _, _ = self.score("gpt2", [self.write_items("some", everything[::3])], "--micro-batch-size", 3)
+        for a, b in zip(items[::3], others, strict=True):
+            for x, y in zip(a["texts"], b["texts"], strict=True):
+                self.assertAlmostEqual(x["log_likelihood"], y["log_likelihood"], delta=TOLERANCE)
 
     def test_during_training(self):
         """At the steps that are asked for and at the end; as a run on the checkpoint says; and losses stay as they are."""
@@ -135,6 +135,9 @@ class Scores(Case):
         self.assertEqual([(line["loss"], line.get("val_loss")) for line in scored if "loss" in line],
                          [(line["loss"], line.get("val_loss")) for line in plain])
         self.assertEqual(out.stdout.count("\ntask "), 3)
+        again = run("--resume", self.path + "/scored", "--out", self.path + "/scored", "--train-steps", 6)  # which does not score
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertNotIn("\ntask ", again.stdout)
         alone = run("--init-from", self.path + "/scored/checkpoints/step_00000005", "--eval-tasks", text, "--threads", 1, "--precision",
                     "fp32", "--seq-length", 32, "--micro-batch-size", 4, "--eval-tasks-output", self.path + "/alone.out")  # fmt: skip
         self.assertEqual(alone.returncode, 0, alone.stderr)
@@ -142,7 +145,7 @@ class Scores(Case):
             self.assertEqual({k: v for k, v in json.loads(f.readlines()[-1]).items() if k != "task"}, tasks[5])
 
     def test_perplexity(self):
-        """Windows as Hugging Face has them: each scores what the one before has not seen. By choices of one token, too."""
+        """Windows as Hugging Face has them: each scores what the one before has not seen."""
         text = eval_data.text()
         path = self.path + "/text.txt"
         with open(path, "w", encoding="utf-8") as f:
@@ -165,7 +168,7 @@ class Scores(Case):
             self.assertAlmostEqual(ours[1], mean, delta=1e-5)
             self.assertAlmostEqual(math.log(ours[0]), mean, delta=1e-5)
             self.assertAlmostEqual(ours[2], mean * tokens / math.log(2) / ours[4], delta=1e-4)
-        self.assertEqual(every[4], len(text.encode()) - 3)  # all but the first word, which is one token
+        self.assertIn(len(text.encode()) - every[4], (1, 2, 3))  # all but the first token, which is at most "the"
 
     def test_what_is_refused(self):
         model = ["--init-from", self.path + "/gpt2", *FAST]
