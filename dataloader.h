@@ -397,6 +397,11 @@ static void dataloader_open_files(struct dataloader *loader, char **paths) {
                 "%s: %s: has examples packed into rows of %d tokens; expected --seq-length %d; give --seq-length %d, or "
                 "make the data again with scripts/prepare_data.py --chat",
                 loader->option, file->path, file->row_tokens, loader->T, file->row_tokens);
+        if (file->row_tokens > 0 && file->vocabulary > (uint32_t)loader->vocab_size)
+            fail("%s: %s: was made by a tokenizer of %" PRIu32
+                 " tokens; expected at most the model's vocabulary of %d; "
+                 "make the data again with the model's tokenizer",
+                 loader->option, file->path, file->vocabulary, loader->vocab_size);
         if (file->tokens < T + 1)
             fail("%s: %s: holds %" PRIu64 " tokens; expected at least %" PRIu64 ", one window of --seq-length %" PRIu64
                  " and the target of its last token; lower --seq-length, leave the file out, or make larger shards",

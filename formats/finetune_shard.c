@@ -48,6 +48,7 @@ const char *finetune_shard_parse(struct token_file *file, const unsigned char *d
     file->first_byte = FINETUNE_HEADER_BYTES;
     file->tokens = tokens;
     file->row_tokens = (int)row;
+    file->vocabulary = load_u32(data + 40);
     file->loss_byte = loss;
     file->start_byte = loss + bits;
     return NULL;
@@ -67,7 +68,8 @@ const char *finetune_shard_read(int32_t *marks, const struct token_file *file, i
     int32_t begin = 0;
     for (int t = 0; t < n; t++) {
         const uint64_t bit = skipped + (uint64_t)t;
-        begin = raw[bit / 8] >> bit % 8 & 1 ? t : begin;
+        const bool row_begins = (first + (uint64_t)t) % (uint64_t)file->row_tokens == 0;
+        begin = row_begins || raw[bit / 8] >> bit % 8 & 1 ? t : begin;
         marks[t] = begin;
     }
     RETURN_PROBLEM(finetune_read_bits(raw, file, fd, file->loss_byte, first, n, error));

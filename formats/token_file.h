@@ -22,6 +22,7 @@ struct token_file {
     uint64_t tokens;
     int row_tokens;                 // tokens of a sample; 0: any number
     uint64_t loss_byte, start_byte; // TOKENS_FINETUNE: where the bits begin
+    uint32_t vocabulary;            // TOKENS_FINETUNE: a number above every token of the tokenizer
     uint64_t *documents; // (num_documents) the token at which each document begins, rising; NULL: not read; owned
     uint64_t num_documents;
 };

@@ -40,6 +40,7 @@ void trainer_state_write(FILE *out, const struct trainer_state *state, const str
     json_int(&json, "version", 1);
     json_int(&json, "step", state->step);
     json_int(&json, "skipped", state->skipped);
+    json_int(&json, "empty", state->empty);
     json_uint(&json, "samples", state->samples);
     json_uint(&json, "micro_steps", state->micro_steps);
     json_double(&json, "best_val_loss", state->best_val_loss);
@@ -155,6 +156,7 @@ static const char *trainer_state_read_root(struct trainer_state *state, const ch
     RETURN_PROBLEM(json_get_int(state->root, "version", 1, 2, &version, name, error));
     RETURN_PROBLEM(json_get_int(state->root, "step", 0, TRAINER_MOST, &state->step, name, error));
     RETURN_PROBLEM(json_get_int(state->root, "skipped", 0, state->step + 1, &state->skipped, name, error));
+    RETURN_PROBLEM(json_opt_int(state->root, "empty", 0, state->skipped + 1, 0, &state->empty, name, error));
     RETURN_PROBLEM(trainer_state_count(state->root, "samples", &state->samples, name, error));
     RETURN_PROBLEM(trainer_state_count(state->root, "micro_steps", &state->micro_steps, name, error));
     RETURN_PROBLEM(

@@ -23,6 +23,7 @@ struct trainer_data_change {
 struct trainer_state {
     int64_t step;         // finished steps
     int64_t skipped;      // steps that updated nothing
+    int64_t empty;        // of these, steps whose batch had no token with loss
     uint64_t samples;     // position in the data's order
     uint64_t micro_steps; // the counter of dropout's random numbers
     double best_val_loss; // NAN before the first validation

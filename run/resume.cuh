@@ -122,6 +122,7 @@ static void load_model(struct run *r) {
             fail("%s: step %lld is beyond what can be counted", c->checkpoint, (long long)state.step);
         r->first_step = r->enqueued = r->finished = (int)state.step;
         r->skipped = (int)state.skipped;
+        r->empty = (int)state.empty;
         r->samples_before = state.samples;
         r->model->micro_step = state.micro_steps;
         r->best_val_loss = state.best_val_loss;
@@ -143,6 +144,7 @@ static char *state_json(const struct run *r, size_t *bytes) {
     memset(&state, 0, sizeof state);
     state.step = r->finished;
     state.skipped = r->skipped;
+    state.empty = r->empty;
     state.samples = dataloader_position(r->train);
     state.micro_steps = r->model->micro_step;
     state.best_val_loss = r->best_val_loss;

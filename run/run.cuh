@@ -41,7 +41,8 @@ struct run {
     char tuning_note[TUNE_TEXT]; // which choices of a file are not used, and why; "": all are
     // Steps. At most one is in flight: enqueued, its results not known yet. Arrays of 2 are indexed by step number % 2.
     int enqueued, finished;   // numbers of steps
-    int skipped;              // steps that updated nothing because of a NaN or Inf
+    int skipped;              // steps that updated nothing, because of a NaN or Inf or as no target counted
+    int empty;                // of these, steps of which no target counted
     uint64_t first_sample[2]; // position of a step's first sample in the data's order
     double lr[2];
     double last_finish;                      // seconds_now() when the last results had arrived

@@ -47,16 +47,18 @@ static void report_nonfinite(struct run *r, int step, const char *what, double v
              what, value, (unsigned long long)first_sample,
              (unsigned long long)first_sample + (unsigned long long)samples - 1);
     log_end_line(&r->log);
-    if (r->skipped++ >= allowed)
+    const int nonfinite = ++r->skipped - r->empty;
+    if (nonfinite > allowed)
         fail(
             "%s; the parameters are those of step %d. Lower --lr, check the data, or allow skips by --skip-nonfinite N",
             where, step);
-    fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, r->skipped, allowed);
+    fprintf(stderr, "train_gpt: %s; skipped, %d of %d\n", where, nonfinite, allowed);
 }
 
 // Reports a step that updated nothing, since no target of its batch counts.
 static void report_no_targets(struct run *r, int step) {
     r->skipped++;
+    r->empty++;
     log_event(&r->log, "step %d: no token of its batch has loss; nothing was updated", step + 1);
 }
 

@@ -42,6 +42,9 @@ static double validate(struct run *r, double *targets) {
     free(losses);
     if (stop)
         grant_request(r, stop % STOP_SIGNALS * REQUEST_SIGNAL, stop / STOP_SIGNALS);
+    if (!stop && loss.count == 0)
+        fail(
+            "--val-data: none of the tokens that validation takes has loss; make the data again, or raise --val-steps");
     *targets = loss.count;
     return stop ? NAN : loss_mean(loss);
 }

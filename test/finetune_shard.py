@@ -9,9 +9,9 @@ def pack_bits(bits):
     return bytes(data)
 
 
-def write_rows(path, rows, T, width=2, vocabulary=None, last=0, **header):
+def write_rows(path, rows, T, width=2, vocabulary=None, last=0, last_bits=(False, True), **header):
     """rows: lists of documents, each a list of (token, whether it is learned); padding of token 0 fills them up to T. last: the token
-    behind the last row. header: other values of the header's fields."""
+    behind the last row, and its bits of loss and start. header: other values of the header's fields."""
     tokens, loss, starts = [], [], []
     for documents in rows:
         row = [(token, learned, i == 0) for document in documents for i, (token, learned) in enumerate(document)]
@@ -22,8 +22,8 @@ def write_rows(path, rows, T, width=2, vocabulary=None, last=0, **header):
             loss.append(learned and not start)
             starts.append(start)
     tokens.append(last)
-    loss.append(False)
-    starts.append(True)
+    loss.append(last_bits[0])
+    starts.append(last_bits[1])
     fields = {"magic": 20261123, "version": 1, "T": T, "width": width, "rows": len(rows), "learned": sum(loss),
               "documents": sum(map(len, rows)), "vocabulary": vocabulary or max(tokens) + 1, **header}
     data = struct.pack("<4i3Qi", *fields.values()).ljust(1024, b"\0")

@@ -134,6 +134,8 @@ class FinetuneData(Case):
             lines = [json.loads(line) for line in f]
         without = [line["step"] for line in lines if line.get("targets") == 0]
         self.assertTrue(0 < len(without) < 12)
+        with open(out + "/config.json") as f:
+            self.assertEqual(json.load(f)["skip_nonfinite"], 0)  # they are no skips of that kind
         for step in without:
             self.assertIn("step %d: no token of its batch has loss; nothing was updated" % step, result.stdout)
 
@@ -165,8 +167,14 @@ class FinetuneData(Case):
             f.write(b"\xff" * 36)
         message = self.train("damaged", data=path, expect=2)
         self.assertIn("begins a document and has loss", message)
+        write_rows(path, [[[(3, False), (4, True)]]] * ROWS, T, last_bits=(True, False))
+        self.assertIn("begins a document and has loss", self.train("behind", data=path, expect=2))
         write_rows(path, [[[(V + 3, False), (4, True)]]] * ROWS, T)
-        self.assertIn("outside the vocabulary", self.train("large", data=path, expect=2))
+        self.assertIn("by a tokenizer of %d tokens" % (V + 4), self.train("large", data=path, expect=2))
+        write_rows(path, [[[(V + 3, False), (4, True)]]] * ROWS, T, vocabulary=V)
+        self.assertIn("outside the vocabulary", self.train("larger", data=path, expect=2))
+        write_rows(path, [[[(3, False), (4, False)]]] * ROWS, T, learned=1)
+        self.assertIn("has loss", self.train("nothing", "--val-data", path, "--val-every", 1, expect=2))
 
 
 class Readme(Case):
