@@ -151,7 +151,7 @@ static void the_fastest_is_chosen(void **state) {
         }
         // later calls take it, with the weight's gradient overwritten or added to
         for (int add = 0; add < 2; add++) {
-            const struct gemm gemm = gemm_backward_weight(f.dweight, f.dout, f.in, M, N, K, add);
+            const struct gemm gemm = gemm_backward_weight(f.dweight, f.dout, N, f.in, K, M, N, K, add);
             const struct matmul_plan *plan = matmul_plan_for(&gemm, f.dbias, f.dev.matmul);
             const struct matmul_choice *choice = matmul_choice_of(f.dev.matmul, &plan->key);
             assert_non_null(choice);
