@@ -207,7 +207,7 @@ static void expect_copy(struct gpt *m) {
         for (int i = 0; i < s->count && part_is_kept(&m->optimizer, part); i++) {
             const int64_t at = shards_own_begin(s, &s->buckets[i]), n = s->buckets[i].shard;
             char *native = (char *)test_alloc((size_t)n * sizeof(float));
-            const void *copied = optimizer_copy_read(&m->copy, &m->optimizer, part, at, n, NULL);
+            const void *copied = optimizer_copy_read(&m->copy, &m->optimizer, part, at, n, native);
             part_download(&m->optimizer, part, at, n, native);
             expect(!memcmp(native, copied, part_offset(&m->optimizer, part, n) - part_offset(&m->optimizer, part, 0)),
                    "stage %d, rank %d: the copy of part %d, bucket %d", s->stage, s->rank, part, i);
