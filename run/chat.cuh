@@ -140,7 +140,7 @@ static void chat_answer(struct chat *chat) {
 // what asks for an answer.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
-    if (!first && chat->unfinished)
+    if (!first)
         chat_add_text(&text, chat->format.roles[CHAT_ASSISTANT].after);
     if (first)
         chat_add_text(&text, chat->format.begin);
