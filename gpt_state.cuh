@@ -249,7 +249,7 @@ static bool masks_documents(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && config_scores(&m->config)));
 }
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && config_scores(&m->config)));
+    return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && m->scores));
 }
 // Whether a pass needs to know where the tokens' documents begin.
 static bool has_documents(const struct gpt *m, enum pass pass) {

@@ -19,7 +19,6 @@ struct chat {
     int count;                                  // tokens in the KV cache
     const floatX *logits;                       // of the token that follows these
     int answers;                                // so far: each draws other random numbers
-    bool unfinished;                            // the last answer's turn is still to be ended
     bool terminal;                              // turns come from one
 };
 
@@ -116,7 +115,6 @@ static void chat_answer(struct chat *chat) {
     const double begin = seconds_now();
     const uint64_t stream = (uint64_t)chat->answers++;
     int n = 0;
-    chat->unfinished = true;
     while (n < chat->longest && !signals_take_interrupt() && !stop_asked()) {
         const int32_t token = sample_next(r->model, &r->sampler, chat->logits, 0, chat->count, stream);
         n++;
@@ -142,7 +140,7 @@ static void chat_answer(struct chat *chat) {
 // what asks for an answer.
 static struct chat_text chat_turn(const struct chat *chat, const char *content, bool first) {
     struct chat_text text = {NULL, 0};
-    if (!first && chat->unfinished)
+    if (!first)
         chat_add_text(&text, chat->format.roles[CHAT_ASSISTANT].after);
     if (first)
         chat_add_text(&text, chat->format.begin);

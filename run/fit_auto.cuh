@@ -138,7 +138,9 @@ static void fit_set_estimates(struct fit_auto *a) {
     const double states = (double)shards_elements(shards, shards_optimizer(shards)),
                  gradients = (double)shards_elements(shards, shards_gradients(shards));
     s->compute_s = fit_predict(m, r).compute_s;
-    s->weights_bytes = (double)shards_elements(shards, shards_parameters(shards)) * sizeof(floatX);
+    s->weights_bytes = (double)(shards_elements(shards, shards_parameters(shards)) +
+                                shards_elements(&m->frozen.shards, shards_parameters(shards))) *
+                       sizeof(floatX);
     s->micro_steps = m->micro_steps;
     s->bus = r->bus;
     for (int i = 0; i < a->known_formats; i++) {

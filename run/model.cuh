@@ -363,10 +363,11 @@ static void gpt_rehearse(struct gpt *m) {
 // check whether the plan fits, and before gpt_allocate.
 static void gpt_open_collectives(const struct gpt *m, struct collectives *collectives, struct parallel *parallel,
                                  enum collectives_kind kind) {
-    const size_t shard_bytes = (size_t)m->zero.shards.largest_shard * sizeof(float);
-    const size_t report_bytes = (size_t)report_width(m) * sizeof *m->reports;
-    collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, m->zero.shards.largest_shard,
-                     shard_bytes > report_bytes ? shard_bytes : report_bytes, m->dev);
+    const struct shards *s = &m->zero.shards, *frozen = &m->frozen.shards;
+    size_t gathered = larger((size_t)s->largest_shard * sizeof(float), (size_t)report_width(m) * sizeof *m->reports);
+    if (shards_parameters(frozen))
+        gathered = larger(gathered, (size_t)frozen->largest_shard * sizeof(floatX));
+    collectives_open(collectives, parallel, kind, m->config.grad_reduce_in_bf16, s->largest_shard, gathered, m->dev);
 }
 // Connects the model with those of the other ranks. The collectives must outlive the model.
 static void gpt_connect(struct gpt *m, struct collectives *collectives) {

@@ -348,7 +348,7 @@ static bool start_is_adapters(const char *folder) {
     for (int i = 0; i < 2; i++)
         has[i] =
             (size_t)snprintf(path, sizeof path, "%s/%s", folder, names[i]) < sizeof path && access(path, F_OK) == 0;
-    return has[0] && !has[1];
+    return *folder && has[0] && !has[1];
 }
 // Sets an option from the adapters' settings; one that the user gave too must have the same value.
 static void start_take_adapter(struct config *config, int row, const char *text) {

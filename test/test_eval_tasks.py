@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import unittest
 import eval_data
 import eval_model
 from environment import ROOT
-from test_cli import Case, PROGRAM, SMALL, run
+from test_cli import Case, PROGRAM, SMALL, run, write_shard
 
 MPIRUN = shutil.which("mpirun")
 TOLERANCE = 1e-4  # of a log-likelihood, a sum of some tens of fp32 numbers of about 10
@@ -143,6 +144,17 @@ class Scores(Case):
         self.assertEqual(alone.returncode, 0, alone.stderr)
         with open(self.path + "/alone.out") as f:
             self.assertEqual({k: v for k, v in json.loads(f.readlines()[-1]).items() if k != "task"}, tasks[5])
+
+    def test_validation_beside_them_is_as_without(self):
+        """Documents that see themselves alone, at the positions of the row: scoring tasks does not begin them anew."""
+        data = self.path + "/documents.bin"
+        generator = random.Random(3)
+        write_shard(data, [generator.choice([7, generator.randrange(eval_model.V)]) for _ in range(16 * 40 + 1)])
+        options = ["--init-from", self.path + "/gpt2", "--eval-only", "--val-data", data, "--val-steps", 10, "--seq-length", 40, *FAST,
+                   "--reset-attention-mask", "--eod-token", 7, "--document-delimiter", "first"]  # fmt: skip
+        tasks = ["--eval-tasks", self.write_items("beside", [{"context": "a", "continuation": "b"}])]
+        losses = {re.search("validation loss .*", run(*options, *more).stdout).group() for more in ([], tasks)}
+        self.assertEqual(len(losses), 1, losses)
 
     def test_perplexity(self):
         """Windows as Hugging Face has them: each scores what the one before has not seen."""

@@ -626,6 +626,10 @@ class CudaEngine(Case):
                     self.assertGreaterEqual(entry["comm_exposed_ms"], 0)
         self.run_it("host", 2, *options, "--device", "cuda", "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
         self.assertEqual(self.curve("host"), self.curve("cuda0")) # two ranks have one order of summation
+        frozen = [*options, "--freeze", "transformer.h.*,transformer.w*", "--device", "cuda"] # whose shards are larger than the trained
+        self.run_it("frozen0", 2, *frozen, program=CUDA_PROGRAM)
+        self.run_it("frozen3", 2, *frozen, "--zero-stage", 3, "--collectives", "mpi", program=CUDA_PROGRAM)
+        self.assertEqual(self.curve("frozen3"), self.curve("frozen0"))
 
     def test_graphs_between_collectives(self):
         """Micro-steps that neither begin nor wait for collectives run as graphs, the others by themselves."""
