@@ -246,7 +246,7 @@ static int32_t *positions_buffer(struct gpt *m, enum pass pass) {
 // Whether documents do not see each other in a pass, and whether positions begin anew in each. Evaluations that score
 // tasks pack them as documents.
 static bool masks_documents(const struct gpt *m, enum pass pass) {
-    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && config_scores(&m->config)));
+    return !generates(pass) && (m->config.reset_attention_mask || (pass == PASS_EVALUATE && m->scores));
 }
 static bool restarts_positions(const struct gpt *m, enum pass pass) {
     return !generates(pass) && (m->config.reset_position_ids || (pass == PASS_EVALUATE && m->scores));

@@ -146,15 +146,16 @@ class Scores(Case):
             self.assertEqual({k: v for k, v in json.loads(f.readlines()[-1]).items() if k != "task"}, tasks[5])
 
     def test_validation_beside_them_is_as_without(self):
-        """Documents that see themselves alone, at the positions of the row: scoring tasks does not begin them anew."""
+        """Of documents apart in attention alone, or in positions alone: scoring tasks, which parts both, adds neither."""
         data = self.path + "/documents.bin"
         generator = random.Random(3)
         write_shard(data, [generator.choice([7, generator.randrange(eval_model.V)]) for _ in range(16 * 40 + 1)])
         options = ["--init-from", self.path + "/gpt2", "--eval-only", "--val-data", data, "--val-steps", 10, "--seq-length", 40, *FAST,
-                   "--reset-attention-mask", "--eod-token", 7, "--document-delimiter", "first"]  # fmt: skip
+                   "--eod-token", 7, "--document-delimiter", "first"]  # fmt: skip
         tasks = ["--eval-tasks", self.write_items("beside", [{"context": "a", "continuation": "b"}])]
-        losses = {re.search("validation loss .*", run(*options, *more).stdout).group() for more in ([], tasks)}
-        self.assertEqual(len(losses), 1, losses)
+        for apart in ("--reset-attention-mask", "--reset-position-ids"):
+            losses = {re.search("validation loss .*", run(*options, apart, *more).stdout).group() for more in ([], tasks)}
+            self.assertEqual(len(losses), 1, (apart, losses))
 
     def test_perplexity(self):
         """Windows as Hugging Face has them: each scores what the one before has not seen."""

@@ -48,7 +48,7 @@ class FinetuneData(Case):
         command = [*MODEL, "--train-data", data or self.shard, "--out", out, "--train-steps", 3, "--global-batch-size", ROWS,
                    "--val-every", 0, "--checkpoint-every", 0, *arguments]  # fmt: skip
         if ranks > 1:
-            program = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), os.environ.get("TRAIN_GPT", "build/train_gpt")]
+            program = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-np", str(ranks), PROGRAM]
             result = subprocess.run([*program, *map(str, command)], capture_output=True, text=True, timeout=120,
                                     env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
         else:
