@@ -209,6 +209,8 @@ static void chat_open(struct chat *chat, struct run *r, int longest) {
     }
     if (r->vocabulary.end_of_text >= 0)
         chat->stops[chat->stop_count++] = r->vocabulary.end_of_text;
+    if (chat_has_special(chat, c->chat_system))
+        fail("--chat-system holds a special token of the model, which would end the system turn; leave it out");
     const char *system = *c->chat_system ? c->chat_system : chat->format.default_system;
     chat->system = system ? strdup(system) : NULL;
     sampler_open(&r->sampler, r->model);
@@ -240,6 +242,10 @@ static bool chat_command(struct chat *chat, const char *turn) {
     const bool system = strncmp(turn, set_system, sizeof set_system - 1) == 0;
     if (!system && strcmp(turn, "/reset") != 0)
         return false;
+    if (system && chat_has_special(chat, turn)) {
+        fprintf(stderr, "[a turn can't hold a special token of the model; the system turn is what it was]\n");
+        return true;
+    }
     if (system) {
         free(chat->system);
         chat->system = strdup(turn + sizeof set_system - 1);

@@ -243,6 +243,8 @@ static void gpt_initialise(struct gpt *m) {
     optimizer_initialise(&m->optimizer);
     for (int i = 0; i < m->table.num_tensors + m->table.num_frozen; i++) {
         const struct tensor *t = &m->table.tensors[i];
+        if (t->frozen && *m->config.init_from) // the base model, which is still to be loaded
+            continue;
         for (int64_t first = 0; first < t->count; first += CHUNK) {
             const int64_t n = t->count - first < CHUNK ? t->count - first : CHUNK;
             if (!gpt_holds(m, t, first, n))

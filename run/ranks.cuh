@@ -159,9 +159,12 @@ static int odd_rank(const uint64_t *rows, int ranks, int width, int *right) {
     return -1;
 }
 
+// What replicas are compared of, beside the states of the optimizer.
+static const char *const replica_names[] = {"parameters", "frozen parameters", "frozen weights"};
+enum { REPLICA_PARAMETERS, REPLICA_FROZEN, REPLICA_STORED, REPLICA_STATES };
 // Ends the job where the ranks' replicas of unsharded parameters or optimizer state differ in a bit.
 static void check_replicas(struct run *r) {
-    enum { BUFFERS = 1 + STATE_COUNT }; // the parameters, and each state of the optimizer
+    enum { BUFFERS = REPLICA_STATES + STATE_COUNT };
     struct gpt *m = r->model;
     const struct shards *s = &m->zero.shards;
     uint64_t mine[BUFFERS] = {0}, *all = (uint64_t *)calloc((size_t)s->ranks * BUFFERS, sizeof *all);
@@ -170,10 +173,14 @@ static void check_replicas(struct run *r) {
     zero_wait_for_updates(&m->zero);
     device_synchronize(m->dev);
     if (!shards_parameters(s))
-        mine[0] = hash_of(m, m->zero.params, (size_t)s->flat * sizeof *m->zero.params);
+        mine[REPLICA_PARAMETERS] = hash_of(m, m->zero.params, (size_t)s->flat * sizeof *m->zero.params);
+    if (!shards_parameters(s) && m->frozen.params)
+        mine[REPLICA_FROZEN] = hash_of(m, m->frozen.params, (size_t)m->frozen.shards.flat * sizeof *m->frozen.params);
+    if (m->table.stored_bytes > 0)
+        mine[REPLICA_STORED] = hash_of(m, m->stored.memory, (size_t)m->table.stored_bytes);
     for (int id = 0; id < STATE_COUNT; id++)
         if (!optimizer_is_sharded(&m->optimizer))
-            mine[1 + id] = hash_of_state(m, (enum optimizer_state)id);
+            mine[REPLICA_STATES + id] = hash_of_state(m, (enum optimizer_state)id);
     control_all_gather(r->parallel->control, all, mine, sizeof mine, "check of the replicas", false);
     int right = 0;
     const int culprit = odd_rank(all, s->ranks, BUFFERS, &right);
@@ -181,7 +188,8 @@ static void check_replicas(struct run *r) {
         if (all[culprit * BUFFERS + i] != all[right * BUFFERS + i])
             fail("step %d: the %s of rank %d are not those of the other ranks: its memory, its GPU or its network is "
                  "at fault; go on without it from the last checkpoint",
-                 r->finished, i ? optimizer_state_rows[i - 1].name : "parameters", culprit);
+                 r->finished, i < REPLICA_STATES ? replica_names[i] : optimizer_state_rows[i - REPLICA_STATES].name,
+                 culprit);
     free(all);
 }
 
