@@ -27,7 +27,7 @@ HOST_DEVICE struct gradient_check gradient_check_of(double squares, double targe
     check.grad_norm = sqrt(squares) * mean;
     const double scale = clip > 0 ? clip / (check.grad_norm + 1e-6) : 1;
     check.grad_scale = (float)(mean * (scale < 1 ? scale : 1));
-    check.finite = isfinite(check.grad_norm) && counted > 0 ? 1 : 0;
+    check.finite = isfinite(check.grad_norm) && (counted > 0 || targets == 0) ? 1 : 0;
     return check;
 }
 
