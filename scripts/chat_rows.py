@@ -83,10 +83,9 @@ class RowWriter:
 
     def __init__(self, prefix, split):
         self.prefix, self.split, self.paths = prefix, split, []
-        self.examples, self.rows, self.length = [], [], 0
+        self.examples, self.rows = [], []
 
     def write(self, length, width, padding, vocabulary, tokenizer_json, shard_tokens):
-        self.length = length
         self.rows = pack([len(example.tokens) for example in self.examples], length)
         a_shard = max(1, shard_tokens // length)
         for begin in range(0, len(self.rows), a_shard):

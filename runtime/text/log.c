@@ -160,13 +160,24 @@ static void log_write_fp8(struct json *json, const struct log_step *s) {
     json_object_end(json);
 }
 
-static void log_write_step(struct log *log, const struct log_step *s) {
-    if (!log->line)
-        return;
+// Begins a line of log.jsonl about a step, of a log that has such a file; log_line_end appends it.
+static struct json log_line_begin(struct log *log, int64_t step) {
     struct json json = json_writer(log->line, false);
     rewind(log->line);
     json_object_begin(&json, NULL);
-    json_int(&json, "step", s->step);
+    json_int(&json, "step", step);
+    return json;
+}
+static void log_line_end(struct log *log, struct json *json) {
+    json_object_end(json);
+    fflush(log->line);
+    log_append(log, log->line_text, log->line_bytes);
+}
+
+static void log_write_step(struct log *log, const struct log_step *s) {
+    if (!log->line)
+        return;
+    struct json json = log_line_begin(log, s->step);
     json_int(&json, "tokens", s->tokens);
     if (s->targets != s->all_targets)
         json_int(&json, "targets", s->targets);
@@ -187,38 +198,26 @@ static void log_write_step(struct log *log, const struct log_step *s) {
         json_double(&json, "val_loss", s->val_loss);
     if (s->num_fp8 > 0 && log_is_due(log, s->step))
         log_write_fp8(&json, s);
-    json_object_end(&json);
-    fflush(log->line);
-    log_append(log, log->line_text, log->line_bytes);
+    log_line_end(log, &json);
 }
 
 void log_val_loss(struct log *log, int64_t step, double loss) {
     if (!log->line)
         return;
-    struct json json = json_writer(log->line, false);
-    rewind(log->line);
-    json_object_begin(&json, NULL);
-    json_int(&json, "step", step);
+    struct json json = log_line_begin(log, step);
     json_double(&json, "val_loss", loss);
-    json_object_end(&json);
-    fflush(log->line);
-    log_append(log, log->line_text, log->line_bytes);
+    log_line_end(log, &json);
 }
 
 void log_scores(struct log *log, int64_t step, const char *key, void (*write)(struct json *json, const void *context),
                 const void *context) {
     if (!log->line)
         return;
-    struct json json = json_writer(log->line, false);
-    rewind(log->line);
-    json_object_begin(&json, NULL);
-    json_int(&json, "step", step);
+    struct json json = log_line_begin(log, step);
     json_object_begin(&json, key);
     write(&json, context);
     json_object_end(&json);
-    json_object_end(&json);
-    fflush(log->line);
-    log_append(log, log->line_text, log->line_bytes);
+    log_line_end(log, &json);
 }
 
 // ---- the progress line ----
