@@ -71,6 +71,19 @@
 // MAIN_, MOMENT_: BF16 alone would be a macro of some compilers' headers.
 #define MAIN_DTYPES(X) X(MAIN_FP32, "fp32") X(MAIN_BF16, "bf16")
 #define MOMENT_DTYPES(X) X(MOMENT_FP32, "fp32") X(MOMENT_BF16, "bf16") X(MOMENT_8BIT, "8bit")
+#define OPTIMIZERS(X) X(OPTIMIZER_ADAM, "adam") X(OPTIMIZER_MUON, "muon")
+// X(enumerator, name, by what the update of a matrix (rows, cols) is multiplied).
+#define MUON_SCALE_MODES(X)                                                                                            \
+    X(MUON_SCALE_SPECTRAL, "spectral", sqrt(rows > cols ? rows : cols))                                                \
+    X(MUON_SCALE_UNIT_RMS_NORM, "unit_rms_norm", sqrt(rows / cols))                                                    \
+    X(MUON_SCALE_SHAPE_SCALING, "shape_scaling", sqrt(rows > cols ? rows / cols : 1))
+#define MUON_COEFFICIENT_TYPES(X)                                                                                      \
+    X(MUON_SIMPLE, "simple")                                                                                           \
+    X(MUON_QUINTIC, "quintic")                                                                                         \
+    X(MUON_POLAR_EXPRESS, "polar_express")                                                                             \
+    X(MUON_DEEPSEEKV4, "deepseekv4")                                                                                   \
+    X(MUON_CLASSIC, "classic")
+#define MUON_QKV_SPLITS(X) X(MUON_SPLIT_QKV, "qkv") X(MUON_SPLIT_GROUPS, "groups") X(MUON_SPLIT_NONE, "none")
 #define FROZEN_WEIGHTS_FORMATS(X)                                                                                      \
     X(FROZEN_WEIGHTS_NONE, "none") X(FROZEN_WEIGHTS_FP8, "fp8") X(FROZEN_WEIGHTS_NF4, "nf4")
 #define COLLECTIVES(X) X(BY_AUTO, "auto") X(BY_NCCL, "nccl") X(BY_MPI, "mpi") X(BY_SOCKETS, "sockets")
@@ -94,6 +107,10 @@ enum config_fp8_amax_algo { FP8_AMAX_ALGOS(CHOICE_ENUMERATOR) };
 enum config_fp8_fast_accumulation { FP8_FAST_ACCUMULATIONS(CHOICE_ENUMERATOR) };
 enum config_main_dtype { MAIN_DTYPES(CHOICE_ENUMERATOR) };
 enum config_moment_dtype { MOMENT_DTYPES(CHOICE_ENUMERATOR) };
+enum config_optimizer { OPTIMIZERS(CHOICE_ENUMERATOR) };
+enum config_muon_scale_mode { MUON_SCALE_MODES(CHOICE_ENUMERATOR) };
+enum config_muon_coefficient_type { MUON_COEFFICIENT_TYPES(CHOICE_ENUMERATOR) };
+enum config_muon_split_qkv { MUON_QKV_SPLITS(CHOICE_ENUMERATOR) };
 enum config_frozen_weights_format { FROZEN_WEIGHTS_FORMATS(CHOICE_ENUMERATOR) };
 enum config_collectives { COLLECTIVES(CHOICE_ENUMERATOR) };
 
@@ -113,6 +130,17 @@ static inline const char *activation_name(enum activation activation) {
     case enumerator: return name;
         ACTIVATIONS(ACTIVATION_CASE)
 #undef ACTIVATION_CASE
+    }
+    __builtin_unreachable();
+}
+
+// What Muon multiplies the update of a matrix by, before the extra scale factor.
+static inline double muon_scale(enum config_muon_scale_mode mode, double rows, double cols) {
+    switch (mode) {
+#define MUON_SCALE_CASE(enumerator, name, scale)                                                                       \
+    case enumerator: return scale;
+        MUON_SCALE_MODES(MUON_SCALE_CASE)
+#undef MUON_SCALE_CASE
     }
     __builtin_unreachable();
 }
@@ -175,7 +203,14 @@ struct config {
     enum lr_decay_style lr_decay_style;
     int lr_warmup_steps, lr_decay_steps, lr_wsd_decay_steps;
     enum lr_wsd_decay_style lr_wsd_decay_style;
+    enum config_optimizer optimizer;
     float weight_decay, adam_beta1, adam_beta2, adam_eps, clip_grad;
+    float muon_momentum, muon_extra_scale_factor;
+    bool muon_nesterov;
+    enum config_muon_coefficient_type muon_coefficient_type;
+    int muon_num_ns_steps;
+    enum config_muon_scale_mode muon_scale_mode;
+    enum config_muon_split_qkv muon_split_qkv;
     int skip_nonfinite;
     // finetuning
     int lora_rank;
@@ -415,10 +450,25 @@ static const struct option_row config_rows[] = {
     ROW(INT, lr_decay_steps, "0", "N", 0, INFINITY, "Step at which the decay ends; 0: --train-steps"),
     ROW(INT, lr_wsd_decay_steps, "0", "N", 0, INFINITY, "WSD: length of the decay; 0: a tenth of --lr-decay-steps"),
     ROW(ENUM, lr_wsd_decay_style, "exponential", CHOICES(LR_WSD_DECAY_STYLES), 0, 0, "WSD: shape of that"),
-    ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "AdamW's decay of matrices and embeddings"),
+    ROW(ENUM, optimizer, "adam", CHOICES(OPTIMIZERS), 0, 0,
+        "adam: AdamW for all; muon: Muon for the matrices of the blocks, AdamW for the rest; it pays from some 16 times the "
+        "hidden size in tokens a step on",
+        CONFIG_FIXED),
+    ROW(FLOAT, weight_decay, "0.1", "X", 0, INFINITY, "Decay of matrices and embeddings, decoupled"),
     ROW(FLOAT, adam_beta1, "0.9", "X", 0, 1, "AdamW's first moment"),
     ROW(FLOAT, adam_beta2, "0.95", "X", 0, 1, "AdamW's second moment"),
     ROW(FLOAT, adam_eps, "1e-8", "X", 1e-20, INFINITY, "AdamW's epsilon"),
+    ROW(FLOAT, muon_momentum, "0.95", "X", 0, 0.9999999, "Muon's momentum"),
+    ROW(BOOL, muon_nesterov, "true", "", 0, 0, "Muon: Nesterov's momentum"),
+    ROW(ENUM, muon_coefficient_type, "polar_express", CHOICES(MUON_COEFFICIENT_TYPES), 0, 0,
+        "Muon: polynomials of the Newton-Schulz iteration (docs/muon.md)"),
+    ROW(INT, muon_num_ns_steps, "0", "N", 0, 100, "Muon: steps of that iteration; 0: as many as the type has"),
+    ROW(ENUM, muon_scale_mode, "spectral", CHOICES(MUON_SCALE_MODES), 0, 0,
+        "Muon: updates are scaled by sqrt(max(rows, columns)), sqrt(rows / columns), or sqrt(max(1, rows / columns))"),
+    ROW(FLOAT, muon_extra_scale_factor, "0.2", "X", 0, INFINITY,
+        "Muon: and by this; with spectral 0.2 gives updates of AdamW's size, so that one --lr serves both"),
+    ROW(ENUM, muon_split_qkv, "qkv", CHOICES(MUON_QKV_SPLITS), 0, 0,
+        "Muon: q, k and v are a matrix each; groups: of each query group; none: one matrix in all"),
     ROW(FLOAT, clip_grad, "1", "X", 0, INFINITY, "Largest global norm of the gradient; 0: not clipped"),
     ROW(INT, skip_nonfinite, "0", "N", 0, INFINITY, "Steps with a NaN or Inf loss or gradient to skip before stopping"),
 

@@ -1,6 +1,7 @@
 // AdamW (Loshchilov and Hutter 2019) as torch.optim.AdamW computes it, on states of any format.
 #pragma once
 #include "kernels/amax.cuh"         // amax_with, amax_take
+#include "kernels/flat_states.cuh"  // state_four_load, state_decoded, flat_merge_amaxes
 #include "kernels/flat_tensors.cuh" // struct flat_tensors
 #include "kernels/gradients.cuh"    // struct gradient_check, struct rounding, enum state_format
 #include "kernels/vectors.cuh"      // ALWAYS_INLINE
@@ -102,63 +103,6 @@ HOST_DEVICE bool adamw_rounds(const struct adamw_range *r) {
 
 #ifdef TARGET_CUDA
 
-DEVICE_FUNCTION four<float> four_floats(const four<bf16> &x) {
-    four<float> result;
-    for (int i = 0; i < 4; i++)
-        result.x[i] = bf16_to_float(x.x[i]);
-    return result;
-}
-// A block of an 8-bit state is a warp's: its lanes hold four elements each.
-DEVICE_FUNCTION const char *code_block_at(const void *state, int64_t at) {
-    return (const char *)state + at / STATE_BLOCK * (int64_t)sizeof(struct code_block);
-}
-// The first `count` of elements [at, at + 4).
-DEVICE_FUNCTION four<float> state_four_load(const void *state, enum state_format format, int64_t at, int count) {
-    four<float> x = {};
-    if (count <= 0)
-        return x;
-    if (format == FORMAT_FP32)
-        return four_load((const float *)state + at, count);
-    if (format == FORMAT_BF16)
-        return four_floats(four_load((const bf16 *)state + at, count));
-    const struct code_block *block = (const struct code_block *)code_block_at(state, at);
-    const four<uint8_t> codes = four_load(block->codes + at % STATE_BLOCK, count);
-    const float scale = block->scale;
-    for (int i = 0; i < 4; i++)
-        x.x[i] = format == FORMAT_8BIT ? code_value(codes.x[i], scale) : root_code_value(codes.x[i], scale);
-    return x;
-}
-// All lanes of a warp call, whose first one's element is the first of a block. `random`: what bf16 is rounded by; to
-// nearest where `stochastic` is false.
-DEVICE_FUNCTION void state_four_store(void *state, enum state_format format, int64_t at, const four<float> &x,
-                                      int count, bool stochastic, const struct philox_words &random) {
-    if (format == FORMAT_FP32) {
-        four_store((float *)state + at, x, count);
-        return;
-    }
-    if (format == FORMAT_BF16) {
-        four<bf16> rounded;
-        for (int i = 0; i < 4; i++)
-            rounded.x[i] = stochastic ? bf16_stochastic(x.x[i], random.word[i] >> 16) : bf16_from_float(x.x[i]);
-        four_store((bf16 *)state + at, rounded, count);
-        return;
-    }
-    struct code_block *block = (struct code_block *)code_block_at(state, at);
-    uint32_t largest = 0;
-    for (int i = 0; i < 4; i++)
-        largest = i < count ? code_largest(largest, x.x[i]) : largest;
-    largest = __reduce_max_sync(0xffffffffu, largest);
-    const float scale = format == FORMAT_8BIT ? code_scale(largest) : root_code_scale(largest);
-    const float inverse = code_inverse(scale);
-    four<uint8_t> codes;
-    for (int i = 0; i < 4; i++)
-        codes.x[i] = format == FORMAT_8BIT ? code_of(x.x[i], inverse) : root_code_of(x.x[i], inverse);
-    if (count > 0) {
-        if (at % STATE_BLOCK == 0)
-            block->scale = scale;
-        four_store(block->codes + at % STATE_BLOCK, codes, count);
-    }
-}
 DEVICE_FUNCTION four<floatX> params_rounded(const struct adamw_range &r, const four<float> &value,
                                             const struct philox_words &random) {
     four<floatX> rounded;
@@ -213,30 +157,6 @@ DEVICE_FUNCTION uint32_t adamw_four(const struct adamw_range &r, const struct fl
             largest = amax_with(largest, rounded.x[i]);
     return largest;
 }
-// Merges the maxima of a block's warps into the amaxes of their tensors, by one atomic operation a tensor: one a warp
-// would be a million to the same few addresses.
-enum { ADAMW_WARPS = FLAT_THREADS / 32, ADAMW_AMAX_BYTES = 2 * ADAMW_WARPS * (int)sizeof(uint32_t) };
-DEVICE_FUNCTION void adamw_merge_amaxes(const struct flat_tensors &tensors, int index, uint32_t largest,
-                                        uint32_t shared) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t indices = shared + 4 * ADAMW_WARPS;
-    largest = __reduce_max_sync(0xffffffffu, largest);
-    if (lane == 0) {
-        store_shared_word(shared + 4 * (uint32_t)warp, largest);
-        store_shared_word(indices + 4 * (uint32_t)warp, (uint32_t)index);
-    }
-    __syncthreads();
-    if (threadIdx.x >= ADAMW_WARPS) // thread i: the tensor of warp i, where it is the first warp of it
-        return;
-    const uint32_t mine = load_shared_word(indices + 4 * threadIdx.x);
-    uint32_t *const amax = tensors.rows[mine].amax;
-    if (amax == NULL || (threadIdx.x > 0 && load_shared_word(indices + 4 * (threadIdx.x - 1)) == mine))
-        return;
-    largest = 0;
-    for (unsigned i = threadIdx.x; i < ADAMW_WARPS && load_shared_word(indices + 4 * i) == mine; i++)
-        largest = amax_larger(largest, load_shared_word(shared + 4 * i));
-    atomicMax(amax, largest);
-}
 // Four blocks a multiprocessor, 64 registers a thread, keep enough loads under way.
 template <bool AMAX>
 static __global__ void __launch_bounds__(FLAT_THREADS, 4)
@@ -247,51 +167,18 @@ static __global__ void __launch_bounds__(FLAT_THREADS, 4)
     int index;
     const uint32_t largest = adamw_four<AMAX>(r, tensors, at, count, &index, factors, check, rounding);
     if (AMAX)
-        adamw_merge_amaxes(tensors, index, largest, shared_memory());
+        flat_merge_amaxes(tensors, index, largest, shared_memory());
 }
-static_assert(STATE_BLOCK == 4 * 32, "a warp's elements are a block of one tensor");
 static void adamw_update(struct adamw_range r, struct flat_tensors tensors, struct adamw adamw,
                          const struct gradient_check *check, struct device *dev) {
     if (r.n > 0)
         LAUNCH(dev, (tensors.has_amaxes ? adamw_kernel<true> : adamw_kernel<false>), blocks_for(r.n, 4 * FLAT_THREADS),
-               FLAT_THREADS, tensors.has_amaxes ? ADAMW_AMAX_BYTES : 0, r, tensors, adamw_factors_of(adamw), check,
+               FLAT_THREADS, tensors.has_amaxes ? FLAT_AMAX_BYTES : 0, r, tensors, adamw_factors_of(adamw), check,
                adamw_rounding(&adamw));
 }
 
 #else
 
-// Elements that a thread takes at a time: a page of fp32, whole blocks of states and of random numbers.
-enum { ADAMW_BLOCK = 1024 };
-static_assert(ADAMW_BLOCK % STATE_BLOCK == 0 && ADAMW_BLOCK % PHILOX_CHUNK == 0, "a part is whole blocks");
-
-static inline void *adamw_state_at(void *state, enum state_format format, int64_t at) {
-    return (char *)state + at / STATE_BLOCK * (int64_t)state_block_bytes(format);
-}
-// The elements of a state's blocks in fp32: where they lie, or decoded into `room`.
-static inline float *adamw_decoded(void *blocks, enum state_format format, float *room, int count) {
-    if (format == FORMAT_FP32)
-        return (float *)blocks;
-    for (int i = 0; i < count; i += STATE_BLOCK)
-        state_decode_block(room + i, adamw_state_at(blocks, format, i), format,
-                           count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
-    return room;
-}
-// Puts what adamw_decoded had decoded back; bf16 by `words`, NULL: to nearest.
-static inline void adamw_encode(void *blocks, enum state_format format, const float *room, int count,
-                                const uint32_t *words) {
-    if (format == FORMAT_FP32)
-        return;
-    if (format == FORMAT_BF16 && words) {
-        bf16 *rounded = (bf16 *)blocks;
-#pragma omp simd
-        for (int i = 0; i < count; i++)
-            rounded[i] = bf16_stochastic(room[i], words[i] >> 16);
-        return;
-    }
-    for (int i = 0; i < count; i += STATE_BLOCK)
-        state_encode_block(adamw_state_at(blocks, format, i), room + i, format,
-                           count - i < STATE_BLOCK ? count - i : (int)STATE_BLOCK);
-}
 // Gradients and moments of `count` elements in fp32, or with `narrow` all in bf16.
 struct adamw_part {
     floatX *params;
@@ -329,18 +216,18 @@ ALWAYS_INLINE void adamw_step(struct adamw_part part, int count, struct adamw_fa
 }
 static inline void adamw_block(const struct adamw_range *r, int64_t at, int count, struct adamw_factors f,
                                struct rounding rounding) {
-    float g_room[ADAMW_BLOCK], m_room[ADAMW_BLOCK], v_room[ADAMW_BLOCK];
-    uint32_t words[ADAMW_BLOCK];
-    void *g_blocks = adamw_state_at((void *)r->grads, r->grads_format, at);
-    void *m_blocks = adamw_state_at(r->m, r->m_format, at), *v_blocks = adamw_state_at(r->v, r->v_format, at);
+    float g_room[FLAT_PART], m_room[FLAT_PART], v_room[FLAT_PART];
+    uint32_t words[FLAT_PART];
+    void *g_blocks = state_at((void *)r->grads, r->grads_format, at);
+    void *m_blocks = state_at(r->m, r->m_format, at), *v_blocks = state_at(r->v, r->v_format, at);
     const bool narrow = r->grads_format == FORMAT_BF16 && r->m_format == FORMAT_BF16 && r->v_format == FORMAT_BF16;
     struct adamw_part part;
     part.params = r->params + at;
     part.remainder = r->remainder ? r->remainder + at : NULL;
     part.words = words;
-    part.g = narrow ? g_blocks : adamw_decoded(g_blocks, r->grads_format, g_room, count);
-    part.m = narrow ? m_blocks : adamw_decoded(m_blocks, r->m_format, m_room, count);
-    part.v = narrow ? v_blocks : adamw_decoded(v_blocks, r->v_format, v_room, count);
+    part.g = narrow ? g_blocks : state_decoded(g_blocks, r->grads_format, g_room, count);
+    part.m = narrow ? m_blocks : state_decoded(m_blocks, r->m_format, m_room, count);
+    part.v = narrow ? v_blocks : state_decoded(v_blocks, r->v_format, v_room, count);
     for (int i = 0; i < count && adamw_rounds(r); i += PHILOX_CHUNK)
         rounding_chunk(words + i, rounding, at + i);
     if (part.remainder && narrow)
@@ -352,8 +239,8 @@ static inline void adamw_block(const struct adamw_range *r, int64_t at, int coun
     else
         adamw_step(part, count, f, false, false);
     if (!narrow) {
-        adamw_encode(m_blocks, r->m_format, m_room, count, NULL);
-        adamw_encode(v_blocks, r->v_format, v_room, count, words);
+        state_encode_part(m_blocks, r->m_format, m_room, count, NULL);
+        state_encode_part(v_blocks, r->v_format, v_room, count, words);
     }
 }
 // Elements [begin, end) of the range, tensor by tensor.
@@ -380,8 +267,8 @@ static void adamw_update(struct adamw_range r, struct flat_tensors tensors, stru
     if (finite && check != NULL)
         f.grad_scale *= check->grad_scale;
 #pragma omp parallel for schedule(static)
-    for (int64_t begin = 0; begin < r.n; begin += ADAMW_BLOCK)
-        adamw_part_of_range(&r, &tensors, begin, r.n - begin < ADAMW_BLOCK ? r.n : begin + ADAMW_BLOCK, finite, f,
+    for (int64_t begin = 0; begin < r.n; begin += FLAT_PART)
+        adamw_part_of_range(&r, &tensors, begin, r.n - begin < FLAT_PART ? r.n : begin + FLAT_PART, finite, f,
                             rounding);
 }
 

@@ -22,7 +22,7 @@ FLOORS = [
     ("generation", ["generation.cuh"], ["gpt", *PARTS, "config", "kernels", "runtime"]),
     ("gpt", ["gpt.cuh", "block.cuh", "bias_gradients.cuh", "mlp.cuh", "linear.cuh", "lora.cuh", "offload.cuh", "gpt_state.cuh", "frozen_weights.cuh"], [*PARTS, "config", "kernels", "runtime"]),
     ("attention", ["attention.cuh"], ["recompute", "memory", "config", "kernels", "runtime"]),
-    ("optimizer", ["optimizer.cuh", "optimizer_state.cuh", "optimizer_copy.cuh"], ["zero", "fp8", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
+    ("optimizer", ["optimizer.cuh", "optimizer_state.cuh", "optimizer_copy.cuh", "muon.cuh", "orthogonalise.cuh"], ["zero", "fp8", "parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("zero", ["zero.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("fp8", ["fp8.cuh"], ["parameters", "recompute", "timeline", "memory", "config", "kernels", "runtime"]),
     ("parameters", ["parameters.cuh", "frozen_weights.cuh"], ["recompute", "config", "kernels", "runtime"]),
