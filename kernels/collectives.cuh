@@ -175,8 +175,8 @@ static void staged_exchange(struct collectives *c, const struct exchange_message
                             const struct exchange_message *receives, int num_receives, const char *name,
                             struct device *dev) {
     char *at = c->staging;
-    struct exchange_message *const out = staged_messages(sends, num_sends, &at),
-                                   *const in = staged_messages(receives, num_receives, &at);
+    struct exchange_message *const out = staged_messages(sends, num_sends, &at), *const in = staged_messages(
+                                                                                     receives, num_receives, &at);
     if ((size_t)(at - c->staging) > c->staging_bytes)
         fail("%s: %zu bytes of messages, of at most %zu", name, (size_t)(at - c->staging), c->staging_bytes);
     control_collective_begun(c->parallel->control, name);

@@ -6,7 +6,7 @@
 // the control thread queries the events of this queue, and tells the others how far this rank's GPU is
 // (runtime/net/control.h).
 #pragma once
-#include "kernels/device.cuh"      // struct device, cuda_check, LAUNCH
+#include "kernels/device.cuh"             // struct device, cuda_check, LAUNCH
 #include "runtime/machine/error.h"        // fail
 #include "runtime/net/host_collectives.h" // struct exchange_message
 #include "runtime/net/parallel.h"         // struct parallel, control_broadcast
